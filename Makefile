@@ -1,0 +1,71 @@
+# make            builds build/bin/castor and build/lib/libcastor.so
+# make setup      installs what is missing: system packages, and .venv with torch
+# make demo       plain PyTorch, DDP and Castor side by side on real text
+# make test       every test; SAN=address|undefined|thread builds and runs the unit tests with that sanitizer
+# make check      format, static analysis, README tables
+# make bench      the benchmarks (long); results in bench/results
+# make install PREFIX=/usr/local
+#
+# PYTHON=path uses an environment that has torch; nothing is downloaded then.
+
+CC ?= gcc
+CXX ?= g++
+PREFIX ?= /usr/local
+SAN ?=
+TORCH_VERSION ?= 2.11.0
+PYTHON ?= $(CURDIR)/.venv/bin/python
+
+B := build$(if $(SAN),-$(SAN))
+WARN := -Wall -Wextra -Werror
+SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
+CFLAGS_ALL := -std=gnu11 -O2 -g $(WARN) -fPIC -fvisibility=hidden -pthread -Iinterpose $(SANFLAGS) $(CFLAGS)
+# Sums must round as PyTorch's do: no fused multiply-add, and loops that may use wide registers.
+KERNEL_CFLAGS := -O3 -ffp-contract=off
+
+LIB_C := $(wildcard interpose/*/*.c) $(wildcard kernels/*.c)
+LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)
+LAUNCHER_C := $(wildcard launcher/*.c)
+LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options log)
+UNIT_CC := $(wildcard tests/unit/*.cc)
+UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o)
+# The unit tests link the library's modules, but not its replacements of libc's functions nor its constructor.
+UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/core/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
+
+.PHONY: all setup demo test check bench install clean unit semantics readme
+all: $(B)/bin/castor $(B)/lib/libcastor.so
+
+$(B)/obj/kernels/%.o: kernels/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -MMD -c $< -o $@
+$(B)/obj/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -MMD -c $< -o $@
+$(B)/obj/%.o: %.cc
+	@mkdir -p $(@D)
+	$(CXX) -std=gnu++17 -O1 -g $(WARN) -pthread -Iinterpose $(SANFLAGS) -MMD -c $< -o $@
+
+$(B)/lib/libcastor.so: $(LIB_O)
+	@mkdir -p $(@D)
+	$(CC) -shared -pthread $(SANFLAGS) -Wl,-soname,libcastor.so -Wl,-z,defs -Wl,-z,now -o $@ $^ -ldl
+$(B)/bin/castor: $(LAUNCHER_O)
+	@mkdir -p $(@D)
+	$(CC) -pthread $(SANFLAGS) -o $@ $^
+$(B)/bin/castor-unit: $(UNIT_O) $(UNIT_LIB_O)
+	@mkdir -p $(@D)
+	$(CXX) -pthread $(SANFLAGS) -o $@ $^ -lgtest -lgtest_main -ldl
+
+setup:
+	scripts/setup "$(PYTHON)" "$(TORCH_VERSION)"
+unit: $(B)/bin/castor-unit
+	$(B)/bin/castor-unit
+clean:
+	rm -rf build build-*
+
+install: all
+	install -D -m 755 $(B)/bin/castor $(DESTDIR)$(PREFIX)/bin/castor
+	install -D -m 755 $(B)/lib/libcastor.so $(DESTDIR)$(PREFIX)/lib/libcastor.so
+	install -D -m 644 interpose/castor.h $(DESTDIR)$(PREFIX)/include/castor.h
+	mkdir -p $(DESTDIR)$(PREFIX)/lib/castor
+	cp -r shims/castor shims/castor-*.dist-info $(DESTDIR)$(PREFIX)/lib/castor/
+
+-include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,0 +1,27 @@
+/* Log lines to standard error without malloc, stdio or locale: safe in hooks, in constructors and after fork.
+ *
+ * A line is written with one write(2), prefixed `castor: ` (and the rank, once it is known), control characters
+ * replaced. Conversions: %s %d %u %ld %lu %zu %llu %x %p %c %% and %.Nf (N digits); %B is a uint64_t number of
+ * bytes for people ("3.2 MiB"). */
+#ifndef CASTOR_CORE_LOG_H
+#define CASTOR_CORE_LOG_H
+
+#include <stdarg.h>
+#include <stddef.h>
+
+typedef enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG } log_level;
+
+void log_set_level(log_level level);
+void log_set_rank(int rank); /* -1: no rank in the prefix */
+void log_write(log_level level, const char *format, ...);
+
+/* The formatter alone: always terminates `out`, returns the length without the terminator. */
+size_t log_format(char *out, size_t out_size, const char *format, ...);
+size_t log_vformat(char *out, size_t out_size, const char *format, va_list arguments);
+
+#define LOG_E(...) log_write(LOG_ERROR, __VA_ARGS__)
+#define LOG_W(...) log_write(LOG_WARN, __VA_ARGS__)
+#define LOG_I(...) log_write(LOG_INFO, __VA_ARGS__)
+#define LOG_D(...) log_write(LOG_DEBUG, __VA_ARGS__)
+
+#endif

@@ -1,0 +1,17 @@
+/* castor_status: what every function that can fail returns. The function that first decides that something is
+ * wrong logs it, once; callers only pass the status on. */
+#ifndef CASTOR_CORE_STATUS_H
+#define CASTOR_CORE_STATUS_H
+
+typedef enum castor_status {
+    CASTOR_OK = 0,
+    CASTOR_ERR_ARGUMENT = 1,    /* the caller's value cannot be used */
+    CASTOR_ERR_MEMORY = 2,      /* memory, address space or a memory limit is exhausted */
+    CASTOR_ERR_SYSTEM = 3,      /* a system call failed */
+    CASTOR_ERR_PEER = 4,        /* another rank died or left */
+    CASTOR_ERR_TIMEOUT = 5,     /* CASTOR_TIMEOUT passed */
+    CASTOR_ERR_MISMATCH = 6,    /* values that must agree between ranks do not */
+    CASTOR_ERR_UNSUPPORTED = 7, /* cannot be done here; nothing was changed */
+} castor_status;
+
+#endif
