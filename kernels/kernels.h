@@ -1,0 +1,61 @@
+/* Element-wise kernels of the CPU path.
+ *
+ * Vocabulary
+ *   reference  the plain C version; every other version gives the same bytes (NaN payloads of float, double
+ * and half excepted: the processor picks them) variant    one set of versions for one instruction set; the
+ * best that the processor has is chosen at run time
+ *
+ * Rounding is PyTorch's: a float or double operation rounds once, products and sums are never fused; a 16-bit
+ * operation is computed in float and rounded to nearest even, each operation for itself. `scale` is rounded
+ * to float first, except for KERNEL_F64, as PyTorch does with a Python number. A NaN becomes 0x7FC0 in BF16;
+ * in F16 it keeps its sign and the upper bits of its payload.
+ *
+ * `dst` and `src` are aligned to the element, not more, and do not overlap. `count` is in elements. No kernel
+ * allocates, blocks or fails. */
+#ifndef CASTOR_KERNELS_H
+#define CASTOR_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kernel_dtype {
+    KERNEL_F32,
+    KERNEL_F64,
+    KERNEL_F16,
+    KERNEL_BF16,
+    KERNEL_DTYPE_COUNT
+} kernel_dtype;
+
+/* On AArch64 the reference is already compiled for NEON, which that architecture always has. */
+typedef enum kernel_variant {
+    KERNEL_VARIANT_REFERENCE,
+    KERNEL_VARIANT_AVX2,
+    KERNEL_VARIANT_AVX512,
+    KERNEL_VARIANT_COUNT
+} kernel_variant;
+
+size_t kernel_dtype_bytes(kernel_dtype dtype);
+
+/* dst[i] = src[i] * scale */
+void kernel_scale_store(kernel_dtype dtype, void *dst, const void *src, size_t count, double scale);
+/* dst[i] = dst[i] + (src[i] * scale), the product rounded to the dtype before it is added */
+void kernel_scale_add(kernel_dtype dtype, void *dst, const void *src, size_t count, double scale);
+/* dst[i] = dst[i] * scale */
+void kernel_scale(kernel_dtype dtype, void *dst, size_t count, double scale);
+
+/* The variant in use; the first call chooses it. Tests and benchmarks may select another one, which is
+ * refused (false, nothing changes) where the processor lacks it. Safe from any thread at any time. */
+kernel_variant kernel_variant_current(void);
+bool kernel_variant_supported(kernel_variant variant);
+bool kernel_variant_select(kernel_variant variant);
+const char *kernel_variant_name(kernel_variant variant);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

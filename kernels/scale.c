@@ -1,0 +1,77 @@
+/* dst = src * scale, dst += src * scale, dst *= scale: a gradient's way into the shared sum. */
+#include <stdint.h>
+#include <string.h>
+#include "convert.h"
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+typedef void scale_into(void *restrict dst, const void *restrict src, size_t count, double scale);
+typedef void add_into(void *restrict dst, const void *restrict src, size_t count);
+typedef void scale_in_place(void *dst, size_t count, double scale);
+
+typedef struct scale_loops {
+    scale_into *scale_store[KERNEL_DTYPE_COUNT];
+    scale_into *scale_add[KERNEL_DTYPE_COUNT];
+    add_into *add[KERNEL_DTYPE_COUNT];
+    scale_in_place *scale[KERNEL_DTYPE_COUNT];
+} scale_loops;
+
+#define NAME(x) reference_##x
+#define TARGET
+#define LANES 0
+#include "scale_loops.inc"
+
+#if defined(__x86_64__)
+#define NAME(x) avx2_##x
+#define TARGET  __attribute__((target("avx2,f16c")))
+#define LANES   8
+#include "scale_loops.inc"
+
+#if defined(__clang__)
+#define WHOLE_REGISTERS
+#else
+#define WHOLE_REGISTERS ",prefer-vector-width=512" /* gcc would use half of each */
+#endif
+#define NAME(x) avx512_##x
+#define TARGET  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c" WHOLE_REGISTERS)))
+#define LANES   16
+#include "scale_loops.inc"
+#endif
+
+static const scale_loops *const loops_of[KERNEL_VARIANT_COUNT] = {
+    [KERNEL_VARIANT_REFERENCE] = &reference_loops,
+#if defined(__x86_64__)
+    [KERNEL_VARIANT_AVX2] = &avx2_loops,
+    [KERNEL_VARIANT_AVX512] = &avx512_loops,
+#endif
+};
+
+/* What is exactly one once rounded as the loops round it: x * 1 is x, bit for bit. */
+static bool scale_is_one(kernel_dtype dtype, double scale) {
+    return dtype == KERNEL_F64 ? scale == 1.0 : (float)scale == 1.0f;
+}
+
+void kernel_scale_store(kernel_dtype dtype, void *dst, const void *src, size_t count, double scale) {
+    if (count == 0)
+        return;
+    if (scale_is_one(dtype, scale))
+        memcpy(dst, src, count * kernel_dtype_bytes(dtype));
+    else
+        loops_of[kernel_variant_current()]->scale_store[dtype](dst, src, count, scale);
+}
+
+void kernel_scale_add(kernel_dtype dtype, void *dst, const void *src, size_t count, double scale) {
+    const scale_loops *loops = loops_of[kernel_variant_current()];
+    if (scale_is_one(dtype, scale))
+        loops->add[dtype](dst, src, count);
+    else
+        loops->scale_add[dtype](dst, src, count, scale);
+}
+
+void kernel_scale(kernel_dtype dtype, void *dst, size_t count, double scale) {
+    if (!scale_is_one(dtype, scale))
+        loops_of[kernel_variant_current()]->scale[dtype](dst, count, scale);
+}
