@@ -18,7 +18,7 @@ PYTHON ?= $(CURDIR)/.venv/bin/python
 B := build$(if $(SAN),-$(SAN))
 WARN := -Wall -Wextra -Werror
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
-CFLAGS_ALL := -std=gnu11 -O2 -g $(WARN) -fPIC -fvisibility=hidden -pthread -Iinterpose $(SANFLAGS) $(CFLAGS)
+CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE -O2 -g $(WARN) -fPIC -fvisibility=hidden -pthread -Iinterpose $(SANFLAGS) $(CFLAGS)
 # Sums must round as PyTorch's do: no fused multiply-add, and loops that may use wide registers.
 KERNEL_CFLAGS := -O3 -ffp-contract=off
 
