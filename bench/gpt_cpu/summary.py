@@ -1,0 +1,138 @@
+"""What a result file of run.py says: medians, ratios to DDP within a round, and whether the losses agree."""
+
+from statistics import median
+
+from contenders import CONTENDERS
+
+MIB = 1 << 20
+MALLOC_LABELS = {"default": "glibc's default", "returned": "blocks returned", "castor": "`castor run`'s"}
+
+
+def timed_steps(case, run):
+    """Seconds of each timed step: from the first rank's view that is the slowest, since ranks wait for each other."""
+    first = case["warmup_steps"]
+    ranks = [steps[first:first + case["timed_steps"]] for steps in run["step_seconds"]]
+    return [max(step) for step in zip(*ranks)]
+
+
+def step_ms(case, run):
+    return 1000 * median(timed_steps(case, run))
+
+
+def peak_bytes(case, run):
+    """The most that the ranks held together in a memory step, above as many bare imports of torch."""
+    return max(memory["pss"] for _, memory in run["memory_samples"]) - case["bare"][run["round"]]["pss"]
+
+
+def end_bytes(case, run):
+    """What the ranks hold together between two steps, above as many bare imports of torch."""
+    return median(run["end_of_step_pss"]) - case["bare"][run["round"]]["pss"]
+
+
+def model_bytes_per_parameter(run):
+    """Parameters, gradients and optimizer states of the node as `castor report` gives them, per parameter."""
+    ranks = run.get("report", {}).get("ranks") or []
+    total = sum(rank.get("peak_bytes", {}).get(kind, 0) for rank in ranks for kind in ("param", "grad", "optim"))
+    return total / run["parameters"] if total else None
+
+
+def find(case, contender, malloc, turn=None):
+    return [run for run in case["runs"] if run["contender"] == contender and run["malloc"] == malloc
+            and run["status"] == "ok" and (turn is None or run["round"] == turn)]
+
+
+def loss_difference(case, run):
+    """Largest difference from DDP's losses, over ranks and steps; None without DDP."""
+    reference = find(case, "ddp", "default")
+    if not reference:
+        return None
+    pairs = zip((loss for rank in run["losses"] for loss in rank), (loss for rank in reference[0]["losses"] for loss in rank))
+    return max(abs(ours - theirs) for ours, theirs in pairs)
+
+
+def ratio(case, runs, measure):
+    """Median over rounds of a figure divided by DDP's in the same round, with glibc's default settings."""
+    ratios = []
+    for run in runs:
+        reference = find(case, "ddp", "default", run["round"])
+        if reference:
+            ratios.append(measure(case, run) / measure(case, reference[0]))
+    return median(ratios) if ratios else None
+
+
+def losses_text(difference):
+    if difference is None:
+        return ""
+    return "bit for bit" if difference == 0 else f"within {difference:.0e}"
+
+
+def number(value, form):
+    return "" if value is None else format(value, form)
+
+
+def run_line(case, run):
+    """One line about one run, for the terminal."""
+    head = f"{case['size']} x{case['ranks']} round {run['round'] + 1} {run['contender']} ({run['malloc']}):"
+    if run["status"] != "ok":
+        return f"{head} {run['status']}: {run['error']}"
+    return (f"{head} step {step_ms(case, run):.0f} ms, memory above import {peak_bytes(case, run) / MIB:.0f} MiB at most, "
+            f"{end_bytes(case, run) / MIB:.0f} MiB between steps, losses {losses_text(loss_difference(case, run)) or 'not compared'}"
+            f", last {run['losses'][0][-1]:.4f}; others used {100 * run['foreign_cpu']:.0f}% of the CPUs; {run['seconds']:.0f} s")
+
+
+def row(case, contender, malloc, runs):
+    label, setting = CONTENDERS[contender].label, MALLOC_LABELS[malloc]
+    good = [run for run in runs if run["status"] == "ok"]
+    if not good:
+        return f"| {label} | {setting} | {runs[-1]['status']}: {runs[-1]['error']} | | | | | | | |"
+    cells = [label, setting]
+    for measure, scale in ((step_ms, 1), (peak_bytes, MIB), (end_bytes, MIB)):
+        cells += [f"{median(measure(case, run) for run in good) / scale:.0f}", number(ratio(case, good, measure), ".2f")]
+    model = [value for value in map(model_bytes_per_parameter, good) if value]
+    cells.append(number(median(model) if model else None, ".1f"))
+    cells.append(losses_text(max((loss_difference(case, run) for run in good), default=None)
+                             if find(case, "ddp", "default") else None))
+    return "| " + " | ".join(cells) + " |"
+
+
+def case_markdown(case):
+    groups = {}
+    for run in case["runs"]:
+        groups.setdefault((run["contender"], run["malloc"]), []).append(run)
+    good = [run for run in case["runs"] if run["status"] == "ok"]
+    parameters = f"{good[0]['parameters'] / 1e6:.1f} million parameters, " if good else ""
+    lines = [
+        f"**{case['size']}, {case['ranks']} ranks** ({parameters}batch {case['batch']} per rank, {case['rounds']} rounds of "
+        f"{case['timed_steps']} timed steps)", "",
+        "| | malloc | step, ms | x DDP | peak memory, MiB | x DDP | between steps, MiB | x DDP | model data, bytes per parameter | losses |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --- |"]
+    lines += [row(case, contender, malloc, runs) for (contender, malloc), runs in groups.items()]
+    if good:
+        lines += ["", f"Other programs used {100 * median(run['foreign_cpu'] for run in good):.0f}% of the CPUs "
+                  f"({100 * max(run['foreign_cpu'] for run in good):.0f}% at most) during these runs."]
+    return "\n".join(lines)
+
+
+def markdown(results):
+    machine, versions = results["machine"], results["versions"]
+    named = ", ".join(f"{name} {version}" for name, version in versions.items() if name not in ("python", "castor"))
+    head = (f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / (1 << 30):.0f} GiB, Linux {machine['kernel']}; "
+            f"{named}; Castor {versions['castor']}. Memory is the sum of the ranks' PSS above as many bare imports of torch. "
+            "Medians; ratios are medians of the ratios to DDP in the same round.")
+    return "\n\n".join([head] + [case_markdown(case) for case in results["cases"]])
+
+
+def complaints(results):
+    """What makes a result unusable: losses that disagree, Castor or DDP failing."""
+    found = []
+    for case in results["cases"]:
+        for run in case["runs"]:
+            name = f"{case['size']} x{case['ranks']} round {run['round'] + 1} {run['contender']} ({run['malloc']})"
+            contender = CONTENDERS[run["contender"]]
+            if run["status"] == "failed" and (contender.plugin or run["contender"] == "ddp"):
+                found.append(f"{name} failed: {run['error']}")
+            elif run["status"] == "ok":
+                difference = loss_difference(case, run)
+                if difference is not None and not difference <= contender.tolerance:
+                    found.append(f"{name}: losses differ from DDP's by {difference:.2e}, allowed {contender.tolerance:g}")
+    return found
