@@ -1,8 +1,9 @@
 /* Log lines to standard error without malloc, stdio or locale: safe in hooks, in constructors and after fork.
  *
- * A line is written with one write(2), prefixed `castor: ` (and the rank, once it is known), control characters
- * replaced. Conversions: %s %d %u %ld %lu %zu %llu %x %p %c %% and %.Nf (N digits); %B is a uint64_t number of
- * bytes for people ("3.2 MiB"). */
+ * A line is written with one write(2), prefixed `castor: ` (and the rank, once it is known), control
+ * characters replaced. Conversions: %s %d %u %x %p %c %% with the lengths l, ll and z; %.Nf (N digits, at
+ * most 9); %.Ns and %.*s (at most so many characters); %B is a uint64_t number of bytes for people ("3.2
+ * MiB"). A line is cut at 4 KiB. */
 #ifndef CASTOR_CORE_LOG_H
 #define CASTOR_CORE_LOG_H
 

@@ -1,8 +1,8 @@
 /* The options of a process: parsed once from the environment, read-only afterwards.
  *
- * The only place that reads the environment is options.c. It is shared by the library and the launcher, and does
- * not call malloc: strings point into the environment block, which must not change before options_load returns
- * (the values are copied). */
+ * The only place that reads the environment is options.c. It is shared by the library and the launcher, and
+ * does not call malloc: strings point into the environment block, which must not change before options_load
+ * returns (the values are copied). */
 #ifndef CASTOR_CORE_OPTIONS_H
 #define CASTOR_CORE_OPTIONS_H
 
@@ -12,7 +12,7 @@
 #include "status.h"
 
 #define CASTOR_PLUGIN_NAMES "none|gemini"
-#define OPTION_STRING_MAX 4096
+#define OPTION_STRING_MAX   4096
 
 typedef enum castor_plugin {
 #define PLUGIN(id, name, engine, doc) CASTOR_PLUGIN_##id,
@@ -23,12 +23,12 @@ typedef enum castor_plugin {
 typedef enum castor_on_error { CASTOR_ON_ERROR_ABORT, CASTOR_ON_ERROR_PASSTHROUGH } castor_on_error;
 typedef enum castor_batch { CASTOR_BATCH_AUTO, CASTOR_BATCH_SPLIT, CASTOR_BATCH_SCALE } castor_batch;
 
-#define OPTION_FIELD_STRING(f) char f[OPTION_STRING_MAX];
-#define OPTION_FIELD_BOOL(f) bool f;
-#define OPTION_FIELD_INT(f) int f;
+#define OPTION_FIELD_STRING(f)  char f[OPTION_STRING_MAX];
+#define OPTION_FIELD_BOOL(f)    bool f;
+#define OPTION_FIELD_INT(f)     int f;
 #define OPTION_FIELD_SECONDS(f) double f;
-#define OPTION_FIELD_BYTES(f) uint64_t f;
-#define OPTION_FIELD_ENUM(f) int f; /* position in the allowed list */
+#define OPTION_FIELD_BYTES(f)   uint64_t f;
+#define OPTION_FIELD_ENUM(f)    int f; /* position in the allowed list */
 typedef struct castor_options {
 #define OPTION(type, field, env, def, allowed, doc) OPTION_FIELD_##type(field)
 #include "options.def"
@@ -55,8 +55,8 @@ const castor_options *options(void);
 option_source option_set_by(option_id id);
 
 /* Parses `environment` (a NULL-terminated block such as environ). On a bad value or an unknown CASTOR_ name,
- * writes one line that says what is wrong, what is allowed and the nearest known name into `message`, and returns
- * CASTOR_ERR_ARGUMENT; the options that could be parsed are set, the others keep their defaults. */
+ * writes one line that says what is wrong, what is allowed and the nearest known name into `message`, and
+ * returns CASTOR_ERR_ARGUMENT; the options that could be parsed are set, the others keep their defaults. */
 castor_status options_load(char *const *environment, char *message, size_t message_size);
 
 /* Checks one value of one option, as options_load would (`castor run --set NAME=VALUE`). */

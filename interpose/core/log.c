@@ -1,0 +1,240 @@
+#include "log.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+/* One line fits in PIPE_BUF, so that lines of several processes on one pipe do not mix. */
+enum { LINE_MAX_BYTES = 4096 };
+
+static _Atomic int current_level = LOG_INFO;
+static _Atomic int current_rank = -1;
+
+/* The text so far. `length` never reaches `size`, which leaves room for the terminator. */
+typedef struct text {
+    char *out;
+    size_t size, length;
+} text;
+
+static void put_char(text *t, char c) {
+    if (t->length + 1 < t->size)
+        t->out[t->length++] = c;
+}
+
+static void put_string(text *t, const char *s, size_t limit) {
+    if (!s)
+        s = "(null)";
+    for (size_t i = 0; i < limit && s[i]; i++)
+        put_char(t, s[i]);
+}
+
+static void put_unsigned(text *t, unsigned long long value, unsigned base, int digits_min) {
+    char digits[24];
+    int count = 0;
+    do {
+        digits[count++] = "0123456789abcdef"[value % base];
+        value /= base;
+    } while (value && count < (int)sizeof digits);
+    while (count < digits_min && count < (int)sizeof digits)
+        digits[count++] = '0';
+    while (count)
+        put_char(t, digits[--count]);
+}
+
+static void put_signed(text *t, long long value) {
+    if (value < 0)
+        put_char(t, '-');
+    put_unsigned(t, value < 0 ? 0ull - (unsigned long long)value : (unsigned long long)value, 10, 1);
+}
+
+static void put_double(text *t, double value, int decimals) {
+    if (value != value) {
+        put_string(t, "nan", 3);
+        return;
+    }
+    if (value < 0) {
+        put_char(t, '-');
+        value = -value;
+    }
+    if (value > 1.7976931348623157e308) {
+        put_string(t, "inf", 3);
+        return;
+    }
+    int exponent = 0;
+    while (value >= 1e18) { /* beyond what 64 bits hold: 12.5e18 */
+        value /= 10;
+        exponent++;
+    }
+    unsigned long long scale = 1, whole = (unsigned long long)value;
+    for (int i = 0; i < decimals; i++)
+        scale *= 10;
+    unsigned long long fraction = (unsigned long long)((value - (double)whole) * (double)scale + 0.5);
+    if (fraction >= scale) {
+        fraction -= scale;
+        whole++;
+    }
+    put_unsigned(t, whole, 10, 1);
+    if (decimals > 0) {
+        put_char(t, '.');
+        put_unsigned(t, fraction, 10, decimals);
+    }
+    if (exponent) {
+        put_char(t, 'e');
+        put_signed(t, exponent);
+    }
+}
+
+static void put_bytes(text *t, uint64_t bytes) {
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    if (bytes < 1024) {
+        put_unsigned(t, bytes, 10, 1);
+        put_string(t, " B", 2);
+        return;
+    }
+    double value = (double)bytes / 1024;
+    size_t unit = 0;
+    while (value >= 1023.95 && unit + 1 < sizeof units / sizeof *units) { /* 1023.95 would print as 1024.0 */
+        value /= 1024;
+        unit++;
+    }
+    put_double(t, value, 1);
+    put_char(t, ' ');
+    put_string(t, units[unit], 3);
+}
+
+typedef enum length_modifier { LENGTH_INT, LENGTH_LONG, LENGTH_LONG_LONG, LENGTH_SIZE } length_modifier;
+
+static length_modifier read_length(const char **format) {
+    const char *p = *format;
+    length_modifier length = LENGTH_INT;
+    if (p[0] == 'l' && p[1] == 'l') {
+        length = LENGTH_LONG_LONG;
+        p += 2;
+    } else if (p[0] == 'l') {
+        length = LENGTH_LONG;
+        p++;
+    } else if (p[0] == 'z') {
+        length = LENGTH_SIZE;
+        p++;
+    }
+    *format = p;
+    return length;
+}
+
+size_t log_vformat(char *out, size_t out_size, const char *format, va_list arguments) {
+    if (out_size == 0)
+        return 0;
+    text t = {out, out_size, 0};
+    /* A va_list parameter cannot be passed on by address where it is an array type; a copy can. */
+    va_list list;
+    va_copy(list, arguments);
+    for (const char *p = format; *p; p++) {
+        if (*p != '%') {
+            put_char(&t, *p);
+            continue;
+        }
+        const char *start = p++;
+        int precision = -1;
+        if (*p == '.') {
+            p++;
+            if (*p == '*') {
+                precision = va_arg(list, int);
+                p++;
+            } else {
+                for (precision = 0; *p >= '0' && *p <= '9' && precision < 100; p++)
+                    precision = precision * 10 + (*p - '0');
+            }
+        }
+        length_modifier length = read_length(&p);
+        bool known = true;
+        switch (*p) {
+        case 's':
+            put_string(&t, va_arg(list, const char *), precision < 0 ? SIZE_MAX : (size_t)precision);
+            break;
+        case 'd':
+            put_signed(&t, length == LENGTH_LONG_LONG ? va_arg(list, long long)
+                           : length == LENGTH_LONG    ? va_arg(list, long)
+                           : length == LENGTH_SIZE    ? va_arg(list, ssize_t)
+                                                      : va_arg(list, int));
+            break;
+        case 'u':
+        case 'x':
+            put_unsigned(&t,
+                         length == LENGTH_LONG_LONG ? va_arg(list, unsigned long long)
+                         : length == LENGTH_LONG    ? va_arg(list, unsigned long)
+                         : length == LENGTH_SIZE    ? va_arg(list, size_t)
+                                                    : va_arg(list, unsigned),
+                         *p == 'x' ? 16 : 10, 1);
+            break;
+        case 'p':
+            put_string(&t, "0x", 2);
+            put_unsigned(&t, (uintptr_t)va_arg(list, void *), 16, 1);
+            break;
+        case 'c':
+            put_char(&t, (char)va_arg(list, int));
+            break;
+        case 'f':
+            put_double(&t, va_arg(list, double), precision < 0 ? 6 : precision > 9 ? 9 : precision);
+            break;
+        case 'B':
+            put_bytes(&t, va_arg(list, uint64_t));
+            break;
+        case '%':
+            put_char(&t, '%');
+            break;
+        default:
+            known = false;
+        }
+        if (!known) { /* what the arguments are is unknown from here on: show the rest as it stands */
+            put_string(&t, start, SIZE_MAX);
+            break;
+        }
+    }
+    va_end(list);
+    t.out[t.length] = '\0';
+    return t.length;
+}
+
+size_t log_format(char *out, size_t out_size, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    size_t length = log_vformat(out, out_size, format, arguments);
+    va_end(arguments);
+    return length;
+}
+
+void log_set_level(log_level level) {
+    atomic_store_explicit(&current_level, (int)level, memory_order_relaxed);
+}
+void log_set_rank(int rank) {
+    atomic_store_explicit(&current_rank, rank, memory_order_relaxed);
+}
+
+void log_write(log_level level, const char *format, ...) {
+    if ((int)level > atomic_load_explicit(&current_level, memory_order_relaxed))
+        return;
+    int saved_errno = errno;
+    char line[LINE_MAX_BYTES];
+    int rank = atomic_load_explicit(&current_rank, memory_order_relaxed);
+    size_t prefix = rank < 0 ? log_format(line, sizeof line, "castor: ")
+                             : log_format(line, sizeof line, "castor: rank %d: ", rank);
+    va_list arguments;
+    va_start(arguments, format);
+    size_t length = prefix + log_vformat(line + prefix, sizeof line - prefix, format, arguments);
+    va_end(arguments);
+    for (size_t i = prefix; i < length; i++)
+        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
+            line[i] = '?';
+    line[length++] = '\n'; /* over the terminator */
+    for (size_t done = 0; done < length;) {
+        ssize_t written = write(STDERR_FILENO, line + done, length - done);
+        if (written > 0)
+            done += (size_t)written;
+        else if (written == 0 || errno != EINTR)
+            break;
+    }
+    errno = saved_errno;
+}
