@@ -1,15 +1,33 @@
 /* The trace format, shared by the recorder and the reader. Everything is little-endian, naturally aligned.
  *
- * A job's directory holds, per process, one counter file and, per thread, numbered segment files. */
+ * A job's directory holds
+ *   rank-R.pid-P.counters                     one per process that recorded anything: struct trace_counters
+ *   rank-R.pid-P.tid-T.segment-N.trace        per thread: a trace_segment header, then records
+ *   trace.budget                              trace bytes taken by all processes: struct trace_budget
+ *
+ * Invariants
+ *   - a file whose magic is zero was never finished and holds nothing
+ *   - the first `committed` records of a segment are complete, whatever happened to the process
+ *   - rows of record.def and gauge.def are only ever appended; any other change of this file, or of the
+ * number of ids of a kind, increments TRACE_VERSION A reader trusts none of this: see launcher/trace_read.h.
+ */
 #ifndef CASTOR_TRACE_FORMAT_H
 #define CASTOR_TRACE_FORMAT_H
 
+#include <assert.h>
 #include <stdint.h>
 
-#define TRACE_VERSION 1u
+#define TRACE_VERSION        1u
+#define TRACE_SEGMENT_MAGIC  UINT64_C(0x6773726f74736163) /* "castorsg" */
+#define TRACE_COUNTERS_MAGIC UINT64_C(0x7463726f74736163) /* "castorct" */
+#define TRACE_BUDGET_MAGIC   UINT64_C(0x6762726f74736163) /* "castorbg" */
+
+#define TRACE_COUNTERS_SUFFIX ".counters"
+#define TRACE_SEGMENT_SUFFIX  ".trace"
+#define TRACE_BUDGET_NAME     "trace.budget"
 
 typedef enum trace_record_kind {
-#define RECORD(id, name, id_holds, a, b, c, doc) TRACE_##id,
+#define RECORD(id, name, id_holds, ids, a, b, c, doc) TRACE_##id,
 #include "record.def"
     TRACE_RECORD_KIND_COUNT
 } trace_record_kind;
@@ -22,10 +40,117 @@ typedef enum trace_gauge {
 
 /* One record, 64 bytes. */
 typedef struct trace_record {
-    uint64_t begin_ns, end_ns;
+    uint64_t begin_ns, end_ns; /* CLOCK_MONOTONIC */
     uint32_t kind, id;
     uint64_t bytes, a, b, c;
-    uint64_t reserved;
+    uint32_t thread; /* a segment passes to a new thread when its own has ended */
+    uint32_t reserved;
 } trace_record;
+
+#define TRACE_THREAD_NAME_MAX 16
+
+typedef struct trace_segment {
+    uint64_t magic;
+    uint32_t version, header_bytes, record_bytes, capacity; /* capacity: records */
+    uint32_t pid, thread;                                   /* thread: the one that made the segment */
+    int32_t rank; /* as known then; the counters' rank is the later word */
+    uint32_t number;
+    uint64_t process_uid; /* that of the counters */
+    uint64_t base_monotonic_ns, base_realtime_ns;
+    char thread_name[TRACE_THREAD_NAME_MAX];
+    uint64_t committed; /* stored with release after each record */
+    uint8_t reserved[168];
+} trace_segment;
+
+/* ---- counters of a process ---- */
+
+#define TRACE_SLOT_MAX    2560u /* counters: the ids of all kinds, one kind after another */
+#define TRACE_GAUGE_MAX   64u
+#define TRACE_NAMES_BYTES 98304u
+#define TRACE_HOST_MAX    64
+#define TRACE_PLUGIN_MAX  32
+#define TRACE_COMMAND_MAX 1024
+#define TRACE_OUTCOME_MAX 512
+
+typedef struct trace_counter {
+    uint64_t count, bytes, ns;
+} trace_counter;
+
+typedef struct trace_gauge_value {
+    uint64_t last, max;
+} trace_gauge_value;
+
+typedef enum trace_exit_state { TRACE_PROCESS_RUNNING = 0, TRACE_PROCESS_EXITED = 1 } trace_exit_state;
+
+typedef enum trace_recording {
+    TRACE_RECORDING_ON = 0,
+    TRACE_RECORDING_OFF = 1,    /* counters only, as asked */
+    TRACE_RECORDING_FULL = 2,   /* CASTOR_TRACE_MAX was reached */
+    TRACE_RECORDING_FAILED = 3, /* a segment could not be made: no space, no permission */
+} trace_recording;
+
+typedef struct trace_counters {
+    uint64_t magic;
+    uint32_t version, file_bytes, slot_count, gauge_count;
+    uint32_t pid;
+    int32_t rank;
+    uint64_t uid, parent_uid; /* parent_uid: of the process that forked this one without exec, or 0 */
+    uint64_t
+        start_clock_ticks; /* field 22 of /proc/PID/stat: tells a process from a later one with its pid */
+    uint64_t start_monotonic_ns, start_realtime_ns;
+    uint64_t last_monotonic_ns; /* of the last gauge, or the exit */
+    uint32_t exit_state, recording;
+    uint64_t dropped; /* records that were only counted */
+    uint64_t trace_max_bytes;
+    uint32_t names_used, reserved;
+    char host[TRACE_HOST_MAX];
+    char plugin[TRACE_PLUGIN_MAX];
+    char command[TRACE_COMMAND_MAX];
+    char outcome[TRACE_OUTCOME_MAX];
+    trace_gauge_value gauges[TRACE_GAUGE_MAX];
+    trace_counter counters[TRACE_SLOT_MAX];
+    uint32_t name_offsets[TRACE_SLOT_MAX]; /* into names; 0: no name */
+    char names[TRACE_NAMES_BYTES];
+} trace_counters;
+
+typedef struct trace_budget {
+    uint64_t magic;
+    uint64_t used_bytes;
+    uint8_t reserved[4080];
+} trace_budget;
+
+/* The slots of a kind start at trace_slot_base and are trace_slot_ids many; ids beyond share the last. */
+static inline uint32_t trace_slot_ids(uint32_t kind) {
+    static const uint32_t ids_of_kind[] = {
+#define RECORD(id, name, id_holds, ids, a, b, c, doc) ids,
+#include "record.def"
+    };
+    return ids_of_kind[kind];
+}
+
+static inline uint32_t trace_slot_base(uint32_t kind) {
+    enum {
+#define RECORD(id, name, id_holds, ids, a, b, c, doc)                                                        \
+    SLOT_FIRST_##id, SLOT_LAST_##id = SLOT_FIRST_##id + (ids)-1,
+#include "record.def"
+        SLOT_END
+    };
+    static_assert(SLOT_END <= TRACE_SLOT_MAX, "record.def has more ids than the counters have slots");
+    static const uint32_t base_of_kind[] = {
+#define RECORD(id, name, id_holds, ids, a, b, c, doc) SLOT_FIRST_##id,
+#include "record.def"
+    };
+    return base_of_kind[kind];
+}
+
+static inline uint32_t trace_slot(uint32_t kind, uint32_t id) {
+    uint32_t ids = trace_slot_ids(kind);
+    return trace_slot_base(kind) + (id < ids ? id : ids - 1);
+}
+
+static_assert(sizeof(trace_record) == 64, "records are 64 bytes");
+static_assert(sizeof(trace_segment) == 256, "segment headers are 256 bytes");
+static_assert(sizeof(trace_budget) == 4096, "the budget is one page");
+static_assert(GAUGE_COUNT <= TRACE_GAUGE_MAX, "gauge.def has more rows than the counters have gauges");
 
 #endif

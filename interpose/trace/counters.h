@@ -1,0 +1,28 @@
+/* The counters of this process: one mapped file, made at first use, and anonymous memory where no file can
+ * be.
+ *
+ * What is known before the file exists (names, plugin, rank) is kept aside and written when it is made. */
+#ifndef CASTOR_TRACE_COUNTERS_H
+#define CASTOR_TRACE_COUNTERS_H
+
+#include <stdbool.h>
+#include "trace.h"
+
+/* Forgets the file, if any: the next use makes a new one, for this process. `forked`: the process so far is
+ * the parent. */
+void counters_reset(bool forked);
+void counters_configure(uint64_t trace_max_bytes, int rank);
+
+/* NULL when there is no memory, and in a signal handler that interrupted the making of the file. */
+trace_counters *counters_get(void);
+trace_counters *counters_peek(void); /* NULL when nothing was recorded yet; makes nothing */
+
+void counters_add(trace_counters *counters, uint32_t kind, uint32_t id, uint64_t bytes, uint64_t ns);
+
+/* The rank for a file's name: "3", or "unknown". */
+void counters_rank_text(char out[16]);
+uint64_t counters_process_uid(void);
+int counters_rank(void);
+uint64_t counters_realtime_ns(void);
+
+#endif

@@ -1,0 +1,23 @@
+/* The memory sampler: a thread (`castor-sample`) that reads this process's proportional set size and asks the
+ * modules for their gauges.
+ *
+ * Its interval follows its cost, so that it takes less than 0.2% of one core. */
+#ifndef CASTOR_TRACE_SAMPLE_H
+#define CASTOR_TRACE_SAMPLE_H
+
+#include <stdint.h>
+#include "../core/status.h"
+
+/* `callback` is called at each sample, from the sampler's thread, to set gauges. At most 16; register before
+ * sample_start. */
+castor_status sample_register(void (*callback)(void));
+/* Starts the thread. Once per process; more calls do nothing. */
+castor_status sample_start(void);
+/* Takes a last sample of the set size, ends the thread and waits for it, for a second at most. */
+void sample_stop(void);
+void sample_fork_child(void); /* the child has no sampler (trace_fork_child calls it) */
+
+/* Pss of this process in bytes, 0 when the kernel does not tell. */
+uint64_t sample_read_pss(void);
+
+#endif
