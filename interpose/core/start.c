@@ -1,0 +1,161 @@
+#include "start.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <string.h>
+#include <unistd.h>
+#include "log.h"
+#include "options.h"
+#include "../hooks/caller.h"
+#include "../hooks/hooks.h"
+#include "../memory/arena.h"
+#include "../trace/trace.h"
+
+#define FORK_HANDLERS_MAX 16
+
+extern char **environ;
+
+static char option_message[1024]; /* what options_load said; empty: nothing was wrong */
+static castor_status option_status;
+
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT, arena_once = PTHREAD_ONCE_INIT,
+                      wake_once = PTHREAD_ONCE_INIT;
+static bool arena_serves;
+static bool agent_attached;
+static pid_t awake_pid; /* the process that woke up itself: not its forked children */
+
+static struct { void (*prepare)(void), (*parent)(void), (*child)(void); } fork_handlers[FORK_HANDLERS_MAX];
+static unsigned fork_handler_count;
+
+static void fork_prepare(void) {
+    for (unsigned i = __atomic_load_n(&fork_handler_count, __ATOMIC_ACQUIRE); i-- > 0;)
+        if (fork_handlers[i].prepare)
+            fork_handlers[i].prepare();
+    arena_fork_prepare();
+}
+
+static void fork_parent(void) {
+    arena_fork_parent();
+    for (unsigned i = 0; i < fork_handler_count; i++)
+        if (fork_handlers[i].parent)
+            fork_handlers[i].parent();
+}
+
+static void fork_child(void) {
+    arena_fork_child();
+    trace_fork_child();
+    for (unsigned i = 0; i < fork_handler_count; i++)
+        if (fork_handlers[i].child)
+            fork_handlers[i].child();
+}
+
+/* Only once something is awake: a sleeping library has nothing to protect. */
+static void fork_watch(void) {
+    pthread_atfork(fork_prepare, fork_parent, fork_child);
+}
+
+castor_status start_fork_register(void (*prepare)(void), void (*parent)(void), void (*child)(void)) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    castor_status status = CASTOR_ERR_MEMORY;
+    pthread_mutex_lock(&lock);
+    if (fork_handler_count < FORK_HANDLERS_MAX) {
+        fork_handlers[fork_handler_count].prepare = prepare;
+        fork_handlers[fork_handler_count].parent = parent;
+        fork_handlers[fork_handler_count].child = child;
+        __atomic_store_n(&fork_handler_count, fork_handler_count + 1, __ATOMIC_RELEASE);
+        status = CASTOR_OK;
+    }
+    pthread_mutex_unlock(&lock);
+    pthread_once(&fork_once, fork_watch);
+    return status;
+}
+
+/* A plugin without an engine leaves PyTorch's memory alone, unless the arena is asked for. */
+static bool arena_wanted(void) {
+    static const bool engine[CASTOR_PLUGIN_COUNT] = {
+#define PLUGIN(id, name, has_engine, doc) [CASTOR_PLUGIN_##id] = has_engine,
+#include "plugins.def"
+    };
+    return options()->arena &&
+           (engine[options()->plugin] || option_set_by(OPTION_ID_arena) == OPTION_FROM_ENVIRONMENT);
+}
+
+static void arena_begin(void) {
+    if (!arena_wanted())
+        return;
+    pthread_once(&fork_once, fork_watch);
+    arena_serves = arena_start(options()->arena_retain) == CASTOR_OK;
+    if (!arena_serves)
+        LOG_W("no address space for the arena (is a memory limit set?); PyTorch's memory comes from the "
+              "system's "
+              "allocator");
+}
+
+bool start_arena(void) {
+    pthread_once(&arena_once, arena_begin);
+    return arena_serves;
+}
+
+static void wake(void) {
+    awake_pid = getpid();
+    log_set_level((log_level)options()->log_level);
+    if (option_status != CASTOR_OK)
+        LOG_E("%s", option_message);
+    pthread_once(&fork_once, fork_watch);
+    caller_find_c10();
+    start_arena();
+    trace_start(options()->trace ? options()->log_dir : "", options()->trace_max, options()->rank);
+    hooks_resolve();
+}
+
+castor_status start_wake_by_hook(void) {
+    pthread_once(&wake_once, wake);
+    return option_status;
+}
+
+castor_status start_wake(void) {
+    castor_status status = start_wake_by_hook();
+    __atomic_store_n(&agent_attached, true, __ATOMIC_RELEASE);
+    return status;
+}
+
+static int torch_look(struct dl_phdr_info *info, size_t size, void *context) {
+    (void)size;
+    (void)context;
+    const char *slash = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
+    return slash && strcmp(slash + 1, "libtorch_cpu.so") == 0;
+}
+
+/* PyTorch was used and the agent was not reached: the run counts as passthrough. Says so, and leaves a file
+ * that the report reads. */
+static void passthrough_report(void) {
+    static const char reason[] =
+        "the agent was not reached: this process ran as plain PyTorch (python -I or -E, or "
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0, keep PyTorch from calling it)";
+    LOG_W("%s", reason);
+    if (!options()->log_dir[0])
+        return;
+    char text[OPTION_STRING_MAX + sizeof reason];
+    log_format(text, sizeof text, "%s/passthrough", options()->log_dir);
+    int file = open(text, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (file < 0)
+        return;
+    size_t size = log_format(text, sizeof text, "process %d: %s\n", (int)getpid(), reason);
+    if (write(file, text, size) < 0)
+        LOG_W("%s/passthrough could not be written: error %d", options()->log_dir, errno);
+    close(file);
+}
+
+__attribute__((constructor)) static void start(void) {
+    option_status = options_load(environ, option_message, sizeof option_message);
+}
+
+__attribute__((destructor)) static void stop(void) {
+    bool own = awake_pid == getpid();
+    if (!agent_attached && (own || !awake_pid) && dl_iterate_phdr(torch_look, NULL))
+        passthrough_report();
+    if (awake_pid)
+        trace_flush();
+}

@@ -1,0 +1,30 @@
+/* Sleep, wake, fork and exit of the library.
+ *
+ * The library is loaded into every process of a command. It sleeps (no output, no file, no thread, no memory
+ * beyond its own image) until PyTorch's CPU library is loaded, which it learns in three ways, whichever comes
+ * first:
+ *   - libc10.so allocates: the arena starts, nothing else;
+ *   - a collective of PyTorch's is called;
+ *   - the agent attaches, at the end of `import torch`.
+ */
+#ifndef CASTOR_CORE_START_H
+#define CASTOR_CORE_START_H
+
+#include <stdbool.h>
+#include "status.h"
+
+/* Called by the agent's attach: resolves the hooks, starts the arena and the trace. Idempotent. A bad option
+ * is logged here, once; it is what CASTOR_ERR_ARGUMENT means. */
+castor_status start_wake(void);
+
+/* The same without an agent: PyTorch is in use, but nothing tells its Python events. For wrappers. */
+castor_status start_wake_by_hook(void);
+
+/* Starts the arena where the options want it. True when it serves blocks. */
+bool start_arena(void);
+
+/* Adds handlers of fork (any may be NULL), called after the library's own in `child` and `parent`, before
+ * them in `prepare`. CASTOR_ERR_MEMORY when the list is full. */
+castor_status start_fork_register(void (*prepare)(void), void (*parent)(void), void (*child)(void));
+
+#endif

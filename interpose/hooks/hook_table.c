@@ -1,0 +1,17 @@
+#include "hooks.h"
+
+const hook_info hook_table[HOOK_COUNT] = {
+#define HOOK(layer_, mode_, result, id_, name_, symbol_, parameters, arguments, payload, source, doc_)       \
+    [HOOK_##id_] = {.layer = HOOK_LAYER_##layer_,                                                            \
+                    .mode = HOOK_MODE_##mode_,                                                               \
+                    .id = #id_,                                                                              \
+                    .name = name_,                                                                           \
+                    .symbol = symbol_,                                                                       \
+                    .doc = doc_},
+#include "hooks.def"
+};
+
+const char *const hook_layer_name[HOOK_LAYER_COUNT] = {
+    [HOOK_LAYER_ALLOCATION] = "allocation",
+    [HOOK_LAYER_GLOO] = "gloo",
+};

@@ -1,0 +1,49 @@
+/* The intercepted functions: one table, read by the library, by the launcher and by the tests.
+ *
+ * A wrapper is the function that the dynamic linker finds in place of the real one, because the library is
+ * preloaded. It runs in every process that has the library, torch or not: it calls no malloc and no stdio,
+ * takes no lock that the real function may take, and passes on what it does not know. docs/hooks.md shows how
+ * to add one.
+ */
+#ifndef CASTOR_HOOKS_HOOKS_H
+#define CASTOR_HOOKS_HOOKS_H
+
+#include <stdint.h>
+
+typedef enum hook_layer { HOOK_LAYER_ALLOCATION, HOOK_LAYER_GLOO, HOOK_LAYER_COUNT } hook_layer;
+typedef enum hook_mode { HOOK_MODE_OBSERVE, HOOK_MODE_REPLACE } hook_mode;
+
+typedef enum hook_id {
+#define HOOK(layer, mode, result, id, name, symbol, parameters, arguments, payload, source, doc) HOOK_##id,
+#include "hooks.def"
+    HOOK_COUNT
+} hook_id;
+
+/* A row of the table, as data. hook_table.c depends on nothing: the launcher links it too. */
+typedef struct hook_info {
+    hook_layer layer;
+    hook_mode mode;
+    const char *id, *name, *symbol, *doc;
+} hook_info;
+
+extern const hook_info hook_table[HOOK_COUNT];
+extern const char *const hook_layer_name[HOOK_LAYER_COUNT];
+
+/* The real function of a row; NULL while it was not looked up, or where it does not exist. */
+void *hooks_real(hook_id id);
+
+/* Looks up all real functions in the libraries that are loaded by now, and sets the coverage gauges. */
+void hooks_resolve(void);
+
+/* Counts of one hook in this process. Allocations are counted here only (they are too frequent to record
+ * each). */
+typedef struct hook_count {
+    uint64_t count, bytes;
+} hook_count;
+hook_count hooks_get_count(hook_id id);
+
+/* Calls `entered` at the begin of each outermost collective of a process group, on the calling thread, before
+ * the real function runs. One observer; NULL removes it. */
+void hooks_collective_observe(void (*entered)(hook_id id));
+
+#endif

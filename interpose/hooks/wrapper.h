@@ -1,0 +1,22 @@
+/* What the wrappers share. Private to hooks/. */
+#ifndef CASTOR_HOOKS_WRAPPER_H
+#define CASTOR_HOOKS_WRAPPER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "hooks.h"
+
+#define HOOK_EXPORT __attribute__((visibility("default")))
+/* Thread-local state that needs no allocation when a thread first touches it. */
+#define HOOK_THREAD_LOCAL static __thread __attribute__((tls_model("initial-exec")))
+
+extern void *hook_real[HOOK_COUNT];
+
+/* The next definition of a libc function after ours; also stored in hook_real. NULL while a look-up by this
+ * thread is in progress: dlsym itself may allocate. */
+void *hooks_next(hook_id id);
+
+void hooks_count_add(hook_id id, uint64_t bytes);
+
+#endif
