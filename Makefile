@@ -53,6 +53,9 @@ $(B)/bin/castor: $(LAUNCHER_O)
 $(B)/bin/castor-unit: $(UNIT_O) $(UNIT_LIB_O)
 	@mkdir -p $(@D)
 	$(CXX) -pthread $(SANFLAGS) -o $@ $^ -lgtest -lgtest_main -ldl
+$(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernels/variant.o
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -o $@ $^
 
 setup:
 	scripts/setup "$(PYTHON)" "$(TORCH_VERSION)"

@@ -8,6 +8,23 @@
 #include <immintrin.h>
 #endif
 
+#define NAME(x) reference_##x
+#define TARGET
+#define LANES 1
+#include "scale_loops.inc"
+
+#if defined(__x86_64__)
+#define NAME(x) avx2_##x
+#define TARGET  __attribute__((target("avx2,f16c")))
+#define LANES   8
+#include "scale_loops.inc"
+
+#define NAME(x) avx512_##x
+#define TARGET  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c")))
+#define LANES   16
+#include "scale_loops.inc"
+#endif
+
 typedef void scale_into(void *restrict dst, const void *restrict src, size_t count, double scale);
 typedef void add_into(void *restrict dst, const void *restrict src, size_t count);
 typedef void scale_in_place(void *dst, size_t count, double scale);
@@ -19,33 +36,22 @@ typedef struct scale_loops {
     scale_in_place *scale[KERNEL_DTYPE_COUNT];
 } scale_loops;
 
-#define NAME(x) reference_##x
-#define TARGET
-#define LANES 0
-#include "scale_loops.inc"
+/* wide: the variant of F32 and F64; narrow: that of the 16-bit types */
+#define LOOPS(wide, narrow)                                                                                  \
+    {                                                                                                        \
+        .scale_store = {wide##_f32_scale_store, wide##_f64_scale_store, narrow##_f16_scale_store,            \
+                        narrow##_bf16_scale_store},                                                          \
+        .scale_add = {wide##_f32_scale_add, wide##_f64_scale_add, narrow##_f16_scale_add,                    \
+                      narrow##_bf16_scale_add},                                                              \
+        .add = {wide##_f32_add, wide##_f64_add, narrow##_f16_add, narrow##_bf16_add},                        \
+        .scale = {wide##_f32_scale, wide##_f64_scale, narrow##_f16_scale, narrow##_bf16_scale},              \
+    }
 
+static const scale_loops loops_of[KERNEL_VARIANT_COUNT] = {
+    [KERNEL_VARIANT_REFERENCE] = LOOPS(reference, reference),
 #if defined(__x86_64__)
-#define NAME(x) avx2_##x
-#define TARGET  __attribute__((target("avx2,f16c")))
-#define LANES   8
-#include "scale_loops.inc"
-
-#if defined(__clang__)
-#define WHOLE_REGISTERS
-#else
-#define WHOLE_REGISTERS ",prefer-vector-width=512" /* gcc would use half of each */
-#endif
-#define NAME(x) avx512_##x
-#define TARGET  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c" WHOLE_REGISTERS)))
-#define LANES   16
-#include "scale_loops.inc"
-#endif
-
-static const scale_loops *const loops_of[KERNEL_VARIANT_COUNT] = {
-    [KERNEL_VARIANT_REFERENCE] = &reference_loops,
-#if defined(__x86_64__)
-    [KERNEL_VARIANT_AVX2] = &avx2_loops,
-    [KERNEL_VARIANT_AVX512] = &avx512_loops,
+    [KERNEL_VARIANT_AVX2] = LOOPS(avx2, avx2),
+    [KERNEL_VARIANT_AVX512] = LOOPS(avx2, avx512),
 #endif
 };
 
@@ -60,11 +66,11 @@ void kernel_scale_store(kernel_dtype dtype, void *dst, const void *src, size_t c
     if (scale_is_one(dtype, scale))
         memcpy(dst, src, count * kernel_dtype_bytes(dtype));
     else
-        loops_of[kernel_variant_current()]->scale_store[dtype](dst, src, count, scale);
+        loops_of[kernel_variant_current()].scale_store[dtype](dst, src, count, scale);
 }
 
 void kernel_scale_add(kernel_dtype dtype, void *dst, const void *src, size_t count, double scale) {
-    const scale_loops *loops = loops_of[kernel_variant_current()];
+    const scale_loops *loops = &loops_of[kernel_variant_current()];
     if (scale_is_one(dtype, scale))
         loops->add[dtype](dst, src, count);
     else
@@ -73,5 +79,5 @@ void kernel_scale_add(kernel_dtype dtype, void *dst, const void *src, size_t cou
 
 void kernel_scale(kernel_dtype dtype, void *dst, size_t count, double scale) {
     if (!scale_is_one(dtype, scale))
-        loops_of[kernel_variant_current()]->scale[dtype](dst, count, scale);
+        loops_of[kernel_variant_current()].scale[dtype](dst, count, scale);
 }
