@@ -1,0 +1,166 @@
+"""Writes down what a training script sees, step by step, so that two runs can be compared.
+
+A script that has several short cases declares each as a function that takes the recorder:
+
+    @record.case
+    def clips(log):
+        ...
+        log.step(loss=loss, model=model, optimizer=optimizer)
+
+    if __name__ == "__main__":
+        record.main()
+
+and is started with `--out DIR [--case NAME,NAME]`. A script that is one run makes its own `Recorder(DIR)`.
+Each rank writes one file, `DIR/CASE/record/rankR.pkl`. Large tensors are kept as a hash of all bytes, sums of every
+block and a sample, because a run may look at many gigabytes.
+"""
+
+import argparse
+import hashlib
+import os
+import pickle
+import random
+import sys
+
+import numpy
+import torch
+import torch.distributed as dist
+
+WHOLE = 4096  # elements up to which a tensor is kept whole
+BLOCK = 1024  # elements per sum beyond that
+
+
+def rank():
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return max(int(os.environ.get("CASTOR_RANK", "0")), 0)
+
+
+def frozen_tensor(tensor):
+    tensor = tensor.detach()
+    if tensor.is_sparse:
+        tensor = tensor.coalesce()
+        return {"sparse": [frozen(tensor.indices()), frozen(tensor.values())]}
+    entry = {"dtype": str(tensor.dtype), "shape": tuple(tensor.shape), "stride": tensor.stride()}
+    flat = tensor.cpu().contiguous().reshape(-1)
+    entry["hash"] = hashlib.blake2b(flat.view(torch.uint8).numpy(), digest_size=12).hexdigest()
+    values = (flat.double() if flat.dtype.is_floating_point else flat.to(torch.int64)).numpy()
+    if values.size <= WHOLE:
+        entry["values"] = values.astype(numpy.float32) if tensor.dtype in (torch.float32, torch.bfloat16) else values.copy()
+        return entry
+    whole = values[: values.size // BLOCK * BLOCK].reshape(-1, BLOCK)
+    entry["sums"] = numpy.append(whole.sum(1), values[whole.size :].sum())
+    entry["absolute"] = numpy.append(numpy.abs(whole).sum(1), numpy.abs(values[whole.size :]).sum())
+    entry["sample"] = values[:: max(values.size // 2039, 1)].copy()
+    return entry
+
+
+def frozen(thing):
+    """A copy without tensors: nothing of the script's memory stays referenced."""
+    if isinstance(thing, torch.Tensor):
+        return {"tensor": frozen_tensor(thing)}
+    if isinstance(thing, dict):
+        return {str(key): frozen(value) for key, value in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return [frozen(value) for value in thing]
+    if isinstance(thing, (int, float, str, bytes, bool, type(None))):
+        return thing
+    if isinstance(thing, numpy.generic):
+        return thing.item()
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def gradients_of(model):
+    return {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+def states_of(optimizer):
+    """The optimizer's own dictionary, by group and position, not the copy that state_dict() makes."""
+    groups = []
+    for group in optimizer.param_groups:
+        settings = {key: value for key, value in group.items() if key != "params"}
+        states = [optimizer.state[p] if p in optimizer.state else None for p in group["params"]]
+        groups.append({"settings": settings, "states": states})
+    return groups
+
+
+class Recorder:
+    def __init__(self, directory, case=""):
+        self.directory = os.path.join(directory, case)  # where the script may write files of its own
+        self.rank = rank()
+        self.events = []
+        os.makedirs(os.path.join(self.directory, "record"), exist_ok=True)
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def print(self, *words):
+        if self.rank == 0:
+            print(*words, flush=True)
+
+    def note(self, name, value):
+        self.events.append((name, frozen(value)))
+
+    def gradients(self, model, name="gradients"):
+        self.note(name, gradients_of(model))
+
+    def parameters(self, model, name="parameters"):
+        self.note(name, dict(model.named_parameters(remove_duplicate=False)))
+
+    def step(self, loss=None, model=None, optimizer=None, say=True):
+        """Everything a script could look at between two steps."""
+        if loss is not None:
+            loss = float(loss.detach()) if isinstance(loss, torch.Tensor) else loss
+            self.note("loss", loss)
+            if say:
+                self.print(f"loss {loss:.5f}")
+        if model is not None:
+            self.gradients(model)
+            self.parameters(model)
+            self.note("buffers", dict(model.named_buffers()))
+        if optimizer is not None:
+            self.note("optimizer", states_of(optimizer))
+
+    def close(self):
+        with open(os.path.join(self.directory, "record", f"rank{self.rank}.pkl"), "wb") as file:
+            pickle.dump(self.events, file)
+
+
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def seed(number):
+    random.seed(number)
+    numpy.random.seed(number)
+    torch.manual_seed(number)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--case", default=",".join(CASES), help="comma separated; all without it")
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(CASES))
+        return
+    unknown = [name for name in args.case.split(",") if name not in CASES]
+    if unknown:
+        sys.exit(f"unknown case {unknown[0]}; there are: {', '.join(CASES)}")
+    torch.set_num_threads(1)
+    distributed = "TORCHELASTIC_RUN_ID" in os.environ
+    if distributed:
+        dist.init_process_group("gloo")
+    for name in args.case.split(","):
+        seed(1234)
+        log = Recorder(args.out, name)
+        log.print(f"== {name}")
+        CASES[name](log)
+        log.close()
+    if distributed:
+        dist.destroy_process_group()

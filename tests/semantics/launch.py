@@ -1,0 +1,96 @@
+"""Starts a command, bounded in time, and leaves nothing of it running.
+
+torchrun puts its workers into sessions of their own, so processes are found by a mark in their environment.
+"""
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from dataclasses import dataclass
+
+MARK = "SEMANTICS_RUN"
+
+
+@dataclass
+class Finished:
+    status: int
+    printed: str
+    errors: str
+    seconds: float
+    timed_out: bool = False
+    left_running: int = 0
+
+
+def marked(token):
+    needle = f"{MARK}={token}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if needle in file.read().split(b"\0"):
+                    found.append(int(name))
+        except OSError:
+            pass  # it has ended, or is not ours
+    return found
+
+
+def signal_all(processes, number):
+    for process in processes:
+        try:
+            os.kill(process, number)
+        except ProcessLookupError:
+            pass
+
+
+def end(token):
+    """Ends what carries the mark; returns how many there were."""
+    first = marked(token)
+    signal_all(first, signal.SIGTERM)
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline and marked(token):
+        time.sleep(0.1)
+    for _ in range(10):
+        remaining = marked(token)
+        if not remaining:
+            break
+        signal_all(remaining, signal.SIGKILL)
+        time.sleep(0.1)
+    return len(first)
+
+
+def run(command, folder, timeout, environment=None):
+    """Runs `command` in `folder`; its output goes to files there, so that no pipe can keep us waiting."""
+    token = uuid.uuid4().hex
+    variables = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {}), MARK: token}
+    printed, errors = os.path.join(folder, "stdout.txt"), os.path.join(folder, "stderr.txt")
+    began = time.monotonic()
+    timed_out = False
+    with open(printed, "wb") as out, open(errors, "wb") as err:
+        process = subprocess.Popen(
+            command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        except BaseException:
+            end(token)
+            process.wait()
+            raise
+        if timed_out:
+            end(token)
+            process.wait()
+    seconds = time.monotonic() - began
+    left = 0
+    if not timed_out and marked(token):
+        time.sleep(1)  # helpers may end a moment after their parent
+        left = end(token) if marked(token) else 0
+    with open(printed, errors="replace") as file:
+        text = file.read()
+    with open(errors, errors="replace") as file:
+        complaints = file.read()
+    return Finished(process.returncode, text, complaints, seconds, timed_out, left)

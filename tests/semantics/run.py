@@ -1,0 +1,340 @@
+"""Runs the scripts of tests/scripts plain and under Castor, and compares what they saw.
+
+    run.py --quick                every script, N = 2, gemini, and a few rows at N = 4 and with the plugin none
+    run.py --full                 every script, N = 2 and 4, gemini and none
+    run.py [--script S] [--case C] [--ranks 2,4] [--plugin gemini,none,plain]
+    run.py --self-test            shows that the comparison can fail
+
+The plugin `plain` runs plain PyTorch a second time: a script that differs from itself proves nothing.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import launch  # noqa: E402
+import report  # noqa: E402
+import rows as table  # noqa: E402
+import selftest  # noqa: E402
+from compare import compare_runs  # noqa: E402
+
+AT_4 = ("gpt_ddp.py", "gpt.py", "nanogpt_ddp.py", "clip_ddp.py", "frozen_ddp.py")
+WITH_NONE = ("gpt_ddp.py", "gpt.py", "clip_ddp.py")
+COMPLETE = "complete"
+
+
+class Suite:
+    def __init__(self, args):
+        self.args = args
+        self.work = os.path.join(args.build, "semantics")
+        self.python = args.python
+        self.torchrun = os.path.join(os.path.dirname(args.python), "torchrun")
+        self.results = []
+
+    # How a script is started
+
+    def command(self, row, ranks, plugin, names, arguments, logs):
+        script = os.path.abspath(os.path.join(table.SCRIPTS, row.script))
+        program = [script, "--out", "out", *arguments]
+        if names != [""]:
+            program += ["--case", ",".join(names)]
+        if row.distributed:
+            start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
+            program = [*start, "--standalone", "--nproc-per-node", str(ranks), *program]
+        else:
+            program = [self.python, *program]
+        if plugin == "plain":
+            return program
+        under = [self.args.castor, "run", "--plugin", plugin, "--log-dir", logs]
+        if not row.distributed and plugin != "none":
+            under += ["--nproc", str(ranks)]
+        return [*under, "--", *program]
+
+    def start(self, rows, ranks, plugin, folder):
+        """Runs the cases of `rows`, all of one script, in one go; returns what the last stage gave."""
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
+        first = rows[0]
+        names = [row.case for row in rows]
+        stages = first.expect.stages or (("castor", ()),)
+        printed = ""
+        for number, (who, arguments) in enumerate(stages):
+            under = plugin if who == "castor" else "plain"
+            logs = os.path.join(folder, f"logs{number}")
+            arguments = (*first.expect.arguments, *arguments)
+            command = self.command(first, ranks, under, names, arguments, logs)
+            timeout = (45 + sum(row.expect.seconds for row in rows) * ranks / 2) * self.args.patience
+            finished = launch.run(command, folder, timeout)
+            printed += finished.printed
+            if finished.status != 0 or finished.timed_out:
+                break
+        finished.printed = printed
+        return finished
+
+    # Plain runs, kept between calls
+
+    def key(self, row, ranks):
+        digest = hashlib.sha256()
+        for name in sorted({row.script, "record.py", "model.py", "text.py"}):
+            with open(os.path.join(table.SCRIPTS, name), "rb") as file:
+                digest.update(file.read())
+        digest.update(f"{row.case} {row.expect.arguments} {row.expect.stages}".encode())
+        digest.update(f"{ranks if row.distributed else 1} {self.python} {os.path.getmtime(self.python)}".encode())
+        return os.path.join(self.work, "plain", f"{row.script[:-3]}-{row.case}-{digest.hexdigest()[:16]}")
+
+    def references(self, rows, ranks):
+        """Makes the plain runs that are missing; returns the rows whose plain run fails."""
+        wanted = [row for row in rows if not os.path.exists(os.path.join(self.key(row, ranks), COMPLETE))]
+        failed = {}
+        for group in groups_of(wanted):
+            folder = tempfile.mkdtemp(dir=self.work, prefix="plain-")
+            try:
+                finished = self.start(group, ranks, "plain", folder)
+                for row in group:
+                    if not self.finished(row, folder, 1 if not row.distributed else ranks) or finished.status:
+                        failed[row] = f"plain PyTorch fails: {last_words(finished)}"
+                        continue
+                    self.keep(row, folder, finished.printed, self.key(row, ranks))
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        return failed
+
+    @staticmethod
+    def keep(row, folder, printed, target):
+        shutil.rmtree(target, ignore_errors=True)
+        os.makedirs(target)
+        shutil.copytree(os.path.join(folder, "out", row.case), os.path.join(target, "out"))
+        with open(os.path.join(target, "printed.txt"), "w") as file:
+            file.write(part_of(printed, row.case))
+        open(os.path.join(target, COMPLETE), "w").close()
+
+    @staticmethod
+    def finished(row, folder, ranks):
+        record = os.path.join(folder, "out", row.case, "record")
+        return all(os.path.exists(os.path.join(record, f"rank{rank}.pkl")) for rank in range(ranks))
+
+    # Verdicts
+
+    def verdict(self, row, ranks, plugin, folder, finished):
+        """Compares one case of a run that wrote its records."""
+        reference = self.key(row, ranks)
+        with open(os.path.join(reference, "printed.txt")) as file:
+            printed = file.read(), part_of(finished.printed, row.case)
+        tolerance = row.tolerance(ranks, plugin)
+        written = ranks if row.distributed or plugin == "gemini" else 1
+        outcome = compare_runs(
+            os.path.join(reference, "out"),
+            os.path.join(folder, "out", row.case),
+            printed,
+            written,
+            tolerance,
+            single=not row.distributed,
+            ignored=row.expect.ignored,
+        )
+        if outcome.failures:
+            return False, outcome.failures[0], outcome
+        if outcome.bitwise:
+            return True, "bitwise", outcome
+        return True, f"within {tolerance.name}: abs {outcome.absolute:.1e}, rel {outcome.relative:.1e}", outcome
+
+    def settle(self, row, ranks, plugin, passed, text, seconds, outcome=None, detail=""):
+        mark = "ok    " if passed else "FAILED"
+        print(f"{mark} N={ranks} {plugin:6} {row.name:50} {text}  [{seconds:.0f} s]", flush=True)
+        if detail and not passed:
+            print("        " + detail.replace("\n", "\n        "), flush=True)
+        if outcome and len(outcome.failures) > 1:
+            print("        " + "\n        ".join(outcome.failures[1:4]), flush=True)
+        self.results.append(
+            {
+                "script": row.script,
+                "case": row.case,
+                "ranks": ranks,
+                "plugin": plugin,
+                "passed": passed,
+                "verdict": text,
+                "bitwise": bool(outcome and outcome.bitwise and passed),
+                "absolute": outcome.absolute if outcome else None,
+                "relative": outcome.relative if outcome else None,
+                "refused": bool(row.expect.refused and plugin == "gemini" and passed),
+            }
+        )
+
+    def check(self, group, ranks, plugin):
+        """Runs the rows of one script together, and those apart that a failure kept from being reached."""
+        failed = self.references(group, ranks)
+        for row, text in failed.items():
+            self.settle(row, ranks, plugin, False, text, 0)
+        group = [row for row in group if row not in failed]
+        if not group:
+            return
+        folder = os.path.join(self.work, "runs", f"{plugin}-{ranks}", f"{group[0].script[:-3]}-{group[0].case}")
+        finished = self.start(group, ranks, plugin, folder)
+        if group[0].expect.refused and plugin == "gemini":
+            passed, text = refusal(group[0].expect.refused, finished)
+            self.settle(group[0], ranks, plugin, passed, text, finished.seconds, detail=last_words(finished))
+            return
+        written = ranks if group[0].distributed or plugin == "gemini" else 1
+        share = finished.seconds / len(group)
+        clean = finished.status == 0 and not finished.timed_out
+        missed, good = [], True
+        for row in group:
+            if not self.finished(row, folder, written):
+                missed.append(row)
+                continue
+            passed, text, outcome = self.verdict(row, ranks, plugin, folder, finished)
+            good = good and passed
+            self.settle(row, ranks, plugin, passed, text, share, outcome)
+        if finished.left_running:
+            self.settle(group[-1], ranks, plugin, False, f"{finished.left_running} processes were left running", share)
+            good = False
+        if missed:
+            good = False
+            why = f"ends after {finished.seconds:.0f} s without a result" if finished.timed_out else f"status {finished.status}"
+            if len(group) == 1:
+                self.settle(missed[0], ranks, plugin, False, why, finished.seconds, detail=last_words(finished))
+            else:
+                print(f"        {group[0].script}: {why} in {missed[0].case}; its remaining cases run apart", flush=True)
+                self.apart(missed, ranks, plugin, finished)
+        elif not clean:
+            good = False
+            text = f"status {finished.status} after the last case" + (", by timeout" if finished.timed_out else "")
+            self.settle(group[-1], ranks, plugin, False, text, share, detail=last_words(finished))
+        if good and not self.args.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def apart(self, missed, ranks, plugin, together):
+        """The first missed case is the culprit even if it succeeds alone."""
+        before = len(self.results)
+        self.check([missed[0]], ranks, plugin)
+        if all(result["passed"] for result in self.results[before:]):
+            text = "fails after the cases before it, but not alone"
+            self.settle(missed[0], ranks, plugin, False, text, together.seconds, detail=last_words(together))
+        if missed[1:]:
+            self.check(missed[1:], ranks, plugin)
+
+
+def groups_of(rows):
+    """Rows of one script share a process, but for those that need one of their own."""
+    together, groups = {}, []
+    for row in rows:
+        if row.alone:
+            groups.append([row])
+        elif row.script in together:
+            together[row.script].append(row)
+        else:
+            together[row.script] = [row]
+            groups.append(together[row.script])
+    return groups
+
+
+def part_of(printed, case):
+    """What one case printed: scripts with several cases announce each with a line of its own."""
+    if not case:
+        return printed
+    found = re.search(rf"^== {re.escape(case)}\n(.*?)(?=^== |\Z)", printed, re.MULTILINE | re.DOTALL)
+    return found.group(1) if found else ""
+
+
+def last_words(finished, lines=12):
+    noise = re.compile(r"torch/distributed/run.py|^\s*$")
+    text = [line for line in finished.errors.splitlines() if not noise.search(line)]
+    castor = [line for line in text if line.startswith("castor:")][-4:]
+    return "\n".join(dict.fromkeys(castor + text[-lines:]))
+
+
+def refusal(pattern, finished):
+    lines = [line for line in finished.errors.splitlines() if line.startswith("castor:")]
+    for line in lines:
+        if re.search(pattern, line):
+            if finished.status == 0:
+                return False, f"says {line!r} but ends with status 0"
+            if finished.timed_out or finished.left_running:
+                return False, f"says {line!r} but does not end"
+            return True, "refused: " + line.removeprefix("castor:").strip()
+    return False, f"expected a refusal like {pattern!r}, found status {finished.status}"
+
+
+def chosen(args):
+    every = table.rows()
+    if args.script:
+        every = [row for row in every if row.script in args.script or row.script[:-3] in args.script]
+    if args.case:
+        every = [row for row in every if row.case in args.case]
+    if not every:
+        sys.exit("run.py: no row matches --script and --case")
+    plan = []
+    for plugin in args.plugin:
+        for ranks in args.ranks:
+            for row in every:
+                if plugin == "none" and (not row.distributed or row.expect.stages) and ranks != args.ranks[0]:
+                    continue  # one process, whatever the ranks
+                if args.quick and ranks != 2 and (row.script not in AT_4 or plugin != "gemini"):
+                    continue
+                if args.quick and plugin == "none" and row.script not in WITH_NONE:
+                    continue
+                plan.append((plugin, ranks, row))
+    return plan
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = lambda text: text.split(",")  # noqa: E731
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("--script", type=words, default=[], help="comma separated, with or without .py")
+    parser.add_argument("--case", type=words, default=[])
+    parser.add_argument("--ranks", type=lambda text: [int(word) for word in text.split(",")])
+    parser.add_argument("--plugin", type=words, help="gemini, none, plain")
+    parser.add_argument("--markdown", help="write the table of a --full run to this file")
+    parser.add_argument("--build", default=os.path.join(ROOT, "build"), help="folder for references and runs")
+    parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
+    parser.add_argument("--python", default=os.environ.get("PYTHON", os.path.join(ROOT, ".venv", "bin", "python")))
+    parser.add_argument("--patience", type=float, default=1.0, help="factor on every time limit")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of runs that pass")
+    args = parser.parse_args()
+    if args.markdown and not args.full:
+        parser.error("--markdown needs --full")
+    args.ranks = args.ranks or [2, 4] if args.full or args.quick else args.ranks or [2]
+    args.plugin = args.plugin or (["gemini", "none"] if args.full or args.quick else ["gemini"])
+    args.build = os.path.abspath(args.build)
+    return args
+
+
+def main():
+    args = arguments()
+    if args.self_test:
+        sys.exit(selftest.main())
+    for complaint in table.disagreements():
+        sys.exit(f"run.py: {complaint}")
+    if args.plugin != ["plain"] and not os.access(args.castor, os.X_OK):
+        sys.exit(f"run.py: {args.castor} is missing; run make first")
+    suite = Suite(args)
+    os.makedirs(suite.work, exist_ok=True)
+    began = time.monotonic()
+    plan = chosen(args)
+    for plugin in args.plugin:
+        for ranks in args.ranks:
+            for group in groups_of([row for p, n, row in plan if (p, n) == (plugin, ranks)]):
+                suite.check(group, ranks, plugin)
+    with open(os.path.join(suite.work, "results.json"), "w") as file:
+        json.dump(suite.results, file, indent=1)
+    if args.markdown:
+        report.write(args.markdown, suite.results)
+    failed = sum(not result["passed"] for result in suite.results)
+    print(f"semantics: {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{len(suite.results) - failed} passed, {failed} failed", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Shows that the comparison can fail: changes one thing at a time in a recorded run and looks for the report."""
+
+import copy
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+
+import torch
+
+import rows as table
+from compare import compare_runs
+from record import Recorder
+from rows import ADAPTIVE, EXACT, SGD
+
+
+def write_run(folder, change=None, ranks=2):
+    """A run of two ranks, as a script would leave it, with `change` applied to its values."""
+    torch.manual_seed(3)
+    values = {
+        "loss": 1.25,
+        "small": torch.randn(7, 5),
+        "large": nudged(torch.randn(300, 700), 0.0, at=5, to=0.0),
+        "half": torch.randn(64).bfloat16(),
+        "none": None,
+        "state": {"step": torch.tensor(3.0), "exp_avg": torch.randn(300, 700)},
+        "printed": "== \nstep 1 loss 1.2500\n",
+        "saved": torch.randn(50, 50),
+        "ranks": range(ranks),
+        "extra": {},
+    }
+    if change:
+        change(values)
+    for rank in values["ranks"]:
+        log = Recorder(folder)
+        log.rank = rank
+        log.note("loss", values["loss"])
+        log.note("parameters", {key: values[key] for key in ("small", "large", "half")})
+        log.note("gradients", {"small": values["none"], "large": values["large"] * 0.5})
+        log.note("optimizer", [{"settings": {"lr": 0.1}, "states": [values["state"]]}])
+        log.close()
+    torch.save({"model": values["saved"], **values["extra"]}, os.path.join(folder, "model.pt"))
+    return values["printed"]
+
+
+def edit(key, function):
+    def change(values):
+        values[key] = function(copy.deepcopy(values[key]))
+
+    return change
+
+
+def nudged(tensor, by, at=-1, to=None):
+    flat = tensor.view(-1)
+    flat[at] = flat[at] + by if to is None else to
+    return tensor
+
+
+# name, change, tolerance, whether the comparison must fail
+CHECKS = [
+    ("nothing changed", None, EXACT, False),
+    ("one element of a small tensor", edit("small", lambda t: nudged(t, 1e-6)), EXACT, True),
+    ("the same within the tolerance", edit("small", lambda t: nudged(t, 1e-6)), SGD, False),
+    ("one element of a small tensor beyond the tolerance", edit("small", lambda t: nudged(t, 1e-3)), SGD, True),
+    ("one unsampled element of a large tensor", edit("large", lambda t: nudged(t, 1e-6, 100_001)), EXACT, True),
+    ("one unsampled element beyond the tolerance", edit("large", lambda t: nudged(t, 0.1, 100_001)), SGD, True),
+    ("the sign of one zero", edit("large", lambda t: nudged(t, 0.0, at=5, to=-0.0)), EXACT, True),
+    ("the sign of one zero within a tolerance", edit("large", lambda t: nudged(t, 0.0, at=5, to=-0.0)), SGD, False),
+    ("a tensor that became NaN", edit("large", lambda t: t * float("nan")), ADAPTIVE, True),
+    ("a bfloat16 element", edit("half", lambda t: nudged(t, 0.5)), EXACT, True),
+    ("a loss", edit("loss", lambda x: x * (1 + 1e-4)), SGD, True),
+    ("a loss within the tolerance", edit("loss", lambda x: x * (1 + 1e-6)), SGD, False),
+    ("a gradient that appeared", edit("none", lambda _: torch.zeros(7, 5)), ADAPTIVE, True),
+    ("a step count", edit("state", lambda s: {**s, "step": torch.tensor(4.0)}), ADAPTIVE, True),
+    ("a state's name", edit("state", lambda s: {"step": s["step"], "exp_sum": s["exp_avg"]}), ADAPTIVE, True),
+    ("the order of states", edit("state", lambda s: dict(reversed(s.items()))), ADAPTIVE, True),
+    ("a shape", edit("small", lambda t: t.reshape(5, 7)), ADAPTIVE, True),
+    ("a memory layout", edit("small", lambda t: t.t().contiguous().t()), ADAPTIVE, True),
+    ("a dtype", edit("half", lambda t: t.float()), ADAPTIVE, True),
+    ("printed text", edit("printed", lambda s: s.replace("loss", "Loss")), ADAPTIVE, True),
+    ("a printed number", edit("printed", lambda s: s.replace("1.25", "1.35")), SGD, True),
+    ("a printed number's last digit", edit("printed", lambda s: s.replace("1.2500", "1.2501")), SGD, False),
+    ("a printed number's last digit, bitwise", edit("printed", lambda s: s.replace("1.2500", "1.2501")), EXACT, True),
+    ("a line more", edit("printed", lambda s: s + "done\n"), SGD, True),
+    ("a saved tensor", edit("saved", lambda t: nudged(t, 1.0)), SGD, True),
+    ("a saved tensor that is a view of more bytes", edit("saved", lambda t: torch.cat([t, t])[:50]), SGD, True),
+    ("a key more in a saved file", edit("extra", lambda _: {"x": 1}), SGD, True),
+    ("a rank without a record", edit("ranks", lambda _: range(1)), SGD, True),
+]
+
+
+def main():
+    failed = 0
+    base = tempfile.mkdtemp(prefix="selftest-")
+    try:
+        reference = os.path.join(base, "reference")
+        printed = write_run(reference)
+        for name, change, tolerance, must_fail in CHECKS:
+            candidate = os.path.join(base, "candidate")
+            shutil.rmtree(candidate, ignore_errors=True)
+            text = write_run(candidate, change)
+            outcome = compare_runs(reference, candidate, (printed, text), 2, tolerance)
+            good = bool(outcome.failures) == must_fail
+            failed += not good
+            found = outcome.failures[0] if outcome.failures else "equal" if outcome.bitwise else "within the tolerance"
+            print(f"{'ok    ' if good else 'FAILED'} {name}: {found}")
+        os.remove(os.path.join(reference, "model.pt"))
+        with open(os.path.join(reference, "record", "rank0.pkl"), "rb") as file:
+            events = pickle.load(file)
+        with open(os.path.join(reference, "record", "rank0.pkl"), "wb") as file:
+            pickle.dump(events[:-1], file)
+        candidate = os.path.join(base, "candidate")
+        shutil.rmtree(candidate, ignore_errors=True)
+        text = write_run(candidate)
+        outcome = compare_runs(reference, candidate, (printed, text), 2, EXACT)
+        for name, word in (("a file more", "unexpected ['model.pt']"), ("an event more", "saw the events")):
+            good = any(word in failure for failure in outcome.failures)
+            failed += not good
+            print(f"{'ok    ' if good else 'FAILED'} {name}")
+        for complaint in table.disagreements():
+            failed += 1
+            print(f"FAILED {complaint}")
+    finally:
+        shutil.rmtree(base)
+    print(f"{len(CHECKS) + 2 - min(failed, len(CHECKS) + 2)} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
