@@ -37,6 +37,8 @@ all: $(B)/bin/castor $(B)/lib/libcastor.so
 $(B)/obj/kernels/%.o: kernels/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -MMD -c $< -o $@
+# C++ exceptions pass through the wrappers, and their clean-up must run.
+$(B)/obj/interpose/hooks/%.o: CFLAGS_ALL += -fexceptions
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -MMD -c $< -o $@

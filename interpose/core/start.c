@@ -23,7 +23,7 @@ static castor_status option_status;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT, arena_once = PTHREAD_ONCE_INIT,
                       wake_once = PTHREAD_ONCE_INIT;
 static bool arena_serves;
-static bool agent_attached;
+static bool awake, agent_attached;
 static pid_t awake_pid; /* the process that woke up itself: not its forked children */
 
 static struct { void (*prepare)(void), (*parent)(void), (*child)(void); } fork_handlers[FORK_HANDLERS_MAX];
@@ -72,14 +72,18 @@ castor_status start_fork_register(void (*prepare)(void), void (*parent)(void), v
     return status;
 }
 
+static const struct {
+    const char *name;
+    bool engine;
+} plugins[CASTOR_PLUGIN_COUNT] = {
+#define PLUGIN(id, name_, engine_, doc) [CASTOR_PLUGIN_##id] = {.name = name_, .engine = engine_},
+#include "plugins.def"
+};
+
 /* A plugin without an engine leaves PyTorch's memory alone, unless the arena is asked for. */
 static bool arena_wanted(void) {
-    static const bool engine[CASTOR_PLUGIN_COUNT] = {
-#define PLUGIN(id, name, has_engine, doc) [CASTOR_PLUGIN_##id] = has_engine,
-#include "plugins.def"
-    };
     return options()->arena &&
-           (engine[options()->plugin] || option_set_by(OPTION_ID_arena) == OPTION_FROM_ENVIRONMENT);
+           (plugins[options()->plugin].engine || option_set_by(OPTION_ID_arena) == OPTION_FROM_ENVIRONMENT);
 }
 
 static void arena_begin(void) {
@@ -107,7 +111,13 @@ static void wake(void) {
     caller_find_c10();
     start_arena();
     trace_start(options()->trace ? options()->log_dir : "", options()->trace_max, options()->rank);
+    trace_plugin_set(plugins[options()->plugin].name);
     hooks_resolve();
+    __atomic_store_n(&awake, true, __ATOMIC_RELEASE);
+}
+
+bool start_is_awake(void) {
+    return __atomic_load_n(&awake, __ATOMIC_ACQUIRE);
 }
 
 castor_status start_wake_by_hook(void) {

@@ -20,6 +20,8 @@ castor_status start_wake(void);
 /* The same without an agent: PyTorch is in use, but nothing tells its Python events. For wrappers. */
 castor_status start_wake_by_hook(void);
 
+bool start_is_awake(void);
+
 /* Starts the arena where the options want it. True when it serves blocks. */
 bool start_arena(void);
 

@@ -9,7 +9,7 @@
 #include "caller.h"
 #include "../core/start.h"
 #include "../memory/arena.h"
-#include "../trace/trace.h"
+#include "../trace/counters.h"
 
 #define ARENA_SIZE_MIN      4096
 #define ARENA_ALIGNMENT_MAX 4096
@@ -51,18 +51,28 @@ static void *early_alloc(size_t alignment, size_t size) {
     return at + size <= sizeof early.bytes ? early.bytes + at : NULL;
 }
 
+/* Allocations are frequent: large ones are recorded, others only counted. Nothing is before the library is
+ * awake. */
+static void allocation_trace(uint64_t begin_ns, size_t size, const void *block) {
+    if (!start_is_awake())
+        return;
+    if (begin_ns) {
+        trace_record_write(TRACE_CALL, HOOK_POSIX_MEMALIGN, begin_ns, trace_now_ns(), size, (uintptr_t)block,
+                           0, 0);
+        return;
+    }
+    trace_counters *counters = counters_get();
+    if (counters)
+        counters_add(counters, TRACE_CALL, HOOK_POSIX_MEMALIGN, size, 0);
+}
+
 /* A block for libc10; NULL: let the next allocator serve it. */
 static void *torch_alloc(size_t alignment, size_t size) {
-    hooks_count_add(HOOK_POSIX_MEMALIGN, size);
-    if (size < ARENA_SIZE_MIN)
-        return NULL;
-    uint64_t begin = size >= RECORD_SIZE_MIN ? trace_now_ns() : 0;
+    uint64_t begin_ns = size >= RECORD_SIZE_MIN ? trace_now_ns() : 0;
     void *block = NULL;
-    if (alignment <= ARENA_ALIGNMENT_MAX && start_arena())
+    if (size >= ARENA_SIZE_MIN && alignment <= ARENA_ALIGNMENT_MAX && start_arena())
         block = arena_alloc(size);
-    if (begin)
-        trace_record_write(TRACE_CALL, HOOK_POSIX_MEMALIGN, begin, trace_now_ns(), size, (uintptr_t)block, 0,
-                           0);
+    allocation_trace(begin_ns, size, block);
     return block;
 }
 

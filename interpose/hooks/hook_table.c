@@ -14,4 +14,5 @@ const hook_info hook_table[HOOK_COUNT] = {
 const char *const hook_layer_name[HOOK_LAYER_COUNT] = {
     [HOOK_LAYER_ALLOCATION] = "allocation",
     [HOOK_LAYER_GLOO] = "gloo",
+    [HOOK_LAYER_GLOO_WORK] = "gloo work",
 };

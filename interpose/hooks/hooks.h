@@ -10,7 +10,12 @@
 
 #include <stdint.h>
 
-typedef enum hook_layer { HOOK_LAYER_ALLOCATION, HOOK_LAYER_GLOO, HOOK_LAYER_COUNT } hook_layer;
+typedef enum hook_layer {
+    HOOK_LAYER_ALLOCATION,
+    HOOK_LAYER_GLOO,
+    HOOK_LAYER_GLOO_WORK,
+    HOOK_LAYER_COUNT
+} hook_layer;
 typedef enum hook_mode { HOOK_MODE_OBSERVE, HOOK_MODE_REPLACE } hook_mode;
 
 typedef enum hook_id {
@@ -32,15 +37,9 @@ extern const char *const hook_layer_name[HOOK_LAYER_COUNT];
 /* The real function of a row; NULL while it was not looked up, or where it does not exist. */
 void *hooks_real(hook_id id);
 
-/* Looks up all real functions in the libraries that are loaded by now, and sets the coverage gauges. */
+/* Looks up all real functions in the libraries that are loaded by now, names them in the trace and sets the
+ * coverage gauges. */
 void hooks_resolve(void);
-
-/* Counts of one hook in this process. Allocations are counted here only (they are too frequent to record
- * each). */
-typedef struct hook_count {
-    uint64_t count, bytes;
-} hook_count;
-hook_count hooks_get_count(hook_id id);
 
 /* Calls `entered` at the begin of each outermost collective of a process group, on the calling thread, before
  * the real function runs. One observer; NULL removes it. */

@@ -1,12 +1,12 @@
 #include <dlfcn.h>
+#include <string.h>
+#include "payload.h"
 #include "wrapper.h"
 #include "../trace/trace.h"
-
-#define TORCH_LIBRARY "libtorch_cpu.so"
+#include "../../shims/torch/stable.h"
 
 void *hook_real[HOOK_COUNT];
 
-static hook_count counts[HOOK_COUNT];
 HOOK_THREAD_LOCAL bool looking_up;
 
 void *hooks_real(hook_id id) {
@@ -24,32 +24,31 @@ void *hooks_next(hook_id id) {
     return real;
 }
 
+/* What follows the last colon: "allreduce" of "c10d::ProcessGroupGloo::allreduce". */
+static const char *operation_name(hook_id id) {
+    const char *colon = strrchr(hook_table[id].name, ':');
+    return colon ? colon + 1 : hook_table[id].name;
+}
+
 void hooks_resolve(void) {
     uint64_t found = 0, missed = 0;
     /* Python loads it RTLD_LOCAL: RTLD_NEXT does not see it. The handle is kept: torch is never unloaded. */
-    void *torch = dlopen(TORCH_LIBRARY, RTLD_NOLOAD | RTLD_LAZY);
-    for (unsigned id = 0; id < HOOK_COUNT; id++) {
-        if (hook_table[id].layer == HOOK_LAYER_ALLOCATION)
+    void *torch = dlopen(TORCH_CPU_LIBRARY, RTLD_NOLOAD | RTLD_LAZY);
+    if (torch)
+        payload_resolve(torch);
+    for (hook_id id = 0; id < HOOK_COUNT; id++) {
+        hook_layer layer = hook_table[id].layer;
+        if (layer == HOOK_LAYER_ALLOCATION)
             hooks_next(id);
-        else if (torch && !hooks_real(id))
-            __atomic_store_n(&hook_real[id], dlsym(torch, hook_table[id].symbol), __ATOMIC_RELAXED);
         else if (!torch)
             continue;
-        if (hooks_real(id))
-            found++;
-        else
-            missed++;
+        else if (!hooks_real(id))
+            __atomic_store_n(&hook_real[id], dlsym(torch, hook_table[id].symbol), __ATOMIC_RELAXED);
+        *(hooks_real(id) ? &found : &missed) += 1;
+        trace_name_set(TRACE_CALL, id, hook_table[id].name);
+        if (layer == HOOK_LAYER_GLOO)
+            trace_name_set(TRACE_COLLECTIVE, id, operation_name(id));
     }
     trace_gauge_set(GAUGE_HOOKS_FOUND, found);
     trace_gauge_set(GAUGE_HOOKS_MISSED, missed);
-}
-
-void hooks_count_add(hook_id id, uint64_t bytes) {
-    __atomic_fetch_add(&counts[id].count, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&counts[id].bytes, bytes, __ATOMIC_RELAXED);
-}
-
-hook_count hooks_get_count(hook_id id) {
-    return (hook_count){.count = __atomic_load_n(&counts[id].count, __ATOMIC_RELAXED),
-                        .bytes = __atomic_load_n(&counts[id].bytes, __ATOMIC_RELAXED)};
 }

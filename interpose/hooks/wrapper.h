@@ -17,6 +17,4 @@ extern void *hook_real[HOOK_COUNT];
  * thread is in progress: dlsym itself may allocate. */
 void *hooks_next(hook_id id);
 
-void hooks_count_add(hook_id id, uint64_t bytes);
-
 #endif

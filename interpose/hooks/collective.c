@@ -1,0 +1,198 @@
+#include "collective.h"
+#include <stddef.h>
+#include "wrapper.h"
+#include "../trace/trace.h"
+
+#define FLIGHTS_MAX 512u
+#define WORKS_MAX   2048u /* a power of two */
+#define WORK_PROBES 64u
+#define GROUPS_MAX  256u
+
+struct collective_flight {
+    uint32_t claimed; /* atomic: 0, free */
+    uint32_t pending; /* atomic: works that are not complete, and the call until it returns */
+    uint32_t failed;  /* atomic: the call threw */
+    hook_id id;
+    uint32_t group;
+    hook_payload payload;
+    uint64_t call_begin_ns, call_end_ns;
+    uint64_t begin_ns, end_ns; /* atomic: of the works; 0: none yet */
+};
+
+static collective_flight flights[FLIGHTS_MAX];
+static uint32_t flights_next;
+
+/* Works in flight by address. A slot is claimed by its `work`, whose flight is set right after. */
+static struct {
+    const void *work;
+    collective_flight *flight;
+} works[WORKS_MAX];
+
+/* Process groups in order of first use; an ended one keeps its number, which is not given again. */
+static const void *groups[GROUPS_MAX];
+static char group_ended;
+
+static void (*observer)(hook_id id);
+
+HOOK_THREAD_LOCAL collective_call *current;
+
+void hooks_collective_observe(void (*entered)(hook_id id)) {
+    __atomic_store_n(&observer, entered, __ATOMIC_RELEASE);
+}
+
+/* Those beyond the table share its last number. */
+static uint32_t group_number(const void *group) {
+    for (uint32_t i = 0; i < GROUPS_MAX; i++) {
+        const void *seen = __atomic_load_n(&groups[i], __ATOMIC_RELAXED);
+        if (!seen &&
+            __atomic_compare_exchange_n(&groups[i], &seen, group, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            return i;
+        if (seen == group)
+            return i;
+    }
+    return GROUPS_MAX - 1;
+}
+
+void collective_group_end(const void *group) {
+    for (uint32_t i = 0; i < GROUPS_MAX && __atomic_load_n(&groups[i], __ATOMIC_RELAXED); i++)
+        if (__atomic_load_n(&groups[i], __ATOMIC_RELAXED) == group)
+            __atomic_store_n(&groups[i], &group_ended, __ATOMIC_RELAXED);
+}
+
+static collective_flight *flight_claim(void) {
+    uint32_t first = __atomic_fetch_add(&flights_next, 1, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < FLIGHTS_MAX; i++) {
+        collective_flight *flight = &flights[(first + i) % FLIGHTS_MAX];
+        uint32_t free = 0;
+        if (__atomic_compare_exchange_n(&flight->claimed, &free, 1, false, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED))
+            return flight;
+    }
+    return NULL;
+}
+
+static void record(hook_id id, uint64_t begin_ns, uint64_t end_ns, const hook_payload *payload,
+                   uint32_t group) {
+    trace_record_write(TRACE_COLLECTIVE, id, begin_ns, end_ns, payload->bytes, payload->dtype, group,
+                       payload->numel);
+}
+
+/* One of the flight's parts is complete. */
+static void flight_part_end(collective_flight *flight) {
+    if (__atomic_sub_fetch(&flight->pending, 1, __ATOMIC_ACQ_REL))
+        return;
+    bool worked = flight->end_ns != 0;
+    if (!flight->failed)
+        record(flight->id, worked ? flight->begin_ns : flight->call_begin_ns,
+               worked ? flight->end_ns : flight->call_end_ns, &flight->payload, flight->group);
+    __atomic_store_n(&flight->claimed, 0, __ATOMIC_RELEASE);
+}
+
+bool collective_enter(collective_call *call, hook_id id, const void *group) {
+    call->outermost = current == NULL;
+    if (!call->outermost)
+        return false;
+    current = call;
+    call->id = id;
+    call->returned = false;
+    call->flight = NULL;
+    call->group = group_number(group);
+    call->payload = (hook_payload){.dtype = PAYLOAD_NO_DTYPE};
+    void (*entered)(hook_id) = __atomic_load_n(&observer, __ATOMIC_ACQUIRE);
+    if (entered)
+        entered(id);
+    return true;
+}
+
+void collective_begin(collective_call *call) {
+    call->begin_ns = trace_now_ns();
+    collective_flight *flight = call->flight = flight_claim();
+    if (!flight)
+        return;
+    flight->id = call->id;
+    flight->group = call->group;
+    flight->payload = call->payload;
+    flight->failed = 0;
+    flight->call_begin_ns = call->begin_ns;
+    flight->begin_ns = flight->end_ns = 0;
+    __atomic_store_n(&flight->pending, 1, __ATOMIC_RELEASE);
+}
+
+void collective_leave(collective_call *call) {
+    if (!call->outermost)
+        return;
+    current = NULL;
+    uint64_t end_ns = trace_now_ns();
+    if (call->flight) {
+        call->flight->call_end_ns = end_ns;
+        if (!call->returned)
+            __atomic_store_n(&call->flight->failed, 1, __ATOMIC_RELAXED);
+        flight_part_end(call->flight);
+    } else if (call->returned) {
+        record(call->id, call->begin_ns, end_ns, &call->payload, call->group);
+    }
+}
+
+static uint32_t work_slot(const void *work, uint32_t probe) {
+    return (uint32_t)(((uintptr_t)work >> 4) * 2654435761u + probe) % WORKS_MAX;
+}
+
+static int work_find(const void *work) {
+    for (uint32_t probe = 0; probe < WORK_PROBES; probe++) {
+        uint32_t slot = work_slot(work, probe);
+        if (__atomic_load_n(&works[slot].work, __ATOMIC_ACQUIRE) == work)
+            return (int)slot;
+    }
+    return -1;
+}
+
+/* Takes a work out of the table. */
+static collective_flight *work_take(const void *work) {
+    int slot = work_find(work);
+    if (slot < 0)
+        return NULL;
+    collective_flight *flight = works[slot].flight;
+    __atomic_store_n(&works[slot].work, NULL, __ATOMIC_RELEASE);
+    return flight;
+}
+
+void collective_work_enqueue(const void *work) {
+    /* Left over from a work at this address that was destroyed before it ran. */
+    collective_flight *lost = work_take(work);
+    if (lost)
+        flight_part_end(lost);
+    collective_flight *flight = current ? current->flight : NULL;
+    if (!flight)
+        return;
+    for (uint32_t probe = 0; probe < WORK_PROBES; probe++) {
+        uint32_t slot = work_slot(work, probe);
+        const void *none = NULL;
+        /* No other thread looks for this work before it is in the queue: its flight may follow. */
+        if (__atomic_compare_exchange_n(&works[slot].work, &none, work, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED)) {
+            works[slot].flight = flight;
+            __atomic_add_fetch(&flight->pending, 1, __ATOMIC_RELAXED);
+            return;
+        }
+    }
+}
+
+void collective_work_begin(const void *work) {
+    int slot = work_find(work);
+    if (slot < 0)
+        return;
+    uint64_t none = 0;
+    __atomic_compare_exchange_n(&works[slot].flight->begin_ns, &none, trace_now_ns(), false, __ATOMIC_RELAXED,
+                                __ATOMIC_RELAXED);
+}
+
+void collective_work_end(const void *work) {
+    collective_flight *flight = work_take(work);
+    if (!flight)
+        return;
+    uint64_t now = trace_now_ns(), seen = __atomic_load_n(&flight->end_ns, __ATOMIC_RELAXED);
+    while (seen < now && !__atomic_compare_exchange_n(&flight->end_ns, &seen, now, false, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED))
+        ;
+    flight_part_end(flight);
+}

@@ -1,0 +1,111 @@
+/* c10d::ProcessGroupGloo: the wrappers of its collectives, made from the table, and those that follow a
+ * collective on its worker thread. All of them observe: arguments and results pass through unchanged.
+ *
+ * A C++ function that returns an object with a destructor takes the address for it as a hidden first argument
+ * and returns that address: on x86-64 this is a C function with a pointer in front. Elsewhere the address
+ * travels in a register that C cannot name, so the layer exists on x86-64 only. */
+#include "collective.h"
+#include "wrapper.h"
+#include "../core/start.h"
+#include "../trace/trace.h"
+
+#ifdef __x86_64__
+
+typedef void *hook_work; /* where the intrusive_ptr<Work> was put */
+
+/* The real function of a row, in libtorch_cpu.so. The library may be called before the agent attaches. */
+static void *real_function(hook_id id) {
+    if (__builtin_expect(!start_is_awake(), 0))
+        start_wake_by_hook();
+    void *real = hooks_real(id);
+    if (__builtin_expect(!real, 0)) {
+        hooks_resolve();
+        real = hooks_real(id);
+    }
+    return real;
+}
+
+#define CALL_REAL_hook_work(call, real, arguments)                                                           \
+    hook_work result = real arguments;                                                                       \
+    (call).returned = true;                                                                                  \
+    return result
+#define CALL_REAL_void(call, real, arguments)                                                                \
+    real arguments;                                                                                          \
+    (call).returned = true
+
+#define WRAP_ALLOCATION(...)
+#define WRAP_GLOO_WORK(...)
+#define WRAP_GLOO(result, id, symbol, parameters, arguments, payload_kind, source)                           \
+    HOOK_EXPORT result wrap_##id parameters __asm__(symbol);                                                 \
+    HOOK_EXPORT result wrap_##id parameters {                                                                \
+        result(*real) parameters = real_function(HOOK_##id);                                                 \
+        __attribute__((cleanup(collective_leave))) collective_call call;                                     \
+        if (collective_enter(&call, HOOK_##id, self)) {                                                      \
+            payload_measure_##payload_kind(&call.payload, source);                                           \
+            collective_begin(&call);                                                                         \
+        }                                                                                                    \
+        CALL_REAL_##result(call, real, arguments);                                                           \
+    }
+#define HOOK(layer, mode, result, id, name, symbol, parameters, arguments, payload_kind, source, doc)        \
+    WRAP_##layer(result, id, symbol, parameters, arguments, payload_kind, source)
+#include "hooks.def"
+
+/* The wrappers of the works, declared from the table and written out below. */
+#undef WRAP_GLOO
+#undef WRAP_GLOO_WORK
+#define WRAP_GLOO(...)
+#define WRAP_GLOO_WORK(result, id, symbol, parameters, ...)                                                  \
+    HOOK_EXPORT result wrap_##id parameters __asm__(symbol);                                                 \
+    typedef result function_##id parameters;
+#define HOOK(layer, mode, result, id, name, symbol, parameters, arguments, payload_kind, source, doc)        \
+    WRAP_##layer(result, id, symbol, parameters, arguments, payload_kind, source)
+#include "hooks.def"
+
+#define REAL(id) ((function_##id *)real_function(HOOK_##id))
+
+void wrap_GLOO_ENQUEUE(void *self, void *work) {
+    collective_work_enqueue(*(void **)work);
+    REAL(GLOO_ENQUEUE)(self, work);
+}
+
+void wrap_GLOO_WORK_EXECUTE(const void *work) {
+    collective_work_begin(*(void *const *)work);
+    REAL(GLOO_WORK_EXECUTE)(work);
+}
+
+/* Before the real function: it wakes those who wait for the work, and they may look at the counters. */
+void wrap_GLOO_WORK_FINISH(void *work) {
+    collective_work_end(work);
+    REAL(GLOO_WORK_FINISH)(work);
+}
+
+void wrap_GLOO_WORK_FINISH_ERROR(void *work, const void *exception) {
+    collective_work_end(work);
+    REAL(GLOO_WORK_FINISH_ERROR)(work, exception);
+}
+
+bool wrap_GLOO_SEND_WAIT(void *self, int64_t timeout_ms) {
+    uint64_t begin = trace_now_ns();
+    bool done = REAL(GLOO_SEND_WAIT)(self, timeout_ms);
+    trace_record_write(TRACE_CALL, HOOK_GLOO_SEND_WAIT, begin, trace_now_ns(), 0, 0, 0, 0);
+    return done;
+}
+
+bool wrap_GLOO_RECV_WAIT(void *self, int64_t timeout_ms) {
+    uint64_t begin = trace_now_ns();
+    bool done = REAL(GLOO_RECV_WAIT)(self, timeout_ms);
+    trace_record_write(TRACE_CALL, HOOK_GLOO_RECV_WAIT, begin, trace_now_ns(), 0, 0, 0, 0);
+    return done;
+}
+
+void wrap_GLOO_DELETE(void *self) {
+    collective_group_end(self);
+    REAL(GLOO_DELETE)(self);
+}
+
+void wrap_GLOO_DESTROY(void *self) {
+    collective_group_end(self);
+    REAL(GLOO_DESTROY)(self);
+}
+
+#endif
