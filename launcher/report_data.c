@@ -1,0 +1,385 @@
+#include "report.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FILES_MAX 1000000 /* of one directory */
+
+/* ---- growing arrays ---- */
+
+static bool grow(void *array_pointer, size_t *capacity, size_t count, size_t item_bytes) {
+    if (count < *capacity)
+        return true;
+    void **array = array_pointer;
+    size_t wanted = *capacity == 0 ? 16 : *capacity * 2;
+    void *larger = realloc(*array, wanted * item_bytes);
+    if (larger == NULL)
+        return false;
+    *array = larger;
+    *capacity = wanted;
+    return true;
+}
+
+static bool add_line(char ***lines, size_t *count, const char *format, va_list arguments) {
+    char *line;
+    if (vasprintf(&line, format, arguments) < 0)
+        return false;
+    char **larger = realloc(*lines, (*count + 1) * sizeof *larger);
+    if (larger == NULL) {
+        free(line);
+        return false;
+    }
+    *lines = larger;
+    (*lines)[(*count)++] = line;
+    return true;
+}
+
+bool report_add_note(report *report, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    bool added = add_line(&report->notes, &report->note_count, format, arguments);
+    va_end(arguments);
+    return added;
+}
+
+__attribute__((format(printf, 2, 3))) static bool add_problem(report *report, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    bool added = add_line(&report->problems, &report->problem_count, format, arguments);
+    va_end(arguments);
+    return added;
+}
+
+bool report_add_counter(report_counters *counters, const char *name, const trace_counter *value) {
+    for (size_t i = 0; i < counters->count; i++) {
+        report_counter *row = &counters->rows[i];
+        if (strcmp(row->name, name) == 0) {
+            row->count += value->count;
+            row->bytes += value->bytes;
+            row->ns += value->ns;
+            return true;
+        }
+    }
+    if (!grow(&counters->rows, &counters->capacity, counters->count, sizeof *counters->rows))
+        return false;
+    char *copy = strdup(name);
+    if (copy == NULL)
+        return false;
+    counters->rows[counters->count++] = (report_counter){copy, value->count, value->bytes, value->ns};
+    return true;
+}
+
+/* ---- the files of the directory ---- */
+
+static bool has_suffix(const char *name, const char *suffix) {
+    size_t length = strlen(name), suffix_length = strlen(suffix);
+    return length > suffix_length && strcmp(name + length - suffix_length, suffix) == 0;
+}
+
+static int open_file(int directory_fd, const char *name) {
+    /* O_NONBLOCK: a FIFO with the name of a trace must not hold us. */
+    return openat(directory_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+}
+
+static bool read_counters_file(report *report, int directory_fd, const char *name) {
+    int fd = open_file(directory_fd, name);
+    if (fd < 0)
+        return add_problem(report, "%s cannot be opened: %s", name, strerror(errno));
+    char message[TRACE_READ_MESSAGE_MAX];
+    trace_counters *counters = malloc(sizeof *counters);
+    bool complete = counters != NULL;
+    trace_read_status status = complete ? trace_read_counters(fd, counters, message) : TRACE_READ_EMPTY;
+    close(fd);
+    if (status == TRACE_READ_BAD)
+        complete = add_problem(report, "%s %s", name, message);
+    if (status != TRACE_READ_OK) {
+        free(counters);
+        return complete;
+    }
+    if (!grow(&report->processes, &report->process_capacity, report->process_count,
+              sizeof *report->processes)) {
+        free(counters);
+        return false;
+    }
+    report->processes[report->process_count++] =
+        (report_process){.counters = counters, .last_ns = counters->last_monotonic_ns};
+    return true;
+}
+
+typedef struct segment_reading {
+    report *report;
+    trace_segment header;
+    report_process *owner; /* NULL until the first record, and when its counters cannot be read */
+    uint64_t records;
+    bool out_of_memory;
+} segment_reading;
+
+static void visit_record(void *context, const trace_record *record) {
+    segment_reading *reading = context;
+    report *report = reading->report;
+    if (reading->records++ == 0)
+        for (size_t i = 0; i < report->process_count && reading->owner == NULL; i++)
+            if (report->processes[i].counters->uid == reading->header.process_uid)
+                reading->owner = &report->processes[i];
+    report->records++;
+    report_process *owner = reading->owner;
+    if (owner == NULL)
+        return;
+    owner->records++;
+    if (record->end_ns > owner->last_ns)
+        owner->last_ns = record->end_ns;
+    if (record->kind != TRACE_STEP)
+        return;
+    if (grow(&owner->steps, &owner->step_capacity, owner->step_count, sizeof *owner->steps))
+        owner->steps[owner->step_count++] = (report_step){record->begin_ns, record->id};
+    else
+        reading->out_of_memory = true;
+}
+
+static bool read_segment_file(report *report, int directory_fd, const char *name) {
+    int fd = open_file(directory_fd, name);
+    if (fd < 0)
+        return add_problem(report, "%s cannot be opened: %s", name, strerror(errno));
+    struct stat file;
+    report->trace_bytes += fstat(fd, &file) == 0 ? (uint64_t)file.st_size : 0;
+    segment_reading reading = {.report = report};
+    char message[TRACE_READ_MESSAGE_MAX];
+    trace_read_status status = trace_read_segment(fd, &reading.header, visit_record, &reading, message);
+    close(fd);
+    if (reading.out_of_memory)
+        return false;
+    if (status == TRACE_READ_BAD)
+        return add_problem(report, "%s %s", name, message);
+    if (reading.records > 0 && reading.owner == NULL)
+        return add_problem(report, "%s belongs to a process whose counter file is missing or cannot be read",
+                           name);
+    return true;
+}
+
+static int compare_names(const void *left, const void *right) {
+    return strcmp(*(char *const *)left, *(char *const *)right);
+}
+
+/* The names in a directory that end in `suffix`, sorted; the caller frees them. */
+static bool list_files(DIR *directory, const char *suffix, char ***names, size_t *count) {
+    size_t capacity = 0;
+    *names = NULL;
+    *count = 0;
+    rewinddir(directory);
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL && *count < FILES_MAX;) {
+        if (!has_suffix(entry->d_name, suffix))
+            continue;
+        if (!grow(names, &capacity, *count, sizeof **names))
+            return false;
+        if (((*names)[*count] = strdup(entry->d_name)) == NULL)
+            return false;
+        ++*count;
+    }
+    if (*count > 0)
+        qsort(*names, *count, sizeof **names, compare_names);
+    return true;
+}
+
+static bool read_files(report *report, DIR *directory, const char *suffix,
+                       bool (*read_file)(struct report *, int, const char *)) {
+    char **names;
+    size_t count;
+    bool complete = list_files(directory, suffix, &names, &count);
+    for (size_t i = 0; i < count; i++) {
+        complete = complete && read_file(report, dirfd(directory), names[i]);
+        free(names[i]);
+    }
+    free(names);
+    return complete;
+}
+
+/* ---- what they say ---- */
+
+static bool add_named(report_counters *counters, const trace_counters *source, uint32_t kind, uint32_t id,
+                      const trace_counter *value) {
+    if (value->count == 0)
+        return true;
+    const char *name = trace_read_name(source, kind, id);
+    char fallback[32];
+    if (name == NULL) {
+        static const char *const kind_names[] = {
+#define RECORD(id, name, id_holds, ids, a, b, c, doc) name,
+#include "trace/record.def"
+        };
+        snprintf(fallback, sizeof fallback, "%s-%u", kind_names[kind], id);
+        name = fallback;
+    }
+    return report_add_counter(counters, name, value);
+}
+
+static bool add_process_counters(report *report, const trace_counters *source) {
+    static const struct {
+        trace_record_kind kind;
+        size_t table;
+    } tables[] = {
+        {TRACE_CALL, offsetof(struct report, calls)},
+        {TRACE_COLLECTIVE, offsetof(struct report, collectives)},
+        {TRACE_WAIT, offsetof(struct report, waits)},
+        {TRACE_EVENT, offsetof(struct report, events)},
+    };
+    for (size_t table = 0; table < sizeof tables / sizeof *tables; table++) {
+        uint32_t kind = tables[table].kind;
+        report_counters *counters = (report_counters *)((char *)report + tables[table].table);
+        for (uint32_t id = 0; id < trace_slot_ids(kind); id++) {
+            const trace_counter *value = &source->counters[trace_slot(kind, id)];
+            if (!add_named(counters, source, kind, id, value))
+                return false;
+            /* A collective is an intercepted call, too: under its symbol. */
+            if (kind == TRACE_COLLECTIVE && trace_read_name(source, TRACE_CALL, id) != NULL &&
+                !add_named(&report->calls, source, TRACE_CALL, id, value))
+                return false;
+        }
+    }
+    return true;
+}
+
+static int compare_counters(const void *left, const void *right) {
+    const report_counter *a = left, *b = right;
+    if (a->ns != b->ns)
+        return a->ns < b->ns ? 1 : -1;
+    if (a->count != b->count)
+        return a->count < b->count ? 1 : -1;
+    return strcmp(a->name, b->name);
+}
+
+static void sort_counters(report_counters *counters) {
+    if (counters->count > 0)
+        qsort(counters->rows, counters->count, sizeof *counters->rows, compare_counters);
+}
+
+static bool summarize(report *report) {
+    uint64_t first_ns = UINT64_MAX, last_ns = 0;
+    for (size_t i = 0; i < report->process_count; i++) {
+        const report_process *process = &report->processes[i];
+        const trace_counters *counters = process->counters;
+        if (!add_process_counters(report, counters))
+            return false;
+        report->dropped += counters->dropped;
+        if (counters->trace_max_bytes > report->trace_max_bytes)
+            report->trace_max_bytes = counters->trace_max_bytes;
+        report->truncated |=
+            counters->recording == TRACE_RECORDING_FULL || counters->recording == TRACE_RECORDING_FAILED;
+        report->counters_only |= counters->recording == TRACE_RECORDING_OFF;
+        /* Nodes share no monotonic clock. */
+        uint64_t lived_ns = process->last_ns > counters->start_monotonic_ns
+                                ? process->last_ns - counters->start_monotonic_ns
+                                : 0;
+        if (counters->start_realtime_ns < first_ns)
+            first_ns = counters->start_realtime_ns;
+        if (counters->start_realtime_ns + lived_ns > last_ns)
+            last_ns = counters->start_realtime_ns + lived_ns;
+    }
+    report->start_realtime_ns = first_ns;
+    report->duration_seconds = last_ns > first_ns ? (double)(last_ns - first_ns) / 1e9 : 0;
+    sort_counters(&report->calls);
+    sort_counters(&report->collectives);
+    sort_counters(&report->waits);
+    sort_counters(&report->events);
+    return report_find_ranks(report);
+}
+
+/* The newest directory below this one that has a trace: people give the directory of all jobs. */
+static void suggest_subdirectory(DIR *directory, const char *path) {
+    char newest[NAME_MAX + 1] = "";
+    rewinddir(directory);
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        if (entry->d_name[0] == '.' || strcmp(entry->d_name, newest) < 0)
+            continue;
+        int fd = openat(dirfd(directory), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        DIR *below = fd < 0 ? NULL : fdopendir(fd);
+        if (below == NULL) {
+            if (fd >= 0)
+                close(fd);
+            continue;
+        }
+        for (struct dirent *file; (file = readdir(below)) != NULL;)
+            if (has_suffix(file->d_name, TRACE_COUNTERS_SUFFIX)) {
+                snprintf(newest, sizeof newest, "%s", entry->d_name);
+                break;
+            }
+        closedir(below);
+    }
+    trace_read_clean(newest, sizeof newest);
+    if (newest[0] != '\0')
+        fprintf(stderr, "castor: %s holds no trace itself; its newest job is `castor report %s/%s`\n", path,
+                path, newest);
+    else
+        fprintf(stderr,
+                "castor: %s holds no trace: no process of the job recorded anything, or it is not the "
+                "directory of "
+                "`castor run --log-dir`\n",
+                path);
+}
+
+bool report_read(report *report, const char *path) {
+    memset(report, 0, sizeof *report);
+    DIR *directory = opendir(path);
+    if (directory == NULL) {
+        fprintf(stderr, "castor: cannot read the log directory %s: %s\n", path, strerror(errno));
+        return false;
+    }
+    bool complete = (report->directory = realpath(path, NULL)) != NULL;
+    if (complete) {
+        const char *slash = strrchr(report->directory, '/');
+        report->job = slash == NULL || slash[1] == '\0' ? report->directory : slash + 1;
+    }
+    complete = complete && read_files(report, directory, TRACE_COUNTERS_SUFFIX, read_counters_file) &&
+               read_files(report, directory, TRACE_SEGMENT_SUFFIX, read_segment_file);
+    for (size_t i = 0; i < report->problem_count; i++) {
+        trace_read_clean(report->problems[i], strlen(report->problems[i]) + 1);
+        fprintf(stderr, "castor: %s/%s\n", path, report->problems[i]);
+    }
+    if (complete && report->process_count == 0) {
+        if (report->problem_count == 0)
+            suggest_subdirectory(directory, path);
+        closedir(directory);
+        return false;
+    }
+    closedir(directory);
+    complete = complete && summarize(report);
+    if (!complete)
+        fprintf(stderr, "castor: out of memory while reading %s\n", path);
+    return complete;
+}
+
+static void free_counters(report_counters *counters) {
+    for (size_t i = 0; i < counters->count; i++)
+        free(counters->rows[i].name);
+    free(counters->rows);
+}
+
+static void free_lines(char **lines, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        free(lines[i]);
+    free(lines);
+}
+
+void report_free(report *report) {
+    for (size_t i = 0; i < report->process_count; i++) {
+        free(report->processes[i].counters);
+        free(report->processes[i].steps);
+    }
+    free(report->processes);
+    free(report->ranks);
+    free(report->nodes);
+    free_counters(&report->calls);
+    free_counters(&report->collectives);
+    free_counters(&report->waits);
+    free_counters(&report->events);
+    free_lines(report->notes, report->note_count);
+    free_lines(report->problems, report->problem_count);
+    free(report->outcome);
+    free(report->directory);
+    memset(report, 0, sizeof *report);
+}

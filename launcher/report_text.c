@@ -1,0 +1,169 @@
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+#include "report.h"
+#include "text_table.h"
+
+#define CALLS_SHOWN 20
+
+/* The readable part of a mangled C++ name: `_ZN4c10d16ProcessGroupGloo9allreduceE...` is
+ * c10d::ProcessGroupGloo::allreduce. Any other name is given as it is. */
+static void shorten_symbol(char *out, size_t out_size, const char *symbol) {
+    size_t length = 0;
+    const char *at = symbol;
+    if (strncmp(symbol, "_ZN", 3) == 0) {
+        at += 3;
+        while (*at == 'K' || *at == 'V' || *at == 'r')
+            at++;
+        while (*at >= '1' && *at <= '9') {
+            size_t part = 0;
+            while (*at >= '0' && *at <= '9' && part < 4096)
+                part = part * 10 + (size_t)(*at++ - '0');
+            if (part > strlen(at) || length + part + 3 > out_size)
+                break;
+            length += (size_t)snprintf(out + length, out_size - length, "%s%.*s", length > 0 ? "::" : "",
+                                       (int)part, at);
+            at += part;
+        }
+        if (*at == 'E' && length > 0)
+            return;
+    }
+    snprintf(out, out_size, "%s", symbol);
+}
+
+static void write_header(const report *report, FILE *out) {
+    char figure[TEXT_FIGURE_MAX], started[64] = "";
+    time_t seconds = (time_t)(report->start_realtime_ns / 1000000000u);
+    struct tm broken_down;
+    if (localtime_r(&seconds, &broken_down) != NULL)
+        strftime(started, sizeof started, "%Y-%m-%d %H:%M:%S", &broken_down);
+    fprintf(out, "Castor report: %s\n\n", report->job);
+    fprintf(out, "  command   %s\n", report->command);
+    fprintf(out, "  plugin    %s\n", report->plugin[0] != '\0' ? report->plugin : "not known");
+    fprintf(out, "  ranks     %zu on %zu node%s\n", report->rank_count, report->node_count,
+            report->node_count == 1 ? "" : "s");
+    fprintf(out, "  started   %s, %s\n", started, text_seconds(figure, report->duration_seconds));
+    fprintf(out, "  outcome   %s\n", report->outcome);
+}
+
+static void add_gauge_cell(text_table *table, uint64_t bytes) {
+    char figure[TEXT_FIGURE_MAX];
+    text_table_add(table, "%s", bytes == 0 ? "-" : text_bytes(figure, bytes));
+}
+
+static void write_ranks(const report *report, FILE *out) {
+    text_table table = {.headings = {"rank", "pid", "steps", "step time", "micro-steps", "param", "grad",
+                                     "optim", "other", "PSS", "waits"}};
+    static const trace_gauge kinds[] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
+                                        GAUGE_OTHER_BYTES, GAUGE_PSS_BYTES};
+    char figure[TEXT_FIGURE_MAX];
+    bool several_optimizers = false;
+    uint64_t pss_bytes = 0;
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        if (rank->rank >= 0)
+            text_table_add(&table, "%d", rank->rank);
+        else
+            text_table_add(&table, "?");
+        text_table_add(&table, "%u", rank->process->counters->pid);
+        bool several = rank->optimizer_steps != rank->steps;
+        several_optimizers |= several;
+        text_table_add(&table, several ? "%" PRIu64 " (%" PRIu64 ")" : "%" PRIu64, rank->steps,
+                       rank->optimizer_steps);
+        text_table_add(&table, "%s", rank->step_seconds > 0 ? text_seconds(figure, rank->step_seconds) : "-");
+        text_table_add(&table, "%" PRIu64, rank->micro_steps);
+        for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
+            add_gauge_cell(&table, report_gauge(rank->process, kinds[kind]).max);
+        uint64_t wait_ns = report_gauge(rank->process, GAUGE_WAIT_NS).last;
+        text_table_add(&table, "%s", wait_ns > 0 ? text_seconds(figure, (double)wait_ns / 1e9) : "-");
+        pss_bytes += report_gauge(rank->process, GAUGE_PSS_BYTES).max;
+    }
+    fprintf(out, "\nRanks (memory: peaks; step time: median%s)\n",
+            several_optimizers ? "; steps: of the busiest optimizer, in parentheses of all" : "");
+    text_table_print(&table, out, 2);
+    if (report->rank_count > 1 && pss_bytes > 0)
+        fprintf(out, "  sum of the PSS peaks: %s\n", text_bytes(figure, pss_bytes));
+}
+
+static void write_model_data(const report *report, FILE *out) {
+    if (report_fullest_node(report) == NULL)
+        return;
+    text_table table = {.headings = {"node", "parameters", "param", "grad", "optim", "private copies", "sum",
+                                     "bytes per parameter", "peak"}};
+    char figure[TEXT_FIGURE_MAX];
+    for (size_t i = 0; i < report->node_count; i++) {
+        const report_node *node = &report->nodes[i];
+        text_table_add(&table, "%s", node->host);
+        text_table_add(&table, "%s", text_count(figure, node->numel));
+        add_gauge_cell(&table, node->param_bytes);
+        add_gauge_cell(&table, node->grad_bytes);
+        add_gauge_cell(&table, node->optim_bytes);
+        add_gauge_cell(&table, node->private_bytes);
+        text_table_add(&table, "%s", text_bytes(figure, report_node_bytes(node)));
+        if (node->numel > 0)
+            text_table_add(&table, "%.2f", (double)report_node_bytes(node) / (double)node->numel);
+        else
+            text_table_add(&table, "-");
+        add_gauge_cell(&table, report_node_peak_bytes(node));
+    }
+    fprintf(out, "\nModel data per node\n");
+    text_table_print(&table, out, 2);
+}
+
+static void write_counters(const report_counters *counters, const char *title, const char *heading,
+                           size_t shown, FILE *out) {
+    if (counters->count == 0)
+        return;
+    text_table table = {.headings = {heading, "count", "bytes", "time", "mean"}};
+    char figure[TEXT_FIGURE_MAX], name[256];
+    for (size_t i = 0; i < counters->count && i < shown; i++) {
+        const report_counter *row = &counters->rows[i];
+        shorten_symbol(name, sizeof name, row->name);
+        text_table_add(&table, "%s", name);
+        text_table_add(&table, "%s", text_count(figure, row->count));
+        add_gauge_cell(&table, row->bytes);
+        text_table_add(&table, "%s", row->ns > 0 ? text_seconds(figure, (double)row->ns / 1e9) : "-");
+        text_table_add(&table, "%s",
+                       row->ns > 0 ? text_seconds(figure, (double)row->ns / 1e9 / (double)row->count) : "-");
+    }
+    fprintf(out, "\n%s\n", title);
+    text_table_print(&table, out, 2);
+    if (counters->count > shown)
+        fprintf(out, "  and %zu more (--format json has all)\n", counters->count - shown);
+}
+
+static void write_summary(const report *report, FILE *out) {
+    char figure[TEXT_FIGURE_MAX], other[TEXT_FIGURE_MAX];
+    fprintf(out, "\n");
+    if (report->chunks.count > 0)
+        fprintf(out, "Chunks    %s of %s; %s moved between tiers, %s\n",
+                text_count(figure, report->chunks.count),
+                text_bytes((char[TEXT_FIGURE_MAX]){0}, report->chunks.size),
+                text_count(other, report->chunks.moves),
+                text_bytes((char[TEXT_FIGURE_MAX]){0}, report->chunks.bytes_moved));
+    if (report->hooked + report->missed > 0)
+        fprintf(out, "Coverage  %" PRIu64 " functions hooked, %" PRIu64 " missed\n", report->hooked,
+                report->missed);
+    fprintf(out, "Trace     %s records in %s%s\n", text_count(figure, report->records),
+            text_bytes(other, report->trace_bytes),
+            report->truncated                               ? ", not complete"
+            : report->counters_only && report->records == 0 ? ", counters only"
+                                                            : "");
+    if (report->note_count + report->problem_count > 0)
+        fprintf(out, "\nNotes\n");
+    for (size_t i = 0; i < report->note_count; i++)
+        fprintf(out, "  - %s\n", report->notes[i]);
+    for (size_t i = 0; i < report->problem_count; i++)
+        fprintf(out, "  - not read: %s\n", report->problems[i]);
+}
+
+void report_write_text(const report *report, FILE *out) {
+    write_header(report, out);
+    write_ranks(report, out);
+    write_model_data(report, out);
+    write_counters(&report->collectives, "Collectives (all ranks)", "operation", SIZE_MAX, out);
+    write_counters(&report->calls, "Calls (all ranks, by time)", "function", CALLS_SHOWN, out);
+    write_counters(&report->waits, "Waits for other ranks (all ranks)", "for", SIZE_MAX, out);
+    write_counters(&report->events, "Events (all ranks)", "event", SIZE_MAX, out);
+    write_summary(report, out);
+}
