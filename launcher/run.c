@@ -1,0 +1,100 @@
+#include "run.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+#include "core/log.h"
+#include "core/options.h"
+
+/* Loads the options that the job will run with, wherever they come from. */
+static int check_options(const run_request *request, char *const *base) {
+    char message[512];
+    run_environment settled;
+    if (!run_environment_settle(request, base, &settled)) {
+        LOG_E("out of memory");
+        return RUN_EXIT_SYSTEM;
+    }
+    castor_status status = options_load(settled.entries, message, sizeof message);
+    run_environment_free(&settled);
+    if (status != CASTOR_OK) {
+        LOG_E("in the environment: %s", message);
+        return RUN_EXIT_USAGE;
+    }
+    log_set_level((log_level)options()->log_level);
+    return 0;
+}
+
+static int check_ranks(const run_request *request) {
+    const char *fix, *launcher = run_command_launcher(request->command, &fix);
+    if (request->ranks == 1)
+        return 0;
+    if (launcher) {
+        LOG_E("--nproc %d: %s starts its own ranks; leave --nproc out and pass %s %d to %s", request->ranks,
+              launcher, fix, request->ranks, launcher);
+        return RUN_EXIT_USAGE;
+    }
+    if (options()->plugin == CASTOR_PLUGIN_NONE)
+        LOG_W("--nproc %d with plugin none starts %d copies that know nothing of each other; see --plugin",
+              request->ranks, request->ranks);
+    return 0;
+}
+
+static int make_token(char *token) {
+    unsigned char bytes[RUN_TOKEN_DIGITS / 2];
+    ssize_t length;
+    do {
+        length = getrandom(bytes, sizeof bytes, 0);
+    } while (length < 0 && errno == EINTR);
+    if (length != (ssize_t)sizeof bytes) {
+        LOG_E("no random numbers: %s", strerror(errno));
+        return RUN_EXIT_SYSTEM;
+    }
+    for (size_t i = 0; i < sizeof bytes; i++)
+        snprintf(token + 2 * i, 3, "%02x", bytes[i]);
+    return 0;
+}
+
+static int run_job_do(run_job *job, char *const *base) {
+    const run_request *request = job->request;
+    run_environment search = {0};
+    int status = check_options(request, base);
+    if (!status)
+        status = check_ranks(request);
+    if (!status && !run_environment_settle(request, base, &search))
+        status = RUN_EXIT_SYSTEM;
+    if (!status)
+        status = run_command_find(request->command[0], run_environment_get(&search, "PATH"), job->command,
+                                  sizeof job->command);
+    run_environment_free(&search);
+    if (!status)
+        status = run_install_find(&job->install);
+    if (!status)
+        status = make_token(job->token);
+    if (!status)
+        status = run_directory_prepare(options()->log_dir, &job->directory);
+    if (status)
+        return status;
+    run_directory_clear(&job->directory);
+    bool started;
+    status = run_ranks(job, base, &started);
+    if (started)
+        run_outcome_report(job);
+    else
+        run_directory_abandon(&job->directory);
+    return status;
+}
+
+int run_main(int argc, char **argv) {
+    run_request request;
+    int status = run_arguments_parse(argc, argv, &request);
+    if (!status && request.help) {
+        run_usage_print();
+    } else if (!status) {
+        run_job job = {.request = &request};
+        status = run_job_do(&job, environ);
+    }
+    run_request_free(&request);
+    return status;
+}

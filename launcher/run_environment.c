@@ -1,0 +1,194 @@
+#include "run.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- the block ---- */
+
+static size_t name_length(const char *entry) {
+    return strcspn(entry, "=");
+}
+
+static bool has_name(const char *entry, const char *name, size_t length) {
+    return strncmp(entry, name, length) == 0 && entry[length] == '=';
+}
+
+/* Takes `entry` over, also when memory is out. */
+static bool append(run_environment *environment, char *entry) {
+    if (!entry)
+        return false;
+    if (environment->count + 1 >= environment->capacity) {
+        size_t capacity = environment->capacity ? 2 * environment->capacity : 64;
+        char **entries = realloc(environment->entries, capacity * sizeof *entries);
+        if (!entries) {
+            free(entry);
+            return false;
+        }
+        environment->entries = entries;
+        environment->capacity = capacity;
+    }
+    environment->entries[environment->count++] = entry;
+    environment->entries[environment->count] = NULL;
+    return true;
+}
+
+static void unset(run_environment *environment, const char *name) {
+    size_t length = strlen(name), kept = 0;
+    for (size_t i = 0; i < environment->count; i++) {
+        if (has_name(environment->entries[i], name, length))
+            free(environment->entries[i]);
+        else
+            environment->entries[kept++] = environment->entries[i];
+    }
+    environment->count = kept;
+    if (environment->entries)
+        environment->entries[kept] = NULL;
+}
+
+static bool set(run_environment *environment, const char *name, const char *value) {
+    size_t size = strlen(name) + strlen(value) + 2;
+    char *entry = malloc(size);
+    if (entry)
+        snprintf(entry, size, "%s=%s", name, value);
+    unset(environment, name);
+    return append(environment, entry);
+}
+
+static bool set_number(run_environment *environment, const char *name, unsigned long value) {
+    char text[24];
+    snprintf(text, sizeof text, "%lu", value);
+    return set(environment, name, text);
+}
+
+static bool set_number_if_unset(run_environment *environment, const char *name, unsigned long value) {
+    const char *present = run_environment_get(environment, name);
+    return present && present[0] ? true : set_number(environment, name, value);
+}
+
+const char *run_environment_get(const run_environment *environment, const char *name) {
+    size_t length = strlen(name);
+    for (size_t i = 0; i < environment->count; i++)
+        if (has_name(environment->entries[i], name, length))
+            return environment->entries[i] + length + 1;
+    return NULL;
+}
+
+void run_environment_free(run_environment *environment) {
+    for (size_t i = 0; i < environment->count; i++)
+        free(environment->entries[i]);
+    free(environment->entries);
+    *environment = (run_environment){0};
+}
+
+/* ---- lists of paths ---- */
+
+/* Puts `first` before the elements of the list in `name`, which keep their order. An element that is `first`
+ * is not repeated; an empty one becomes `empty`, or goes when that is NULL. */
+static bool prepend(run_environment *environment, const char *name, const char *separators, const char *first,
+                    const char *empty) {
+    const char *list = run_environment_get(environment, name);
+    if (!list)
+        list = "";
+    size_t size = strlen(first) + 1;
+    for (const char *c = list; *c; c++)
+        size += strchr(separators, *c) && empty ? strlen(empty) + 2 : 2;
+    size += empty ? strlen(empty) + 1 : 1;
+    char *joined = malloc(size);
+    if (!joined)
+        return false;
+    strcpy(joined, first);
+    size_t used = strlen(first);
+    for (const char *element = list; *list;) {
+        size_t length = strcspn(element, separators);
+        const char *text = length ? element : empty;
+        size_t text_length = length ? length : empty ? strlen(empty) : 0;
+        if (text && !(text_length == strlen(first) && memcmp(text, first, text_length) == 0)) {
+            joined[used++] = ':';
+            memcpy(joined + used, text, text_length);
+            used += text_length;
+        }
+        if (!element[length])
+            break;
+        element += length + 1;
+    }
+    joined[used] = '\0';
+    bool done = set(environment, name, joined);
+    free(joined);
+    return done;
+}
+
+/* ---- what a job gets ---- */
+
+bool run_environment_settle(const run_request *request, char *const *base, run_environment *out) {
+    static const char *const of_a_job[] = {"CASTOR_JOB", "CASTOR_RANK", "CASTOR_WORLD_SIZE"};
+    *out = (run_environment){0};
+    for (; *base; base++) {
+        if (!strchr(*base, '='))
+            continue;
+        if (!append(out, strdup(*base)))
+            goto fail;
+    }
+    /* Inside another `castor run` this is a job of its own, with a directory of its own. */
+    if (run_environment_get(out, "CASTOR_JOB"))
+        unset(out, "CASTOR_LOG_DIR");
+    for (size_t i = 0; i < sizeof of_a_job / sizeof *of_a_job; i++)
+        unset(out, of_a_job[i]);
+    for (size_t i = 0; i < request->setting_count; i++) {
+        const char *setting = request->settings[i];
+        char *name = strndup(setting, name_length(setting));
+        bool done = name && set(out, name, setting + strlen(name) + 1);
+        free(name);
+        if (!done)
+            goto fail;
+    }
+    return true;
+fail:
+    run_environment_free(out);
+    return false;
+}
+
+static unsigned long usable_cores(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return (unsigned long)CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more cores than cpu_set_t holds */
+    return online > 0 ? (unsigned long)online : 1;
+}
+
+/* The same on all ranks of a job, from 1 to 2^32 - 1; another one in the next job, as Python's own. */
+static unsigned long hash_seed(const char *token) {
+    char digits[9];
+    snprintf(digits, sizeof digits, "%.8s", token);
+    unsigned long seed = strtoul(digits, NULL, 16);
+    return seed ? seed : 1;
+}
+
+bool run_environment_build(const run_job *job, char *const *base, int rank, run_environment *out) {
+    if (!run_environment_settle(job->request, base, out))
+        return false;
+    bool done = true;
+    if (!run_environment_get(out, "CASTOR_PLUGIN"))
+        done = done && set(out, "CASTOR_PLUGIN", "none");
+    done = done && set(out, "CASTOR_LOG_DIR", job->directory.path);
+    done = done && set(out, "CASTOR_JOB", job->token);
+    /* The linker takes spaces and colons; an empty element means nothing to it. To Python it means the
+     * working directory, which "." says as well. */
+    done = done && prepend(out, "LD_PRELOAD", ": ", job->install.library, NULL);
+    const char *python_path = run_environment_get(out, "PYTHONPATH");
+    done = done &&
+           prepend(out, "PYTHONPATH", ":", job->install.python, python_path && *python_path ? "." : NULL);
+    int ranks = job->request->ranks;
+    if (ranks > 1) {
+        unsigned long threads = usable_cores() / (unsigned long)ranks;
+        done = done && set_number(out, "CASTOR_RANK", (unsigned long)rank);
+        done = done && set_number(out, "CASTOR_WORLD_SIZE", (unsigned long)ranks);
+        done = done && set_number_if_unset(out, "OMP_NUM_THREADS", threads ? threads : 1);
+        done = done && set_number_if_unset(out, "PYTHONHASHSEED", hash_seed(job->token));
+    }
+    if (!done)
+        run_environment_free(out);
+    return done;
+}

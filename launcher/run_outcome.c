@@ -1,0 +1,62 @@
+#include "run.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include "core/log.h"
+#include "core/options.h"
+#include "trace/format.h"
+
+/* The library leaves this file when PyTorch was used and the agent was never reached. */
+#define PASSTHROUGH_NAME "passthrough"
+
+void run_path_quote(const char *path, char *out, size_t out_size) {
+    static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=@%+,";
+    if (path[0] && strspn(path, safe) == strlen(path)) {
+        log_format(out, out_size, "%s", path);
+        return;
+    }
+    size_t used = log_format(out, out_size, "'");
+    for (; *path; path++)
+        used += *path == '\'' ? log_format(out + used, out_size - used, "'\\''")
+                              : log_format(out + used, out_size - used, "%c", *path);
+    log_format(out + used, out_size - used, "'");
+}
+
+/* The first line of the note. */
+static bool read_passthrough(const char *directory, char *out, size_t out_size) {
+    char path[PATH_MAX + 32];
+    log_format(path, sizeof path, "%s/" PASSTHROUGH_NAME, directory);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    if (!fgets(out, (int)out_size, file))
+        log_format(out, out_size, "the agent was not reached");
+    fclose(file);
+    out[strcspn(out, "\n")] = '\0';
+    return true;
+}
+
+static bool has_trace(const char *directory) {
+    DIR *entries = opendir(directory);
+    if (!entries)
+        return false;
+    bool found = false;
+    for (struct dirent *entry; !found && (entry = readdir(entries));) {
+        const char *dot = strrchr(entry->d_name, '.');
+        found = dot && strcmp(dot, TRACE_COUNTERS_SUFFIX) == 0;
+    }
+    closedir(entries);
+    return found;
+}
+
+void run_outcome_report(const run_job *job) {
+    char text[1024], quoted[PATH_MAX + 64], plugin[64];
+    option_format(OPTION_ID_plugin, plugin, sizeof plugin);
+    if (read_passthrough(job->directory.path, text, sizeof text))
+        LOG_W("this run counts as passthrough, plugin %s was not applied: %s", plugin, text);
+    else if (!has_trace(job->directory.path))
+        LOG_I("nothing was recorded: no process of the command used PyTorch");
+    run_path_quote(job->directory.shown, quoted, sizeof quoted);
+    LOG_I("report: castor report %s", quoted);
+}

@@ -1,0 +1,130 @@
+#include "tables.h"
+
+#include <string.h>
+#include <unistd.h>
+#include "core/log.h"
+#include "core/options.h"
+#include "hooks/hooks.h"
+
+enum { EXIT_USAGE = 2 };
+
+/* ---- options ---- */
+
+/* "none, gemini", "64K to 16G", "0 or 1"; each value between `quote`s. */
+static void write_allowed(FILE *out, const option_info *row, const char *quote) {
+    const char *range = strstr(row->allowed, "..");
+    if (!row->allowed[0]) {
+        fputs("text", out);
+        return;
+    }
+    if (strcmp(row->type, "ENUM") != 0 && range) {
+        fprintf(out, "%s%.*s%s to %s%s%s", quote, (int)(range - row->allowed), row->allowed, quote, quote,
+                range + 2, quote);
+        if (strcmp(row->type, "SECONDS") == 0)
+            fputs(" seconds", out);
+        return;
+    }
+    fputs(quote, out);
+    for (const char *c = row->allowed; *c; c++) {
+        if (*c == '|')
+            fprintf(out, "%s, %s", quote, quote);
+        else
+            fputc(*c, out);
+    }
+    fputs(quote, out);
+}
+
+void options_write_text(FILE *out) {
+    char value[OPTION_STRING_MAX];
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        const option_info *row = &option_table[id];
+        if (row->internal)
+            continue;
+        option_format((option_id)id, value, sizeof value);
+        fprintf(out, "%s=%s  (%s; ", row->env, value,
+                option_set_by((option_id)id) == OPTION_FROM_DEFAULT ? "default" : "from the environment");
+        write_allowed(out, row, "");
+        fprintf(out, ")\n    %s\n", row->doc);
+    }
+    fputs("\nAll of them are environment variables; `castor run --set NAME=VALUE` sets one for a run.\n"
+          "Bytes take the suffixes K, M, G and T, powers of 1024.\n",
+          out);
+}
+
+void options_write_markdown(FILE *out) {
+    fputs("| name | default | values | what it does |\n| --- | --- | --- | --- |\n", out);
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        const option_info *row = &option_table[id];
+        if (row->internal)
+            continue;
+        fprintf(out, row->def[0] ? "| `%s` | `%s` | " : "| `%s` | %s | ", row->env, row->def);
+        write_allowed(out, row, row->allowed[0] ? "`" : "");
+        fprintf(out, " | %s |\n", row->doc);
+    }
+}
+
+/* ---- hooks ---- */
+
+static const char *mode_name(hook_mode mode) {
+    return mode == HOOK_MODE_REPLACE ? "replace" : "observe";
+}
+
+void hooks_write_text(FILE *out) {
+    const char *layer = NULL;
+    for (int id = 0; id < HOOK_COUNT; id++) {
+        const hook_info *row = &hook_table[id];
+        const char *row_layer = hook_layer_name[row->layer];
+        if (!layer || strcmp(layer, row_layer) != 0)
+            fprintf(out, "%s%s\n", layer ? "\n" : "", row_layer);
+        layer = row_layer;
+        fprintf(out, "  %s (%s)\n      %s\n", row->name, mode_name(row->mode), row->doc);
+    }
+}
+
+void hooks_write_markdown(FILE *out) {
+    fputs("| layer | function | mode | what for |\n| --- | --- | --- | --- |\n", out);
+    for (int id = 0; id < HOOK_COUNT; id++) {
+        const hook_info *row = &hook_table[id];
+        fprintf(out, "| %s | `%s` | %s | %s |\n", hook_layer_name[row->layer], row->name,
+                mode_name(row->mode), row->doc);
+    }
+}
+
+/* ---- command lines ---- */
+
+/* `castor NAME [--markdown]` */
+static int table_main(int argc, char **argv, void (*text)(FILE *), void (*markdown)(FILE *)) {
+    void (*write_table)(FILE *) = text;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--markdown") == 0) {
+            write_table = markdown;
+        } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            printf("castor %s [--markdown]\n", argv[0]);
+            return 0;
+        } else {
+            LOG_E("%s: unknown argument; usage: castor %s [--markdown]", argv[i], argv[0]);
+            return EXIT_USAGE;
+        }
+    }
+    write_table(stdout);
+    if (fflush(stdout) != 0) {
+        LOG_E("standard output cannot be written");
+        return 1;
+    }
+    return 0;
+}
+
+int options_main(int argc, char **argv) {
+    char message[512];
+    castor_status loaded = options_load(environ, message, sizeof message);
+    int status = table_main(argc, argv, options_write_text, options_write_markdown);
+    if (status == 0 && loaded != CASTOR_OK) {
+        LOG_E("in the environment: %s", message);
+        return EXIT_USAGE;
+    }
+    return status;
+}
+
+int hooks_main(int argc, char **argv) {
+    return table_main(argc, argv, hooks_write_text, hooks_write_markdown);
+}

@@ -1,0 +1,16 @@
+/* `castor options` and `castor hooks`: the tables of options.def and hooks.def, for people and for the
+ * README. */
+#ifndef CASTOR_LAUNCHER_TABLES_H
+#define CASTOR_LAUNCHER_TABLES_H
+
+#include <stdio.h>
+
+int options_main(int argc, char **argv); /* argv[0] is "options" */
+int hooks_main(int argc, char **argv);
+
+void options_write_text(FILE *out);
+void options_write_markdown(FILE *out);
+void hooks_write_text(FILE *out);
+void hooks_write_markdown(FILE *out);
+
+#endif
