@@ -3,6 +3,7 @@
 # make demo       plain PyTorch, DDP and Castor side by side on real text
 # make test       every test; SAN=address|undefined|thread builds and runs the unit tests with that sanitizer
 # make check      format, static analysis, README tables
+# make readme     writes the README's tables from the tables in the code
 # make bench      the benchmarks (long); results in bench/results
 # make install PREFIX=/usr/local
 #
@@ -63,6 +64,13 @@ setup:
 	scripts/setup "$(PYTHON)" "$(TORCH_VERSION)"
 unit: $(B)/bin/castor-unit
 	$(B)/bin/castor-unit
+# The scripts call make themselves, with flags of their own.
+test:
+	@MAKE="$(MAKE)" PYTHON="$(PYTHON)" SAN="$(SAN)" SUITES="$(SUITES)" scripts/test
+check:
+	@MAKE="$(MAKE)" B="$(B)" CC="$(CC)" scripts/check
+readme: $(B)/bin/castor
+	@B="$(B)" scripts/readme
 clean:
 	rm -rf build build-*
 

@@ -1,0 +1,66 @@
+# Counts of a run that consists of suites, for the scripts that source this file.
+#
+# A suite is a command that prints `N passed, N failed` as its last line that starts with a number; gtest's output
+# is understood too. A command that fails, is cut off or prints no such line counts as one failure at least, so that
+# nothing can go missing silently.
+
+tally_passed=0
+tally_failed=0
+tally_failures=()
+
+tally_pass() { # NAME
+    tally_passed=$((tally_passed + 1))
+    printf 'ok      %s\n' "$1"
+}
+
+tally_fail() { # NAME [WHY]
+    tally_failed=$((tally_failed + 1))
+    tally_failures+=("$1${2:+: $2}")
+    printf 'FAILED  %s%s\n' "$1" "${2:+: $2}"
+}
+
+# Prints "PASSED FAILED" for a log, or nothing when it holds no counts.
+tally_counts() { # LOG
+    awk '
+        /^[0-9]+ passed, [0-9]+ failed/ { passed = $1; failed = $3; found = 1 }
+        /^\[       OK \] /              { gtest_passed++; gtest = 1 }
+        /^\[  FAILED  \] .* \([0-9]+ ms\)$/ { gtest_failed++; gtest = 1 }
+        END {
+            if (found) print passed + 0, failed + 0
+            else if (gtest) print gtest_passed + 0, gtest_failed + 0
+        }' "$1"
+}
+
+# Runs a suite for at most SECONDS, shows its output as it comes, keeps it in $tally_logs/NAME.log.
+tally_suite() { # NAME SECONDS COMMAND [ARG]...
+    local name=$1 seconds=$2 log status counts
+    shift 2
+    log=$tally_logs/${name//[^A-Za-z0-9_.-]/_}.log
+    mkdir -p "$tally_logs"
+    printf '\n== %s\n' "$name"
+    timeout -k 10 "$seconds" "$@" 2>&1 </dev/null | tee "$log"
+    status=${PIPESTATUS[0]}
+    counts=$(tally_counts "$log")
+    if [ -n "$counts" ]; then
+        tally_passed=$((tally_passed + ${counts% *}))
+        tally_failed=$((tally_failed + ${counts#* }))
+        [ "${counts#* }" -eq 0 ] || tally_failures+=("$name: ${counts#* } failed, see ${log#"$PWD"/}")
+    fi
+    if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
+        tally_fail "$name" "cut off after $seconds s, see ${log#"$PWD"/}"
+    elif [ -z "$counts" ] || [ "$counts" = "0 0" ]; then
+        tally_fail "$name" "it counted no test (exit status $status), see ${log#"$PWD"/}"
+    elif [ "$status" -ne 0 ] && [ "${counts#* }" -eq 0 ]; then
+        tally_fail "$name" "exit status $status although no test failed, see ${log#"$PWD"/}"
+    fi
+}
+
+# The closing line; the status is zero only when something ran and nothing failed.
+tally_close() {
+    if [ "$tally_failed" -gt 0 ]; then
+        printf '\nFailed:\n'
+        printf '  %s\n' "${tally_failures[@]}"
+    fi
+    printf '\n%d passed, %d failed\n' "$tally_passed" "$tally_failed"
+    [ "$tally_failed" -eq 0 ] && [ "$tally_passed" -gt 0 ]
+}
