@@ -104,7 +104,7 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, run_
 const char *run_environment_get(const run_environment *environment, const char *name);
 void run_environment_free(run_environment *environment);
 
-/* ---- run_ranks.c ---- */
+/* ---- run_ranks.c, run_start.c ---- */
 
 /* Starts the ranks and waits for them; the signals that castor gets go to them. When one fails, the others
  * are ended. `started` tells whether the command ran at all. Returns the exit status of the job. */

@@ -1,26 +1,13 @@
-#include "run.h"
+#include "run_ranks.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 #include "core/log.h"
-
-/* Signals and process groups. castor blocks the signals that it handles and takes them one at a time.
- *
- * - Ranks are in a process group of their own, so that what is sent to castor's group (timeout(1) does that)
- *   reaches them once: through castor. Where castor has the terminal, rank 0 (the only rank that reads it)
- * stays in castor's group, which the terminal signals by itself; such signals go on to the other ranks only.
- * - A signal that a process sent to castor goes to the ranks, not to their descendants, as if it had been
- * sent to the command.
- * - castor is the reaper of the job: descendants whose parents have ended become its children, and are ended
- * with the job (see `end_leftovers` for when). */
 
 enum {
     END_MS = 4000,      /* from SIGTERM to SIGKILL, for the other ranks when one has failed */
@@ -30,224 +17,10 @@ enum {
     KILL_ROUNDS = 40,
 };
 
-static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
-
-typedef struct rank_process {
-    pid_t pid; /* 0: not started, or reaped */
-    int status;
-} rank_process;
-
-typedef struct supervisor {
-    const run_job *job;
-    rank_process *ranks;
-    int count, running;
-    bool terminal_shared; /* rank 0 is in castor's own process group */
-    pid_t group;          /* of the other ranks; 0: none */
-    run_guard guard;
-    int failed;       /* the first rank that failed, or -1 */
-    bool told_to_end; /* a signal that ends a process was passed on */
-    int64_t end_ms;   /* when ranks that still run are killed; 0: nothing has failed */
-    sigset_t waited, mask_before;
-    struct sigaction child_before;
-} supervisor;
-
 static int64_t now_ms(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-static void signal_ranks(const supervisor *s, int signal) {
-    for (int rank = 0; rank < s->count; rank++)
-        if (s->ranks[rank].pid > 0)
-            kill(s->ranks[rank].pid, signal);
-}
-
-/* ---- starting ---- */
-
-static bool terminal_is_shared(void) {
-    int terminal = open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC);
-    if (terminal < 0)
-        return false;
-    pid_t foreground = tcgetpgrp(terminal);
-    close(terminal);
-    /* In the background only a job of a shell can come to the foreground, and of that castor is the leader.
-     */
-    return foreground >= 0 && (foreground == getpgrp() || getpid() == getpgrp());
-}
-
-static void signals_take(supervisor *s) {
-    sigset_t blocked;
-    struct sigaction action;
-    sigemptyset(&s->waited);
-    sigaddset(&s->waited, SIGCHLD);
-    sigaddset(&s->waited, SIGCONT);
-    for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++)
-        if (sigaction(forwarded[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
-            sigaddset(&s->waited, forwarded[i]); /* the ranks inherit what is ignored */
-    if (sigaction(SIGTSTP, NULL, &action) == 0 && action.sa_handler != SIG_IGN)
-        sigaddset(&s->waited, SIGTSTP);
-    blocked = s->waited;
-    sigaddset(&blocked, SIGPIPE); /* standard error may be gone */
-    sigprocmask(SIG_BLOCK, &blocked, &s->mask_before);
-    struct sigaction plain = {.sa_handler = SIG_DFL}; /* where it is ignored, statuses are lost */
-    sigaction(SIGCHLD, &plain, &s->child_before);
-}
-
-static void signals_give_back(const supervisor *s) {
-    sigaction(SIGCHLD, &s->child_before, NULL);
-    sigprocmask(SIG_SETMASK, &s->mask_before, NULL);
-}
-
-/* The pipes of the start. Nobody executes anything before all ranks are there: `go` holds them back, and
- * closing it unwritten sends them away. `errors` carries the errno of an exec that failed, and ends when all
- * are through. */
-typedef struct start_pipes {
-    int go[2], errors[2];
-} start_pipes;
-
-static void child_run(const supervisor *s, const start_pipes *pipes, int rank, int out,
-                      char *const *environment, pid_t castor) {
-    bool apart = rank > 0 || !s->terminal_shared;
-    if (apart)
-        setpgid(0, s->group);
-    close(pipes->go[1]);
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    char word;
-    if (getppid() != castor || read(pipes->go[0], &word, 1) != 1)
-        _exit(RUN_EXIT_SYSTEM);
-    int failure = 0;
-    if (rank > 0) {
-        int nothing = open("/dev/null", O_RDONLY);
-        if (nothing < 0 || (nothing != STDIN_FILENO && dup2(nothing, STDIN_FILENO) < 0))
-            failure = errno;
-        if (nothing > STDERR_FILENO)
-            close(nothing);
-    }
-    if (out >= 0 && dup2(out, STDOUT_FILENO) < 0)
-        failure = errno;
-    if (!failure) {
-        signals_give_back(s);
-        execvpe(s->job->command, s->job->request->command,
-                environment); /* sh for a script that names nobody */
-        failure = errno;
-    }
-    if (write(pipes->errors[1], &failure, sizeof failure) < 0)
-        failure = 0;
-    _exit(RUN_EXIT_NOT_FOUND);
-}
-
-static void rank_output_path(const run_job *job, int rank, char *out, size_t out_size) {
-    log_format(out, out_size, "%s/rank%d.out", job->directory.path, rank);
-}
-
-static int start_rank(supervisor *s, const start_pipes *pipes, int rank, char *const *base) {
-    char path[PATH_MAX + 32];
-    run_environment environment;
-    int out = -1, status = RUN_EXIT_SYSTEM;
-    pid_t castor = getpid();
-    if (!run_environment_build(s->job, base, rank, &environment)) {
-        LOG_E("out of memory; nothing was started");
-        return status;
-    }
-    if (rank > 0 && !s->job->request->all_output) {
-        rank_output_path(s->job, rank, path, sizeof path);
-        out = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (out < 0) {
-            LOG_E("%s cannot be written: %s; nothing was started", path, strerror(errno));
-            goto done;
-        }
-    }
-    pid_t pid = fork();
-    if (pid == 0)
-        child_run(s, pipes, rank, out, environment.entries, castor);
-    if (pid < 0) {
-        LOG_E("rank %d of %d cannot be started: %s; nothing was started", rank, s->count, strerror(errno));
-        goto done;
-    }
-    s->ranks[rank].pid = pid;
-    s->running++;
-    if (rank > 0 || !s->terminal_shared) {
-        if (!s->group)
-            s->group = pid;
-        setpgid(pid, s->group); /* the child does so too: whoever comes first */
-    }
-    status = 0;
-done:
-    if (out >= 0)
-        close(out);
-    run_environment_free(&environment);
-    return status;
-}
-
-static void remove_outputs(const supervisor *s) {
-    char path[PATH_MAX + 32];
-    for (int rank = 1; rank < s->count && !s->job->request->all_output; rank++) {
-        rank_output_path(s->job, rank, path, sizeof path);
-        unlink(path);
-    }
-}
-
-static void reap_all(supervisor *s) {
-    for (int rank = 0; rank < s->count; rank++) {
-        if (s->ranks[rank].pid > 0)
-            while (waitpid(s->ranks[rank].pid, NULL, 0) < 0 && errno == EINTR)
-                ;
-        s->ranks[rank].pid = 0;
-    }
-    s->running = 0;
-}
-
-/* An exec that failed with `failure` fails in all ranks: they execute the same file. */
-static int refuse_exec(const supervisor *s, int failure) {
-    const char *name = s->job->request->command[0];
-    if (failure == ENOENT) {
-        LOG_E("%s: the interpreter that its first line names, or its dynamic linker, does not exist", name);
-        return RUN_EXIT_NOT_FOUND;
-    }
-    if (failure == E2BIG)
-        LOG_E("%s: the arguments and the environment are too long", name);
-    else
-        LOG_E("%s: cannot be executed: %s", name, strerror(failure));
-    return RUN_EXIT_NOT_EXECUTABLE;
-}
-
-static int start_all(supervisor *s, char *const *base) {
-    start_pipes pipes = {{-1, -1}, {-1, -1}};
-    int status = RUN_EXIT_SYSTEM, failure = 0;
-    if (pipe2(pipes.go, O_CLOEXEC) != 0 || pipe2(pipes.errors, O_CLOEXEC) != 0) {
-        LOG_E("no pipe to start the command: %s", strerror(errno));
-        goto done;
-    }
-    status = 0;
-    for (int rank = 0; rank < s->count && !status; rank++)
-        status = start_rank(s, &pipes, rank, base);
-    for (int rank = 0; rank < s->count && !status; rank++)
-        if (write(pipes.go[1], "", 1) != 1)
-            status = RUN_EXIT_SYSTEM;
-    close(pipes.go[1]);
-    pipes.go[1] = -1;
-    close(pipes.errors[1]);
-    pipes.errors[1] = -1;
-    ssize_t length;
-    do {
-        length = read(pipes.errors[0], &failure, sizeof failure);
-    } while (length < 0 && errno == EINTR);
-    if (!status && length == sizeof failure)
-        status = refuse_exec(s, failure);
-    if (status) {
-        signal_ranks(s, SIGKILL);
-        reap_all(s);
-        remove_outputs(s);
-    }
-done:
-    for (int i = 0; i < 2; i++) {
-        if (pipes.go[i] >= 0)
-            close(pipes.go[i]);
-        if (pipes.errors[i] >= 0)
-            close(pipes.errors[i]);
-    }
-    return status;
 }
 
 /* ---- watching ---- */
@@ -272,7 +45,7 @@ static bool has_failed(int status) {
     return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
 }
 
-static void report_failure(const supervisor *s, int rank) {
+static void report_failure(const rank_set *s, int rank) {
     int status = s->ranks[rank].status;
     char who[32] = "the command", how[128];
     if (s->count > 1)
@@ -287,13 +60,13 @@ static void report_failure(const supervisor *s, int rank) {
         return; /* the command has said why */
     LOG_E("%s %s%s", who, how, s->running ? "; ending the other ranks" : "");
     char path[PATH_MAX + 32];
-    if (rank > 0 && !s->job->request->all_output) {
-        rank_output_path(s->job, rank, path, sizeof path);
+    struct stat info;
+    ranks_output_path(s->job, rank, path, sizeof path);
+    if (rank > 0 && !s->job->request->all_output && stat(path, &info) == 0 && info.st_size > 0)
         LOG_I("its standard output is in %s", path);
-    }
 }
 
-static void rank_ended(supervisor *s, int rank, int status) {
+static void rank_ended(rank_set *s, int rank, int status) {
     s->ranks[rank] = (rank_process){0, status};
     s->running--;
     if (!has_failed(status) || s->failed >= 0)
@@ -303,12 +76,12 @@ static void rank_ended(supervisor *s, int rank, int status) {
     if (!s->running)
         return;
     if (!s->told_to_end) /* a second signal would interrupt the clean-up that the first one began */
-        signal_ranks(s, SIGTERM);
-    signal_ranks(s, SIGCONT); /* a stopped process does not see it before */
+        ranks_signal(s, SIGTERM);
+    ranks_signal(s, SIGCONT); /* a stopped process does not see it before */
     s->end_ms = now_ms() + END_MS;
 }
 
-static void reap(supervisor *s) {
+static void reap(rank_set *s) {
     for (;;) {
         int status;
         pid_t pid = waitpid(-1, &status, WNOHANG);
@@ -324,20 +97,20 @@ static void reap(supervisor *s) {
     }
 }
 
-static void forward(supervisor *s, const siginfo_t *info) {
+static void forward(rank_set *s, const siginfo_t *info) {
     int signal = info->si_signo;
     if (info->si_code == SI_KERNEL) { /* from the terminal, for castor's process group */
         if (s->group)
             kill(-s->group, signal);
     } else {
-        signal_ranks(s, signal);
+        ranks_signal(s, signal);
     }
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT)
         s->told_to_end = true;
 }
 
 /* Stops the ranks and castor itself, as the terminal's Ctrl-Z asks. Returns when castor goes on. */
-static void suspend(supervisor *s, const siginfo_t *info) {
+static void suspend(rank_set *s, const siginfo_t *info) {
     sigset_t stop;
     forward(s, info);
     sigemptyset(&stop);
@@ -346,13 +119,13 @@ static void suspend(supervisor *s, const siginfo_t *info) {
     sigprocmask(SIG_UNBLOCK, &stop,
                 NULL); /* castor stops here, unless nobody could wake it (an orphaned group) */
     sigprocmask(SIG_BLOCK, &stop, NULL);
-    signal_ranks(s, SIGCONT);
+    ranks_signal(s, SIGCONT);
     if (s->group)
         kill(-s->group, SIGCONT);
 }
 
 /* Takes one signal, or returns 0 when `wait_ms` have passed (-1: waits for ever). */
-static int take_signal(supervisor *s, int64_t wait_ms) {
+static int take_signal(rank_set *s, int64_t wait_ms) {
     siginfo_t info;
     struct timespec limit = {wait_ms / 1000, wait_ms % 1000 * 1000000};
     int signal = sigtimedwait(&s->waited, &info, wait_ms < 0 ? NULL : &limit);
@@ -363,7 +136,7 @@ static int take_signal(supervisor *s, int64_t wait_ms) {
     else if (signal == SIGTSTP)
         suspend(s, &info);
     else if (signal == SIGCONT) {
-        signal_ranks(s, SIGCONT);
+        ranks_signal(s, SIGCONT);
         if (s->group)
             kill(-s->group, SIGCONT);
     } else
@@ -371,12 +144,12 @@ static int take_signal(supervisor *s, int64_t wait_ms) {
     return signal;
 }
 
-static void watch(supervisor *s) {
+static void watch(rank_set *s) {
     int rounds = 0;
     while (s->running > 0 && rounds < KILL_ROUNDS) {
         int64_t left = s->end_ms ? s->end_ms - now_ms() : -1;
         if (s->end_ms && left <= 0) {
-            signal_ranks(s, SIGKILL);
+            ranks_signal(s, SIGKILL);
             left = KILL_STEP_MS;
             rounds++;
             take_signal(s, left);
@@ -391,7 +164,7 @@ static void watch(supervisor *s) {
 /* ---- ending ---- */
 
 /* Waits until no child is left that `same_session` selects, for at most `wait_ms`. */
-static bool wait_for_leftovers(supervisor *s, bool same_session, int64_t wait_ms) {
+static bool wait_for_leftovers(rank_set *s, bool same_session, int64_t wait_ms) {
     int64_t until = now_ms() + wait_ms;
     for (;;) {
         reap(s);
@@ -409,7 +182,7 @@ static bool wait_for_leftovers(supervisor *s, bool same_session, int64_t wait_ms
  * A single command that ended by itself may leave what it likes, as without castor. After a failure of a
  * rank, or a signal, everything goes. After a good end of several ranks, only those go that did not make
  * themselves independent by a session of their own; they get a moment to end by themselves. */
-static void end_leftovers(supervisor *s) {
+static void end_leftovers(rank_set *s) {
     bool failed = s->failed >= 0;
     bool signaled = failed && WIFSIGNALED(s->ranks[s->failed].status);
     bool everything = s->told_to_end || signaled || (failed && s->count > 1);
@@ -434,7 +207,7 @@ static void end_leftovers(supervisor *s) {
     }
 }
 
-static int exit_status(const supervisor *s) {
+static int exit_status(const rank_set *s) {
     if (s->failed < 0)
         return s->running ? RUN_EXIT_SYSTEM : 0;
     int status = s->ranks[s->failed].status;
@@ -442,21 +215,20 @@ static int exit_status(const supervisor *s) {
 }
 
 int run_ranks(const run_job *job, char *const *base, bool *started) {
-    supervisor s = {.job = job, .count = job->request->ranks, .failed = -1, .guard = {.line = -1}};
+    rank_set s = {.job = job, .count = job->request->ranks, .failed = -1, .guard = {.line = -1}};
     *started = false;
     s.ranks = calloc((size_t)s.count, sizeof *s.ranks);
     if (!s.ranks) {
         LOG_E("out of memory");
         return RUN_EXIT_SYSTEM;
     }
-    s.terminal_shared = terminal_is_shared();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    signals_take(&s);
+    ranks_signals_take(&s);
     int status = RUN_EXIT_SYSTEM;
     if (!run_guard_start(job->token, &s.guard))
         LOG_E("no process can be started: %s", strerror(errno));
     else
-        status = start_all(&s, base);
+        status = ranks_start(&s, base);
     if (!status) {
         *started = true;
         watch(&s);
@@ -464,7 +236,7 @@ int run_ranks(const run_job *job, char *const *base, bool *started) {
         status = exit_status(&s);
     }
     run_guard_dismiss(&s.guard);
-    signals_give_back(&s);
+    ranks_signals_give_back(&s);
     free(s.ranks);
     return status;
 }
