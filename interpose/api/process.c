@@ -1,0 +1,64 @@
+/* The exported functions about the process: thin, over the modules. */
+#include "castor.h"
+
+#include <string.h>
+#include "core/error.h"
+#include "core/log.h"
+#include "core/options.h"
+#include "core/start.h"
+#include "trace/sample.h"
+#include "trace/trace.h"
+
+int castor_attach(void) {
+    castor_status status = start_wake();
+    if (status == CASTOR_OK)
+        sample_start();
+    return status;
+}
+
+const char *castor_error(void) { return error_text(); }
+
+const char *castor_option(const char *name) {
+    static __thread char value[OPTION_STRING_MAX];
+    for (int id = 0; id < OPTION_COUNT; id++)
+        if (strcmp(option_table[id].env, name) == 0) {
+            option_format((option_id)id, value, sizeof value);
+            return value;
+        }
+    return NULL;
+}
+
+int castor_plugin_engine(void) {
+    static const int engine[CASTOR_PLUGIN_COUNT] = {
+#define PLUGIN(id, name, engine, doc) engine,
+#include "core/plugins.def"
+    };
+    return engine[options()->plugin];
+}
+
+void castor_log(int level, const char *text) {
+    log_write(level < LOG_ERROR ? LOG_ERROR : level > LOG_DEBUG ? LOG_DEBUG : (log_level)level, "%s", text);
+}
+
+void castor_passthrough(const char *reason) {
+    LOG_W("this process trains without the plugin: %s", reason);
+    trace_outcome_set(reason);
+}
+
+uint64_t castor_now_ns(void) { return trace_now_ns(); }
+
+void castor_event_step(uint64_t begin_ns, uint64_t end_ns, uint32_t optimizer, uint32_t mode) {
+    trace_counter_add(GAUGE_STEPS, 1);
+    trace_record_write(TRACE_STEP, 0, begin_ns, end_ns, 0, optimizer, mode, 0);
+}
+
+void castor_event_backward(uint64_t begin_ns, uint64_t end_ns, int synchronized) {
+    trace_counter_add(GAUGE_MICRO_STEPS, 1);
+    trace_record_write(TRACE_BACKWARD, 0, begin_ns, end_ns, 0, (uint64_t)synchronized, 0, 0);
+}
+
+void castor_event_model_data(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes) {
+    trace_gauge_set(GAUGE_PARAM_BYTES, param_bytes);
+    trace_gauge_set(GAUGE_GRAD_BYTES, grad_bytes);
+    trace_gauge_set(GAUGE_OPTIM_BYTES, optim_bytes);
+}

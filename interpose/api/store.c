@@ -1,0 +1,234 @@
+/* The exported functions about the store: thin, over the modules. */
+#include "castor.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include "core/error.h"
+#include "core/options.h"
+#include "core/start.h"
+#include "hooks/hooks.h"
+#include "memory/pages.h"
+#include "memory/snapshot.h"
+#include "memory/store.h"
+#include "memory/tensor.h"
+#include "memory/window.h"
+#include "parallel/publish.h"
+#include "parallel/reduce.h"
+#include "parallel/together.h"
+#include "parallel/wait.h"
+#include "trace/sample.h"
+#include "trace/trace.h"
+
+#define TOGETHER_PATIENCE_SECONDS 5.0
+
+_Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one layout, two names");
+
+static void gauges_sample(void) {
+    const store *s = store_first();
+    if (!s || s->detached)
+        return;
+    uint64_t bytes[CHUNK_KIND_COUNT] = {0}, chunks = 0;
+    for (; s; s = s->next)
+        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+            bytes[kind] += store_resident_bytes(s, (chunk_kind)kind);
+            chunks += s->chunks.list[kind].count;
+        }
+    trace_gauge_set(GAUGE_STORE_PARAM_BYTES, bytes[CHUNK_PARAM]);
+    trace_gauge_set(GAUGE_STORE_GRAD_BYTES, bytes[CHUNK_GRAD]);
+    trace_gauge_set(GAUGE_STORE_OPTIM_BYTES, bytes[CHUNK_OPTIM]);
+    trace_gauge_set(GAUGE_CHUNK_COUNT, chunks);
+    trace_gauge_set(GAUGE_CHUNK_SIZE, options()->chunk_size);
+}
+
+/* A rank inside a collective of the script's will not come to an operation on all gradients. */
+static void collective_entered(hook_id id) {
+    (void)id;
+    for (store *s = store_first(); s; s = s->next)
+        if (!s->detached && store_place_get(s, s->rank) == PLACE_SCRIPT)
+            store_place_set(s, PLACE_COLLECTIVE);
+}
+
+int castor_store_open(const char *group, int rank, int world, castor_store **out) {
+    const castor_options *o = options();
+    if (!store_first()) {
+        castor_status status =
+            start_fork_register(snapshot_fork_prepare, snapshot_fork_parent, snapshot_fork_child);
+        if (status)
+            return error_set(status, "no room for the store's fork handlers");
+        sample_register(gauges_sample);
+        hooks_collective_observe(collective_entered);
+    }
+    return store_open(o->job, group, rank, world, o->chunk_size, o->offload_dir, o->timeout, out);
+}
+
+void castor_store_leave(castor_store *s) {
+    if (!s->detached)
+        gauges_sample();
+    store_leave(s);
+}
+
+int castor_barrier(castor_store *s, const char *what) { return wait_barrier(s, what); }
+
+int castor_broadcast(castor_store *s, void *data, size_t bytes, const char *what) {
+    return together_broadcast(s, data, bytes, what);
+}
+
+int castor_agree(castor_store *s, const char *what, const double *values, uint32_t count) {
+    return together_agree(s, what, values, count);
+}
+
+void castor_place_set(castor_store *s, int place) {
+    if (place >= 0 && place < PLACE_COUNT)
+        store_place_set(s, (store_place)place);
+}
+
+void castor_fail(castor_store *s, const char *text) {
+    store_fail(s, error_set(CASTOR_ERR_PEER, "rank %d stopped: %s", s->rank, text));
+}
+
+int castor_store_check(castor_store *s) { return store_check(s) ? CASTOR_OK : CASTOR_ERR_ARGUMENT; }
+
+int castor_register(castor_store *s, const castor_description *descriptions, uint32_t count, castor_tensor **out) {
+    uint32_t ids[count ? count : 1];
+    store_place_set(s, PLACE_ADOPT);
+    castor_status status = tensor_register(s, (const tensor_description *)descriptions, count, ids);
+    store_place_set(s, PLACE_SCRIPT);
+    for (uint32_t i = 0; i < count && !status; i++)
+        out[i] = s->tensors[ids[i]];
+    return status;
+}
+
+void castor_tensor_get(const castor_tensor *t, castor_tensor_info *out) {
+    *out = (castor_tensor_info){.id = t->id,
+                                .owner = t->owner,
+                                .shared = t->mode == TENSOR_SHARED,
+                                .dtype = t->dtype,
+                                .bytes = t->bytes,
+                                .home = t->home,
+                                .param_alias = t->param_alias,
+                                .sum = t->grad_alias};
+}
+
+void castor_tensor_forget(castor_tensor *t) { tensor_forget(t); }
+
+int castor_tensor_release(castor_tensor *t) { return tensor_release(t); }
+
+int castor_tensor_rehome(castor_tensor *t, void *address) { return tensor_rehome(t, address); }
+
+int castor_gradient_add(castor_tensor *t, const void *source, double scale, int used, uint64_t *ticket) {
+    if (used)
+        reduce_mark_used(t);
+    return reduce_submit(t, source, scale, options()->reduce_queue, ticket);
+}
+
+uint64_t castor_gradients_done(castor_store *s) { return reduce_done(s); }
+
+int castor_gradients_finish(castor_store *s, castor_tensor *const *tensors, uint32_t count, uint8_t *used) {
+    castor_status status = reduce_finish(s, tensors, count);
+    for (uint32_t i = 0; i < count && !status; i++)
+        used[i] = reduce_was_used(tensors[i]);
+    return status;
+}
+
+int castor_window_take(castor_tensor *t, castor_window **out, void **address) {
+    castor_status status = window_take(t, out);
+    if (status == CASTOR_OK)
+        *address = (*out)->address;
+    return status;
+}
+
+void castor_window_return(castor_window *w) { window_return(w); }
+
+int castor_window_refresh(castor_window *w) { return window_refresh(w); }
+
+int castor_window_zero(castor_window *w) { return window_zero(w); }
+
+uint64_t castor_window_edited(castor_window *w) { return pages_edited_bytes(w->address, w->tensor->span); }
+
+int castor_windows_detach(castor_tensor *t) { return window_detach_all(t); }
+
+void castor_sum_release(castor_tensor *t) { window_release_sum(t); }
+
+int castor_together(castor_store *s, uint64_t key, int able, int *committed) {
+    bool all = false;
+    castor_status status = together_try(s, key, able, TOGETHER_PATIENCE_SECONDS, &all);
+    *committed = all;
+    return status;
+}
+
+int castor_step_begin(castor_store *s, const double *values, uint32_t count) {
+    return publish_begin(s, values, count);
+}
+
+void castor_publish_push(castor_tensor *const *tensors, uint32_t count) { publish_push(tensors, count); }
+
+void castor_publish_mark(castor_tensor *t) { publish_mark(t); }
+
+int castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t count, uint8_t *changed) {
+    castor_status status = publish_end(s, tensors, count, changed);
+    if (status == CASTOR_OK && options()->debug && !store_check(s))
+        return store_fail(s, CASTOR_ERR_ARGUMENT);
+    return status;
+}
+
+int castor_publish_deduplicate(castor_store *s, castor_tensor *const *tensors, uint32_t count, const char *what) {
+    return publish_deduplicate(s, tensors, count, what);
+}
+
+int castor_state_place(castor_store *s, uint64_t bytes, uint64_t *offset, void **alias) {
+    size_t alignment = bytes >= PAGE_BYTES ? PAGE_BYTES : 64;
+    size_t room = bytes >= PAGE_BYTES ? pages_round(bytes) : bytes;
+    pthread_mutex_lock(&s->lock);
+    castor_status status = chunk_place(&s->chunks, CHUNK_OPTIM, s->rank, room, alignment, offset);
+    if (status == CASTOR_OK)
+        status = chunk_alias(&s->chunks, CHUNK_OPTIM, *offset, room, (char **)alias);
+    pthread_mutex_unlock(&s->lock);
+    return status;
+}
+
+void castor_state_free(castor_store *s, uint64_t offset, uint64_t bytes) {
+    if (!s->detached)
+        chunk_punch(&s->chunks, CHUNK_OPTIM, offset, bytes >= PAGE_BYTES ? pages_round(bytes) : 0);
+}
+
+int castor_state_view(castor_store *s, uint64_t offset, uint64_t bytes, void **out) {
+    uint64_t from = offset & ~(PAGE_BYTES - 1);
+    size_t span = pages_round(offset - from + bytes);
+    char *view;
+    castor_status status = pages_map_view(s->chunks.list[CHUNK_OPTIM].fd, from, span, NULL, &view);
+    if (status == CASTOR_OK && (status = snapshot_view_add(s, from, view, span)) != CASTOR_OK)
+        munmap(view, span);
+    if (status == CASTOR_OK)
+        *out = view + (offset - from);
+    return status;
+}
+
+void castor_state_unview(castor_store *s, void *view, uint64_t bytes) {
+    char *from = (char *)((uintptr_t)view & ~(PAGE_BYTES - 1));
+    snapshot_view_remove(s, from);
+    munmap(from, pages_round((size_t)((char *)view - from) + bytes));
+}
+
+void castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        if (pages_edited_copy(views[i], aliases[i], pages_round(bytes[i])))
+            pages_edited_drop(views[i], pages_round(bytes[i]));
+}
+
+void castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        pages_edited_drop(views[i], pages_round(bytes[i]));
+}
+
+void castor_copy_many(void *const *to, const void *const *from, const uint64_t *bytes, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        memcpy(to[i], from[i], bytes[i]);
+}
+
+int castor_directory_put(castor_store *s, const void *data, size_t bytes) {
+    return store_exchange_put(s, EXCHANGE_STATES, data, bytes);
+}
+
+const void *castor_directory_get(castor_store *s, int rank, size_t *bytes) {
+    return store_exchange_get(s, EXCHANGE_STATES, rank, bytes);
+}

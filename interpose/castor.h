@@ -1,0 +1,168 @@
+/* castor.h: the functions that libcastor.so exports.
+ *
+ * The Python agent calls them over ctypes; scripts and programs may, too. Sizes are in bytes, times in seconds unless
+ * a name says otherwise; elements are counted in `numel`. A function that returns castor_status gives CASTOR_OK (0) or
+ * an error, whose text castor_error() holds for the calling thread until its next failing call. Ranks count within
+ * the group of the store. Everything is safe to call from any thread unless it says "on every rank": such a call waits
+ * for the same call on the other ranks, and ends with an error within seconds when one of them is gone.
+ */
+#ifndef CASTOR_H
+#define CASTOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CASTOR_API __attribute__((visibility("default")))
+
+typedef struct store castor_store;   /* the memory of one group of ranks on this node */
+typedef struct tensor castor_tensor; /* one registered parameter: its place, its gradient's sum */
+typedef struct window castor_window; /* a lease on a sum: what p.grad shows */
+
+/* ---- the process -------------------------------------------------------------------------------------------- */
+
+/* Wakes the library: hooks are resolved, the arena and the trace start. Called by the agent at the end of
+ * `import torch`. Errors: a bad option (CASTOR_ERR_ARGUMENT). */
+CASTOR_API int castor_attach(void);
+/* The text of this thread's last error, "" before any. */
+CASTOR_API const char *castor_error(void);
+/* The value of an option ("CASTOR_CHUNK_SIZE") as text; NULL for an unknown name. Valid until this thread's next call. */
+CASTOR_API const char *castor_option(const char *name);
+/* 1 when the plugin adopts parameters, 0 when it only observes. */
+CASTOR_API int castor_plugin_engine(void);
+/* Writes a log line: 0 error, 1 warning, 2 information, 3 debug. */
+CASTOR_API void castor_log(int level, const char *text);
+/* This process trains plainly although a plugin was asked for: logged, and noted for the report. */
+CASTOR_API void castor_passthrough(const char *reason);
+
+/* ---- events, for the trace ---------------------------------------------------------------------------------- */
+
+CASTOR_API uint64_t castor_now_ns(void);
+/* An optimizer step at its outermost depth; `optimizer` numbers the optimizers of the process, from 0;
+ * `mode`: 0 plain, 1 owner, 2 replicated, 3 local. */
+CASTOR_API void castor_event_step(uint64_t begin_ns, uint64_t end_ns, uint32_t optimizer, uint32_t mode);
+CASTOR_API void castor_event_backward(uint64_t begin_ns, uint64_t end_ns, int synchronized);
+/* Bytes of model data that this rank holds outside the store. */
+CASTOR_API void castor_event_model_data(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes);
+
+/* ---- the store ---------------------------------------------------------------------------------------------- */
+
+/* Opens the store of a group, on every rank. `group` names the group, the same on all of its ranks and different from
+ * other groups of the job. `rank` < `world` <= 128. */
+CASTOR_API int castor_store_open(const char *group, int rank, int world, castor_store **out);
+/* This rank leaves (at exit); the others stop waiting for it. */
+CASTOR_API void castor_store_leave(castor_store *store);
+CASTOR_API int castor_barrier(castor_store *store, const char *what);
+/* On every rank: rank 0's `bytes` (at most 16 MiB) to all. */
+CASTOR_API int castor_broadcast(castor_store *store, void *data, size_t bytes, const char *what);
+/* On every rank: `count` (at most 64) values that must be equal. A barrier as well; another barrier must follow
+ * before the next castor_agree. */
+CASTOR_API int castor_agree(castor_store *store, const char *what, const double *values, uint32_t count);
+/* Says where this rank is (store_place), for the others' messages and waits. */
+CASTOR_API void castor_place_set(castor_store *store, int place);
+/* Tells every rank that this one cannot go on: their waits end with castor_error()'s text. */
+CASTOR_API void castor_fail(castor_store *store, const char *text);
+CASTOR_API int castor_store_check(castor_store *store);
+
+/* ---- parameters --------------------------------------------------------------------------------------------- */
+
+typedef struct castor_description {
+    void *address;  /* of the parameter's first element */
+    uint64_t numel; /* dense, in any order of dimensions */
+    int32_t dtype;  /* 0 float32, 1 float64, 2 float16, 3 bfloat16 */
+    int32_t whole;  /* 1: its storage holds exactly these elements */
+} castor_description;
+
+typedef struct castor_tensor_info {
+    uint32_t id;
+    int32_t owner;     /* rank */
+    int32_t shared;    /* 1: the parameter's bytes are the store's; 0: they stay this rank's own */
+    int32_t dtype;
+    uint64_t bytes;
+    void *home;        /* the parameter's address, when shared */
+    void *param_alias; /* the same bytes as the owner writes them, when shared */
+    void *sum;         /* the gradient's sum as the owners write it */
+} castor_tensor_info;
+
+/* On every rank: registers `count` parameters; rank 0's values win. out[i] belongs to descriptions[i]. */
+CASTOR_API int castor_register(castor_store *store, const castor_description *descriptions, uint32_t count,
+                               castor_tensor **out);
+CASTOR_API void castor_tensor_get(const castor_tensor *tensor, castor_tensor_info *out);
+/* The script dropped the parameter. */
+CASTOR_API void castor_tensor_forget(castor_tensor *tensor);
+/* Back to memory of this rank's own, with the values it sees now. */
+CASTOR_API int castor_tensor_release(castor_tensor *tensor);
+/* The script's parameter is at another address now: maps that block, if it can. 1 when it is a view of the store. */
+CASTOR_API int castor_tensor_rehome(castor_tensor *tensor, void *address);
+
+/* ---- gradients ---------------------------------------------------------------------------------------------- */
+
+/* Adds source * scale into the sum, in the background; `source` NULL adds nothing but takes this rank's turn. It must
+ * not change before castor_gradients_done() reaches *ticket. `used` 0: the script did not use the parameter. */
+CASTOR_API int castor_gradient_add(castor_tensor *tensor, const void *source, double scale, int used,
+                                   uint64_t *ticket);
+CASTOR_API uint64_t castor_gradients_done(castor_store *store);
+/* On every rank: waits for the sums. used[i]: some rank used parameter i. */
+CASTOR_API int castor_gradients_finish(castor_store *store, castor_tensor *const *tensors, uint32_t count,
+                                       uint8_t *used);
+/* A view of the sum, for p.grad; it keeps its values until it is returned. Shared parameters only. */
+CASTOR_API int castor_window_take(castor_tensor *tensor, castor_window **out, void **address);
+CASTOR_API void castor_window_return(castor_window *window);
+/* The window shows the newest sum again; what this rank wrote is dropped. */
+CASTOR_API int castor_window_refresh(castor_window *window);
+/* The window's elements become zero, at no cost. */
+CASTOR_API int castor_window_zero(castor_window *window);
+/* Bytes that this rank wrote into the window. */
+CASTOR_API uint64_t castor_window_edited(castor_window *window);
+/* This rank's next gradient is ready: live windows become its own pages. */
+CASTOR_API int castor_windows_detach(castor_tensor *tensor);
+/* This rank copied the sum and needs it no more. */
+CASTOR_API void castor_sum_release(castor_tensor *tensor);
+
+/* ---- operations that owners do for all ---------------------------------------------------------------------- */
+
+/* On every rank, but a rank that comes alone is let go: *committed is 1 on all ranks when all came with the same key and
+ * `able`, 0 on each otherwise. */
+CASTOR_API int castor_together(castor_store *store, uint64_t key, int able, int *committed);
+
+/* ---- publication -------------------------------------------------------------------------------------------- */
+
+/* On every rank: the begin of a step; values[] as in castor_agree. Nobody reads the old bytes for itself any more. */
+CASTOR_API int castor_step_begin(castor_store *store, const double *values, uint32_t count);
+/* What this rank wrote into its views of the tensors that it owns goes to the store. Between step_begin and
+ * publish_end. */
+CASTOR_API void castor_publish_push(castor_tensor *const *tensors, uint32_t count);
+/* The owner wrote param_alias. */
+CASTOR_API void castor_publish_mark(castor_tensor *tensor);
+/* On every rank: the end of a step. changed[i]: parameter i was published. */
+CASTOR_API int castor_publish_end(castor_store *store, castor_tensor *const *tensors, uint32_t count,
+                                  uint8_t *changed);
+/* On every rank, after all changed the parameters alike: the owners' bytes go to the store, equal pages are shared
+ * again. */
+CASTOR_API int castor_publish_deduplicate(castor_store *store, castor_tensor *const *tensors, uint32_t count,
+                                          const char *what);
+
+/* ---- optimizer states --------------------------------------------------------------------------------------- */
+
+/* A place in this rank's state chunks; *alias is where this rank writes. Blocks of a page and more begin on one. */
+CASTOR_API int castor_state_place(castor_store *store, uint64_t bytes, uint64_t *offset, void **alias);
+CASTOR_API void castor_state_free(castor_store *store, uint64_t offset, uint64_t bytes);
+/* A private view of a state that some rank placed. */
+CASTOR_API int castor_state_view(castor_store *store, uint64_t offset, uint64_t bytes, void **out);
+CASTOR_API void castor_state_unview(castor_store *store, void *view, uint64_t bytes);
+/* The owner's edits of its own views go to the aliases. Arrays of `count`. */
+CASTOR_API void castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes, uint32_t count);
+/* Edits of views are dropped. */
+CASTOR_API void castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count);
+CASTOR_API void castor_copy_many(void *const *to, const void *const *from, const uint64_t *bytes, uint32_t count);
+/* This rank's directory of states, for the others (at most 48 MiB), and theirs: valid until the next barrier. */
+CASTOR_API int castor_directory_put(castor_store *store, const void *data, size_t bytes);
+CASTOR_API const void *castor_directory_get(castor_store *store, int rank, size_t *bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,98 @@
+#include "chunk.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include "../core/error.h"
+#include "pages.h"
+
+const char *const chunk_kind_names[CHUNK_KIND_COUNT] = {"parameter", "gradient", "optimizer state"};
+
+void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes) {
+    memset(t, 0, sizeof *t);
+    t->chunk_bytes = pages_round(chunk_bytes);
+    t->part_bytes = part_bytes;
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        chunk_list *list = &t->list[kind];
+        list->fd = -1;
+        for (int part = 0; part < 128; part++) {
+            list->next_offset[part] = kind == CHUNK_OPTIM ? (uint64_t)part * part_bytes : 0;
+            list->current[part] = -1;
+        }
+    }
+}
+
+static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uint64_t bytes, int32_t *index) {
+    chunk_list *list = &t->list[kind];
+    int part = kind == CHUNK_OPTIM ? owner : 0;
+    if (list->next_offset[part] % t->part_bytes + bytes > t->part_bytes)
+        return error_set(CASTOR_ERR_MEMORY, "the file of the %s chunks is full", chunk_kind_names[kind]);
+    if (list->count == list->capacity) {
+        uint32_t capacity = list->capacity ? list->capacity * 2 : 64;
+        chunk *grown = realloc(list->chunks, capacity * sizeof *grown);
+        if (!grown)
+            return error_set(CASTOR_ERR_MEMORY, "no memory for the table of chunks");
+        list->chunks = grown;
+        list->capacity = capacity;
+    }
+    *index = (int32_t)list->count++;
+    list->chunks[*index] = (chunk){.offset = list->next_offset[part], .bytes = bytes, .owner = owner};
+    list->next_offset[part] += bytes;
+    return CASTOR_OK;
+}
+
+castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
+                          uint64_t *offset) {
+    chunk_list *list = &t->list[kind];
+    int32_t index = list->current[owner];
+    uint64_t at = 0;
+    if (index >= 0)
+        at = (list->chunks[index].used + alignment - 1) & ~(uint64_t)(alignment - 1);
+    if (index < 0 || at + bytes > list->chunks[index].bytes) {
+        bool own = bytes > t->chunk_bytes;
+        castor_status status =
+            chunk_begin(t, kind, owner, own ? pages_round(bytes) : t->chunk_bytes, &index);
+        if (status)
+            return status;
+        if (!own) /* a chunk of its own does not end the one being filled */
+            list->current[owner] = index;
+        at = 0;
+    }
+    chunk *c = &list->chunks[index];
+    if (posix_fallocate(list->fd, (off_t)(c->offset + at), (off_t)bytes) != 0)
+        return error_set(CASTOR_ERR_MEMORY,
+                         "no room for %B of %s chunks: give the job more memory, more disk under "
+                         "CASTOR_OFFLOAD_DIR, or a smaller model",
+                         (uint64_t)bytes, chunk_kind_names[kind]);
+    c->used = at + bytes;
+    *offset = c->offset + at;
+    return CASTOR_OK;
+}
+
+castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes, char **out) {
+    chunk_list *list = &t->list[kind];
+    for (uint32_t i = 0; i < list->count; i++) {
+        chunk *c = &list->chunks[i];
+        if (offset < c->offset || offset + bytes > c->offset + c->bytes)
+            continue;
+        if (!c->alias) {
+            castor_status status = pages_map_alias(list->fd, c->offset, c->bytes, &c->alias);
+            if (status)
+                return status;
+            /* A forked child has its own snapshot; it must never write here. */
+            madvise(c->alias, c->bytes, MADV_DONTFORK);
+        }
+        *out = c->alias + (offset - c->offset);
+        return CASTOR_OK;
+    }
+    return error_set(CASTOR_ERR_ARGUMENT, "no %s chunk holds offset %lu", chunk_kind_names[kind],
+                     (unsigned long)offset);
+}
+
+void chunk_punch(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes) {
+    uint64_t from = pages_round(offset), to = (offset + bytes) & ~(PAGE_BYTES - 1);
+    if (to > from)
+        fallocate(t->list[kind].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from, (off_t)(to - from));
+}

@@ -1,0 +1,48 @@
+/* Chunks: fixed-size ranges of the store's files, each holding tensors of one kind and one owner.
+ *
+ * A tensor is appended to its owner's current chunk, or a new chunk is begun; one larger than a chunk gets a chunk
+ * of its own. Every rank makes the same calls in the same order for parameters and gradients, so the layout is the
+ * same without a message; optimizer states are laid out by their owner alone, each in its own part of the file.
+ * The alias of a chunk is mapped when it is first needed. */
+#ifndef CASTOR_MEMORY_CHUNK_H
+#define CASTOR_MEMORY_CHUNK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "../core/status.h"
+
+typedef enum chunk_kind { CHUNK_PARAM, CHUNK_GRAD, CHUNK_OPTIM, CHUNK_KIND_COUNT } chunk_kind;
+extern const char *const chunk_kind_names[CHUNK_KIND_COUNT];
+
+typedef struct chunk {
+    uint64_t offset, bytes, used; /* in the kind's file */
+    int owner;
+    char *alias; /* NULL until it is mapped */
+} chunk;
+
+typedef struct chunk_list {
+    int fd;
+    chunk *chunks; /* in order of making */
+    uint32_t count, capacity;
+    uint64_t next_offset[128]; /* by part: 0 for parameters and gradients, the owner for states */
+    int32_t current[128];      /* the chunk being filled, by owner; -1: none */
+} chunk_list;
+
+typedef struct chunk_table {
+    uint64_t chunk_bytes, part_bytes;
+    chunk_list list[CHUNK_KIND_COUNT];
+} chunk_table;
+
+void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes);
+
+/* A place for `bytes`, aligned to `alignment` (a power of two up to a page). The range is given memory, so that a
+ * lack of it is an error here and not a signal later. */
+castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
+                          uint64_t *offset);
+/* The alias of a range that was placed by this rank, or by another (states): mapped on first use. */
+castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes, char **out);
+/* Gives the memory of a range back; its bytes read as zero afterwards. Whole pages inside the range only. */
+void chunk_punch(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes);
+
+#endif

@@ -1,0 +1,193 @@
+#include "rendezvous.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+#include "../core/error.h"
+#include "../core/log.h"
+
+#define DESCRIPTORS_MAX 8
+#define RANKS_MAX       4096
+#define RETRY_NS        10000000l
+#define TOKEN_MAX       64
+
+struct hello {
+    char token[TOKEN_MAX];
+    int32_t rank;
+};
+
+static double now_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static uint64_t hash(uint64_t h, const char *s) {
+    for (; *s; s++)
+        h = (h ^ (unsigned char)*s) * 1099511628211ull;
+    return (h ^ 0xff) * 1099511628211ull;
+}
+
+/* The name must not give the token away: it is a hash, and everyone can list abstract sockets. */
+static socklen_t socket_name(struct sockaddr_un *address, const char *token, const char *group) {
+    uint64_t a = hash(hash(14695981039346656037ull, token), group);
+    uint64_t b = hash(hash(a ^ 0x9e3779b97f4a7c15ull, group), token);
+    memset(address, 0, sizeof *address);
+    address->sun_family = AF_UNIX;
+    size_t n = log_format(address->sun_path + 1, sizeof address->sun_path - 1, "castor-%lx%lx", (unsigned long)a,
+                          (unsigned long)b);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
+}
+
+static bool same_user(int connection) {
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+static bool tokens_equal(const char *a, const char *b) {
+    unsigned char difference = 0;
+    for (size_t i = 0; i < TOKEN_MAX; i++)
+        difference |= (unsigned char)(a[i] ^ b[i]);
+    return difference == 0;
+}
+
+static bool send_descriptors(int connection, const int *descriptors, int count) {
+    union {
+        char bytes[CMSG_SPACE(sizeof(int) * DESCRIPTORS_MAX)];
+        struct cmsghdr align;
+    } control = {0};
+    char byte = 1;
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {.msg_iov = &data,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)count)};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)count);
+    memcpy(CMSG_DATA(header), descriptors, sizeof(int) * (size_t)count);
+    return sendmsg(connection, &message, MSG_NOSIGNAL) == 1;
+}
+
+static bool receive_descriptors(int connection, int *descriptors, int count) {
+    union {
+        char bytes[CMSG_SPACE(sizeof(int) * DESCRIPTORS_MAX)];
+        struct cmsghdr align;
+    } control = {0};
+    char byte;
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {.msg_iov = &data,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)count)};
+    if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != 1)
+        return false;
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int) * (size_t)count))
+        return false;
+    memcpy(descriptors, CMSG_DATA(header), sizeof(int) * (size_t)count);
+    return true;
+}
+
+static bool wait_readable(int fd, double deadline) {
+    double left = deadline - now_seconds();
+    struct pollfd poll_one = {.fd = fd, .events = POLLIN};
+    return left > 0 && poll(&poll_one, 1, (int)(left * 1e3) + 1) == 1;
+}
+
+static castor_status serve(const char *token, const char *group, int world, const int *descriptors, int count,
+                           double deadline) {
+    bool joined[RANKS_MAX] = {true};
+    int missing = world - 1;
+    castor_status status = CASTOR_OK;
+    struct sockaddr_un address;
+    socklen_t length = socket_name(&address, token, group);
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (listener < 0)
+        return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);
+    /* A previous process of the same job may still be closing its socket. */
+    while (bind(listener, (struct sockaddr *)&address, length) != 0) {
+        if (errno != EADDRINUSE || now_seconds() > deadline) {
+            status = error_set(CASTOR_ERR_SYSTEM, "cannot bind the node's rendezvous socket (errno %d)", errno);
+            goto done;
+        }
+        nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
+    }
+    if (listen(listener, world) != 0) {
+        status = error_set(CASTOR_ERR_SYSTEM, "cannot listen on the node's rendezvous socket (errno %d)", errno);
+        goto done;
+    }
+    while (missing) {
+        if (!wait_readable(listener, deadline)) {
+            int first = 1;
+            while (first < world && joined[first])
+                first++;
+            status = error_set(CASTOR_ERR_TIMEOUT,
+                               "%d of %d ranks did not join the node store in time (the first: rank %d): every rank "
+                               "must be on this node and reach the same model; or raise CASTOR_TIMEOUT",
+                               missing, world, first);
+            goto done;
+        }
+        int connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (connection < 0)
+            continue;
+        struct hello hello;
+        char expected[TOKEN_MAX] = {0};
+        strncpy(expected, token, TOKEN_MAX - 1);
+        /* One that connects and says nothing must not hold up the others for long. */
+        double patience = now_seconds() + 2;
+        if (same_user(connection) && wait_readable(connection, patience < deadline ? patience : deadline) &&
+            recv(connection, &hello, sizeof hello, 0) == sizeof hello && tokens_equal(hello.token, expected) &&
+            hello.rank > 0 && hello.rank < world && !joined[hello.rank] &&
+            send_descriptors(connection, descriptors, count)) {
+            joined[hello.rank] = true;
+            missing--;
+        }
+        close(connection);
+    }
+done:
+    close(listener);
+    return status;
+}
+
+static castor_status join(const char *token, const char *group, int rank, int *descriptors, int count,
+                          double deadline) {
+    struct sockaddr_un address;
+    socklen_t length = socket_name(&address, token, group);
+    struct hello hello = {.rank = rank};
+    strncpy(hello.token, token, TOKEN_MAX - 1);
+    while (now_seconds() < deadline) {
+        int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        if (connection < 0)
+            return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);
+        bool joined = connect(connection, (struct sockaddr *)&address, length) == 0 && same_user(connection) &&
+                      send(connection, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello &&
+                      wait_readable(connection, deadline) && receive_descriptors(connection, descriptors, count);
+        close(connection);
+        if (joined)
+            return CASTOR_OK;
+        nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
+    }
+    return error_set(CASTOR_ERR_TIMEOUT,
+                     "rank %d found no rank 0 of its group on this node: every rank must be on this node and reach "
+                     "the same model; or raise CASTOR_TIMEOUT",
+                     rank);
+}
+
+castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors, int count,
+                               double timeout_seconds) {
+    if (world < 1 || world > RANKS_MAX || rank < 0 || rank >= world || count < 1 || count > DESCRIPTORS_MAX)
+        return error_set(CASTOR_ERR_ARGUMENT, "rank %d of %d: out of range", rank, world);
+    double deadline = now_seconds() + timeout_seconds;
+    return rank == 0 ? serve(token, group, world, descriptors, count, deadline)
+                     : join(token, group, rank, descriptors, count, deadline);
+}

@@ -1,0 +1,16 @@
+/* How the ranks of one node find each other and come to hold the same memory.
+ *
+ * The first rank makes the descriptors and listens on an abstract Unix socket whose name is a hash of the job's
+ * token and the group; the others connect, prove that they know the token (and run under the same user), and get
+ * the descriptors. The socket is gone when all ranks have joined. */
+#ifndef CASTOR_MEMORY_RENDEZVOUS_H
+#define CASTOR_MEMORY_RENDEZVOUS_H
+
+#include "../core/status.h"
+
+/* Rank 0 passes `count` descriptors, the others receive them into `descriptors`. Every wait ends after
+ * `timeout_seconds` with an error that names the ranks that did not come. */
+castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors, int count,
+                               double timeout_seconds);
+
+#endif

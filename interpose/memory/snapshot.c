@@ -1,0 +1,154 @@
+#include "snapshot.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include "../core/log.h"
+#include "pages.h"
+#include "tensor.h"
+#include "window.h"
+
+typedef struct state_view {
+    uint64_t offset;
+    char *view;
+    size_t bytes;
+} state_view;
+
+typedef struct snapshot {
+    int fd[CHUNK_KIND_COUNT]; /* same offsets as the store's files; -1: none */
+    uint64_t changes;         /* of the store when the copy was made */
+    bool good;
+    state_view *views; /* under the store's lock */
+    uint32_t view_count, view_capacity;
+} snapshot;
+
+/* Calls `visit` for each range that this process views. */
+typedef bool (*view_visit)(store *s, chunk_kind kind, uint64_t offset, char *view, size_t bytes);
+
+static bool views_visit(store *s, view_visit visit) {
+    for (uint32_t id = 0; id < s->tensor_count; id++) {
+        tensor *t = s->tensors[id];
+        if (t->mode != TENSOR_SHARED || t->forgotten)
+            continue;
+        if (t->home && !visit(s, CHUNK_PARAM, t->param_offset, t->home, t->span))
+            return false;
+        for (const window *w = t->windows; w; w = w->next)
+            if (w->live && w->current && !w->zeroed && !visit(s, CHUNK_GRAD, t->grad_offset, w->address, t->span))
+                return false;
+    }
+    for (uint32_t i = 0; s->snapshot && i < s->snapshot->view_count; i++) {
+        const state_view *v = &s->snapshot->views[i];
+        if (!visit(s, CHUNK_OPTIM, v->offset, v->view, v->bytes))
+            return false;
+    }
+    return true;
+}
+
+static snapshot *snapshot_of(store *s) {
+    if (!s->snapshot && (s->snapshot = calloc(1, sizeof *s->snapshot)) != NULL)
+        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+            s->snapshot->fd[kind] = -1;
+    return s->snapshot;
+}
+
+castor_status snapshot_view_add(store *s, uint64_t offset, char *view, size_t bytes) {
+    castor_status status = CASTOR_ERR_MEMORY;
+    pthread_mutex_lock(&s->lock);
+    snapshot *snap = snapshot_of(s);
+    if (snap && snap->view_count == snap->view_capacity) {
+        uint32_t capacity = snap->view_capacity ? snap->view_capacity * 2 : 256;
+        state_view *grown = realloc(snap->views, capacity * sizeof *grown);
+        if (grown) {
+            snap->views = grown;
+            snap->view_capacity = capacity;
+        }
+    }
+    if (snap && snap->view_count < snap->view_capacity) {
+        snap->views[snap->view_count++] = (state_view){offset, view, bytes};
+        status = CASTOR_OK;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return status;
+}
+
+void snapshot_view_remove(store *s, char *view) {
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; s->snapshot && i < s->snapshot->view_count; i++)
+        if (s->snapshot->views[i].view == view) {
+            s->snapshot->views[i] = s->snapshot->views[--s->snapshot->view_count];
+            break;
+        }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Through the store's file and not through the view: the child keeps the parent's edits by fork itself. */
+static bool copy_range(store *s, chunk_kind kind, uint64_t offset, char *view, size_t bytes) {
+    (void)view;
+    char *from;
+    if (pages_map_alias(s->chunks.list[kind].fd, offset & ~(PAGE_BYTES - 1), bytes, &from) != CASTOR_OK)
+        return false;
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t n = pwrite(s->snapshot->fd[kind], from + done, bytes - done, (off_t)(offset + done));
+        if (n <= 0)
+            break;
+        done += (size_t)n;
+    }
+    munmap(from, bytes);
+    return done == bytes;
+}
+
+static bool take(store *s) {
+    snapshot *snap = snapshot_of(s);
+    if (!snap)
+        return false;
+    if (snap->good && snap->changes == s->changes)
+        return true;
+    snap->good = false;
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        if (snap->fd[kind] >= 0)
+            close(snap->fd[kind]);
+        snap->fd[kind] = memfd_create("castor-snapshot", MFD_CLOEXEC);
+        uint64_t parts = kind == CHUNK_OPTIM ? (uint64_t)s->world : 1;
+        if (snap->fd[kind] < 0 || ftruncate(snap->fd[kind], (off_t)(s->chunks.part_bytes * parts)) != 0)
+            return false;
+    }
+    snap->changes = s->changes;
+    return snap->good = views_visit(s, copy_range);
+}
+
+void snapshot_fork_prepare(void) {
+    for (store *s = store_first(); s; s = s->next) {
+        pthread_mutex_lock(&s->lock);
+        if (!s->detached && s->tensor_count && !take(s))
+            LOG_W("no memory for the forked child's view of the weights: it may see later ones");
+    }
+}
+
+void snapshot_fork_parent(void) {
+    for (store *s = store_first(); s; s = s->next)
+        pthread_mutex_unlock(&s->lock);
+}
+
+static bool map_range(store *s, chunk_kind kind, uint64_t offset, char *view, size_t bytes) {
+    char *at = view;
+    while (at < view + bytes) {
+        page_run edited = {view + bytes, 0};
+        if (!pages_edited_next(at, (size_t)(view + bytes - at), &edited))
+            edited = (page_run){view + bytes, 0};
+        if (edited.start > at)
+            pages_map_view(s->snapshot->fd[kind], offset + (uint64_t)(at - view), (size_t)(edited.start - at), at,
+                           NULL);
+        at = edited.start + edited.bytes;
+    }
+    return true;
+}
+
+void snapshot_fork_child(void) {
+    for (store *s = store_first(); s; s = s->next) {
+        if (s->snapshot && s->snapshot->good && !s->detached)
+            views_visit(s, map_range);
+        s->detached = true;
+        pthread_mutex_init(&s->lock, NULL);
+    }
+}

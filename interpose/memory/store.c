@@ -1,0 +1,238 @@
+#include "store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "../core/error.h"
+#include "../core/log.h"
+#include "../parallel/wait.h"
+#include "pages.h"
+#include "rendezvous.h"
+#include "tensor.h"
+
+#define STORE_MAGIC        0x31524f5453415343ull
+#define CONTROL_BYTES      (1ul << 20)
+#define EXCHANGE_CALL_SIZE (16ul << 20)
+#define EXCHANGE_SIZE      (64ul << 20)
+#define PART_BYTES         (1ull << 40) /* of memory files; sparse */
+#define PART_BYTES_DISK    (1ull << 37) /* file systems limit a file to 16 TiB */
+
+#ifndef F_ADD_SEALS
+#define F_ADD_SEALS   1033
+#define F_SEAL_SEAL   1
+#define F_SEAL_SHRINK 2
+#define F_SEAL_GROW   4
+#endif
+
+const char *const store_place_names[PLACE_COUNT] = {
+    "in the script's own code",  "building a model wrapper or an optimizer",   "at the end of a backward",
+    "in an optimizer step",      "in an operation on all gradients",           "in a collective of the script's",
+    "waiting for a saved file",  "starting an iteration over a DataLoader",    "gone",
+};
+
+_Static_assert(sizeof(store_control) <= CONTROL_BYTES, "the control block fits its place");
+
+/* Written by the thread that opens stores; read by atfork handlers and by the arena's callbacks. */
+static store *_Atomic first_store;
+
+store *store_first(void) { return atomic_load(&first_store); }
+
+static size_t tensor_control_bytes(int world) {
+    return (sizeof(tensor_control) + (size_t)world * sizeof(tensor_progress) + 63) & ~63ul;
+}
+
+static size_t control_file_bytes(int world) {
+    return CONTROL_BYTES + (size_t)world * EXCHANGE_SIZE + STORE_TENSORS_MAX * tensor_control_bytes(world);
+}
+
+tensor_control *store_tensor_control(const store *s, uint32_t id) {
+    char *base = (char *)s->control + CONTROL_BYTES + (size_t)s->world * EXCHANGE_SIZE;
+    return (tensor_control *)(base + id * tensor_control_bytes(s->world));
+}
+
+static char *exchange_area(const store *s, store_exchange channel, int rank, size_t *capacity) {
+    char *area = (char *)s->control + CONTROL_BYTES + (size_t)rank * EXCHANGE_SIZE;
+    *capacity = channel == EXCHANGE_CALL ? EXCHANGE_CALL_SIZE : EXCHANGE_SIZE - EXCHANGE_CALL_SIZE;
+    return channel == EXCHANGE_CALL ? area : area + EXCHANGE_CALL_SIZE;
+}
+
+castor_status store_exchange_put(store *s, store_exchange channel, const void *data, size_t bytes) {
+    size_t capacity;
+    char *area = exchange_area(s, channel, s->rank, &capacity);
+    if (bytes > capacity)
+        return error_set(CASTOR_ERR_ARGUMENT, "%B to hand to the other ranks, %B is the most", (uint64_t)bytes,
+                         (uint64_t)capacity);
+    memcpy(area, data, bytes);
+    atomic_store(&s->control->rank[s->rank].exchange_bytes[channel], bytes);
+    return CASTOR_OK;
+}
+
+const void *store_exchange_get(const store *s, store_exchange channel, int rank, size_t *bytes) {
+    size_t capacity;
+    const char *area = exchange_area(s, channel, rank, &capacity);
+    *bytes = atomic_load(&s->control->rank[rank].exchange_bytes[channel]);
+    return area;
+}
+
+void store_place_set(store *s, store_place place) {
+    rank_control *own = &s->control->rank[s->rank];
+    if (s->detached || atomic_exchange(&own->place, place) == (uint32_t)place)
+        return;
+    atomic_fetch_add(&own->place_changes, 1);
+    /* Whoever waits for this rank in an operation that it will not join must learn it at once. */
+    if (place != PLACE_SCRIPT)
+        wait_notify(&s->control->event, &s->control->waiters);
+}
+
+store_place store_place_get(const store *s, int rank) { return atomic_load(&s->control->rank[rank].place); }
+
+castor_status store_fail(store *s, castor_status status) {
+    store_control *control = s->control;
+    uint32_t none = 0;
+    if (!s->detached && atomic_compare_exchange_strong(&control->failed, &none, 1)) {
+        log_format(control->failure, sizeof control->failure, "%s", error_text());
+        atomic_store(&control->failed, 2);
+        wait_notify(&control->event, &control->waiters);
+    }
+    return status;
+}
+
+static int memory_file(const char *name, uint64_t bytes) {
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -1;
+    if (ftruncate(fd, (off_t)bytes) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static int disk_file(const char *directory, uint64_t bytes) {
+    int fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0 && ftruncate(fd, (off_t)bytes) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static castor_status files_make(int world, const char *offload_dir, uint64_t part_bytes, int fds[4]) {
+    static const char *const names[3] = {"castor-param", "castor-grad", "castor-optim"};
+    fds[0] = memory_file("castor-control", control_file_bytes(world));
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        uint64_t bytes = kind == CHUNK_OPTIM ? part_bytes * (uint64_t)world : part_bytes;
+        fds[1 + kind] = *offload_dir ? disk_file(offload_dir, bytes) : memory_file(names[kind], bytes);
+    }
+    for (int i = 0; i < 4; i++) {
+        if (fds[i] >= 0)
+            continue;
+        castor_status status =
+            i && *offload_dir
+                ? error_set(CASTOR_ERR_SYSTEM,
+                            "cannot make a chunk file in CASTOR_OFFLOAD_DIR=%s (errno %d): name a writable directory "
+                            "of a local file system that has O_TMPFILE (ext4, xfs, btrfs, tmpfs)",
+                            offload_dir, errno)
+                : error_set(CASTOR_ERR_SYSTEM, "cannot make the store's memory files (errno %d): raise the limit on "
+                                               "file size (ulimit -f) or on open files (ulimit -n)",
+                            errno);
+        for (int j = 0; j < 4; j++)
+            if (fds[j] >= 0)
+                close(fds[j]);
+        return status;
+    }
+    return CASTOR_OK;
+}
+
+castor_status store_open(const char *token, const char *group, int rank, int world, uint64_t chunk_bytes,
+                         const char *offload_dir, double timeout_seconds, store **out) {
+    if (world < 1 || world > STORE_RANKS_MAX || rank < 0 || rank >= world)
+        return error_set(CASTOR_ERR_ARGUMENT, "%d ranks on one node: at most %d are supported", world,
+                         STORE_RANKS_MAX);
+    int fds[4] = {-1, -1, -1, -1};
+    uint64_t part_bytes = *offload_dir ? PART_BYTES_DISK : PART_BYTES;
+    castor_status status = CASTOR_OK;
+    store *s = calloc(1, sizeof *s);
+    if (!s)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables");
+    if (rank == 0 && (status = files_make(world, offload_dir, part_bytes, fds)) != CASTOR_OK)
+        goto fail;
+    if (world > 1 &&
+        (status = rendezvous_share(token, group, rank, world, fds, 4, timeout_seconds)) != CASTOR_OK)
+        goto fail;
+    void *control = mmap(NULL, control_file_bytes(world), PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    if (control == MAP_FAILED) {
+        status = error_set(CASTOR_ERR_MEMORY, "cannot map the store's control block: raise ulimit -v");
+        goto fail;
+    }
+    s->rank = rank;
+    s->world = world;
+    s->control_fd = fds[0];
+    s->control = control;
+    s->timeout_seconds = timeout_seconds;
+    pthread_mutex_init(&s->lock, NULL);
+    chunk_table_init(&s->chunks, chunk_bytes, part_bytes);
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        s->chunks.list[kind].fd = fds[1 + kind];
+    rank_control *own = &s->control->rank[rank];
+    own->pid = getpid();
+    own->start_ticks = wait_process_start_ticks(own->pid);
+    atomic_store(&own->joined, 1);
+    if (rank == 0) {
+        s->control->magic = STORE_MAGIC;
+        s->control->world = world;
+    }
+    if ((status = wait_barrier(s, "the opening of the node store")) != CASTOR_OK)
+        goto fail; /* s->control stays mapped: a peer's thread may be in it, and the process is about to end */
+    s->next = atomic_load(&first_store);
+    atomic_store(&first_store, s);
+    *out = s;
+    return CASTOR_OK;
+fail:
+    for (int i = 0; i < 4; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    free(s);
+    return status;
+}
+
+void store_leave(store *s) {
+    if (!s->detached)
+        store_place_set(s, PLACE_ENDED);
+}
+
+uint64_t store_resident_bytes(const store *s, chunk_kind kind) {
+    struct stat st;
+    return fstat(s->chunks.list[kind].fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+}
+
+static bool chunks_check(const store *s, chunk_kind kind) {
+    const chunk_list *list = &s->chunks.list[kind];
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        const chunk *c = &list->chunks[i];
+        if (c->used > c->bytes || (kind != CHUNK_OPTIM && c->offset < end)) {
+            error_set(CASTOR_ERR_ARGUMENT, "%s chunk %u overlaps or is overfull", chunk_kind_names[kind], i);
+            return false;
+        }
+        end = c->offset + c->bytes;
+    }
+    return true;
+}
+
+bool store_check(store *s) {
+    pthread_mutex_lock(&s->lock);
+    bool good = s->control->magic == STORE_MAGIC && s->control->world == s->world;
+    if (!good)
+        error_set(CASTOR_ERR_ARGUMENT, "the store's control block is damaged");
+    for (int kind = 0; good && kind < CHUNK_KIND_COUNT; kind++)
+        good = chunks_check(s, kind);
+    for (uint32_t id = 0; good && id < s->tensor_count; id++)
+        good = tensor_check(s, s->tensors[id]);
+    pthread_mutex_unlock(&s->lock);
+    return good;
+}

@@ -1,0 +1,135 @@
+/* The node store: the memory that holds one node's chunks, mapped by every rank of the node.
+ *
+ * Vocabulary
+ *   group      the ranks (all on this node) that share a store; `rank` counts within it
+ *   control    a small shared block: ranks and what they do, progress of sums, barriers
+ *   exchange   per rank, an area that it writes and the others read after a barrier
+ *   tensor     one registered parameter, with its gradient's sum and its optimizer states
+ *   epoch      of a tensor: number of sums that were completed
+ *
+ * Invariants
+ *   - every rank registers the same tensors in the same order, so ids, owners and offsets agree
+ *   - a rank writes its own rank_control and its own progress words only, unless a field says otherwise
+ *   - parameter and state chunks are written by the tensor's owner only, between the barriers of a step; gradient
+ *     chunks by the ranks in rank order, and by owners between the barriers of a shared operation
+ *   - nobody writes a sum before every rank has released the previous one (leases, window.h)
+ */
+#ifndef CASTOR_MEMORY_STORE_H
+#define CASTOR_MEMORY_STORE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "../core/status.h"
+#include "chunk.h"
+
+#define STORE_RANKS_MAX   128
+#define STORE_TENSORS_MAX 262144u
+#define STORE_TEXT_MAX    1024
+
+/* What a rank is doing, so that others can say whom they wait for and stop waiting for one who will not come. */
+typedef enum store_place {
+    PLACE_SCRIPT,     /* the script's own code */
+    PLACE_ADOPT,      /* building a model wrapper or an optimizer */
+    PLACE_BACKWARD,   /* at the end of a backward, waiting for the sums */
+    PLACE_STEP,       /* in an optimizer step */
+    PLACE_TOGETHER,   /* in an operation on all gradients (clip, unscale) */
+    PLACE_COLLECTIVE, /* has entered a collective of the script's */
+    PLACE_SAVE,       /* waiting for rank 0's file */
+    PLACE_DATA,       /* starting an iteration over a DataLoader */
+    PLACE_ENDED,      /* has left */
+    PLACE_COUNT
+} store_place;
+extern const char *const store_place_names[PLACE_COUNT];
+
+typedef struct rank_control {
+    _Atomic uint32_t joined;
+    int32_t pid;
+    uint64_t start_ticks; /* of the process, from /proc: a reused pid is not taken for the rank */
+    _Atomic uint32_t place;
+    _Atomic uint32_t place_changes;
+    _Atomic uint32_t arrivals; /* barriers that this rank has reached */
+    _Atomic uint64_t together_key;
+    _Atomic uint64_t exchange_bytes[2];
+    _Atomic uint64_t private_bytes; /* of its views, at its last step */
+    double values[64];              /* store_agree */
+    _Atomic uint32_t value_count;
+} rank_control;
+
+typedef struct store_control {
+    uint64_t magic;
+    int32_t world;
+    _Atomic uint32_t event;    /* futex: advances with every change that somebody may wait for */
+    _Atomic uint32_t waiters;  /* of `event` */
+    _Atomic uint32_t failed;   /* 0, 1: being written, 2: failure holds the reason */
+    _Atomic uint64_t together; /* ticket << 32 | number of ranks that came (together.h) */
+    _Atomic uint32_t together_committed[64];
+    _Atomic uint64_t together_abandoned_key;
+    char failure[STORE_TEXT_MAX];
+    rank_control rank[STORE_RANKS_MAX];
+} store_control;
+
+/* Progress of one tensor; `world` rank words follow. */
+typedef struct tensor_progress {
+    _Atomic uint32_t added;    /* blocks that this rank has added, over all epochs */
+    _Atomic uint32_t released; /* epochs whose sum this rank no longer looks at */
+} tensor_progress;
+
+typedef struct tensor_control {
+    _Atomic uint32_t event;     /* futex of this tensor */
+    _Atomic uint32_t waiters;   /* of `event` */
+    _Atomic uint32_t used;      /* the last epoch + 1 in which some rank used the tensor; any rank raises it */
+    _Atomic uint32_t published; /* number of publications; written by the owner */
+    _Atomic uint32_t forgotten; /* ranks that hold the tensor no more */
+    tensor_progress rank[];
+} tensor_control;
+
+typedef enum store_exchange { EXCHANGE_CALL, EXCHANGE_STATES } store_exchange;
+
+struct tensor;
+typedef struct store {
+    int rank, world;
+    int control_fd;
+    store_control *control;
+    chunk_table chunks;
+    /* Grows under `lock`; entries never move. */
+    struct tensor **tensors;
+    uint32_t tensor_count, tensor_capacity;
+    uint64_t owner_load[STORE_RANKS_MAX]; /* bytes of parameters by owner */
+    pthread_mutex_t lock;
+    double timeout_seconds;
+    uint64_t changes;       /* publications and sums this rank took part in; a snapshot is good for one value */
+    bool detached;          /* in a forked child: the store is not this process's any more */
+    struct reducer *reducer; /* reduce.h */
+    struct snapshot *snapshot;
+    struct store *next; /* list of this process's stores */
+} store;
+
+/* Opens the store of a group, together with its other ranks. `group` names it; the same on all of them. */
+castor_status store_open(const char *token, const char *group, int rank, int world, uint64_t chunk_bytes,
+                         const char *offload_dir, double timeout_seconds, store **out);
+/* This rank leaves: the others are told, nothing waits. The mappings stay, because tensors may still use them. */
+void store_leave(store *s);
+store *store_first(void);
+
+void store_place_set(store *s, store_place place);
+store_place store_place_get(const store *s, int rank);
+
+tensor_control *store_tensor_control(const store *s, uint32_t id);
+
+/* Writes this rank's area; readers see it after a barrier. Error: larger than the area (16 MiB, 48 MiB). */
+castor_status store_exchange_put(store *s, store_exchange channel, const void *data, size_t bytes);
+const void *store_exchange_get(const store *s, store_exchange channel, int rank, size_t *bytes);
+
+/* Records a failure for every rank of the group: all their waits end with it. Returns `status`. */
+castor_status store_fail(store *s, castor_status status);
+
+/* Bytes that the chunks of a kind hold in memory or on disk, node-wide. */
+uint64_t store_resident_bytes(const store *s, chunk_kind kind);
+
+/* The invariants hold (slow). On a violation writes what is wrong with error_set. */
+bool store_check(store *s);
+
+#endif

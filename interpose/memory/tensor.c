@@ -1,0 +1,266 @@
+#include "tensor.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include "../core/error.h"
+#include "../parallel/wait.h"
+#include "../trace/trace.h"
+#include "arena.h"
+#include "pages.h"
+
+/* What each rank tells the others of a parameter. */
+struct offer {
+    uint64_t numel;
+    int32_t dtype;
+    int32_t mappable;
+    int64_t same_as; /* index of an earlier parameter at the same address; -1 */
+};
+
+/* The arena frees a block over which a tensor's view is mapped: the tensor's memory is gone. */
+static void on_block_freed(void *context, void *block) {
+    tensor *t = context;
+    if (t->home == block)
+        t->home = NULL;
+}
+
+static castor_status tensor_map_home(tensor *t, void *address) {
+    castor_status status = arena_adopt(address, on_block_freed, t);
+    if (status)
+        return status;
+    status = pages_map_view(t->store->chunks.list[CHUNK_PARAM].fd, t->param_offset, t->span, address, NULL);
+    if (status) {
+        arena_release(address);
+        return status;
+    }
+    t->home = address;
+    return CASTOR_OK;
+}
+
+static castor_status offers_exchange(store *s, const tensor_description *d, uint32_t count, struct offer *offers) {
+    for (uint32_t i = 0; i < count; i++) {
+        size_t bytes = d[i].numel * kernel_dtype_bytes((kernel_dtype)d[i].dtype);
+        offers[i] = (struct offer){d[i].numel, d[i].dtype, 0, -1};
+        offers[i].mappable = d[i].mappable && bytes >= PAGE_BYTES && arena_block_size(d[i].address) >= bytes;
+        for (uint32_t j = 0; j < i && d[i].numel; j++)
+            if (d[j].address == d[i].address && d[j].numel == d[i].numel && d[j].dtype == d[i].dtype) {
+                offers[i].same_as = j;
+                break;
+            }
+        /* A block that is a view already (of another store's, or of an earlier registration) cannot be mapped twice. */
+        for (store *other = store_first(); other && offers[i].mappable; other = other->next)
+            for (uint32_t k = 0; k < other->tensor_count; k++)
+                if (other->tensors[k]->home == d[i].address)
+                    offers[i].mappable = 0;
+    }
+    castor_status status = store_exchange_put(s, EXCHANGE_CALL, offers, count * sizeof *offers);
+    if (status)
+        return status;
+    return wait_barrier(s, "the registration of parameters");
+}
+
+/* Compares the ranks' offers. Every rank reads the same, so all come to the same verdict. */
+static castor_status offers_agree(store *s, uint32_t count, struct offer *agreed) {
+    size_t bytes0;
+    const struct offer *first = store_exchange_get(s, EXCHANGE_CALL, 0, &bytes0);
+    memcpy(agreed, first, bytes0 < count * sizeof *agreed ? bytes0 : count * sizeof *agreed);
+    for (int rank = 1; rank < s->world; rank++) {
+        size_t bytes;
+        const struct offer *theirs = store_exchange_get(s, EXCHANGE_CALL, rank, &bytes);
+        if (bytes != bytes0)
+            return error_set(CASTOR_ERR_MISMATCH,
+                             "the ranks' models differ: rank 0 has %lu parameters to share, rank %d has %lu. Build "
+                             "the same model on every rank",
+                             (unsigned long)(bytes0 / sizeof *first), rank, (unsigned long)(bytes / sizeof *first));
+        for (uint32_t i = 0; i < count; i++) {
+            if (theirs[i].numel != first[i].numel || theirs[i].dtype != first[i].dtype)
+                return error_set(CASTOR_ERR_MISMATCH,
+                                 "the ranks' models differ: parameter %u has %lu elements on rank 0 and %lu on rank "
+                                 "%d (or another dtype). Build the same model on every rank",
+                                 i, (unsigned long)first[i].numel, (unsigned long)theirs[i].numel, rank);
+            agreed[i].mappable &= theirs[i].mappable;
+            if (theirs[i].same_as != first[i].same_as)
+                agreed[i].same_as = -1, agreed[i].mappable = 0;
+        }
+    }
+    /* Tied parameters are mapped together or not at all. */
+    for (uint32_t i = 0; i < count; i++)
+        if (agreed[i].same_as >= 0 && !agreed[i].mappable)
+            agreed[agreed[i].same_as].mappable = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (agreed[i].same_as >= 0)
+            agreed[i].mappable = agreed[agreed[i].same_as].mappable;
+    return CASTOR_OK;
+}
+
+static int least_loaded(const store *s) {
+    int owner = 0;
+    for (int rank = 1; rank < s->world; rank++)
+        if (s->owner_load[rank] < s->owner_load[owner])
+            owner = rank;
+    return owner;
+}
+
+static castor_status tensor_make(store *s, const struct offer *offer, const tensor *same, tensor **out) {
+    castor_status status = CASTOR_OK;
+    if (s->tensor_count == STORE_TENSORS_MAX)
+        return error_set(CASTOR_ERR_ARGUMENT, "more than %u parameters in one group", STORE_TENSORS_MAX);
+    if (s->tensor_count == s->tensor_capacity) {
+        uint32_t capacity = s->tensor_capacity ? s->tensor_capacity * 2 : 256;
+        tensor **grown = realloc(s->tensors, capacity * sizeof *grown);
+        if (!grown)
+            return error_set(CASTOR_ERR_MEMORY, "no memory for the table of parameters");
+        s->tensors = grown;
+        s->tensor_capacity = capacity;
+    }
+    tensor *t = calloc(1, sizeof *t);
+    if (!t)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the table of parameters");
+    t->store = s;
+    t->id = s->tensor_count;
+    t->dtype = (kernel_dtype)offer->dtype;
+    t->numel = offer->numel;
+    t->bytes = offer->numel * kernel_dtype_bytes(t->dtype);
+    t->span = pages_round(t->bytes);
+    t->blocks = (uint32_t)((t->bytes + TENSOR_BLOCK_BYTES - 1) / TENSOR_BLOCK_BYTES);
+    if (!t->blocks)
+        t->blocks = 1; /* an empty tensor too has one turn for each rank */
+    t->mode = offer->mappable ? TENSOR_SHARED : TENSOR_VALUE;
+    t->control = store_tensor_control(s, t->id);
+    t->owner = same ? same->owner : least_loaded(s);
+    size_t grad_bytes = t->mode == TENSOR_SHARED ? t->span : t->bytes ? t->bytes : 1;
+    size_t alignment = t->mode == TENSOR_SHARED ? PAGE_BYTES : 64;
+    if ((status = chunk_place(&s->chunks, CHUNK_GRAD, t->owner, grad_bytes, alignment, &t->grad_offset)) ||
+        (status = chunk_alias(&s->chunks, CHUNK_GRAD, t->grad_offset, grad_bytes, &t->grad_alias)))
+        goto fail;
+    if (t->mode == TENSOR_SHARED && same) {
+        t->param_offset = same->param_offset;
+        t->param_alias = same->param_alias;
+    } else if (t->mode == TENSOR_SHARED) {
+        if ((status = chunk_place(&s->chunks, CHUNK_PARAM, t->owner, t->span, PAGE_BYTES, &t->param_offset)) ||
+            (status = chunk_alias(&s->chunks, CHUNK_PARAM, t->param_offset, t->span, &t->param_alias)))
+            goto fail;
+        s->owner_load[t->owner] += t->bytes;
+    }
+    s->tensors[s->tensor_count++] = t;
+    *out = t;
+    return CASTOR_OK;
+fail:
+    free(t);
+    return status;
+}
+
+/* Largest first, so that ownership comes out even; equal sizes in the order given. */
+static const struct offer *sort_offers;
+static int by_size(const void *a, const void *b) {
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    uint64_t bx = sort_offers[x].numel * kernel_dtype_bytes((kernel_dtype)sort_offers[x].dtype);
+    uint64_t by = sort_offers[y].numel * kernel_dtype_bytes((kernel_dtype)sort_offers[y].dtype);
+    return bx != by ? (bx < by) - (bx > by) : (x > y) - (x < y);
+}
+
+castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count, uint32_t *ids) {
+    castor_status status = CASTOR_ERR_MEMORY;
+    struct offer *offers = calloc(count + 1, sizeof *offers);
+    uint32_t *order = calloc(count + 1, sizeof *order);
+    tensor **made = calloc(count + 1, sizeof *made);
+    if (!offers || !order || !made) {
+        error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count);
+        goto done;
+    }
+    if ((status = offers_exchange(s, descriptions, count, offers)) || (status = offers_agree(s, count, offers)))
+        goto done;
+    for (uint32_t i = 0; i < count; i++)
+        order[i] = i;
+    pthread_mutex_lock(&s->lock);
+    sort_offers = offers;
+    qsort(order, count, sizeof *order, by_size);
+    for (uint32_t k = 0; k < count && !status; k++) {
+        uint32_t i = order[k];
+        const tensor *same = offers[i].same_as >= 0 ? made[offers[i].same_as] : NULL;
+        if ((status = tensor_make(s, &offers[i], same, &made[i])) == CASTOR_OK)
+            ids[i] = made[i]->id;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (status) {
+        store_fail(s, status);
+        goto done;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        if (s->rank == 0 && made[i]->mode == TENSOR_SHARED && offers[i].same_as < 0)
+            memcpy(made[i]->param_alias, descriptions[i].address, made[i]->bytes);
+    if ((status = wait_barrier(s, "the adoption of parameters")))
+        goto done;
+    uint64_t adopted = 0;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        if (made[i]->mode != TENSOR_SHARED)
+            continue;
+        if (offers[i].same_as >= 0)
+            made[i]->home = descriptions[i].address;
+        else if ((status = tensor_map_home(made[i], descriptions[i].address)) == CASTOR_OK)
+            adopted += made[i]->numel;
+    }
+    if (status)
+        store_fail(s, status);
+    s->changes++;
+    trace_counter_add(GAUGE_MODEL_NUMEL, adopted);
+done:
+    free(offers);
+    free(order);
+    free(made);
+    return status;
+}
+
+bool tensor_rehome(tensor *t, void *address) {
+    if (t->mode != TENSOR_SHARED || t->store->detached)
+        return false;
+    if (t->home == address)
+        return true;
+    if (arena_block_size(address) < t->bytes)
+        return false;
+    /* The script may still hold the block that it replaced: that one keeps its values from here on. */
+    if (t->home && pages_privatize(t->home, t->span) != CASTOR_OK)
+        return false;
+    return tensor_map_home(t, address) == CASTOR_OK;
+}
+
+castor_status tensor_release(tensor *t) {
+    if (t->mode != TENSOR_SHARED || !t->home)
+        return CASTOR_OK;
+    /* The pages become this process's own; the file stays mapped beneath them and is never shown again. */
+    castor_status status = pages_privatize(t->home, t->span);
+    if (status == CASTOR_OK)
+        t->mode = TENSOR_VALUE;
+    return status;
+}
+
+void tensor_forget(tensor *t) {
+    store *s = t->store;
+    if (s->detached || t->forgotten)
+        return;
+    t->forgotten = true;
+    if (atomic_fetch_add(&t->control->forgotten, 1) + 1 != (uint32_t)s->world)
+        return;
+    chunk_punch(&s->chunks, CHUNK_GRAD, t->grad_offset, t->mode == TENSOR_SHARED ? t->span : t->bytes);
+    if (t->param_alias) {
+        /* Tied parameters share the range: it goes with the last of them. */
+        for (uint32_t id = 0; id < s->tensor_count; id++) {
+            const tensor *other = s->tensors[id];
+            if (other != t && other->param_alias == t->param_alias &&
+                atomic_load(&other->control->forgotten) != (uint32_t)s->world)
+                return;
+        }
+        chunk_punch(&s->chunks, CHUNK_PARAM, t->param_offset, t->span);
+    }
+}
+
+bool tensor_check(store *s, const tensor *t) {
+    const tensor_control *c = t->control;
+    bool good = t->id < s->tensor_count && t->owner >= 0 && t->owner < s->world && t->released <= t->epoch + 1;
+    /* A rank adds an epoch's blocks only after the rank before it has. */
+    for (int rank = 1; good && rank < s->world; rank++)
+        good = (int32_t)(atomic_load(&c->rank[rank - 1].added) - atomic_load(&c->rank[rank].added)) >= 0;
+    if (!good)
+        error_set(CASTOR_ERR_ARGUMENT, "tensor %u: its progress is out of order", t->id);
+    return good;
+}

@@ -1,0 +1,64 @@
+/* The tensor registry: the parameters of a store.
+ *
+ * Modes
+ *   shared   the parameter's bytes are the store's; the script's tensor is a view at its own address
+ *   value    the parameter stays the script's private memory on each rank (too small for a page, or memory that is
+ *            not Castor's to map over); only the sum of its gradients goes through the store
+ */
+#ifndef CASTOR_MEMORY_TENSOR_H
+#define CASTOR_MEMORY_TENSOR_H
+
+#include "../../kernels/kernels.h"
+#include "store.h"
+
+#define TENSOR_BLOCK_BYTES (1ul << 20) /* the unit of ordered sums */
+
+typedef enum tensor_mode { TENSOR_VALUE, TENSOR_SHARED } tensor_mode;
+
+struct window;
+typedef struct tensor {
+    store *store;
+    uint32_t id;
+    int owner;
+    tensor_mode mode;
+    kernel_dtype dtype;
+    size_t numel, bytes, span; /* span: bytes in whole pages */
+    uint32_t blocks;
+    uint64_t param_offset, grad_offset;
+    char *home;        /* shared: the script's address, a view of the parameter range */
+    char *param_alias; /* shared */
+    char *grad_alias;
+    tensor_control *control;
+    /* This rank's progress. */
+    uint32_t epoch;          /* sums completed */
+    uint32_t released;       /* sums released */
+    uint32_t published_seen; /* publications whose pages were taken over */
+    struct window *windows;  /* under store->lock */
+    bool forgotten;
+} tensor;
+
+/* What is known of one parameter before it is registered. */
+typedef struct tensor_description {
+    void *address;   /* of its first byte */
+    uint64_t numel;
+    int32_t dtype;   /* kernel_dtype */
+    int32_t mappable; /* the caller knows that the whole storage is this parameter, dense, from its first byte */
+} tensor_description;
+
+/* Registers parameters, on every rank together, and adopts those that all ranks can (rank 0's bytes win). ids[i]
+ * is the id of description i. Errors: the ranks' parameters differ (all of them get the same text). */
+castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count, uint32_t *ids);
+
+/* The script dropped the parameter: when every rank has, its chunk ranges are given back. */
+void tensor_forget(tensor *t);
+
+/* Back to the script's private memory, at the same address, with the bytes that this rank sees now. */
+castor_status tensor_release(tensor *t);
+
+/* The script's tensor is now at `address` (it replaced p.data): that block is taken over, if it can be. Returns
+ * whether it is now a view of the store. Only on this rank; contents of the store do not change. */
+bool tensor_rehome(tensor *t, void *address);
+
+bool tensor_check(store *s, const tensor *t);
+
+#endif

@@ -1,0 +1,126 @@
+#include "window.h"
+
+#include <stdlib.h>
+#include "../core/error.h"
+#include "../parallel/wait.h"
+#include "pages.h"
+
+/* Callers hold the store's lock. */
+static void release_up_to(tensor *t, uint32_t epoch) {
+    if ((int32_t)(epoch - t->released) <= 0 || t->store->detached)
+        return;
+    t->released = epoch;
+    atomic_store(&t->control->rank[t->store->rank].released, epoch);
+    wait_notify(&t->control->event, &t->control->waiters);
+}
+
+void window_release_sum(tensor *t) {
+    pthread_mutex_lock(&t->store->lock);
+    release_up_to(t, t->epoch);
+    pthread_mutex_unlock(&t->store->lock);
+}
+
+static castor_status map_sum(window *w) {
+    const tensor *t = w->tensor;
+    castor_status status =
+        pages_map_view(t->store->chunks.list[CHUNK_GRAD].fd, t->grad_offset, t->span, w->address, &w->address);
+    if (status == CASTOR_OK)
+        w->zeroed = false;
+    return status;
+}
+
+castor_status window_take(tensor *t, window **out) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&t->store->lock);
+    window *w = t->windows;
+    while (w && w->live)
+        w = w->next;
+    if (!w) {
+        w = calloc(1, sizeof *w);
+        if (!w) {
+            status = error_set(CASTOR_ERR_MEMORY, "no memory for a gradient's window");
+            goto done;
+        }
+        w->tensor = t;
+        if ((status = map_sum(w)) != CASTOR_OK) {
+            free(w);
+            goto done;
+        }
+        w->next = t->windows;
+        t->windows = w;
+    } else if (w->zeroed && (status = map_sum(w)) != CASTOR_OK) {
+        goto done;
+    }
+    w->live = w->current = true;
+    *out = w;
+done:
+    pthread_mutex_unlock(&t->store->lock);
+    return status;
+}
+
+/* The sum is released once no live window shows it. Callers hold the lock. */
+static void lease_end(window *w) {
+    tensor *t = w->tensor;
+    if (!w->current)
+        return;
+    w->current = false;
+    for (const window *other = t->windows; other; other = other->next)
+        if (other->live && other->current)
+            return;
+    release_up_to(t, t->epoch);
+}
+
+void window_return(window *w) {
+    tensor *t = w->tensor;
+    pthread_mutex_lock(&t->store->lock);
+    if (!t->store->detached)
+        pages_edited_drop(w->address, t->span);
+    w->live = false;
+    lease_end(w);
+    pthread_mutex_unlock(&t->store->lock);
+}
+
+castor_status window_detach_all(tensor *t) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&t->store->lock);
+    for (window *w = t->windows; w && !status; w = w->next)
+        if (w->live && w->current && (status = pages_privatize(w->address, t->span)) == CASTOR_OK)
+            w->current = false;
+    if (status == CASTOR_OK)
+        release_up_to(t, t->epoch);
+    pthread_mutex_unlock(&t->store->lock);
+    return status;
+}
+
+castor_status window_refresh(window *w) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&w->tensor->store->lock);
+    if (w->zeroed)
+        status = map_sum(w);
+    else
+        pages_edited_drop(w->address, w->tensor->span);
+    if (status == CASTOR_OK)
+        w->current = true;
+    pthread_mutex_unlock(&w->tensor->store->lock);
+    return status;
+}
+
+castor_status window_zero(window *w) {
+    pthread_mutex_lock(&w->tensor->store->lock);
+    castor_status status = pages_map_zero(w->address, w->tensor->span);
+    if (status == CASTOR_OK) {
+        w->zeroed = true;
+        lease_end(w);
+    }
+    pthread_mutex_unlock(&w->tensor->store->lock);
+    return status;
+}
+
+window *window_find(tensor *t, const void *address) {
+    pthread_mutex_lock(&t->store->lock);
+    window *w = t->windows;
+    while (w && !(w->live && w->address == address))
+        w = w->next;
+    pthread_mutex_unlock(&t->store->lock);
+    return w;
+}

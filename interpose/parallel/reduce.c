@@ -1,0 +1,224 @@
+#include "reduce.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "../core/error.h"
+#include "../core/log.h"
+#include "../trace/trace.h"
+#include "wait.h"
+
+struct job {
+    tensor *tensor;
+    const char *source;
+    double scale;
+    uint32_t epoch;
+};
+
+/* The queue of one store. `lock` guards what has no other word. */
+typedef struct reducer {
+    store *store;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct job *jobs; /* ring */
+    uint64_t capacity, head, tail;
+    uint64_t queued_bytes;
+    castor_status failed; /* of the thread; failure holds the text */
+    char failure[STORE_TEXT_MAX];
+} reducer;
+
+struct turn {
+    const tensor *tensor;
+    uint32_t need; /* blocks that the rank before must have added, or epochs that must be released */
+};
+
+static int rank_not_released(void *context) {
+    const struct turn *turn = context;
+    const tensor *t = turn->tensor;
+    for (int rank = 0; rank < t->store->world; rank++)
+        if ((int32_t)(atomic_load(&t->control->rank[rank].released) - turn->need) < 0)
+            return rank;
+    return -1;
+}
+
+static bool all_released(void *context) { return rank_not_released(context) < 0; }
+
+static int rank_before(void *context) { return ((struct turn *)context)->tensor->store->rank - 1; }
+
+static bool previous_added(void *context) {
+    const struct turn *turn = context;
+    const tensor *t = turn->tensor;
+    return (int32_t)(atomic_load(&t->control->rank[t->store->rank - 1].added) - turn->need) >= 0;
+}
+
+static castor_status turn_wait(tensor *t, uint32_t epoch, uint32_t block) {
+    store *s = t->store;
+    struct turn turn = {t, s->rank ? epoch * t->blocks + block + 1 : epoch};
+    wait_condition c = {s->rank ? previous_added : all_released, s->rank ? rank_before : rank_not_released, &turn,
+                        "its turn to add a gradient"};
+    if (s->rank == 0 && block > 0)
+        return CASTOR_OK;
+    return wait_until(s, &t->control->event, &t->control->waiters, &c);
+}
+
+static castor_status job_run(const struct job *job) {
+    tensor *t = job->tensor;
+    store *s = t->store;
+    size_t item = kernel_dtype_bytes(t->dtype);
+    uint64_t begin_ns = trace_now_ns();
+    for (uint32_t block = 0; block < t->blocks; block++) {
+        castor_status status = turn_wait(t, job->epoch, block);
+        if (status)
+            return status;
+        size_t from = (size_t)block * TENSOR_BLOCK_BYTES;
+        size_t bytes = t->bytes - from < TENSOR_BLOCK_BYTES ? t->bytes - from : TENSOR_BLOCK_BYTES;
+        char *sum = t->grad_alias + from;
+        if (s->rank == 0 && !job->source)
+            memset(sum, 0, bytes);
+        else if (s->rank == 0)
+            kernel_scale_store(t->dtype, sum, job->source + from, bytes / item, job->scale);
+        else if (job->source)
+            kernel_scale_add(t->dtype, sum, job->source + from, bytes / item, job->scale);
+        atomic_store(&t->control->rank[s->rank].added, job->epoch * t->blocks + block + 1);
+        wait_notify(&t->control->event, &t->control->waiters);
+    }
+    trace_record_write(TRACE_REDUCE, t->id, begin_ns, trace_now_ns(), t->bytes, (uint64_t)s->rank, job->epoch, 0);
+    return CASTOR_OK;
+}
+
+static void *reducer_main(void *context) {
+    reducer *r = context;
+    prctl(PR_SET_NAME, "castor-reduce");
+    pthread_mutex_lock(&r->lock);
+    for (;;) {
+        while (r->head == r->tail)
+            pthread_cond_wait(&r->changed, &r->lock);
+        struct job job = r->jobs[r->tail % r->capacity];
+        pthread_mutex_unlock(&r->lock);
+        castor_status status = r->failed ? r->failed : job_run(&job);
+        pthread_mutex_lock(&r->lock);
+        if (status && !r->failed) {
+            r->failed = status;
+            log_format(r->failure, sizeof r->failure, "%s", error_text());
+        }
+        r->tail++;
+        if (job.source)
+            r->queued_bytes -= job.tensor->bytes;
+        pthread_cond_broadcast(&r->changed);
+    }
+    return NULL;
+}
+
+static castor_status reducer_start(store *s) {
+    reducer *r = calloc(1, sizeof *r);
+    if (!r)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the queue of gradients");
+    r->store = s;
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->changed, NULL);
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    pthread_t thread;
+    int failed = pthread_create(&thread, NULL, reducer_main, r);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (failed) {
+        free(r);
+        return error_set(CASTOR_ERR_SYSTEM, "cannot start the thread castor-reduce (error %d)", failed);
+    }
+    pthread_detach(thread);
+    s->reducer = r;
+    return CASTOR_OK;
+}
+
+static castor_status ring_grow(reducer *r) {
+    uint64_t capacity = r->capacity ? r->capacity * 2 : 256;
+    struct job *jobs = malloc(capacity * sizeof *jobs);
+    if (!jobs)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the queue of gradients");
+    for (uint64_t i = r->tail; i < r->head; i++)
+        jobs[i % capacity] = r->jobs[i % r->capacity];
+    free(r->jobs);
+    r->jobs = jobs;
+    r->capacity = capacity;
+    return CASTOR_OK;
+}
+
+castor_status reduce_submit(tensor *t, const void *source, double scale, uint64_t queue_bytes, uint64_t *ticket) {
+    store *s = t->store;
+    castor_status status = CASTOR_OK;
+    if (!s->reducer && (status = reducer_start(s)) != CASTOR_OK)
+        return status;
+    reducer *r = s->reducer;
+    pthread_mutex_lock(&r->lock);
+    /* One gradient larger than the bound must still get through. The thread's own waits are bounded. */
+    while (source && r->queued_bytes && r->queued_bytes + t->bytes > queue_bytes)
+        pthread_cond_wait(&r->changed, &r->lock);
+    if (r->head - r->tail == r->capacity && (status = ring_grow(r)) != CASTOR_OK)
+        goto done;
+    r->jobs[r->head++ % r->capacity] = (struct job){t, source, scale, t->epoch};
+    if (source)
+        r->queued_bytes += t->bytes;
+    *ticket = r->head;
+    pthread_cond_broadcast(&r->changed);
+done:
+    pthread_mutex_unlock(&r->lock);
+    return status;
+}
+
+uint64_t reduce_done(const store *s) {
+    reducer *r = s->reducer;
+    if (!r)
+        return 0;
+    pthread_mutex_lock(&r->lock);
+    uint64_t done = r->tail;
+    pthread_mutex_unlock(&r->lock);
+    return done;
+}
+
+void reduce_mark_used(tensor *t) {
+    uint32_t used = atomic_load(&t->control->used);
+    while ((int32_t)(used - (t->epoch + 1)) < 0 && !atomic_compare_exchange_weak(&t->control->used, &used, t->epoch + 1))
+        ;
+}
+
+bool reduce_was_used(const tensor *t) { return (int32_t)(atomic_load(&t->control->used) - t->epoch) >= 0; }
+
+static bool sum_complete(void *context) {
+    const struct turn *turn = context;
+    const tensor *t = turn->tensor;
+    return (int32_t)(atomic_load(&t->control->rank[t->store->world - 1].added) - turn->need) >= 0;
+}
+
+static int rank_not_added(void *context) {
+    const struct turn *turn = context;
+    const tensor *t = turn->tensor;
+    for (int rank = 0; rank < t->store->world; rank++)
+        if ((int32_t)(atomic_load(&t->control->rank[rank].added) - turn->need) < 0)
+            return rank;
+    return -1;
+}
+
+castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count) {
+    castor_status status = CASTOR_OK;
+    store_place_set(s, PLACE_BACKWARD);
+    for (uint32_t i = 0; i < count && !status; i++) {
+        tensor *t = tensors[i];
+        struct turn turn = {t, (t->epoch + 1) * t->blocks};
+        wait_condition c = {sum_complete, rank_not_added, &turn, "the end of backward"};
+        status = wait_until(s, &t->control->event, &t->control->waiters, &c);
+        if (status == CASTOR_OK)
+            t->epoch++;
+    }
+    store_place_set(s, PLACE_SCRIPT);
+    s->changes++;
+    reducer *r = s->reducer;
+    if (r && r->failed)
+        return error_set(r->failed, "%s", r->failure);
+    return status;
+}

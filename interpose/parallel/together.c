@@ -1,0 +1,155 @@
+#include "together.h"
+
+#include <string.h>
+#include "../core/error.h"
+#include "wait.h"
+
+#define ELSEWHERE_SECONDS 0.2 /* a rank that stays so long where it was is elsewhere */
+
+struct meeting {
+    store *s;
+    uint64_t key;
+    uint32_t ticket;
+    double since;
+    uint32_t place_changes[STORE_RANKS_MAX]; /* of the others, when this rank came */
+};
+
+static uint32_t ticket_of(uint64_t word) { return (uint32_t)(word >> 32); }
+static uint32_t came(uint64_t word) { return (uint32_t)word; }
+
+/* A rank that did not come with this key and is seen to be busy with something else. */
+static bool somebody_elsewhere(struct meeting *m) {
+    store_control *c = m->s->control;
+    for (int rank = 0; rank < m->s->world; rank++) {
+        rank_control *peer = &c->rank[rank];
+        if (rank == m->s->rank)
+            continue;
+        uint32_t place = atomic_load(&peer->place);
+        if (place == PLACE_SCRIPT)
+            continue;
+        if (place == PLACE_TOGETHER) {
+            if (atomic_load(&peer->together_key) != m->key)
+                return true;
+            continue;
+        }
+        /* It may be on its way out of the backward or the collective that this rank has just left. */
+        bool stayed = atomic_load(&peer->place_changes) == m->place_changes[rank];
+        if (stayed ? wait_now_seconds() - m->since > ELSEWHERE_SECONDS : place != PLACE_COLLECTIVE)
+            return true;
+    }
+    return false;
+}
+
+static void abandon(struct meeting *m) {
+    store_control *c = m->s->control;
+    uint64_t word = atomic_load(&c->together);
+    /* Late comers with the same key must not wait for this meeting again. */
+    atomic_store(&c->together_abandoned_key, m->key);
+    while (ticket_of(word) == m->ticket &&
+           !atomic_compare_exchange_weak(&c->together, &word, ((uint64_t)m->ticket + 1) << 32))
+        ;
+    wait_notify(&c->event, &c->waiters);
+}
+
+static bool meeting_over(void *context) {
+    struct meeting *m = context;
+    return ticket_of(atomic_load(&m->s->control->together)) != m->ticket;
+}
+
+static bool meeting_over_or_pointless(void *context) {
+    return meeting_over(context) || somebody_elsewhere(context);
+}
+
+castor_status together_try(store *s, uint64_t key, bool able, double patience_seconds, bool *committed) {
+    store_control *c = s->control;
+    rank_control *own = &c->rank[s->rank];
+    struct meeting m = {.s = s, .key = key, .since = wait_now_seconds()};
+    castor_status status = CASTOR_OK;
+    *committed = false;
+    for (int rank = 0; rank < s->world; rank++)
+        m.place_changes[rank] = atomic_load(&c->rank[rank].place_changes);
+    atomic_store(&own->together_key, key);
+    store_place_set(s, PLACE_TOGETHER);
+    uint64_t word = atomic_load(&c->together);
+    do {
+        m.ticket = ticket_of(word);
+        if (!able || atomic_load(&c->together_abandoned_key) == key) {
+            abandon(&m);
+            goto done;
+        }
+    } while (!atomic_compare_exchange_weak(&c->together, &word, word + 1));
+    if (came(word) + 1 == (uint32_t)s->world) {
+        bool same = true;
+        for (int rank = 0; rank < s->world; rank++)
+            same &= atomic_load(&c->rank[rank].together_key) == key;
+        if (same) {
+            atomic_store(&c->together_committed[m.ticket % 64], m.ticket + 1);
+            atomic_store(&c->together, ((uint64_t)m.ticket + 1) << 32);
+            wait_notify(&c->event, &c->waiters);
+        } else {
+            abandon(&m);
+        }
+    } else {
+        wait_condition over = {meeting_over_or_pointless, NULL, &m, "an operation on all gradients"};
+        double until = wait_now_seconds() + patience_seconds;
+        /* Short waits, because staying somewhere is told by the clock and not by an event. */
+        do
+            status = wait_for(s, &c->event, &c->waiters, &over, ELSEWHERE_SECONDS / 2);
+        while (status == CASTOR_ERR_TIMEOUT && wait_now_seconds() < until);
+        if (status == CASTOR_ERR_TIMEOUT)
+            status = CASTOR_OK;
+        if (status == CASTOR_OK && !meeting_over(&m))
+            abandon(&m);
+    }
+    *committed = atomic_load(&c->together_committed[m.ticket % 64]) == m.ticket + 1;
+done:
+    store_place_set(s, PLACE_SCRIPT);
+    return status;
+}
+
+castor_status together_agree(store *s, const char *what, const double *values, uint32_t count) {
+    rank_control *own = &s->control->rank[s->rank];
+    uint32_t kept = count < 64 ? count : 64;
+    memcpy(own->values, values, kept * sizeof *values);
+    atomic_store(&own->value_count, count);
+    castor_status status = wait_barrier(s, what);
+    if (status)
+        return status;
+    const rank_control *first = &s->control->rank[0];
+    for (int rank = 1; rank < s->world; rank++) {
+        const rank_control *theirs = &s->control->rank[rank];
+        uint32_t a = atomic_load(&first->value_count), b = atomic_load(&theirs->value_count);
+        if (a != b)
+            return error_set(CASTOR_ERR_MISMATCH,
+                             "the ranks disagree at %s: rank 0 brings %u values, rank %d brings %u. All ranks must "
+                             "make the same calls",
+                             what, a, rank, b);
+        for (uint32_t i = 0; i < a && i < 64; i++)
+            if (memcmp(&first->values[i], &theirs->values[i], sizeof(double)) != 0)
+                return error_set(CASTOR_ERR_MISMATCH,
+                                 "the ranks disagree at %s: value %u is %.9f on rank 0 and %.9f on rank %d (learning "
+                                 "rates and hyperparameters, group by group; then the number of parameters). Set the "
+                                 "same on every rank",
+                                 what, i, first->values[i], theirs->values[i], rank);
+    }
+    return CASTOR_OK;
+}
+
+castor_status together_broadcast(store *s, void *data, size_t bytes, const char *what) {
+    castor_status status = CASTOR_OK;
+    if (s->rank == 0)
+        status = store_exchange_put(s, EXCHANGE_CALL, data, bytes);
+    if (status)
+        return store_fail(s, status);
+    if ((status = wait_barrier(s, what)) != CASTOR_OK)
+        return status;
+    size_t sent;
+    const void *from = store_exchange_get(s, EXCHANGE_CALL, 0, &sent);
+    if (sent != bytes)
+        return error_set(CASTOR_ERR_MISMATCH, "%s: rank 0 sends %lu bytes and rank %d expects %lu", what,
+                         (unsigned long)sent, s->rank, (unsigned long)bytes);
+    if (s->rank != 0)
+        memcpy(data, from, bytes);
+    /* Rank 0 must not write its area again before everyone has read it. */
+    return wait_barrier(s, what);
+}

@@ -1,0 +1,157 @@
+#include "wait.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "../core/error.h"
+#include "../core/log.h"
+#include "../trace/trace.h"
+
+#define LOOK_SECONDS     0.1   /* how often a waiter looks after its peers */
+#define RECORD_ABOVE_NS  50000 /* shorter waits are counted, not recorded */
+
+double wait_now_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t value, double seconds) {
+    struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
+}
+
+void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters) {
+    atomic_fetch_add(event, 1);
+    if (atomic_load(waiters))
+        syscall(SYS_futex, event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+uint64_t wait_process_start_ticks(int pid) {
+    char path[64], stat[1024];
+    log_format(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t n = read(fd, stat, sizeof stat - 1);
+    close(fd);
+    if (n <= 0)
+        return 0;
+    stat[n] = '\0';
+    /* The name in parentheses may hold anything; what follows the last one is `state` and numbers. */
+    char *at = strrchr(stat, ')');
+    if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X')
+        return 0;
+    at += 2;
+    for (int field = 3; field < 22 && at; field++) {
+        at = strchr(at, ' ');
+        at = at ? at + 1 : NULL;
+    }
+    return at ? strtoull(at, NULL, 10) : 0;
+}
+
+static castor_status peers_check(store *s) {
+    store_control *control = s->control;
+    if (atomic_load(&control->failed) == 2)
+        return error_set(CASTOR_ERR_PEER, "%s", control->failure);
+    for (int rank = 0; rank < s->world; rank++) {
+        rank_control *peer = &control->rank[rank];
+        if (rank == s->rank || !atomic_load(&peer->joined))
+            continue;
+        if (atomic_load(&peer->place) == PLACE_ENDED)
+            return store_fail(s, error_set(CASTOR_ERR_PEER,
+                                           "rank %d (pid %d) has ended while other ranks wait for it: all ranks must "
+                                           "take the same number of steps; see its own messages",
+                                           rank, peer->pid));
+        if (peer->start_ticks && wait_process_start_ticks(peer->pid) != peer->start_ticks)
+            return store_fail(s, error_set(CASTOR_ERR_PEER,
+                                           "rank %d (pid %d) died (killed, or out of memory?) while other ranks wait "
+                                           "for it; its last place was %s",
+                                           rank, peer->pid, store_place_names[atomic_load(&peer->place)]));
+    }
+    return CASTOR_OK;
+}
+
+static castor_status give_up(store *s, const wait_condition *c) {
+    int rank = c->missing ? c->missing(c->context) : -1;
+    if (rank < 0)
+        return store_fail(s, error_set(CASTOR_ERR_TIMEOUT, "%s took longer than CASTOR_TIMEOUT", c->what));
+    return store_fail(
+        s, error_set(CASTOR_ERR_TIMEOUT,
+                     "rank %d waited longer than CASTOR_TIMEOUT for rank %d (pid %d) at %s; that rank is %s. All "
+                     "ranks must make the same calls; raise CASTOR_TIMEOUT if it is only slow",
+                     s->rank, rank, s->control->rank[rank].pid, c->what,
+                     store_place_names[store_place_get(s, rank)]));
+}
+
+static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters,
+                                  const wait_condition *c, double seconds, bool fatal) {
+    if (c->ready(c->context))
+        return CASTOR_OK;
+    castor_status status = CASTOR_OK;
+    uint64_t begin_ns = trace_now_ns();
+    double deadline = wait_now_seconds() + seconds;
+    atomic_fetch_add(waiters, 1);
+    for (;;) {
+        uint32_t seen = atomic_load(event);
+        if (c->ready(c->context))
+            break;
+        double left = deadline - wait_now_seconds();
+        if (left <= 0) {
+            status = fatal ? give_up(s, c) : CASTOR_ERR_TIMEOUT;
+            break;
+        }
+        futex_wait(event, seen, left < LOOK_SECONDS ? left : LOOK_SECONDS);
+        if (c->ready(c->context))
+            break;
+        if (atomic_load(event) == seen && (status = peers_check(s)) != CASTOR_OK) {
+            /* One that left may have done its part before it did. */
+            if (c->ready(c->context))
+                status = CASTOR_OK;
+            break;
+        }
+    }
+    atomic_fetch_sub(waiters, 1);
+    uint64_t end_ns = trace_now_ns();
+    trace_counter_add(GAUGE_WAIT_NS, end_ns - begin_ns);
+    if (end_ns - begin_ns > RECORD_ABOVE_NS)
+        trace_record_write(TRACE_WAIT, atomic_load(&s->control->rank[s->rank].place), begin_ns, end_ns, 0, 0, 0, 0);
+    return status;
+}
+
+castor_status wait_until(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters, const wait_condition *c) {
+    return wait_bounded(s, event, waiters, c, s->timeout_seconds, true);
+}
+
+castor_status wait_for(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters, const wait_condition *c,
+                       double seconds) {
+    return wait_bounded(s, event, waiters, c, seconds, false);
+}
+
+struct barrier_wait {
+    store *s;
+    uint32_t arrivals;
+};
+
+static int barrier_missing(void *context) {
+    struct barrier_wait *w = context;
+    for (int rank = 0; rank < w->s->world; rank++)
+        if ((int32_t)(atomic_load(&w->s->control->rank[rank].arrivals) - w->arrivals) < 0)
+            return rank;
+    return -1;
+}
+
+static bool barrier_ready(void *context) { return barrier_missing(context) < 0; }
+
+castor_status wait_barrier(store *s, const char *what) {
+    struct barrier_wait w = {.s = s};
+    w.arrivals = atomic_fetch_add(&s->control->rank[s->rank].arrivals, 1) + 1;
+    wait_notify(&s->control->event, &s->control->waiters);
+    wait_condition c = {barrier_ready, barrier_missing, &w, what};
+    return wait_until(s, &s->control->event, &s->control->waiters, &c);
+}

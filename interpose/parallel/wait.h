@@ -1,0 +1,31 @@
+/* Waiting for other ranks: futexes in the store, with an eye on the peers.
+ *
+ * Every wait ends: when its condition holds; when a rank of the group died, left or failed (within a fraction of a
+ * second); or after CASTOR_TIMEOUT. In the last two cases the error names the rank and what it was doing, and every
+ * rank of the group gets it. */
+#ifndef CASTOR_PARALLEL_WAIT_H
+#define CASTOR_PARALLEL_WAIT_H
+
+#include "../memory/store.h"
+
+typedef struct wait_condition {
+    bool (*ready)(void *context);
+    int (*missing)(void *context); /* a rank that is waited for, -1 when unknown; NULL: unknown */
+    void *context;
+    const char *what; /* "the end of backward": for messages */
+} wait_condition;
+
+/* `event` advances (wait_notify) whenever the condition may have changed. */
+castor_status wait_until(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters, const wait_condition *c);
+/* As wait_until, but gives up after `seconds`: CASTOR_ERR_TIMEOUT, with no error text and nothing failed. */
+castor_status wait_for(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters, const wait_condition *c,
+                       double seconds);
+void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters);
+
+/* Every rank reaches it before any leaves it. */
+castor_status wait_barrier(store *s, const char *what);
+
+double wait_now_seconds(void);
+uint64_t wait_process_start_ticks(int pid); /* 0: no such process, or it is a zombie */
+
+#endif

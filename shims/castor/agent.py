@@ -1,0 +1,52 @@
+"""The agent: found by PyTorch at the end of `import torch` (entry point of the group torch.backends).
+
+It turns PyTorch's Python surface into calls of the core. An exception in here never breaks `import torch`."""
+import os
+import sys
+
+MINIMUM_TORCH = (2, 10)
+
+
+def attach():
+    try:
+        _attach()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the script's import must go on
+        _refuse(f"the agent could not attach: {type(error).__name__}: {error}")
+
+
+def _attach():
+    import torch
+
+    from . import core
+
+    if not core.bind():
+        return  # libcastor.so is not in this process: nothing was asked for
+    core.attach()
+    if not core.plugin_engine():
+        from . import observe
+
+        observe.install()
+        return
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < MINIMUM_TORCH:
+        _refuse(f"torch {torch.__version__} is too old: install torch 2.10 or later, or use CASTOR_PLUGIN=none")
+        return
+    from . import plugin
+
+    plugin.install()
+
+
+def _refuse(reason):
+    """A plugin that cannot be applied stops the run before training starts, or steps aside (CASTOR_ON_ERROR)."""
+    from . import core
+
+    try:
+        core.passthrough(reason.encode())
+        abort = core.plugin_engine() and core.option_text("CASTOR_ON_ERROR") == "abort"
+    except (AttributeError, NameError):
+        abort = False
+        sys.stderr.write(f"castor: {reason}\n")
+    if abort:
+        sys.stderr.write("castor: stopped before training (CASTOR_ON_ERROR=passthrough trains without the plugin)\n")
+        sys.stderr.flush()
+        os._exit(1)

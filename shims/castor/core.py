@@ -1,0 +1,107 @@
+"""The functions of libcastor.so (castor.h), bound with ctypes. Nothing is decided here."""
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+
+
+class Error(RuntimeError):
+    """What the core found wrong; its text says what to do."""
+
+
+class Description(ctypes.Structure):
+    _fields_ = [("address", c_void_p), ("numel", c_uint64), ("dtype", c_int32), ("whole", c_int32)]
+
+
+class TensorInfo(ctypes.Structure):
+    _fields_ = [
+        ("id", c_uint32), ("owner", c_int32), ("shared", c_int32), ("dtype", c_int32), ("bytes", c_uint64),
+        ("home", c_void_p), ("param_alias", c_void_p), ("sum", c_void_p),
+    ]
+
+
+# Places of a rank (store_place in interpose/memory/store.h).
+PLACE_SCRIPT, PLACE_ADOPT, PLACE_BACKWARD, PLACE_STEP, PLACE_TOGETHER, PLACE_COLLECTIVE, PLACE_SAVE, PLACE_DATA = range(8)
+MODE_PLAIN, MODE_OWNER, MODE_REPLICATED, MODE_LOCAL = range(4)
+
+# name: (result, arguments). "status" results become exceptions.
+_SIGNATURES = {
+    "attach": ("status", []),
+    "error": (c_char_p, []),
+    "option": (c_char_p, [c_char_p]),
+    "plugin_engine": (c_int, []),
+    "log": (None, [c_int, c_char_p]),
+    "passthrough": (None, [c_char_p]),
+    "now_ns": (c_uint64, []),
+    "event_step": (None, [c_uint64, c_uint64, c_uint32, c_uint32]),
+    "event_backward": (None, [c_uint64, c_uint64, c_int]),
+    "event_model_data": (None, [c_uint64, c_uint64, c_uint64]),
+    "store_open": ("status", [c_char_p, c_int, c_int, POINTER(c_void_p)]),
+    "store_leave": (None, [c_void_p]),
+    "barrier": ("status", [c_void_p, c_char_p]),
+    "broadcast": ("status", [c_void_p, c_void_p, c_size_t, c_char_p]),
+    "agree": ("status", [c_void_p, c_char_p, c_void_p, c_uint32]),
+    "place_set": (None, [c_void_p, c_int]),
+    "fail": (None, [c_void_p, c_char_p]),
+    "store_check": ("status", [c_void_p]),
+    "register": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
+    "tensor_get": (None, [c_void_p, POINTER(TensorInfo)]),
+    "tensor_forget": (None, [c_void_p]),
+    "tensor_release": ("status", [c_void_p]),
+    "tensor_rehome": (c_int, [c_void_p, c_void_p]),
+    "gradient_add": ("status", [c_void_p, c_void_p, c_double, c_int, POINTER(c_uint64)]),
+    "gradients_done": (c_uint64, [c_void_p]),
+    "gradients_finish": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
+    "window_take": ("status", [c_void_p, POINTER(c_void_p), POINTER(c_void_p)]),
+    "window_return": (None, [c_void_p]),
+    "window_refresh": ("status", [c_void_p]),
+    "window_zero": ("status", [c_void_p]),
+    "window_edited": (c_uint64, [c_void_p]),
+    "windows_detach": ("status", [c_void_p]),
+    "sum_release": (None, [c_void_p]),
+    "together": ("status", [c_void_p, c_uint64, c_int, POINTER(c_int)]),
+    "step_begin": ("status", [c_void_p, c_void_p, c_uint32]),
+    "publish_push": (None, [c_void_p, c_uint32]),
+    "publish_mark": (None, [c_void_p]),
+    "publish_end": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
+    "publish_deduplicate": ("status", [c_void_p, c_void_p, c_uint32, c_char_p]),
+    "state_place": ("status", [c_void_p, c_uint64, POINTER(c_uint64), POINTER(c_void_p)]),
+    "state_free": (None, [c_void_p, c_uint64, c_uint64]),
+    "state_view": ("status", [c_void_p, c_uint64, c_uint64, POINTER(c_void_p)]),
+    "state_unview": (None, [c_void_p, c_void_p, c_uint64]),
+    "views_push": (None, [c_void_p, c_void_p, c_void_p, c_uint32]),
+    "views_drop": (None, [c_void_p, c_void_p, c_uint32]),
+    "copy_many": (None, [c_void_p, c_void_p, c_void_p, c_uint32]),
+    "directory_put": ("status", [c_void_p, c_char_p, c_size_t]),
+    "directory_get": (c_void_p, [c_void_p, c_int, POINTER(c_size_t)]),
+}
+
+
+def _raise_on_error(status, function, arguments):
+    if status:
+        raise Error("castor: " + error().decode(errors="replace"))
+    return status
+
+
+def bind():
+    """Binds the functions into this module. False: libcastor.so is not in this process."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "castor_attach"):
+        return False
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, "castor_" + name)
+        function.argtypes = arguments
+        function.restype = c_int if result == "status" else result
+        if result == "status":
+            function.errcheck = _raise_on_error
+        globals()[name] = function
+    return True
+
+
+def option_text(name):
+    value = option(name.encode())
+    if value is None:
+        raise KeyError(name)
+    return value.decode()
+
+
+def pointers(values):
+    return (c_void_p * len(values))(*values)

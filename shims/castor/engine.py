@@ -1,0 +1,152 @@
+"""What the agent knows of the store: its groups, and which parameter is which of its tensors."""
+import atexit
+import ctypes
+import os
+import weakref
+from ctypes import byref, c_uint64, c_void_p
+
+import torch
+
+from . import core, tensors
+
+
+class Entry:
+    """A registered parameter. `state_*` belong to states.py, the rest to the gradients and the step."""
+
+    __slots__ = (
+        "parameter", "handle", "group", "owner", "shared", "bytes", "home", "param_alias", "sum_alias", "window",
+        "window_address", "fired", "used", "synced", "__weakref__",
+    )
+
+    def __init__(self, group, p, handle):
+        info = core.TensorInfo()
+        core.tensor_get(handle, byref(info))
+        self.parameter = weakref.ref(p, lambda _: self.forget())
+        self.handle, self.group = handle, group
+        self.owner, self.shared, self.bytes, self.home = info.owner, bool(info.shared), info.bytes, info.home
+        like = p.data
+        self.param_alias = tensors.tensor_at(info.param_alias, like) if self.shared else None
+        self.sum_alias = tensors.tensor_at(info.sum, like)
+        self.window = self.window_address = None
+        self.fired = self.used = False
+        self.synced = True
+
+    @property
+    def mine(self):
+        return self.owner == self.group.rank
+
+    def forget(self):
+        if active():
+            core.tensor_forget(self.handle)
+
+    def shows_window(self, grad):
+        """`grad` is the window that Castor gave, and the script has not put another tensor in its place."""
+        return self.window is not None and grad is not None and grad.data_ptr() == self.window_address
+
+    def take_window(self):
+        """A tensor over a window on the newest sum."""
+        handle, address = c_void_p(), c_void_p()
+        core.window_take(self.handle, byref(handle), byref(address))
+        handle = handle.value
+        self.window, self.window_address = handle, address.value
+        return tensors.tensor_at(address.value, self.sum_alias, lambda: self._window_freed(handle))
+
+    def _window_freed(self, handle):
+        if self.window == handle:
+            self.window = self.window_address = None
+        if active():
+            core.window_return(handle)
+
+    def is_home(self, p):
+        return p.data_ptr() == self.home
+
+
+class Group:
+    """The store of one set of ranks."""
+
+    def __init__(self, name, rank, world):
+        handle = c_void_p()
+        core.store_open(name.encode(), rank, world, byref(handle))
+        self.handle, self.rank, self.world, self.name = handle.value, rank, world, name
+        atexit.register(self._leave)
+
+    def _leave(self):
+        if active():
+            core.store_leave(self.handle)
+
+    def barrier(self, what):
+        core.barrier(self.handle, what.encode())
+
+    def broadcast(self, data, what):
+        """Rank 0's bytes, on every rank; all pass the same length."""
+        buffer = ctypes.create_string_buffer(data, len(data))
+        core.broadcast(self.handle, buffer, len(data), what.encode())
+        return buffer.raw
+
+
+_groups = {}
+_entries = {}  # id(parameter): Entry; the entry's weak reference says whether the id is still that parameter's
+_pid = os.getpid()
+
+
+def active():
+    """False in forked children: there the tensors are ordinary memory."""
+    return os.getpid() == _pid
+
+
+def groups():
+    return list(_groups.values())
+
+
+def group(name, rank, world):
+    if name not in _groups:
+        _groups[name] = Group(name, rank, world)
+    return _groups[name]
+
+
+def entry_of(p):
+    entry = _entries.get(id(p))
+    return entry if entry is not None and entry.parameter() is p else None
+
+
+def release(parameters):
+    """Back to private memory; the parameters are no longer Castor's."""
+    for p in parameters:
+        entry = entry_of(p)
+        if entry is not None:
+            core.tensor_release(entry.handle)
+            del _entries[id(p)]
+
+
+def adopt(grp, parameters):
+    """Registers those of `parameters` that are not yet, on every rank of the group together. Returns the entries, in
+    the order given."""
+    fresh = [p for p in parameters if entry_of(p) is None]
+    if fresh:
+        descriptions = (core.Description * len(fresh))()
+        for p, d in zip(fresh, descriptions):
+            whole = tensors.owns_whole_storage(p)
+            if not whole_block(p, whole):
+                whole = move_to_own_block(p)
+            d.address, d.numel, d.dtype, d.whole = p.data_ptr(), p.numel(), tensors.DTYPES[p.dtype], int(whole)
+        handles = (c_void_p * len(fresh))()
+        core.register(grp.handle, descriptions, len(fresh), handles)
+        for p, handle in zip(fresh, handles):
+            _entries[id(p)] = Entry(grp, p, handle)
+    return [entry_of(p) for p in parameters]
+
+
+def whole_block(p, whole):
+    return whole and p.data_ptr() % 4096 == 0
+
+
+def move_to_own_block(p):
+    """A large parameter in memory that cannot be mapped over moves to a block that can, if nothing else looks at its
+    storage. Returns whether it has a storage of its own now."""
+    if type(p) not in (torch.nn.Parameter, torch.Tensor) or p.numel() * p.element_size() < 4096:
+        return False
+    if tensors.storage_users(p) > 1:
+        return False
+    with torch.no_grad():
+        p.data = p.data.clone(memory_format=torch.preserve_format)
+    return tensors.owns_whole_storage(p)

@@ -1,0 +1,132 @@
+"""Gradients: each backward's are added into the store's sums, and p.grad becomes a window on the sum."""
+import collections
+import ctypes
+import functools
+import sys
+from ctypes import byref, c_uint64
+
+import torch
+
+from . import core, engine, events, tensors
+
+
+def _references(grad):
+    return sys.getrefcount(grad)
+
+
+def _references_unheld():
+    """What _references counts for a p.grad that only its parameter and one variable hold."""
+    p = torch.nn.Parameter(torch.empty(1))
+    p.grad = torch.zeros(1)
+    grad = p.grad
+    return _references(grad)
+
+
+_UNHELD = _references_unheld()
+
+
+class Synchronizer:
+    """Sums the gradients of a list of parameters over a group, once per backward for which `expecting` is set."""
+
+    def __init__(self, group, parameters, delayed=False):
+        self.group, self.delayed = group, delayed
+        self.expecting = self.begun = False
+        self.scale = 1.0 / group.world  # the weight of this rank's gradients
+        self.pending = collections.deque()  # (ticket, entry, parameter, gradient): being added
+        self.entries = engine.adopt(group, parameters)
+        self.handles = core.pointers([e.handle for e in self.entries])
+        self.hooks = [
+            p.register_post_accumulate_grad_hook(functools.partial(self._ready, e))
+            for p, e in zip(parameters, self.entries)
+        ]
+
+    def remove_hooks(self):
+        for hook in self.hooks:
+            hook.remove()
+
+    def _ready(self, entry, p):
+        if not engine.active():
+            return
+        entry.used, entry.synced = True, False
+        if not self.expecting:
+            return
+        if not self.begun:
+            self.begun = True
+            events.at_end(self._finish)
+        if self.delayed:
+            return
+        if entry.fired:
+            raise RuntimeError(
+                "Expected to mark a variable ready only once: a parameter got two gradients in one backward "
+                "(reentrant checkpointing of shared weights?). Pass static_graph=True to DistributedDataParallel."
+            )
+        entry.fired = True
+        self._submit(entry, p, p.grad)
+        self._reap()
+
+    def _submit(self, entry, p, grad):
+        if entry.shared:
+            core.windows_detach(entry.handle)
+        else:
+            core.sum_release(entry.handle)
+        source = None
+        if grad is not None:
+            if grad.layout is not torch.strided:
+                raise core.Error("castor: a gradient is sparse: use the dense form, or CASTOR_PLUGIN=none")
+            source = grad.detach()
+            if source.stride() != entry.sum_alias.stride():
+                source = torch.empty_strided(entry.sum_alias.shape, entry.sum_alias.stride(), dtype=grad.dtype)
+                source.copy_(grad.detach())
+        ticket = c_uint64()
+        core.gradient_add(
+            entry.handle, None if source is None else source.data_ptr(), self.scale, entry.used, byref(ticket)
+        )
+        if source is not None:
+            self.pending.append((ticket.value, entry, p, grad, source))
+
+    def _reap(self):
+        done = core.gradients_done(self.group.handle)
+        while self.pending and self.pending[0][0] <= done:
+            self._added()
+
+    def _added(self):
+        """The oldest gradient in the queue is in the sum: its memory can go."""
+        _, entry, p, grad, source = self.pending.popleft()
+        del source
+        if not entry.shared or p.grad is not grad or entry.shows_window(grad):
+            return
+        if _references(grad) <= _UNHELD and tensors.storage_users(grad) <= 1:
+            p.grad = None
+
+    def _finish(self):
+        self.begun = self.expecting = False
+        for entry in self.entries:
+            if not entry.fired:
+                p = entry.parameter()
+                self._submit(entry, p, None if p is None else p.grad)
+        used = (ctypes.c_uint8 * len(self.entries))()
+        core.gradients_finish(self.group.handle, self.handles, len(self.entries), used)
+        while self.pending:
+            self._added()
+        with torch.no_grad():
+            for entry, some_rank_used in zip(self.entries, used):
+                self._show(entry, some_rank_used)
+
+    def _show(self, entry, some_rank_used):
+        entry.fired = entry.used = False
+        entry.synced = True
+        p = entry.parameter()
+        if not some_rank_used or p is None:
+            core.sum_release(entry.handle)  # p.grad stays as it was
+        elif not entry.shared:
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+            p.grad.copy_(entry.sum_alias)
+            core.sum_release(entry.handle)
+        elif entry.shows_window(p.grad):
+            core.window_refresh(entry.window)
+        elif p.grad is None:
+            p.grad = entry.take_window()
+        else:  # the script holds the gradient that stood there: its values change, its identity stays
+            p.grad.copy_(entry.sum_alias)
+            core.sum_release(entry.handle)

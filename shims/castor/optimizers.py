@@ -1,0 +1,274 @@
+"""Optimizer steps: the mode of each, and what surrounds it.
+
+owner       inside the leaf `step` of a class known to treat each parameter on its own (or named in CASTOR_SEPARABLE),
+            a rank steps only what it owns, in the store's memory, and publishes it
+replicated  any other class: every rank steps everything in its views; then equal pages are shared again
+local       gradients that were not synchronized: every rank steps for itself
+"""
+import ctypes
+import functools
+import itertools
+import threading
+import weakref
+
+import torch
+
+from . import core, engine, events, states
+
+_thread = threading.local()
+_numbers = weakref.WeakKeyDictionary()
+_count = itertools.count()
+
+# Classes of torch.optim whose update of a parameter depends on that parameter alone.
+SEPARABLE = (
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop",
+    "Rprop", "SGD",
+)
+
+
+class _InStep:
+    """What the running outermost step of this thread has done."""
+
+    def __init__(self):
+        self.mode = core.MODE_PLAIN
+        self.exact = True  # the leaf alone changed the parameters
+
+
+def _pairs(optimizer):
+    """(parameter, entry) of the optimizer's registered parameters, in its order."""
+    found = []
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            entry = engine.entry_of(p)
+            if entry is not None:
+                found.append((p, entry))
+    return found
+
+
+def _closure_of(args, kwargs):
+    closure = kwargs.get("closure") or (args[0] if args else None)
+    return closure if callable(closure) else None
+
+
+def _agreed_values(optimizer, pairs):
+    """What must be the same on every rank: the numeric hyperparameters of each group, and the number of parameters."""
+    values = []
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            if key != "params":
+                values += [float(v) for v in (value if isinstance(value, (tuple, list)) else (value,))
+                           if isinstance(v, (int, float)) or (isinstance(v, torch.Tensor) and v.numel() == 1)]
+    return values[:62] + [float(len(pairs))]
+
+
+class _OwnerStep:
+    """One leaf step in owner mode, over one group."""
+
+    def __init__(self, optimizer, group, pairs):
+        self.optimizer, self.group = optimizer, group
+        self.pairs = pairs
+        self.shared = [(i, p, e) for i, (p, e) in enumerate(pairs) if e.shared]
+        self.handles = core.pointers([e.handle for _, _, e in self.shared])
+        self.states = states.of(optimizer)
+        self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
+
+    def begin(self):
+        values = _agreed_values(self.optimizer, self.pairs)
+        core.step_begin(self.group.handle, (ctypes.c_double * len(values))(*values), len(values))
+
+    def show_owned(self):
+        """From here the optimizer sees what this rank owns, and sees it in the store's memory."""
+        self.stepped = [t for t in self.shared if t[2].mine and t[1].grad is not None]
+        own = [(p, e) for _, p, e in self.stepped]
+        core.publish_push(core.pointers([e.handle for _, e in own]), len(own))
+        for p, e in own:
+            if not e.is_home(p):  # the script replaced p.data
+                e.param_alias.copy_(p.data)
+            self._swap(p, e.param_alias)
+            if e.shows_window(p.grad) and not core.window_edited(e.window):
+                self._swap(p.grad, e.sum_alias)
+        self.entered = self.states.enter(self.optimizer, own)
+        self.hidden = [(p, p.grad) for _, p, e in self.shared if not e.mine and p.grad is not None]
+        for p, _ in self.hidden:
+            p.grad = None
+
+    def _swap(self, t, alias):
+        self.swapped.append((t, t.data, alias))
+        t.data = alias
+
+    def show_all(self):
+        for p, grad in self.hidden:
+            if p.grad is None:
+                p.grad = grad
+        for t, data, alias in self.swapped:
+            if t.data_ptr() == alias.data_ptr():
+                t.data = data
+            else:  # the optimizer put another tensor there
+                alias.copy_(t.data)
+                t.data = data
+        self.states.leave(self.entered)
+        self.hidden, self.swapped, self.entered = [], [], []
+
+    def end(self):
+        self.states.publish(self.optimizer, self.group, self.stepped)
+        for _, _, e in self.stepped:
+            core.publish_mark(e.handle)
+        changed = (ctypes.c_uint8 * max(len(self.shared), 1))()
+        core.publish_end(self.group.handle, self.handles, len(self.shared), changed)
+        for (_, p, e), published in zip(self.shared, changed):
+            if not published:
+                continue
+            if not e.mine:
+                torch.autograd.graph.increment_version(p)
+            if not e.is_home(p):
+                _come_home(p, e)
+        self.states.fetch(self.optimizer, self.group, self.pairs)
+
+
+def _come_home(p, entry):
+    """The script had replaced p.data: its new block shows the store from now on, or a block of ours takes its place."""
+    if not core.tensor_rehome(entry.handle, p.data_ptr()):
+        p.data = torch.empty_strided(p.shape, p.stride(), dtype=p.dtype)
+        core.tensor_rehome(entry.handle, p.data_ptr())
+    entry.home = p.data_ptr()
+
+
+def _is_local(pairs):
+    return any(p.grad is not None and not e.synced for p, e in pairs)
+
+
+def leaf(func):
+    """Wraps the `step` of a separable class."""
+
+    @functools.wraps(func)
+    def step(self, *args, **kwargs):
+        running = getattr(_thread, "running", None)
+        if getattr(_thread, "in_leaf", False) or not engine.groups() or not engine.active():
+            return func(self, *args, **kwargs)
+        pairs = _pairs(self)
+        closure = _closure_of(args, kwargs)
+        if not pairs or (closure is None and _is_local(pairs)):
+            if running and pairs:
+                running.mode = core.MODE_LOCAL
+            return func(self, *args, **kwargs)
+        if running:
+            running.mode = core.MODE_OWNER
+        owner_step = _OwnerStep(self, pairs[0][1].group, pairs)
+        owner_step.begin()
+        _thread.in_leaf = True
+        try:
+            if closure is None:
+                owner_step.show_owned()
+            else:
+                args, kwargs = _replace_closure(args, kwargs, _closure_with_all(owner_step, closure))
+            result = func(self, *args, **kwargs)
+        finally:
+            _thread.in_leaf = False
+            with torch.no_grad():
+                owner_step.show_all()
+        with torch.no_grad():
+            owner_step.end()
+        return result
+
+    return step
+
+
+def _closure_with_all(owner_step, closure):
+    """The script's closure sees every gradient and its own views; after it the optimizer sees what is owned."""
+
+    def run():
+        with torch.no_grad():
+            owner_step.show_all()
+        _thread.in_leaf = False
+        try:
+            loss = closure()
+        finally:
+            _thread.in_leaf = True
+        with torch.no_grad():
+            owner_step.show_owned()
+        return loss
+
+    return run
+
+
+def _replace_closure(args, kwargs, closure):
+    if kwargs.get("closure") is not None:
+        return args, dict(kwargs, closure=closure)
+    return (closure, *args[1:]), kwargs
+
+
+def _outermost(wrapper):
+    """Wraps what Optimizer.profile_hook_step made of a class's step: counts steps, and ends replicated ones."""
+
+    @functools.wraps(wrapper)
+    def step(*args, **kwargs):
+        self = args[0]
+        if getattr(_thread, "running", None) is not None or not engine.active():
+            return wrapper(*args, **kwargs)
+        running = _thread.running = _InStep()
+        begin = core.now_ns()
+        if events.depth():
+            _step_in_backward(self)
+        try:
+            result = wrapper(*args, **kwargs)
+        finally:
+            _thread.running = None
+        if engine.groups() and not _is_exact(type(self)):
+            _end_replicated(self, running)
+        if self not in _numbers:
+            _numbers[self] = next(_count)
+        core.event_step(begin, core.now_ns(), _numbers[self], running.mode)
+        return result
+
+    return step
+
+
+def _is_exact(cls):
+    return cls in _leaf_classes
+
+
+def _end_replicated(optimizer, running):
+    pairs = [(p, e) for p, e in _pairs(optimizer) if e.shared]
+    if not pairs or running.mode == core.MODE_LOCAL or _is_local(pairs):
+        return
+    if running.mode == core.MODE_PLAIN:
+        running.mode = core.MODE_REPLICATED
+    group = pairs[0][1].group
+    handles = core.pointers([e.handle for _, e in pairs])
+    core.publish_deduplicate(group.handle, handles, len(pairs), b"the end of a replicated optimizer step")
+
+
+def _step_in_backward(optimizer):
+    pairs = _pairs(optimizer)
+    if pairs:
+        core.passthrough(b"an optimizer steps inside a backward pass: its parameters leave the store")
+        engine.release([p for p, _ in pairs])
+
+
+_leaf_classes = set()
+
+
+def install():
+    for name in SEPARABLE:
+        cls = getattr(torch.optim, name, None)
+        if cls is not None and "step" in cls.__dict__:
+            cls.step = leaf(cls.__dict__["step"])
+            _leaf_classes.add(cls)
+    named = {n.strip() for n in core.option_text("CASTOR_SEPARABLE").split(",") if n.strip()}
+    install_counting()
+    patch = torch.optim.Optimizer._patch_step_function
+
+    def patch_step_function(self):
+        cls = type(self)
+        if cls.__name__ in named and cls not in _leaf_classes:
+            _leaf_classes.add(cls)
+            cls.step = leaf(cls.step)
+        patch(self)
+
+    torch.optim.Optimizer._patch_step_function = patch_step_function
+
+
+def install_counting():
+    """Every subclass's step passes through profile_hook_step once, at the first instance."""
+    profile_hook_step = torch.optim.Optimizer.profile_hook_step
+    torch.optim.Optimizer.profile_hook_step = staticmethod(lambda func: _outermost(profile_hook_step(func)))

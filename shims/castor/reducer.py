@@ -1,0 +1,137 @@
+"""DistributedDataParallel's reducer and logger, replaced beneath the stock class.
+
+`torch.nn.parallel.distributed` looks `dist.Reducer` and `dist.Logger` up when a module is wrapped. Everything else of
+DDP (broadcasts, buffers, no_sync, pickling) stays PyTorch's."""
+import functools
+
+import torch
+import torch.distributed as dist
+
+from . import core, engine, gradients, tensors
+
+_real_reducer, _real_logger = dist.Reducer, dist.Logger
+
+
+def _group_of(process_group):
+    """The store's group for a process group of the script; None with the reason when there can be none."""
+    ranks = dist.get_process_group_ranks(process_group)
+    name = "ddp " + ",".join(map(str, ranks))
+    return engine.group(name, dist.get_rank(process_group), len(ranks))
+
+
+def _why_not(parameters, process_group, expect_sparse):
+    """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
+    if process_group.size() == 1:
+        return "one rank has nothing to share: start more ranks"
+    if any(expect_sparse):
+        return "a parameter has sparse gradients"
+    for p in parameters:
+        why = tensors.why_unsupported(p)
+        if why:
+            return f"a parameter of shape {tuple(p.shape)} cannot be shared: {why}"
+    return None
+
+
+class Reducer(gradients.Synchronizer):
+    """Stands in for torch.distributed.Reducer."""
+
+    def __init__(self, group, parameters):
+        super().__init__(group, parameters)
+
+    def prepare_for_forward(self):
+        pass
+
+    def prepare_for_backward(self, outputs):
+        self.expecting = True
+
+    def _set_static_graph(self):
+        # A parameter may get its gradient in several parts in one backward: they are added at its end.
+        self.delayed = True
+
+    def _rebuild_buckets(self):
+        return False
+
+    def set_logger(self, logger):
+        pass
+
+    def _delay_all_reduce(self):
+        self.delayed = True
+
+    def _set_forward_pass_work_handle(self, *args):
+        pass
+
+    def _set_ddp_runtime_logging_sample_rate(self, rate):
+        pass
+
+    def _check_reducer_finalized(self):
+        pass
+
+    def _remove_autograd_hooks(self):
+        self.remove_hooks()
+
+
+class Logger:
+    """Stands in for torch.distributed.Logger, whose constructor wants a real reducer."""
+
+    def __init__(self, reducer):
+        pass
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "_get_ddp_logging_data":
+            return lambda: dist.DDPLoggingData()
+        return lambda *args, **kwargs: None
+
+
+def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more):
+    parameters = list(parameters)
+    reason = _why_not(parameters, process_group, expect_sparse)
+    if reason is None:
+        return Reducer(_group_of(process_group), parameters)
+    core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
+    return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more)
+
+
+def _make_logger(reducer):
+    return Logger(reducer) if isinstance(reducer, Reducer) else _real_logger(reducer)
+
+
+def step_aside(ddp, reason):
+    """Gives a wrapped module PyTorch's own reducer back, before it trains on."""
+    if not isinstance(ddp.reducer, Reducer):
+        return
+    core.passthrough(f"DistributedDataParallel gets PyTorch's reducer back: {reason}".encode())
+    ddp.reducer.remove_hooks()
+    parameters, expect_sparse = ddp._build_params_for_reducer()
+    engine.release(parameters)
+    dist.Reducer, dist.Logger = _real_reducer, _real_logger
+    try:
+        ddp._ddp_init_helper(parameters, expect_sparse, {}, ddp.static_graph)
+    finally:
+        dist.Reducer, dist.Logger = _make_reducer, _make_logger
+
+
+def install():
+    dist.Reducer, dist.Logger = _make_reducer, _make_logger
+    ddp = torch.nn.parallel.DistributedDataParallel
+    for name, reason in {
+        "register_comm_hook": "the script registers a communication hook",
+        "_register_builtin_comm_hook": "the script registers a communication hook",
+        "join_hook": "the script trains on uneven inputs (Join)",
+        "_update_process_group": "the script changes the process group",
+    }.items():
+        _step_aside_at(ddp, name, reason)
+
+
+def _step_aside_at(ddp, name, reason):
+    method = getattr(ddp, name, None)
+    if method is None:
+        return
+
+    @functools.wraps(method)
+    def stepping_aside(self, *args, **kwargs):
+        step_aside(self, reason)
+        return method(self, *args, **kwargs)
+
+    setattr(ddp, name, stepping_aside)

@@ -1,0 +1,197 @@
+"""Optimizer states: written by a parameter's owner in its state chunks, seen by every rank.
+
+A state tensor of a page and more is, on every rank, a private view of the owner's chunk; during a step the owner's is
+the alias. A smaller one stays each rank's own tensor and is copied; any other object travels pickled. What the owner
+stepped, it lists in its directory: pairs of the parameter's index in the optimizer and its items (key, spec, pickled)."""
+import pickle
+import sys
+import weakref
+from ctypes import byref, c_size_t, c_uint64, c_void_p, string_at
+
+import torch
+
+from . import core, engine, tensors
+
+PAGE = 4096
+_by_optimizer = weakref.WeakKeyDictionary()
+
+
+def of(optimizer):
+    """The shared states of an optimizer."""
+    if optimizer not in _by_optimizer:
+        _by_optimizer[optimizer] = OptimizerStates()
+    return _by_optimizer[optimizer]
+
+
+class Place:
+    """Where the state of a spec (offset, shape, stride, dtype) is.
+
+    `tensor` is what stands in optimizer.state; `view` and `alias` are set for a page and more."""
+
+    def __init__(self, spec):
+        self.spec = spec
+        offset, shape, stride, dtype = spec
+        self.like = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        self.nbytes = self.like.numel() * self.like.element_size()
+        self.tensor = self.view = self.alias = None
+        self.view_address = self.alias_address = None
+
+    @property
+    def paged(self):
+        return self.nbytes >= PAGE
+
+    def make_view(self, group):
+        address = c_void_p()
+        core.state_view(group.handle, self.spec[0], max(self.nbytes, 1), byref(address))
+        self.view_address = address.value
+        self.view = tensors.tensor_at(address.value, self.like, _at_free(core.state_unview, group, address.value, self.nbytes))
+
+
+def _at_free(function, group, *arguments):
+    def free():
+        if engine.active():
+            function(group.handle, *arguments)
+
+    return free
+
+
+def _layout(t):
+    return (tuple(t.shape), tuple(t.stride()), t.dtype)
+
+
+def _sharable(value):
+    return (
+        type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
+        and value.numel() > 0 and not value.requires_grad and tensors.is_dense(value)
+    )
+
+
+def _many(places, first, second):
+    """Arrays of addresses and sizes for the core's bulk calls."""
+    return first, second, (c_uint64 * len(places))(*[p.nbytes for p in places]), len(places)
+
+
+class OptimizerStates:
+    def __init__(self):
+        self.places = {}  # (entry, key): Place
+        self.directories = {}  # rank: (bytes, its content)
+
+    # ---- the owner's side
+
+    def enter(self, optimizer, owned):
+        """The owner's views become the aliases; what it edited in them goes along. Returns what leave() takes."""
+        entered = []
+        for p, entry in owned:
+            for key, value in optimizer.state.get(p, {}).items():
+                place = self.places.get((entry, key))
+                if place is not None and place.paged and place.tensor is value:
+                    if value.data_ptr() == place.view_address:
+                        entered.append(place)
+        core.views_push(*_many(entered, core.pointers([p.view_address for p in entered]),
+                               core.pointers([p.alias_address for p in entered])))
+        for place in entered:
+            place.tensor.data = place.alias
+        return entered
+
+    def leave(self, entered):
+        for place in entered:
+            if place.tensor.data_ptr() == place.alias_address:
+                place.tensor.data = place.view
+
+    def publish(self, optimizer, group, stepped):
+        """After the owner's step. `stepped`: (index, parameter, entry) of what it stepped."""
+        small, directory = [], []
+        for paged in (False, True):  # small ones first, so that they come to lie together
+            for _, p, entry in stepped:
+                for key, value in optimizer.state.get(p, {}).items():
+                    if _sharable(value) and (value.numel() * value.element_size() >= PAGE) is paged:
+                        self._keep(group, entry, key, value, small)
+        for index, p, entry in stepped:
+            items = [
+                (key, self.places[(entry, key)].spec, None) if _sharable(value) else (key, None, pickle.dumps(value))
+                for key, value in optimizer.state.get(p, {}).items()
+            ]
+            directory.append((index, items))
+        core.copy_many(*_many(small, core.pointers([p.alias_address for p in small]),
+                              core.pointers([p.tensor.data_ptr() for p in small])))
+        data = pickle.dumps(directory)
+        core.directory_put(group.handle, data, len(data))
+
+    def _keep(self, group, entry, key, value, small):
+        """A state that the optimizer made or replaced moves to its place; one that is there stays."""
+        place = self.places.get((entry, key))
+        if place is None or place.spec[1:] != _layout(value):
+            place = self.places[(entry, key)] = self._place(group, value)
+        if not place.paged:
+            place.tensor = value
+            small.append(place)
+        elif place.tensor is not value or value.data_ptr() != place.view_address:
+            place.alias.copy_(value)
+            value.data = place.view
+            place.tensor = value
+
+    def _place(self, group, value):
+        offset, alias = c_uint64(), c_void_p()
+        nbytes = value.numel() * value.element_size()
+        core.state_place(group.handle, nbytes, byref(offset), byref(alias))
+        place = Place((offset.value, *_layout(value)))
+        place.alias_address = alias.value
+        weakref.finalize(place, _at_free(core.state_free, group, offset.value, nbytes)).atexit = False
+        if place.paged:
+            place.alias = tensors.tensor_at(alias.value, value)
+            place.make_view(group)
+        return place
+
+    # ---- the other ranks' side
+
+    def fetch(self, optimizer, group, pairs):
+        """After publication: the states of what the other ranks stepped."""
+        fresh, edited, small = False, [], []
+        for rank in range(group.world):
+            if rank == group.rank:
+                continue
+            size = c_size_t()
+            address = core.directory_get(group.handle, rank, byref(size))
+            data = string_at(address, size.value)
+            if self.directories.get(rank, (None,))[0] != data:
+                self.directories[rank] = (data, pickle.loads(data))
+            for index, items in self.directories[rank][1]:
+                p, entry = pairs[index]
+                if p not in optimizer.state:
+                    if not items:
+                        continue
+                    fresh = True
+                self._take(group, optimizer.state[p], entry, items, edited, small)
+        core.views_drop(core.pointers([p.view_address for p in edited]),
+                        (c_uint64 * len(edited))(*[p.nbytes for p in edited]), len(edited))
+        core.copy_many(*_many(small, core.pointers([p.tensor.data_ptr() for p in small]),
+                              core.pointers([p.view_address for p in small])))
+        if fresh:
+            _order_as_parameters(optimizer, [p for p, _ in pairs])
+
+    def _take(self, group, state, entry, items, edited, small):
+        names = {key for key, _, _ in items}
+        for key in [k for k in state if k not in names]:
+            del state[key]
+        for key, spec, pickled in items:
+            key = sys.intern(key) if isinstance(key, str) else key  # as plain PyTorch's keys: pickles depend on it
+            if spec is None:
+                state[key] = pickle.loads(pickled)
+                continue
+            place = self.places.get((entry, key))
+            if place is None or place.spec != spec:
+                place = self.places[(entry, key)] = Place(spec)
+                place.make_view(group)
+                place.tensor = place.view if place.paged else torch.empty_strided(*spec[1:3], dtype=spec[3])
+            (edited if place.paged else small).append(place)
+            if state.get(key) is not place.tensor:
+                state[key] = place.tensor
+
+
+def _order_as_parameters(optimizer, parameters):
+    """Plain PyTorch inserts states in the order of the parameters; files depend on it."""
+    ordered = [(p, optimizer.state[p]) for p in parameters if p in optimizer.state]
+    known = {p for p, _ in ordered}
+    rest = [(p, s) for p, s in optimizer.state.items() if p not in known]
+    optimizer.state.clear()
+    optimizer.state.update(ordered + rest)
