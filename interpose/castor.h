@@ -58,6 +58,8 @@ CASTOR_API void castor_store_leave(castor_store *store);
 CASTOR_API int castor_barrier(castor_store *store, const char *what);
 /* On every rank: rank 0's `bytes` (at most 16 MiB) to all. */
 CASTOR_API int castor_broadcast(castor_store *store, void *data, size_t bytes, const char *what);
+/* On every rank: `bytes` (the same on all, at most 16 MiB) of each, in rank order; `out` holds world * bytes. */
+CASTOR_API int castor_gather(castor_store *store, const void *data, size_t bytes, void *out, const char *what);
 /* On every rank: `count` (at most 64) values that must be equal. A barrier as well; another barrier must follow
  * before the next castor_agree. */
 CASTOR_API int castor_agree(castor_store *store, const char *what, const double *values, uint32_t count);
@@ -115,7 +117,7 @@ CASTOR_API void castor_window_return(castor_window *window);
 CASTOR_API int castor_window_refresh(castor_window *window);
 /* The window's elements become zero, at no cost. */
 CASTOR_API int castor_window_zero(castor_window *window);
-/* Bytes that this rank wrote into the window. */
+/* Bytes of the window that are not the newest sum's: 0 when it shows the sum as it is. */
 CASTOR_API uint64_t castor_window_edited(castor_window *window);
 /* This rank's next gradient is ready: live windows become its own pages. */
 CASTOR_API int castor_windows_detach(castor_tensor *tensor);

@@ -73,6 +73,10 @@ int castor_broadcast(castor_store *s, void *data, size_t bytes, const char *what
     return together_broadcast(s, data, bytes, what);
 }
 
+int castor_gather(castor_store *s, const void *data, size_t bytes, void *out, const char *what) {
+    return together_gather(s, data, bytes, out, what);
+}
+
 int castor_agree(castor_store *s, const char *what, const double *values, uint32_t count) {
     return together_agree(s, what, values, count);
 }
@@ -143,7 +147,10 @@ int castor_window_refresh(castor_window *w) { return window_refresh(w); }
 
 int castor_window_zero(castor_window *w) { return window_zero(w); }
 
-uint64_t castor_window_edited(castor_window *w) { return pages_edited_bytes(w->address, w->tensor->span); }
+uint64_t castor_window_edited(castor_window *w) {
+    bool shows_sum = w->current && !w->zeroed;
+    return shows_sum ? pages_edited_bytes(w->address, w->tensor->span) : w->tensor->span;
+}
 
 int castor_windows_detach(castor_tensor *t) { return window_detach_all(t); }
 

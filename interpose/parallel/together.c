@@ -135,21 +135,35 @@ castor_status together_agree(store *s, const char *what, const double *values, u
     return CASTOR_OK;
 }
 
+/* Rank `from`'s area, which must hold `bytes`. */
+static castor_status take(store *s, int from, void *out, size_t bytes, const char *what) {
+    size_t sent;
+    const void *area = store_exchange_get(s, EXCHANGE_CALL, from, &sent);
+    if (sent != bytes)
+        return error_set(CASTOR_ERR_MISMATCH, "%s: rank %d sends %lu bytes and rank %d expects %lu", what, from,
+                         (unsigned long)sent, s->rank, (unsigned long)bytes);
+    memcpy(out, area, bytes);
+    return CASTOR_OK;
+}
+
 castor_status together_broadcast(store *s, void *data, size_t bytes, const char *what) {
     castor_status status = CASTOR_OK;
     if (s->rank == 0)
         status = store_exchange_put(s, EXCHANGE_CALL, data, bytes);
     if (status)
         return store_fail(s, status);
-    if ((status = wait_barrier(s, what)) != CASTOR_OK)
+    if ((status = wait_barrier(s, what)) || (status = take(s, 0, data, bytes, what)))
         return status;
-    size_t sent;
-    const void *from = store_exchange_get(s, EXCHANGE_CALL, 0, &sent);
-    if (sent != bytes)
-        return error_set(CASTOR_ERR_MISMATCH, "%s: rank 0 sends %lu bytes and rank %d expects %lu", what,
-                         (unsigned long)sent, s->rank, (unsigned long)bytes);
-    if (s->rank != 0)
-        memcpy(data, from, bytes);
     /* Rank 0 must not write its area again before everyone has read it. */
     return wait_barrier(s, what);
+}
+
+castor_status together_gather(store *s, const void *data, size_t bytes, void *out, const char *what) {
+    castor_status status = store_exchange_put(s, EXCHANGE_CALL, data, bytes);
+    if (status)
+        return store_fail(s, status);
+    status = wait_barrier(s, what);
+    for (int rank = 0; rank < s->world && !status; rank++)
+        status = take(s, rank, (char *)out + (size_t)rank * bytes, bytes, what);
+    return status ? status : wait_barrier(s, what);
 }

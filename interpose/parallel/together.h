@@ -20,4 +20,7 @@ castor_status together_agree(store *s, const char *what, const double *values, u
 /* Rank 0's `bytes` bytes (at most 16 MiB) to all. */
 castor_status together_broadcast(store *s, void *data, size_t bytes, const char *what);
 
+/* `bytes` bytes of each rank (the same number, at most 16 MiB), in rank order, to all. */
+castor_status together_gather(store *s, const void *data, size_t bytes, void *out, const char *what);
+
 #endif

@@ -38,6 +38,7 @@ _SIGNATURES = {
     "store_leave": (None, [c_void_p]),
     "barrier": ("status", [c_void_p, c_char_p]),
     "broadcast": ("status", [c_void_p, c_void_p, c_size_t, c_char_p]),
+    "gather": ("status", [c_void_p, c_void_p, c_size_t, c_void_p, c_char_p]),
     "agree": ("status", [c_void_p, c_char_p, c_void_p, c_uint32]),
     "place_set": (None, [c_void_p, c_int]),
     "fail": (None, [c_void_p, c_char_p]),

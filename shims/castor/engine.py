@@ -3,7 +3,7 @@ import atexit
 import ctypes
 import os
 import weakref
-from ctypes import byref, c_uint64, c_void_p
+from ctypes import byref, c_void_p
 
 import torch
 
@@ -14,7 +14,7 @@ class Entry:
     """A registered parameter. `state_*` belong to states.py, the rest to the gradients and the step."""
 
     __slots__ = (
-        "parameter", "handle", "group", "owner", "shared", "bytes", "home", "param_alias", "sum_alias", "window",
+        "parameter", "handle", "handle_id", "group", "owner", "shared", "bytes", "home", "param_alias", "sum_alias", "window",
         "window_address", "fired", "used", "synced", "__weakref__",
     )
 
@@ -22,7 +22,7 @@ class Entry:
         info = core.TensorInfo()
         core.tensor_get(handle, byref(info))
         self.parameter = weakref.ref(p, lambda _: self.forget())
-        self.handle, self.group = handle, group
+        self.handle, self.handle_id, self.group = handle, info.id, group
         self.owner, self.shared, self.bytes, self.home = info.owner, bool(info.shared), info.bytes, info.home
         like = p.data
         self.param_alias = tensors.tensor_at(info.param_alias, like) if self.shared else None
@@ -68,6 +68,7 @@ class Group:
         handle = c_void_p()
         core.store_open(name.encode(), rank, world, byref(handle))
         self.handle, self.rank, self.world, self.name = handle.value, rank, world, name
+        self.sums = 0  # backward passes synchronized
         atexit.register(self._leave)
 
     def _leave(self):
@@ -82,6 +83,19 @@ class Group:
         buffer = ctypes.create_string_buffer(data, len(data))
         core.broadcast(self.handle, buffer, len(data), what.encode())
         return buffer.raw
+
+    def together(self, key, able):
+        """Whether every rank came with this key, and could."""
+        committed = ctypes.c_int()
+        core.together(self.handle, key, int(able), byref(committed))
+        return bool(committed.value)
+
+    def gather(self, values, what):
+        """A list of numbers of each rank, in rank order; all pass the same count."""
+        mine = (ctypes.c_double * len(values))(*values)
+        out = (ctypes.c_double * (len(values) * self.world))()
+        core.gather(self.handle, mine, ctypes.sizeof(mine), out, what.encode())
+        return [list(out[r * len(values):(r + 1) * len(values)]) for r in range(self.world)]
 
 
 _groups = {}

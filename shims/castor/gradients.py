@@ -106,6 +106,7 @@ class Synchronizer:
                 self._submit(entry, p, None if p is None else p.grad)
         used = (ctypes.c_uint8 * len(self.entries))()
         core.gradients_finish(self.group.handle, self.handles, len(self.entries), used)
+        self.group.sums += 1
         while self.pending:
             self._added()
         with torch.no_grad():

@@ -1,0 +1,173 @@
+"""In-place operations on all gradients, done once for every rank by the owners: clipping, unscaling, zeroing.
+
+A rank that calls one alone, or whose gradients are not all untouched sums, does it in its own pages (the stock
+function): slower, never different."""
+import functools
+import zlib
+
+import torch
+from torch.nn.utils import clip_grad
+
+from . import core, engine
+
+
+class _Gradients:
+    """The gradients of a call, if owners can work on them in the sums."""
+
+    def __init__(self, parameters):
+        self.pairs = [(p, engine.entry_of(p)) for p in parameters if p.grad is not None]
+        entries = [e for _, e in self.pairs if e is not None]
+        self.group = next((e.group for e in entries if e.shared), None)
+        self.able = self.group is not None and all(
+            e is not None and e.group is self.group and e.synced
+            and (not e.shared or (e.shows_window(p.grad) and not core.window_edited(e.window)))
+            for p, e in self.pairs
+        ) and len({p.grad.dtype for p, _ in self.pairs}) == 1
+
+    def together(self, *operation):
+        """Whether every rank came here with this operation on these gradients."""
+        if self.group is None:
+            return False
+        ids = [None if e is None else e.handle_id for _, e in self.pairs]
+        key = zlib.crc32(repr((operation, ids)).encode()) | self.group.sums << 32
+        return self.group.together(key, self.able)
+
+    def mine(self):
+        """What this rank works on: the sums that it owns, and its own copies of the small ones."""
+        return [t for t in map(self.written, self.pairs) if t is not None]
+
+    @staticmethod
+    def written(pair):
+        p, e = pair
+        return p.grad.detach() if not e.shared else e.sum_alias if e.mine else None
+
+    def done(self, what):
+        """After the owners wrote: nobody goes on before all have."""
+        torch.autograd.graph.increment_version([p.grad for p, e in self.pairs if e.shared])
+        self.group.barrier(what)
+
+
+def _as_list(parameters):
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
+
+def _norms(gradients, norm_type, foreach):
+    """The norm of each gradient: owners compute theirs, everyone gets all."""
+    own = gradients.mine()
+    if foreach is None or foreach:
+        norms = torch._foreach_norm(own, norm_type) if own else []
+    else:
+        norms = [torch.linalg.vector_norm(t, norm_type) for t in own]
+    values = iter(norms)
+    mine = [0.0 if gradients.written(pair) is None else next(values).item() for pair in gradients.pairs]
+    every = gradients.group.gather(mine, "the norms of the gradients")
+    rank = gradients.group.rank
+    return [every[e.owner if e.shared else rank][i] for i, (_, e) in enumerate(gradients.pairs)]
+
+
+def _clip_grad_norm(stock):
+    @functools.wraps(stock)
+    @torch.no_grad()
+    def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+        listed = _as_list(parameters)
+        gradients = _Gradients(listed) if engine.groups() and engine.active() else None
+        if gradients is None or not gradients.together("norm", float(max_norm), float(norm_type), foreach):
+            # A generator must reach the stock function as it came when it is empty: that warns.
+            return stock(listed if listed else parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        norms = _norms(gradients, float(norm_type), foreach)
+        norms = torch.tensor(norms, dtype=torch.float64).to(gradients.pairs[0][0].grad.dtype)
+        total = torch.linalg.vector_norm(norms, float(norm_type))
+        if error_if_nonfinite and not torch.isfinite(total):
+            clip_grad._get_total_norm([total], norm_type, True)  # raises PyTorch's own error
+        coefficient = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
+        if coefficient.item() != 1.0:
+            own = gradients.mine()
+            if foreach is None or foreach:
+                torch._foreach_mul_(own, coefficient)
+            else:
+                for t in own:
+                    t.mul_(coefficient)
+        gradients.done("clipping by norm")
+        return total
+
+    return clip_grad_norm_
+
+
+def _clip_grad_value(stock):
+    @functools.wraps(stock)
+    @torch.no_grad()
+    def clip_grad_value_(parameters, clip_value, foreach=None):
+        listed = _as_list(parameters)
+        gradients = _Gradients(listed) if engine.groups() and engine.active() else None
+        if gradients is None or not gradients.together("value", float(clip_value), foreach):
+            return stock(listed, clip_value, foreach)
+        for t in gradients.mine():
+            t.clamp_(-float(clip_value), float(clip_value))
+        gradients.done("clipping by value")
+        return None
+
+    return clip_grad_value_
+
+
+def _unscale(stock):
+    @functools.wraps(stock)
+    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+        listed = [p for g in optimizer.param_groups for p in g["params"]]
+        gradients = _Gradients(listed) if engine.groups() and engine.active() else None
+        fp16 = gradients is not None and any(p.grad.dtype is torch.float16 for p, _ in gradients.pairs)
+        if (
+            gradients is None or fp16 and not allow_fp16
+            or not gradients.together("unscale", inv_scale.item(), found_inf.item())
+        ):
+            return stock(self, optimizer, inv_scale, found_inf, allow_fp16)
+        with torch.no_grad():
+            own = gradients.mine()
+            if own:
+                torch._amp_foreach_non_finite_check_and_unscale_(own, found_inf, inv_scale)
+            every = gradients.group.gather([found_inf.item()], "the check of the gradients for infinities")
+            found_inf.fill_(max(value for value, in every))
+            gradients.done("unscaling the gradients")
+        return {found_inf.device: found_inf}
+
+    return _unscale_grads_
+
+
+def _zero_grad(stock, parameters_of):
+    """set_to_none=False: windows become zero by themselves, without a write."""
+
+    @functools.wraps(stock)
+    def zero_grad(self, set_to_none=True):
+        if set_to_none or not engine.groups() or not engine.active():
+            return stock(self, set_to_none)
+        aside = []
+        for p in parameters_of(self):
+            e = engine.entry_of(p)
+            if e is None or not e.shared or not e.shows_window(p.grad):
+                continue
+            core.window_zero(e.window)
+            p.grad.requires_grad_(False)
+            torch.autograd.graph.increment_version(p.grad)
+            aside.append((p, p.grad))
+            p.grad = None
+        try:
+            return stock(self, set_to_none)
+        finally:
+            for p, grad in aside:
+                p.grad = grad
+
+    return zero_grad
+
+
+def install():
+    clip_norm = _clip_grad_norm(clip_grad.clip_grad_norm_)
+    clip_value = _clip_grad_value(clip_grad.clip_grad_value_)
+    for module in (clip_grad, torch.nn.utils):
+        module.clip_grad_norm_ = clip_norm
+        module.clip_grad_value_ = clip_value
+    scaler = torch.amp.GradScaler
+    scaler._unscale_grads_ = _unscale(scaler._unscale_grads_)
+    optimizer, module = torch.optim.Optimizer, torch.nn.Module
+    optimizer.zero_grad = _zero_grad(
+        optimizer.zero_grad, lambda self: [p for g in self.param_groups for p in g["params"]]
+    )
+    module.zero_grad = _zero_grad(module.zero_grad, lambda self: self.parameters())
