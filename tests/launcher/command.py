@@ -1,0 +1,122 @@
+"""What the tests share: a folder and a mark of its own for each test, castor in it, and a look at what is left."""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import uuid
+
+BINARY = os.environ["LAUNCHER_TEST_BINARY"]
+LIMIT_S = 30  # for anything that must happen; reached only by a failure
+
+
+def wait_for(condition, what):
+    """Waits until `condition()` is true and returns its value."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"in vain: {what}")
+        time.sleep(0.02)
+
+
+class CommandTest(unittest.TestCase):
+    """Each test has a folder (`self.folder`, the working directory of castor). Processes that a test starts carry its
+    mark in their environment; none may be left when it ends."""
+
+    leaves = False  # a test that leaves processes on purpose sets this, and ends them with end_marked
+
+    def setUp(self):
+        self.mark = f"LAUNCHER_TEST_MARK={uuid.uuid4().hex}"
+        self.folder = os.path.realpath(tempfile.mkdtemp(prefix="castor-launcher-"))
+        self.started = []
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.addCleanup(self.check_nothing_left)
+
+    def check_nothing_left(self):
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    stream.close()
+        left = [] if self.leaves else self.marked()
+        names = [open(f"/proc/{pid}/cmdline").read().replace("\0", " ") for pid in left if os.path.exists(f"/proc/{pid}")]
+        self.end_marked()
+        self.assertEqual(names, [], "processes left running")
+
+    def marked(self):
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and int(entry) != os.getpid():
+                try:
+                    with open(f"/proc/{entry}/environ", "rb") as file:
+                        if self.mark.encode() in file.read().split(b"\0"):
+                            found.append(int(entry))
+                except OSError:
+                    pass
+        return found
+
+    def end_marked(self):
+        for pid in self.marked():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        wait_for(lambda: not self.marked(), "the test's processes to end")
+
+    def environment(self, changes):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_TEST")}
+        for name in ("PYTHONPATH", "LD_PRELOAD", "OMP_NUM_THREADS", "PYTHONHASHSEED"):
+            environment.pop(name, None)
+        environment.update([self.mark.split("=")])
+        environment.update(changes)
+        return {name: value for name, value in environment.items() if value is not None}
+
+    def start(self, *arguments, binary=BINARY, **options):
+        options.setdefault("stdin", subprocess.DEVNULL)
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("stderr", subprocess.PIPE)
+        options.setdefault("cwd", self.folder)
+        environment = self.environment(options.pop("env", {}))
+        process = subprocess.Popen([binary, *arguments], env=environment, text=True, **options)
+        self.started.append(process)
+        return process
+
+    def castor(self, *arguments, input=None, **options):
+        """Runs castor to its end. Returns status, standard output and lines of standard error."""
+        process = self.start(*arguments, stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL, **options)
+        try:
+            out, err = process.communicate(input, timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"castor {' '.join(arguments)} did not end")
+        return process.returncode, out, err.splitlines()
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def script(self, name, text, mode=0o755):
+        with open(self.path(name), "w") as file:
+            file.write(text)
+        os.chmod(self.path(name), mode)
+        return self.path(name)
+
+    def python(self, text):
+        """The command line of a Python script with this text."""
+        return [sys.executable, self.script(f"script{uuid.uuid4().hex[:6]}.py", text)]
+
+    def text(self, name):
+        try:
+            with open(self.path(name)) as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
+
+    def wait_for_files(self, *names):
+        wait_for(lambda: all(os.path.exists(self.path(name)) for name in names), f"files {names}")

@@ -1,0 +1,129 @@
+"""What a command finds in its environment."""
+import json
+import os
+import re
+import shutil
+import sys
+
+from command import BINARY, CommandTest
+
+SHOW = "import json, os, sys; json.dump([dict(os.environ), os.getcwd()], open(sys.argv[1] + os.environ.get('CASTOR_RANK', ''), 'w'))"
+
+
+class Environment(CommandTest):
+    def seen(self, *options, env={}, binary=BINARY, ranks=None):
+        arguments = ["run", *options, *(["--nproc", str(ranks)] if ranks else []), "--"]
+        status, _, err = self.castor(*arguments, sys.executable, "-c", SHOW, self.path("seen"), env=env, binary=binary)
+        self.assertEqual(status, 0, err)
+        if not ranks or ranks == 1:
+            return json.loads(self.text("seen"))[0]
+        return [json.loads(self.text(f"seen{rank}"))[0] for rank in range(ranks)]
+
+    def python_directory(self):
+        return os.path.realpath(os.path.join(os.path.dirname(BINARY), "../../shims"))
+
+    def library(self):
+        return os.path.realpath(os.path.join(os.path.dirname(BINARY), "../lib/libcastor.so"))
+
+    def test_one_process(self):
+        seen = self.seen()
+        self.assertEqual(seen["CASTOR_PLUGIN"], "none")
+        self.assertRegex(seen["CASTOR_JOB"], "^[0-9a-f]{32}$")
+        self.assertRegex(seen["CASTOR_LOG_DIR"], "^" + re.escape(self.folder) + r"/castor-logs/\d{8}-\d{6}$")
+        self.assertEqual(seen["LD_PRELOAD"], self.library())
+        self.assertEqual(seen["PYTHONPATH"], self.python_directory())
+        for name in ("CASTOR_RANK", "CASTOR_WORLD_SIZE", "OMP_NUM_THREADS", "PYTHONHASHSEED"):
+            self.assertNotIn(name, seen)
+        self.assertNotEqual(seen["CASTOR_JOB"], self.seen()["CASTOR_JOB"])
+
+    def test_the_rest_is_untouched(self):
+        with_castor = self.seen(env={"EMPTY": "", "EQUALS": "a=b", "CASTOR_DEBUG": "1"})
+        set_by_castor = {"CASTOR_PLUGIN", "CASTOR_JOB", "CASTOR_LOG_DIR", "LD_PRELOAD", "PYTHONPATH"}
+        plain = self.environment({"EMPTY": "", "EQUALS": "a=b", "CASTOR_DEBUG": "1"})
+        rest = {name: value for name, value in with_castor.items() if name not in set_by_castor}
+        rest.pop("LC_CTYPE", None)  # Python's own
+        plain.pop("LC_CTYPE", None)
+        self.assertEqual(rest, plain)
+
+    def test_one_rank_is_plain(self):
+        self.assertNotIn("CASTOR_RANK", self.seen(ranks=1))
+
+    def test_ranks(self):
+        seen = self.seen("--plugin", "gemini", ranks=3)
+        threads = str(max(1, len(os.sched_getaffinity(0)) // 3))
+        for rank, environment in enumerate(seen):
+            self.assertEqual(environment["CASTOR_RANK"], str(rank))
+            self.assertEqual(environment["CASTOR_WORLD_SIZE"], "3")
+            self.assertEqual(environment["OMP_NUM_THREADS"], threads)
+            self.assertEqual(environment["CASTOR_PLUGIN"], "gemini")
+        self.assertEqual(len({environment["CASTOR_JOB"] for environment in seen}), 1)
+        seeds = {environment["PYTHONHASHSEED"] for environment in seen}
+        self.assertEqual(len(seeds), 1)
+        self.assertIn(int(seeds.pop()), range(1, 2**32))
+
+    def test_what_the_user_set_stays(self):
+        for environment in self.seen(ranks=2, env={"OMP_NUM_THREADS": "7", "PYTHONHASHSEED": "0"}):
+            self.assertEqual((environment["OMP_NUM_THREADS"], environment["PYTHONHASHSEED"]), ("7", "0"))
+
+    def test_settings(self):
+        seen = self.seen("--set", "CASTOR_CHUNK_SIZE=1M", "--set", "CASTOR_SEPARABLE=a=b,c", "--set", "CASTOR_CHUNK_SIZE=2M",
+                         env={"CASTOR_CHUNK_SIZE": "3M", "CASTOR_DEBUG": "1", "CASTOR_PLUGIN": "gemini"})
+        self.assertEqual(seen["CASTOR_CHUNK_SIZE"], "2M")
+        self.assertEqual(seen["CASTOR_SEPARABLE"], "a=b,c")
+        self.assertEqual(seen["CASTOR_DEBUG"], "1")
+        self.assertEqual(seen["CASTOR_PLUGIN"], "gemini")
+        self.assertEqual(self.seen("--plugin", "none", env={"CASTOR_PLUGIN": "gemini"})["CASTOR_PLUGIN"], "none")
+
+    def test_no_empty_path_elements(self):
+        here, library = self.python_directory(), self.library()
+        for given, expected in (
+            ("", here),
+            ("/a:/b", f"{here}:/a:/b"),
+            (":/a", f"{here}:.:/a"),  # to Python, an empty element is the working directory
+            ("/a:", f"{here}:/a:."),
+            ("/a::/b", f"{here}:/a:.:/b"),
+            (f"/a:{here}", f"{here}:/a"),
+        ):
+            self.assertEqual(self.seen(env={"PYTHONPATH": given})["PYTHONPATH"], expected)
+        for given, expected in (("", library), (":", library), (f" {library}::", library)):
+            self.assertEqual(self.seen(env={"LD_PRELOAD": given})["LD_PRELOAD"], expected)
+
+    def test_a_preload_of_the_user_stays(self):
+        other = shutil.copy(self.library(), self.path("other.so"))
+        self.assertEqual(self.seen(env={"LD_PRELOAD": other})["LD_PRELOAD"], f"{self.library()}:{other}")
+
+    def test_working_directory_in_the_python_path(self):
+        self.script("neighbour.py", "", 0o644)
+        status, _, err = self.castor("run", "--", sys.executable, "-c", "import neighbour", env={"PYTHONPATH": "/x:"})
+        self.assertEqual(status, 0, err)
+
+    def test_inside_another_run(self):
+        outer = ["run", "--log-dir", "outer", "--plugin", "gemini", "--nproc", "2", "--", BINARY]
+        status, _, err = self.castor(*outer, "run", "--", sys.executable, "-c", SHOW, self.path("seen"))
+        self.assertEqual(status, 0, err)
+        inner = json.loads(self.text("seen"))[0]
+        self.assertNotIn("CASTOR_RANK", inner)
+        self.assertNotEqual(inner["CASTOR_LOG_DIR"], self.path("outer"))
+        self.assertEqual(inner["LD_PRELOAD"], self.library())
+        self.assertEqual(inner["PYTHONPATH"], self.python_directory())
+        self.assertEqual(inner["CASTOR_PLUGIN"], "gemini")
+
+    def test_installed(self):
+        os.makedirs(self.path("prefix/bin"))
+        os.makedirs(self.path("prefix/lib/castor/castor"))
+        binary = shutil.copy(BINARY, self.path("prefix/bin/castor"))
+        shutil.copy(self.library(), self.path("prefix/lib"))
+        seen = self.seen(binary=binary)
+        self.assertEqual(seen["LD_PRELOAD"], self.path("prefix/lib/libcastor.so"))
+        self.assertEqual(seen["PYTHONPATH"], self.path("prefix/lib/castor"))
+        os.symlink(binary, self.path("link"))
+        self.assertEqual(self.seen(binary=self.path("link"))["PYTHONPATH"], self.path("prefix/lib/castor"))
+
+    def test_a_place_that_cannot_be_preloaded(self):
+        os.makedirs(self.path("with space/bin"))
+        os.makedirs(self.path("with space/lib/castor/castor"))
+        binary = shutil.copy(BINARY, self.path("with space/bin/castor"))
+        shutil.copy(self.library(), self.path("with space/lib"))
+        status, _, err = self.castor("run", "true", binary=binary)
+        self.assertEqual((status, len(err)), (1, 1))
+        self.assertIn("spaces", err[0])
