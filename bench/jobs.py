@@ -5,11 +5,14 @@ Only the standard library is used, so that the interpreter of the driver needs n
 
 import ctypes
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
 
-CASTOR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "bin", "castor")
+HERE = os.path.dirname(os.path.abspath(__file__))
+CASTOR = os.path.join(os.path.dirname(HERE), "build", "bin", "castor")
 
 # What would change a measured job if it came from the caller's environment.
 FOREIGN_ENVIRONMENT = ("CASTOR_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "OMP_", "MKL_", "PYTHONPATH")
@@ -17,12 +20,17 @@ FOREIGN_ENVIRONMENT = ("CASTOR_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "OM
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def clean_environment(extra=None):
-    """The caller's environment without what would change a measured job, and one thread per process."""
+def clean_environment(extra=None, threads=1):
+    """The caller's environment without what would change a measured job. threads: per process; None: its own choice."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_ENVIRONMENT)}
-    environment["OMP_NUM_THREADS"] = "1"
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
     environment.update(extra or {})
     return environment
+
+
+def torchrun(interpreter, ranks):
+    return [interpreter, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
 def memory_of(pid):
@@ -101,9 +109,9 @@ def command_of(pid):
 
 
 def processes_running(script, root):
-    """Descendants of `root` that are Python interpreters running `script` itself, not through a launcher."""
+    """`root` and its descendants, those that are Python interpreters running `script` itself and no launcher."""
     found = []
-    for pid, _ in descendants(root):
+    for pid in [root, *(pid for pid, _ in descendants(root))]:
         words = command_of(pid)
         arguments = [word for word in words[1:] if not word.startswith("-")]
         if words and os.path.basename(words[0]).startswith("python") and arguments[:1] == [script]:
@@ -111,9 +119,11 @@ def processes_running(script, root):
     return sorted(found)
 
 
-def adopt_orphans():
-    """Makes orphaned descendants children of this process, so that Job.stop finds them."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def prepare_driver():
+    """Called once by a program that runs jobs: nothing that they start outlives it, however it is told to end."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become its children, for Job.stop to collect
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # Job.stop stands in `finally` clauses
 
 
 def cpu_busy_seconds():
@@ -178,7 +188,7 @@ class Job:
                 try:
                     os.kill(pid, signal.SIGKILL)
                     killed += 1
-                    os.waitpid(pid, 0)  # orphans are this process's children after adopt_orphans
+                    os.waitpid(pid, 0)  # orphans are this process's children after prepare_driver
                 except (ProcessLookupError, ChildProcessError):
                     pass
         return killed
@@ -193,6 +203,39 @@ class Job:
     def output(self):
         with open(self.output_path, errors="replace") as output:
             return output.read()
+
+
+def bare_import_memory(interpreter, ranks, by_torchrun, folder):
+    """memory_of_all of `ranks` processes that only import torch, started and thereby sharing as the measured ranks do.
+
+    `folder` is empty and takes their files. Raises RuntimeError when they do not come up.
+    """
+    script = [os.path.join(HERE, "bare.py"), folder]
+    if by_torchrun:
+        command = torchrun(interpreter, ranks) + script
+    else:
+        one = shlex.join([interpreter, *script])
+        command = ["sh", "-c", f"{one} & " * ranks + "wait"]
+    job = Job(command, os.path.join(folder, "output.txt"), clean_environment())
+    memory = {}
+
+    def watch():
+        pids = [int(name[4:]) for name in os.listdir(folder) if name.startswith("bare")]
+        if len(pids) == ranks:
+            time.sleep(0.5)
+            memory.update(memory_of_all(pids) or {})
+        return bool(memory)
+
+    try:
+        job.finished(120, watch)
+        with open(os.path.join(folder, "done"), "w"):
+            pass
+        job.finished(150)
+    finally:
+        job.stop()
+    if not memory:
+        raise RuntimeError(f"`import torch` failed under {interpreter}: {last_error_line(job.output())}")
+    return memory
 
 
 def last_error_line(text):

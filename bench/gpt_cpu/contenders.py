@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -21,7 +22,7 @@ class Contender:
     """plugin: None, or the plugin of `castor run`. peak: bytes per parameter and rank that it may need, for the
     check of free memory. tolerance: largest difference from DDP's losses (0: bit for bit)."""
 
-    def __init__(self, name, label, script, arguments=(), plugin=None, interpreter="torch", peak=26, tolerance=1e-2):
+    def __init__(self, name, label, script, arguments=(), plugin=None, interpreter="torch", peak=26, tolerance=1e-3):
         self.name, self.label, self.script, self.arguments = name, label, script, list(arguments)
         self.plugin, self.interpreter, self.peak, self.tolerance = plugin, interpreter, peak, tolerance
 
@@ -41,16 +42,13 @@ CONTENDERS = {c.name: c for c in (
 )}
 
 
-def torchrun(interpreter, ranks):
-    return [interpreter, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-
-
 def castor_malloc_settings():
     """The settings for glibc's malloc that `castor run` gives to its command."""
-    try:
-        shown = subprocess.run([jobs.CASTOR, "run", "--", "env"], env=jobs.clean_environment(), capture_output=True,
-                               text=True, timeout=30, cwd="/tmp").stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
+    with tempfile.TemporaryDirectory() as log:
+        try:
+            shown = subprocess.run([jobs.CASTOR, "run", "--log-dir", log, "--", "env"], env=jobs.clean_environment(),
+                                   capture_output=True, text=True, timeout=30).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            return {}
     pairs = (line.split("=", 1) for line in shown.splitlines() if "=" in line)
     return {name: value for name, value in pairs if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"}

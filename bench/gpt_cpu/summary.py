@@ -83,15 +83,18 @@ def run_line(case, run):
 def row(case, contender, malloc, runs):
     label, setting = CONTENDERS[contender].label, MALLOC_LABELS[malloc]
     good = [run for run in runs if run["status"] == "ok"]
+    failed = [run for run in runs if run["status"] in ("failed", "skipped")]
     if not good:
-        return f"| {label} | {setting} | {runs[-1]['status']}: {runs[-1]['error']} | | | | | | | |"
+        return f"| {label} | {setting} | {failed[-1]['status']}: {failed[-1]['error']} | | | | | | | |"
     cells = [label, setting]
     for measure, scale in ((step_ms, 1), (peak_bytes, MIB), (end_bytes, MIB)):
         cells += [f"{median(measure(case, run) for run in good) / scale:.0f}", number(ratio(case, good, measure), ".2f")]
     model = [value for value in map(model_bytes_per_parameter, good) if value]
     cells.append(number(median(model) if model else None, ".1f"))
-    cells.append(losses_text(max((loss_difference(case, run) for run in good), default=None)
-                             if find(case, "ddp", "default") else None))
+    losses = losses_text(max(loss_difference(case, run) for run in good) if find(case, "ddp", "default") else None)
+    if failed:
+        losses += f"; {len(failed)} of {len(good) + len(failed)} runs {failed[-1]['status']}: {failed[-1]['error']}"
+    cells.append(losses)
     return "| " + " | ".join(cells) + " |"
 
 
