@@ -15,7 +15,7 @@ class Entry:
 
     __slots__ = (
         "parameter", "handle", "handle_id", "group", "owner", "shared", "bytes", "home", "param_alias", "sum_alias", "window",
-        "window_address", "fired", "used", "synced", "__weakref__",
+        "window_address", "fired", "used", "synced", "shown", "__weakref__",
     )
 
     def __init__(self, group, p, handle):
@@ -29,6 +29,7 @@ class Entry:
         self.sum_alias = tensors.tensor_at(info.sum, like)
         self.window = self.window_address = None
         self.fired = self.used = False
+        self.shown = None
         self.synced = True
 
     @property
@@ -42,6 +43,10 @@ class Entry:
     def shows_window(self, grad):
         """`grad` is the window that Castor gave, and the script has not put another tensor in its place."""
         return self.window is not None and grad is not None and grad.data_ptr() == self.window_address
+
+    def shown_grad(self):
+        """The tensor that stood in p.grad after the last synchronized backward, if it is still alive."""
+        return None if self.shown is None else self.shown()
 
     def take_window(self):
         """A tensor over a window on the newest sum."""

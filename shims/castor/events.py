@@ -38,7 +38,7 @@ def _wrap(run, begun, ended):
         _thread.depth, _thread.pending = 1, []
         accumulates = kwargs.get("accumulate_grad", False)
         if accumulates:
-            begun(t_outputs)
+            begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
         try:
             result = run(t_outputs, *args, **kwargs)
         finally:
@@ -55,7 +55,7 @@ def _wrap(run, begun, ended):
 
 
 def install(begun, ended):
-    """`begun(outputs)` and `ended(outputs, synchronized)` are called around each outermost backward that accumulates
+    """`begun(outputs, create_graph)` and `ended(outputs, synchronized)` are called around each outermost backward that accumulates
     gradients into leaves."""
     wrapped = _wrap(torch.autograd.graph._engine_run_backward, begun, ended)
     torch.autograd.graph._engine_run_backward = wrapped

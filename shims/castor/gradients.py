@@ -3,6 +3,7 @@ import collections
 import ctypes
 import functools
 import sys
+import weakref
 from ctypes import byref, c_uint64
 
 import torch
@@ -34,11 +35,12 @@ class Synchronizer:
         self.scale = 1.0 / group.world  # the weight of this rank's gradients
         self.pending = collections.deque()  # (ticket, entry, parameter, gradient): being added
         self.entries = engine.adopt(group, parameters)
-        self.handles = core.pointers([e.handle for e in self.entries])
-        self.hooks = [
-            p.register_post_accumulate_grad_hook(functools.partial(self._ready, e))
-            for p, e in zip(parameters, self.entries)
-        ]
+        self.hooks = []
+        for p, e in zip(parameters, self.entries):
+            self.hook(p, e)
+
+    def hook(self, p, entry):
+        self.hooks.append(p.register_post_accumulate_grad_hook(functools.partial(self._ready, entry)))
 
     def remove_hooks(self):
         for hook in self.hooks:
@@ -98,19 +100,24 @@ class Synchronizer:
         if _references(grad) <= _UNHELD and tensors.storage_users(grad) <= 1:
             p.grad = None
 
+    def _participants(self):
+        """The entries that this backward sums: the same on every rank."""
+        return self.entries
+
     def _finish(self):
         self.begun = self.expecting = False
-        for entry in self.entries:
+        entries = self._participants()
+        for entry in entries:
             if not entry.fired:
                 p = entry.parameter()
                 self._submit(entry, p, None if p is None else p.grad)
-        used = (ctypes.c_uint8 * len(self.entries))()
-        core.gradients_finish(self.group.handle, self.handles, len(self.entries), used)
+        used = (ctypes.c_uint8 * max(len(entries), 1))()
+        core.gradients_finish(self.group.handle, core.pointers([e.handle for e in entries]), len(entries), used)
         self.group.sums += 1
         while self.pending:
             self._added()
         with torch.no_grad():
-            for entry, some_rank_used in zip(self.entries, used):
+            for entry, some_rank_used in zip(entries, used):
                 self._show(entry, some_rank_used)
 
     def _show(self, entry, some_rank_used):
@@ -131,3 +138,5 @@ class Synchronizer:
         else:  # the script holds the gradient that stood there: its values change, its identity stays
             p.grad.copy_(entry.sum_alias)
             core.sum_release(entry.handle)
+        if p is not None:
+            entry.shown = None if p.grad is None else weakref.ref(p.grad)

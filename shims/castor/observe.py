@@ -1,11 +1,7 @@
 """Plugin `none`: steps and backward passes are counted, nothing is changed."""
-import torch
-
-from . import core, events
+from . import events, optimizers
 
 
 def install():
-    events.install(begun=lambda outputs: None, ended=lambda outputs, synchronized: None)
-    from . import optimizers
-
+    events.install(begun=lambda outputs, create_graph: None, ended=lambda outputs, synchronized: None)
     optimizers.install_counting()

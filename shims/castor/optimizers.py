@@ -210,11 +210,15 @@ def _outermost(wrapper):
         if events.depth():
             _step_in_backward(self)
         try:
+            if _job is not None and _closure_of(args[1:], kwargs) is None:
+                _job.step_begins(self)
             result = wrapper(*args, **kwargs)
         finally:
             _thread.running = None
         if engine.groups() and not _is_exact(type(self)):
             _end_replicated(self, running)
+        if _job is not None:
+            _job.step_ended()
         if self not in _numbers:
             _numbers[self] = next(_count)
         core.event_step(begin, core.now_ns(), _numbers[self], running.mode)
@@ -246,9 +250,13 @@ def _step_in_backward(optimizer):
 
 
 _leaf_classes = set()
+_job = None
 
 
-def install():
+def install(single_job):
+    """`single_job`: the ranks of a single-process script, None for other scripts."""
+    global _job
+    _job = single_job
     for name in SEPARABLE:
         cls = getattr(torch.optim, name, None)
         if cls is not None and "step" in cls.__dict__:

@@ -1,9 +1,19 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
-from . import clipping, events, optimizers, reducer
+import os
+
+from . import clipping, core, events, optimizers, reducer, single
 
 
 def install():
-    events.install(begun=lambda outputs: None, ended=lambda outputs, synchronized: None)
+    rank, world = int(core.option_text("CASTOR_RANK")), int(core.option_text("CASTOR_WORLD_SIZE"))
+    # Processes that this one starts (DataLoader workers, tools) are not ranks.
+    for name in ("CASTOR_RANK", "CASTOR_WORLD_SIZE"):
+        os.environ.pop(name, None)
+    job = single.install(rank, world, core.option_text("CASTOR_JOB")) if rank >= 0 and world > 1 else None
+    if job is None:
+        events.install(begun=lambda outputs, create_graph: None, ended=lambda outputs, synchronized: None)
+    else:
+        events.install(job.backward_begun, job.backward_ended)
     reducer.install()
-    optimizers.install()
+    optimizers.install(job)
     clipping.install()

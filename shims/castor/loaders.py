@@ -1,0 +1,109 @@
+"""DataLoaders of single-process scripts: a batch drawn with gradients enabled is split over the ranks.
+
+All ranks draw the same indices (their random state is rank 0's at the start of each iteration); each loads its part.
+What has no indices (iterable datasets, no batching by the loader) is loaded whole and cut."""
+import collections
+import functools
+import zlib
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import dataloader
+
+from . import core, engine
+
+
+def part_of(count, rank, world):
+    """This rank's range of `count` samples, and its weight. An empty range becomes one sample of weight zero."""
+    first, last = count * rank // world, count * (rank + 1) // world
+    if first == last:
+        return 0, min(1, count), 0.0
+    return first, last, (last - first) / count
+
+
+class _Split:
+    """What the ranks do with the batches of one iteration."""
+
+    def __init__(self, job):
+        self.job = job
+        self.drawn = collections.deque()  # (weight, digest) of batches that were drawn and not yet delivered
+
+    def indices(self, sampler_iter):
+        for batch in sampler_iter:
+            batch = list(batch)
+            first, last, weight = part_of(len(batch), self.job.rank, self.job.world)
+            self.drawn.append((weight, float(zlib.crc32(repr(batch).encode()))))
+            yield batch[first:last]
+
+    def deliver(self, data, by_index):
+        if by_index:
+            self.job.weight, self.job.batch = self.drawn.popleft()
+            return data
+        sizes = [len(leaf) for leaf in tree_flatten(data)[0] if isinstance(leaf, torch.Tensor) and leaf.dim()]
+        if not sizes:
+            return data
+        first, last, self.job.weight = part_of(sizes[0], self.job.rank, self.job.world)
+        self.job.batch = float(sizes[0])
+        return tree_map(lambda t: _cut(t, sizes[0], first, last), data)
+
+
+def _cut(leaf, count, first, last):
+    if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == count:
+        return leaf[first:last]
+    return leaf
+
+
+def _splits(job):
+    return (
+        job.mode != "scale" and torch.is_grad_enabled() and engine.active() and not job.distributed
+        and torch.utils.data.get_worker_info() is None
+    )
+
+
+def install(job):
+    base = dataloader._BaseDataLoaderIter
+    init, reset, following, iterate = base.__init__, base._reset, base.__next__, dataloader.DataLoader.__iter__
+
+    def begin(iterator):
+        iterator._castor_split = None
+        if not _splits(job):
+            return
+        iterator._castor_split = _Split(job)
+        iterator._castor_by_index = iterator._auto_collation and iterator._dataset_kind == dataloader._DatasetKind.Map
+        if iterator._castor_by_index:
+            iterator._sampler_iter = iterator._castor_split.indices(iterator._sampler_iter)
+
+    @functools.wraps(init)
+    def iterator_init(self, loader):
+        init(self, loader)
+        begin(self)
+
+    @functools.wraps(reset)
+    def iterator_reset(self, loader, first_iter=False):
+        reset(self, loader, first_iter)
+        begin(self)
+
+    @functools.wraps(following)
+    def iterator_next(self):
+        data = following(self)
+        split = getattr(self, "_castor_split", None)
+        if split is None:
+            return data
+        job.split_seen = True
+        return split.deliver(data, self._castor_by_index)
+
+    @functools.wraps(iterate)
+    def loader_iter(self):
+        if _splits(job):
+            core.place_set(job.group.handle, core.PLACE_DATA)
+            try:
+                job.share_random_state()
+            finally:
+                core.place_set(job.group.handle, core.PLACE_SCRIPT)
+            if not getattr(self, "in_order", True):
+                raise core.Error("castor: a DataLoader with in_order=False cannot be split: use in_order=True, or "
+                                 "CASTOR_BATCH=scale")
+        return iterate(self)
+
+    base.__init__, base._reset, base.__next__ = iterator_init, iterator_reset, iterator_next
+    dataloader.DataLoader.__iter__ = loader_iter

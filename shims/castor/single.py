@@ -1,0 +1,254 @@
+"""Single-process scripts under `castor run --nproc N`: every rank runs the script; together they are the one process.
+
+Each rank computes its part of every batch; gradients are the weighted mean, and so is the loss after backward()."""
+import functools
+import hashlib
+import random
+import warnings
+
+import torch
+
+from . import core, engine, gradients, loaders, tensors
+
+
+class Job:
+    """The ranks of this run, opened when the first optimizer is built or a DataLoader is iterated."""
+
+    def __init__(self, rank, world):
+        self.rank, self.world = rank, world
+        self.synchronizer = None
+        self.parameters = []  # of all optimizers, in the order of registration
+        self.mode = core.option_text("CASTOR_BATCH")
+        self.weight = 1.0 / world  # of this rank's part of the current batch
+        self.batch = 0.0  # what must be the same on every rank: a digest of the current batch's indices
+        self.split_seen = False  # a DataLoader's batches were split
+        self.said = set()
+
+    @property
+    def group(self):
+        return engine.group("nproc", self.rank, self.world)
+
+    @property
+    def distributed(self):
+        """The script has a process group of its own after all: then it is not a single-process script."""
+        return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    def say(self, text, level=2):
+        if text not in self.said and self.rank == 0:
+            core.log(level, text.encode())
+        self.said.add(text)
+
+    # ---- parameters
+
+    def adopt(self, optimizer):
+        """Registers the parameters of an optimizer that need gradients and are not registered yet."""
+        if self.distributed or not engine.active():
+            return
+        fresh = []
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.requires_grad and engine.entry_of(p) is None:
+                    why = tensors.why_unsupported(p)
+                    if why:
+                        raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: {why}. "
+                                         "Use CASTOR_PLUGIN=none for this script")
+                    fresh.append(p)
+        if not fresh:
+            return
+        if self.synchronizer is None:
+            self.synchronizer = Synchronizer(self)
+        self.synchronizer.add(fresh)
+
+    # ---- random numbers
+
+    def share_random_state(self):
+        """Rank 0's generators for all: samplers must draw the same indices, whatever the ranks drew since."""
+        state = torch.random.get_rng_state()
+        shared = self.group.broadcast(state.numpy().tobytes(), "the random state")
+        torch.random.set_rng_state(torch.frombuffer(bytearray(shared), dtype=torch.uint8))
+        python_state = random.getstate()
+        numbers = torch.tensor([*python_state[1]], dtype=torch.int64)
+        shared = self.group.broadcast(numbers.numpy().tobytes(), "the random state of Python")
+        random.setstate((python_state[0], tuple(torch.frombuffer(bytearray(shared), dtype=torch.int64).tolist()), None))
+        numpy = _numpy()
+        if numpy is not None:
+            name, keys, position, *_ = numpy.random.get_state()
+            shared = self.group.broadcast(keys.tobytes() + int(position).to_bytes(8, "little"), "numpy's random state")
+            keys = numpy.frombuffer(shared[:-8], dtype=keys.dtype)
+            numpy.random.set_state((name, keys, int.from_bytes(shared[-8:], "little"), 0, 0.0))
+
+    def diverge(self):
+        """A random stream of its own for each rank: a script that draws batches by hand draws different ones."""
+        if self.rank:
+            seed = torch.initial_seed() + 0x9E3779B97F4A7C15 * self.rank
+            torch.manual_seed(seed % (1 << 63))
+            random.seed(seed)
+            if _numpy() is not None:
+                _numpy().random.seed(seed % (1 << 32))
+
+    # ---- events
+
+    def backward_begun(self, outputs, create_graph):
+        if self.synchronizer is None or self.distributed:
+            return
+        if create_graph:
+            raise core.Error("castor: backward(create_graph=True) cannot be split over ranks: run this script on one "
+                             "rank, or compute the second derivative with torch.autograd.grad")
+        self.synchronizer.expecting = True
+        self.synchronizer.watch()
+
+    def backward_ended(self, outputs, synchronized):
+        if synchronized and len(outputs) == 1 and outputs[0].numel() == 1 and not self.distributed:
+            self._show_mean(outputs[0])
+
+    def _show_mean(self, loss):
+        """What the script prints, and what its schedulers see, is the whole batch's."""
+        every = self.group.gather([self.weight * loss.item() if self.weight else 0.0, self.batch], "the loss")
+        if any(batch != every[0][1] for _, batch in every):
+            ranks = [r for r, (_, batch) in enumerate(every) if batch != every[0][1]]
+            raise core.Error(f"castor: rank 0 and rank {ranks[0]} drew different batches from their DataLoaders: seed "
+                             "the sampler, or draw it from torch's default generator")
+        with torch.no_grad():
+            loss.data.fill_(sum(value for value, _ in every))
+
+    def step_begins(self, optimizer):
+        """Gradients that the script put in place itself must be the same everywhere."""
+        if self.distributed or self.synchronizer is None:
+            return
+        digest = 0.0
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                entry = engine.entry_of(p)
+                if entry is not None and p.grad is not None and p.grad is not entry.shown_grad():
+                    digest += float(p.grad.double().sum()) + float(p.grad.double().abs().max())
+        every = self.group.gather([digest], "the gradients that the script made itself")
+        if any(d != every[0] and not (d[0] != d[0] and every[0][0] != every[0][0]) for d in every):
+            raise core.Error("castor: the script put gradients of its own in place (torch.autograd.grad?), and they "
+                             "differ between the ranks: let loss.backward() make them, or run on one rank")
+
+    def step_ended(self):
+        if self.distributed or self.split_seen or "diverged" in self.said:
+            return
+        self.said.add("diverged")
+        if self.mode == "split":
+            self.say("CASTOR_BATCH=split, but no DataLoader was iterated: every rank computes the same batches", 1)
+            return
+        self.diverge()
+        self.say(f"the script draws its batches by hand: from the second step on each of the {self.world} ranks draws its "
+                 f"own, so a step sees {self.world} times as many samples; a DataLoader would be split instead")
+
+
+class Synchronizer(gradients.Synchronizer):
+    """Sums what any rank's backward used, of all optimizers' parameters."""
+
+    def __init__(self, job):
+        super().__init__(job.group, [])
+        self.job = job
+        self.watched = []  # parameters that had no gradient yet when they were registered
+
+    def add(self, parameters):
+        entries = engine.adopt(self.group, parameters)
+        for p, e in zip(parameters, entries):
+            self.hook(p, e)
+            self.entries.append(e)
+
+    def watch(self):
+        self.scale = self.job.weight
+
+    def _participants(self):
+        """The entries that some rank's backward reached: the same list on every rank."""
+        mine = [float(e.fired) for e in self.entries]
+        packed = [float(int("".join("1" if v else "0" for v in mine[i:i + 48]), 2)) for i in range(0, len(mine), 48)]
+        every = self.group.gather(packed + [float(len(mine))], "the end of backward")
+        if any(row[-1] != len(mine) for row in every):
+            raise core.Error("castor: the ranks have registered different numbers of parameters: the script must "
+                             "build the same optimizers on every rank")
+        union = [0] * len(packed)
+        for row in every:
+            union = [u | int(v) for u, v in zip(union, row)]
+        bits = "".join(
+            format(u, "0%db" % min(48, len(mine) - 48 * i)) for i, u in enumerate(union)
+        )
+        return [e for e, bit in zip(self.entries, bits) if bit == "1"]
+
+
+def _numpy():
+    import sys
+
+    return sys.modules.get("numpy")
+
+
+def _refuse_batch_norm(job):
+    forward = torch.nn.modules.batchnorm._BatchNorm.forward
+
+    @functools.wraps(forward)
+    def batch_norm_forward(self, x):
+        if self.training and torch.is_grad_enabled() and job.synchronizer is not None and not job.distributed:
+            raise core.Error("castor: BatchNorm in training mode sees only this rank's part of the batch: replace it "
+                             "by GroupNorm or LayerNorm, freeze it (module.eval()), or wrap the model with "
+                             "SyncBatchNorm and DistributedDataParallel and start it with torchrun")
+        return forward(self, x)
+
+    torch.nn.modules.batchnorm._BatchNorm.forward = batch_norm_forward
+
+
+def _save_once(job):
+    """torch.save to a file: rank 0 writes, the others wait until it has."""
+    save = torch.save
+
+    @functools.wraps(save)
+    def save_once(obj, f, *args, **kwargs):
+        to_file = isinstance(f, (str, bytes)) or hasattr(f, "__fspath__") or hasattr(f, "fileno") and _is_real(f)
+        if not to_file or job.distributed or not engine.active() or job.synchronizer is None:
+            return save(obj, f, *args, **kwargs)
+        core.place_set(job.group.handle, core.PLACE_SAVE)
+        try:
+            if job.rank == 0:
+                save(obj, f, *args, **kwargs)
+            job.group.barrier("torch.save")
+        finally:
+            core.place_set(job.group.handle, core.PLACE_SCRIPT)
+
+    torch.save = torch.serialization.save = save_once
+
+
+def _is_real(f):
+    try:
+        f.fileno()
+        return True
+    except (OSError, AttributeError, ValueError):
+        return False
+
+
+def _adopt_at_build(job):
+    optimizer = torch.optim.Optimizer
+    init, add_param_group = optimizer.__init__, optimizer.add_param_group
+
+    @functools.wraps(init)
+    def optimizer_init(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self._castor_built = True
+        job.adopt(self)
+
+    @functools.wraps(add_param_group)
+    def optimizer_add_param_group(self, *args, **kwargs):
+        add_param_group(self, *args, **kwargs)
+        if getattr(self, "_castor_built", False):
+            job.adopt(self)
+
+    optimizer.__init__ = optimizer_init
+    optimizer.add_param_group = optimizer_add_param_group
+
+
+def install(rank, world, token):
+    """Returns the job, whose methods the agent's events call."""
+    job = Job(rank, world)
+    seed = int(hashlib.sha256(token.encode()).hexdigest(), 16)
+    random.seed(seed)  # what a script leaves unseeded must still be the same on every rank
+    if _numpy() is not None:
+        _numpy().random.seed(seed % (1 << 32))
+    _adopt_at_build(job)
+    _refuse_batch_norm(job)
+    _save_once(job)
+    loaders.install(job)
+    return job
