@@ -16,6 +16,7 @@ class Classifier(nn.Module):
         self.norm = nn.LayerNorm(hidden)
         self.deep = nn.Linear(hidden, hidden)
         self.head = nn.Linear(hidden, CLASSES)
+        nn.init.constant_(self.norm.weight, 0.1)  # small steps stay stable at the learning rates that scripts use
 
     def forward(self, x):
         h = torch.tanh(self.inner(x))

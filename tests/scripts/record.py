@@ -95,7 +95,7 @@ class Recorder:
         return os.path.join(self.directory, name)
 
     def print(self, *words):
-        if self.rank == 0:
+        if self.rank == 0 or not dist.is_initialized():
             print(*words, flush=True)
 
     def note(self, name, value):

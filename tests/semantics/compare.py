@@ -211,6 +211,19 @@ def compare_records(outcome, reference, candidate, ranks, tolerance, single=Fals
             compare_values(outcome, f"rank {rank}, event {index} {event}", a, b, tolerance.of(event))
 
 
+def compare_ranks(outcome, candidate, ranks):
+    """All ranks of a single-process script must see the same, to the last bit."""
+    events = []
+    for rank in range(ranks):
+        with open(os.path.join(candidate, "record", f"rank{rank}.pkl"), "rb") as file:
+            events.append(pickle.load(file))
+    for rank in range(1, ranks):
+        between = Outcome()
+        for index, ((event, a), (_, b)) in enumerate(zip(events[0], events[rank])):
+            compare_values(between, f"rank {rank} against rank 0, event {index} {event}", a, b, 0.0)
+        outcome.failures += between.failures[:3]
+
+
 def files_of(folder):
     found = {}
     for base, folders, names in os.walk(folder):
@@ -282,5 +295,7 @@ def compare_runs(reference, candidate, printed, ranks, tolerance, single=False, 
     outcome = Outcome()
     compare_text(outcome, "printed", printed[0], printed[1], tolerance.of("printed"))
     compare_records(outcome, reference, candidate, ranks, tolerance, single)
+    if single and not outcome.failures:
+        compare_ranks(outcome, candidate, ranks)
     compare_files(outcome, reference, candidate, tolerance, ignored)
     return outcome

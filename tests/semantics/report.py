@@ -17,7 +17,7 @@ relative to the tensor's largest one, and the row's tolerance:
 
 def tolerances():
     lines = ["| tolerance | losses | gradients | parameters | optimizer states | why |", "| --- | --- | --- | --- | --- | --- |"]
-    for kind in (table.SGD, table.ADAPTIVE, table.HALF):
+    for kind in (table.SGD, table.ADAPTIVE, table.HALF, table.ANY):
         figures = f"{kind.loss:g} | {kind.gradient:g} | {kind.parameter:g} | {kind.state:g}"
         lines.append(f"| {kind.name} | {figures} | {kind.reason} |")
     return "\n".join(lines)
@@ -41,8 +41,8 @@ def write(path, results):
         for row in table.rows():
             if row.distributed != distributed:
                 continue
-            what = table.cases_in(row.script).get(row.case, "") or row.case.replace("_", " ")
-            cells = [cell(by_key.get((row.script, row.case, "gemini", ranks))) for ranks in (2, 4)]
+            what = table.cases_in(row.script).get(row.case, "") or row.title.replace("_", " ")
+            cells = [cell(by_key.get((row.script, row.title, "gemini", ranks))) for ranks in (2, 4)]
             note = row.expect.reason or (f"left to PyTorch: {row.expect.aside}" if row.expect.aside else "")
             text += f"| {row.name} | {what} | {cells[0]} | {cells[1]} | {row.expect.tolerance.name} | {note} |\n"
     untouched = [r for r in results if r["plugin"] == "none"]

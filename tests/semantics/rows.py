@@ -7,8 +7,10 @@ split has; there the kind of the row gives the tolerance.
 """
 
 import ast
+import functools
+import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compare import Tolerance
 
@@ -40,6 +42,14 @@ HALF = Tolerance(
     parameter=5e-2,
     state=1e-1,
 )
+ANY = Tolerance(
+    "agreement",
+    "another run than the single process's by design: only the shape of what is seen is compared, and the ranks with each other",
+    loss=math.inf,
+    gradient=math.inf,
+    parameter=math.inf,
+    state=math.inf,
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ class Expect:
     tolerance: Tolerance
     reason: str = ""
     refused: str = ""  # pattern that one line of Castor's must match
+    says: str = ""  # pattern that one line of Castor's must match where the run goes on
     aside: str = ""  # why Castor leaves the synchronization to PyTorch; the result must be equal all the same
     exact_at_2: bool = True
     arguments: tuple = ()
@@ -57,12 +68,25 @@ class Expect:
     seconds: int = 15  # that one case may take, at most, on a busy machine
 
 
-sgd, adaptive, half = Expect(SGD), Expect(ADAPTIVE), Expect(HALF)
+sgd, adaptive, half, agreement = Expect(SGD), Expect(ADAPTIVE), Expect(HALF), Expect(ANY)
+
+
+def like(expect, **changes):
+    return replace(expect, **changes)
+
+
+def resumed(*stages):
+    """The same script twice in one folder; under Castor where the stage says so."""
+    return tuple((who, ()) for who in stages)
+
 
 TABLE = {
     "gpt_ddp.py": {"": adaptive},
-    "gpt.py": {"": adaptive},
-    "nanogpt_ddp.py": {"": adaptive},
+    "nanogpt_ddp.py": {
+        "": adaptive,
+        "resumed under Castor": like(adaptive, stages=(("plain", ()), ("castor", ("--resume",)))),
+        "resumed without Castor": like(adaptive, stages=(("castor", ()), ("plain", ("--resume",)))),
+    },
     "loops_ddp.py": {
         "sgd": sgd,
         "sgd_momentum": sgd,
@@ -131,14 +155,219 @@ TABLE = {
         "stale_graph": sgd,
         "slow_ranks": adaptive,
     },
+    "gan_ddp.py": {
+        "weight_clamp": adaptive,
+        "clamp_through_data": adaptive,
+        "frozen_critic": adaptive,
+        "one_optimizer_for_both": adaptive,
+    },
+    "weights_ddp.py": {
+        "ema_swapped_in_and_out": adaptive,
+        "ema_swapped_on_rank_0": adaptive,
+        "ema_by_data_swap": adaptive,
+        "averaged_model": sgd,
+        "swa_with_batch_norm": sgd,
+        "edited_between_steps": sgd,
+        "edited_through_data": adaptive,
+        "edited_between_forward_and_backward": sgd,
+        "data_replaced": sgd,
+        "data_replaced_by_views_of_one_buffer": adaptive,
+        "set_by_assignment": adaptive,
+        "alias_made_before_the_wrapper": sgd,
+        "ranks_start_apart": sgd,
+        "optimizer_before_wrapper": adaptive,
+        "tied_by_object": adaptive,
+        "tied_by_data": sgd,
+        "transposed_parameter": adaptive,
+        "channels_last": sgd,
+        "layout_changed_after_wrapping": sgd,
+        "parametrized": adaptive,
+        "functional_call": adaptive,
+    },
+    "frozen_ddp.py": {
+        "frozen_body": adaptive,
+        "frozen_but_in_the_optimizer": adaptive,
+        "thawed_with_a_new_wrapper": adaptive,
+        "thawed_under_the_same_wrapper": sgd,
+        "frozen_while_wrapped": adaptive,
+        "unused_on_all_ranks_in_turn": adaptive,
+        "unused_on_some_ranks": adaptive,
+        "unused_on_one_rank_zeroed_in_place": adaptive,
+        "used_without_synchronization_only": adaptive,
+        "unused_and_momentum": sgd,
+        "unused_is_an_error": sgd,
+        "in_no_optimizer": adaptive,
+        "ignored_by_the_wrapper": sgd,
+        "low_rank_adapter": adaptive,
+    },
+    "sync_ddp.py": {
+        "no_sync": adaptive,
+        "require_backward_grad_sync": adaptive,
+        "synchronized_every_time": adaptive,
+        "no_sync_around_the_forward_only": sgd,
+        "no_sync_with_unused": adaptive,
+        "accumulation_of_different_length": sgd,
+        "local_steps": sgd,
+        "local_then_synchronized": sgd,
+        "batch_norm": adaptive,
+        "batch_norm_not_broadcast": adaptive,
+        "batch_norm_with_accumulation": sgd,
+        "communication_hook": like(half, aside="a communication hook reduces in the script's own way"),
+        "communication_hook_of_the_script": like(sgd, aside="a communication hook reduces in the script's own way"),
+        "join": like(sgd, aside="Join shadows the collectives of the ranks that have ended"),
+        "static_graph": sgd,
+        "sparse_gradients": like(sgd, aside="sparse gradients have no fixed place"),
+        "sub_group": sgd,
+        "group_of_one": sgd,
+        "wrapped_but_not_called": sgd,
+        "averaged_by_hand": like(sgd, aside="no wrapper: nothing to take over"),
+    },
+    "copies_ddp.py": {
+        "deepcopy_of_the_module": adaptive,
+        "deepcopy_of_the_optimizer": adaptive,
+        "deepcopy_of_the_wrapper": adaptive,
+        "deepcopy_before_the_first_step": adaptive,
+        "target_network": adaptive,
+        "sizes_of_what_is_saved": adaptive,
+        "files_of_every_kind": like(adaptive, ignored=("head.raw", "deep.raw")),
+        "pickled_wrapper": adaptive,
+        "forked_child": sgd,
+        "forked_workers": adaptive,
+        "forked_workers_that_run_the_model": adaptive,
+        "spawned_workers": like(adaptive, seconds=30),
+        "tensors_sent_to_a_process": like(adaptive, seconds=30),
+        "shared_memory": sgd,
+        "numpy_views": sgd,
+    },
+    "checkpoint_ddp.py": {
+        "saved_by_rank_0": adaptive,
+        "saved_between_backward_and_step": adaptive,
+        "state_dicts_of_rank_0": adaptive,
+        "best_kept_in_memory": adaptive,
+        "loaded_before_the_first_step": adaptive,
+        "loaded_in_mid_run": sgd,
+        "loaded_by_rank_0_then_broadcast": adaptive,
+        "loaded_with_assign": adaptive,
+        "distributed_checkpoint_functions": adaptive,
+        "resumed": like(adaptive, stages=resumed("castor", "castor")),
+        "resumed: plain, then Castor": like(adaptive, stages=resumed("plain", "castor")),
+        "resumed: Castor, then plain": like(adaptive, stages=resumed("castor", "plain")),
+        "mapped_file": sgd,
+    },
+    "recompute_ddp.py": {
+        "plain": sgd,
+        "plain_everywhere": sgd,
+        "reentrant": sgd,
+        "reentrant_everywhere": sgd,
+        "reentrant_twice_in_a_static_graph": sgd,
+        "sequential": sgd,
+        "gpt_blocks": adaptive,
+    },
+    "optimizers_ddp.py": {
+        "closure_adam": adaptive,
+        "closure_sgd": sgd,
+        "lbfgs": adaptive,
+        "lbfgs_with_line_search": adaptive,
+        "global_norm": sgd,
+        "lamb": adaptive,
+        "muon": adaptive,
+        "muon_of_pytorch": adaptive,
+        "sam": sgd,
+        "schedule_free": sgd,
+        "noisy_subclass": sgd,
+        "subclass_that_edits_gradients": adaptive,
+        "wrapper_around_adam": adaptive,
+        "lookahead": adaptive,
+        "step_hooks": adaptive,
+        "state_edited": adaptive,
+        "state_cleared": adaptive,
+        "group_added_later": adaptive,
+        "replaced_in_mid_run": adaptive,
+        "one_optimizer_per_parameter": adaptive,
+        "stepped_twice": adaptive,
+        "stepped_without_gradients": adaptive,
+        "inside_backward": like(sgd, aside="the optimizer steps inside backward"),
+        "zero_redundancy_of_pytorch": adaptive,
+        "plain_function": sgd,
+        "copied_settings": adaptive,
+    },
+    "trainer_ddp.py": {
+        "": like(adaptive, ignored=("training_args.bin",), seconds=60),
+        "accumulation": like(adaptive, ignored=("training_args.bin",), seconds=60, arguments=("--accumulate", "2")),
+        "resumed": like(
+            adaptive,
+            ignored=("training_args.bin",),
+            seconds=60,
+            stages=(("plain", ("--steps", "4")), ("castor", ("--steps", "6", "--resume"))),
+        ),
+    },
+    "accelerate_ddp.py": {"": adaptive, "no accumulation": like(adaptive, arguments=("--accumulate", "1"))},
+    # Single-process scripts
+    "gpt.py": {"": adaptive},
+    "loops.py": {
+        "sgd": sgd,
+        "sgd_momentum": sgd,
+        "adam": adaptive,
+        "adamw_fused": adaptive,
+        "double_precision": sgd,
+        "clipped_by_norm": sgd,
+        "clipped_by_value": sgd,
+        "accumulation": sgd,
+        "scaler": sgd,
+        "several_losses": sgd,
+        "plateau_and_early_stop": sgd,
+        "two_networks": sgd,
+        "ema": sgd,
+        "frozen_then_thawed": sgd,
+        "closure": sgd,
+        "sum_of_losses": like(agreement, reason="a loss is taken for a mean over the batch: a sum is divided by N"),
+        "dropout": like(agreement, reason="each rank draws masks of its own", says="[Dd]ropout"),
+        "batch_norm": like(sgd, reason="statistics need the whole batch", refused="BatchNorm"),
+        "models_one_after_another": sgd,
+    },
+    "batches.py": {
+        name: sgd
+        for name in (
+            "in_order shuffled shuffled_with_a_generator tail_dropped tail_of_odd_length tail_of_one odd_batches "
+            "batches_of_one batches_of_three forked_workers persistent_workers spawned_workers iterable_dataset "
+            "with_replacement restarted_iterator own_sampler batch_sampler dictionaries loader_without_batching "
+            "split_and_subset two_loaders_together evaluation evaluation_in_inference_mode "
+            "evaluation_during_the_epoch length_of_a_loader"
+        ).split()
+    },
+    "drawn.py": {
+        "random_windows": like(agreement, reason="each rank draws its own batches", says="CASTOR_BATCH|batch"),
+        "the_same_batch_each_time": like(sgd, reason="every rank holds the same batch"),
+        "slices_in_order": like(sgd, reason="every rank holds the same batch"),
+    },
+    "files.py": {
+        "checkpoints": adaptive,
+        "best_of_all": sgd,
+        "log_as_text": sgd,
+        "table_appended_to": like(sgd, reason="a file that several ranks write is reported"),
+        "safetensors": sgd,
+        "arrays": like(sgd, ignored=("head.npy",)),
+        "resumed": like(adaptive, stages=resumed("castor", "castor")),
+        "resumed: plain, then Castor": like(adaptive, stages=resumed("plain", "castor")),
+        "resumed: Castor, then plain": like(adaptive, stages=resumed("castor", "plain")),
+    },
+    "unseeded.py": {"": like(agreement, reason="no two runs are alike; the ranks must be")},
+    "trainer.py": {"": like(adaptive, ignored=("training_args.bin",), seconds=60)},
+    "accelerator.py": {"": adaptive},
 }
 
 
 @dataclass(frozen=True)
 class Row:
     script: str
-    case: str
+    title: str  # the case's name, and after a colon or instead of it a variant's
     expect: Expect = field(compare=False)
+
+    @property
+    def case(self):
+        """The name that the script knows; empty where it has no cases."""
+        name = self.title.partition(":")[0]
+        return name if name in cases_in(self.script) else ""
 
     @property
     def distributed(self):
@@ -146,7 +375,7 @@ class Row:
 
     @property
     def name(self):
-        return f"{self.script}:{self.case}" if self.case else self.script
+        return f"{self.script} {self.title}" if self.title else self.script
 
     @property
     def alone(self):
@@ -163,12 +392,13 @@ def rows():
     return [Row(script, case, expect) for script, cases in TABLE.items() for case, expect in cases.items()]
 
 
+@functools.cache
 def cases_in(script):
     """The names and first lines of documentation of the cases that a script declares."""
     with open(os.path.join(SCRIPTS, script)) as file:
         tree = ast.parse(file.read())
     found = {"": (ast.get_docstring(tree) or "").splitlines()[0]}
-    for node in tree.body:
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "record.case" for d in node.decorator_list):
             found[node.name] = (ast.get_docstring(node) or "").split("\n")[0]
     return found
@@ -183,7 +413,7 @@ def disagreements():
             found.append(f"{script} has no row in rows.py")
             continue
         declared = set(cases_in(script)) - {""}
-        listed = set(TABLE[script])
+        listed = {title.partition(":")[0] for title in TABLE[script]}
         if declared:
             found += [f"{script}: the case {case} has no row" for case in sorted(declared - listed)]
             found += [f"{script}: the row {case} has no case" for case in sorted(listed - declared - {""})]

@@ -45,7 +45,7 @@ class Suite:
     def command(self, row, ranks, plugin, names, arguments, logs):
         script = os.path.abspath(os.path.join(table.SCRIPTS, row.script))
         program = [script, "--out", "out", *arguments]
-        if names != [""]:
+        if names[0]:
             program += ["--case", ",".join(names)]
         if row.distributed:
             start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
@@ -89,7 +89,7 @@ class Suite:
                 digest.update(file.read())
         digest.update(f"{row.case} {row.expect.arguments} {row.expect.stages}".encode())
         digest.update(f"{ranks if row.distributed else 1} {self.python} {os.path.getmtime(self.python)}".encode())
-        return os.path.join(self.work, "plain", f"{row.script[:-3]}-{row.case}-{digest.hexdigest()[:16]}")
+        return os.path.join(self.work, "plain", f"{row.script[:-3]}-{slug(row.title)}-{digest.hexdigest()[:16]}")
 
     def references(self, rows, ranks):
         """Makes the plain runs that are missing; returns the rows whose plain run fails."""
@@ -140,6 +140,8 @@ class Suite:
             single=not row.distributed,
             ignored=row.expect.ignored,
         )
+        if row.expect.says and plugin == "gemini" and not says(row.expect.says, finished):
+            outcome.fail("castor", f"expected a line like {row.expect.says!r} on standard error")
         if outcome.failures:
             return False, outcome.failures[0], outcome
         if outcome.bitwise:
@@ -156,7 +158,7 @@ class Suite:
         self.results.append(
             {
                 "script": row.script,
-                "case": row.case,
+                "case": row.title,
                 "ranks": ranks,
                 "plugin": plugin,
                 "passed": passed,
@@ -176,7 +178,7 @@ class Suite:
         group = [row for row in group if row not in failed]
         if not group:
             return
-        folder = os.path.join(self.work, "runs", f"{plugin}-{ranks}", f"{group[0].script[:-3]}-{group[0].case}")
+        folder = os.path.join(self.work, "runs", f"{plugin}-{ranks}", f"{group[0].script[:-3]}-{slug(group[0].title)}")
         finished = self.start(group, ranks, plugin, folder)
         if group[0].expect.refused and plugin == "gemini":
             passed, text = refusal(group[0].expect.refused, finished)
@@ -236,12 +238,16 @@ def groups_of(rows):
     return groups
 
 
+def slug(title):
+    return re.sub(r"\W+", "-", title)
+
+
 def part_of(printed, case):
     """What one case printed: scripts with several cases announce each with a line of its own."""
     if not case:
         return printed
-    found = re.search(rf"^== {re.escape(case)}\n(.*?)(?=^== |\Z)", printed, re.MULTILINE | re.DOTALL)
-    return found.group(1) if found else ""
+    found = re.findall(rf"^== {re.escape(case)}\n(.*?)(?=^== |\Z)", printed, re.MULTILINE | re.DOTALL)
+    return "".join(found)
 
 
 def last_words(finished, lines=12):
@@ -249,6 +255,10 @@ def last_words(finished, lines=12):
     text = [line for line in finished.errors.splitlines() if not noise.search(line)]
     castor = [line for line in text if line.startswith("castor:")][-4:]
     return "\n".join(dict.fromkeys(castor + text[-lines:]))
+
+
+def says(pattern, finished):
+    return any(re.search(pattern, line) for line in finished.errors.splitlines() if line.startswith("castor:"))
 
 
 def refusal(pattern, finished):
@@ -268,7 +278,7 @@ def chosen(args):
     if args.script:
         every = [row for row in every if row.script in args.script or row.script[:-3] in args.script]
     if args.case:
-        every = [row for row in every if row.case in args.case]
+        every = [row for row in every if row.case in args.case or row.title in args.case]
     if not every:
         sys.exit("run.py: no row matches --script and --case")
     plan = []

@@ -1,0 +1,138 @@
+"""One process that writes checkpoints, logs and tables, and resumes."""
+
+import csv
+import json
+import os
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import record
+from model import CLASSES, FEATURES, Classifier
+
+
+def samples(count=24):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(count, FEATURES, generator=generator)
+    return TensorDataset(x, torch.randint(0, CLASSES, (count,), generator=generator))
+
+
+def train_step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+@record.case
+def checkpoints(log):
+    model = Classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step, (x, y) in enumerate(DataLoader(samples(), 8, shuffle=True)):
+        loss = train_step(model, optimizer, x, y)
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, log.path(f"step{step}.pt"))
+        log.step(loss, model, optimizer)
+    torch.save(model, log.path("module.pt"))
+    torch.save(model.head.weight, log.path("parameter.pt"))
+
+
+@record.case
+def best_of_all(log):
+    """Overwrites one file whenever the validation improves, and loads it at the end."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best = float("inf")
+    for epoch in range(3):
+        for x, y in DataLoader(samples(), 8, shuffle=True):
+            train_step(model, optimizer, x, y)
+        with torch.no_grad():
+            score = sum(F.cross_entropy(model(x), y).item() for x, y in DataLoader(samples(16), 8))
+        log.note("validation loss", score)
+        if score < best:
+            best = score
+            torch.save(model.state_dict(), log.path("best.pt"))
+    model.load_state_dict(torch.load(log.path("best.pt")))
+    log.step(None, model)
+
+
+@record.case
+def log_as_text(log):
+    """A log file that stays open."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with open(log.path("log.txt"), "w") as file:
+        for step, (x, y) in enumerate(DataLoader(samples(), 8, shuffle=True)):
+            loss = train_step(model, optimizer, x, y)
+            file.write(f"{step} {loss.item():.4f}\n")
+            log.step(loss)
+    with open(log.path("result.json"), "w") as file:
+        json.dump({"loss": round(loss.item(), 4)}, file)
+
+
+@record.case
+def table_appended_to(log):
+    """A line more in a file at every step, opened each time."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, (x, y) in enumerate(DataLoader(samples(), 8, shuffle=True)):
+        loss = train_step(model, optimizer, x, y)
+        with open(log.path("table.csv"), "a", newline="") as file:
+            csv.writer(file).writerow([step, f"{loss.item():.4f}"])
+        log.step(loss)
+
+
+@record.case
+def safetensors(log):
+    from safetensors.torch import load_file, save_file
+
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        loss = train_step(model, optimizer, x, y)
+    save_file(model.state_dict(), log.path("model.safetensors"))
+    model.load_state_dict(load_file(log.path("model.safetensors")))
+    log.step(loss, model, optimizer)
+
+
+@record.case
+def arrays(log):
+    import numpy
+
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        loss = train_step(model, optimizer, x, y)
+    numpy.save(log.path("head.npy"), model.head.weight.detach().numpy())
+    log.step(loss, model, optimizer)
+
+
+@record.case
+def resumed(log):
+    """Goes on from a checkpoint where there is one, as a second run in the same folder does."""
+    path = log.path("resume.pt")
+    model = Classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    epoch = 0
+    if os.path.exists(path):
+        saved = torch.load(path)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        epoch = saved["epoch"]
+        torch.set_rng_state(saved["random"])
+        log.print(f"resumed at epoch {epoch}")
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        loss = train_step(model, optimizer, x, y)
+        log.step(loss, model, optimizer)
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "epoch": epoch + 1,
+        "random": torch.get_rng_state(),
+    }
+    torch.save(state, path)
+
+
+if __name__ == "__main__":
+    record.main()

@@ -1,0 +1,280 @@
+"""Training loops in one process, with a DataLoader."""
+
+import copy
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import record
+from model import CLASSES, FEATURES, Classifier
+
+
+def samples(count=32, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, FEATURES, generator=generator)
+    return TensorDataset(x, torch.randint(0, CLASSES, (count,), generator=generator))
+
+
+def train(log, make_optimizer, batch_size=8, epochs=1, network=Classifier, after_backward=None):
+    model = network()
+    optimizer = make_optimizer(model.parameters())
+    for epoch in range(epochs):
+        for x, y in DataLoader(samples(), batch_size, shuffle=True):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            if after_backward:
+                after_backward(model)
+            optimizer.step()
+            log.step(loss, model, optimizer)
+    return model
+
+
+@record.case
+def sgd(log):
+    train(log, lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+@record.case
+def sgd_momentum(log):
+    train(log, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), epochs=2)
+
+
+@record.case
+def adam(log):
+    train(log, lambda p: torch.optim.Adam(p, lr=1e-3))
+
+
+@record.case
+def adamw_fused(log):
+    train(log, lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True))
+
+
+@record.case
+def double_precision(log):
+    """In double precision the order of sums hardly shows: what is left would be a mistake."""
+    model = Classifier().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for x, y in DataLoader(samples(30), 8, shuffle=True):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x.double()), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
+@record.case
+def clipped_by_norm(log):
+    train(
+        log,
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        after_backward=lambda model: log.note("norm", nn.utils.clip_grad_norm_(model.parameters(), 0.5)),
+    )
+
+
+@record.case
+def clipped_by_value(log):
+    train(
+        log,
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        after_backward=lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.01),
+    )
+
+
+@record.case
+def accumulation(log):
+    """Gradients of three batches to a step, the last step with what is left."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(samples(40), 8, shuffle=True)
+    for index, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(model(x), y) / 3
+        loss.backward()
+        log.gradients(model)
+        if (index + 1) % 3 == 0 or index + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+        log.step(loss, model, optimizer)
+
+
+@record.case
+def scaler(log):
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0, growth_interval=2)
+    for step, (x, y) in enumerate(DataLoader(samples(), 8, shuffle=True)):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        if step == 2:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        log.note("scale", scaler.get_scale())
+        log.step(None if step == 2 else loss, model, optimizer)
+
+
+@record.case
+def several_losses(log):
+    """A sum of terms; the parts are logged too."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        optimizer.zero_grad()
+        logits = model(x)
+        penalty = sum(p.pow(2).mean() for p in model.parameters())
+        loss = F.cross_entropy(logits, y) + 0.1 * penalty
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
+@record.case
+def plateau_and_early_stop(log):
+    """The learning rate falls and the run ends by what the losses say."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.05)
+    best, waited = 1e9, 0
+    for epoch in range(6):
+        total = 0.0
+        for x, y in DataLoader(samples(), 8, shuffle=True):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        with torch.no_grad():
+            model.eval()
+            losses = [F.cross_entropy(model(x), y).item() for x, y in DataLoader(samples(20, seed=4), 8)]
+            model.train()
+        scheduler.step(losses[0])
+        log.note("lr", optimizer.param_groups[0]["lr"])
+        log.note("loss", [total, losses])
+        log.print(f"epoch {epoch} loss {total / 4:.4f} validation {sum(losses) / 3:.4f}")
+        waited = 0 if losses[0] < best else waited + 1
+        best = min(best, losses[0])
+        if waited == 2:
+            break
+    log.step(None, model, optimizer)
+
+
+@record.case
+def two_networks(log):
+    """A generator and a clamped critic."""
+    g = nn.Sequential(nn.Linear(16, 600), nn.ReLU(), nn.Linear(600, FEATURES))
+    d = nn.Sequential(nn.Linear(FEATURES, 600), nn.ReLU(), nn.Linear(600, 1))
+    g_optimizer = torch.optim.SGD(g.parameters(), lr=0.05)
+    d_optimizer = torch.optim.SGD(d.parameters(), lr=0.05)
+    noise = torch.randn(32, 16, generator=torch.Generator().manual_seed(8))
+    for real, z in DataLoader(TensorDataset(samples().tensors[0], noise), 8, shuffle=True):
+        d_optimizer.zero_grad()
+        d_loss = d(g(z).detach()).mean() - d(real).mean()
+        d_loss.backward()
+        d_optimizer.step()
+        for p in d.parameters():
+            p.data.clamp_(-0.05, 0.05)
+        g_optimizer.zero_grad()
+        g_loss = -d(g(z)).mean()
+        g_loss.backward()
+        g_optimizer.step()
+        log.note("d loss", d_loss)
+        log.step(g_loss, g, g_optimizer)
+        log.step(None, d, d_optimizer)
+
+
+@record.case
+def ema(log):
+    model = Classifier()
+    average = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for a, p in zip(average.parameters(), model.parameters()):
+                a.lerp_(p, 0.1)
+        log.step(loss, model, optimizer)
+        log.parameters(average)
+
+
+@record.case
+def frozen_then_thawed(log):
+    model = Classifier()
+    model.inner.requires_grad_(False)
+    model.wide.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for epoch in range(2):
+        if epoch == 1:
+            thawed = [p for p in model.parameters() if not p.requires_grad]
+            for p in thawed:
+                p.requires_grad_(True)
+            optimizer.add_param_group({"params": thawed, "lr": 0.01})
+        for x, y in DataLoader(samples(16), 8, shuffle=True):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            log.step(loss, model, optimizer)
+
+
+@record.case
+def closure(log):
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+
+        def evaluate():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(evaluate)
+        log.step(loss, model, optimizer)
+
+
+@record.case
+def sum_of_losses(log):
+    """A sum over the batch, not a mean: what a split of the batch must not turn into a mean."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y, reduction="sum")
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
+@record.case
+def dropout(log):
+    """Masks are drawn per rank, so that the run is another one than the single process's."""
+    train(log, lambda p: torch.optim.SGD(p, lr=0.1), network=lambda: nn.Sequential(nn.Dropout(0.1), Classifier()))
+
+
+@record.case
+def batch_norm(log):
+    train(
+        log,
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        network=lambda: nn.Sequential(nn.Linear(FEATURES, 600), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, CLASSES)),
+    )
+
+
+@record.case
+def models_one_after_another(log):
+    """A sweep of learning rates."""
+    for lr in (0.1, 0.01):
+        torch.manual_seed(1)
+        train(log, lambda p: torch.optim.SGD(p, lr=lr))
+
+
+if __name__ == "__main__":
+    record.main()
