@@ -35,6 +35,8 @@ CASTOR_API const char *castor_option(const char *name);
 CASTOR_API int castor_plugin_engine(void);
 /* Writes a log line: 0 error, 1 warning, 2 information, 3 debug. */
 CASTOR_API void castor_log(int level, const char *text);
+/* The rank that logs and trace name this process by. */
+CASTOR_API void castor_rank_set(int rank);
 /* This process trains plainly although a plugin was asked for: logged, and noted for the report. */
 CASTOR_API void castor_passthrough(const char *reason);
 
@@ -60,9 +62,10 @@ CASTOR_API int castor_barrier(castor_store *store, const char *what);
 CASTOR_API int castor_broadcast(castor_store *store, void *data, size_t bytes, const char *what);
 /* On every rank: `bytes` (the same on all, at most 16 MiB) of each, in rank order; `out` holds world * bytes. */
 CASTOR_API int castor_gather(castor_store *store, const void *data, size_t bytes, void *out, const char *what);
-/* On every rank: `count` (at most 64) values that must be equal. A barrier as well; another barrier must follow
+/* On every rank: `count` (at most 64) values that must be equal; labels[i] (or NULL for all) names value i. A barrier as well; another barrier must follow
  * before the next castor_agree. */
-CASTOR_API int castor_agree(castor_store *store, const char *what, const double *values, uint32_t count);
+CASTOR_API int castor_agree(castor_store *store, const char *what, const double *values, const char *const *labels,
+                            uint32_t count);
 /* Says where this rank is (store_place), for the others' messages and waits. */
 CASTOR_API void castor_place_set(castor_store *store, int place);
 /* Tells every rank that this one cannot go on: their waits end with castor_error()'s text. */
@@ -133,7 +136,8 @@ CASTOR_API int castor_together(castor_store *store, uint64_t key, int able, int 
 /* ---- publication -------------------------------------------------------------------------------------------- */
 
 /* On every rank: the begin of a step; values[] as in castor_agree. Nobody reads the old bytes for itself any more. */
-CASTOR_API int castor_step_begin(castor_store *store, const double *values, uint32_t count);
+CASTOR_API int castor_step_begin(castor_store *store, const double *values, const char *const *labels,
+                                 uint32_t count);
 /* What this rank wrote into its views of the tensors that it owns goes to the store. Between step_begin and
  * publish_end. */
 CASTOR_API void castor_publish_push(castor_tensor *const *tensors, uint32_t count);

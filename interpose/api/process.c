@@ -1,18 +1,28 @@
 /* The exported functions about the process: thin, over the modules. */
 #include "castor.h"
 
+#include <stdatomic.h>
 #include <string.h>
 #include "core/error.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "core/start.h"
+#include "gauges.h"
 #include "trace/sample.h"
 #include "trace/trace.h"
+
+static void attach_once(void) {
+    static _Atomic int attached;
+    if (atomic_exchange(&attached, 1))
+        return;
+    gauges_start();
+    sample_start();
+}
 
 int castor_attach(void) {
     castor_status status = start_wake();
     if (status == CASTOR_OK)
-        sample_start();
+        attach_once();
     return status;
 }
 
@@ -45,6 +55,11 @@ void castor_passthrough(const char *reason) {
     trace_outcome_set(reason);
 }
 
+void castor_rank_set(int rank) {
+    trace_set_rank(rank);
+    log_set_rank(rank);
+}
+
 uint64_t castor_now_ns(void) { return trace_now_ns(); }
 
 void castor_event_step(uint64_t begin_ns, uint64_t end_ns, uint32_t optimizer, uint32_t mode) {
@@ -58,7 +73,6 @@ void castor_event_backward(uint64_t begin_ns, uint64_t end_ns, int synchronized)
 }
 
 void castor_event_model_data(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes) {
-    trace_gauge_set(GAUGE_PARAM_BYTES, param_bytes);
-    trace_gauge_set(GAUGE_GRAD_BYTES, grad_bytes);
-    trace_gauge_set(GAUGE_OPTIM_BYTES, optim_bytes);
+    gauges_model_data_set(param_bytes, grad_bytes, optim_bytes);
+    gauges_sample();
 }

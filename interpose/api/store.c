@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/start.h"
+#include "gauges.h"
 #include "hooks/hooks.h"
 #include "memory/pages.h"
 #include "memory/snapshot.h"
@@ -16,29 +17,11 @@
 #include "parallel/reduce.h"
 #include "parallel/together.h"
 #include "parallel/wait.h"
-#include "trace/sample.h"
 #include "trace/trace.h"
 
 #define TOGETHER_PATIENCE_SECONDS 5.0
 
 _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one layout, two names");
-
-static void gauges_sample(void) {
-    const store *s = store_first();
-    if (!s || s->detached)
-        return;
-    uint64_t bytes[CHUNK_KIND_COUNT] = {0}, chunks = 0;
-    for (; s; s = s->next)
-        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
-            bytes[kind] += store_resident_bytes(s, (chunk_kind)kind);
-            chunks += s->chunks.list[kind].count;
-        }
-    trace_gauge_set(GAUGE_STORE_PARAM_BYTES, bytes[CHUNK_PARAM]);
-    trace_gauge_set(GAUGE_STORE_GRAD_BYTES, bytes[CHUNK_GRAD]);
-    trace_gauge_set(GAUGE_STORE_OPTIM_BYTES, bytes[CHUNK_OPTIM]);
-    trace_gauge_set(GAUGE_CHUNK_COUNT, chunks);
-    trace_gauge_set(GAUGE_CHUNK_SIZE, options()->chunk_size);
-}
 
 /* A rank inside a collective of the script's will not come to an operation on all gradients. */
 static void collective_entered(hook_id id) {
@@ -55,8 +38,10 @@ int castor_store_open(const char *group, int rank, int world, castor_store **out
             start_fork_register(snapshot_fork_prepare, snapshot_fork_parent, snapshot_fork_child);
         if (status)
             return error_set(status, "no room for the store's fork handlers");
-        sample_register(gauges_sample);
         hooks_collective_observe(collective_entered);
+        for (uint32_t place = 0; place < PLACE_COUNT; place++)
+            trace_name_set(TRACE_WAIT, place, store_place_names[place]);
+        castor_rank_set(rank);
     }
     return store_open(o->job, group, rank, world, o->chunk_size, o->offload_dir, o->timeout, out);
 }
@@ -77,8 +62,9 @@ int castor_gather(castor_store *s, const void *data, size_t bytes, void *out, co
     return together_gather(s, data, bytes, out, what);
 }
 
-int castor_agree(castor_store *s, const char *what, const double *values, uint32_t count) {
-    return together_agree(s, what, values, count);
+int castor_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
+                 uint32_t count) {
+    return together_agree(s, what, values, labels, count);
 }
 
 void castor_place_set(castor_store *s, int place) {
@@ -163,8 +149,8 @@ int castor_together(castor_store *s, uint64_t key, int able, int *committed) {
     return status;
 }
 
-int castor_step_begin(castor_store *s, const double *values, uint32_t count) {
-    return publish_begin(s, values, count);
+int castor_step_begin(castor_store *s, const double *values, const char *const *labels, uint32_t count) {
+    return publish_begin(s, values, labels, count);
 }
 
 void castor_publish_push(castor_tensor *const *tensors, uint32_t count) { publish_push(tensors, count); }

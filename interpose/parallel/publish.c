@@ -10,9 +10,9 @@ static bool owned_view(const tensor *t) {
     return t->mode == TENSOR_SHARED && t->home && t->owner == t->store->rank;
 }
 
-castor_status publish_begin(store *s, const double *values, uint32_t count) {
+castor_status publish_begin(store *s, const double *values, const char *const *labels, uint32_t count) {
     store_place_set(s, PLACE_STEP);
-    castor_status status = together_agree(s, "an optimizer step", values, count);
+    castor_status status = together_agree(s, "an optimizer step", values, labels, count);
     if (status)
         store_fail(s, status);
     return status;

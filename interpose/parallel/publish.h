@@ -9,7 +9,7 @@
 #include "../memory/tensor.h"
 
 /* `values` must be the same on every rank (together_agree). */
-castor_status publish_begin(store *s, const double *values, uint32_t count);
+castor_status publish_begin(store *s, const double *values, const char *const *labels, uint32_t count);
 /* What this rank edited in its views of the tensors that it owns goes to the store: the aliases hold what it sees. */
 void publish_push(tensor *const *tensors, uint32_t count);
 /* The owner wrote the alias. */

@@ -107,7 +107,8 @@ done:
     return status;
 }
 
-castor_status together_agree(store *s, const char *what, const double *values, uint32_t count) {
+castor_status together_agree(store *s, const char *what, const double *values, const char *const *labels,
+                             uint32_t count) {
     rank_control *own = &s->control->rank[s->rank];
     uint32_t kept = count < 64 ? count : 64;
     memcpy(own->values, values, kept * sizeof *values);
@@ -127,10 +128,9 @@ castor_status together_agree(store *s, const char *what, const double *values, u
         for (uint32_t i = 0; i < a && i < 64; i++)
             if (memcmp(&first->values[i], &theirs->values[i], sizeof(double)) != 0)
                 return error_set(CASTOR_ERR_MISMATCH,
-                                 "the ranks disagree at %s: value %u is %.9f on rank 0 and %.9f on rank %d (learning "
-                                 "rates and hyperparameters, group by group; then the number of parameters). Set the "
-                                 "same on every rank",
-                                 what, i, first->values[i], theirs->values[i], rank);
+                                 "the ranks disagree at %s: %s is %.9f on rank 0 and %.9f on rank %d. Set the same "
+                                 "on every rank",
+                                 what, labels ? labels[i] : "a value", first->values[i], theirs->values[i], rank);
     }
     return CASTOR_OK;
 }

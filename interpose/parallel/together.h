@@ -13,9 +13,10 @@
 /* *committed tells whether all ranks came. `able` false: this rank cannot take part. */
 castor_status together_try(store *s, uint64_t key, bool able, double patience_seconds, bool *committed);
 
-/* Every rank brings `count` values (at most 64), which must be the same on all of them; an error names the ranks and
- * the values. It is a barrier as well; the next one must not begin before another barrier. */
-castor_status together_agree(store *s, const char *what, const double *values, uint32_t count);
+/* Every rank brings `count` values (at most 64), which must be the same on all of them; an error names the ranks, the
+ * value and its label (`labels` may be NULL). It is a barrier as well; the next one must not begin before another barrier. */
+castor_status together_agree(store *s, const char *what, const double *values, const char *const *labels,
+                             uint32_t count);
 
 /* Rank 0's `bytes` bytes (at most 16 MiB) to all. */
 castor_status together_broadcast(store *s, void *data, size_t bytes, const char *what);

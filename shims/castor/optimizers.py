@@ -17,6 +17,7 @@ from . import core, engine, events, states
 
 _thread = threading.local()
 _numbers = weakref.WeakKeyDictionary()
+_steps = weakref.WeakKeyDictionary()
 _count = itertools.count()
 
 # Classes of torch.optim whose update of a parameter depends on that parameter alone.
@@ -51,14 +52,15 @@ def _closure_of(args, kwargs):
 
 
 def _agreed_values(optimizer, pairs):
-    """What must be the same on every rank: the numeric hyperparameters of each group, and the number of parameters."""
-    values = []
-    for group in optimizer.param_groups:
+    """What must be the same on every rank, with labels: the numeric hyperparameters, and the number of parameters."""
+    labels, values = ["the number of parameters"], [float(len(pairs))]
+    for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
-            if key != "params":
-                values += [float(v) for v in (value if isinstance(value, (tuple, list)) else (value,))
-                           if isinstance(v, (int, float)) or (isinstance(v, torch.Tensor) and v.numel() == 1)]
-    return values[:62] + [float(len(pairs))]
+            for v in () if key == "params" else value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(v, (int, float)) or isinstance(v, torch.Tensor) and v.numel() == 1:
+                    labels.append(f"{key} of parameter group {number}")
+                    values.append(float(v))
+    return labels[:64], values[:64]
 
 
 class _OwnerStep:
@@ -73,8 +75,9 @@ class _OwnerStep:
         self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
 
     def begin(self):
-        values = _agreed_values(self.optimizer, self.pairs)
-        core.step_begin(self.group.handle, (ctypes.c_double * len(values))(*values), len(values))
+        labels, values = _agreed_values(self.optimizer, self.pairs)
+        core.step_begin(self.group.handle, (ctypes.c_double * len(values))(*values),
+                        (ctypes.c_char_p * len(labels))(*[label.encode() for label in labels]), len(values))
 
     def show_owned(self):
         """From here the optimizer sees what this rank owns, and sees it in the store's memory."""
@@ -220,11 +223,32 @@ def _outermost(wrapper):
         if _job is not None:
             _job.step_ended()
         if self not in _numbers:
+            if not _numbers and torch.distributed.is_available() and torch.distributed.is_initialized():
+                core.rank_set(torch.distributed.get_rank())
             _numbers[self] = next(_count)
+            _steps[self] = 0
+        _steps[self] += 1
+        if _steps[self] & (_steps[self] - 1) == 0:  # now and then: the 1st, 2nd, 4th, 8th step
+            core.event_model_data(*_private_model_data())
         core.event_step(begin, core.now_ns(), _numbers[self], running.mode)
         return result
 
     return step
+
+
+def _private_model_data():
+    """Bytes of parameters, gradients and states of the process's optimizers that are not in the store."""
+    seen, param, grad, optim = set(), 0, 0, 0
+    for optimizer in list(_numbers):
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            entry = engine.entry_of(p)
+            if id(p) in seen or entry is not None and entry.shared:
+                continue
+            seen.add(id(p))
+            param += p.nbytes
+            grad += p.grad.nbytes if p.grad is not None and p.grad.layout is torch.strided else 0
+            optim += sum(v.nbytes for v in optimizer.state.get(p, {}).values() if isinstance(v, torch.Tensor))
+    return param, grad, optim
 
 
 def _is_exact(cls):

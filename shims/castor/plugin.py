@@ -5,11 +5,11 @@ from . import clipping, core, events, optimizers, reducer, single
 
 
 def install():
-    rank, world = int(core.option_text("CASTOR_RANK")), int(core.option_text("CASTOR_WORLD_SIZE"))
-    # Processes that this one starts (DataLoader workers, tools) are not ranks.
-    for name in ("CASTOR_RANK", "CASTOR_WORLD_SIZE"):
-        os.environ.pop(name, None)
-    job = single.install(rank, world, core.option_text("CASTOR_JOB")) if rank >= 0 and world > 1 else None
+    rank, world = (int(core.option_text(name)) for name in ("CASTOR_RANK", "CASTOR_WORLD_SIZE"))
+    # Processes that this one starts (DataLoader workers, tools) inherit the environment, and are not ranks.
+    is_rank = rank >= 0 and int(core.option_text("CASTOR_RANK_PROCESS")) in (0, os.getpid())
+    os.environ["CASTOR_RANK_PROCESS"] = str(os.getpid())
+    job = single.install(rank, world, core.option_text("CASTOR_JOB")) if is_rank and world > 1 else None
     if job is None:
         events.install(begun=lambda outputs, create_graph: None, ended=lambda outputs, synchronized: None)
     else:

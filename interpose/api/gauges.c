@@ -1,0 +1,64 @@
+#include "gauges.h"
+
+#include <stdatomic.h>
+#include "core/options.h"
+#include "memory/arena.h"
+#include "memory/store.h"
+#include "memory/tensor.h"
+#include "trace/sample.h"
+#include "trace/trace.h"
+
+static uint64_t import_bytes; /* set size when the agent attached */
+static _Atomic uint64_t outside[CHUNK_KIND_COUNT];
+
+void gauges_model_data_set(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes) {
+    atomic_store(&outside[CHUNK_PARAM], param_bytes);
+    atomic_store(&outside[CHUNK_GRAD], grad_bytes);
+    atomic_store(&outside[CHUNK_OPTIM], optim_bytes);
+}
+
+/* Bytes of the chunks that this rank owns, by kind; chunks of the node, and their number. */
+static void store_add(const store *s, uint64_t own[], uint64_t node[], uint64_t *chunks) {
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        const chunk_list *list = &s->chunks.list[kind];
+        node[kind] += store_resident_bytes(s, (chunk_kind)kind);
+        *chunks += list->count;
+        for (uint32_t i = 0; i < list->count; i++)
+            if (list->chunks[i].owner == s->rank)
+                own[kind] += list->chunks[i].used;
+    }
+}
+
+void gauges_sample(void) {
+    uint64_t own[CHUNK_KIND_COUNT], node[CHUNK_KIND_COUNT] = {0}, chunks = 0;
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        own[kind] = atomic_load(&outside[kind]);
+    const store *first = store_first();
+    for (store *s = store_first(); s && !s->detached; s = s->next) {
+        pthread_mutex_lock(&s->lock);
+        store_add(s, own, node, &chunks);
+        pthread_mutex_unlock(&s->lock);
+    }
+    trace_gauge_set(GAUGE_PARAM_BYTES, own[CHUNK_PARAM]);
+    trace_gauge_set(GAUGE_GRAD_BYTES, own[CHUNK_GRAD]);
+    trace_gauge_set(GAUGE_OPTIM_BYTES, own[CHUNK_OPTIM]);
+    arena_stats arena;
+    arena_get_stats(&arena);
+    uint64_t model = own[CHUNK_PARAM] + own[CHUNK_GRAD] + own[CHUNK_OPTIM], pss = sample_read_pss();
+    if (arena.live_peak_bytes)
+        trace_gauge_set(GAUGE_OTHER_BYTES, arena.live_bytes - arena.adopted_bytes);
+    else if (pss > import_bytes + model)
+        trace_gauge_set(GAUGE_OTHER_BYTES, pss - import_bytes - model);
+    if (!first || first->detached)
+        return;
+    trace_gauge_set(GAUGE_STORE_PARAM_BYTES, node[CHUNK_PARAM]);
+    trace_gauge_set(GAUGE_STORE_GRAD_BYTES, node[CHUNK_GRAD]);
+    trace_gauge_set(GAUGE_STORE_OPTIM_BYTES, node[CHUNK_OPTIM]);
+    trace_gauge_set(GAUGE_CHUNK_COUNT, chunks);
+    trace_gauge_set(GAUGE_CHUNK_SIZE, options()->chunk_size);
+}
+
+void gauges_start(void) {
+    import_bytes = sample_read_pss();
+    sample_register(gauges_sample);
+}

@@ -1,0 +1,14 @@
+/* What this process tells the trace of its memory, at each sample. */
+#ifndef CASTOR_API_GAUGES_H
+#define CASTOR_API_GAUGES_H
+
+#include <stdint.h>
+
+/* Starts telling. Called when the agent attaches: what the process takes until then is not the script's. */
+void gauges_start(void);
+/* Model data outside the store, counted by the agent. */
+void gauges_model_data_set(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes);
+/* Takes the gauges now. */
+void gauges_sample(void);
+
+#endif
