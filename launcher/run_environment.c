@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "core/options.h"
 
 /* ---- the block ---- */
 
@@ -123,7 +124,6 @@ static bool prepend(run_environment *environment, const char *name, const char *
 /* ---- what a job gets ---- */
 
 bool run_environment_settle(const run_request *request, char *const *base, run_environment *out) {
-    static const char *const of_a_job[] = {"CASTOR_JOB", "CASTOR_RANK", "CASTOR_WORLD_SIZE"};
     *out = (run_environment){0};
     for (; *base; base++) {
         if (!strchr(*base, '='))
@@ -134,8 +134,9 @@ bool run_environment_settle(const run_request *request, char *const *base, run_e
     /* Inside another `castor run` this is a job of its own, with a directory of its own. */
     if (run_environment_get(out, "CASTOR_JOB"))
         unset(out, "CASTOR_LOG_DIR");
-    for (size_t i = 0; i < sizeof of_a_job / sizeof *of_a_job; i++)
-        unset(out, of_a_job[i]);
+    for (int id = 0; id < OPTION_COUNT; id++)
+        if (option_table[id].internal)
+            unset(out, option_table[id].env);
     for (size_t i = 0; i < request->setting_count; i++) {
         const char *setting = request->settings[i];
         char *name = strndup(setting, name_length(setting));

@@ -3,7 +3,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { LENGTH_MAX = 64, CONTAINED_MIN = 4 };
+enum { LENGTH_MAX = 64, CONTAINED_MIN = 4, CONTAINED_DISTANCE = 2 };
 
 static char lower(char c) {
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
@@ -32,10 +32,6 @@ static size_t min2(size_t a, size_t b) {
 size_t nearest_distance(const char *a, size_t a_length, const char *b, size_t b_length) {
     if (a_length > LENGTH_MAX || b_length > LENGTH_MAX)
         return NEAREST_FAR;
-    if (a_length == b_length && same(a, b, a_length))
-        return 0;
-    if (contains(a, a_length, b, b_length) || contains(b, b_length, a, a_length))
-        return 1;
     /* Optimal string alignment over three rows: the current one and the two before it. */
     size_t rows[3][LENGTH_MAX + 1];
     for (size_t j = 0; j <= b_length; j++)
@@ -50,7 +46,11 @@ size_t nearest_distance(const char *a, size_t a_length, const char *b, size_t b_
                 row[j] = min2(row[j], above2[j - 2] + 1);
         }
     }
-    return rows[a_length % 3][b_length];
+    size_t distance = rows[a_length % 3][b_length];
+    if (distance > CONTAINED_DISTANCE &&
+        (contains(a, a_length, b, b_length) || contains(b, b_length, a, a_length)))
+        return CONTAINED_DISTANCE;
+    return distance;
 }
 
 int nearest_is_near(size_t distance, size_t length) {
