@@ -16,6 +16,12 @@
 #include <time.h>
 #include "../kernels/kernels.h"
 
+#if defined(__clang__)
+#define COMPILER __VERSION__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+
 enum { ROUNDS = 15, ROWS_MAX = 128, ARRAY_BYTES = 64 << 20, BLOCK_BYTES = 1 << 20 };
 
 typedef enum operation { COPY, COMPARE, STORE, STORE_ONE, SUM, SUM_ONE, SCALE, OPERATION_COUNT } operation;
@@ -107,9 +113,10 @@ static bool write_json(const char *path, const row *rows, size_t row_count) {
     struct utsname system;
     cpu_model(cpu, sizeof cpu);
     uname(&system);
+    system.release[strspn(system.release, "0123456789.")] = 0;
     fprintf(file, "{\n  \"command\": \"build/bin/bench-kernels\",\n");
     fprintf(file, "  \"machine\": {\"cpu\": \"%s\", \"kernel\": \"%s\", \"compiler\": \"%s\"},\n", cpu,
-            system.release, __VERSION__);
+            system.release, COMPILER);
     fprintf(file, "  \"array_bytes\": %d,\n  \"rounds\": %d,\n", ARRAY_BYTES, ROUNDS);
     fprintf(file,
             "  \"ratio\": \"median time / median time of memcpy at the same block size\",\n  \"rows\": [\n");
