@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-VOCABULARY, LAYERS, WIDTH, HEADS, LENGTH, BATCH = 4096, 6, 384, 6, 256, 8
+VOCABULARY, LAYERS, WIDTH, HEADS, LENGTH, BATCH = 2048, 4, 256, 4, 256, 6
 WARM_UP = 3
 
 

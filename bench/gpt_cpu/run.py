@@ -31,25 +31,28 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="interpreter with torch")
     parser.add_argument("--deepspeed-python", help="interpreter with torch and deepspeed; without it DeepSpeed is skipped")
-    parser.add_argument("--cases", default="60M:2,60M:4,150M:2,150M:4", help="SIZE:RANKS, comma separated; sizes: 60M, 150M, tiny")
-    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="comma separated, of: " + ", ".join(CONTENDERS))
-    parser.add_argument("--malloc", default="default,returned", help="glibc's settings for the peers: default, returned")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", help="SIZE:RANKS, comma separated (60M:2,60M:4,150M:2,150M:4); sizes: 60M, 150M, tiny")
+    parser.add_argument("--contenders", help="comma separated (all): " + ", ".join(CONTENDERS))
+    parser.add_argument("--malloc", help="glibc's settings for the peers (default,returned)")
+    parser.add_argument("--rounds", type=int, help="3")
     parser.add_argument("--warmup-steps", type=int, default=2)
     parser.add_argument("--timed-steps", type=int, default=4, help="per round")
     parser.add_argument("--memory-steps", type=int, default=2, help="per round")
     parser.add_argument("--batch", type=int, default=4, help="sequences per rank")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one run of one contender")
-    parser.add_argument("--quiet", type=float, default=0.1, metavar="FRACTION",
-                        help="repeat a run, twice at most, while other programs use more than this part of the CPUs")
+    parser.add_argument("--quiet", type=float, metavar="FRACTION", help="repeat a run, twice at most, while other programs use "
+                        "more than this part of the CPUs (0.1)")
     parser.add_argument("--quick", action="store_true", help="60M:2, two rounds of ddp, castor and none (less than 4 minutes)")
     parser.add_argument("--add", action="store_true", help="keep the other cases of an existing result file")
     parser.add_argument("-o", "--output", help="result file (bench/results/gpt_cpu.json; --quick: build/bench/gpt_cpu_quick.json)")
     parser.add_argument("--keep", metavar="DIR", help="keep records, outputs and traces of the runs in DIR")
     parser.add_argument("--summary", metavar="RESULTS", help="print the table of a result file and measure nothing")
     args = parser.parse_args()
-    if args.quick:
-        args.cases, args.contenders, args.malloc, args.rounds, args.quiet = "60M:2", "ddp,castor,none", "default", 2, 1
+    full = dict(cases="60M:2,60M:4,150M:2,150M:4", contenders=",".join(CONTENDERS), malloc="default,returned", rounds=3, quiet=0.1)
+    quick = dict(cases="60M:2", contenders="ddp,castor,none", malloc="default", rounds=2, quiet=1.0)
+    for name, value in (quick if args.quick else full).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     args.output = args.output or os.path.join(
         ROOT, *(("build", "bench", "gpt_cpu_quick.json") if args.quick else ("bench", "results", "gpt_cpu.json")))
     try:

@@ -30,10 +30,8 @@ def end_bytes(case, run):
 
 
 def model_bytes_per_parameter(run):
-    """Parameters, gradients and optimizer states of the node as `castor report` gives them, per parameter."""
-    ranks = run.get("report", {}).get("ranks") or []
-    total = sum(rank.get("peak_bytes", {}).get(kind, 0) for rank in ranks for kind in ("param", "grad", "optim"))
-    return total / run["parameters"] if total else None
+    """Parameters, gradients and optimizer states of the node in steady state, per parameter, by `castor report`."""
+    return run.get("report", {}).get("model_data", {}).get("bytes_per_param") or None
 
 
 def find(case, contender, malloc, turn=None):
