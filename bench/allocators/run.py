@@ -25,7 +25,7 @@ from jobs import clean_environment  # noqa: E402
 
 MIB = 1 << 20
 TIMEOUT_SECONDS = 180
-CASTOR = os.environ.get("X", os.path.join(ROOT, "build", "lib", "libcastor.so"))
+CASTOR = os.path.join(ROOT, "build", "lib", "libcastor.so")
 
 
 def glibc(**settings):
@@ -82,7 +82,6 @@ def main():
         for name, environment in rows.items():
             print(f"round {round_number + 1}/{arguments.rounds}: {name}", file=sys.stderr)
             runs[name].append(measure(arguments.python, environment, arguments.steps))
-            if os.environ.get("V"): print(runs[name][-1], flush=True)
 
     results = {
         name: {key: statistics.median(run[key] for run in done) for key in done[0]} for name, done in runs.items()

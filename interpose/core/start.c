@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 #include <unistd.h>
+#include "error.h"
 #include "log.h"
 #include "options.h"
 #include "../hooks/caller.h"
@@ -105,8 +106,6 @@ bool start_arena(void) {
 static void wake(void) {
     awake_pid = getpid();
     log_set_level((log_level)options()->log_level);
-    if (option_status != CASTOR_OK)
-        LOG_E("%s", option_message);
     pthread_once(&fork_once, fork_watch);
     caller_find_c10();
     start_arena();
@@ -120,15 +119,14 @@ bool start_is_awake(void) {
     return __atomic_load_n(&awake, __ATOMIC_ACQUIRE);
 }
 
-castor_status start_wake_by_hook(void) {
+castor_status start_wake(void) {
+    __atomic_store_n(&agent_attached, true, __ATOMIC_RELEASE);
     pthread_once(&wake_once, wake);
-    return option_status;
+    return option_status == CASTOR_OK ? CASTOR_OK : error_set(option_status, "%s", option_message);
 }
 
-castor_status start_wake(void) {
-    castor_status status = start_wake_by_hook();
-    __atomic_store_n(&agent_attached, true, __ATOMIC_RELEASE);
-    return status;
+void start_wake_by_hook(void) {
+    pthread_once(&wake_once, wake);
 }
 
 static int torch_look(struct dl_phdr_info *info, size_t size, void *context) {
@@ -144,6 +142,8 @@ static void passthrough_report(void) {
     static const char reason[] =
         "the agent was not reached: this process ran as plain PyTorch (python -I or -E, or "
         "TORCH_DEVICE_BACKEND_AUTOLOAD=0, keep PyTorch from calling it)";
+    if (option_status != CASTOR_OK)
+        LOG_E("%s", option_message);
     LOG_W("%s", reason);
     if (!options()->log_dir[0])
         return;

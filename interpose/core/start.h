@@ -13,13 +13,12 @@
 #include <stdbool.h>
 #include "status.h"
 
-/* Called by the agent's attach: resolves the hooks, starts the arena and the trace. Idempotent. A bad option
- * is logged here, once; it is what CASTOR_ERR_ARGUMENT means. */
+/* Called by the agent's attach: resolves the hooks, starts the arena and the trace. Idempotent. CASTOR_ERR_ARGUMENT,
+ * with the text of error.h, when an option is bad: the library is awake then, with that option's default. */
 castor_status start_wake(void);
 
 /* The same without an agent: PyTorch is in use, but nothing tells its Python events. For wrappers. */
-castor_status start_wake_by_hook(void);
-
+void start_wake_by_hook(void);
 bool start_is_awake(void);
 
 /* Starts the arena where the options want it. True when it serves blocks. */
