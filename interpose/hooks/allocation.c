@@ -92,10 +92,13 @@ HOOK_EXPORT int posix_memalign(void **out, size_t alignment, size_t size) {
 }
 
 HOOK_EXPORT void free(void *block) {
-    if (arena_owns(block))
+    if (arena_owns(block)) {
+        int saved_errno = errno;
         arena_free(block);
-    else
-        __atomic_load_n(&free_next, __ATOMIC_RELAXED)(block);
+        errno = saved_errno;
+        return;
+    }
+    __atomic_load_n(&free_next, __ATOMIC_RELAXED)(block);
 }
 
 /* Moves a block of `held` bytes, which no other allocator knows, to the next allocator. */

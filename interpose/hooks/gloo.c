@@ -9,7 +9,7 @@
 #include "../core/start.h"
 #include "../trace/trace.h"
 
-#ifdef __x86_64__
+#if HOOK_GLOO_WRAPPED
 
 typedef void *hook_work; /* where the intrusive_ptr<Work> was put */
 

@@ -42,7 +42,7 @@ void hooks_resolve(void) {
             hooks_next(id);
         else if (!torch)
             continue;
-        else if (!hooks_real(id))
+        else if (HOOK_GLOO_WRAPPED && !hooks_real(id))
             __atomic_store_n(&hook_real[id], dlsym(torch, hook_table[id].symbol), __ATOMIC_RELAXED);
         *(hooks_real(id) ? &found : &missed) += 1;
         trace_name_set(TRACE_CALL, id, hook_table[id].name);

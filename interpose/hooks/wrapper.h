@@ -11,6 +11,13 @@
 /* Thread-local state that needs no allocation when a thread first touches it. */
 #define HOOK_THREAD_LOCAL static __thread __attribute__((tls_model("initial-exec")))
 
+/* gloo.c says why. */
+#ifdef __x86_64__
+#define HOOK_GLOO_WRAPPED 1
+#else
+#define HOOK_GLOO_WRAPPED 0
+#endif
+
 extern void *hook_real[HOOK_COUNT];
 
 /* The next definition of a libc function after ours; also stored in hook_real. NULL while a look-up by this
