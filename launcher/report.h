@@ -29,7 +29,7 @@ typedef struct report_counters {
 
 typedef struct report_step {
     uint64_t begin_ns;
-    uint32_t optimizer;
+    uint32_t optimizer; /* as steps are counted */
 } report_step;
 
 /* One process of the job. */
@@ -108,6 +108,8 @@ void report_write_json(const report *report, FILE *out);
 
 /* The parts of report_read. False when memory is out. */
 bool report_find_ranks(report *report);
+bool report_find_outcome(report *report);
+bool report_read_unreached(report *report, int fd);
 bool report_add_counter(report_counters *counters, const char *name, const trace_counter *value);
 bool report_add_note(report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -137,7 +137,8 @@ static void visit_record(void *context, const trace_record *record) {
     if (record->kind != TRACE_STEP)
         return;
     if (grow(&owner->steps, &owner->step_capacity, owner->step_count, sizeof *owner->steps))
-        owner->steps[owner->step_count++] = (report_step){record->begin_ns, record->id};
+        owner->steps[owner->step_count++] =
+            (report_step){record->begin_ns, trace_counted_id(record->kind, record->id, record->a)};
     else
         reading->out_of_memory = true;
 }
@@ -160,6 +161,15 @@ static bool read_segment_file(report *report, int directory_fd, const char *name
         return add_problem(report, "%s belongs to a process whose counter file is missing or cannot be read",
                            name);
     return true;
+}
+
+static bool read_unreached_file(report *report, int directory_fd) {
+    int fd = open_file(directory_fd, TRACE_UNREACHED_NAME);
+    if (fd < 0)
+        return true;
+    bool complete = report_read_unreached(report, fd);
+    close(fd);
+    return complete;
 }
 
 static int compare_names(const void *left, const void *right) {
@@ -286,7 +296,7 @@ static bool summarize(report *report) {
     sort_counters(&report->collectives);
     sort_counters(&report->waits);
     sort_counters(&report->events);
-    return report_find_ranks(report);
+    return report_find_ranks(report) && report_find_outcome(report);
 }
 
 /* The newest directory below this one that has a trace: people give the directory of all jobs. */
@@ -335,13 +345,16 @@ bool report_read(report *report, const char *path) {
         report->job = slash == NULL || slash[1] == '\0' ? report->directory : slash + 1;
     }
     complete = complete && read_files(report, directory, TRACE_COUNTERS_SUFFIX, read_counters_file) &&
-               read_files(report, directory, TRACE_SEGMENT_SUFFIX, read_segment_file);
+               read_files(report, directory, TRACE_SEGMENT_SUFFIX, read_segment_file) &&
+               read_unreached_file(report, dirfd(directory));
     for (size_t i = 0; i < report->problem_count; i++) {
         trace_read_clean(report->problems[i], strlen(report->problems[i]) + 1);
         fprintf(stderr, "castor: %s/%s\n", path, report->problems[i]);
     }
     if (complete && report->process_count == 0) {
-        if (report->problem_count == 0)
+        if (report->outcome != NULL)
+            fprintf(stderr, "castor: %s holds no trace; %s\n", path, report->outcome);
+        else if (report->problem_count == 0)
             suggest_subdirectory(directory, path);
         closedir(directory);
         return false;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include "../core/log.h"
 #include "file.h"
+#include "sample.h"
 
 #define COUNTERS_NAME_TRIES 100
 
@@ -299,6 +300,7 @@ void trace_flush(void) {
     trace_counters *counters = counters_peek();
     if (counters == NULL)
         return;
+    sample_stop();
     __atomic_store_n(&counters->last_monotonic_ns, trace_now_ns(), __ATOMIC_RELAXED);
     __atomic_store_n(&counters->exit_state, TRACE_PROCESS_EXITED, __ATOMIC_RELEASE);
 }

@@ -4,6 +4,7 @@
  *   rank-R.pid-P.counters                     one per process that recorded anything: struct trace_counters
  *   rank-R.pid-P.tid-T.segment-N.trace        per thread: a trace_segment header, then records
  *   trace.budget                              trace bytes taken by all processes: struct trace_budget
+ *   passthrough                               text: a line per process that the agent did not reach, and why
  *
  * Invariants
  *   - a file whose magic is zero was never finished and holds nothing
@@ -25,6 +26,7 @@
 #define TRACE_COUNTERS_SUFFIX ".counters"
 #define TRACE_SEGMENT_SUFFIX  ".trace"
 #define TRACE_BUDGET_NAME     "trace.budget"
+#define TRACE_UNREACHED_NAME  "passthrough"
 
 typedef enum trace_record_kind {
 #define RECORD(id, name, id_holds, ids, a, b, c, doc) TRACE_##id,
@@ -146,6 +148,11 @@ static inline uint32_t trace_slot_base(uint32_t kind) {
 static inline uint32_t trace_slot(uint32_t kind, uint32_t id) {
     uint32_t ids = trace_slot_ids(kind);
     return trace_slot_base(kind) + (id < ids ? id : ids - 1);
+}
+
+/* The id by which a record is counted: its own, but a step's optimizer is in `a`. */
+static inline uint32_t trace_counted_id(uint32_t kind, uint32_t id, uint64_t a) {
+    return kind != TRACE_STEP ? id : a < UINT32_MAX ? (uint32_t)a : UINT32_MAX;
 }
 
 static_assert(sizeof(trace_record) == 64, "records are 64 bytes");

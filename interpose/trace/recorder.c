@@ -34,7 +34,8 @@ void trace_record_write(trace_record_kind kind, uint32_t id, uint64_t begin_ns, 
     trace_counters *counters = counters_get();
     if (counters == NULL)
         goto out;
-    counters_add(counters, kind, id, bytes, end_ns > begin_ns ? end_ns - begin_ns : 0);
+    counters_add(counters, kind, trace_counted_id(kind, id, a), bytes,
+                 end_ns > begin_ns ? end_ns - begin_ns : 0);
     if (__atomic_load_n(&counters->recording, __ATOMIC_RELAXED) == TRACE_RECORDING_OFF)
         goto out;
     segment_cursor *cursor = &this_thread;

@@ -43,7 +43,7 @@ void trace_plugin_set(const char *plugin);
 /* One line that the report shows, for instance "passthrough: REASON"; the last one counts. */
 void trace_outcome_set(const char *outcome);
 
-void trace_flush(void);      /* at exit: the process left in order */
+void trace_flush(void);      /* at exit: ends the sampler; the process left in order */
 void trace_fork_child(void); /* leak the parent's segments, start new ones lazily */
 
 #endif

@@ -59,7 +59,7 @@ class Report : public TraceTest {
             trace_record_write(TRACE_BACKWARD, 0, now, now + 10, 0, 1, 0, 0);
             trace_record_write(TRACE_STEP, 0, now, now + 10, 0, 0, 0, 0);
             if (step % 2 == 0)
-                trace_record_write(TRACE_STEP, 1, now + 20, now + 30, 0, 1, 0, 0);
+                trace_record_write(TRACE_STEP, 0, now + 20, now + 30, 0, 1, 0, 0);
             trace_record_write(TRACE_WAIT, 2, now, now + 500, 0, 0, 0, 0);
             trace_counter_add(GAUGE_WAIT_NS, 500);
         }
@@ -207,6 +207,26 @@ TEST_F(Report, WorkersAndLaunchersAreNoRanks) {
     EXPECT_EQ(report["trace"]["processes"].count(), 3u);
     EXPECT_EQ(report["calls"]["posix_memalign"]["count"].count(), 11u);
     EXPECT_EQ(report["calls"]["call-9"]["count"].count(), 1u);
+}
+
+TEST_F(Report, AProcessThatTheAgentDidNotReachIsTheOutcome) {
+    FILE *file = fopen(path("passthrough").c_str(), "we");
+    ASSERT_NE(file, nullptr);
+    fputs("process 7: the agent was\x1b not reached\nprocess 8: neither\n", file);
+    fclose(file);
+    run({directory});
+    EXPECT_EQ(status, 2);
+    expect_error("holds no trace; passthrough: the agent was? not reached");
+    run_child([&] {
+        trace_start(directory.c_str(), MIB, 0);
+        record_call(3, 1);
+        trace_flush();
+    });
+    Json report = json();
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(report["outcome"].text, "passthrough: the agent was? not reached");
+    EXPECT_EQ(report["notes"][0].text, "process 7: the agent was? not reached");
+    EXPECT_EQ(report["notes"][1].text, "process 8: neither");
 }
 
 TEST_F(Report, ARestartedRankIsShownOnce) {

@@ -1,0 +1,101 @@
+#include "report.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "text_table.h"
+
+#define UNREACHED_LINES 64
+
+/* The lines that processes left which the agent never reached (`process PID: REASON`). */
+bool report_read_unreached(report *report, int fd) {
+    char text[16384];
+    ssize_t length = pread(fd, text, sizeof text - 1, 0);
+    bool complete = true;
+    text[length > 0 ? length : 0] = '\0';
+    char *rest = NULL;
+    unsigned lines = 0;
+    for (char *line = strtok_r(text, "\n", &rest); line != NULL && lines < UNREACHED_LINES && complete;
+         line = strtok_r(NULL, "\n", &rest), lines++) {
+        trace_read_clean(line, strlen(line) + 1);
+        complete = report_add_note(report, "%s", line);
+        const char *reason = strstr(line, ": ");
+        if (complete && report->outcome == NULL)
+            complete = asprintf(&report->outcome, "passthrough: %s", reason == NULL ? line : reason + 2) >= 0;
+    }
+    return complete;
+}
+
+/* What the job came to: the first outcome that a rank told, else that of a process which the agent did not reach, else
+ * how the ranks ended. */
+static bool find_outcome(report *report) {
+    const char *told = NULL;
+    size_t running = 0, died = 0;
+    report->plugin = report->command = "";
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        const trace_counters *counters = rank->process->counters;
+        if (told == NULL && counters->outcome[0] != '\0')
+            told = counters->outcome;
+        if (report->plugin[0] == '\0')
+            report->plugin = counters->plugin;
+        if (report->command[0] == '\0')
+            report->command = counters->command;
+        running += rank->state == REPORT_RANK_RUNNING;
+        died += rank->state == REPORT_RANK_DIED;
+    }
+    if (told == NULL && report->outcome != NULL)
+        return true;
+    free(report->outcome);
+    report->outcome = strdup(told != NULL ? told : died > 0 ? "died" : running > 0 ? "running" : "completed");
+    return report->outcome != NULL;
+}
+
+static bool add_notes(report *report) {
+    bool added = true;
+    char figure[TEXT_FIGURE_MAX];
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        char who[32] = "a process";
+        if (rank->rank >= 0)
+            snprintf(who, sizeof who, "rank %d", rank->rank);
+        if (rank->state == REPORT_RANK_DIED)
+            added &=
+                report_add_note(report,
+                                "%s (pid %u) ended without leaving in order (killed, or it called _exit); "
+                                "what it recorded until then is complete",
+                                who, rank->process->counters->pid);
+    }
+    int highest = -1;
+    for (size_t i = 0; i < report->rank_count; i++)
+        if (report->ranks[i].rank > highest)
+            highest = report->ranks[i].rank;
+    for (int rank = 0, next = 0; rank < highest && added; rank++) {
+        if (report->ranks[next].rank == rank)
+            next++;
+        else
+            added &= report_add_note(report, "rank %d left no trace", rank);
+    }
+    bool full = false, failed = false;
+    for (size_t i = 0; i < report->process_count; i++) {
+        full |= report->processes[i].counters->recording == TRACE_RECORDING_FULL;
+        failed |= report->processes[i].counters->recording == TRACE_RECORDING_FAILED;
+    }
+    if (full)
+        added &= report_add_note(
+            report,
+            "the trace reached CASTOR_TRACE_MAX (%s): %" PRIu64 " records were counted but not "
+            "kept; counts, bytes and seconds are complete, step times are of the first part",
+            text_bytes(figure, report->trace_max_bytes), report->dropped);
+    if (failed)
+        added &= report_add_note(report,
+                                 "a trace file could not be written (no space, or a limit): %" PRIu64
+                                 " records were counted but not kept",
+                                 report->dropped);
+    return added;
+}
+
+bool report_find_outcome(report *report) {
+    return find_outcome(report) && add_notes(report);
+}
