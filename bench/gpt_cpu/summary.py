@@ -1,5 +1,6 @@
 """What a result file of run.py says: medians, ratios to DDP within a round, and whether the losses agree."""
 
+from math import inf, isnan
 from statistics import median
 
 from contenders import CONTENDERS
@@ -40,12 +41,12 @@ def find(case, contender, malloc, turn=None):
 
 
 def loss_difference(case, run):
-    """Largest difference from DDP's losses, over ranks and steps; None without DDP."""
+    """Largest difference from DDP's losses, over ranks and steps, infinite where one is not a number; None without DDP."""
     reference = find(case, "ddp", "default")
     if not reference:
         return None
     pairs = zip((loss for rank in run["losses"] for loss in rank), (loss for rank in reference[0]["losses"] for loss in rank))
-    return max(abs(ours - theirs) for ours, theirs in pairs)
+    return max(inf if isnan(ours - theirs) else abs(ours - theirs) for ours, theirs in pairs)
 
 
 def ratio(case, runs, measure):
