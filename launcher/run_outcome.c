@@ -54,7 +54,9 @@ void run_outcome_report(const run_job *job) {
     char text[1024], quoted[PATH_MAX + 64], plugin[64];
     option_format(OPTION_ID_plugin, plugin, sizeof plugin);
     if (read_passthrough(job->directory.path, text, sizeof text))
-        LOG_W("this run counts as passthrough, plugin %s was not applied: %s", plugin, text);
+        LOG_W("this run counts as passthrough%s%s: %s",
+              options()->plugin == CASTOR_PLUGIN_NONE ? "" : "; it was not under plugin ",
+              options()->plugin == CASTOR_PLUGIN_NONE ? "" : plugin, text);
     else if (!has_trace(job->directory.path))
         LOG_I("nothing was recorded: no process of the command used PyTorch");
     run_path_quote(job->directory.shown, quoted, sizeof quoted);
