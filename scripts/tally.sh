@@ -31,15 +31,29 @@ tally_counts() { # LOG
         }' "$1"
 }
 
-# Runs a suite for at most SECONDS, shows its output as it comes, keeps it in $tally_logs/NAME.log.
+# Runs a suite for at most SECONDS, shows its output as it comes, keeps it in $tally_logs/NAME.log. A signal that ends
+# this script ends the suite too, with all of its process group.
 tally_suite() { # NAME SECONDS COMMAND [ARG]...
-    local name=$1 seconds=$2 log status counts
+    local name=$1 seconds=$2 log status counts fifo suite show
     shift 2
     log=$tally_logs/${name//[^A-Za-z0-9_.-]/_}.log
+    fifo=$log.fifo
     mkdir -p "$tally_logs"
+    rm -f "$fifo"
+    mkfifo "$fifo"
     printf '\n== %s\n' "$name"
-    timeout -k 10 "$seconds" "$@" 2>&1 </dev/null | tee "$log"
-    status=${PIPESTATUS[0]}
+    tee "$log" <"$fifo" &
+    show=$!
+    timeout -k 10 "$seconds" "$@" >"$fifo" 2>&1 </dev/null &
+    suite=$!
+    trap 'kill -TERM "$suite"; wait "$suite"; rm -f "$fifo"; exit 143' INT TERM HUP
+    wait "$suite"
+    status=$?
+    trap - INT TERM HUP
+    # What the suite left running may hold its output open; it is not waited for.
+    timeout 5 tail --pid="$show" -f /dev/null || kill "$show"
+    wait "$show"
+    rm -f "$fifo"
     counts=$(tally_counts "$log")
     if [ -n "$counts" ]; then
         tally_passed=$((tally_passed + ${counts% *}))
