@@ -48,7 +48,7 @@ static bool find_outcome(report *report) {
     if (told == NULL && report->outcome != NULL)
         return true;
     free(report->outcome);
-    report->outcome = strdup(told != NULL ? told : died > 0 ? "died" : running > 0 ? "running" : "completed");
+    report->outcome = strdup(told != NULL ? told : died > 0 ? "died" : running > 0 ? "running" : "exited");
     return report->outcome != NULL;
 }
 

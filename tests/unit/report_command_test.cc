@@ -87,7 +87,7 @@ TEST_F(Report, JsonHasEveryFigureOfTheJob) {
     EXPECT_EQ(status, 0);
     EXPECT_EQ(error, "");
     EXPECT_EQ(report["plugin"].text, "gemini");
-    EXPECT_EQ(report["outcome"].text, "completed");
+    EXPECT_EQ(report["outcome"].text, "exited");
     EXPECT_EQ(report["job"].text, directory.substr(directory.rfind('/') + 1));
     ASSERT_EQ(report["ranks"].items.size(), 2u);
     for (size_t i = 0; i < 2; i++) {
@@ -135,7 +135,7 @@ TEST_F(Report, TextIsForPeople) {
     EXPECT_EQ(status, 0);
     expect_out("plugin    gemini");
     expect_out("ranks     2 on 1 node");
-    expect_out("outcome   completed");
+    expect_out("outcome   exited");
     expect_out("10 (15)");
     expect_out("2.0 ms");
     expect_out("700.0 MiB");
