@@ -128,9 +128,6 @@ size_t log_vformat(char *out, size_t out_size, const char *format, va_list argum
     if (out_size == 0)
         return 0;
     text t = {out, out_size, 0};
-    /* A va_list parameter cannot be passed on by address where it is an array type; a copy can. */
-    va_list list;
-    va_copy(list, arguments);
     for (const char *p = format; *p; p++) {
         if (*p != '%') {
             put_char(&t, *p);
@@ -141,7 +138,7 @@ size_t log_vformat(char *out, size_t out_size, const char *format, va_list argum
         if (*p == '.') {
             p++;
             if (*p == '*') {
-                precision = va_arg(list, int);
+                precision = va_arg(arguments, int);
                 p++;
             } else {
                 for (precision = 0; *p >= '0' && *p <= '9' && precision < 100; p++)
@@ -152,35 +149,35 @@ size_t log_vformat(char *out, size_t out_size, const char *format, va_list argum
         bool known = true;
         switch (*p) {
         case 's':
-            put_string(&t, va_arg(list, const char *), precision < 0 ? SIZE_MAX : (size_t)precision);
+            put_string(&t, va_arg(arguments, const char *), precision < 0 ? SIZE_MAX : (size_t)precision);
             break;
         case 'd':
-            put_signed(&t, length == LENGTH_LONG_LONG ? va_arg(list, long long)
-                           : length == LENGTH_LONG    ? va_arg(list, long)
-                           : length == LENGTH_SIZE    ? va_arg(list, ssize_t)
-                                                      : va_arg(list, int));
+            put_signed(&t, length == LENGTH_LONG_LONG ? va_arg(arguments, long long)
+                           : length == LENGTH_LONG    ? va_arg(arguments, long)
+                           : length == LENGTH_SIZE    ? va_arg(arguments, ssize_t)
+                                                      : va_arg(arguments, int));
             break;
         case 'u':
         case 'x':
             put_unsigned(&t,
-                         length == LENGTH_LONG_LONG ? va_arg(list, unsigned long long)
-                         : length == LENGTH_LONG    ? va_arg(list, unsigned long)
-                         : length == LENGTH_SIZE    ? va_arg(list, size_t)
-                                                    : va_arg(list, unsigned),
+                         length == LENGTH_LONG_LONG ? va_arg(arguments, unsigned long long)
+                         : length == LENGTH_LONG    ? va_arg(arguments, unsigned long)
+                         : length == LENGTH_SIZE    ? va_arg(arguments, size_t)
+                                                    : va_arg(arguments, unsigned),
                          *p == 'x' ? 16 : 10, 1);
             break;
         case 'p':
             put_string(&t, "0x", 2);
-            put_unsigned(&t, (uintptr_t)va_arg(list, void *), 16, 1);
+            put_unsigned(&t, (uintptr_t)va_arg(arguments, void *), 16, 1);
             break;
         case 'c':
-            put_char(&t, (char)va_arg(list, int));
+            put_char(&t, (char)va_arg(arguments, int));
             break;
         case 'f':
-            put_double(&t, va_arg(list, double), precision < 0 ? 6 : precision > 9 ? 9 : precision);
+            put_double(&t, va_arg(arguments, double), precision < 0 ? 6 : precision > 9 ? 9 : precision);
             break;
         case 'B':
-            put_bytes(&t, va_arg(list, uint64_t));
+            put_bytes(&t, va_arg(arguments, uint64_t));
             break;
         case '%':
             put_char(&t, '%');
@@ -193,7 +190,6 @@ size_t log_vformat(char *out, size_t out_size, const char *format, va_list argum
             break;
         }
     }
-    va_end(list);
     t.out[t.length] = '\0';
     return t.length;
 }
