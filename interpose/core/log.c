@@ -221,6 +221,8 @@ void log_write(log_level level, const char *format, ...) {
     va_start(arguments, format);
     size_t length = prefix + log_vformat(line + prefix, sizeof line - prefix, format, arguments);
     va_end(arguments);
+    if (length > sizeof line - 1) /* it is not; the compiler cannot see it */
+        length = sizeof line - 1;
     for (size_t i = prefix; i < length; i++)
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
             line[i] = '?';
