@@ -40,6 +40,13 @@ CASTOR_API void castor_rank_set(int rank);
 /* This process trains plainly although a plugin was asked for: logged, and noted for the report. */
 CASTOR_API void castor_passthrough(const char *reason);
 
+/* PyTorch's CPU blocks in Castor's arena, in bytes: handed out, the most of that, freed but still resident, and those
+ * of the handed out over which the store is mapped. Zeros when the arena is off. */
+typedef struct castor_arena_info {
+    uint64_t live_bytes, live_peak_bytes, dirty_bytes, adopted_bytes;
+} castor_arena_info;
+CASTOR_API void castor_arena_get(castor_arena_info *out);
+
 /* ---- events, for the trace ---------------------------------------------------------------------------------- */
 
 CASTOR_API uint64_t castor_now_ns(void);

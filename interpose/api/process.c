@@ -8,6 +8,7 @@
 #include "core/options.h"
 #include "core/start.h"
 #include "gauges.h"
+#include "memory/arena.h"
 #include "trace/sample.h"
 #include "trace/trace.h"
 
@@ -52,12 +53,20 @@ void castor_log(int level, const char *text) {
 
 void castor_passthrough(const char *reason) {
     LOG_W("this process trains without the plugin: %s", reason);
-    trace_outcome_set(reason);
+    char outcome[1024];
+    log_format(outcome, sizeof outcome, "passthrough: %s", reason);
+    trace_outcome_set(outcome);
 }
 
 void castor_rank_set(int rank) {
     trace_set_rank(rank);
     log_set_rank(rank);
+}
+
+void castor_arena_get(castor_arena_info *out) {
+    arena_stats stats;
+    arena_get_stats(&stats);
+    *out = (castor_arena_info){stats.live_bytes, stats.live_peak_bytes, stats.dirty_bytes, stats.adopted_bytes};
 }
 
 uint64_t castor_now_ns(void) { return trace_now_ns(); }

@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/start.h"
-#include "gauges.h"
 #include "hooks/hooks.h"
 #include "memory/pages.h"
 #include "memory/snapshot.h"
@@ -43,12 +42,14 @@ int castor_store_open(const char *group, int rank, int world, castor_store **out
             trace_name_set(TRACE_WAIT, place, store_place_names[place]);
         castor_rank_set(rank);
     }
-    return store_open(o->job, group, rank, world, o->chunk_size, o->offload_dir, o->timeout, out);
+    castor_status status =
+        store_open(o->job, group, rank, world, o->chunk_size, o->offload_dir, o->timeout, out);
+    if (status == CASTOR_OK)
+        (*out)->gradient_return = o->gradient_return;
+    return status;
 }
 
 void castor_store_leave(castor_store *s) {
-    if (!s->detached)
-        gauges_sample();
     store_leave(s);
 }
 

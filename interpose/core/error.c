@@ -5,7 +5,7 @@
 
 #define ERROR_TEXT_MAX 2048
 
-static __thread char text[ERROR_TEXT_MAX];
+static __thread __attribute__((tls_model("initial-exec"))) char text[ERROR_TEXT_MAX];
 
 castor_status error_set(castor_status status, const char *format, ...) {
     va_list arguments;

@@ -109,7 +109,7 @@ static void wake(void) {
     pthread_once(&fork_once, fork_watch);
     caller_find_c10();
     start_arena();
-    trace_start(options()->trace ? options()->log_dir : "", options()->trace_max, options()->rank);
+    trace_start(options()->log_dir, options()->trace ? options()->trace_max : 0, options()->rank);
     trace_plugin_set(plugins[options()->plugin].name);
     hooks_resolve();
     __atomic_store_n(&awake, true, __ATOMIC_RELEASE);

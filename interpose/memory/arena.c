@@ -252,6 +252,7 @@ void arena_get_stats(arena_stats *out) {
     pthread_mutex_lock(&lock);
     *out = stats;
     out->dirty_bytes = dirty_bytes();
+    out->anonymous_peak_bytes = window_peak > last_window_peak ? window_peak : last_window_peak;
     pthread_mutex_unlock(&lock);
 }
 

@@ -55,10 +55,11 @@ castor_status arena_adopt(void *block, void (*on_free)(void *context, void *bloc
 void arena_release(void *block); /* no longer adopted; the caller has put anonymous memory back */
 
 typedef struct arena_stats {
-    uint64_t live_bytes;      /* of all blocks, adopted ones too */
-    uint64_t live_peak_bytes; /* the most that live_bytes has been */
-    uint64_t dirty_bytes;     /* of dirty extents */
-    uint64_t adopted_bytes;   /* of adopted blocks */
+    uint64_t live_bytes;           /* of all blocks, adopted ones too */
+    uint64_t live_peak_bytes;      /* the most that live_bytes has been */
+    uint64_t anonymous_peak_bytes; /* the most of late that blocks which are not adopted have been */
+    uint64_t dirty_bytes;          /* of dirty extents */
+    uint64_t adopted_bytes;        /* of adopted blocks */
     uint64_t blocks;
     uint64_t allocations; /* blocks ever made */
     uint64_t reuses;      /* of these, from dirty extents */

@@ -27,10 +27,6 @@ struct pagemap_scan_argument {
 #define ENTRY_SWAPPED (1ull << 62)
 #define ENTRY_FILE    (1ull << 61)
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 /* One descriptor per process: a child must not use its parent's, which shows the parent's pages. */
 static int pagemap_descriptor(void) {
     static _Atomic int descriptor = -1;

@@ -15,6 +15,10 @@
 
 #define PAGE_BYTES 4096ul
 
+#ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
+#endif
+
 static inline size_t pages_round(size_t bytes) { return (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1); }
 
 /* A maximal run of edited pages. */

@@ -28,6 +28,7 @@
 #define STORE_RANKS_MAX   128
 #define STORE_TENSORS_MAX 262144u
 #define STORE_TEXT_MAX    1024
+#define TOGETHER_VERDICTS 64
 
 /* What a rank is doing, so that others can say whom they wait for and stop waiting for one who will not come. */
 typedef enum store_place {
@@ -51,7 +52,8 @@ typedef struct rank_control {
     _Atomic uint32_t place;
     _Atomic uint32_t place_changes;
     _Atomic uint32_t arrivals; /* barriers that this rank has reached */
-    _Atomic uint64_t together_key;
+    _Atomic uint64_t together_key;           /* of the operation that it came to last */
+    _Atomic uint64_t together_abandoned_key; /* of the last one that it did for itself */
     _Atomic uint64_t exchange_bytes[2];
     _Atomic uint64_t private_bytes; /* of its views, at its last step */
     double values[64];              /* store_agree */
@@ -65,8 +67,7 @@ typedef struct store_control {
     _Atomic uint32_t waiters;  /* of `event` */
     _Atomic uint32_t failed;   /* 0, 1: being written, 2: failure holds the reason */
     _Atomic uint64_t together; /* ticket << 32 | number of ranks that came (together.h) */
-    _Atomic uint32_t together_committed[64];
-    _Atomic uint64_t together_abandoned_key;
+    _Atomic uint64_t together_verdict[TOGETHER_VERDICTS]; /* by ticket */
     char failure[STORE_TEXT_MAX];
     rank_control rank[STORE_RANKS_MAX];
 } store_control;
@@ -83,6 +84,8 @@ typedef struct tensor_control {
     _Atomic uint32_t used;      /* the last epoch + 1 in which some rank used the tensor; any rank raises it */
     _Atomic uint32_t published; /* number of publications; written by the owner */
     _Atomic uint32_t forgotten; /* ranks that hold the tensor no more */
+    _Atomic uint32_t leases_back; /* releases of all ranks, over all epochs; any rank adds to it */
+    _Atomic uint32_t given_back;  /* the epoch whose sum's memory was given back; 0: none */
     tensor_progress rank[];
 } tensor_control;
 
@@ -100,6 +103,8 @@ typedef struct store {
     uint64_t owner_load[STORE_RANKS_MAX]; /* bytes of parameters by owner */
     pthread_mutex_t lock;
     double timeout_seconds;
+    int gradient_return; /* percent of the sums that are returnable */
+    uint64_t sum_bytes, sum_returnable_bytes;
     uint64_t changes;       /* publications and sums this rank took part in; a snapshot is good for one value */
     bool detached;          /* in a forked child: the store is not this process's any more */
     struct reducer *reducer; /* reduce.h */
@@ -110,6 +115,7 @@ typedef struct store {
 /* Opens the store of a group, together with its other ranks. `group` names it; the same on all of them. */
 castor_status store_open(const char *token, const char *group, int rank, int world, uint64_t chunk_bytes,
                          const char *offload_dir, double timeout_seconds, store **out);
+
 /* This rank leaves: the others are told, nothing waits. The mappings stay, because tensors may still use them. */
 void store_leave(store *s);
 store *store_first(void);

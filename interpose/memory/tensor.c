@@ -9,6 +9,8 @@
 #include "arena.h"
 #include "pages.h"
 
+#define SUM_BYTES_WORTH (64ul << 10) /* a smaller sum is not worth the system calls of giving it back */
+
 /* What each rank tells the others of a parameter. */
 struct offer {
     uint64_t numel;
@@ -142,6 +144,11 @@ static castor_status tensor_make(store *s, const struct offer *offer, const tens
             goto fail;
         s->owner_load[t->owner] += t->bytes;
     }
+    s->sum_bytes += t->span;
+    t->returnable = t->mode == TENSOR_SHARED && t->span >= SUM_BYTES_WORTH &&
+                    (s->sum_returnable_bytes + t->span) * 100 <= s->sum_bytes * (uint64_t)s->gradient_return;
+    if (t->returnable)
+        s->sum_returnable_bytes += t->span;
     s->tensors[s->tensor_count++] = t;
     *out = t;
     return CASTOR_OK;

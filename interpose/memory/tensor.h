@@ -34,6 +34,7 @@ typedef struct tensor {
     uint32_t released;       /* sums released */
     uint32_t published_seen; /* publications whose pages were taken over */
     struct window *windows;  /* under store->lock */
+    bool returnable; /* the sum's memory may be given back while nobody looks at it */
     bool forgotten;
 } tensor;
 

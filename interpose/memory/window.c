@@ -3,12 +3,28 @@
 #include <stdlib.h>
 #include "../core/error.h"
 #include "../parallel/wait.h"
+#include "arena.h"
 #include "pages.h"
 
-/* Callers hold the store's lock. */
-static void release_up_to(tensor *t, uint32_t epoch) {
-    if ((int32_t)(epoch - t->released) <= 0 || t->store->detached)
+/* The sum's memory is worth giving back when the script has dropped its gradients and not yet built up activations:
+ * these will want the room. After a forward pass it is too late to help. */
+static bool memory_idle(void) {
+    arena_stats arena;
+    arena_get_stats(&arena);
+    return (arena.live_bytes - arena.adopted_bytes) * 2 < arena.anonymous_peak_bytes;
+}
+
+/* Callers hold the store's lock. `dropped`: the script let its gradient go (and does not overwrite it just now). */
+static void release_up_to(tensor *t, uint32_t epoch, bool dropped) {
+    uint32_t count = epoch - t->released, world = (uint32_t)t->store->world;
+    if ((int32_t)count <= 0 || t->store->detached)
         return;
+    bool last = atomic_fetch_add(&t->control->leases_back, count) + count == epoch * world;
+    /* Before this rank's own release shows: until then nobody writes the next sum. */
+    if (last && dropped && t->returnable && memory_idle()) {
+        chunk_punch(&t->store->chunks, CHUNK_GRAD, t->grad_offset, t->span);
+        atomic_store(&t->control->given_back, epoch);
+    }
     t->released = epoch;
     atomic_store(&t->control->rank[t->store->rank].released, epoch);
     wait_notify(&t->control->event, &t->control->waiters);
@@ -16,14 +32,14 @@ static void release_up_to(tensor *t, uint32_t epoch) {
 
 void window_release_sum(tensor *t) {
     pthread_mutex_lock(&t->store->lock);
-    release_up_to(t, t->epoch);
+    release_up_to(t, t->epoch, false);
     pthread_mutex_unlock(&t->store->lock);
 }
 
 static castor_status map_sum(window *w) {
     const tensor *t = w->tensor;
-    castor_status status =
-        pages_map_view(t->store->chunks.list[CHUNK_GRAD].fd, t->grad_offset, t->span, w->address, &w->address);
+    castor_status status = pages_map_view(t->store->chunks.list[CHUNK_GRAD].fd, t->grad_offset, t->span,
+                                          w->address, &w->address);
     if (status == CASTOR_OK)
         w->zeroed = false;
     return status;
@@ -67,7 +83,7 @@ static void lease_end(window *w) {
     for (const window *other = t->windows; other; other = other->next)
         if (other->live && other->current)
             return;
-    release_up_to(t, t->epoch);
+    release_up_to(t, t->epoch, true);
 }
 
 void window_return(window *w) {
@@ -87,7 +103,7 @@ castor_status window_detach_all(tensor *t) {
         if (w->live && w->current && (status = pages_privatize(w->address, t->span)) == CASTOR_OK)
             w->current = false;
     if (status == CASTOR_OK)
-        release_up_to(t, t->epoch);
+        release_up_to(t, t->epoch, false);
     pthread_mutex_unlock(&t->store->lock);
     return status;
 }

@@ -5,11 +5,13 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../memory/pages.h"
 #include "../trace/trace.h"
 #include "wait.h"
 
@@ -46,9 +48,13 @@ static int rank_not_released(void *context) {
     return -1;
 }
 
-static bool all_released(void *context) { return rank_not_released(context) < 0; }
+static bool all_released(void *context) {
+    return rank_not_released(context) < 0;
+}
 
-static int rank_before(void *context) { return ((struct turn *)context)->tensor->store->rank - 1; }
+static int rank_before(void *context) {
+    return ((struct turn *)context)->tensor->store->rank - 1;
+}
 
 static bool previous_added(void *context) {
     const struct turn *turn = context;
@@ -59,8 +65,8 @@ static bool previous_added(void *context) {
 static castor_status turn_wait(tensor *t, uint32_t epoch, uint32_t block) {
     store *s = t->store;
     struct turn turn = {t, s->rank ? epoch * t->blocks + block + 1 : epoch};
-    wait_condition c = {s->rank ? previous_added : all_released, s->rank ? rank_before : rank_not_released, &turn,
-                        "its turn to add a gradient"};
+    wait_condition c = {s->rank ? previous_added : all_released, s->rank ? rank_before : rank_not_released,
+                        &turn, "its turn to add a gradient"};
     if (s->rank == 0 && block > 0)
         return CASTOR_OK;
     return wait_until(s, &t->control->event, &t->control->waiters, &c);
@@ -71,13 +77,18 @@ static castor_status job_run(const struct job *job) {
     store *s = t->store;
     size_t item = kernel_dtype_bytes(t->dtype);
     uint64_t begin_ns = trace_now_ns();
+    bool fresh = false; /* the sum's memory was given back since the last epoch */
     for (uint32_t block = 0; block < t->blocks; block++) {
         castor_status status = turn_wait(t, job->epoch, block);
         if (status)
             return status;
+        if (block == 0)
+            fresh = job->epoch && atomic_load(&t->control->given_back) == job->epoch;
         size_t from = (size_t)block * TENSOR_BLOCK_BYTES;
         size_t bytes = t->bytes - from < TENSOR_BLOCK_BYTES ? t->bytes - from : TENSOR_BLOCK_BYTES;
         char *sum = t->grad_alias + from;
+        if (fresh) /* one call for the pages of a block, not a fault for each */
+            madvise(sum, pages_round(bytes), MADV_POPULATE_WRITE);
         if (s->rank == 0 && !job->source)
             memset(sum, 0, bytes);
         else if (s->rank == 0)
@@ -87,7 +98,8 @@ static castor_status job_run(const struct job *job) {
         atomic_store(&t->control->rank[s->rank].added, job->epoch * t->blocks + block + 1);
         wait_notify(&t->control->event, &t->control->waiters);
     }
-    trace_record_write(TRACE_REDUCE, t->id, begin_ns, trace_now_ns(), t->bytes, (uint64_t)s->rank, job->epoch, 0);
+    trace_record_write(TRACE_REDUCE, t->id, begin_ns, trace_now_ns(), t->bytes, (uint64_t)s->rank, job->epoch,
+                       0);
     return CASTOR_OK;
 }
 
@@ -149,7 +161,8 @@ static castor_status ring_grow(reducer *r) {
     return CASTOR_OK;
 }
 
-castor_status reduce_submit(tensor *t, const void *source, double scale, uint64_t queue_bytes, uint64_t *ticket) {
+castor_status reduce_submit(tensor *t, const void *source, double scale, uint64_t queue_bytes,
+                            uint64_t *ticket) {
     store *s = t->store;
     castor_status status = CASTOR_OK;
     if (!s->reducer && (status = reducer_start(s)) != CASTOR_OK)
@@ -183,11 +196,14 @@ uint64_t reduce_done(const store *s) {
 
 void reduce_mark_used(tensor *t) {
     uint32_t used = atomic_load(&t->control->used);
-    while ((int32_t)(used - (t->epoch + 1)) < 0 && !atomic_compare_exchange_weak(&t->control->used, &used, t->epoch + 1))
+    while ((int32_t)(used - (t->epoch + 1)) < 0 &&
+           !atomic_compare_exchange_weak(&t->control->used, &used, t->epoch + 1))
         ;
 }
 
-bool reduce_was_used(const tensor *t) { return (int32_t)(atomic_load(&t->control->used) - t->epoch) >= 0; }
+bool reduce_was_used(const tensor *t) {
+    return (int32_t)(atomic_load(&t->control->used) - t->epoch) >= 0;
+}
 
 static bool sum_complete(void *context) {
     const struct turn *turn = context;

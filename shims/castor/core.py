@@ -18,6 +18,10 @@ class TensorInfo(ctypes.Structure):
     ]
 
 
+class ArenaInfo(ctypes.Structure):
+    _fields_ = [(name, c_uint64) for name in ("live_bytes", "live_peak_bytes", "dirty_bytes", "adopted_bytes")]
+
+
 # Places of a rank (store_place in interpose/memory/store.h).
 PLACE_SCRIPT, PLACE_ADOPT, PLACE_BACKWARD, PLACE_STEP, PLACE_TOGETHER, PLACE_COLLECTIVE, PLACE_SAVE, PLACE_DATA = range(8)
 MODE_PLAIN, MODE_OWNER, MODE_REPLICATED, MODE_LOCAL = range(4)
@@ -31,6 +35,7 @@ _SIGNATURES = {
     "log": (None, [c_int, c_char_p]),
     "rank_set": (None, [c_int]),
     "passthrough": (None, [c_char_p]),
+    "arena_get": (None, [POINTER(ArenaInfo)]),
     "now_ns": (c_uint64, []),
     "event_step": (None, [c_uint64, c_uint64, c_uint32, c_uint32]),
     "event_backward": (None, [c_uint64, c_uint64, c_int]),
