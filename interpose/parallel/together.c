@@ -17,9 +17,19 @@ struct meeting {
 static uint32_t ticket_of(uint64_t word) { return (uint32_t)(word >> 32); }
 static uint32_t came(uint64_t word) { return (uint32_t)word; }
 
+/* A rank has abandoned an operation with this key, in whichever meeting: late comers must not wait for it. */
+static bool key_abandoned(const store *s, uint64_t key) {
+    for (int rank = 0; rank < s->world; rank++)
+        if (atomic_load(&s->control->rank[rank].together_abandoned_key) == key)
+            return true;
+    return false;
+}
+
 /* A rank that did not come with this key and is seen to be busy with something else. */
 static bool somebody_elsewhere(struct meeting *m) {
     store_control *c = m->s->control;
+    if (key_abandoned(m->s, m->key))
+        return true;
     for (int rank = 0; rank < m->s->world; rank++) {
         rank_control *peer = &c->rank[rank];
         if (rank == m->s->rank)
@@ -27,6 +37,8 @@ static bool somebody_elsewhere(struct meeting *m) {
         uint32_t place = atomic_load(&peer->place);
         if (place == PLACE_SCRIPT)
             continue;
+        if (place == PLACE_ENDED)
+            return true;
         if (place == PLACE_TOGETHER) {
             if (atomic_load(&peer->together_key) != m->key)
                 return true;
@@ -40,15 +52,32 @@ static bool somebody_elsewhere(struct meeting *m) {
     return false;
 }
 
-static void abandon(struct meeting *m) {
+static _Atomic uint64_t *verdict_of(const struct meeting *m) {
+    return &m->s->control->together_verdict[m->ticket % TOGETHER_VERDICTS];
+}
+
+static bool is_committed(const struct meeting *m) {
+    return atomic_load(verdict_of(m)) == (((uint64_t)(m->ticket + 1) << 1) | 1);
+}
+
+/* A verdict is one word, ticket + 1 and whether to commit: of ranks that come to different ones at the same time the
+ * first decides for all. */
+static void decide(const struct meeting *m, bool commit) {
     store_control *c = m->s->control;
+    uint64_t verdict = ((uint64_t)(m->ticket + 1) << 1) | commit, found = atomic_load(verdict_of(m));
+    while ((int32_t)(m->ticket + 1 - (uint32_t)(found >> 1)) > 0 &&
+           !atomic_compare_exchange_weak(verdict_of(m), &found, verdict))
+        ;
     uint64_t word = atomic_load(&c->together);
-    /* Late comers with the same key must not wait for this meeting again. */
-    atomic_store(&c->together_abandoned_key, m->key);
     while (ticket_of(word) == m->ticket &&
            !atomic_compare_exchange_weak(&c->together, &word, ((uint64_t)m->ticket + 1) << 32))
         ;
     wait_notify(&c->event, &c->waiters);
+}
+
+static void abandon(const struct meeting *m) {
+    atomic_store(&m->s->control->rank[m->s->rank].together_abandoned_key, m->key);
+    decide(m, false);
 }
 
 static bool meeting_over(void *context) {
@@ -73,7 +102,7 @@ castor_status together_try(store *s, uint64_t key, bool able, double patience_se
     uint64_t word = atomic_load(&c->together);
     do {
         m.ticket = ticket_of(word);
-        if (!able || atomic_load(&c->together_abandoned_key) == key) {
+        if (!able || key_abandoned(s, key)) {
             abandon(&m);
             goto done;
         }
@@ -82,26 +111,27 @@ castor_status together_try(store *s, uint64_t key, bool able, double patience_se
         bool same = true;
         for (int rank = 0; rank < s->world; rank++)
             same &= atomic_load(&c->rank[rank].together_key) == key;
-        if (same) {
-            atomic_store(&c->together_committed[m.ticket % 64], m.ticket + 1);
-            atomic_store(&c->together, ((uint64_t)m.ticket + 1) << 32);
-            wait_notify(&c->event, &c->waiters);
-        } else {
+        if (same)
+            decide(&m, true);
+        else
             abandon(&m);
-        }
     } else {
         wait_condition over = {meeting_over_or_pointless, NULL, &m, "an operation on all gradients"};
-        double until = wait_now_seconds() + patience_seconds;
+        double left, until = m.since + patience_seconds;
         /* Short waits, because staying somewhere is told by the clock and not by an event. */
-        do
-            status = wait_for(s, &c->event, &c->waiters, &over, ELSEWHERE_SECONDS / 2);
-        while (status == CASTOR_ERR_TIMEOUT && wait_now_seconds() < until);
+        do {
+            left = until - wait_now_seconds();
+            status = wait_for(s, &c->event, &c->waiters, &over,
+                              left < ELSEWHERE_SECONDS / 2 ? left : ELSEWHERE_SECONDS / 2);
+        } while (status == CASTOR_ERR_TIMEOUT && left > 0);
         if (status == CASTOR_ERR_TIMEOUT)
             status = CASTOR_OK;
         if (status == CASTOR_OK && !meeting_over(&m))
             abandon(&m);
     }
-    *committed = atomic_load(&c->together_committed[m.ticket % 64]) == m.ticket + 1;
+    *committed = is_committed(&m);
+    if (!*committed)
+        atomic_store(&own->together_abandoned_key, key);
 done:
     store_place_set(s, PLACE_SCRIPT);
     return status;
