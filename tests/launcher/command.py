@@ -25,6 +25,14 @@ def wait_for(condition, what):
         time.sleep(0.02)
 
 
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read().replace("\0", " ")
+    except OSError:
+        return f"process {pid}"
+
+
 class CommandTest(unittest.TestCase):
     """Each test has a folder (`self.folder`, the working directory of castor). Processes that a test starts carry its
     mark in their environment; none may be left when it ends."""
@@ -47,7 +55,7 @@ class CommandTest(unittest.TestCase):
                 if stream:
                     stream.close()
         left = [] if self.leaves else self.marked()
-        names = [open(f"/proc/{pid}/cmdline").read().replace("\0", " ") for pid in left if os.path.exists(f"/proc/{pid}")]
+        names = [command_line(pid) for pid in left]
         self.end_marked()
         self.assertEqual(names, [], "processes left running")
 

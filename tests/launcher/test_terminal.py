@@ -38,8 +38,13 @@ class Terminal(CommandTest):
 
         process = self.start(*command[1:], binary=command[0], stdin=other, stdout=other, stderr=other, preexec_fn=take_terminal)
         os.close(other)
-        self.addCleanup(os.close, self.terminal)
+        self.addCleanup(self.close_terminal)
         return process
+
+    def close_terminal(self):
+        if self.terminal is not None:
+            os.close(self.terminal)
+            self.terminal = None
 
     def type(self, keys):
         os.write(self.terminal, keys.encode())
@@ -126,7 +131,6 @@ class Terminal(CommandTest):
     def test_a_terminal_that_is_closed(self):
         process = self.open_terminal(BINARY, "run", "--nproc", "2", "--log-dir", "logs", "sh", "-c", "touch up$CASTOR_RANK; sleep 600")
         self.wait_for_files("up0", "up1")
-        os.close(self.terminal)
-        self.terminal = os.open("/dev/null", os.O_RDONLY)  # for the clean-up
+        self.close_terminal()
         wait_for(lambda: not self.marked(), "everything to end")
         self.assertEqual(process.wait(timeout=30), 128 + signal.SIGHUP)
