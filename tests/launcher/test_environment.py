@@ -98,8 +98,10 @@ class Environment(CommandTest):
         self.assertEqual(status, 0, err)
 
     def test_inside_another_run(self):
-        outer = ["run", "--log-dir", "outer", "--plugin", "gemini", "--nproc", "2", "--", BINARY]
-        status, _, err = self.castor(*outer, "run", "--", sys.executable, "-c", SHOW, self.path("seen"))
+        outer = ["run", "--log-dir", "outer", "--plugin", "gemini", "--nproc", "2", "--"]
+        on_rank_0 = ["sh", "-c", '[ "$CASTOR_RANK" = 1 ] || exec "$@"', "sh"]
+        inner = [BINARY, "run", "--", sys.executable, "-c", SHOW, self.path("seen")]
+        status, _, err = self.castor(*outer, *on_rank_0, *inner)
         self.assertEqual(status, 0, err)
         inner = json.loads(self.text("seen"))[0]
         self.assertNotIn("CASTOR_RANK", inner)
