@@ -28,7 +28,7 @@ typedef bool (*view_visit)(store *s, chunk_kind kind, uint64_t offset, char *vie
 static bool views_visit(store *s, view_visit visit) {
     for (uint32_t id = 0; id < s->tensor_count; id++) {
         tensor *t = s->tensors[id];
-        if (t->mode != TENSOR_SHARED || t->forgotten)
+        if (t->mode != TENSOR_SHARED)
             continue;
         if (t->home && !visit(s, CHUNK_PARAM, t->param_offset, t->home, t->span))
             return false;
@@ -65,6 +65,7 @@ castor_status snapshot_view_add(store *s, uint64_t offset, char *view, size_t by
     }
     if (snap && snap->view_count < snap->view_capacity) {
         snap->views[snap->view_count++] = (state_view){offset, view, bytes};
+        s->changes++;
         status = CASTOR_OK;
     }
     pthread_mutex_unlock(&s->lock);

@@ -66,6 +66,7 @@ typedef struct store_control {
     _Atomic uint32_t event;    /* futex: advances with every change that somebody may wait for */
     _Atomic uint32_t waiters;  /* of `event` */
     _Atomic uint32_t failed;   /* 0, 1: being written, 2: failure holds the reason */
+    _Atomic uint32_t wanted;   /* id + 1 of the tensor whose leases rank 0 waits for; 0: none */
     _Atomic uint64_t together; /* ticket << 32 | number of ranks that came (together.h) */
     _Atomic uint64_t together_verdict[TOGETHER_VERDICTS]; /* by ticket */
     char failure[STORE_TEXT_MAX];
@@ -81,7 +82,7 @@ typedef struct tensor_progress {
 typedef struct tensor_control {
     _Atomic uint32_t event;     /* futex of this tensor */
     _Atomic uint32_t waiters;   /* of `event` */
-    _Atomic uint32_t used;      /* the last epoch + 1 in which some rank used the tensor; any rank raises it */
+    _Atomic uint32_t used[2];   /* by epoch % 2, as one rank may be an epoch ahead: epoch + 1 when some rank used it */
     _Atomic uint32_t published; /* number of publications; written by the owner */
     _Atomic uint32_t forgotten; /* ranks that hold the tensor no more */
     _Atomic uint32_t leases_back; /* releases of all ranks, over all epochs; any rank adds to it */
@@ -105,7 +106,8 @@ typedef struct store {
     double timeout_seconds;
     int gradient_return; /* percent of the sums that are returnable */
     uint64_t sum_bytes, sum_returnable_bytes;
-    uint64_t changes;       /* publications and sums this rank took part in; a snapshot is good for one value */
+    /* Advances with every barrier and every new view: a snapshot is good for one value. */
+    _Atomic uint64_t changes;
     bool detached;          /* in a forked child: the store is not this process's any more */
     struct reducer *reducer; /* reduce.h */
     struct snapshot *snapshot;

@@ -8,6 +8,7 @@
 #include "../trace/trace.h"
 #include "arena.h"
 #include "pages.h"
+#include "window.h"
 
 #define SUM_BYTES_WORTH (64ul << 10) /* a smaller sum is not worth the system calls of giving it back */
 
@@ -19,11 +20,35 @@ struct offer {
     int64_t same_as; /* index of an earlier parameter at the same address; -1 */
 };
 
+/* This rank holds nothing of the tensor any more; the last such rank gives its ranges back. */
+static void ranges_leave(tensor *t) {
+    store *s = t->store;
+    uint32_t world = (uint32_t)s->world;
+    if (atomic_fetch_add(&t->control->forgotten, 1) + 1 != world)
+        return;
+    chunk_punch(&s->chunks, CHUNK_GRAD, t->grad_offset, t->param_alias ? t->span : t->bytes);
+    if (!t->param_alias)
+        return;
+    /* Tied parameters share the range: it goes with the last of them. */
+    for (const tensor *other = t->tied; other != t; other = other->tied)
+        if (atomic_load(&other->control->forgotten) != world)
+            return;
+    chunk_punch(&s->chunks, CHUNK_PARAM, t->param_offset, t->span);
+}
+
 /* The arena frees a block over which a tensor's view is mapped: the tensor's memory is gone. */
 static void on_block_freed(void *context, void *block) {
-    tensor *t = context;
-    if (t->home == block)
-        t->home = NULL;
+    tensor *first = context, *t = first;
+    store *s = first->store;
+    pthread_mutex_lock(&s->lock);
+    do {
+        if (t->home == block) {
+            t->home = NULL;
+            if (t->forgotten && t->mode == TENSOR_SHARED && !s->detached)
+                ranges_leave(t);
+        }
+    } while ((t = t->tied) != first);
+    pthread_mutex_unlock(&s->lock);
 }
 
 static castor_status tensor_map_home(tensor *t, void *address) {
@@ -103,7 +128,7 @@ static int least_loaded(const store *s) {
     return owner;
 }
 
-static castor_status tensor_make(store *s, const struct offer *offer, const tensor *same, tensor **out) {
+static castor_status tensor_make(store *s, const struct offer *offer, tensor *same, tensor **out) {
     castor_status status = CASTOR_OK;
     if (s->tensor_count == STORE_TENSORS_MAX)
         return error_set(CASTOR_ERR_ARGUMENT, "more than %u parameters in one group", STORE_TENSORS_MAX);
@@ -120,6 +145,7 @@ static castor_status tensor_make(store *s, const struct offer *offer, const tens
         return error_set(CASTOR_ERR_MEMORY, "no memory for the table of parameters");
     t->store = s;
     t->id = s->tensor_count;
+    t->tied = t;
     t->dtype = (kernel_dtype)offer->dtype;
     t->numel = offer->numel;
     t->bytes = offer->numel * kernel_dtype_bytes(t->dtype);
@@ -149,6 +175,10 @@ static castor_status tensor_make(store *s, const struct offer *offer, const tens
                     (s->sum_returnable_bytes + t->span) * 100 <= s->sum_bytes * (uint64_t)s->gradient_return;
     if (t->returnable)
         s->sum_returnable_bytes += t->span;
+    if (same) {
+        t->tied = same->tied;
+        same->tied = t;
+    }
     s->tensors[s->tensor_count++] = t;
     *out = t;
     return CASTOR_OK;
@@ -184,7 +214,7 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
     qsort(order, count, sizeof *order, by_size);
     for (uint32_t k = 0; k < count && !status; k++) {
         uint32_t i = order[k];
-        const tensor *same = offers[i].same_as >= 0 ? made[offers[i].same_as] : NULL;
+        tensor *same = offers[i].same_as >= 0 ? made[offers[i].same_as] : NULL;
         if ((status = tensor_make(s, &offers[i], same, &made[i])) == CASTOR_OK)
             ids[i] = made[i]->id;
     }
@@ -209,7 +239,6 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
     }
     if (status)
         store_fail(s, status);
-    s->changes++;
     trace_counter_add(GAUGE_MODEL_NUMEL, adopted);
 done:
     free(offers);
@@ -225,6 +254,7 @@ bool tensor_rehome(tensor *t, void *address) {
         return true;
     if (arena_block_size(address) < t->bytes)
         return false;
+    t->store->changes++;
     /* The script may still hold the block that it replaced: that one keeps its values from here on. */
     if (t->home && pages_privatize(t->home, t->span) != CASTOR_OK)
         return false;
@@ -243,30 +273,26 @@ castor_status tensor_release(tensor *t) {
 
 void tensor_forget(tensor *t) {
     store *s = t->store;
-    if (s->detached || t->forgotten)
+    if (s->detached || t->forgotten || window_detach_all(t) != CASTOR_OK)
         return;
+    pthread_mutex_lock(&s->lock);
     t->forgotten = true;
-    if (atomic_fetch_add(&t->control->forgotten, 1) + 1 != (uint32_t)s->world)
-        return;
-    chunk_punch(&s->chunks, CHUNK_GRAD, t->grad_offset, t->mode == TENSOR_SHARED ? t->span : t->bytes);
-    if (t->param_alias) {
-        /* Tied parameters share the range: it goes with the last of them. */
-        for (uint32_t id = 0; id < s->tensor_count; id++) {
-            const tensor *other = s->tensors[id];
-            if (other != t && other->param_alias == t->param_alias &&
-                atomic_load(&other->control->forgotten) != (uint32_t)s->world)
-                return;
-        }
-        chunk_punch(&s->chunks, CHUNK_PARAM, t->param_offset, t->span);
-    }
+    if (t->mode != TENSOR_SHARED || !t->home)
+        ranges_leave(t);
+    pthread_mutex_unlock(&s->lock);
 }
 
 bool tensor_check(store *s, const tensor *t) {
     const tensor_control *c = t->control;
     bool good = t->id < s->tensor_count && t->owner >= 0 && t->owner < s->world && t->released <= t->epoch + 1;
-    /* A rank adds an epoch's blocks only after the rank before it has. */
-    for (int rank = 1; good && rank < s->world; rank++)
-        good = (int32_t)(atomic_load(&c->rank[rank - 1].added) - atomic_load(&c->rank[rank].added)) >= 0;
+    /* A rank adds an epoch's blocks only after the rank before it has. They go on adding meanwhile: the later rank is
+     * looked at first. */
+    uint32_t later = good ? atomic_load(&c->rank[s->world - 1].added) : 0;
+    for (int rank = s->world - 2; good && rank >= 0; rank--) {
+        uint32_t added = atomic_load(&c->rank[rank].added);
+        good = (int32_t)(added - later) >= 0;
+        later = added;
+    }
     if (!good)
         error_set(CASTOR_ERR_ARGUMENT, "tensor %u: its progress is out of order", t->id);
     return good;

@@ -34,6 +34,7 @@ typedef struct tensor {
     uint32_t released;       /* sums released */
     uint32_t published_seen; /* publications whose pages were taken over */
     struct window *windows;  /* under store->lock */
+    struct tensor *tied;     /* the next of those at the same home, in a ring; itself when there is no other */
     bool returnable; /* the sum's memory may be given back while nobody looks at it */
     bool forgotten;
 } tensor;
@@ -50,7 +51,9 @@ typedef struct tensor_description {
  * is the id of description i. Errors: the ranks' parameters differ (all of them get the same text). */
 castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count, uint32_t *ids);
 
-/* The script dropped the parameter: when every rank has, its chunk ranges are given back. */
+/* The script dropped the parameter. What it still holds keeps its values: a gradient gets pages of its own, and the
+ * parameter's bytes stay until its block is freed. When nobody holds anything on any rank, the chunk ranges are given
+ * back. */
 void tensor_forget(tensor *t);
 
 /* Back to the script's private memory, at the same address, with the bytes that this rank sees now. */

@@ -68,6 +68,7 @@ castor_status window_take(tensor *t, window **out) {
         goto done;
     }
     w->live = w->current = true;
+    t->store->changes++;
     *out = w;
 done:
     pthread_mutex_unlock(&t->store->lock);
@@ -117,6 +118,7 @@ castor_status window_refresh(window *w) {
         pages_edited_drop(w->address, w->tensor->span);
     if (status == CASTOR_OK)
         w->current = true;
+    w->tensor->store->changes++;
     pthread_mutex_unlock(&w->tensor->store->lock);
     return status;
 }

@@ -41,7 +41,6 @@ castor_status publish_end(store *s, tensor *const *tensors, uint32_t count, uint
         else
             private_bytes += pages_edited_bytes(t->home, t->span);
     }
-    s->changes++;
     atomic_store(&s->control->rank[s->rank].private_bytes, private_bytes);
     trace_gauge_set(GAUGE_PRIVATE_BYTES, private_bytes);
     store_place_set(s, PLACE_SCRIPT);
@@ -62,7 +61,6 @@ castor_status publish_deduplicate(store *s, tensor *const *tensors, uint32_t cou
         if (t->mode == TENSOR_SHARED && t->home)
             pages_edited_drop_equal(t->home, t->param_alias, t->span);
     }
-    s->changes++;
     store_place_set(s, PLACE_SCRIPT);
     return status;
 }

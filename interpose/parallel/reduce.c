@@ -8,12 +8,16 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #include "../core/error.h"
 #include "../core/log.h"
 #include "../memory/pages.h"
+#include "../memory/window.h"
 #include "../trace/trace.h"
 #include "wait.h"
+
+#define LOOK_NS 5000000l /* how often a full queue looks for leases that are wanted back */
 
 struct job {
     tensor *tensor;
@@ -69,7 +73,22 @@ static castor_status turn_wait(tensor *t, uint32_t epoch, uint32_t block) {
                         &turn, "its turn to add a gradient"};
     if (s->rank == 0 && block > 0)
         return CASTOR_OK;
-    return wait_until(s, &t->control->event, &t->control->waiters, &c);
+    if (s->rank || all_released(&turn))
+        return wait_until(s, &t->control->event, &t->control->waiters, &c);
+    atomic_store(&s->control->wanted, t->id + 1);
+    castor_status status = wait_until(s, &t->control->event, &t->control->waiters, &c);
+    atomic_store(&s->control->wanted, 0);
+    return status;
+}
+
+/* Rank 0 waits for a sum that this rank may still hold a lease on, because its own gradient of that tensor is not ready
+ * yet: the lease goes back now, else a rank whose queue is full would never come to that gradient. */
+static castor_status wanted_release(store *s) {
+    uint32_t wanted = atomic_load(&s->control->wanted);
+    pthread_mutex_lock(&s->lock);
+    tensor *t = wanted && wanted <= s->tensor_count ? s->tensors[wanted - 1] : NULL;
+    pthread_mutex_unlock(&s->lock);
+    return t ? window_detach_all(t) : CASTOR_OK;
 }
 
 static castor_status job_run(const struct job *job) {
@@ -132,7 +151,10 @@ static castor_status reducer_start(store *s) {
         return error_set(CASTOR_ERR_MEMORY, "no memory for the queue of gradients");
     r->store = s;
     pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->changed, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&r->changed, &monotonic);
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -170,8 +192,20 @@ castor_status reduce_submit(tensor *t, const void *source, double scale, uint64_
     reducer *r = s->reducer;
     pthread_mutex_lock(&r->lock);
     /* One gradient larger than the bound must still get through. The thread's own waits are bounded. */
-    while (source && r->queued_bytes && r->queued_bytes + t->bytes > queue_bytes)
-        pthread_cond_wait(&r->changed, &r->lock);
+    while (source && r->queued_bytes && r->queued_bytes + t->bytes > queue_bytes) {
+        pthread_mutex_unlock(&r->lock);
+        status = wanted_release(s);
+        pthread_mutex_lock(&r->lock);
+        if (status)
+            goto done;
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += LOOK_NS;
+        until.tv_sec += until.tv_nsec / 1000000000l;
+        until.tv_nsec %= 1000000000l;
+        if (r->queued_bytes && r->queued_bytes + t->bytes > queue_bytes)
+            pthread_cond_timedwait(&r->changed, &r->lock, &until);
+    }
     if (r->head - r->tail == r->capacity && (status = ring_grow(r)) != CASTOR_OK)
         goto done;
     r->jobs[r->head++ % r->capacity] = (struct job){t, source, scale, t->epoch};
@@ -195,14 +229,11 @@ uint64_t reduce_done(const store *s) {
 }
 
 void reduce_mark_used(tensor *t) {
-    uint32_t used = atomic_load(&t->control->used);
-    while ((int32_t)(used - (t->epoch + 1)) < 0 &&
-           !atomic_compare_exchange_weak(&t->control->used, &used, t->epoch + 1))
-        ;
+    atomic_store(&t->control->used[t->epoch % 2], t->epoch + 1);
 }
 
 bool reduce_was_used(const tensor *t) {
-    return (int32_t)(atomic_load(&t->control->used) - t->epoch) >= 0;
+    return atomic_load(&t->control->used[(t->epoch - 1) % 2]) == t->epoch;
 }
 
 static bool sum_complete(void *context) {
@@ -234,7 +265,11 @@ castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count) {
     store_place_set(s, PLACE_SCRIPT);
     s->changes++;
     reducer *r = s->reducer;
-    if (r && r->failed)
-        return error_set(r->failed, "%s", r->failure);
+    if (r) {
+        pthread_mutex_lock(&r->lock);
+        if (r->failed)
+            status = error_set(r->failed, "%s", r->failure);
+        pthread_mutex_unlock(&r->lock);
+    }
     return status;
 }

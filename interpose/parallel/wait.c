@@ -153,5 +153,7 @@ castor_status wait_barrier(store *s, const char *what) {
     w.arrivals = atomic_fetch_add(&s->control->rank[s->rank].arrivals, 1) + 1;
     wait_notify(&s->control->event, &s->control->waiters);
     wait_condition c = {barrier_ready, barrier_missing, &w, what};
-    return wait_until(s, &s->control->event, &s->control->waiters, &c);
+    castor_status status = wait_until(s, &s->control->event, &s->control->waiters, &c);
+    s->changes++; /* what other ranks wrote before it is to be seen now */
+    return status;
 }
