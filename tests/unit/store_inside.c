@@ -13,7 +13,9 @@ _Static_assert((int)INSIDE_DATA == PLACE_DATA, "the places are numbered alike");
 
 static void (*collective_entered)(hook_id id);
 
-void hooks_collective_observe(void (*entered)(hook_id id)) { collective_entered = entered; }
+void hooks_collective_observe(void (*entered)(hook_id id)) {
+    collective_entered = entered;
+}
 
 void inside_collective_enter(void) {
     if (collective_entered)
@@ -24,15 +26,23 @@ castor_status start_fork_register(void (*prepare)(void), void (*parent)(void), v
     return pthread_atfork(prepare, parent, child) == 0 ? CASTOR_OK : CASTOR_ERR_MEMORY;
 }
 
-castor_status start_wake(void) { return CASTOR_OK; }
+castor_status start_wake(void) {
+    return CASTOR_OK;
+}
 
 /* ---- the inside ---- */
 
-int inside_place(const castor_store *s, int rank) { return store_place_get(s, rank); }
+int inside_place(const castor_store *s, int rank) {
+    return store_place_get(s, rank);
+}
 
-uint64_t inside_resident_bytes(const castor_store *s, chunk_kind kind) { return store_resident_bytes(s, kind); }
+uint64_t inside_resident_bytes(const castor_store *s, chunk_kind kind) {
+    return store_resident_bytes(s, kind);
+}
 
-int inside_chunk_file(const castor_store *s, chunk_kind kind) { return s->chunks.list[kind].fd; }
+int inside_chunk_file(const castor_store *s, chunk_kind kind) {
+    return s->chunks.list[kind].fd;
+}
 
 int inside_together(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed) {
     bool all = false;
@@ -52,10 +62,14 @@ int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t co
     return reduce_finish(s, tensors, count);
 }
 
-bool inside_was_used(const castor_tensor *t) { return reduce_was_used(t); }
+bool inside_was_used(const castor_tensor *t) {
+    return reduce_was_used(t);
+}
 
 static bool race_reported;
-bool inside_race_reported(void) { return race_reported; }
+bool inside_race_reported(void) {
+    return race_reported;
+}
 
 #ifdef __SANITIZE_THREAD__
 void __tsan_on_report(void *report);

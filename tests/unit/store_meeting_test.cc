@@ -45,11 +45,12 @@ TEST(StoreMeeting, AgreeNamesRanksAndValuesOnEveryRank) {
         const double different[2] = {0.5, r.rank == 2 ? 0.25 : 0.125};
         const char *labels[2] = {"the first", "the learning rate"};
         ASSERT_EQ(castor_agree(r.store, "the second look", different, labels, 2), CASTOR_ERR_MISMATCH);
-        for (const char *part : {"the second look", "the learning rate", "0.125000000 on rank 0",
-                                 "0.250000000 on rank 2"})
+        for (const char *part :
+             {"the second look", "the learning rate", "0.125000000 on rank 0", "0.250000000 on rank 2"})
             EXPECT_NE(strstr(error_text(), part), nullptr) << part << " in: " << error_text();
         r.barrier();
-        ASSERT_EQ(castor_agree(r.store, "the third look", same, nullptr, r.rank == 1 ? 1 : 2), CASTOR_ERR_MISMATCH);
+        ASSERT_EQ(castor_agree(r.store, "the third look", same, nullptr, r.rank == 1 ? 1 : 2),
+                  CASTOR_ERR_MISMATCH);
         EXPECT_NE(strstr(error_text(), "rank 0 brings 2 values, rank 1 brings 1"), nullptr) << error_text();
     });
 }
@@ -196,7 +197,8 @@ TEST(StoreTogether, DifferentKeysOrUnableMeansNobody) {
     job.run([](Rank &r) {
         int committed = 1;
         // Ranks 0 and 2 may be gone before rank 1 comes: only its patience tells it.
-        ASSERT_EQ(inside_together(r.store, r.rank == 1 ? 11 : 10, 1, 0.3, &committed), CASTOR_OK) << error_text();
+        ASSERT_EQ(inside_together(r.store, r.rank == 1 ? 11 : 10, 1, 0.3, &committed), CASTOR_OK)
+            << error_text();
         EXPECT_EQ(committed, 0);
         r.barrier();
         committed = 1;
@@ -214,7 +216,8 @@ TEST(StoreTogether, LateComerToAnAbandonedKeyDoesNotWait) {
             uint64_t key = 100 + 2 * round + (r.rank == 1);
             if (r.rank == 2)
                 flag_await(r.board, 0, uint32_t(2 * (round + 1)));
-            ASSERT_EQ(inside_together(r.store, key, 1, r.rank == 2 ? 1e6 : 0.1, &committed), CASTOR_OK) << error_text();
+            ASSERT_EQ(inside_together(r.store, key, 1, r.rank == 2 ? 1e6 : 0.1, &committed), CASTOR_OK)
+                << error_text();
             EXPECT_EQ(committed, 0);
             if (r.rank != 2)
                 flag_raise(r.board, 0);
@@ -269,7 +272,8 @@ TEST(StoreTogether, ImpatienceNeverSplitsTheVerdict) {
         for (int round = 0; round < 2000; round++) {
             int committed = 0;
             usleep(own() % 200);
-            ASSERT_EQ(inside_together(r.store, uint64_t(round), 1, 1e-6 * double(own() % 300), &committed), CASTOR_OK);
+            ASSERT_EQ(inside_together(r.store, uint64_t(round), 1, 1e-6 * double(own() % 300), &committed),
+                      CASTOR_OK);
             int32_t verdict = committed, verdicts[kRanksMax];
             ASSERT_EQ(castor_gather(r.store, &verdict, sizeof verdict, verdicts, "the verdicts"), CASTOR_OK);
             for (int rank = 0; rank < r.world; rank++)

@@ -42,8 +42,7 @@ struct Board {
 };
 
 inline Board *board_make() {
-    void *memory =
-        mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void *memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return memory == MAP_FAILED ? nullptr : new (memory) Board();
 }
 
@@ -58,7 +57,9 @@ inline void flag_await(Board *board, int flag, uint32_t value = 1) {
     while (board->flag[flag].load() < value)
         usleep(500);
 }
-inline void flag_raise(Board *board, int flag) { board->flag[flag].fetch_add(1); }
+inline void flag_raise(Board *board, int flag) {
+    board->flag[flag].fetch_add(1);
+}
 
 // Without the sanitizers' checks at exit: memory of the test process counts as leaked here.
 [[noreturn]] inline void process_end(int status) {
