@@ -160,9 +160,9 @@ CASTOR_API int castor_publish_deduplicate(castor_store *store, castor_tensor *co
 
 /* ---- optimizer states --------------------------------------------------------------------------------------- */
 
-/* A place in this rank's state chunks; *alias is where this rank writes. Blocks of a page and more begin on one. */
-CASTOR_API int castor_state_place(castor_store *store, uint64_t bytes, uint64_t *offset, void **alias);
-CASTOR_API void castor_state_free(castor_store *store, uint64_t offset, uint64_t bytes);
+/* A place for a state of a parameter that this rank owns; *alias is where it writes. States of a page and more begin on
+ * one. The memory goes back when every rank has forgotten the parameter: others may read it until then. */
+CASTOR_API int castor_state_place(castor_tensor *tensor, uint64_t bytes, uint64_t *offset, void **alias);
 /* A private view of a state that some rank placed. */
 CASTOR_API int castor_state_view(castor_store *store, uint64_t offset, uint64_t bytes, void **out);
 CASTOR_API void castor_state_unview(castor_store *store, void *view, uint64_t bytes);

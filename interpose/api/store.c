@@ -169,20 +169,8 @@ int castor_publish_deduplicate(castor_store *s, castor_tensor *const *tensors, u
     return publish_deduplicate(s, tensors, count, what);
 }
 
-int castor_state_place(castor_store *s, uint64_t bytes, uint64_t *offset, void **alias) {
-    size_t alignment = bytes >= PAGE_BYTES ? PAGE_BYTES : 64;
-    size_t room = bytes >= PAGE_BYTES ? pages_round(bytes) : bytes;
-    pthread_mutex_lock(&s->lock);
-    castor_status status = chunk_place(&s->chunks, CHUNK_OPTIM, s->rank, room, alignment, offset);
-    if (status == CASTOR_OK)
-        status = chunk_alias(&s->chunks, CHUNK_OPTIM, *offset, room, (char **)alias);
-    pthread_mutex_unlock(&s->lock);
-    return status;
-}
-
-void castor_state_free(castor_store *s, uint64_t offset, uint64_t bytes) {
-    if (!s->detached)
-        chunk_punch(&s->chunks, CHUNK_OPTIM, offset, bytes >= PAGE_BYTES ? pages_round(bytes) : 0);
+int castor_state_place(castor_tensor *t, uint64_t bytes, uint64_t *offset, void **alias) {
+    return tensor_state_place(t, bytes, offset, (char **)alias);
 }
 
 int castor_state_view(castor_store *s, uint64_t offset, uint64_t bytes, void **out) {

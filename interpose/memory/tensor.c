@@ -196,6 +196,23 @@ static int by_size(const void *a, const void *b) {
     return bx != by ? (bx < by) - (bx > by) : (x > y) - (x < y);
 }
 
+/* Gives back the states that this rank owns of tensors that no rank holds any more. */
+static void states_sweep(store *s) {
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t id = 0; id < s->tensor_count; id++) {
+        tensor *t = s->tensors[id];
+        if (!t->states || atomic_load(&t->control->forgotten) != (uint32_t)s->world)
+            continue;
+        for (state_range *range = t->states, *next; range; range = next) {
+            next = range->next;
+            chunk_punch(&s->chunks, CHUNK_OPTIM, range->offset, range->bytes);
+            free(range);
+        }
+        t->states = NULL;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
 castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count, uint32_t *ids) {
     castor_status status = CASTOR_ERR_MEMORY;
     struct offer *offers = calloc(count + 1, sizeof *offers);
@@ -205,6 +222,7 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
         error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count);
         goto done;
     }
+    states_sweep(s);
     if ((status = offers_exchange(s, descriptions, count, offers)) || (status = offers_agree(s, count, offers)))
         goto done;
     for (uint32_t i = 0; i < count; i++)
@@ -244,6 +262,27 @@ done:
     free(offers);
     free(order);
     free(made);
+    return status;
+}
+
+castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char **alias) {
+    store *s = t->store;
+    bool paged = bytes >= PAGE_BYTES;
+    size_t room = paged ? pages_round(bytes) : bytes;
+    state_range *range = calloc(1, sizeof *range);
+    if (!range)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the table of optimizer states");
+    pthread_mutex_lock(&s->lock);
+    castor_status status = chunk_place(&s->chunks, CHUNK_OPTIM, s->rank, room, paged ? PAGE_BYTES : 64, offset);
+    if (status == CASTOR_OK)
+        status = chunk_alias(&s->chunks, CHUNK_OPTIM, *offset, room, alias);
+    if (status == CASTOR_OK) {
+        *range = (state_range){*offset, room, t->states};
+        t->states = range;
+    } else {
+        free(range);
+    }
+    pthread_mutex_unlock(&s->lock);
     return status;
 }
 

@@ -15,6 +15,12 @@
 
 typedef enum tensor_mode { TENSOR_VALUE, TENSOR_SHARED } tensor_mode;
 
+/* A range of the owner's state chunks. */
+typedef struct state_range {
+    uint64_t offset, bytes;
+    struct state_range *next;
+} state_range;
+
 struct window;
 typedef struct tensor {
     store *store;
@@ -34,6 +40,7 @@ typedef struct tensor {
     uint32_t released;       /* sums released */
     uint32_t published_seen; /* publications whose pages were taken over */
     struct window *windows;  /* under store->lock */
+    state_range *states;     /* of the owner, under store->lock */
     struct tensor *tied;     /* the next of those at the same home, in a ring; itself when there is no other */
     bool returnable; /* the sum's memory may be given back while nobody looks at it */
     bool forgotten;
@@ -62,6 +69,9 @@ castor_status tensor_release(tensor *t);
 /* The script's tensor is now at `address` (it replaced p.data): that block is taken over, if it can be. Returns
  * whether it is now a view of the store. Only on this rank; contents of the store do not change. */
 bool tensor_rehome(tensor *t, void *address);
+
+/* A place for a state of the tensor; called by its owner. It is given back when every rank has forgotten the tensor. */
+castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char **alias);
 
 bool tensor_check(store *s, const tensor *t);
 

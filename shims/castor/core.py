@@ -71,7 +71,6 @@ _SIGNATURES = {
     "publish_end": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
     "publish_deduplicate": ("status", [c_void_p, c_void_p, c_uint32, c_char_p]),
     "state_place": ("status", [c_void_p, c_uint64, POINTER(c_uint64), POINTER(c_void_p)]),
-    "state_free": (None, [c_void_p, c_uint64, c_uint64]),
     "state_view": ("status", [c_void_p, c_uint64, c_uint64, POINTER(c_void_p)]),
     "state_unview": (None, [c_void_p, c_void_p, c_uint64]),
     "views_push": (None, [c_void_p, c_void_p, c_void_p, c_uint32]),

@@ -121,7 +121,7 @@ class OptimizerStates:
         """A state that the optimizer made or replaced moves to its place; one that is there stays."""
         place = self.places.get((entry, key))
         if place is None or place.spec[1:] != _layout(value):
-            place = self.places[(entry, key)] = self._place(group, value)
+            place = self.places[(entry, key)] = self._place(group, entry, value)
         if not place.paged:
             place.tensor = value
             small.append(place)
@@ -130,13 +130,12 @@ class OptimizerStates:
             value.data = place.view
             place.tensor = value
 
-    def _place(self, group, value):
+    def _place(self, group, entry, value):
         offset, alias = c_uint64(), c_void_p()
         nbytes = value.numel() * value.element_size()
-        core.state_place(group.handle, nbytes, byref(offset), byref(alias))
+        core.state_place(entry.handle, nbytes, byref(offset), byref(alias))
         place = Place((offset.value, *_layout(value)))
         place.alias_address = alias.value
-        weakref.finalize(place, _at_free(core.state_free, group, offset.value, nbytes)).atexit = False
         if place.paged:
             place.alias = tensors.tensor_at(alias.value, value)
             place.make_view(group)
