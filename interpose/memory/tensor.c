@@ -90,7 +90,9 @@ static castor_status offers_exchange(store *s, const tensor_description *d, uint
 static castor_status offers_agree(store *s, uint32_t count, struct offer *agreed) {
     size_t bytes0;
     const struct offer *first = store_exchange_get(s, EXCHANGE_CALL, 0, &bytes0);
-    memcpy(agreed, first, bytes0 < count * sizeof *agreed ? bytes0 : count * sizeof *agreed);
+    if (count > bytes0 / sizeof *first)
+        count = (uint32_t)(bytes0 / sizeof *first); /* the rest of the area is nobody's offer */
+    memcpy(agreed, first, count * sizeof *agreed);
     for (int rank = 1; rank < s->world; rank++) {
         size_t bytes;
         const struct offer *theirs = store_exchange_get(s, EXCHANGE_CALL, rank, &bytes);
@@ -241,11 +243,16 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
         store_fail(s, status);
         goto done;
     }
-    for (uint32_t i = 0; i < count; i++)
-        if (s->rank == 0 && made[i]->mode == TENSOR_SHARED && offers[i].same_as < 0)
-            memcpy(made[i]->param_alias, descriptions[i].address, made[i]->bytes);
+    /* Rank 0's values win. Those of value tensors travel through the room of their sums. */
+    for (uint32_t i = 0; i < count && s->rank == 0; i++)
+        if (offers[i].same_as < 0)
+            memcpy(made[i]->mode == TENSOR_SHARED ? made[i]->param_alias : made[i]->grad_alias,
+                   descriptions[i].address, made[i]->bytes);
     if ((status = wait_barrier(s, "the adoption of parameters")))
         goto done;
+    for (uint32_t i = 0; i < count && s->rank != 0; i++)
+        if (made[i]->mode == TENSOR_VALUE && offers[i].same_as < 0)
+            memcpy(descriptions[i].address, made[i]->grad_alias, made[i]->bytes);
     uint64_t adopted = 0;
     for (uint32_t i = 0; i < count && !status; i++) {
         if (made[i]->mode != TENSOR_SHARED)
@@ -257,6 +264,8 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
     }
     if (status)
         store_fail(s, status);
+    else
+        status = wait_barrier(s, "the adoption of parameters"); /* the room of the sums is free again */
     trace_counter_add(GAUGE_MODEL_NUMEL, adopted);
 done:
     free(offers);

@@ -1,4 +1,5 @@
-"""DataLoaders of single-process scripts: a batch drawn with gradients enabled is split over the ranks.
+"""DataLoaders of single-process scripts: a batch drawn to train on (gradients enabled, the model not in evaluation
+mode) is split over the ranks.
 
 All ranks draw the same indices (their random state is rank 0's at the start of each iteration); each loads its part.
 What has no indices (iterable datasets, no batching by the loader) is loaded whole and cut."""
@@ -27,6 +28,8 @@ class _Split:
     def __init__(self, job):
         self.job = job
         self.drawn = collections.deque()  # (weight, digest) of batches that were drawn and not yet delivered
+        self.ahead = False  # the loader's class fetches a batch before it hands out the one before (Accelerate)
+        self.fetched = None  # (weight, digest) of that batch
 
     def indices(self, sampler_iter):
         for batch in sampler_iter:
@@ -35,15 +38,22 @@ class _Split:
             self.drawn.append((weight, float(zlib.crc32(repr(batch).encode()))))
             yield batch[first:last]
 
+    def hand_out(self, fetched):
+        """The batch that the script gets now has this weight and digest."""
+        if self.ahead:
+            fetched, self.fetched = self.fetched or fetched, fetched
+        if fetched is not None:
+            self.job.weight, self.job.batch = fetched
+
     def deliver(self, data, by_index):
         if by_index:
-            self.job.weight, self.job.batch = self.drawn.popleft()
+            self.hand_out(self.drawn.popleft())
             return data
         sizes = [len(leaf) for leaf in tree_flatten(data)[0] if isinstance(leaf, torch.Tensor) and leaf.dim()]
         if not sizes:
             return data
-        first, last, self.job.weight = part_of(sizes[0], self.job.rank, self.job.world)
-        self.job.batch = float(sizes[0])
+        first, last, weight = part_of(sizes[0], self.job.rank, self.job.world)
+        self.hand_out((weight, float(sizes[0])))
         return tree_map(lambda t: _cut(t, sizes[0], first, last), data)
 
 
@@ -55,7 +65,7 @@ def _cut(leaf, count, first, last):
 
 def _splits(job):
     return (
-        job.mode != "scale" and torch.is_grad_enabled() and engine.active() and not job.distributed
+        job.mode != "scale" and torch.is_grad_enabled() and not job.evaluating and engine.active() and not job.distributed
         and torch.utils.data.get_worker_info() is None
     )
 
@@ -64,11 +74,12 @@ def install(job):
     base = dataloader._BaseDataLoaderIter
     init, reset, following, iterate = base.__init__, base._reset, base.__next__, dataloader.DataLoader.__iter__
 
-    def begin(iterator):
+    def begin(iterator, loader):
         iterator._castor_split = None
         if not _splits(job):
             return
         iterator._castor_split = _Split(job)
+        iterator._castor_split.ahead = any(c.__name__ == "DataLoaderShard" for c in type(loader).__mro__)
         iterator._castor_by_index = iterator._auto_collation and iterator._dataset_kind == dataloader._DatasetKind.Map
         if iterator._castor_by_index:
             iterator._sampler_iter = iterator._castor_split.indices(iterator._sampler_iter)
@@ -76,17 +87,22 @@ def install(job):
     @functools.wraps(init)
     def iterator_init(self, loader):
         init(self, loader)
-        begin(self)
+        begin(self, loader)
 
     @functools.wraps(reset)
     def iterator_reset(self, loader, first_iter=False):
         reset(self, loader, first_iter)
-        begin(self)
+        begin(self, loader)
 
     @functools.wraps(following)
     def iterator_next(self):
-        data = following(self)
         split = getattr(self, "_castor_split", None)
+        try:
+            data = following(self)
+        except StopIteration:
+            if split is not None and split.ahead:
+                split.hand_out(None)
+            raise
         if split is None:
             return data
         job.split_seen = True

@@ -3,8 +3,9 @@
 Each rank computes its part of every batch; gradients are the weighted mean, and so is the loss after backward()."""
 import functools
 import hashlib
+import os
 import random
-import warnings
+import sys
 
 import torch
 
@@ -22,7 +23,9 @@ class Job:
         self.weight = 1.0 / world  # of this rank's part of the current batch
         self.batch = 0.0  # what must be the same on every rank: a digest of the current batch's indices
         self.split_seen = False  # a DataLoader's batches were split
+        self.evaluating = False  # the script's model was last put into evaluation mode
         self.said = set()
+        self.in_train = False  # inside Module.train
 
     @property
     def group(self):
@@ -99,17 +102,18 @@ class Job:
 
     def backward_ended(self, outputs, synchronized):
         if synchronized and len(outputs) == 1 and outputs[0].numel() == 1 and not self.distributed:
-            self._show_mean(outputs[0])
+            self._show_mean([outputs[0], *_scaled_from(outputs[0])])
 
-    def _show_mean(self, loss):
+    def _show_mean(self, losses):
         """What the script prints, and what its schedulers see, is the whole batch's."""
-        every = self.group.gather([self.weight * loss.item() if self.weight else 0.0, self.batch], "the loss")
-        if any(batch != every[0][1] for _, batch in every):
-            ranks = [r for r, (_, batch) in enumerate(every) if batch != every[0][1]]
+        values = [self.weight * loss.item() if self.weight else 0.0 for loss in losses]
+        every = self.group.gather([float(len(losses)), self.batch, *(values + 3 * [0.0])[:3]], "the loss")
+        if any(row[1] != every[0][1] for row in every):
+            ranks = [r for r, row in enumerate(every) if row[1] != every[0][1]]
             raise core.Error(f"castor: rank 0 and rank {ranks[0]} drew different batches from their DataLoaders: seed "
                              "the sampler, or draw it from torch's default generator")
-        with torch.no_grad():
-            loss.data.fill_(sum(value for value, _ in every))
+        for i, loss in enumerate(losses[:3]):
+            loss.data.fill_(sum(row[2 + i] for row in every))
 
     def step_begins(self, optimizer):
         """Gradients that the script put in place itself must be the same everywhere."""
@@ -136,6 +140,61 @@ class Job:
         self.diverge()
         self.say(f"the script draws its batches by hand: from the second step on each of the {self.world} ranks draws its "
                  f"own, so a step sees {self.world} times as many samples; a DataLoader would be split instead")
+
+
+def _scaled_from(loss):
+    """The scalar that a wrapper (Accelerate, a Trainer) divided or multiplied before it called backward, where a calling
+    function still holds it: that is what gets printed."""
+    nodes, node = [], loss.grad_fn
+    while node is not None and type(node).__name__ in ("DivBackward0", "MulBackward0") and len(nodes) < 2:
+        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
+        nodes.append(node)
+    found, frame = [], sys._getframe(1)
+    while nodes and frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, torch.Tensor) and value.grad_fn in nodes and value.numel() == 1:
+                if not any(value is other for other in found):
+                    found.append(value)
+        frame = frame.f_back
+    return sorted(found, key=lambda value: nodes.index(value.grad_fn))[:2]
+
+
+def _watch_mode(job):
+    """model.eval() before a DataLoader is iterated with gradients enabled (as Trainers do): every rank gets it whole."""
+    train = torch.nn.Module.train
+
+    @functools.wraps(train)
+    def module_train(self, mode=True):
+        outermost, job.in_train = not job.in_train, True
+        try:
+            return train(self, mode)
+        finally:
+            if outermost:
+                job.in_train = False
+                if any(engine.entry_of(p) is not None for p in self.parameters()):
+                    job.evaluating = not mode
+
+    torch.nn.Module.train = module_train
+
+
+def _report_files(job):
+    """A file that another rank than 0 opens for writing is rank 0's too: the script names one file."""
+
+    def opened(event, arguments):
+        if event != "open" or job.synchronizer is None or job.distributed or not engine.active():
+            return
+        path, mode, flags = arguments
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        if not writes or not isinstance(path, (str, bytes)):
+            return
+        path = os.fsdecode(path)
+        if path not in job.said and not path.startswith(("/dev/", "/proc/")):
+            job.said.add(path)
+            core.log(1, f"this rank opens {path} for writing, as rank 0 does: what they write is mixed. Write it with "
+                        "torch.save, or on rank 0 only (os.environ['CASTOR_RANK'] == '0')".encode())
+
+    if job.rank:
+        sys.addaudithook(opened)
 
 
 class Synchronizer(gradients.Synchronizer):
@@ -173,8 +232,6 @@ class Synchronizer(gradients.Synchronizer):
 
 
 def _numpy():
-    import sys
-
     return sys.modules.get("numpy")
 
 
@@ -250,5 +307,7 @@ def install(rank, world, token):
     _adopt_at_build(job)
     _refuse_batch_norm(job)
     _save_once(job)
+    _report_files(job)
+    _watch_mode(job)
     loaders.install(job)
     return job
