@@ -27,7 +27,7 @@ void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes)
 static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uint64_t bytes, int32_t *index) {
     chunk_list *list = &t->list[kind];
     int part = kind == CHUNK_OPTIM ? owner : 0;
-    if (list->next_offset[part] % t->part_bytes + bytes > t->part_bytes)
+    if (list->next_offset[part] + bytes > (uint64_t)(part + 1) * t->part_bytes)
         return error_set(CASTOR_ERR_MEMORY, "the file of the %s chunks is full", chunk_kind_names[kind]);
     if (list->count == list->capacity) {
         uint32_t capacity = list->capacity ? list->capacity * 2 : 64;

@@ -95,13 +95,13 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
         return CASTOR_OK;
     castor_status status = CASTOR_OK;
     uint64_t begin_ns = trace_now_ns();
-    double deadline = wait_now_seconds() + seconds;
+    double now = wait_now_seconds(), deadline = now + seconds, look = now + LOOK_SECONDS;
     atomic_fetch_add(waiters, 1);
-    for (;;) {
+    for (;; now = wait_now_seconds()) {
         uint32_t seen = atomic_load(event);
         if (c->ready(c->context))
             break;
-        double left = deadline - wait_now_seconds();
+        double left = deadline - now;
         if (left <= 0) {
             status = fatal ? give_up(s, c) : CASTOR_ERR_TIMEOUT;
             break;
@@ -109,7 +109,10 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
         futex_wait(event, seen, left < LOOK_SECONDS ? left : LOOK_SECONDS);
         if (c->ready(c->context))
             break;
-        if (atomic_load(event) == seen && (status = peers_check(s)) != CASTOR_OK) {
+        if (wait_now_seconds() < look)
+            continue; /* woken by an event */
+        look = wait_now_seconds() + LOOK_SECONDS;
+        if ((status = peers_check(s)) != CASTOR_OK) {
             /* One that left may have done its part before it did. */
             if (c->ready(c->context))
                 status = CASTOR_OK;
