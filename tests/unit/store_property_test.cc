@@ -257,8 +257,7 @@ class Script {
             q->shared = fresh[i].info.shared;
             q->owner = fresh[i].info.owner;
             EXPECT_EQ(q->shared, q->numel * sizeof(float) >= kPage);
-            if (q->shared)
-                seen[i].assign(size_t(r.world), Values(seen[i][0]));
+            seen[i].assign(size_t(r.world), Values(seen[i][0]));
             q->stored = seen[i][0];
             q->seen = seen[i];
             q->grad.resize(size_t(r.world));

@@ -62,11 +62,13 @@ TEST(StoreWindow, NobodyWritesTheNextSumBeforeTheLeaseIsBack) {
             flag_raise(r.board, 0);
             flag_await(r.board, 1);
             EXPECT_EQ(castor_gradients_done(r.store), 1u);
+            flag_raise(r.board, 2);
         } else {
             flag_await(r.board, 0);
             usleep(100000);
             EXPECT_EQ(v.at[0], 2.0f);
             flag_raise(r.board, 1);
+            flag_await(r.board, 2);
             uint64_t ticket;
             // From another thread, as a storage's deleter may.
             std::thread([&] { castor_window_return(v.window); }).join();
