@@ -71,6 +71,10 @@ test:
 	@MAKE="$(MAKE)" PYTHON="$(PYTHON)" SAN="$(SAN)" SUITES="$(SUITES)" scripts/test
 check:
 	@MAKE="$(MAKE)" B="$(B)" CC="$(CC)" scripts/check
+demo: setup all
+	scripts/demo "$(PYTHON)"
+bench: setup all
+	bench/gpt_cpu/run.py --python "$(PYTHON)"
 readme: $(B)/bin/castor
 	@B="$(B)" scripts/readme
 clean:

@@ -68,11 +68,12 @@ CASTOR_API int castor_barrier(castor_store *store, const char *what);
 /* On every rank: rank 0's `bytes` (at most 16 MiB) to all. */
 CASTOR_API int castor_broadcast(castor_store *store, void *data, size_t bytes, const char *what);
 /* On every rank: `bytes` (the same on all, at most 16 MiB) of each, in rank order; `out` holds world * bytes. */
-CASTOR_API int castor_gather(castor_store *store, const void *data, size_t bytes, void *out, const char *what);
+CASTOR_API int castor_gather(castor_store *store, const void *data, size_t bytes, void *out,
+                             const char *what);
 /* On every rank: `count` (at most 64) values that must be equal; labels[i] (or NULL for all) names value i. A barrier as well; another barrier must follow
  * before the next castor_agree. */
-CASTOR_API int castor_agree(castor_store *store, const char *what, const double *values, const char *const *labels,
-                            uint32_t count);
+CASTOR_API int castor_agree(castor_store *store, const char *what, const double *values,
+                            const char *const *labels, uint32_t count);
 /* Says where this rank is (store_place), for the others' messages and waits. */
 CASTOR_API void castor_place_set(castor_store *store, int place);
 /* Tells every rank that this one cannot go on: their waits end with castor_error()'s text. */
@@ -90,8 +91,8 @@ typedef struct castor_description {
 
 typedef struct castor_tensor_info {
     uint32_t id;
-    int32_t owner;     /* rank */
-    int32_t shared;    /* 1: the parameter's bytes are the store's; 0: they stay this rank's own */
+    int32_t owner;  /* rank */
+    int32_t shared; /* 1: the parameter's bytes are the store's; 0: they stay this rank's own */
     int32_t dtype;
     uint64_t bytes;
     void *home;        /* the parameter's address, when shared */
@@ -167,10 +168,12 @@ CASTOR_API int castor_state_place(castor_tensor *tensor, uint64_t bytes, uint64_
 CASTOR_API int castor_state_view(castor_store *store, uint64_t offset, uint64_t bytes, void **out);
 CASTOR_API void castor_state_unview(castor_store *store, void *view, uint64_t bytes);
 /* The owner's edits of its own views go to the aliases. Arrays of `count`. */
-CASTOR_API void castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes, uint32_t count);
+CASTOR_API void castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes,
+                                  uint32_t count);
 /* Edits of views are dropped. */
 CASTOR_API void castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count);
-CASTOR_API void castor_copy_many(void *const *to, const void *const *from, const uint64_t *bytes, uint32_t count);
+CASTOR_API void castor_copy_many(void *const *to, const void *const *from, const uint64_t *bytes,
+                                 uint32_t count);
 /* This rank's directory of states, for the others (at most 48 MiB), and theirs: valid until the next barrier. */
 CASTOR_API int castor_directory_put(castor_store *store, const void *data, size_t bytes);
 CASTOR_API const void *castor_directory_get(castor_store *store, int rank, size_t *bytes);

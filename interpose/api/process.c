@@ -27,7 +27,9 @@ int castor_attach(void) {
     return status;
 }
 
-const char *castor_error(void) { return error_text(); }
+const char *castor_error(void) {
+    return error_text();
+}
 
 const char *castor_option(const char *name) {
     static __thread char value[OPTION_STRING_MAX];
@@ -66,10 +68,13 @@ void castor_rank_set(int rank) {
 void castor_arena_get(castor_arena_info *out) {
     arena_stats stats;
     arena_get_stats(&stats);
-    *out = (castor_arena_info){stats.live_bytes, stats.live_peak_bytes, stats.dirty_bytes, stats.adopted_bytes};
+    *out =
+        (castor_arena_info){stats.live_bytes, stats.live_peak_bytes, stats.dirty_bytes, stats.adopted_bytes};
 }
 
-uint64_t castor_now_ns(void) { return trace_now_ns(); }
+uint64_t castor_now_ns(void) {
+    return trace_now_ns();
+}
 
 void castor_event_step(uint64_t begin_ns, uint64_t end_ns, uint32_t optimizer, uint32_t mode) {
     trace_counter_add(GAUGE_STEPS, 1);

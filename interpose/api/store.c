@@ -53,7 +53,9 @@ void castor_store_leave(castor_store *s) {
     store_leave(s);
 }
 
-int castor_barrier(castor_store *s, const char *what) { return wait_barrier(s, what); }
+int castor_barrier(castor_store *s, const char *what) {
+    return wait_barrier(s, what);
+}
 
 int castor_broadcast(castor_store *s, void *data, size_t bytes, const char *what) {
     return together_broadcast(s, data, bytes, what);
@@ -77,9 +79,12 @@ void castor_fail(castor_store *s, const char *text) {
     store_fail(s, error_set(CASTOR_ERR_PEER, "rank %d stopped: %s", s->rank, text));
 }
 
-int castor_store_check(castor_store *s) { return store_check(s) ? CASTOR_OK : CASTOR_ERR_ARGUMENT; }
+int castor_store_check(castor_store *s) {
+    return store_check(s) ? CASTOR_OK : CASTOR_ERR_ARGUMENT;
+}
 
-int castor_register(castor_store *s, const castor_description *descriptions, uint32_t count, castor_tensor **out) {
+int castor_register(castor_store *s, const castor_description *descriptions, uint32_t count,
+                    castor_tensor **out) {
     uint32_t ids[count ? count : 1];
     store_place_set(s, PLACE_ADOPT);
     castor_status status = tensor_register(s, (const tensor_description *)descriptions, count, ids);
@@ -100,11 +105,17 @@ void castor_tensor_get(const castor_tensor *t, castor_tensor_info *out) {
                                 .sum = t->grad_alias};
 }
 
-void castor_tensor_forget(castor_tensor *t) { tensor_forget(t); }
+void castor_tensor_forget(castor_tensor *t) {
+    tensor_forget(t);
+}
 
-int castor_tensor_release(castor_tensor *t) { return tensor_release(t); }
+int castor_tensor_release(castor_tensor *t) {
+    return tensor_release(t);
+}
 
-int castor_tensor_rehome(castor_tensor *t, void *address) { return tensor_rehome(t, address); }
+int castor_tensor_rehome(castor_tensor *t, void *address) {
+    return tensor_rehome(t, address);
+}
 
 int castor_gradient_add(castor_tensor *t, const void *source, double scale, int used, uint64_t *ticket) {
     if (used)
@@ -112,7 +123,9 @@ int castor_gradient_add(castor_tensor *t, const void *source, double scale, int 
     return reduce_submit(t, source, scale, options()->reduce_queue, ticket);
 }
 
-uint64_t castor_gradients_done(castor_store *s) { return reduce_done(s); }
+uint64_t castor_gradients_done(castor_store *s) {
+    return reduce_done(s);
+}
 
 int castor_gradients_finish(castor_store *s, castor_tensor *const *tensors, uint32_t count, uint8_t *used) {
     castor_status status = reduce_finish(s, tensors, count);
@@ -128,20 +141,30 @@ int castor_window_take(castor_tensor *t, castor_window **out, void **address) {
     return status;
 }
 
-void castor_window_return(castor_window *w) { window_return(w); }
+void castor_window_return(castor_window *w) {
+    window_return(w);
+}
 
-int castor_window_refresh(castor_window *w) { return window_refresh(w); }
+int castor_window_refresh(castor_window *w) {
+    return window_refresh(w);
+}
 
-int castor_window_zero(castor_window *w) { return window_zero(w); }
+int castor_window_zero(castor_window *w) {
+    return window_zero(w);
+}
 
 uint64_t castor_window_edited(castor_window *w) {
     bool shows_sum = w->current && !w->zeroed;
     return shows_sum ? pages_edited_bytes(w->address, w->tensor->span) : w->tensor->span;
 }
 
-int castor_windows_detach(castor_tensor *t) { return window_detach_all(t); }
+int castor_windows_detach(castor_tensor *t) {
+    return window_detach_all(t);
+}
 
-void castor_sum_release(castor_tensor *t) { window_release_sum(t); }
+void castor_sum_release(castor_tensor *t) {
+    window_release_sum(t);
+}
 
 int castor_together(castor_store *s, uint64_t key, int able, int *committed) {
     bool all = false;
@@ -154,9 +177,13 @@ int castor_step_begin(castor_store *s, const double *values, const char *const *
     return publish_begin(s, values, labels, count);
 }
 
-void castor_publish_push(castor_tensor *const *tensors, uint32_t count) { publish_push(tensors, count); }
+void castor_publish_push(castor_tensor *const *tensors, uint32_t count) {
+    publish_push(tensors, count);
+}
 
-void castor_publish_mark(castor_tensor *t) { publish_mark(t); }
+void castor_publish_mark(castor_tensor *t) {
+    publish_mark(t);
+}
 
 int castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t count, uint8_t *changed) {
     castor_status status = publish_end(s, tensors, count, changed);
@@ -165,7 +192,8 @@ int castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t 
     return status;
 }
 
-int castor_publish_deduplicate(castor_store *s, castor_tensor *const *tensors, uint32_t count, const char *what) {
+int castor_publish_deduplicate(castor_store *s, castor_tensor *const *tensors, uint32_t count,
+                               const char *what) {
     return publish_deduplicate(s, tensors, count, what);
 }
 

@@ -15,6 +15,10 @@ castor_status error_set(castor_status status, const char *format, ...) {
     return status;
 }
 
-const char *error_text(void) { return text; }
+const char *error_text(void) {
+    return text;
+}
 
-void error_clear(void) { text[0] = '\0'; }
+void error_clear(void) {
+    text[0] = '\0';
+}

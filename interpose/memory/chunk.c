@@ -52,8 +52,7 @@ castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t byt
         at = (list->chunks[index].used + alignment - 1) & ~(uint64_t)(alignment - 1);
     if (index < 0 || at + bytes > list->chunks[index].bytes) {
         bool own = bytes > t->chunk_bytes;
-        castor_status status =
-            chunk_begin(t, kind, owner, own ? pages_round(bytes) : t->chunk_bytes, &index);
+        castor_status status = chunk_begin(t, kind, owner, own ? pages_round(bytes) : t->chunk_bytes, &index);
         if (status)
             return status;
         if (!own) /* a chunk of its own does not end the one being filled */
@@ -94,5 +93,6 @@ castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size
 void chunk_punch(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes) {
     uint64_t from = pages_round(offset), to = (offset + bytes) & ~(PAGE_BYTES - 1);
     if (to > from)
-        fallocate(t->list[kind].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from, (off_t)(to - from));
+        fallocate(t->list[kind].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from,
+                  (off_t)(to - from));
 }

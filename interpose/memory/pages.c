@@ -180,10 +180,11 @@ castor_status pages_privatize(char *view, size_t bytes) {
 static castor_status map(int fd, uint64_t offset, size_t bytes, void *at, int flags, char **out) {
     void *got = mmap(at, bytes, PROT_READ | PROT_WRITE, flags | (at ? MAP_FIXED : 0), fd, (off_t)offset);
     if (got == MAP_FAILED)
-        return error_set(CASTOR_ERR_MEMORY,
-                         "cannot map %B of a chunk (errno %d): raise the limit on address space (ulimit -v) or on "
-                         "mappings (vm.max_map_count)",
-                         (uint64_t)bytes, errno);
+        return error_set(
+            CASTOR_ERR_MEMORY,
+            "cannot map %B of a chunk (errno %d): raise the limit on address space (ulimit -v) or on "
+            "mappings (vm.max_map_count)",
+            (uint64_t)bytes, errno);
     if (out)
         *out = got;
     return CASTOR_OK;

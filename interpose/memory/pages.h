@@ -19,7 +19,9 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-static inline size_t pages_round(size_t bytes) { return (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1); }
+static inline size_t pages_round(size_t bytes) {
+    return (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
+}
 
 /* A maximal run of edited pages. */
 typedef struct page_run {

@@ -41,8 +41,8 @@ static socklen_t socket_name(struct sockaddr_un *address, const char *token, con
     uint64_t b = hash(hash(a ^ 0x9e3779b97f4a7c15ull, group), token);
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;
-    size_t n = log_format(address->sun_path + 1, sizeof address->sun_path - 1, "castor-%lx%lx", (unsigned long)a,
-                          (unsigned long)b);
+    size_t n = log_format(address->sun_path + 1, sizeof address->sun_path - 1, "castor-%lx%lx",
+                          (unsigned long)a, (unsigned long)b);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
 }
 
@@ -92,7 +92,8 @@ static bool receive_descriptors(int connection, int *descriptors, int count) {
     if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != 1)
         return false;
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int) * (size_t)count))
+    if (!header || header->cmsg_type != SCM_RIGHTS ||
+        header->cmsg_len != CMSG_LEN(sizeof(int) * (size_t)count))
         return false;
     memcpy(descriptors, CMSG_DATA(header), sizeof(int) * (size_t)count);
     return true;
@@ -117,13 +118,15 @@ static castor_status serve(const char *token, const char *group, int world, cons
     /* A previous process of the same job may still be closing its socket. */
     while (bind(listener, (struct sockaddr *)&address, length) != 0) {
         if (errno != EADDRINUSE || now_seconds() > deadline) {
-            status = error_set(CASTOR_ERR_SYSTEM, "cannot bind the node's rendezvous socket (errno %d)", errno);
+            status =
+                error_set(CASTOR_ERR_SYSTEM, "cannot bind the node's rendezvous socket (errno %d)", errno);
             goto done;
         }
         nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
     }
     if (listen(listener, world) != 0) {
-        status = error_set(CASTOR_ERR_SYSTEM, "cannot listen on the node's rendezvous socket (errno %d)", errno);
+        status =
+            error_set(CASTOR_ERR_SYSTEM, "cannot listen on the node's rendezvous socket (errno %d)", errno);
         goto done;
     }
     while (missing) {
@@ -131,10 +134,11 @@ static castor_status serve(const char *token, const char *group, int world, cons
             int first = 1;
             while (first < world && joined[first])
                 first++;
-            status = error_set(CASTOR_ERR_TIMEOUT,
-                               "%d of %d ranks did not join the node store in time (the first: rank %d): every rank "
-                               "must be on this node and reach the same model; or raise CASTOR_TIMEOUT",
-                               missing, world, first);
+            status = error_set(
+                CASTOR_ERR_TIMEOUT,
+                "%d of %d ranks did not join the node store in time (the first: rank %d): every rank "
+                "must be on this node and reach the same model; or raise CASTOR_TIMEOUT",
+                missing, world, first);
             goto done;
         }
         int connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
@@ -146,9 +150,9 @@ static castor_status serve(const char *token, const char *group, int world, cons
         /* One that connects and says nothing must not hold up the others for long. */
         double patience = now_seconds() + 2;
         if (same_user(connection) && wait_readable(connection, patience < deadline ? patience : deadline) &&
-            recv(connection, &hello, sizeof hello, 0) == sizeof hello && tokens_equal(hello.token, expected) &&
-            hello.rank > 0 && hello.rank < world && !joined[hello.rank] &&
-            send_descriptors(connection, descriptors, count)) {
+            recv(connection, &hello, sizeof hello, 0) == sizeof hello &&
+            tokens_equal(hello.token, expected) && hello.rank > 0 && hello.rank < world &&
+            !joined[hello.rank] && send_descriptors(connection, descriptors, count)) {
             joined[hello.rank] = true;
             missing--;
         }
@@ -169,22 +173,24 @@ static castor_status join(const char *token, const char *group, int rank, int *d
         int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (connection < 0)
             return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);
-        bool joined = connect(connection, (struct sockaddr *)&address, length) == 0 && same_user(connection) &&
-                      send(connection, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello &&
-                      wait_readable(connection, deadline) && receive_descriptors(connection, descriptors, count);
+        bool joined =
+            connect(connection, (struct sockaddr *)&address, length) == 0 && same_user(connection) &&
+            send(connection, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello &&
+            wait_readable(connection, deadline) && receive_descriptors(connection, descriptors, count);
         close(connection);
         if (joined)
             return CASTOR_OK;
         nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
     }
-    return error_set(CASTOR_ERR_TIMEOUT,
-                     "rank %d found no rank 0 of its group on this node: every rank must be on this node and reach "
-                     "the same model; or raise CASTOR_TIMEOUT",
-                     rank);
+    return error_set(
+        CASTOR_ERR_TIMEOUT,
+        "rank %d found no rank 0 of its group on this node: every rank must be on this node and reach "
+        "the same model; or raise CASTOR_TIMEOUT",
+        rank);
 }
 
-castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors, int count,
-                               double timeout_seconds) {
+castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors,
+                               int count, double timeout_seconds) {
     if (world < 1 || world > RANKS_MAX || rank < 0 || rank >= world || count < 1 || count > DESCRIPTORS_MAX)
         return error_set(CASTOR_ERR_ARGUMENT, "rank %d of %d: out of range", rank, world);
     double deadline = now_seconds() + timeout_seconds;

@@ -10,7 +10,7 @@
 
 /* Rank 0 passes `count` descriptors, the others receive them into `descriptors`. Every wait ends after
  * `timeout_seconds` with an error that names the ranks that did not come. */
-castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors, int count,
-                               double timeout_seconds);
+castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors,
+                               int count, double timeout_seconds);
 
 #endif

@@ -33,7 +33,8 @@ static bool views_visit(store *s, view_visit visit) {
         if (t->home && !visit(s, CHUNK_PARAM, t->param_offset, t->home, t->span))
             return false;
         for (const window *w = t->windows; w; w = w->next)
-            if (w->live && w->current && !w->zeroed && !visit(s, CHUNK_GRAD, t->grad_offset, w->address, t->span))
+            if (w->live && w->current && !w->zeroed &&
+                !visit(s, CHUNK_GRAD, t->grad_offset, w->address, t->span))
                 return false;
     }
     for (uint32_t i = 0; s->snapshot && i < s->snapshot->view_count; i++) {
@@ -138,8 +139,8 @@ static bool map_range(store *s, chunk_kind kind, uint64_t offset, char *view, si
         if (!pages_edited_next(at, (size_t)(view + bytes - at), &edited))
             edited = (page_run){view + bytes, 0};
         if (edited.start > at)
-            pages_map_view(s->snapshot->fd[kind], offset + (uint64_t)(at - view), (size_t)(edited.start - at), at,
-                           NULL);
+            pages_map_view(s->snapshot->fd[kind], offset + (uint64_t)(at - view), (size_t)(edited.start - at),
+                           at, NULL);
         at = edited.start + edited.bytes;
     }
     return true;

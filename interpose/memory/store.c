@@ -29,9 +29,9 @@
 #endif
 
 const char *const store_place_names[PLACE_COUNT] = {
-    "in the script's own code",  "building a model wrapper or an optimizer",   "at the end of a backward",
-    "in an optimizer step",      "in an operation on all gradients",           "in a collective of the script's",
-    "waiting for a saved file",  "starting an iteration over a DataLoader",    "gone",
+    "in the script's own code", "building a model wrapper or an optimizer", "at the end of a backward",
+    "in an optimizer step",     "in an operation on all gradients",         "in a collective of the script's",
+    "waiting for a saved file", "starting an iteration over a DataLoader",  "gone",
 };
 
 _Static_assert(sizeof(store_control) <= CONTROL_BYTES, "the control block fits its place");
@@ -39,7 +39,9 @@ _Static_assert(sizeof(store_control) <= CONTROL_BYTES, "the control block fits i
 /* Written by the thread that opens stores; read by atfork handlers and by the arena's callbacks. */
 static store *_Atomic first_store;
 
-store *store_first(void) { return atomic_load(&first_store); }
+store *store_first(void) {
+    return atomic_load(&first_store);
+}
 
 static size_t tensor_control_bytes(int world) {
     return (sizeof(tensor_control) + (size_t)world * sizeof(tensor_progress) + 63) & ~63ul;
@@ -64,8 +66,8 @@ castor_status store_exchange_put(store *s, store_exchange channel, const void *d
     size_t capacity;
     char *area = exchange_area(s, channel, s->rank, &capacity);
     if (bytes > capacity)
-        return error_set(CASTOR_ERR_ARGUMENT, "%B to hand to the other ranks, %B is the most", (uint64_t)bytes,
-                         (uint64_t)capacity);
+        return error_set(CASTOR_ERR_ARGUMENT, "%B to hand to the other ranks, %B is the most",
+                         (uint64_t)bytes, (uint64_t)capacity);
     memcpy(area, data, bytes);
     atomic_store(&s->control->rank[s->rank].exchange_bytes[channel], bytes);
     return CASTOR_OK;
@@ -88,7 +90,9 @@ void store_place_set(store *s, store_place place) {
         wait_notify(&s->control->event, &s->control->waiters);
 }
 
-store_place store_place_get(const store *s, int rank) { return atomic_load(&s->control->rank[rank].place); }
+store_place store_place_get(const store *s, int rank) {
+    return atomic_load(&s->control->rank[rank].place);
+}
 
 castor_status store_fail(store *s, castor_status status) {
     store_control *control = s->control;
@@ -105,7 +109,8 @@ static int memory_file(const char *name, uint64_t bytes) {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return -1;
-    if (ftruncate(fd, (off_t)bytes) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    if (ftruncate(fd, (off_t)bytes) != 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         close(fd);
         return -1;
     }
@@ -134,11 +139,13 @@ static castor_status files_make(int world, const char *offload_dir, uint64_t par
         castor_status status =
             i && *offload_dir
                 ? error_set(CASTOR_ERR_SYSTEM,
-                            "cannot make a chunk file in CASTOR_OFFLOAD_DIR=%s (errno %d): name a writable directory "
+                            "cannot make a chunk file in CASTOR_OFFLOAD_DIR=%s (errno %d): name a writable "
+                            "directory "
                             "of a local file system that has O_TMPFILE (ext4, xfs, btrfs, tmpfs)",
                             offload_dir, errno)
-                : error_set(CASTOR_ERR_SYSTEM, "cannot make the store's memory files (errno %d): raise the limit on "
-                                               "file size (ulimit -f) or on open files (ulimit -n)",
+                : error_set(CASTOR_ERR_SYSTEM,
+                            "cannot make the store's memory files (errno %d): raise the limit on "
+                            "file size (ulimit -f) or on open files (ulimit -n)",
                             errno);
         for (int j = 0; j < 4; j++)
             if (fds[j] >= 0)

@@ -51,7 +51,7 @@ typedef struct rank_control {
     uint64_t start_ticks; /* of the process, from /proc: a reused pid is not taken for the rank */
     _Atomic uint32_t place;
     _Atomic uint32_t place_changes;
-    _Atomic uint32_t arrivals; /* barriers that this rank has reached */
+    _Atomic uint32_t arrivals;               /* barriers that this rank has reached */
     _Atomic uint64_t together_key;           /* of the operation that it came to last */
     _Atomic uint64_t together_abandoned_key; /* of the last one that it did for itself */
     _Atomic uint64_t exchange_bytes[2];
@@ -80,11 +80,12 @@ typedef struct tensor_progress {
 } tensor_progress;
 
 typedef struct tensor_control {
-    _Atomic uint32_t event;     /* futex of this tensor */
-    _Atomic uint32_t waiters;   /* of `event` */
-    _Atomic uint32_t used[2];   /* by epoch % 2, as one rank may be an epoch ahead: epoch + 1 when some rank used it */
-    _Atomic uint32_t published; /* number of publications; written by the owner */
-    _Atomic uint32_t forgotten; /* ranks that hold the tensor no more */
+    _Atomic uint32_t event;   /* futex of this tensor */
+    _Atomic uint32_t waiters; /* of `event` */
+    _Atomic uint32_t
+        used[2]; /* by epoch % 2, as one rank may be an epoch ahead: epoch + 1 when some rank used it */
+    _Atomic uint32_t published;   /* number of publications; written by the owner */
+    _Atomic uint32_t forgotten;   /* ranks that hold the tensor no more */
     _Atomic uint32_t leases_back; /* releases of all ranks, over all epochs; any rank adds to it */
     _Atomic uint32_t given_back;  /* the epoch whose sum's memory was given back; 0: none */
     tensor_progress rank[];
@@ -108,7 +109,7 @@ typedef struct store {
     uint64_t sum_bytes, sum_returnable_bytes;
     /* Advances with every barrier and every new view: a snapshot is good for one value. */
     _Atomic uint64_t changes;
-    bool detached;          /* in a forked child: the store is not this process's any more */
+    bool detached;           /* in a forked child: the store is not this process's any more */
     struct reducer *reducer; /* reduce.h */
     struct snapshot *snapshot;
     struct store *next; /* list of this process's stores */

@@ -64,7 +64,8 @@ static castor_status tensor_map_home(tensor *t, void *address) {
     return CASTOR_OK;
 }
 
-static castor_status offers_exchange(store *s, const tensor_description *d, uint32_t count, struct offer *offers) {
+static castor_status offers_exchange(store *s, const tensor_description *d, uint32_t count,
+                                     struct offer *offers) {
     for (uint32_t i = 0; i < count; i++) {
         size_t bytes = d[i].numel * kernel_dtype_bytes((kernel_dtype)d[i].dtype);
         offers[i] = (struct offer){d[i].numel, d[i].dtype, 0, -1};
@@ -97,16 +98,18 @@ static castor_status offers_agree(store *s, uint32_t count, struct offer *agreed
         size_t bytes;
         const struct offer *theirs = store_exchange_get(s, EXCHANGE_CALL, rank, &bytes);
         if (bytes != bytes0)
-            return error_set(CASTOR_ERR_MISMATCH,
-                             "the ranks' models differ: rank 0 has %lu parameters to share, rank %d has %lu. Build "
-                             "the same model on every rank",
-                             (unsigned long)(bytes0 / sizeof *first), rank, (unsigned long)(bytes / sizeof *first));
+            return error_set(
+                CASTOR_ERR_MISMATCH,
+                "the ranks' models differ: rank 0 has %lu parameters to share, rank %d has %lu. Build "
+                "the same model on every rank",
+                (unsigned long)(bytes0 / sizeof *first), rank, (unsigned long)(bytes / sizeof *first));
         for (uint32_t i = 0; i < count; i++) {
             if (theirs[i].numel != first[i].numel || theirs[i].dtype != first[i].dtype)
-                return error_set(CASTOR_ERR_MISMATCH,
-                                 "the ranks' models differ: parameter %u has %lu elements on rank 0 and %lu on rank "
-                                 "%d (or another dtype). Build the same model on every rank",
-                                 i, (unsigned long)first[i].numel, (unsigned long)theirs[i].numel, rank);
+                return error_set(
+                    CASTOR_ERR_MISMATCH,
+                    "the ranks' models differ: parameter %u has %lu elements on rank 0 and %lu on rank "
+                    "%d (or another dtype). Build the same model on every rank",
+                    i, (unsigned long)first[i].numel, (unsigned long)theirs[i].numel, rank);
             agreed[i].mappable &= theirs[i].mappable;
             if (theirs[i].same_as != first[i].same_as)
                 agreed[i].same_as = -1, agreed[i].mappable = 0;
@@ -167,7 +170,8 @@ static castor_status tensor_make(store *s, const struct offer *offer, tensor *sa
         t->param_offset = same->param_offset;
         t->param_alias = same->param_alias;
     } else if (t->mode == TENSOR_SHARED) {
-        if ((status = chunk_place(&s->chunks, CHUNK_PARAM, t->owner, t->span, PAGE_BYTES, &t->param_offset)) ||
+        if ((status =
+                 chunk_place(&s->chunks, CHUNK_PARAM, t->owner, t->span, PAGE_BYTES, &t->param_offset)) ||
             (status = chunk_alias(&s->chunks, CHUNK_PARAM, t->param_offset, t->span, &t->param_alias)))
             goto fail;
         s->owner_load[t->owner] += t->bytes;
@@ -215,7 +219,8 @@ static void states_sweep(store *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count, uint32_t *ids) {
+castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count,
+                              uint32_t *ids) {
     castor_status status = CASTOR_ERR_MEMORY;
     struct offer *offers = calloc(count + 1, sizeof *offers);
     uint32_t *order = calloc(count + 1, sizeof *order);
@@ -225,7 +230,8 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
         goto done;
     }
     states_sweep(s);
-    if ((status = offers_exchange(s, descriptions, count, offers)) || (status = offers_agree(s, count, offers)))
+    if ((status = offers_exchange(s, descriptions, count, offers)) ||
+        (status = offers_agree(s, count, offers)))
         goto done;
     for (uint32_t i = 0; i < count; i++)
         order[i] = i;
@@ -282,7 +288,8 @@ castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char
     if (!range)
         return error_set(CASTOR_ERR_MEMORY, "no memory for the table of optimizer states");
     pthread_mutex_lock(&s->lock);
-    castor_status status = chunk_place(&s->chunks, CHUNK_OPTIM, s->rank, room, paged ? PAGE_BYTES : 64, offset);
+    castor_status status =
+        chunk_place(&s->chunks, CHUNK_OPTIM, s->rank, room, paged ? PAGE_BYTES : 64, offset);
     if (status == CASTOR_OK)
         status = chunk_alias(&s->chunks, CHUNK_OPTIM, *offset, room, alias);
     if (status == CASTOR_OK) {
@@ -332,7 +339,8 @@ void tensor_forget(tensor *t) {
 
 bool tensor_check(store *s, const tensor *t) {
     const tensor_control *c = t->control;
-    bool good = t->id < s->tensor_count && t->owner >= 0 && t->owner < s->world && t->released <= t->epoch + 1;
+    bool good =
+        t->id < s->tensor_count && t->owner >= 0 && t->owner < s->world && t->released <= t->epoch + 1;
     /* A rank adds an epoch's blocks only after the rank before it has. They go on adding meanwhile: the later rank is
      * looked at first. */
     uint32_t later = good ? atomic_load(&c->rank[s->world - 1].added) : 0;

@@ -41,22 +41,24 @@ typedef struct tensor {
     uint32_t published_seen; /* publications whose pages were taken over */
     struct window *windows;  /* under store->lock */
     state_range *states;     /* of the owner, under store->lock */
-    struct tensor *tied;     /* the next of those at the same home, in a ring; itself when there is no other */
-    bool returnable; /* the sum's memory may be given back while nobody looks at it */
+    struct tensor *tied; /* the next of those at the same home, in a ring; itself when there is no other */
+    bool returnable;     /* the sum's memory may be given back while nobody looks at it */
     bool forgotten;
 } tensor;
 
 /* What is known of one parameter before it is registered. */
 typedef struct tensor_description {
-    void *address;   /* of its first byte */
+    void *address; /* of its first byte */
     uint64_t numel;
-    int32_t dtype;   /* kernel_dtype */
-    int32_t mappable; /* the caller knows that the whole storage is this parameter, dense, from its first byte */
+    int32_t dtype; /* kernel_dtype */
+    int32_t
+        mappable; /* the caller knows that the whole storage is this parameter, dense, from its first byte */
 } tensor_description;
 
 /* Registers parameters, on every rank together, and adopts those that all ranks can (rank 0's bytes win). ids[i]
  * is the id of description i. Errors: the ranks' parameters differ (all of them get the same text). */
-castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count, uint32_t *ids);
+castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count,
+                              uint32_t *ids);
 
 /* The script dropped the parameter. What it still holds keeps its values: a gradient gets pages of its own, and the
  * parameter's bytes stay until its block is freed. When nobody holds anything on any rank, the chunk ranges are given

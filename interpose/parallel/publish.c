@@ -20,11 +20,14 @@ castor_status publish_begin(store *s, const double *values, const char *const *l
 
 void publish_push(tensor *const *tensors, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
-        if (owned_view(tensors[i]) && pages_edited_copy(tensors[i]->home, tensors[i]->param_alias, tensors[i]->span))
+        if (owned_view(tensors[i]) &&
+            pages_edited_copy(tensors[i]->home, tensors[i]->param_alias, tensors[i]->span))
             pages_edited_drop(tensors[i]->home, tensors[i]->span);
 }
 
-void publish_mark(tensor *t) { atomic_fetch_add(&t->control->published, 1); }
+void publish_mark(tensor *t) {
+    atomic_fetch_add(&t->control->published, 1);
+}
 
 castor_status publish_end(store *s, tensor *const *tensors, uint32_t count, uint8_t *changed) {
     castor_status status = wait_barrier(s, "the end of an optimizer step");

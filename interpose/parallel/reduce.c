@@ -241,8 +241,10 @@ bool reduce_was_used(const tensor *t) {
 static bool sum_complete(void *context) {
     const struct turn *turn = context;
     const tensor *t = turn->tensor;
-    const tensor_progress *last = &t->control->rank[t->store->world - 1], *own = &t->control->rank[t->store->rank];
-    return (int32_t)(atomic_load(&last->added) - turn->need) >= 0 && (int32_t)(atomic_load(&own->added) - turn->need) >= 0;
+    const tensor_progress *last = &t->control->rank[t->store->world - 1],
+                          *own = &t->control->rank[t->store->rank];
+    return (int32_t)(atomic_load(&last->added) - turn->need) >= 0 &&
+           (int32_t)(atomic_load(&own->added) - turn->need) >= 0;
 }
 
 static int rank_not_added(void *context) {

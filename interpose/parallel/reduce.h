@@ -10,7 +10,8 @@
 
 /* Adds source[i] * scale to the sum of the tensor's running epoch (source NULL: adds nothing, but takes its turn).
  * `source` must stay as it is until reduce_done reaches *ticket. Waits while more than `queue_bytes` are queued. */
-castor_status reduce_submit(tensor *t, const void *source, double scale, uint64_t queue_bytes, uint64_t *ticket);
+castor_status reduce_submit(tensor *t, const void *source, double scale, uint64_t queue_bytes,
+                            uint64_t *ticket);
 /* The number of jobs that were done: tickets up to it are free. */
 uint64_t reduce_done(const store *s);
 /* Marks the tensor as used by this rank in the running epoch. */

@@ -14,8 +14,12 @@ struct meeting {
     uint32_t place_changes[STORE_RANKS_MAX]; /* of the others, when this rank came */
 };
 
-static uint32_t ticket_of(uint64_t word) { return (uint32_t)(word >> 32); }
-static uint32_t came(uint64_t word) { return (uint32_t)word; }
+static uint32_t ticket_of(uint64_t word) {
+    return (uint32_t)(word >> 32);
+}
+static uint32_t came(uint64_t word) {
+    return (uint32_t)word;
+}
 
 /* A rank has abandoned an operation with this key, in whichever meeting: late comers must not wait for it. */
 static bool key_abandoned(const store *s, uint64_t key) {
@@ -151,16 +155,18 @@ castor_status together_agree(store *s, const char *what, const double *values, c
         const rank_control *theirs = &s->control->rank[rank];
         uint32_t a = atomic_load(&first->value_count), b = atomic_load(&theirs->value_count);
         if (a != b)
-            return error_set(CASTOR_ERR_MISMATCH,
-                             "the ranks disagree at %s: rank 0 brings %u values, rank %d brings %u. All ranks must "
-                             "make the same calls",
-                             what, a, rank, b);
+            return error_set(
+                CASTOR_ERR_MISMATCH,
+                "the ranks disagree at %s: rank 0 brings %u values, rank %d brings %u. All ranks must "
+                "make the same calls",
+                what, a, rank, b);
         for (uint32_t i = 0; i < a && i < 64; i++)
             if (memcmp(&first->values[i], &theirs->values[i], sizeof(double)) != 0)
-                return error_set(CASTOR_ERR_MISMATCH,
-                                 "the ranks disagree at %s: %s is %.9f on rank 0 and %.9f on rank %d. Set the same "
-                                 "on every rank",
-                                 what, labels ? labels[i] : "a value", first->values[i], theirs->values[i], rank);
+                return error_set(
+                    CASTOR_ERR_MISMATCH,
+                    "the ranks disagree at %s: %s is %.9f on rank 0 and %.9f on rank %d. Set the same "
+                    "on every rank",
+                    what, labels ? labels[i] : "a value", first->values[i], theirs->values[i], rank);
     }
     return CASTOR_OK;
 }
@@ -170,8 +176,8 @@ static castor_status take(store *s, int from, void *out, size_t bytes, const cha
     size_t sent;
     const void *area = store_exchange_get(s, EXCHANGE_CALL, from, &sent);
     if (sent != bytes)
-        return error_set(CASTOR_ERR_MISMATCH, "%s: rank %d sends %lu bytes and rank %d expects %lu", what, from,
-                         (unsigned long)sent, s->rank, (unsigned long)bytes);
+        return error_set(CASTOR_ERR_MISMATCH, "%s: rank %d sends %lu bytes and rank %d expects %lu", what,
+                         from, (unsigned long)sent, s->rank, (unsigned long)bytes);
     memcpy(out, area, bytes);
     return CASTOR_OK;
 }

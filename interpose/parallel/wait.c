@@ -12,8 +12,8 @@
 #include "../core/log.h"
 #include "../trace/trace.h"
 
-#define LOOK_SECONDS     0.1   /* how often a waiter looks after its peers */
-#define RECORD_ABOVE_NS  50000 /* shorter waits are counted, not recorded */
+#define LOOK_SECONDS    0.1   /* how often a waiter looks after its peers */
+#define RECORD_ABOVE_NS 50000 /* shorter waits are counted, not recorded */
 
 double wait_now_seconds(void) {
     struct timespec t;
@@ -64,15 +64,17 @@ static castor_status peers_check(store *s) {
         if (rank == s->rank || !atomic_load(&peer->joined))
             continue;
         if (atomic_load(&peer->place) == PLACE_ENDED)
-            return store_fail(s, error_set(CASTOR_ERR_PEER,
-                                           "rank %d (pid %d) has ended while other ranks wait for it: all ranks must "
-                                           "take the same number of steps; see its own messages",
-                                           rank, peer->pid));
+            return store_fail(
+                s, error_set(CASTOR_ERR_PEER,
+                             "rank %d (pid %d) has ended while other ranks wait for it: all ranks must "
+                             "take the same number of steps; see its own messages",
+                             rank, peer->pid));
         if (peer->start_ticks && wait_process_start_ticks(peer->pid) != peer->start_ticks)
-            return store_fail(s, error_set(CASTOR_ERR_PEER,
-                                           "rank %d (pid %d) died (killed, or out of memory?) while other ranks wait "
-                                           "for it; its last place was %s",
-                                           rank, peer->pid, store_place_names[atomic_load(&peer->place)]));
+            return store_fail(
+                s, error_set(CASTOR_ERR_PEER,
+                             "rank %d (pid %d) died (killed, or out of memory?) while other ranks wait "
+                             "for it; its last place was %s",
+                             rank, peer->pid, store_place_names[atomic_load(&peer->place)]));
     }
     return CASTOR_OK;
 }
@@ -82,11 +84,12 @@ static castor_status give_up(store *s, const wait_condition *c) {
     if (rank < 0)
         return store_fail(s, error_set(CASTOR_ERR_TIMEOUT, "%s took longer than CASTOR_TIMEOUT", c->what));
     return store_fail(
-        s, error_set(CASTOR_ERR_TIMEOUT,
-                     "rank %d waited longer than CASTOR_TIMEOUT for rank %d (pid %d) at %s; that rank is %s. All "
-                     "ranks must make the same calls; raise CASTOR_TIMEOUT if it is only slow",
-                     s->rank, rank, s->control->rank[rank].pid, c->what,
-                     store_place_names[store_place_get(s, rank)]));
+        s,
+        error_set(
+            CASTOR_ERR_TIMEOUT,
+            "rank %d waited longer than CASTOR_TIMEOUT for rank %d (pid %d) at %s; that rank is %s. All "
+            "ranks must make the same calls; raise CASTOR_TIMEOUT if it is only slow",
+            s->rank, rank, s->control->rank[rank].pid, c->what, store_place_names[store_place_get(s, rank)]));
 }
 
 static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters,
@@ -123,11 +126,13 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
     uint64_t end_ns = trace_now_ns();
     trace_counter_add(GAUGE_WAIT_NS, end_ns - begin_ns);
     if (end_ns - begin_ns > RECORD_ABOVE_NS)
-        trace_record_write(TRACE_WAIT, atomic_load(&s->control->rank[s->rank].place), begin_ns, end_ns, 0, 0, 0, 0);
+        trace_record_write(TRACE_WAIT, atomic_load(&s->control->rank[s->rank].place), begin_ns, end_ns, 0, 0,
+                           0, 0);
     return status;
 }
 
-castor_status wait_until(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters, const wait_condition *c) {
+castor_status wait_until(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters,
+                         const wait_condition *c) {
     return wait_bounded(s, event, waiters, c, s->timeout_seconds, true);
 }
 
@@ -149,7 +154,9 @@ static int barrier_missing(void *context) {
     return -1;
 }
 
-static bool barrier_ready(void *context) { return barrier_missing(context) < 0; }
+static bool barrier_ready(void *context) {
+    return barrier_missing(context) < 0;
+}
 
 castor_status wait_barrier(store *s, const char *what) {
     struct barrier_wait w = {.s = s};

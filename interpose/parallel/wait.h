@@ -16,7 +16,8 @@ typedef struct wait_condition {
 } wait_condition;
 
 /* `event` advances (wait_notify) whenever the condition may have changed. */
-castor_status wait_until(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters, const wait_condition *c);
+castor_status wait_until(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters,
+                         const wait_condition *c);
 /* As wait_until, but gives up after `seconds`: CASTOR_ERR_TIMEOUT, with no error text and nothing failed. */
 castor_status wait_for(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters, const wait_condition *c,
                        double seconds);

@@ -222,6 +222,9 @@ def _outermost(wrapper):
             _end_replicated(self, running)
         if _job is not None:
             _job.step_ended()
+        elif not _numbers and _shares and not engine.groups():
+            core.passthrough(b"nothing is shared: one process trains, or its model is in no DistributedDataParallel. Start "
+                             b"more ranks (castor run --nproc N, or torchrun)")
         if self not in _numbers:
             if not _numbers and torch.distributed.is_available() and torch.distributed.is_initialized():
                 core.rank_set(torch.distributed.get_rank())
@@ -275,12 +278,13 @@ def _step_in_backward(optimizer):
 
 _leaf_classes = set()
 _job = None
+_shares = False  # the plugin shares model data
 
 
 def install(single_job):
     """`single_job`: the ranks of a single-process script, None for other scripts."""
-    global _job
-    _job = single_job
+    global _job, _shares
+    _job, _shares = single_job, True
     for name in SEPARABLE:
         cls = getattr(torch.optim, name, None)
         if cls is not None and "step" in cls.__dict__:

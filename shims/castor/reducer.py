@@ -3,6 +3,7 @@
 `torch.nn.parallel.distributed` looks `dist.Reducer` and `dist.Logger` up when a module is wrapped. Everything else of
 DDP (broadcasts, buffers, no_sync, pickling) stays PyTorch's."""
 import functools
+import os
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,10 @@ def _why_not(parameters, process_group, expect_sparse):
     """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
     if process_group.size() == 1:
         return "one rank has nothing to share: start more ranks"
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", process_group.size()))
+    if process_group.size() > here:
+        return (f"its {process_group.size()} ranks are not all on this node ({here} are), and model data is shared "
+                "within one node only")
     if any(expect_sparse):
         return "a parameter has sparse gradients"
     for p in parameters:
