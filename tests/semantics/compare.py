@@ -249,19 +249,19 @@ def contents(path):
         return frozen(load_file(path))
     if path.endswith(".json"):
         with open(path) as file:
-            return without_times(json.load(file))
+            return without_costs(json.load(file))
     if path.endswith((".txt", ".csv", ".log", ".md")):
         with open(path) as file:
             return file.read()
     return None
 
 
-def without_times(value):
+def without_costs(value):
     if isinstance(value, dict):
-        timed = re.compile("runtime|per_second|time")
-        return {key: without_times(item) for key, item in value.items() if not timed.search(key)}
+        timed = re.compile("runtime|per_second|time|total_flos")  # the last counts what this rank computed
+        return {key: without_costs(item) for key, item in value.items() if not timed.search(key)}
     if isinstance(value, list):
-        return [without_times(item) for item in value]
+        return [without_costs(item) for item in value]
     return value
 
 

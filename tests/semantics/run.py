@@ -130,12 +130,11 @@ class Suite:
         with open(os.path.join(reference, "printed.txt")) as file:
             printed = file.read(), part_of(finished.printed, row.case)
         tolerance = row.tolerance(ranks, plugin)
-        written = ranks if row.distributed or plugin == "gemini" else 1
         outcome = compare_runs(
             os.path.join(reference, "out"),
             os.path.join(folder, "out", row.case),
             printed,
-            written,
+            written_by(row, ranks, plugin),
             tolerance,
             single=not row.distributed,
             ignored=row.expect.ignored,
@@ -184,7 +183,7 @@ class Suite:
             passed, text = refusal(group[0].expect.refused, finished)
             self.settle(group[0], ranks, plugin, passed, text, finished.seconds, detail=last_words(finished))
             return
-        written = ranks if group[0].distributed or plugin == "gemini" else 1
+        written = written_by(group[0], ranks, plugin)
         share = finished.seconds / len(group)
         clean = finished.status == 0 and not finished.timed_out
         missed, good = [], True
@@ -238,6 +237,12 @@ def groups_of(rows):
     return groups
 
 
+def written_by(row, ranks, plugin):
+    """How many ranks leave a record at the end of a run."""
+    ends_plain = plugin in ("none", "plain") or (row.expect.stages and row.expect.stages[-1][0] == "plain")
+    return 1 if ends_plain and not row.distributed else ranks
+
+
 def slug(title):
     return re.sub(r"\W+", "-", title)
 
@@ -250,26 +255,44 @@ def part_of(printed, case):
     return "".join(found)
 
 
-def last_words(finished, lines=12):
-    noise = re.compile(r"torch/distributed/run.py|^\s*$")
-    text = [line for line in finished.errors.splitlines() if not noise.search(line)]
-    castor = [line for line in text if line.startswith("castor:")][-4:]
-    return "\n".join(dict.fromkeys(castor + text[-lines:]))
+def last_words(finished):
+    """What matters of standard error: Castor's lines, and each rank's error with the two places nearest to it."""
+    lines = finished.errors.splitlines()
+    castor = [line for line in lines if line.startswith("castor:") and not line.startswith("castor: report:")]
+    found = list(dict.fromkeys(castor))[-4:]
+    by_rank = {}
+    for line in lines:
+        rank, text = re.match(r"(\[rank\d+\]: )?(.*)", line).groups()
+        by_rank.setdefault(rank, []).append(text)
+    for rank, texts in by_rank.items():
+        starts = [number for number, text in enumerate(texts) if text.startswith("Traceback (most recent call last)")]
+        for start in starts[:2]:
+            trace = texts[start + 1 :]
+            end = next((n for n, text in enumerate(trace) if not text.startswith("  ")), len(trace) - 1)
+            places = [text.strip() for text in trace[:end] if text.startswith("  File ")]
+            found.append(f"{rank or ''}{trace[end][:300]}")
+            found += [f"    {place}" for place in places[-2:]]
+    noise = re.compile(r"torch/distributed/|^\s*$|^castor:|^[-=]+$")
+    return "\n".join(found or [line for line in lines if not noise.search(line)][-8:])
+
+
+def of_castor(finished):
+    """Castor's own lines, and its errors in tracebacks."""
+    return [line for line in finished.errors.splitlines() if re.search(r"(^|: )castor: ", line)]
 
 
 def says(pattern, finished):
-    return any(re.search(pattern, line) for line in finished.errors.splitlines() if line.startswith("castor:"))
+    return any(re.search(pattern, line) for line in of_castor(finished))
 
 
 def refusal(pattern, finished):
-    lines = [line for line in finished.errors.splitlines() if line.startswith("castor:")]
-    for line in lines:
+    for line in of_castor(finished):
         if re.search(pattern, line):
             if finished.status == 0:
                 return False, f"says {line!r} but ends with status 0"
             if finished.timed_out or finished.left_running:
                 return False, f"says {line!r} but does not end"
-            return True, "refused: " + line.removeprefix("castor:").strip()
+            return True, "refused: " + line.rpartition("castor: ")[2].strip()
     return False, f"expected a refusal like {pattern!r}, found status {finished.status}"
 
 
@@ -316,7 +339,8 @@ def arguments():
         parser.error("--markdown needs --full")
     args.ranks = args.ranks or [2, 4] if args.full or args.quick else args.ranks or [2]
     args.plugin = args.plugin or (["gemini", "none"] if args.full or args.quick else ["gemini"])
-    args.build = os.path.abspath(args.build)
+    args.build, args.castor = os.path.abspath(args.build), os.path.abspath(args.castor)
+    args.python = os.path.abspath(args.python)
     return args
 
 
