@@ -16,8 +16,6 @@
 
 #define FORK_HANDLERS_MAX 16
 
-extern char **environ;
-
 static char option_message[1024]; /* what options_load said; empty: nothing was wrong */
 static castor_status option_status;
 

@@ -98,13 +98,13 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
         return CASTOR_OK;
     castor_status status = CASTOR_OK;
     uint64_t begin_ns = trace_now_ns();
-    double now = wait_now_seconds(), deadline = now + seconds, look = now + LOOK_SECONDS;
+    double deadline = wait_now_seconds() + seconds, look = wait_now_seconds() + LOOK_SECONDS;
     atomic_fetch_add(waiters, 1);
-    for (;; now = wait_now_seconds()) {
+    for (;;) {
         uint32_t seen = atomic_load(event);
         if (c->ready(c->context))
             break;
-        double left = deadline - now;
+        double left = deadline - wait_now_seconds();
         if (left <= 0) {
             status = fatal ? give_up(s, c) : CASTOR_ERR_TIMEOUT;
             break;
