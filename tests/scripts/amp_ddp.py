@@ -106,7 +106,7 @@ def in_dtype(log, dtype, optimizer_class, lr, **settings):
 
 @record.case
 def bfloat16_model(log):
-    in_dtype(log, torch.bfloat16, torch.optim.AdamW, 1e-2)
+    in_dtype(log, torch.bfloat16, torch.optim.AdamW, 2e-3)
 
 
 @record.case

@@ -15,7 +15,7 @@ from model import CLASSES, FEATURES, Classifier, batch
 
 
 def with_batch_norm():
-    return nn.Sequential(nn.Linear(FEATURES, 600), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, CLASSES))
+    return nn.Sequential(nn.Linear(FEATURES, 600, bias=False), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, CLASSES))
 
 
 def micro_steps(log, synchronized, count=3, steps=3, network=Classifier, **settings):
@@ -259,6 +259,25 @@ def sub_group(log):
         loss.backward()
         optimizer.step()
         log.step(loss, model, optimizer)
+
+
+@record.case
+def pairs(log):
+    """Models of their own on every two ranks: hyper-parameters tried side by side."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    groups = [dist.new_group(list(range(first, min(first + 2, world)))) for first in range(0, world, 2)]
+    torch.manual_seed(60 + rank // 2)
+    model = DistributedDataParallel(Classifier(), process_group=groups[rank // 2])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * (1 + rank // 2))
+    for step in range(3 + rank // 2):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        log.step(loss, model, optimizer)
+    dist.barrier()
 
 
 @record.case

@@ -104,7 +104,7 @@ def averaged_model(log):
 def swa_with_batch_norm(log):
     """Stochastic weight averaging, with the running statistics computed anew."""
     torch.manual_seed(5)
-    network = nn.Sequential(nn.Linear(32, 600), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, CLASSES))
+    network = nn.Sequential(nn.Linear(32, 600, bias=False), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, CLASSES))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     average = AveragedModel(network)

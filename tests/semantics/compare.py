@@ -19,9 +19,16 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 NUMBER = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|nan|inf")
 
 
+class Allowed(float):
+    """A relative difference, and an absolute one below which values count as equal."""
+
+    floor = 0.0
+
+
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest difference by kind of value: relative for a number; for a tensor, relative to its largest element."""
+    """Largest difference by kind of value: relative for a number; for a tensor, relative to its largest element.
+    `floor` is absolute and for parameters only: one that starts at zero has no size to be relative to."""
 
     name: str
     reason: str = ""
@@ -29,6 +36,7 @@ class Tolerance:
     gradient: float = 0.0
     parameter: float = 0.0
     state: float = 0.0
+    floor: float = 0.0
 
     @property
     def exact(self):
@@ -40,7 +48,9 @@ class Tolerance:
         if event == "optimizer":
             return self.state
         if "parameters" in event or event == "buffers" or event.startswith("file "):
-            return max(self.parameter, self.state if event.startswith("file ") else 0)
+            allowed = Allowed(max(self.parameter, self.state if event.startswith("file ") else 0))
+            allowed.floor = self.floor
+            return allowed
         return self.gradient
 
 
@@ -62,7 +72,7 @@ class Outcome:
             self.absolute = absolute
         if relative > self.relative:
             self.relative, self.where = relative, where
-        if not relative <= allowed:
+        if not relative <= allowed and not absolute <= getattr(allowed, "floor", 0.0):
             self.fail(where, f"{text} (difference {absolute:.3g}, relative {relative:.3g}, allowed {allowed:g})")
 
 

@@ -16,9 +16,13 @@ relative to the tensor's largest one, and the row's tolerance:
 
 
 def tolerances():
-    lines = ["| tolerance | losses | gradients | parameters | optimizer states | why |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| tolerance | losses | gradients | parameters | optimizer states | why |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for kind in (table.SGD, table.ADAPTIVE, table.HALF, table.ANY):
-        figures = f"{kind.loss:g} | {kind.gradient:g} | {kind.parameter:g} | {kind.state:g}"
+        floor = f", or {kind.floor:g} absolute" if kind.floor else ""
+        figures = f"{kind.loss:g} | {kind.gradient:g} | {kind.parameter:g}{floor} | {kind.state:g}"
         lines.append(f"| {kind.name} | {figures} | {kind.reason} |")
     return "\n".join(lines)
 
@@ -28,7 +32,7 @@ def cell(result):
         return ""
     if not result["passed"]:
         return "**FAILED**"
-    if result["refused"] or result["bitwise"]:
+    if result["relative"] is None or result["bitwise"] or result["verdict"].startswith("differs"):
         return result["verdict"].replace("|", "\\|")
     return f"{result['relative']:.0e}"
 

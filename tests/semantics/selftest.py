@@ -22,6 +22,7 @@ def write_run(folder, change=None, ranks=2):
         "loss": 1.25,
         "small": torch.randn(7, 5),
         "large": nudged(torch.randn(300, 700), 0.0, at=5, to=0.0),
+        "tiny": torch.randn(64) * 1e-3,
         "half": torch.randn(64).bfloat16(),
         "none": None,
         "state": {"step": torch.tensor(3.0), "exp_avg": torch.randn(300, 700)},
@@ -36,7 +37,7 @@ def write_run(folder, change=None, ranks=2):
         log = Recorder(folder)
         log.rank = rank
         log.note("loss", values["loss"])
-        log.note("parameters", {key: values[key] for key in ("small", "large", "half")})
+        log.note("parameters", {key: values[key] for key in ("small", "large", "tiny", "half")})
         log.note("gradients", {"small": values["none"], "large": values["large"] * 0.5})
         log.note("optimizer", [{"settings": {"lr": 0.1}, "states": [values["state"]]}])
         log.close()
@@ -67,6 +68,8 @@ CHECKS = [
     ("one unsampled element beyond the tolerance", edit("large", lambda t: nudged(t, 0.1, 100_001)), SGD, True),
     ("the sign of one zero", edit("large", lambda t: nudged(t, 0.0, at=5, to=-0.0)), EXACT, True),
     ("the sign of one zero within a tolerance", edit("large", lambda t: nudged(t, 0.0, at=5, to=-0.0)), SGD, False),
+    ("a parameter beyond the tolerance but below the floor", edit("tiny", lambda t: nudged(t, 5e-5)), ADAPTIVE, False),
+    ("a parameter beyond the tolerance and the floor", edit("tiny", lambda t: nudged(t, 5e-4)), ADAPTIVE, True),
     ("a tensor that became NaN", edit("large", lambda t: t * float("nan")), ADAPTIVE, True),
     ("a bfloat16 element", edit("half", lambda t: nudged(t, 0.5)), EXACT, True),
     ("a loss", edit("loss", lambda x: x * (1 + 1e-4)), SGD, True),
