@@ -68,7 +68,8 @@ castor_status store_exchange_put(store *s, store_exchange channel, const void *d
     if (bytes > capacity)
         return error_set(CASTOR_ERR_ARGUMENT, "%B to hand to the other ranks, %B is the most",
                          (uint64_t)bytes, (uint64_t)capacity);
-    memcpy(area, data, bytes);
+    if (bytes)
+        memcpy(area, data, bytes);
     atomic_store(&s->control->rank[s->rank].exchange_bytes[channel], bytes);
     return CASTOR_OK;
 }

@@ -178,7 +178,8 @@ static castor_status take(store *s, int from, void *out, size_t bytes, const cha
     if (sent != bytes)
         return error_set(CASTOR_ERR_MISMATCH, "%s: rank %d sends %lu bytes and rank %d expects %lu", what,
                          from, (unsigned long)sent, s->rank, (unsigned long)bytes);
-    memcpy(out, area, bytes);
+    if (bytes)
+        memcpy(out, area, bytes);
     return CASTOR_OK;
 }
 

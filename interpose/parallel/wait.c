@@ -55,6 +55,14 @@ uint64_t wait_process_start_ticks(int pid) {
     return at ? strtoull(at, NULL, 10) : 0;
 }
 
+/* Records this rank's error for all, unless another rank was first: then that one's is the reason, and what this rank
+ * saw may be its consequence. */
+static castor_status peer_failed(store *s, castor_status status) {
+    store_fail(s, status);
+    return atomic_load(&s->control->failed) == 2 ? error_set(CASTOR_ERR_PEER, "%s", s->control->failure)
+                                                 : status;
+}
+
 static castor_status peers_check(store *s) {
     store_control *control = s->control;
     if (atomic_load(&control->failed) == 2)
@@ -64,13 +72,13 @@ static castor_status peers_check(store *s) {
         if (rank == s->rank || !atomic_load(&peer->joined))
             continue;
         if (atomic_load(&peer->place) == PLACE_ENDED)
-            return store_fail(
+            return peer_failed(
                 s, error_set(CASTOR_ERR_PEER,
                              "rank %d (pid %d) has ended while other ranks wait for it: all ranks must "
                              "take the same number of steps; see its own messages",
                              rank, peer->pid));
         if (peer->start_ticks && wait_process_start_ticks(peer->pid) != peer->start_ticks)
-            return store_fail(
+            return peer_failed(
                 s, error_set(CASTOR_ERR_PEER,
                              "rank %d (pid %d) died (killed, or out of memory?) while other ranks wait "
                              "for it; its last place was %s",
