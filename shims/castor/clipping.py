@@ -82,7 +82,7 @@ def _clip_grad_norm(stock):
         coefficient = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
         if coefficient.item() != 1.0:
             own = gradients.mine()
-            if foreach is None or foreach:
+            if own and (foreach is None or foreach):  # a rank may own none of them
                 torch._foreach_mul_(own, coefficient)
             else:
                 for t in own:
