@@ -108,6 +108,9 @@ CASTOR_API void castor_tensor_get(const castor_tensor *tensor, castor_tensor_inf
 CASTOR_API void castor_tensor_forget(castor_tensor *tensor);
 /* Back to memory of this rank's own, with the values it sees now. */
 CASTOR_API int castor_tensor_release(castor_tensor *tensor);
+/* The script put another block in the parameter's place and may still hold the old one: that keeps its values, whatever
+ * is published from now on. */
+CASTOR_API int castor_tensor_keep_home(castor_tensor *tensor);
 /* The script's parameter is at another address now: maps that block, if it can. 1 when it is a view of the store. */
 CASTOR_API int castor_tensor_rehome(castor_tensor *tensor, void *address);
 

@@ -113,6 +113,10 @@ int castor_tensor_release(castor_tensor *t) {
     return tensor_release(t);
 }
 
+int castor_tensor_keep_home(castor_tensor *t) {
+    return tensor_keep_home(t);
+}
+
 int castor_tensor_rehome(castor_tensor *t, void *address) {
     return tensor_rehome(t, address);
 }

@@ -60,7 +60,10 @@ castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t byt
         at = 0;
     }
     chunk *c = &list->chunks[index];
-    if (posix_fallocate(list->fd, (off_t)(c->offset + at), (off_t)bytes) != 0)
+    int failed = EINTR; /* signals may come often; they do not come for ever */
+    for (int tries = 0; failed == EINTR && tries < 1000; tries++)
+        failed = posix_fallocate(list->fd, (off_t)(c->offset + at), (off_t)bytes);
+    if (failed)
         return error_set(CASTOR_ERR_MEMORY,
                          "no room for %B of %s chunks: give the job more memory, more disk under "
                          "CASTOR_OFFLOAD_DIR, or a smaller model",

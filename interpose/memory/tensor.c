@@ -302,6 +302,15 @@ castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char
     return status;
 }
 
+castor_status tensor_keep_home(tensor *t) {
+    if (t->mode != TENSOR_SHARED || !t->home || t->store->detached)
+        return CASTOR_OK;
+    castor_status status = pages_privatize(t->home, t->span);
+    if (status == CASTOR_OK)
+        t->home = NULL; /* publications pass it by until the tensor has a home again */
+    return status;
+}
+
 bool tensor_rehome(tensor *t, void *address) {
     if (t->mode != TENSOR_SHARED || t->store->detached)
         return false;
@@ -310,8 +319,7 @@ bool tensor_rehome(tensor *t, void *address) {
     if (arena_block_size(address) < t->bytes)
         return false;
     t->store->changes++;
-    /* The script may still hold the block that it replaced: that one keeps its values from here on. */
-    if (t->home && pages_privatize(t->home, t->span) != CASTOR_OK)
+    if (tensor_keep_home(t) != CASTOR_OK)
         return false;
     return tensor_map_home(t, address) == CASTOR_OK;
 }

@@ -68,6 +68,9 @@ void tensor_forget(tensor *t);
 /* Back to the script's private memory, at the same address, with the bytes that this rank sees now. */
 castor_status tensor_release(tensor *t);
 
+/* The script replaced its tensor and may still hold the block at the old address: that keeps its values. */
+castor_status tensor_keep_home(tensor *t);
+
 /* The script's tensor is now at `address` (it replaced p.data): that block is taken over, if it can be. Returns
  * whether it is now a view of the store. Only on this rank; contents of the store do not change. */
 bool tensor_rehome(tensor *t, void *address);

@@ -53,6 +53,7 @@ _SIGNATURES = {
     "tensor_get": (None, [c_void_p, POINTER(TensorInfo)]),
     "tensor_forget": (None, [c_void_p]),
     "tensor_release": ("status", [c_void_p]),
+    "tensor_keep_home": ("status", [c_void_p]),
     "tensor_rehome": (c_int, [c_void_p, c_void_p]),
     "gradient_add": ("status", [c_void_p, c_void_p, c_double, c_int, POINTER(c_uint64)]),
     "gradients_done": (c_uint64, [c_void_p]),

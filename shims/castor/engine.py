@@ -164,7 +164,7 @@ def move_to_own_block(p):
     storage. Returns whether it has a storage of its own now."""
     if type(p) not in (torch.nn.Parameter, torch.Tensor) or p.numel() * p.element_size() < 4096:
         return False
-    if tensors.storage_users(p) > 1:
+    if tensors.storage_users(p) > 1 or p.is_shared():  # shared: other processes look at it
         return False
     with torch.no_grad():
         p.data = p.data.clone(memory_format=torch.preserve_format)

@@ -30,9 +30,9 @@ SEPARABLE = (
 class _InStep:
     """What the running outermost step of this thread has done."""
 
-    def __init__(self):
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
         self.mode = core.MODE_PLAIN
-        self.exact = True  # the leaf alone changed the parameters
 
 
 def _pairs(optimizer):
@@ -75,6 +75,9 @@ class _OwnerStep:
         self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
 
     def begin(self):
+        for _, p, e in self.shared:
+            if not e.is_home(p):  # the script replaced p.data: the block that it had keeps its values
+                core.tensor_keep_home(e.handle)
         labels, values = _agreed_values(self.optimizer, self.pairs)
         core.step_begin(self.group.handle, (ctypes.c_double * len(values))(*values),
                         (ctypes.c_char_p * len(labels))(*[label.encode() for label in labels]), len(values))
@@ -83,7 +86,8 @@ class _OwnerStep:
         """From here the optimizer sees what this rank owns, and sees it in the store's memory."""
         self.stepped = [t for t in self.shared if t[2].mine and t[1].grad is not None]
         own = [(p, e) for _, p, e in self.stepped]
-        core.publish_push(core.pointers([e.handle for _, e in own]), len(own))
+        at_home = core.pointers([e.handle for p, e in own if e.is_home(p)])
+        core.publish_push(at_home, len(at_home))
         for p, e in own:
             if not e.is_home(p):  # the script replaced p.data
                 e.param_alias.copy_(p.data)
@@ -149,6 +153,8 @@ def leaf(func):
         if getattr(_thread, "in_leaf", False) or not engine.groups() or not engine.active():
             return func(self, *args, **kwargs)
         pairs = _pairs(self)
+        if running and running.optimizer is not self and len(pairs) != len(_pairs(running.optimizer)):
+            return func(self, *args, **kwargs)  # the outer one shares the parameters out in its own way (ZeRO)
         closure = _closure_of(args, kwargs)
         if not pairs or (closure is None and _is_local(pairs)):
             if running and pairs:
@@ -208,7 +214,7 @@ def _outermost(wrapper):
         self = args[0]
         if getattr(_thread, "running", None) is not None or not engine.active():
             return wrapper(*args, **kwargs)
-        running = _thread.running = _InStep()
+        running = _thread.running = _InStep(self)
         begin = core.now_ns()
         if events.depth():
             _step_in_backward(self)
@@ -259,7 +265,8 @@ def _is_exact(cls):
 
 
 def _end_replicated(optimizer, running):
-    pairs = [(p, e) for p, e in _pairs(optimizer) if e.shared]
+    # What had no gradient was not stepped: a rank's own edits of it stay its own.
+    pairs = [(p, e) for p, e in _pairs(optimizer) if e.shared and p.grad is not None]
     if not pairs or running.mode == core.MODE_LOCAL or _is_local(pairs):
         return
     if running.mode == core.MODE_PLAIN:
