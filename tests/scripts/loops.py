@@ -241,6 +241,37 @@ def closure(log):
 
 
 @record.case
+def inside_backward(log):
+    """Each parameter is stepped and its gradient dropped as soon as it is there."""
+    model = Classifier()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step_now(p):
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step_now)
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        log.step(loss, model)
+
+
+@record.case
+def local_gradients_only(log):
+    """autograd.grad, and an update written out: no backward(), no optimizer."""
+    model = Classifier()
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        loss = F.cross_entropy(model(x), y)
+        slopes = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for p, slope in zip(model.parameters(), slopes):
+                p.sub_(slope, alpha=0.1)
+        log.step(loss, model)
+
+
+@record.case
 def sum_of_losses(log):
     """A sum over the batch, not a mean: what a split of the batch must not turn into a mean."""
     model = Classifier()

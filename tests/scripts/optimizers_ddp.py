@@ -24,7 +24,8 @@ def train(log, make_optimizer, steps=3, scale=1.0):
         log.step(loss, model, optimizer)
 
 
-def train_with_closure(log, optimizer_of, steps=3):
+def train_with_closure(log, optimizer_of, steps=3, averaged=False):
+    """`averaged`: the optimizer decides by the loss, so that all ranks must hand it the same."""
     model = DistributedDataParallel(Classifier())
     optimizer = optimizer_of(model.parameters())
     for step in range(steps):
@@ -35,6 +36,10 @@ def train_with_closure(log, optimizer_of, steps=3):
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             log.gradients(model, "inside the closure")
+            if averaged:
+                loss = loss.detach().clone()
+                dist.all_reduce(loss)
+                loss /= dist.get_world_size()
             return loss
 
         loss = optimizer.step(closure)
@@ -53,12 +58,12 @@ def closure_sgd(log):
 
 @record.case
 def lbfgs(log):
-    train_with_closure(log, lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3), steps=2)
+    train_with_closure(log, lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3), steps=2, averaged=True)
 
 
 @record.case
 def lbfgs_with_line_search(log):
-    train_with_closure(log, lambda p: torch.optim.LBFGS(p, lr=1.0, max_iter=4, line_search_fn="strong_wolfe"), steps=2)
+    train_with_closure(log, lambda p: torch.optim.LBFGS(p, lr=1.0, max_iter=4, line_search_fn="strong_wolfe"), steps=2, averaged=True)
 
 
 class GlobalNorm(torch.optim.Optimizer):

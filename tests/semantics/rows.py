@@ -328,6 +328,8 @@ TABLE = {
         "ema": sgd,
         "frozen_then_thawed": sgd,
         "closure": sgd,
+        "inside_backward": like(sgd, reason="parts of a batch give no whole gradient there", refused="inside a backward"),
+        "local_gradients_only": like(sgd, reason="parts of a batch give no whole gradient there", refused="autograd.grad"),
         "sum_of_losses": like(agreement, reason="a loss is taken for a mean over the batch: a sum is divided by N"),
         "dropout": like(agreement, reason="each rank draws masks of its own", says="[Dd]ropout"),
         "batch_norm": like(sgd, reason="statistics need the whole batch", refused="BatchNorm"),

@@ -9,6 +9,7 @@ The plugin `plain` runs plain PyTorch a second time: a script that differs from 
 """
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -387,6 +388,11 @@ def main():
         sys.exit(f"run.py: {args.castor} is missing; run make first")
     suite = Suite(args)
     os.makedirs(suite.work, exist_ok=True)
+    lock = open(os.path.join(suite.work, "lock"), "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"run.py: another run uses {suite.work}; wait for it, or give another folder with --build")
     began = time.monotonic()
     plan = chosen(args)
     for plugin in args.plugin:
