@@ -325,10 +325,10 @@ bool tensor_rehome(tensor *t, void *address) {
 }
 
 castor_status tensor_release(tensor *t) {
-    if (t->mode != TENSOR_SHARED || !t->home)
+    if (t->mode != TENSOR_SHARED)
         return CASTOR_OK;
     /* The pages become this process's own; the file stays mapped beneath them and is never shown again. */
-    castor_status status = pages_privatize(t->home, t->span);
+    castor_status status = t->home ? pages_privatize(t->home, t->span) : CASTOR_OK;
     if (status == CASTOR_OK)
         t->mode = TENSOR_VALUE;
     return status;

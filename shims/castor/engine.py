@@ -44,6 +44,11 @@ class Entry:
         """`grad` is the window that Castor gave, and the script has not put another tensor in its place."""
         return self.window is not None and grad is not None and grad.data_ptr() == self.window_address
 
+    def leave_store(self):
+        """The parameter is this rank's own memory from here on; its gradients are still summed."""
+        core.tensor_release(self.handle)
+        self.shared = False
+
     def shown_grad(self):
         """The tensor that stood in p.grad after the last synchronized backward, if it is still alive."""
         return None if self.shown is None else self.shown()

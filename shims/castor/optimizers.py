@@ -3,7 +3,7 @@
 owner       inside the leaf `step` of a class known to treat each parameter on its own (or named in CASTOR_SEPARABLE),
             a rank steps only what it owns, in the store's memory, and publishes it
 replicated  any other class: every rank steps everything in its views; then equal pages are shared again
-local       gradients that were not synchronized: every rank steps for itself
+local       gradients that were not synchronized: every rank steps for itself, and is replicated from then on
 """
 import ctypes
 import functools
@@ -156,12 +156,20 @@ def leaf(func):
         if running and running.optimizer is not self and len(pairs) != len(_pairs(running.optimizer)):
             return func(self, *args, **kwargs)  # the outer one shares the parameters out in its own way (ZeRO)
         closure = _closure_of(args, kwargs)
-        if not pairs or (closure is None and _is_local(pairs)):
-            if running and pairs:
+        if not pairs:
+            return func(self, *args, **kwargs)
+        if closure is None and _is_local(pairs):
+            states.of(self).local = True
+            if running:
                 running.mode = core.MODE_LOCAL
             return func(self, *args, **kwargs)
+        if states.of(self).local:
+            return func(self, *args, **kwargs)  # in its own views from now on; what is equal is shared again
         if running:
             running.mode = core.MODE_OWNER
+        for p, e in pairs:
+            if e.shared and not e.is_home(p) and p.is_shared():
+                e.leave_store()  # the script moved it to memory that other processes look at
         owner_step = _OwnerStep(self, pairs[0][1].group, pairs)
         owner_step.begin()
         _thread.in_leaf = True
@@ -224,7 +232,7 @@ def _outermost(wrapper):
             result = wrapper(*args, **kwargs)
         finally:
             _thread.running = None
-        if engine.groups() and not _is_exact(type(self)):
+        if engine.groups() and (not _is_exact(type(self)) or states.of(self).local):
             _end_replicated(self, running)
         if _job is not None:
             _job.step_ended()

@@ -94,7 +94,11 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     reason = _why_not(parameters, process_group, expect_sparse)
     if reason is None:
         return Reducer(_group_of(process_group), parameters)
-    core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
+    text = f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode()
+    if process_group.size() == 1 and dist.get_world_size() > 1:
+        core.log(2, text)  # a group of the script's own making: the run as a whole is not plain
+    else:
+        core.passthrough(text)
     return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more)
 
 

@@ -75,6 +75,7 @@ class OptimizerStates:
     def __init__(self):
         self.places = {}  # (entry, key): Place
         self.directories = {}  # rank: (bytes, its content)
+        self.local = False  # a step used gradients that were not synchronized: the ranks' values may differ from there
 
     # ---- the owner's side
 
