@@ -226,7 +226,7 @@ TABLE = {
         "sparse_gradients": like(sgd, aside="sparse gradients have no fixed place"),
         "sub_group": sgd,
         "pairs": adaptive,
-        "group_of_one": sgd,
+        "group_of_one": like(sgd, aside="one rank has nothing to share"),
         "wrapped_but_not_called": sgd,
         "averaged_by_hand": like(sgd, aside="no wrapper: nothing to take over"),
     },
@@ -286,6 +286,8 @@ TABLE = {
         "subclass_that_edits_gradients": adaptive,
         "wrapper_around_adam": adaptive,
         "lookahead": adaptive,
+    },
+    "stepping_ddp.py": {
         "step_hooks": adaptive,
         "state_edited": adaptive,
         "state_cleared": adaptive,
