@@ -29,7 +29,8 @@ static int open_proc(pid_t pid, const char *name) {
 }
 
 typedef struct child_query {
-    pid_t parent, except, session; /* session 0: any */
+    pid_t parent, except, session; /* session 0: one that another process namespace leads, as in a container */
+    bool any_session;
     int signal;
 } child_query;
 
@@ -51,14 +52,14 @@ static bool visit_child(pid_t pid, const void *context) {
     if (!after || sscanf(after + 1, " %c %d %d %d", &state, &parent, &group, &session) != 4)
         return false;
     if (parent != query->parent || pid == query->except || state == 'Z' ||
-        (query->session && session != query->session))
+        (!query->any_session && session != query->session))
         return false;
     kill(pid, query->signal);
     return true;
 }
 
 size_t run_children_signal(pid_t except, bool same_session, int signal) {
-    child_query query = {getpid(), except, same_session ? getsid(0) : 0, signal};
+    child_query query = {getpid(), except, getsid(0), !same_session, signal};
     return each_process(visit_child, &query);
 }
 

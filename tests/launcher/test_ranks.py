@@ -22,6 +22,16 @@ def others(count):
 time.sleep(600)
 """
 
+# Each rank leaves a process behind; rank 0 one more, which made itself independent.
+LEAVING = """
+subprocess.Popen(["sleep", "600"])
+if rank == "0":
+    null = subprocess.DEVNULL
+    daemon = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=null, stderr=null)
+    open("daemon", "w").write(str(daemon.pid))
+sys.exit(0)
+"""
+
 
 class Ends(CommandTest):
     def rank(self, body):
@@ -97,19 +107,20 @@ if rank == "1": sys.exit(1)
         self.assertEqual(self.ranks(2, body)[0], 1)
 
     def test_what_good_ranks_leave_behind(self):
-        body = """
-subprocess.Popen(["sleep", "600"])
-if rank == "0":
-    null = subprocess.DEVNULL
-    daemon = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=null, stderr=null)
-    open("daemon", "w").write(str(daemon.pid))
-sys.exit(0)
-"""
         self.leaves = True  # the daemon, which made itself independent
-        status, _, err = self.ranks(2, body)
+        status, _, err = self.ranks(2, LEAVING)
         self.assertEqual(status, 0)
         self.assertIn("ended 2 processes that the ranks left running", self.said(err, "left running"))
         self.assertEqual(self.marked(), [int(self.text("daemon"))])
+
+    @unittest.skipUnless(os.getuid() == 0, "makes a process namespace")
+    def test_what_good_ranks_leave_behind_in_a_container(self):
+        # Entered from outside, as by `docker exec`: the session's leader is in another process namespace, and its
+        # id reads as 0.
+        command = ("run", "--nproc", "2", "--log-dir", "logs", "--", *self.rank(LEAVING))
+        status, _, err = self.castor("--pid", "--fork", "--mount-proc", BINARY, *command, binary="unshare")
+        self.assertEqual(status, 0)
+        self.assertIn("ended 2 processes that the ranks left running", self.said(err, "left running"))
 
     def test_what_a_single_command_leaves_behind_is_its_own_affair(self):
         self.leaves = True
