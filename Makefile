@@ -35,7 +35,7 @@ UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/core/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
 .PHONY: all setup demo test check bench install clean unit semantics readme
-all: $(B)/bin/castor $(B)/lib/libcastor.so
+all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
 	@mkdir -p $(@D)
@@ -52,6 +52,13 @@ $(B)/obj/%.o: %.cc
 $(B)/lib/libcastor.so: $(LIB_O)
 	@mkdir -p $(@D)
 	$(CC) -shared -pthread $(SANFLAGS) -Wl,-soname,libcastor.so -Wl,-z,defs -Wl,-z,now -o $@ $^ -ldl
+# The Python part lies as it does when it is installed, alone in its folder: on PYTHONPATH, a folder beside it would be
+# a package of that name.
+$(B)/lib/castor: $(wildcard shims/castor-*.dist-info)
+	@mkdir -p $@
+	ln -sfn "$$(realpath --relative-to=$@ shims/castor)" $@/castor
+	ln -sfn "$$(realpath --relative-to=$@ $<)" $@/$(<F)
+	@touch $@
 $(B)/bin/castor: $(LAUNCHER_O)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^

@@ -24,13 +24,8 @@ int run_install_find_from(const char *binary, run_install *out) {
         LOG_E("%s/../lib/libcastor.so is missing; run make, or make install again", directory);
         return RUN_EXIT_SYSTEM;
     }
-    /* Installed, or in the build tree. */
-    static const char *const places[] = {"../lib/castor", "../../shims"};
-    bool found = false;
-    for (size_t i = 0; i < sizeof places / sizeof *places && !found; i++)
-        found = resolve(directory, places[i], out->python) && resolve(out->python, "castor", package);
-    if (!found) {
-        LOG_E("%s/../lib/castor, the Python part of Castor, is missing; run make install again", directory);
+    if (!resolve(directory, "../lib/castor", out->python) || !resolve(out->python, "castor", package)) {
+        LOG_E("%s/../lib/castor, the Python part of Castor, is missing; run make, or make install again", directory);
         return RUN_EXIT_SYSTEM;
     }
     /* The dynamic linker splits LD_PRELOAD at spaces and colons, Python splits PYTHONPATH at colons; neither

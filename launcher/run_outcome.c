@@ -58,7 +58,10 @@ void run_outcome_report(const run_job *job) {
               options()->plugin == CASTOR_PLUGIN_NONE ? "" : "; it was not under plugin ",
               options()->plugin == CASTOR_PLUGIN_NONE ? "" : plugin, text);
     else if (!has_trace(job->directory.path))
-        LOG_I("nothing was recorded: no process of the command used PyTorch");
+        LOG_I("nothing was recorded: no process of the command used PyTorch%s",
+              options()->plugin == CASTOR_PLUGIN_NONE
+                  ? ""
+                  : " (the command's Python needs torch 2.10 or later: pip install torch)");
     run_path_quote(job->directory.shown, quoted, sizeof quoted);
     LOG_I("report: castor report %s", quoted);
 }

@@ -138,8 +138,8 @@ static int torch_look(struct dl_phdr_info *info, size_t size, void *context) {
  * that the report reads. */
 static void passthrough_report(void) {
     static const char reason[] =
-        "the agent was not reached: this process ran as plain PyTorch (python -I or -E, or "
-        "TORCH_DEVICE_BACKEND_AUTOLOAD=0, keep PyTorch from calling it)";
+        "the agent was not reached: this process ran as plain PyTorch (python -I or -E, "
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0, or a torch before 2.5, keep PyTorch from calling it)";
     if (option_status != CASTOR_OK)
         LOG_E("%s", option_message);
     LOG_W("%s", reason);

@@ -10,7 +10,6 @@ import trace_files
 
 LIBRARY = os.environ["HOOKS_TEST_LIBRARY"]
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(FOLDER))
 LIMIT_S = 240  # of one program; reached only by a failure
 FOREIGN = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "MALLOC_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_")
 
@@ -30,7 +29,7 @@ class PreloadTest(unittest.TestCase):
             clean["LD_PRELOAD"] = ":".join(preload)
             clean["CASTOR_LOG_DIR"] = self.log_dir
             if agent:
-                clean["PYTHONPATH"] = os.path.join(ROOT, "shims")
+                clean["PYTHONPATH"] = os.path.join(os.path.dirname(LIBRARY), "castor")
         clean["OMP_NUM_THREADS"] = "1"
         clean.update({name: str(value) for name, value in extra.items()})
         return clean

@@ -20,10 +20,16 @@ class Environment(CommandTest):
         return [json.loads(self.text(f"seen{rank}"))[0] for rank in range(ranks)]
 
     def python_directory(self):
-        return os.path.realpath(os.path.join(os.path.dirname(BINARY), "../../shims"))
+        return os.path.realpath(os.path.join(os.path.dirname(BINARY), "../lib/castor"))
 
     def library(self):
         return os.path.realpath(os.path.join(os.path.dirname(BINARY), "../lib/libcastor.so"))
+
+    def test_the_python_part_adds_no_other_packages(self):
+        # Python takes any folder on its path for a package: one named torch would hide that there is none.
+        found = "import sys, importlib.util as u; sys.exit(' '.join(n for n in ('torch', 'cuda', 'nccl') if u.find_spec(n)) or 0)"
+        status, _, err = self.castor("run", "--", sys.executable, "-S", "-c", found)
+        self.assertEqual(status, 0, err)
 
     def test_one_process(self):
         seen = self.seen()

@@ -201,13 +201,14 @@ TEST_F(RunInstall, Installed) {
 
 TEST_F(RunInstall, InTheBuildTree) {
     make("build/bin");
-    make("build/lib");
+    make("build/lib/castor");
     make("shims/castor");
     touch("build/lib/libcastor.so");
+    ASSERT_EQ(symlink("../../../shims/castor", (root + "/build/lib/castor/castor").c_str()), 0);
     run_install install;
     ASSERT_EQ(find("build/bin/castor", &install), 0);
     EXPECT_EQ(install.library, root + "/build/lib/libcastor.so");
-    EXPECT_EQ(install.python, root + "/shims");
+    EXPECT_EQ(install.python, root + "/build/lib/castor"); // not shims, whose other folders Python would take for packages
 }
 
 TEST_F(RunInstall, PartsThatAreMissing) {
