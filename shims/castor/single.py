@@ -3,13 +3,12 @@
 Each rank computes its part of every batch; gradients are the weighted mean, and so is the loss after backward()."""
 import functools
 import hashlib
-import os
 import random
 import sys
 
 import torch
 
-from . import core, engine, gradients, loaders, tensors
+from . import core, engine, gradients, loaders, tensors, writers
 
 
 class Job:
@@ -47,6 +46,7 @@ class Job:
         """Registers the parameters of an optimizer that need gradients and are not registered yet."""
         if self.distributed or not engine.active():
             return
+        writers.install_late(self)
         fresh = []
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -94,6 +94,7 @@ class Job:
     def backward_begun(self, outputs, create_graph):
         if self.synchronizer is None or self.distributed:
             return
+        writers.install_late(self)
         if create_graph:
             raise core.Error("castor: backward(create_graph=True) cannot be split over ranks: run this script on one "
                              "rank, or compute the second derivative with torch.autograd.grad")
@@ -177,26 +178,6 @@ def _watch_mode(job):
     torch.nn.Module.train = module_train
 
 
-def _report_files(job):
-    """A file that another rank than 0 opens for writing is rank 0's too: the script names one file."""
-
-    def opened(event, arguments):
-        if event != "open" or job.synchronizer is None or job.distributed or not engine.active():
-            return
-        path, mode, flags = arguments
-        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-        if not writes or not isinstance(path, (str, bytes)):
-            return
-        path = os.fsdecode(path)
-        if path not in job.said and not path.startswith(("/dev/", "/proc/")):
-            job.said.add(path)
-            core.log(1, f"this rank opens {path} for writing, as rank 0 does: what they write is mixed. Write it with "
-                        "torch.save, or on rank 0 only (os.environ['CASTOR_RANK'] == '0')".encode())
-
-    if job.rank:
-        sys.addaudithook(opened)
-
-
 class Synchronizer(gradients.Synchronizer):
     """Sums what any rank's backward used, of all optimizers' parameters."""
 
@@ -249,34 +230,6 @@ def _refuse_batch_norm(job):
     torch.nn.modules.batchnorm._BatchNorm.forward = batch_norm_forward
 
 
-def _save_once(job):
-    """torch.save to a file: rank 0 writes, the others wait until it has."""
-    save = torch.save
-
-    @functools.wraps(save)
-    def save_once(obj, f, *args, **kwargs):
-        to_file = isinstance(f, (str, bytes)) or hasattr(f, "__fspath__") or hasattr(f, "fileno") and _is_real(f)
-        if not to_file or job.distributed or not engine.active() or job.synchronizer is None:
-            return save(obj, f, *args, **kwargs)
-        core.place_set(job.group.handle, core.PLACE_SAVE)
-        try:
-            if job.rank == 0:
-                save(obj, f, *args, **kwargs)
-            job.group.barrier("torch.save")
-        finally:
-            core.place_set(job.group.handle, core.PLACE_SCRIPT)
-
-    torch.save = torch.serialization.save = save_once
-
-
-def _is_real(f):
-    try:
-        f.fileno()
-        return True
-    except (OSError, AttributeError, ValueError):
-        return False
-
-
 def _adopt_at_build(job):
     optimizer = torch.optim.Optimizer
     init, add_param_group = optimizer.__init__, optimizer.add_param_group
@@ -306,8 +259,7 @@ def install(rank, world, token):
         _numpy().random.seed(seed % (1 << 32))
     _adopt_at_build(job)
     _refuse_batch_norm(job)
-    _save_once(job)
-    _report_files(job)
+    writers.install(job)
     _watch_mode(job)
     loaders.install(job)
     return job

@@ -96,6 +96,34 @@ def safetensors(log):
     log.step(loss, model, optimizer)
 
 
+def scalars_in(folder):
+    """How many scalars TensorBoard shows of a folder, whoever wrote them."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    files = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    return sum(len(event.summary.value) for file in files for event in EventFileLoader(file).Load())
+
+
+@record.case
+def tensorboard(log):
+    """Writers of TensorBoard made before and after the optimizer: as many scalars as one process writes."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    model = Classifier()
+    before = SummaryWriter("board/before")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    after = SummaryWriter("board/after")
+    for step, (x, y) in enumerate(DataLoader(samples(), 8, shuffle=True)):
+        loss = train_step(model, optimizer, x, y)
+        before.add_scalar("loss", loss.item(), step)
+        after.add_scalar("loss", loss.item(), step)
+        log.step(loss)
+    before.close()
+    after.close()
+    torch.save(model.state_dict(), log.path("last.pt"))
+    log.note("scalars", [scalars_in("board/before"), scalars_in("board/after")])
+
+
 @record.case
 def arrays(log):
     import numpy

@@ -1,0 +1,121 @@
+"""Who writes files under `castor run --nproc N`: rank 0 alone, as the single process would.
+
+What writes whole files (torch.save, safetensors) lets the other ranks wait until rank 0 has written; what writes logs
+(TensorBoard) is quiet on the others; any other file that another rank opens for writing is reported."""
+import functools
+import os
+import sys
+
+import torch
+
+from . import core, engine
+
+
+def install(job):
+    torch.save = torch.serialization.save = _once(job, torch.save, 1, "torch.save")
+    if job.rank:
+        # wandb reads it when a run begins, often before anything else of the script is seen.
+        os.environ.setdefault("WANDB_MODE", "disabled")
+        _report_files(job)
+
+
+def install_late(job):
+    """Covers the libraries that the script has imported since."""
+    if "safetensors.torch" in sys.modules and "safetensors" not in job.said:
+        job.said.add("safetensors")
+        library = sys.modules["safetensors.torch"]
+        # save_file, which others import by name, looks it up at each call.
+        library.serialize_file = _once(job, library.serialize_file, 1, "safetensors' save_file")
+    if not job.rank:
+        return
+    for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
+        if name in sys.modules and name not in job.said and hasattr(sys.modules[name], "FileWriter"):
+            job.said.add(name)
+            _quiet_event_files(job, sys.modules[name])
+
+
+def _takes_part(job):
+    return not job.distributed and engine.active() and job.synchronizer is not None
+
+
+def _once(job, write, position, name):
+    """`write`, whose argument at `position` is the file: on rank 0 only, while the others wait."""
+
+    @functools.wraps(write)
+    def write_once(*args, **kwargs):
+        target = args[position] if len(args) > position else kwargs.get("f", kwargs.get("filename"))
+        if not _is_file(target) or not _takes_part(job):
+            return write(*args, **kwargs)
+        result = None
+        core.place_set(job.group.handle, core.PLACE_SAVE)
+        try:
+            if job.rank == 0:
+                result = write(*args, **kwargs)
+            job.group.barrier(name)
+        finally:
+            core.place_set(job.group.handle, core.PLACE_SCRIPT)
+        return result
+
+    return write_once
+
+
+def _is_file(target):
+    if isinstance(target, (str, bytes)) or hasattr(target, "__fspath__"):
+        return True
+    try:
+        target.fileno()
+        return True
+    except (OSError, AttributeError, ValueError):
+        return False
+
+
+def _quiet_event_files(job, module):
+    """Event files are named after the process: those of other ranks would be further curves of the same name. One that
+    was opened before this keeps its header alone."""
+
+    class NoEvents:
+        def __init__(self, directory):
+            self.directory = directory
+
+        def get_logdir(self):
+            return self.directory
+
+        def add_event(self, event):
+            pass
+
+        flush = close = reopen = lambda self: None
+
+    init, add_event = module.FileWriter.__init__, module.FileWriter.add_event
+
+    @functools.wraps(init)
+    def file_writer_init(self, log_dir, *args, **kwargs):
+        if job.distributed:
+            return init(self, log_dir, *args, **kwargs)
+        self.event_writer = NoEvents(str(log_dir))
+
+    @functools.wraps(add_event)
+    def file_writer_add_event(self, *args, **kwargs):
+        if job.distributed:
+            return add_event(self, *args, **kwargs)
+
+    module.FileWriter.__init__ = file_writer_init
+    module.FileWriter.add_event = file_writer_add_event
+
+
+def _report_files(job):
+    """A file that another rank than 0 opens for writing is rank 0's too: the script names one file."""
+
+    def opened(event, arguments):
+        if event != "open" or not _takes_part(job):
+            return
+        path, mode, flags = arguments
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        if not writes or not isinstance(path, (str, bytes)):
+            return
+        path = os.fsdecode(path)
+        if path not in job.said and not path.startswith(("/dev/", "/proc/")):
+            job.said.add(path)
+            core.log(1, f"this rank opens {path} for writing, as rank 0 does: what they write is mixed. Write it with "
+                        "torch.save, or on rank 0 only (os.environ['CASTOR_RANK'] == '0')".encode())
+
+    sys.addaudithook(opened)
