@@ -5,6 +5,7 @@ owner       inside the leaf `step` of a class known to treat each parameter on i
 replicated  any other class: every rank steps everything in its views; then equal pages are shared again
 local       gradients that were not synchronized: every rank steps for itself, and is replicated from then on
 """
+import atexit
 import ctypes
 import functools
 import itertools
@@ -214,6 +215,21 @@ def _replace_closure(args, kwargs, closure):
     return (closure, *args[1:]), kwargs
 
 
+def _say_alone():
+    """Tells a script of one process at once, one of several processes at its end: it may wrap its model later."""
+
+    def tell():
+        if not engine.groups():
+            core.passthrough(b"nothing is shared: one process trains, or its model is in no DistributedDataParallel. "
+                             b"Start more ranks (castor run --nproc N, or torchrun)")
+
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and torch.distributed.get_world_size() > 1:
+        atexit.register(tell)
+    else:
+        tell()
+
+
 def _outermost(wrapper):
     """Wraps what Optimizer.profile_hook_step made of a class's step: counts steps, and ends replicated ones."""
 
@@ -237,8 +253,7 @@ def _outermost(wrapper):
         if _job is not None:
             _job.step_ended()
         elif not _numbers and _shares and not engine.groups():
-            core.passthrough(b"nothing is shared: one process trains, or its model is in no DistributedDataParallel. Start "
-                             b"more ranks (castor run --nproc N, or torchrun)")
+            _say_alone()
         if self not in _numbers:
             if not _numbers and torch.distributed.is_available() and torch.distributed.is_initialized():
                 core.rank_set(torch.distributed.get_rank())
