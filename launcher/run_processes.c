@@ -29,7 +29,8 @@ static int open_proc(pid_t pid, const char *name) {
 }
 
 typedef struct child_query {
-    pid_t parent, except, session; /* session 0: one that another process namespace leads, as in a container */
+    pid_t parent, except,
+        session; /* session 0: one that another process namespace leads, as in a container */
     bool any_session;
     int signal;
 } child_query;
