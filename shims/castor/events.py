@@ -25,7 +25,7 @@ def at_end(callback):
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def _wrap(run, begun, ended):
+def _wrap(run, begun, ended, taken):
     @functools.wraps(run)
     def engine_run_backward(t_outputs, *args, **kwargs):
         if depth():
@@ -39,6 +39,8 @@ def _wrap(run, begun, ended):
         accumulates = kwargs.get("accumulate_grad", False)
         if accumulates:
             begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
+        elif len(args) > 3:
+            taken(args[3], bool(args[2]))
         try:
             result = run(t_outputs, *args, **kwargs)
         finally:
@@ -54,9 +56,9 @@ def _wrap(run, begun, ended):
     return engine_run_backward
 
 
-def install(begun, ended):
-    """`begun(outputs, create_graph)` and `ended(outputs, synchronized)` are called around each outermost backward that accumulates
-    gradients into leaves."""
-    wrapped = _wrap(torch.autograd.graph._engine_run_backward, begun, ended)
+def install(begun=lambda *_: None, ended=lambda *_: None, taken=lambda *_: None):
+    """`begun(outputs, create_graph)` and `ended(outputs, synchronized)` are called around each outermost backward that
+    accumulates gradients into leaves, `taken(inputs, create_graph)` before one that returns them (autograd.grad)."""
+    wrapped = _wrap(torch.autograd.graph._engine_run_backward, begun, ended, taken)
     torch.autograd.graph._engine_run_backward = wrapped
     torch.autograd._engine_run_backward = wrapped

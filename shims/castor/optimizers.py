@@ -300,6 +300,8 @@ def _end_replicated(optimizer, running):
 
 
 def _step_in_backward(optimizer):
+    if _job is not None:
+        _job.step_inside_backward()
     pairs = _pairs(optimizer)
     if pairs:
         core.passthrough(b"an optimizer steps inside a backward pass: its parameters leave the store")

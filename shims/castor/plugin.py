@@ -11,9 +11,9 @@ def install():
     os.environ["CASTOR_RANK_PROCESS"] = str(os.getpid())
     job = single.install(rank, world, core.option_text("CASTOR_JOB")) if is_rank and world > 1 else None
     if job is None:
-        events.install(begun=lambda outputs, create_graph: None, ended=lambda outputs, synchronized: None)
+        events.install()
     else:
-        events.install(job.backward_begun, job.backward_ended)
+        events.install(job.backward_begun, job.backward_ended, job.gradients_taken)
     reducer.install()
     optimizers.install(job)
     clipping.install()

@@ -105,6 +105,21 @@ class Job:
         if synchronized and len(outputs) == 1 and outputs[0].numel() == 1 and not self.distributed:
             self._show_mean([outputs[0], *_scaled_from(outputs[0])])
 
+    def gradients_taken(self, inputs, create_graph):
+        """A part of a batch gives a part of the gradient. Where every rank draws whole batches, what a later backward()
+        averages (a step inside the loss) is right."""
+        if self.distributed or not engine.active() or not self.split_seen and (self.synchronizer is None or create_graph):
+            return
+        if any(isinstance(t, torch.nn.Parameter) or engine.entry_of(t) is not None for t in inputs):
+            raise core.Error("castor: torch.autograd.grad of parameters gives each rank the gradient of its own part of "
+                             "the batch: let loss.backward() make it, which averages over the ranks, or run this script "
+                             "on one rank")
+
+    def step_inside_backward(self):
+        if not self.distributed:
+            raise core.Error("castor: an optimizer steps inside a backward pass, where each rank has the gradient of its "
+                             "own part of the batch: step after backward(), or run this script on one rank")
+
     def _show_mean(self, losses):
         """What the script prints, and what its schedulers see, is the whole batch's."""
         values = [self.weight * loss.item() if self.weight else 0.0 for loss in losses]
