@@ -3,6 +3,7 @@
     run.py --quick                every script, N = 2, gemini, and a few rows at N = 4 and with the plugin none
     run.py --full                 every script, N = 2 and 4, gemini and none
     run.py [--script S] [--case C] [--ranks 2,4] [--plugin gemini,none,plain]
+    run.py --full --continue      leaves out what has passed before with the same build and scripts
     run.py --self-test            shows that the comparison can fail
 
 The plugin `plain` runs plain PyTorch a second time: a script that differs from itself proves nothing.
@@ -40,7 +41,24 @@ class Suite:
         self.work = os.path.join(args.build, "semantics")
         self.python = args.python
         self.torchrun = os.path.join(os.path.dirname(args.python), "torchrun")
-        self.results = []
+        self.tested = digest_of_tested(args)
+        self.results = self.earlier() if args.resume else []
+
+    # Results, kept between calls
+
+    def earlier(self):
+        try:
+            with open(os.path.join(self.work, "results.json")) as file:
+                kept = json.load(file)
+        except (OSError, ValueError):
+            return []
+        return [result for result in kept if result.get("tested") == self.tested and result["passed"]]
+
+    def store(self):
+        path = os.path.join(self.work, "results.json")
+        with open(path + ".new", "w") as file:
+            json.dump(self.results, file, indent=1)
+        os.replace(path + ".new", path)
 
     # How a script is started
 
@@ -188,6 +206,7 @@ class Suite:
                 "case": row.title,
                 "ranks": ranks,
                 "plugin": plugin,
+                "tested": self.tested,
                 "passed": passed,
                 "verdict": text,
                 "bitwise": bool(outcome and outcome.bitwise and passed and not row.expect.differs),
@@ -253,6 +272,19 @@ class Suite:
             self.settle(missed[0], ranks, plugin, False, text, together.seconds, detail=last_words(together))
         if missed[1:]:
             self.check(missed[1:], ranks, plugin)
+
+
+def digest_of_tested(args):
+    """What a result depends on, but for PyTorch."""
+    folders = (os.path.join(ROOT, "shims", "castor"), table.SCRIPTS, os.path.join(ROOT, "tests", "semantics"))
+    files = [os.path.join(folder, name) for folder in folders for name in sorted(os.listdir(folder)) if name.endswith(".py")]
+    library = os.path.join(os.path.dirname(args.castor), "..", "lib", "libcastor.so")
+    digest = hashlib.sha256()
+    for path in [*files, args.castor, library]:
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                digest.update(hashlib.sha256(file.read()).digest())
+    return digest.hexdigest()[:16]
 
 
 def groups_of(rows):
@@ -357,6 +389,7 @@ def arguments():
     words = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--continue", action="store_true", dest="resume")
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--script", type=words, default=[], help="comma separated, with or without .py")
     parser.add_argument("--case", type=words, default=[])
@@ -394,13 +427,15 @@ def main():
     except BlockingIOError:
         sys.exit(f"run.py: another run uses {suite.work}; wait for it, or give another folder with --build")
     began = time.monotonic()
-    plan = chosen(args)
+    done = {(result["plugin"], result["ranks"], result["script"], result["case"]) for result in suite.results}
+    plan = [entry for entry in chosen(args) if (entry[0], entry[1], entry[2].script, entry[2].title) not in done]
+    if done:
+        print(f"{len(done)} rows passed before", flush=True)
     for plugin in args.plugin:
         for ranks in args.ranks:
             for group in groups_of([row for p, n, row in plan if (p, n) == (plugin, ranks)]):
                 suite.check(group, ranks, plugin)
-    with open(os.path.join(suite.work, "results.json"), "w") as file:
-        json.dump(suite.results, file, indent=1)
+                suite.store()
     if args.markdown:
         report.write(args.markdown, suite.results)
     failed = sum(not result["passed"] for result in suite.results)
