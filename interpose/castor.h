@@ -40,6 +40,13 @@ CASTOR_API void castor_rank_set(int rank);
 /* This process trains plainly although a plugin was asked for: logged, and noted for the report. */
 CASTOR_API void castor_passthrough(const char *reason);
 
+/* The process group that this thread makes next: its name, the same on all of its ranks, and their global ranks
+ * (count 0: all). NULL: none any more. `castor top` and the stall watch find the ranks of a collective by it. */
+CASTOR_API void castor_group_announce(const char *name, const int32_t *ranks, size_t count);
+/* `tell` appends the Python stacks of this process to the file at `path`. It is called on a thread of its own, when
+ * `castor run` finds that other ranks wait for this one. NULL: nobody can tell any more. */
+CASTOR_API void castor_stack_teller_set(void (*tell)(const char *path));
+
 /* PyTorch's CPU blocks in Castor's arena, in bytes: handed out, the most of that, freed but still resident, and those
  * of the handed out over which the store is mapped. Zeros when the arena is off. */
 typedef struct castor_arena_info {

@@ -6,6 +6,7 @@
 #include "report.h"
 #include "run.h"
 #include "tables.h"
+#include "top.h"
 
 #define CASTOR_VERSION "0.1.0"
 
@@ -25,6 +26,7 @@ static const struct subcommand {
 } subcommands[] = {
     {"run", run_main, "[OPTION]... [--] COMMAND...", "run a command with Castor in its Python processes"},
     {"report", report_main, "DIR [--format text|json]", "show what a run did"},
+    {"top", top_main, "[DIR]", "watch a running job; without DIR the newest run in castor-logs"},
     {"options", options_main, "[--markdown]", "the options, their values and where these come from"},
     {"hooks", hooks_main, "[--markdown]", "the functions that are intercepted"},
     {"help", help_main, "", "this text; `castor run --help` says more about run"},

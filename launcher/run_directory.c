@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include "core/log.h"
 #include "trace/format.h"
+#include "trace/live_format.h"
 
 #define DEFAULT_PARENT "castor-logs"
 
@@ -136,7 +137,8 @@ static bool is_of_a_run(const char *name) {
         return true;
     if (strncmp(name, out_prefix, sizeof out_prefix - 1) != 0)
         return false;
-    if (has_suffix(name, TRACE_COUNTERS_SUFFIX) || has_suffix(name, TRACE_SEGMENT_SUFFIX))
+    if (has_suffix(name, TRACE_COUNTERS_SUFFIX) || has_suffix(name, TRACE_SEGMENT_SUFFIX) ||
+        has_suffix(name, LIVE_SUFFIX) || has_suffix(name, LIVE_STACK_SUFFIX))
         return strstr(name, ".pid-") != NULL;
     const char *number = name + sizeof out_prefix - 1;
     size_t digits = strspn(number, "0123456789");

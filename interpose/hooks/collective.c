@@ -1,6 +1,7 @@
 #include "collective.h"
 #include <stddef.h>
 #include "wrapper.h"
+#include "../trace/live.h"
 #include "../trace/trace.h"
 
 #define FLIGHTS_MAX 512u
@@ -15,6 +16,7 @@ struct collective_flight {
     hook_id id;
     uint32_t group;
     hook_payload payload;
+    live_wait *live;
     uint64_t call_begin_ns, call_end_ns;
     uint64_t begin_ns, end_ns; /* atomic: of the works; 0: none yet */
 };
@@ -57,6 +59,12 @@ void collective_group_end(const void *group) {
     for (uint32_t i = 0; i < GROUPS_MAX && __atomic_load_n(&groups[i], __ATOMIC_RELAXED); i++)
         if (__atomic_load_n(&groups[i], __ATOMIC_RELAXED) == group)
             __atomic_store_n(&groups[i], &group_ended, __ATOMIC_RELAXED);
+    live_group_ended(group);
+}
+
+/* Messages between two ranks: the others of the group do not come. */
+static bool is_message(hook_id id) {
+    return id == HOOK_GLOO_SEND || id == HOOK_GLOO_RECV || id == HOOK_GLOO_RECV_ANYSOURCE;
 }
 
 static collective_flight *flight_claim(void) {
@@ -85,6 +93,7 @@ static void flight_part_end(collective_flight *flight) {
     if (!flight->failed)
         record(flight->id, worked ? flight->begin_ns : flight->call_begin_ns,
                worked ? flight->end_ns : flight->call_end_ns, &flight->payload, flight->group);
+    live_wait_end(flight->live);
     __atomic_store_n(&flight->claimed, 0, __ATOMIC_RELEASE);
 }
 
@@ -97,6 +106,7 @@ bool collective_enter(collective_call *call, hook_id id, const void *group) {
     call->returned = false;
     call->flight = NULL;
     call->group = group_number(group);
+    call->group_address = group;
     call->payload = (hook_payload){.dtype = PAYLOAD_NO_DTYPE};
     void (*entered)(hook_id) = __atomic_load_n(&observer, __ATOMIC_ACQUIRE);
     if (entered)
@@ -106,9 +116,14 @@ bool collective_enter(collective_call *call, hook_id id, const void *group) {
 
 void collective_begin(collective_call *call) {
     call->begin_ns = trace_now_ns();
+    call->live = is_message(call->id)
+                     ? NULL
+                     : live_collective_begin(call->group_address, hooks_operation_name(call->id),
+                                             call->payload.bytes, call->begin_ns);
     collective_flight *flight = call->flight = flight_claim();
     if (!flight)
         return;
+    flight->live = call->live;
     flight->id = call->id;
     flight->group = call->group;
     flight->payload = call->payload;
@@ -128,8 +143,10 @@ void collective_leave(collective_call *call) {
         if (!call->returned)
             __atomic_store_n(&call->flight->failed, 1, __ATOMIC_RELAXED);
         flight_part_end(call->flight);
-    } else if (call->returned) {
-        record(call->id, call->begin_ns, end_ns, &call->payload, call->group);
+    } else {
+        live_wait_end(call->live);
+        if (call->returned)
+            record(call->id, call->begin_ns, end_ns, &call->payload, call->group);
     }
 }
 

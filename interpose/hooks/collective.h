@@ -24,8 +24,10 @@ typedef struct collective_call {
     hook_id id;
     bool outermost, returned;
     uint32_t group;
+    const void *group_address;
     uint64_t begin_ns;
     hook_payload payload;
+    struct live_wait *live;
     collective_flight *flight;
 } collective_call;
 

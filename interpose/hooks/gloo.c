@@ -7,6 +7,7 @@
 #include "collective.h"
 #include "wrapper.h"
 #include "../core/start.h"
+#include "../trace/live.h"
 #include "../trace/trace.h"
 
 #if HOOK_GLOO_WRAPPED
@@ -91,11 +92,28 @@ bool wrap_GLOO_SEND_WAIT(void *self, int64_t timeout_ms) {
     return done;
 }
 
+static void receive_begin(live_wait **live, uint64_t begin_ns) {
+    *live = live_wait_begin(LIVE_RECEIVE, "recv", begin_ns);
+}
+
+/* The real function throws when nothing comes in time. */
+static void receive_end(live_wait **live) {
+    live_wait_end(*live);
+}
+
 bool wrap_GLOO_RECV_WAIT(void *self, int64_t timeout_ms) {
     uint64_t begin = trace_now_ns();
+    __attribute__((cleanup(receive_end))) live_wait *live = NULL;
+    receive_begin(&live, begin);
     bool done = REAL(GLOO_RECV_WAIT)(self, timeout_ms);
     trace_record_write(TRACE_CALL, HOOK_GLOO_RECV_WAIT, begin, trace_now_ns(), 0, 0, 0, 0);
     return done;
+}
+
+/* The base of every backend: the thread has said before what group it makes (live.h). */
+void wrap_BACKEND_CREATE(void *self, int rank, int size) {
+    REAL(BACKEND_CREATE)(self, rank, size);
+    live_group_made(self, rank, size);
 }
 
 void wrap_GLOO_DELETE(void *self) {

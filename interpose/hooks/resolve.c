@@ -24,8 +24,7 @@ void *hooks_next(hook_id id) {
     return real;
 }
 
-/* What follows the last colon: "allreduce" of "c10d::ProcessGroupGloo::allreduce". */
-static const char *operation_name(hook_id id) {
+const char *hooks_operation_name(hook_id id) {
     const char *colon = strrchr(hook_table[id].name, ':');
     return colon ? colon + 1 : hook_table[id].name;
 }
@@ -47,7 +46,7 @@ void hooks_resolve(void) {
         *(hooks_real(id) ? &found : &missed) += 1;
         trace_name_set(TRACE_CALL, id, hook_table[id].name);
         if (layer == HOOK_LAYER_GLOO)
-            trace_name_set(TRACE_COLLECTIVE, id, operation_name(id));
+            trace_name_set(TRACE_COLLECTIVE, id, hooks_operation_name(id));
     }
     trace_gauge_set(GAUGE_HOOKS_FOUND, found);
     trace_gauge_set(GAUGE_HOOKS_MISSED, missed);

@@ -24,4 +24,7 @@ extern void *hook_real[HOOK_COUNT];
  * thread is in progress: dlsym itself may allocate. */
 void *hooks_next(hook_id id);
 
+/* What follows the last colon of a row's name: "allreduce" of "c10d::ProcessGroupGloo::allreduce". */
+const char *hooks_operation_name(hook_id id);
+
 #endif

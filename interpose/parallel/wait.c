@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../trace/live.h"
 #include "../trace/trace.h"
 
 #define LOOK_SECONDS    0.1   /* how often a waiter looks after its peers */
@@ -100,6 +101,13 @@ static castor_status give_up(store *s, const wait_condition *c) {
             s->rank, rank, s->control->rank[rank].pid, c->what, store_place_names[store_place_get(s, rank)]));
 }
 
+/* Tells `castor top` and the stall watch whom this rank waits for. */
+static void say_missing(const store *s, const wait_condition *c, live_wait *live) {
+    int rank = live != NULL && c->missing ? c->missing(c->context) : -1;
+    if (rank >= 0)
+        live_wait_missing(live, s->control->rank[rank].pid);
+}
+
 static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters,
                                   const wait_condition *c, double seconds, bool fatal) {
     if (c->ready(c->context))
@@ -107,6 +115,8 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
     castor_status status = CASTOR_OK;
     uint64_t begin_ns = trace_now_ns();
     double deadline = wait_now_seconds() + seconds, look = wait_now_seconds() + LOOK_SECONDS;
+    live_wait *live = live_wait_begin(LIVE_STORE, c->what, begin_ns);
+    say_missing(s, c, live);
     atomic_fetch_add(waiters, 1);
     for (;;) {
         uint32_t seen = atomic_load(event);
@@ -123,6 +133,7 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
         if (wait_now_seconds() < look)
             continue; /* woken by an event */
         look = wait_now_seconds() + LOOK_SECONDS;
+        say_missing(s, c, live);
         if ((status = peers_check(s)) != CASTOR_OK) {
             /* One that left may have done its part before it did. */
             if (c->ready(c->context))
@@ -131,6 +142,7 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
         }
     }
     atomic_fetch_sub(waiters, 1);
+    live_wait_end(live);
     uint64_t end_ns = trace_now_ns();
     trace_counter_add(GAUGE_WAIT_NS, end_ns - begin_ns);
     if (end_ns - begin_ns > RECORD_ABOVE_NS)

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include "../core/log.h"
 #include "file.h"
+#include "live.h"
 #include "sample.h"
 
 #define COUNTERS_NAME_TRIES 100
@@ -263,6 +264,7 @@ void trace_set_rank(int rank) {
     if (counters != NULL)
         __atomic_store_n(&counters->rank, rank, __ATOMIC_RELAXED);
     counters_unlock();
+    live_rank_set(rank);
 }
 
 void trace_name_set(trace_record_kind kind, uint32_t id, const char *name) {

@@ -4,6 +4,7 @@
 #include <time.h>
 #include "counters.h"
 #include "file.h"
+#include "live.h"
 #include "sample.h"
 #include "segment.h"
 
@@ -13,6 +14,7 @@ castor_status trace_start(const char *directory, uint64_t max_bytes, int rank) {
     castor_status status = trace_file_set_directory(directory);
     counters_reset(false);
     segment_reset();
+    live_reset();
     if (trace_file_directory()[0] == '\0')
         max_bytes = 0;
     counters_configure(max_bytes, rank);
@@ -69,6 +71,7 @@ out:
 void trace_fork_child(void) {
     counters_reset(true);
     segment_reset();
+    live_reset();
     this_thread = (segment_cursor){0};
     sample_fork_child();
 }

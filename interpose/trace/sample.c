@@ -9,11 +9,13 @@
 #include <time.h>
 #include <unistd.h>
 #include "../core/log.h"
+#include "live.h"
 #include "trace.h"
 
 #define SAMPLE_CALLBACKS       16
 #define SAMPLE_INTERVAL_MIN_NS UINT64_C(200000000)
 #define SAMPLE_INTERVAL_MAX_NS UINT64_C(60000000000)
+#define SAMPLE_LOOK_NS         UINT64_C(1000000000) /* how often the live file is looked at */
 #define SAMPLE_COST_FACTOR     500 /* the interval is at least so many times the cost of a sample */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -66,9 +68,9 @@ static uint64_t clock_ns(clockid_t clock) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Waits for `interval_ns`; false when the sampler must end. */
-static bool wait_interval(uint64_t interval_ns) {
-    uint64_t deadline_ns = clock_ns(CLOCK_MONOTONIC) + interval_ns;
+/* Waits for `wait_ns`; false when the sampler must end. */
+static bool wait_part(uint64_t wait_ns) {
+    uint64_t deadline_ns = clock_ns(CLOCK_MONOTONIC) + wait_ns;
     struct timespec deadline = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
     pthread_mutex_lock(&lock);
     while (state == SAMPLE_RUNNING && pthread_cond_timedwait(&changed, &lock, &deadline) == 0)
@@ -76,6 +78,19 @@ static bool wait_interval(uint64_t interval_ns) {
     bool running = state == SAMPLE_RUNNING;
     pthread_mutex_unlock(&lock);
     return running;
+}
+
+/* Waits for `interval_ns`, and looks meanwhile whether somebody wants to know where this process is. */
+static bool wait_interval(uint64_t interval_ns) {
+    for (;;) {
+        live_stack_look();
+        uint64_t part_ns = interval_ns < SAMPLE_LOOK_NS ? interval_ns : SAMPLE_LOOK_NS;
+        if (!wait_part(part_ns))
+            return false;
+        interval_ns -= part_ns;
+        if (interval_ns == 0)
+            return true;
+    }
 }
 
 static void *sample_main(void *unused) {

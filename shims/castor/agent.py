@@ -17,11 +17,13 @@ def attach():
 def _attach():
     import torch
 
-    from . import core
+    from . import core, groups, stacks
 
     if not core.bind():
         return  # libcastor.so is not in this process: nothing was asked for
     core.attach()
+    groups.install()
+    stacks.install()
     if not core.plugin_engine():
         from . import observe
 

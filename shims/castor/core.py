@@ -27,6 +27,8 @@ PLACE_SCRIPT, PLACE_ADOPT, PLACE_BACKWARD, PLACE_STEP, PLACE_TOGETHER, PLACE_COL
 MODE_PLAIN, MODE_OWNER, MODE_REPLICATED, MODE_LOCAL = range(4)
 
 # name: (result, arguments). "status" results become exceptions.
+StackTeller = ctypes.CFUNCTYPE(None, c_char_p)
+
 _SIGNATURES = {
     "attach": ("status", []),
     "error": (c_char_p, []),
@@ -35,6 +37,8 @@ _SIGNATURES = {
     "log": (None, [c_int, c_char_p]),
     "rank_set": (None, [c_int]),
     "passthrough": (None, [c_char_p]),
+    "group_announce": (None, [c_char_p, c_void_p, c_size_t]),
+    "stack_teller_set": (None, [StackTeller]),
     "arena_get": (None, [POINTER(ArenaInfo)]),
     "now_ns": (c_uint64, []),
     "event_step": (None, [c_uint64, c_uint64, c_uint32, c_uint32]),

@@ -1,0 +1,265 @@
+#include "live.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+#include "../core/log.h"
+#include "counters.h"
+#include "file.h"
+
+#define STACK_PATH_MAX (PATH_MAX + 64)
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static live_file *current; /* written under lock, read with acquire */
+static bool failed;        /* lock; no file can be made */
+static char base_name[64]; /* of its files; written before current */
+
+/* The backend behind each group of the file; written under lock, read without. */
+static const void *addresses[LIVE_GROUPS_MAX];
+
+static struct {
+    bool known;
+    bool all;
+    char name[LIVE_NAME_MAX];
+    uint64_t members[LIVE_MEMBER_WORDS];
+} announced_none;
+static __thread __typeof__(announced_none) announced __attribute__((tls_model("initial-exec")));
+
+static void (*stack_teller)(const char *path); /* atomic */
+static uint32_t stack_running;                 /* atomic */
+
+static void copy_text(char *out, size_t out_bytes, const char *text) {
+    size_t length = strnlen(text, out_bytes - 1);
+    memcpy(out, text, length);
+    memset(out + length, 0, out_bytes - length);
+}
+
+/* The file, made at the first use. A process that has no counters file has no use for this one either. */
+static live_file *live_get(void) {
+    live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+    if (__builtin_expect(file != NULL, 1))
+        return file;
+    const trace_counters *counters = trace_file_directory()[0] != '\0' ? counters_get() : NULL;
+    if (counters == NULL || counters->recording == TRACE_RECORDING_FAILED)
+        return NULL;
+    int saved_errno = errno;
+    pthread_mutex_lock(&lock);
+    file = current;
+    if (file == NULL && !failed) {
+        char name[96], rank[16];
+        counters_rank_text(rank);
+        log_format(base_name, sizeof base_name, "rank-%s.pid-%u", rank, (unsigned)getpid());
+        log_format(name, sizeof name, "%s" LIVE_SUFFIX, base_name);
+        file = trace_file_create(name, sizeof *file);
+        failed = file == NULL;
+        if (file != NULL) {
+            file->version = LIVE_VERSION;
+            file->file_bytes = sizeof *file;
+            file->pid = (uint32_t)getpid();
+            file->rank = counters_rank();
+            file->process_uid = counters->uid;
+            file->start_clock_ticks = counters->start_clock_ticks;
+            file->stack_able = __atomic_load_n(&stack_teller, __ATOMIC_RELAXED) != NULL;
+            __atomic_store_n(&file->magic, LIVE_MAGIC, __ATOMIC_RELEASE);
+            __atomic_store_n(&current, file, __ATOMIC_RELEASE);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    errno = saved_errno;
+    return file;
+}
+
+void live_rank_set(int rank) {
+    live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+    if (file != NULL)
+        __atomic_store_n(&file->rank, rank, __ATOMIC_RELAXED);
+}
+
+/* ---- groups ---- */
+
+void live_group_announce(const char *name, const int32_t *ranks, size_t count) {
+    announced = announced_none;
+    announced.known = name != NULL;
+    if (name == NULL)
+        return;
+    copy_text(announced.name, sizeof announced.name, name);
+    announced.all = count == 0;
+    for (size_t i = 0; i < count; i++)
+        if (ranks[i] >= 0 && (uint32_t)ranks[i] < LIVE_MEMBER_WORDS * 64)
+            announced.members[ranks[i] / 64] |= UINT64_C(1) << (ranks[i] % 64);
+}
+
+static uint32_t group_find(const void *address) {
+    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
+        if (__atomic_load_n(&addresses[i], __ATOMIC_ACQUIRE) == address)
+            return i;
+    return LIVE_GROUP_UNKNOWN;
+}
+
+static uint32_t group_add(live_file *file, const void *address, int rank, int size) {
+    pthread_mutex_lock(&lock);
+    uint32_t index = group_find(address);
+    for (uint32_t i = 0; i < LIVE_GROUPS_MAX && index == LIVE_GROUP_UNKNOWN; i++)
+        if (addresses[i] == NULL)
+            index = i;
+    if (index != LIVE_GROUP_UNKNOWN) {
+        live_group *group = &file->groups[index];
+        memset(group, 0, sizeof *group);
+        group->rank = rank;
+        group->size = size > 0 ? (uint32_t)size : 0;
+        if (announced.known && size > 0) {
+            memcpy(group->name, announced.name, sizeof group->name);
+            memcpy(group->members, announced.members, sizeof group->members);
+            for (uint32_t member = 0; announced.all && member < group->size; member++)
+                if (member < LIVE_MEMBER_WORDS * 64)
+                    group->members[member / 64] |= UINT64_C(1) << (member % 64);
+        }
+        __atomic_store_n(&group->used, 1, __ATOMIC_RELEASE);
+        __atomic_store_n(&addresses[index], address, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&lock);
+    return index;
+}
+
+void live_group_made(const void *address, int rank, int size) {
+    if (!announced.known)
+        return;
+    live_file *file = live_get();
+    if (file == NULL)
+        return;
+    /* The script's own rank is that in the group of all. */
+    if (announced.all && file->rank < 0)
+        trace_set_rank(rank);
+    group_add(file, address, rank, size);
+}
+
+void live_group_ended(const void *address) {
+    live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+    uint32_t index = file == NULL || address == NULL ? LIVE_GROUP_UNKNOWN : group_find(address);
+    if (index == LIVE_GROUP_UNKNOWN)
+        return;
+    /* Works that its worker threads never ran end with it. */
+    for (uint32_t i = 0; i < LIVE_WAITS_MAX; i++)
+        if (__atomic_load_n(&file->waits[i].claimed, __ATOMIC_ACQUIRE) && file->waits[i].group == index)
+            __atomic_store_n(&file->waits[i].begin_ns, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&file->groups[index].used, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&addresses[index], NULL, __ATOMIC_RELEASE);
+}
+
+/* ---- waits ---- */
+
+static live_wait *wait_claim(live_file *file) {
+    for (uint32_t i = 0; i < LIVE_WAITS_MAX; i++) {
+        uint32_t free = 0;
+        live_wait *wait = &file->waits[i];
+        if (__atomic_load_n(&wait->claimed, __ATOMIC_RELAXED) == 0 &&
+            __atomic_compare_exchange_n(&wait->claimed, &free, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+            return wait;
+    }
+    return NULL;
+}
+
+static live_wait *wait_begin(live_file *file, live_kind kind, uint32_t group, uint64_t ordinal,
+                             const char *what, uint64_t bytes, uint64_t now_ns) {
+    live_wait *wait = wait_claim(file);
+    if (wait == NULL)
+        return NULL;
+    wait->kind = (uint32_t)kind;
+    wait->group = group;
+    wait->ordinal = ordinal;
+    wait->bytes = bytes;
+    wait->missing_pid = 0;
+    copy_text(wait->what, sizeof wait->what, what);
+    __atomic_store_n(&wait->begin_ns, now_ns, __ATOMIC_RELEASE);
+    return wait;
+}
+
+live_wait *live_collective_begin(const void *address, const char *operation, uint64_t bytes,
+                                 uint64_t now_ns) {
+    live_file *file = live_get();
+    if (file == NULL)
+        return NULL;
+    uint32_t group = group_find(address);
+    if (group == LIVE_GROUP_UNKNOWN) /* made before the agent was there, or by other means */
+        group = group_add(file, address, -1, 0);
+    uint64_t ordinal = group == LIVE_GROUP_UNKNOWN
+                           ? 0
+                           : __atomic_add_fetch(&file->groups[group].entered, 1, __ATOMIC_RELAXED);
+    return wait_begin(file, LIVE_COLLECTIVE, group, ordinal, operation, bytes, now_ns);
+}
+
+live_wait *live_wait_begin(live_kind kind, const char *what, uint64_t now_ns) {
+    live_file *file = live_get();
+    return file == NULL ? NULL : wait_begin(file, kind, LIVE_GROUP_UNKNOWN, 0, what, 0, now_ns);
+}
+
+void live_wait_missing(live_wait *wait, int pid) {
+    if (wait != NULL)
+        __atomic_store_n(&wait->missing_pid, pid, __ATOMIC_RELAXED);
+}
+
+void live_wait_end(live_wait *wait) {
+    if (wait == NULL)
+        return;
+    __atomic_store_n(&wait->begin_ns, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&wait->claimed, 0, __ATOMIC_RELEASE);
+}
+
+/* ---- the Python stack ---- */
+
+static void *stack_main(void *unused) {
+    (void)unused;
+    live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+    void (*tell)(const char *) = __atomic_load_n(&stack_teller, __ATOMIC_ACQUIRE);
+    static char path[STACK_PATH_MAX]; /* one such thread at a time */
+    log_format(path, sizeof path, "%s/%s" LIVE_STACK_SUFFIX, trace_file_directory(), base_name);
+    uint32_t wanted = __atomic_load_n(&file->stack_wanted, __ATOMIC_ACQUIRE);
+    if (tell != NULL)
+        tell(path);
+    __atomic_store_n(&file->stack_given, wanted, __ATOMIC_RELEASE);
+    __atomic_store_n(&stack_running, 0, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+void live_stack_teller_set(void (*tell)(const char *path)) {
+    __atomic_store_n(&stack_teller, tell, __ATOMIC_RELEASE);
+    live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+    if (file != NULL)
+        __atomic_store_n(&file->stack_able, tell != NULL, __ATOMIC_RELEASE);
+}
+
+void live_stack_look(void) {
+    live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+    if (file == NULL || !__atomic_load_n(&file->stack_able, __ATOMIC_RELAXED) ||
+        __atomic_load_n(&file->stack_wanted, __ATOMIC_ACQUIRE) == file->stack_given ||
+        __atomic_exchange_n(&stack_running, 1, __ATOMIC_ACQUIRE))
+        return;
+    /* Its own thread: where the script holds the interpreter for long, the sampler goes on meanwhile. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_t thread;
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&thread, &attributes, stack_main, NULL);
+    if (error == 0)
+        pthread_setname_np(thread, "castor-stack");
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (error != 0)
+        __atomic_store_n(&stack_running, 0, __ATOMIC_RELEASE);
+}
+
+void live_reset(void) {
+    pthread_mutex_init(&lock, NULL);
+    failed = false;
+    memset(addresses, 0, sizeof addresses);
+    announced = announced_none;
+    __atomic_store_n(&stack_running, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&current, NULL, __ATOMIC_RELEASE);
+}

@@ -1,0 +1,71 @@
+/* What a process waits for at this moment: one small file beside its counters, rank-R.pid-P.live, read by `castor top`
+ * and by the stall watch of `castor run` while the process runs. It tells nothing about the past and is no part of a
+ * report. Little-endian, naturally aligned; a reader trusts none of it (launcher/live_read.h).
+ *
+ * Vocabulary
+ *   group    the ranks of a process group of the script's, by its name, which is the same on all of them
+ *   ordinal  the n-th collective of this process on a group: ranks of a group meet in collectives of one ordinal
+ *   wait     a collective in flight, or a wait for other ranks in Castor's own store
+ *
+ * Invariants
+ *   - begin_ns of a wait is stored last, with release, when it begins, and cleared first when it ends. A reader that
+ *     copies the file may still see parts of two waits: it believes a wait that it has seen twice
+ *   - a process writes its own file only, but for stack_wanted, which `castor run` writes
+ */
+#ifndef CASTOR_TRACE_LIVE_FORMAT_H
+#define CASTOR_TRACE_LIVE_FORMAT_H
+
+#include <assert.h>
+#include <stdint.h>
+
+#define LIVE_VERSION      1u
+#define LIVE_MAGIC        UINT64_C(0x766c726f74736163) /* "castorlv" */
+#define LIVE_SUFFIX       ".live"
+#define LIVE_STACK_SUFFIX ".stack" /* text: the Python stacks that `castor run` asked for */
+
+#define LIVE_GROUPS_MAX    64u
+#define LIVE_WAITS_MAX     64u
+#define LIVE_MEMBER_WORDS  16u /* ranks 0 to 1023; others of a group are only counted */
+#define LIVE_NAME_MAX      64
+#define LIVE_WHAT_MAX      80
+#define LIVE_GROUP_UNKNOWN UINT32_MAX
+
+typedef enum live_kind { LIVE_COLLECTIVE = 1, LIVE_STORE = 2, LIVE_RECEIVE = 3 } live_kind;
+
+typedef struct live_group {
+    uint64_t entered; /* collectives that this process has begun on it */
+    int32_t rank;     /* of this process in the group; -1: unknown */
+    uint32_t size;    /* ranks in the group; 0: unknown */
+    uint32_t used, reserved;
+    char name[LIVE_NAME_MAX]; /* "": unknown */
+    uint64_t members[LIVE_MEMBER_WORDS];
+} live_group;
+
+typedef struct live_wait {
+    uint64_t begin_ns; /* CLOCK_MONOTONIC; 0: free */
+    uint64_t ordinal, bytes;
+    uint32_t kind, group; /* group: index into groups, or LIVE_GROUP_UNKNOWN */
+    int32_t missing_pid;  /* a process that is waited for, as far as the waiter knows; 0: unknown */
+    uint32_t claimed;
+    char what[LIVE_WHAT_MAX]; /* "allreduce", "the end of backward" */
+    uint64_t reserved;
+} live_wait;
+
+typedef struct live_file {
+    uint64_t magic;
+    uint32_t version, file_bytes;
+    uint32_t pid;
+    int32_t rank;
+    uint64_t process_uid, start_clock_ticks; /* as in the counters */
+    uint32_t stack_wanted, stack_given;      /* counts: a stack is due while they differ */
+    uint32_t stack_able, reserved; /* stack_able: somebody in this process can tell its Python stack */
+    uint8_t padding[72];
+    live_group groups[LIVE_GROUPS_MAX];
+    live_wait waits[LIVE_WAITS_MAX];
+} live_file;
+
+static_assert(sizeof(live_group) == 216, "groups have 216 bytes");
+static_assert(sizeof(live_wait) == 128, "waits have 128 bytes");
+static_assert(sizeof(live_file) == 128 + 216 * LIVE_GROUPS_MAX + 128 * LIVE_WAITS_MAX, "no hidden padding");
+
+#endif

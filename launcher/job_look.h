@@ -1,0 +1,77 @@
+/* One look at the processes of a job that may be running, from the files of its log directory.
+ *
+ * Vocabulary
+ *   look     what the files said at one moment
+ *   meeting  what ranks wait for together: a collective that some of them have entered and others have not, or
+ *            something of the node store
+ */
+#ifndef CASTOR_LAUNCHER_JOB_LOOK_H
+#define CASTOR_LAUNCHER_JOB_LOOK_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "trace/format.h"
+#include "trace/live_format.h"
+
+typedef enum job_state { JOB_RUNNING, JOB_STOPPED, JOB_EXITED, JOB_DIED } job_state;
+
+typedef struct job_process {
+    char name[128]; /* of its files, without the suffix */
+    uint32_t pid;
+    int rank; /* -1: unknown */
+    uint64_t uid;
+    job_state state;
+    trace_counters *counters; /* NULL: not read, or not there */
+    live_file *live;          /* NULL: it has none */
+} job_process;
+
+typedef struct job_look {
+    job_process *processes; /* by rank, unknown ones last */
+    size_t count, capacity;
+    size_t unreadable;            /* files that are none of this version, or damaged */
+    char message[PATH_MAX + 512]; /* about the first of these */
+    uint64_t now_ns, now_realtime_ns;
+} job_look;
+
+typedef enum job_look_files { JOB_LOOK_LIVE = 1, JOB_LOOK_COUNTERS = 2 } job_look_files;
+
+/* Reads the directory. False with errno: it cannot be read. Free it in any case. */
+bool job_look_read(const char *directory, unsigned files, job_look *out);
+void job_look_free(job_look *look);
+
+/* Whether a `castor run` holds the directory. */
+bool job_directory_in_use(const char *directory);
+
+/* ---- who waits for whom (job_meeting.c) ---- */
+
+typedef struct job_meeting {
+    live_kind kind;
+    char what[LIVE_WHAT_MAX], group[LIVE_NAME_MAX]; /* group "": unknown, or none */
+    uint64_t ordinal, bytes;
+    uint64_t begin_ns; /* since when the first of them waits */
+    size_t *waiting;   /* indices of processes of the look */
+    size_t *missing;   /* those that are not there; none: unknown */
+    size_t waiting_count, missing_count;
+    uint32_t size, unseen; /* ranks of the group; those of them that left no file here. 0: unknown */
+    const char
+        *other; /* what a missing rank has entered instead: another collective of the same ordinal; or NULL */
+} job_meeting;
+
+typedef struct job_meetings {
+    job_meeting *rows; /* those that wait longest first */
+    size_t count;
+} job_meetings;
+
+/* The meetings that somebody has waited for since before `before_ns`. Of the collectives of a group only the first: the
+ * others wait behind it. False when memory is out. */
+bool job_meetings_find(const job_look *look, uint64_t before_ns, job_meetings *out);
+void job_meetings_free(job_meetings *meetings);
+
+/* "0", "0 and 3", "0 to 6 and 9" of the processes' ranks; those without one by their pid. */
+void job_ranks_text(const job_look *look, const size_t *indices, size_t count, char *out, size_t out_size);
+/* "the group of all ranks", "group 3". */
+void job_group_text(const job_meeting *meeting, char *out, size_t out_size);
+
+#endif
