@@ -204,7 +204,7 @@ def reason_to_skip(args, contender, size, ranks):
 
 def measure_case(args, size, ranks, settings, save):
     case = dict(size=size, ranks=ranks, date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                command=shlex.join(sys.argv), rounds=args.rounds, batch=args.batch, warmup_steps=args.warmup_steps,
+                command=shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv), rounds=args.rounds, batch=args.batch, warmup_steps=args.warmup_steps,
                 timed_steps=args.timed_steps, memory_steps=args.memory_steps, malloc=settings, bare=[], runs=[])
     wanted = [(CONTENDERS[name], malloc) for name in args.contenders for malloc in CONTENDERS[name].mallocs()
               if malloc == "castor" or malloc in args.malloc]

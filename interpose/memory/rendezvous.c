@@ -46,10 +46,13 @@ static socklen_t socket_name(struct sockaddr_un *address, const char *token, con
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
 }
 
-static bool same_user(int connection) {
+static bool same_user(int connection, int *pid) {
     struct ucred peer;
     socklen_t size = sizeof peer;
-    return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+    if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid())
+        return false;
+    *pid = peer.pid;
+    return true;
 }
 
 static bool tokens_equal(const char *a, const char *b) {
@@ -106,7 +109,7 @@ static bool wait_readable(int fd, double deadline) {
 }
 
 static castor_status serve(const char *token, const char *group, int world, const int *descriptors, int count,
-                           double deadline) {
+                           double deadline, int *pids) {
     bool joined[RANKS_MAX] = {true};
     int missing = world - 1;
     castor_status status = CASTOR_OK;
@@ -149,12 +152,16 @@ static castor_status serve(const char *token, const char *group, int world, cons
         strncpy(expected, token, TOKEN_MAX - 1);
         /* One that connects and says nothing must not hold up the others for long. */
         double patience = now_seconds() + 2;
-        if (same_user(connection) && wait_readable(connection, patience < deadline ? patience : deadline) &&
+        int pid;
+        if (same_user(connection, &pid) &&
+            wait_readable(connection, patience < deadline ? patience : deadline) &&
             recv(connection, &hello, sizeof hello, 0) == sizeof hello &&
             tokens_equal(hello.token, expected) && hello.rank > 0 && hello.rank < world &&
             !joined[hello.rank] && send_descriptors(connection, descriptors, count)) {
             joined[hello.rank] = true;
             missing--;
+            if (pids)
+                pids[hello.rank] = pid;
         }
         close(connection);
     }
@@ -170,11 +177,11 @@ static castor_status join(const char *token, const char *group, int rank, int *d
     struct hello hello = {.rank = rank};
     strncpy(hello.token, token, TOKEN_MAX - 1);
     while (now_seconds() < deadline) {
-        int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        int pid, connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (connection < 0)
             return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);
         bool joined =
-            connect(connection, (struct sockaddr *)&address, length) == 0 && same_user(connection) &&
+            connect(connection, (struct sockaddr *)&address, length) == 0 && same_user(connection, &pid) &&
             send(connection, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello &&
             wait_readable(connection, deadline) && receive_descriptors(connection, descriptors, count);
         close(connection);
@@ -190,10 +197,10 @@ static castor_status join(const char *token, const char *group, int rank, int *d
 }
 
 castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors,
-                               int count, double timeout_seconds) {
+                               int count, double timeout_seconds, int *pids) {
     if (world < 1 || world > RANKS_MAX || rank < 0 || rank >= world || count < 1 || count > DESCRIPTORS_MAX)
         return error_set(CASTOR_ERR_ARGUMENT, "rank %d of %d: out of range", rank, world);
     double deadline = now_seconds() + timeout_seconds;
-    return rank == 0 ? serve(token, group, world, descriptors, count, deadline)
+    return rank == 0 ? serve(token, group, world, descriptors, count, deadline, pids)
                      : join(token, group, rank, descriptors, count, deadline);
 }

@@ -9,8 +9,9 @@
 #include "../core/status.h"
 
 /* Rank 0 passes `count` descriptors, the others receive them into `descriptors`. Every wait ends after
- * `timeout_seconds` with an error that names the ranks that did not come. */
+ * `timeout_seconds` with an error that names the ranks that did not come. `pids`, if not NULL, has room for `world`:
+ * rank 0 learns there which process came for each rank (0: one of another process namespace). */
 castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors,
-                               int count, double timeout_seconds);
+                               int count, double timeout_seconds, int *pids);
 
 #endif

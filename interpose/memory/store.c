@@ -156,12 +156,25 @@ static castor_status files_make(int world, const char *offload_dir, uint64_t par
     return CASTOR_OK;
 }
 
+/* From here on every rank looks after the processes that came to rank 0, also before they have opened their part. */
+static void peers_announce(store *s, const int *pids) {
+    for (int rank = 1; rank < s->world; rank++) {
+        rank_control *peer = &s->control->rank[rank];
+        if (!pids[rank])
+            continue;
+        uint64_t ticks = wait_process_start_ticks(pids[rank]);
+        peer->pid = pids[rank];
+        peer->start_ticks = ticks ? ticks : 1; /* no process's: it is dead already */
+        atomic_store(&peer->joined, 1);
+    }
+}
+
 castor_status store_open(const char *token, const char *group, int rank, int world, uint64_t chunk_bytes,
                          const char *offload_dir, double timeout_seconds, store **out) {
     if (world < 1 || world > STORE_RANKS_MAX || rank < 0 || rank >= world)
         return error_set(CASTOR_ERR_ARGUMENT, "%d ranks on one node: at most %d are supported", world,
                          STORE_RANKS_MAX);
-    int fds[4] = {-1, -1, -1, -1};
+    int fds[4] = {-1, -1, -1, -1}, pids[STORE_RANKS_MAX] = {0};
     uint64_t part_bytes = *offload_dir ? PART_BYTES_DISK : PART_BYTES;
     castor_status status = CASTOR_OK;
     store *s = calloc(1, sizeof *s);
@@ -170,7 +183,7 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
     if (rank == 0 && (status = files_make(world, offload_dir, part_bytes, fds)) != CASTOR_OK)
         goto fail;
     if (world > 1 &&
-        (status = rendezvous_share(token, group, rank, world, fds, 4, timeout_seconds)) != CASTOR_OK)
+        (status = rendezvous_share(token, group, rank, world, fds, 4, timeout_seconds, pids)) != CASTOR_OK)
         goto fail;
     void *control = mmap(NULL, control_file_bytes(world), PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     if (control == MAP_FAILED) {
@@ -193,6 +206,7 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
     if (rank == 0) {
         s->control->magic = STORE_MAGIC;
         s->control->world = world;
+        peers_announce(s, pids);
     }
     if ((status = wait_barrier(s, "the opening of the node store")) != CASTOR_OK)
         goto fail; /* s->control stays mapped: a peer's thread may be in it, and the process is about to end */

@@ -1,5 +1,8 @@
 // A rank that dies or leaves: whoever waits for it gets an error that names it, within seconds, wherever the wait is.
 #include "store_ranks.h"
+extern "C" {
+#include "memory/rendezvous.h"
+}
 
 namespace {
 
@@ -111,6 +114,25 @@ TEST(StoreDeaths, AreNoticedAmongOthersEvents) {
         EXPECT_EQ(castor_barrier(r.store, "a barrier"), CASTOR_ERR_PEER) << error_text();
         EXPECT_LT(now_seconds() - begin, kBound);
         flag_raise(r.board, 1);
+    });
+}
+
+// A rank that found the others, and dies before it has opened its part of the store.
+TEST(StoreDeaths, AreNoticedWhileTheStoreIsOpened) {
+    Job job(3);
+    job.open = false;
+    job.killed = {1};
+    job.run([](Rank &r) {
+        if (r.rank == 1) {
+            int fds[4];
+            ASSERT_EQ(rendezvous_share(r.token.c_str(), "death", 1, 3, fds, 4, 20, nullptr), CASTOR_OK)
+                << error_text();
+            raise(SIGKILL);
+        }
+        double begin = now_seconds();
+        EXPECT_EQ(castor_store_open("death", r.rank, 3, &r.store), CASTOR_ERR_PEER) << error_text();
+        EXPECT_LT(now_seconds() - begin, kBound);
+        EXPECT_NE(strstr(error_text(), "rank 1 (pid"), nullptr) << error_text();
     });
 }
 

@@ -49,7 +49,8 @@ TEST(StoreRendezvous, HandsTheDescriptorsToEveryRank) {
                 }
             if (round % 4 == r.rank)
                 usleep(5000);
-            ASSERT_EQ(rendezvous_share(r.token.c_str(), "group", r.rank, r.world, fds, 3, 20), CASTOR_OK)
+            ASSERT_EQ(rendezvous_share(r.token.c_str(), "group", r.rank, r.world, fds, 3, 20, nullptr),
+                      CASTOR_OK)
                 << error_text();
             for (int fd : fds) {
                 char text[5];
@@ -71,7 +72,8 @@ TEST(StoreRendezvous, GroupsOfOneJobDoNotMeet) {
             fd = memfd_create("rendezvous-test", MFD_CLOEXEC);
             ASSERT_EQ(write(fd, group.data(), 4), 4);
         }
-        ASSERT_EQ(rendezvous_share(r.token.c_str(), group.c_str(), r.rank % 2, 2, &fd, 1, 20), CASTOR_OK);
+        ASSERT_EQ(rendezvous_share(r.token.c_str(), group.c_str(), r.rank % 2, 2, &fd, 1, 20, nullptr),
+                  CASTOR_OK);
         char text[4];
         ASSERT_EQ(pread(fd, text, 4, 0), 4);
         EXPECT_EQ(memcmp(text, group.data(), 4), 0);
@@ -85,7 +87,7 @@ TEST(StoreRendezvous, NamesTheRankThatDidNotCome) {
         if (r.rank == 2)
             return;
         int fd = r.rank ? -1 : memfd_create("rendezvous-test", MFD_CLOEXEC);
-        int status = rendezvous_share(r.token.c_str(), "group", r.rank, 3, &fd, 1, 0.5);
+        int status = rendezvous_share(r.token.c_str(), "group", r.rank, 3, &fd, 1, 0.5, nullptr);
         if (r.rank == 1) { // it was let in, and the others are not its affair yet
             EXPECT_EQ(status, CASTOR_OK);
             return;
@@ -102,7 +104,8 @@ TEST(StoreRendezvous, WithoutRankZeroThereIsAnErrorToo) {
     job.run([](Rank &r) {
         int fd = -1;
         if (r.rank == 1) {
-            EXPECT_EQ(rendezvous_share(r.token.c_str(), "group", 1, 2, &fd, 1, 0.3), CASTOR_ERR_TIMEOUT);
+            EXPECT_EQ(rendezvous_share(r.token.c_str(), "group", 1, 2, &fd, 1, 0.3, nullptr),
+                      CASTOR_ERR_TIMEOUT);
             EXPECT_NE(strstr(error_text(), "CASTOR_TIMEOUT"), nullptr) << error_text();
         }
     });
@@ -117,7 +120,7 @@ TEST(StoreRendezvous, StrangersGetNothing) {
         int fd = -1;
         if (r.rank == 0) {
             fd = memfd_create("rendezvous-test", MFD_CLOEXEC);
-            EXPECT_EQ(rendezvous_share(r.token.c_str(), "group", 0, 2, &fd, 1, 20), CASTOR_OK)
+            EXPECT_EQ(rendezvous_share(r.token.c_str(), "group", 0, 2, &fd, 1, 20, nullptr), CASTOR_OK)
                 << error_text();
             return;
         }
@@ -153,7 +156,8 @@ TEST(StoreRendezvous, StrangersGetNothing) {
             if (silent >= 0)
                 close(silent);
         }
-        EXPECT_EQ(rendezvous_share(r.token.c_str(), "group", 1, 2, &fd, 1, 20), CASTOR_OK) << error_text();
+        EXPECT_EQ(rendezvous_share(r.token.c_str(), "group", 1, 2, &fd, 1, 20, nullptr), CASTOR_OK)
+            << error_text();
     });
     EXPECT_TRUE(sockets_listed().empty()) << "the socket goes when all have joined";
 }
