@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -419,6 +420,7 @@ def main():
         sys.exit(f"run.py: {complaint}")
     if args.plugin != ["plain"] and not os.access(args.castor, os.X_OK):
         sys.exit(f"run.py: {args.castor} is missing; run make first")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: what was started is ended
     suite = Suite(args)
     os.makedirs(suite.work, exist_ok=True)
     lock = open(os.path.join(suite.work, "lock"), "w")
