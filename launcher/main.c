@@ -25,7 +25,7 @@ static const struct subcommand {
     const char *usage, *doc;
 } subcommands[] = {
     {"run", run_main, "[OPTION]... [--] COMMAND...", "run a command with Castor in its Python processes"},
-    {"report", report_main, "DIR [--format text|json]", "show what a run did"},
+    {"report", report_main, "DIR [--format FORMAT]", "show what a run did"},
     {"top", top_main, "[DIR]", "watch a running job; without DIR the newest run in castor-logs"},
     {"options", options_main, "[--markdown]", "the options, their values and where these come from"},
     {"hooks", hooks_main, "[--markdown]", "the functions that are intercepted"},

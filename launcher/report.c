@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define USAGE "usage: castor report DIR [--format text|json] [-o FILE]\n"
+#define USAGE "usage: castor report DIR [--format text|json|perfetto] [-o FILE]\n"
 
 #define STATUS_MADE    0
 #define STATUS_PARTIAL 1
@@ -18,7 +18,7 @@ typedef void (*report_writer)(const report *report, FILE *out);
 static const struct {
     const char *name;
     report_writer write;
-} formats[] = {{"text", report_write_text}, {"json", report_write_json}};
+} formats[] = {{"text", report_write_text}, {"json", report_write_json}, {"perfetto", report_write_perfetto}};
 
 typedef struct report_options {
     const char *directory, *output;
@@ -57,7 +57,8 @@ static int parse_arguments(int argc, char **argv, report_options *options) {
         if ((value = option_value(argc, argv, &i, "--format")) != NULL) {
             options->write = find_format(value);
             if (options->write == NULL) {
-                fprintf(stderr, "castor: report --format `%s` does not exist; there are: text, json\n",
+                fprintf(stderr,
+                        "castor: report --format `%s` does not exist; there are: text, json, perfetto\n",
                         value);
                 return STATUS_NOTHING;
             }
@@ -95,7 +96,7 @@ static bool write_file(const report *report, report_writer write, const char *pa
         temporary = NULL;
     const char *name = in_place ? path : temporary;
     int flags = in_place ? O_WRONLY | O_CLOEXEC : O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    int fd = name == NULL ? -1 : open(name, flags, 0666);
+    int fd = name == NULL ? -1 : open(name, flags, 0600); /* a command line may hold secrets */
     FILE *out = fd < 0 ? NULL : fdopen(fd, "w");
     bool written = false;
     if (out != NULL) {

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "report_collectives.h"
 
 #define FILES_MAX 1000000 /* of one directory */
 
@@ -56,13 +57,15 @@ __attribute__((format(printf, 2, 3))) static bool add_problem(report *report, co
     return added;
 }
 
-bool report_add_counter(report_counters *counters, const char *name, const trace_counter *value) {
+bool report_add_counter(report_counters *counters, const char *name, const trace_counter *value,
+                        uint64_t max_ns) {
     for (size_t i = 0; i < counters->count; i++) {
         report_counter *row = &counters->rows[i];
         if (strcmp(row->name, name) == 0) {
             row->count += value->count;
             row->bytes += value->bytes;
             row->ns += value->ns;
+            row->max_ns = max_ns > row->max_ns ? max_ns : row->max_ns;
             return true;
         }
     }
@@ -71,7 +74,7 @@ bool report_add_counter(report_counters *counters, const char *name, const trace
     char *copy = strdup(name);
     if (copy == NULL)
         return false;
-    counters->rows[counters->count++] = (report_counter){copy, value->count, value->bytes, value->ns};
+    counters->rows[counters->count++] = (report_counter){copy, value->count, value->bytes, value->ns, max_ns};
     return true;
 }
 
@@ -85,6 +88,30 @@ static bool has_suffix(const char *name, const char *suffix) {
 static int open_file(int directory_fd, const char *name) {
     /* O_NONBLOCK: a FIFO with the name of a trace must not hold us. */
     return openat(directory_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+}
+
+static int compare_names(const void *left, const void *right) {
+    return strcmp(*(char *const *)left, *(char *const *)right);
+}
+
+/* The names in a directory that end in `suffix`, sorted; the caller frees them. */
+static bool list_files(DIR *directory, const char *suffix, char ***names, size_t *count) {
+    size_t capacity = 0;
+    *names = NULL;
+    *count = 0;
+    rewinddir(directory);
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL && *count < FILES_MAX;) {
+        if (!has_suffix(entry->d_name, suffix))
+            continue;
+        if (!grow(names, &capacity, *count, sizeof **names))
+            return false;
+        if (((*names)[*count] = strdup(entry->d_name)) == NULL)
+            return false;
+        ++*count;
+    }
+    if (*count > 0)
+        qsort(*names, *count, sizeof **names, compare_names);
+    return true;
 }
 
 static bool read_counters_file(report *report, int directory_fd, const char *name) {
@@ -112,6 +139,13 @@ static bool read_counters_file(report *report, int directory_fd, const char *nam
     return true;
 }
 
+report_process *report_find_process(const report *report, uint64_t uid) {
+    for (size_t i = 0; i < report->process_count; i++)
+        if (report->processes[i].counters->uid == uid)
+            return &report->processes[i];
+    return NULL;
+}
+
 typedef struct segment_reading {
     report *report;
     trace_segment header;
@@ -124,9 +158,7 @@ static void visit_record(void *context, const trace_record *record) {
     segment_reading *reading = context;
     report *report = reading->report;
     if (reading->records++ == 0)
-        for (size_t i = 0; i < report->process_count && reading->owner == NULL; i++)
-            if (report->processes[i].counters->uid == reading->header.process_uid)
-                reading->owner = &report->processes[i];
+        reading->owner = report_find_process(report, reading->header.process_uid);
     report->records++;
     report_process *owner = reading->owner;
     if (owner == NULL)
@@ -134,13 +166,7 @@ static void visit_record(void *context, const trace_record *record) {
     owner->records++;
     if (record->end_ns > owner->last_ns)
         owner->last_ns = record->end_ns;
-    if (record->kind != TRACE_STEP)
-        return;
-    if (grow(&owner->steps, &owner->step_capacity, owner->step_count, sizeof *owner->steps))
-        owner->steps[owner->step_count++] =
-            (report_step){record->begin_ns, trace_counted_id(record->kind, record->id, record->a)};
-    else
-        reading->out_of_memory = true;
+    reading->out_of_memory |= !report_take_record(report, owner, record);
 }
 
 static bool read_segment_file(report *report, int directory_fd, const char *name) {
@@ -163,6 +189,48 @@ static bool read_segment_file(report *report, int directory_fd, const char *name
     return true;
 }
 
+/* ---- a second look at the records ---- */
+
+typedef struct second_look {
+    const report *report;
+    trace_segment header;
+    const report_process *owner;
+    bool looked;
+    report_visitor visit;
+    void *context;
+} second_look;
+
+static void visit_again(void *context, const trace_record *record) {
+    second_look *look = context;
+    if (!look->looked)
+        look->owner = report_find_process(look->report, look->header.process_uid);
+    look->looked = true;
+    if (look->owner != NULL)
+        look->visit(look->context, look->owner, &look->header, record);
+}
+
+bool report_visit_records(const report *report, report_visitor visit, void *context) {
+    DIR *directory = opendir(report->directory);
+    if (directory == NULL)
+        return false;
+    char **names, message[TRACE_READ_MESSAGE_MAX];
+    size_t count;
+    bool complete = list_files(directory, TRACE_SEGMENT_SUFFIX, &names, &count);
+    for (size_t i = 0; i < count; i++) {
+        int fd = complete ? open_file(dirfd(directory), names[i]) : -1;
+        second_look look = {.report = report, .visit = visit, .context = context};
+        /* What is wrong with a file was said when it was read first. */
+        if (fd >= 0) {
+            trace_read_segment(fd, &look.header, visit_again, &look, message);
+            close(fd);
+        }
+        free(names[i]);
+    }
+    free(names);
+    closedir(directory);
+    return complete;
+}
+
 static bool read_unreached_file(report *report, int directory_fd) {
     int fd = open_file(directory_fd, TRACE_UNREACHED_NAME);
     if (fd < 0)
@@ -170,30 +238,6 @@ static bool read_unreached_file(report *report, int directory_fd) {
     bool complete = report_read_unreached(report, fd);
     close(fd);
     return complete;
-}
-
-static int compare_names(const void *left, const void *right) {
-    return strcmp(*(char *const *)left, *(char *const *)right);
-}
-
-/* The names in a directory that end in `suffix`, sorted; the caller frees them. */
-static bool list_files(DIR *directory, const char *suffix, char ***names, size_t *count) {
-    size_t capacity = 0;
-    *names = NULL;
-    *count = 0;
-    rewinddir(directory);
-    for (struct dirent *entry; (entry = readdir(directory)) != NULL && *count < FILES_MAX;) {
-        if (!has_suffix(entry->d_name, suffix))
-            continue;
-        if (!grow(names, &capacity, *count, sizeof **names))
-            return false;
-        if (((*names)[*count] = strdup(entry->d_name)) == NULL)
-            return false;
-        ++*count;
-    }
-    if (*count > 0)
-        qsort(*names, *count, sizeof **names, compare_names);
-    return true;
 }
 
 static bool read_files(report *report, DIR *directory, const char *suffix,
@@ -211,24 +255,15 @@ static bool read_files(report *report, DIR *directory, const char *suffix,
 
 /* ---- what they say ---- */
 
-static bool add_named(report_counters *counters, const trace_counters *source, uint32_t kind, uint32_t id,
-                      const trace_counter *value) {
-    if (value->count == 0)
-        return true;
-    const char *name = trace_read_name(source, kind, id);
+static bool add_named(report_counters *counters, const report_process *process, uint32_t kind, uint32_t id,
+                      const trace_counter *value, bool timed) {
     char fallback[32];
-    if (name == NULL) {
-        static const char *const kind_names[] = {
-#define RECORD(id, name, id_holds, ids, a, b, c, doc) name,
-#include "trace/record.def"
-        };
-        snprintf(fallback, sizeof fallback, "%s-%u", kind_names[kind], id);
-        name = fallback;
-    }
-    return report_add_counter(counters, name, value);
+    return value->count == 0 ||
+           report_add_counter(counters, report_id_name(process->counters, kind, id, fallback), value,
+                              timed && process->call_max_ns != NULL ? process->call_max_ns[id] : 0);
 }
 
-static bool add_process_counters(report *report, const trace_counters *source) {
+static bool add_process_counters(report *report, const report_process *process) {
     static const struct {
         trace_record_kind kind;
         size_t table;
@@ -237,17 +272,20 @@ static bool add_process_counters(report *report, const trace_counters *source) {
         {TRACE_COLLECTIVE, offsetof(struct report, collectives)},
         {TRACE_WAIT, offsetof(struct report, waits)},
         {TRACE_EVENT, offsetof(struct report, events)},
+        {TRACE_CHUNK, offsetof(struct report, chunk_events)},
     };
+    const trace_counters *source = process->counters;
     for (size_t table = 0; table < sizeof tables / sizeof *tables; table++) {
         uint32_t kind = tables[table].kind;
         report_counters *counters = (report_counters *)((char *)report + tables[table].table);
+        bool timed = kind == TRACE_CALL || kind == TRACE_COLLECTIVE;
         for (uint32_t id = 0; id < trace_slot_ids(kind); id++) {
             const trace_counter *value = &source->counters[trace_slot(kind, id)];
-            if (!add_named(counters, source, kind, id, value))
+            if (!add_named(counters, process, kind, id, value, timed))
                 return false;
             /* A collective is an intercepted call, too: under its symbol. */
             if (kind == TRACE_COLLECTIVE && trace_read_name(source, TRACE_CALL, id) != NULL &&
-                !add_named(&report->calls, source, TRACE_CALL, id, value))
+                !add_named(&report->calls, process, TRACE_CALL, id, value, timed))
                 return false;
         }
     }
@@ -273,7 +311,7 @@ static bool summarize(report *report) {
     for (size_t i = 0; i < report->process_count; i++) {
         const report_process *process = &report->processes[i];
         const trace_counters *counters = process->counters;
-        if (!add_process_counters(report, counters))
+        if (!add_process_counters(report, process))
             return false;
         report->dropped += counters->dropped;
         if (counters->trace_max_bytes > report->trace_max_bytes)
@@ -285,10 +323,11 @@ static bool summarize(report *report) {
         uint64_t lived_ns = process->last_ns > counters->start_monotonic_ns
                                 ? process->last_ns - counters->start_monotonic_ns
                                 : 0;
-        if (counters->start_realtime_ns < first_ns)
-            first_ns = counters->start_realtime_ns;
-        if (counters->start_realtime_ns + lived_ns > last_ns)
-            last_ns = counters->start_realtime_ns + lived_ns;
+        uint64_t start_ns = counters->start_monotonic_ns + process->clock_offset_ns;
+        if (start_ns < first_ns)
+            first_ns = start_ns;
+        if (start_ns + lived_ns > last_ns)
+            last_ns = start_ns + lived_ns;
     }
     report->start_realtime_ns = first_ns;
     report->duration_seconds = last_ns > first_ns ? (double)(last_ns - first_ns) / 1e9 : 0;
@@ -296,7 +335,10 @@ static bool summarize(report *report) {
     sort_counters(&report->collectives);
     sort_counters(&report->waits);
     sort_counters(&report->events);
-    return report_find_ranks(report) && report_find_outcome(report);
+    sort_counters(&report->chunk_events);
+    report_finish_records(report);
+    return report_find_ranks(report) && report_find_memory(report) && report_collectives_finish(report) &&
+           report_find_outcome(report);
 }
 
 /* The newest directory below this one that has a trace: people give the directory of all jobs. */
@@ -344,8 +386,11 @@ bool report_read(report *report, const char *path) {
         const char *slash = strrchr(report->directory, '/');
         report->job = slash == NULL || slash[1] == '\0' ? report->directory : slash + 1;
     }
-    complete = complete && read_files(report, directory, TRACE_COUNTERS_SUFFIX, read_counters_file) &&
-               read_files(report, directory, TRACE_SEGMENT_SUFFIX, read_segment_file) &&
+    report->matched = report_collectives_new();
+    complete = complete && report->matched != NULL &&
+               read_files(report, directory, TRACE_COUNTERS_SUFFIX, read_counters_file);
+    report_align_clocks(report);
+    complete = complete && read_files(report, directory, TRACE_SEGMENT_SUFFIX, read_segment_file) &&
                read_unreached_file(report, dirfd(directory));
     for (size_t i = 0; i < report->problem_count; i++) {
         trace_read_clean(report->problems[i], strlen(report->problems[i]) + 1);
@@ -381,8 +426,11 @@ static void free_lines(char **lines, size_t count) {
 void report_free(report *report) {
     for (size_t i = 0; i < report->process_count; i++) {
         free(report->processes[i].counters);
-        free(report->processes[i].steps);
+        report_free_records(&report->processes[i]);
     }
+    for (size_t i = 0; i < report->rank_count; i++)
+        report_free_memory(&report->ranks[i].memory);
+    report_collectives_free(report->matched);
     free(report->processes);
     free(report->ranks);
     free(report->nodes);
@@ -390,6 +438,7 @@ void report_free(report *report) {
     free_counters(&report->collectives);
     free_counters(&report->waits);
     free_counters(&report->events);
+    free_counters(&report->chunk_events);
     free_lines(report->notes, report->note_count);
     free_lines(report->problems, report->problem_count);
     free(report->outcome);

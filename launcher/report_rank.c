@@ -44,26 +44,45 @@ static int compare_ns(const void *left, const void *right) {
     return a < b ? -1 : a > b;
 }
 
-/* The median time from one step of an optimizer to its next, 0 when there are none. */
-static double median_step_seconds(const report_process *process, uint32_t optimizer) {
-    uint64_t *times = malloc((process->step_count + 1) * sizeof *times);
+/* The times from one step of an optimizer to its next: their median, what 90% do not exceed, and the longest. */
+static void find_step_times(report_rank *rank, uint32_t optimizer) {
+    const report_steps *steps = &rank->process->steps;
+    uint64_t *times = malloc((steps->count + 1) * sizeof *times);
     size_t count = 0;
     if (times == NULL)
-        return 0;
-    for (size_t i = 0; i < process->step_count; i++)
-        if (process->steps[i].optimizer == optimizer)
-            times[count++] = process->steps[i].begin_ns;
-    double seconds = 0;
+        return;
+    for (size_t i = 0; i < steps->count; i++)
+        if (steps->rows[i].optimizer == optimizer)
+            times[count++] = steps->rows[i].begin_ns;
     if (count > 1) {
-        qsort(times, count, sizeof *times, compare_ns);
         for (size_t i = 0; i + 1 < count; i++)
             times[i] = times[i + 1] - times[i];
         count--;
         qsort(times, count, sizeof *times, compare_ns);
-        seconds = ((double)times[count / 2] + (double)times[(count - 1) / 2]) / 2e9;
+        rank->step_seconds = ((double)times[count / 2] + (double)times[(count - 1) / 2]) / 2e9;
+        rank->step_p90_seconds = (double)times[(count - 1) * 9 / 10] / 1e9;
+        rank->step_max_seconds = (double)times[count - 1] / 1e9;
     }
     free(times);
-    return seconds;
+}
+
+static double kind_seconds(const trace_counters *counters, uint32_t kind) {
+    uint64_t total_ns = 0;
+    for (uint32_t id = 0; id < trace_slot_ids(kind); id++)
+        total_ns += counters->counters[trace_slot(kind, id)].ns;
+    return (double)total_ns / 1e9;
+}
+
+static void find_times(report_rank *rank) {
+    const report_process *process = rank->process;
+    const trace_counters *counters = process->counters;
+    rank->backward_seconds = kind_seconds(counters, TRACE_BACKWARD);
+    rank->optimizer_seconds = kind_seconds(counters, TRACE_STEP);
+    rank->collective_seconds = kind_seconds(counters, TRACE_COLLECTIVE);
+    rank->reduce_seconds = kind_seconds(counters, TRACE_REDUCE);
+    rank->wait_seconds = (double)report_gauge(process, GAUGE_WAIT_NS).last / 1e9;
+    if (process->last_ns > counters->start_monotonic_ns)
+        rank->lived_seconds = (double)(process->last_ns - counters->start_monotonic_ns) / 1e9;
 }
 
 /* Whether the very process of the counters still runs on this machine. */
@@ -108,7 +127,9 @@ static void add_rank(report *report, const report_process *process, int rank) {
     if (added.steps == 0)
         added.steps = added.optimizer_steps;
     added.micro_steps = micro_steps(process);
-    added.step_seconds = median_step_seconds(process, busiest);
+    added.busiest_optimizer = busiest;
+    find_step_times(&added, busiest);
+    find_times(&added);
     added.state = process->counters->exit_state == TRACE_PROCESS_EXITED ? REPORT_RANK_EXITED
                   : is_alive(process->counters)                         ? REPORT_RANK_RUNNING
                                                                         : REPORT_RANK_DIED;

@@ -6,31 +6,6 @@
 
 #define CALLS_SHOWN 20
 
-/* The readable part of a mangled C++ name: `_ZN4c10d16ProcessGroupGloo9allreduceE...` is
- * c10d::ProcessGroupGloo::allreduce. Any other name is given as it is. */
-static void shorten_symbol(char *out, size_t out_size, const char *symbol) {
-    size_t length = 0;
-    const char *at = symbol;
-    if (strncmp(symbol, "_ZN", 3) == 0) {
-        at += 3;
-        while (*at == 'K' || *at == 'V' || *at == 'r')
-            at++;
-        while (*at >= '1' && *at <= '9') {
-            size_t part = 0;
-            while (*at >= '0' && *at <= '9' && part < 4096)
-                part = part * 10 + (size_t)(*at++ - '0');
-            if (part > strlen(at) || length + part + 3 > out_size)
-                break;
-            length += (size_t)snprintf(out + length, out_size - length, "%s%.*s", length > 0 ? "::" : "",
-                                       (int)part, at);
-            at += part;
-        }
-        if (*at == 'E' && length > 0)
-            return;
-    }
-    snprintf(out, out_size, "%s", symbol);
-}
-
 static void write_header(const report *report, FILE *out) {
     char figure[TEXT_FIGURE_MAX], started[64] = "";
     time_t seconds = (time_t)(report->start_realtime_ns / 1000000000u);
@@ -118,7 +93,7 @@ static void write_counters(const report_counters *counters, const char *title, c
     char figure[TEXT_FIGURE_MAX], name[256];
     for (size_t i = 0; i < counters->count && i < shown; i++) {
         const report_counter *row = &counters->rows[i];
-        shorten_symbol(name, sizeof name, row->name);
+        report_shorten_symbol(name, sizeof name, row->name);
         text_table_add(&table, "%s", name);
         text_table_add(&table, "%s", text_count(figure, row->count));
         add_gauge_cell(&table, row->bytes);

@@ -44,11 +44,13 @@ void gauges_sample(void) {
     trace_gauge_set(GAUGE_OPTIM_BYTES, own[CHUNK_OPTIM]);
     arena_stats arena;
     arena_get_stats(&arena);
-    uint64_t model = own[CHUNK_PARAM] + own[CHUNK_GRAD] + own[CHUNK_OPTIM], pss = sample_read_pss();
-    if (arena.live_peak_bytes)
+    if (arena.live_peak_bytes) {
         trace_gauge_set(GAUGE_OTHER_BYTES, arena.live_bytes - arena.adopted_bytes);
-    else if (pss > import_bytes + model)
-        trace_gauge_set(GAUGE_OTHER_BYTES, pss - import_bytes - model);
+    } else {
+        uint64_t model = own[CHUNK_PARAM] + own[CHUNK_GRAD] + own[CHUNK_OPTIM], pss = sample_last_pss();
+        if (pss > import_bytes + model)
+            trace_gauge_set(GAUGE_OTHER_BYTES, pss - import_bytes - model);
+    }
     if (!first || first->detached)
         return;
     trace_gauge_set(GAUGE_STORE_PARAM_BYTES, node[CHUNK_PARAM]);

@@ -1,7 +1,6 @@
 /* The memory sampler: a thread (`castor-sample`) that reads this process's proportional set size and asks the
- * modules for their gauges.
- *
- * Its interval follows its cost, so that it takes less than 0.2% of one core. */
+ * modules for their gauges, each as often as its cost allows: together less than 0.2% of one core. Gauges of memory.def that
+ * have changed become records. */
 #ifndef CASTOR_TRACE_SAMPLE_H
 #define CASTOR_TRACE_SAMPLE_H
 
@@ -19,5 +18,7 @@ void sample_fork_child(void); /* the child has no sampler (trace_fork_child call
 
 /* Pss of this process in bytes, 0 when the kernel does not tell. */
 uint64_t sample_read_pss(void);
+/* The sampler's last one, at no cost; 0 before it. */
+uint64_t sample_last_pss(void);
 
 #endif

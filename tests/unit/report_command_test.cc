@@ -313,9 +313,9 @@ TEST_F(Report, CommandLineMistakes) {
     run({});
     EXPECT_EQ(status, 2);
     expect_error("needs the log directory");
-    run({directory, "--format", "html"});
+    run({directory, "--format", "xml"});
     EXPECT_EQ(status, 2);
-    expect_error("--format `html` does not exist; there are: text, json");
+    expect_error("--format `xml` does not exist; there are: text, json");
     run({directory, "--format"});
     EXPECT_EQ(status, 2);
     run({directory, "--fromat", "json"});

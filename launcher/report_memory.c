@@ -1,0 +1,97 @@
+/* What each rank's memory held over time, and at its peak. */
+#include <stdlib.h>
+#include <string.h>
+#include "report.h"
+
+void report_free_memory(report_memory *memory) {
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
+        free(memory->values[kind]);
+}
+
+/* One grid for all kinds of a process. */
+static bool fill_grid(const report *report, const report_process *process, report_memory *memory) {
+    uint64_t width_ns = 0;
+    uint32_t used = 0;
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
+        if (process->memory[kind] != NULL && process->memory[kind]->width_ns > width_ns)
+            width_ns = process->memory[kind]->width_ns;
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++) {
+        report_series *series = process->memory[kind];
+        if (series == NULL)
+            continue;
+        report_series_widen(series, width_ns);
+        uint32_t own = report_series_used(series);
+        used = own > used ? own : used;
+    }
+    if (used == 0)
+        return true;
+    /* The last values hold until the process ended. */
+    uint64_t begin_ns = process->counters->start_monotonic_ns;
+    uint64_t lived = process->last_ns > begin_ns ? (process->last_ns - begin_ns) / width_ns + 1 : 1;
+    if (lived > used)
+        used = lived < REPORT_SERIES_BUCKETS ? (uint32_t)lived : REPORT_SERIES_BUCKETS;
+    memory->begin_job_ns = report_job_ns(report, process, begin_ns);
+    memory->width_ns = width_ns;
+    memory->buckets = used;
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++) {
+        if (process->memory[kind] == NULL)
+            continue;
+        memory->values[kind] = calloc(used, sizeof *memory->values[kind]);
+        if (memory->values[kind] == NULL)
+            return false;
+        report_series_fill(process->memory[kind], memory->values[kind], used);
+    }
+    return true;
+}
+
+static bool covers(const report_steps *steps, uint64_t begin_ns, uint64_t end_ns) {
+    for (size_t i = 0; i < steps->count; i++)
+        if (steps->rows[i].begin_ns < end_ns &&
+            steps->rows[i].begin_ns + UINT64_C(1000) * steps->rows[i].us >= begin_ns)
+            return true;
+    return false;
+}
+
+static void find_peak(const report_process *process, uint32_t optimizer, report_memory *memory) {
+    for (uint32_t bucket = 0; bucket < memory->buckets; bucket++) {
+        uint64_t sum = 0;
+        for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
+            if (report_memory_role_of(kind) == REPORT_MEMORY_STACKED && memory->values[kind] != NULL)
+                sum += memory->values[kind][bucket];
+        if (sum > memory->peak_bytes) {
+            memory->peak_bytes = sum;
+            memory->peak_bucket = bucket;
+        }
+    }
+    uint64_t into_ns = memory->peak_bucket * memory->width_ns;
+    uint64_t begin_ns = process->counters->start_monotonic_ns + into_ns, end_ns = begin_ns + memory->width_ns;
+    memory->peak_job_ns = memory->begin_job_ns + into_ns;
+    memory->peak_phase = "";
+    if (memory->peak_bytes == 0)
+        return;
+    /* A step record ends its step: the peak lies in the step whose record comes next. */
+    size_t before = 0;
+    bool any_after = false;
+    for (size_t i = 0; i < process->steps.count; i++)
+        if (process->steps.rows[i].optimizer == optimizer) {
+            bool earlier = process->steps.rows[i].begin_ns < begin_ns;
+            before += earlier;
+            any_after |= !earlier;
+        }
+    memory->peak_step = before + (any_after ? 1 : 0);
+    if (covers(&process->steps, begin_ns, end_ns))
+        memory->peak_phase = "optimizer step";
+    else if (covers(&process->backwards, begin_ns, end_ns))
+        memory->peak_phase = "backward";
+}
+
+bool report_find_memory(report *report) {
+    for (size_t i = 0; i < report->rank_count; i++) {
+        report_rank *rank = &report->ranks[i];
+        rank->memory.peak_phase = "";
+        if (!fill_grid(report, rank->process, &rank->memory))
+            return false;
+        find_peak(rank->process, rank->busiest_optimizer, &rank->memory);
+    }
+    return true;
+}

@@ -1,0 +1,370 @@
+/* The records as trace events: ranks are processes, threads are tracks, each process group has a track of its own,
+ * gauges of memory are counters. Collectives that are one and the same on several ranks are joined by flow events. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include "json.h"
+#include "report_collectives.h"
+#include "trace_event.h"
+
+/* Numbers of what is drawn beside threads; Linux's thread ids are below 4194304. */
+#define TRACK_STEPS       5000000u
+#define TRACK_COLLECTIVES 6000000u
+#define TRACK_STREAMS     7000000u
+#define LANES_PER_GROUP   32u
+#define OTHER_PROCESSES   1000000u /* processes that are no rank are numbered from here */
+#define LABEL_MAX         512
+
+typedef struct named_track {
+    uint32_t process, track;
+} named_track;
+
+typedef struct drawing {
+    const report *report;
+    trace_event_writer *events;
+    const report_process *process; /* whose labels these are */
+    char *labels[TRACE_SLOT_MAX];  /* escaped; made when first used */
+    named_track *named;
+    size_t named_count, named_capacity;
+    /* What the record before was: most of a segment's are of one process and thread. */
+    const report_process *last_process;
+    uint32_t last_number, last_track;
+    bool failed;
+} drawing;
+
+static uint32_t process_number(const report *report, const report_process *process) {
+    for (size_t i = 0; i < report->rank_count; i++)
+        if (report->ranks[i].process == process && report->ranks[i].rank >= 0)
+            return (uint32_t)report->ranks[i].rank;
+    return OTHER_PROCESSES + (uint32_t)(process - report->processes);
+}
+
+/* ---- names ---- */
+
+static void write_metadata(drawing *drawing, const char *what, uint32_t process, uint32_t track,
+                           const char *name) {
+    char escaped[LABEL_MAX];
+    trace_event_escape(escaped, sizeof escaped, name);
+    trace_event_begin(drawing->events, 'M', process, track);
+    trace_event_name(drawing->events, what);
+    trace_event_arguments(drawing->events);
+    trace_event_text(drawing->events, "name", escaped);
+    trace_event_end(drawing->events);
+}
+
+static void write_order(drawing *drawing, const char *what, uint32_t process, uint32_t track,
+                        uint64_t order) {
+    trace_event_begin(drawing->events, 'M', process, track);
+    trace_event_name(drawing->events, what);
+    trace_event_arguments(drawing->events);
+    trace_event_number(drawing->events, "sort_index", order);
+    trace_event_end(drawing->events);
+}
+
+/* True the first time: the caller then names the track. */
+static bool is_new_track(drawing *drawing, uint32_t process, uint32_t track) {
+    for (size_t i = drawing->named_count; i-- > 0;)
+        if (drawing->named[i].process == process && drawing->named[i].track == track)
+            return false;
+    if (drawing->named_count == drawing->named_capacity) {
+        size_t capacity = drawing->named_capacity == 0 ? 64 : drawing->named_capacity * 2;
+        named_track *larger = realloc(drawing->named, capacity * sizeof *larger);
+        if (larger == NULL) {
+            drawing->failed = true;
+            return false;
+        }
+        drawing->named = larger;
+        drawing->named_capacity = capacity;
+    }
+    drawing->named[drawing->named_count++] = (named_track){process, track};
+    return true;
+}
+
+static const char *label_of(drawing *drawing, const report_process *process, uint32_t kind, uint32_t id) {
+    if (drawing->process != process) {
+        for (size_t i = 0; i < TRACE_SLOT_MAX; i++) {
+            free(drawing->labels[i]);
+            drawing->labels[i] = NULL;
+        }
+        drawing->process = process;
+    }
+    char **label = &drawing->labels[trace_slot(kind, id)];
+    if (*label == NULL) {
+        char fallback[32], name[LABEL_MAX], escaped[LABEL_MAX];
+        report_shorten_symbol(name, sizeof name, report_id_name(process->counters, kind, id, fallback));
+        trace_event_escape(escaped, sizeof escaped, name);
+        *label = strdup(escaped);
+    }
+    drawing->failed |= *label == NULL;
+    return *label == NULL ? "" : *label;
+}
+
+static void write_processes(drawing *drawing) {
+    const report *report = drawing->report;
+    for (size_t i = 0; i < report->process_count; i++) {
+        const report_process *process = &report->processes[i];
+        const trace_counters *counters = process->counters;
+        uint32_t number = process_number(report, process);
+        char name[256];
+        if (number < OTHER_PROCESSES)
+            snprintf(name, sizeof name, "rank %" PRIu32 " (%s, pid %u)", number, counters->host,
+                     counters->pid);
+        else
+            snprintf(name, sizeof name, "%s (%s, pid %u)",
+                     counters->parent_uid != 0 ? "forked process" : "other process", counters->host,
+                     counters->pid);
+        write_metadata(drawing, "process_name", number, 0, name);
+        write_order(drawing, "process_sort_index", number, 0, number);
+    }
+}
+
+/* ---- slices ---- */
+
+static void begin_slice(drawing *drawing, const char *category, const char *name, uint32_t process,
+                        uint32_t track, uint64_t begin_ns, uint64_t ns) {
+    trace_event_begin(drawing->events, 'X', process, track);
+    trace_event_ns(drawing->events, "ts", begin_ns);
+    trace_event_ns(drawing->events, "dur", ns);
+    trace_event_text(drawing->events, "cat", category);
+    trace_event_name(drawing->events, name);
+}
+
+/* From the end of one step of the busiest optimizer to the end of its next: what people call a step. */
+static void write_steps(drawing *drawing, const report_rank *rank) {
+    const report_process *process = rank->process;
+    uint32_t number = process_number(drawing->report, process);
+    uint64_t begin_ns = 0, count = 0;
+    for (size_t i = 0; i < process->steps.count; i++) {
+        const report_step *step = &process->steps.rows[i];
+        if (step->optimizer != rank->busiest_optimizer)
+            continue;
+        uint64_t end_ns = report_job_ns(drawing->report, process, step->begin_ns) + UINT64_C(1000) * step->us;
+        if (count++ == 0) {
+            write_metadata(drawing, "thread_name", number, TRACK_STEPS, "steps");
+            write_order(drawing, "thread_sort_index", number, TRACK_STEPS, 0);
+        } else {
+            char name[32];
+            snprintf(name, sizeof name, "step %" PRIu64, count);
+            begin_slice(drawing, "step", name, number, TRACK_STEPS, begin_ns,
+                        end_ns > begin_ns ? end_ns - begin_ns : 0);
+            trace_event_end(drawing->events);
+        }
+        begin_ns = end_ns;
+    }
+}
+
+static void write_flow(drawing *drawing, const report_entry *entry, const char *name, uint32_t process,
+                       uint32_t track) {
+    static const char phases[] = {
+        [REPORT_TURN_FIRST] = 's', [REPORT_TURN_MIDDLE] = 't', [REPORT_TURN_LAST] = 'f'};
+    const report_collectives *collectives = drawing->report->matched;
+    uint64_t match = collectives->sequences[collectives->keys[entry->key].sequence].match;
+    trace_event_begin(drawing->events, phases[entry->turn], process, track);
+    trace_event_ns(drawing->events, "ts", entry->begin_job_ns);
+    trace_event_text(drawing->events, "cat", "collective");
+    trace_event_name(drawing->events, name);
+    trace_event_number(drawing->events, "id", (match << 25) + entry->instance + 1);
+    if (entry->turn != REPORT_TURN_FIRST)
+        trace_event_text(drawing->events, "bp", "e");
+    trace_event_end(drawing->events);
+}
+
+static void write_collectives(drawing *drawing) {
+    report_collectives *collectives = drawing->report->matched;
+    report_collectives_lanes(collectives);
+    for (size_t i = 0; i < collectives->entry_count; i++) {
+        const report_entry *entry = &collectives->entries[i];
+        const report_key *key = &collectives->keys[entry->key];
+        const report_group *group = &collectives->groups[key->group];
+        uint32_t number = process_number(drawing->report, &drawing->report->processes[key->process]);
+        uint32_t track = TRACK_COLLECTIVES + key->group * LANES_PER_GROUP + entry->lane;
+        char name[LABEL_MAX], label[LABEL_MAX];
+        if (is_new_track(drawing, number, track)) {
+            snprintf(name, sizeof name, "collectives, group %s", group->label);
+            write_metadata(drawing, "thread_name", number, track, name);
+            write_order(drawing, "thread_sort_index", number, track, track);
+        }
+        trace_event_escape(name, sizeof name, collectives->operations[key->operation]);
+        trace_event_escape(label, sizeof label, group->label);
+        begin_slice(drawing, "collective", name, number, track, entry->begin_job_ns, entry->ns);
+        trace_event_arguments(drawing->events);
+        if (key->size_bytes <= UINT64_MAX - REPORT_SIZE_CLASSES)
+            trace_event_number(drawing->events, "bytes", key->size_bytes);
+        trace_event_text(drawing->events, "group", label);
+        trace_event_number(drawing->events, "ranks", group->size);
+        trace_event_end(drawing->events);
+        if (entry->turn != REPORT_TURN_ALONE && entry->ns > 0)
+            write_flow(drawing, entry, name, number, track);
+    }
+}
+
+/* ---- records ---- */
+
+/* The track of a record: its thread. Work on a CUDA stream goes to TRACK_STREAMS + the stream's number here, as soon as
+ * records tell it. */
+static uint32_t record_track(drawing *drawing, const report_process *process, const trace_segment *segment,
+                             const trace_record *record, uint32_t number) {
+    uint32_t thread = record->thread != 0 ? record->thread : segment->thread;
+    if (thread == drawing->last_track)
+        return thread;
+    drawing->last_track = thread;
+    if (is_new_track(drawing, number, thread)) {
+        char name[64];
+        const char *own = thread == process->counters->pid ? "main thread" : "thread";
+        if (thread == segment->thread && segment->thread_name[0] != '\0')
+            own = segment->thread_name;
+        snprintf(name, sizeof name, "%s %u", own, thread);
+        write_metadata(drawing, "thread_name", number, thread, name);
+        write_order(drawing, "thread_sort_index", number, thread,
+                    thread == process->counters->pid ? 1 : thread);
+    }
+    return thread;
+}
+
+static void write_memory(drawing *drawing, uint32_t number, uint64_t begin_ns, const trace_record *record) {
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++) {
+        if (record->id != (uint32_t)report_memory_gauge(kind))
+            continue;
+        char name[64];
+        snprintf(name, sizeof name, "memory: %s", report_memory_label(kind));
+        trace_event_begin(drawing->events, 'C', number, 0);
+        trace_event_ns(drawing->events, "ts", begin_ns);
+        trace_event_name(drawing->events, name);
+        trace_event_arguments(drawing->events);
+        trace_event_number(drawing->events, "bytes", record->bytes);
+        trace_event_end(drawing->events);
+    }
+}
+
+static void write_thread_name(drawing *drawing, uint32_t number, const trace_record *record) {
+    char name[TRACE_THREAD_NAME_MAX + 1] = "", full[64];
+    memcpy(name, &record->a, 8);
+    memcpy(name + 8, &record->b, 8);
+    trace_read_clean(name, sizeof name);
+    if (!is_new_track(drawing, number, record->thread))
+        return;
+    snprintf(full, sizeof full, "%s %u", name[0] != '\0' ? name : "thread", record->thread);
+    write_metadata(drawing, "thread_name", number, record->thread, full);
+}
+
+/* The arguments of a record's event, by its kind. */
+static void write_arguments(drawing *drawing, const trace_record *record) {
+    trace_event_writer *events = drawing->events;
+    trace_event_arguments(events);
+    if (record->bytes > 0)
+        trace_event_number(events, "bytes", record->bytes);
+    switch (record->kind) {
+    case TRACE_STEP:
+        trace_event_number(events, "optimizer", record->a);
+        trace_event_number(events, "mode", record->b);
+        break;
+    case TRACE_BACKWARD:
+        trace_event_number(events, "synchronized", record->a);
+        break;
+    case TRACE_REDUCE:
+        trace_event_number(events, "tensor", record->id);
+        trace_event_number(events, "epoch", record->b);
+        break;
+    case TRACE_CHUNK:
+        trace_event_number(events, "kind", record->a);
+        trace_event_number(events, "chunk", record->b);
+        break;
+    case TRACE_CALL:
+    case TRACE_EVENT:
+        if (record->a != 0)
+            trace_event_number(events, "a", record->a);
+        if (record->b != 0)
+            trace_event_number(events, "b", record->b);
+        if (record->c != 0)
+            trace_event_number(events, "c", record->c);
+        break;
+    default:
+        break;
+    }
+}
+
+static void write_record(void *context, const report_process *process, const trace_segment *segment,
+                         const trace_record *record) {
+    static const char *const categories[] = {
+#define RECORD(id, name, id_holds, ids, a, b, c, doc) name,
+#include "trace/record.def"
+    };
+    drawing *drawing = context;
+    if (record->kind == TRACE_COLLECTIVE) /* drawn with those of the other ranks */
+        return;
+    if (process != drawing->last_process) {
+        drawing->last_process = process;
+        drawing->last_number = process_number(drawing->report, process);
+        drawing->last_track = 0;
+    }
+    uint32_t number = drawing->last_number;
+    if (record->kind == TRACE_THREAD) {
+        write_thread_name(drawing, number, record);
+        return;
+    }
+    uint64_t begin_ns = report_job_ns(drawing->report, process, record->begin_ns);
+    if (record->kind == TRACE_MEMORY) {
+        write_memory(drawing, number, begin_ns, record);
+        return;
+    }
+    uint32_t track = record_track(drawing, process, segment, record, number);
+    const char *name = record->kind == TRACE_STEP       ? "optimizer step"
+                       : record->kind == TRACE_BACKWARD ? "backward"
+                       : record->kind == TRACE_REDUCE   ? "gradient sum"
+                                                      : label_of(drawing, process, record->kind, record->id);
+    bool instant = record->kind == TRACE_EVENT && record->end_ns <= record->begin_ns;
+    if (instant) {
+        trace_event_begin(drawing->events, 'i', number, track);
+        trace_event_text(drawing->events, "s", "p");
+        trace_event_ns(drawing->events, "ts", begin_ns);
+        trace_event_text(drawing->events, "cat", categories[record->kind]);
+        trace_event_name(drawing->events, name);
+    } else {
+        begin_slice(drawing, categories[record->kind], name, number, track, begin_ns,
+                    record->end_ns > record->begin_ns ? record->end_ns - record->begin_ns : 0);
+    }
+    write_arguments(drawing, record);
+    trace_event_end(drawing->events);
+}
+
+/* ---- the file ---- */
+
+static void write_other_data(const report *report, FILE *out) {
+    json_writer json = {.out = out};
+    json_object_begin(&json, NULL);
+    json_string(&json, "job", report->job);
+    json_string(&json, "command", report->command);
+    json_string(&json, "plugin", report->plugin);
+    json_string(&json, "outcome", report->outcome);
+    json_unsigned(&json, "start_realtime_ns", report->start_realtime_ns);
+    json_unsigned(&json, "collectives_left_out", report->matched->entries_left_out);
+    json_object_end(&json);
+}
+
+void report_write_perfetto(const report *report, FILE *out) {
+    trace_event_writer *events = malloc(sizeof *events);
+    drawing drawing = {.report = report, .events = events};
+    fputs("{\"displayTimeUnit\": \"ms\", \"otherData\": ", out);
+    write_other_data(report, out);
+    fputs(", \"traceEvents\": [", out);
+    bool complete = events != NULL;
+    if (complete) {
+        events->out = out;
+        events->used = 0;
+        events->any = events->in_arguments = events->first_member = false;
+        write_processes(&drawing);
+        for (size_t i = 0; i < report->rank_count; i++)
+            write_steps(&drawing, &report->ranks[i]);
+        write_collectives(&drawing);
+        complete = report_visit_records(report, write_record, &drawing) && !drawing.failed;
+        trace_event_flush(events);
+    }
+    fputs("\n]}\n", out);
+    if (!complete)
+        fprintf(stderr, "castor: out of memory, or %s is gone: the trace events are not complete\n",
+                report->directory);
+    for (size_t i = 0; i < TRACE_SLOT_MAX; i++)
+        free(drawing.labels[i]);
+    free(drawing.named);
+    free(events);
+}
