@@ -4,6 +4,7 @@
 # make test       every test; SAN=address|undefined|thread builds and runs the unit tests with that sanitizer
 # make check      format, static analysis, README tables
 # make readme     writes the README's tables from the tables in the code
+# make sim        the simulated devices of tests/sim
 # make bench      the benchmarks (long); results in bench/results
 # make install PREFIX=/usr/local
 #
@@ -34,7 +35,7 @@ UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/core/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup demo test check bench install clean unit semantics readme
+.PHONY: all setup demo test check bench install clean unit semantics readme sim
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
@@ -78,6 +79,9 @@ test:
 	@MAKE="$(MAKE)" PYTHON="$(PYTHON)" SAN="$(SAN)" SUITES="$(SUITES)" scripts/test
 check:
 	@MAKE="$(MAKE)" B="$(B)" CC="$(CC)" scripts/check
+# The simulated devices that tests run the CUDA wheel of torch on; nothing else uses them.
+sim:
+	@$(MAKE) --no-print-directory -f tests/sim/Makefile B="$(B)" PYTHON="$(PYTHON)"
 demo: setup all
 	scripts/demo "$(PYTHON)"
 bench: setup all

@@ -1,0 +1,185 @@
+/* What the environment says: devices, and the failures and delays that a test wants. */
+#include "sim.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define RULES_MAX 32
+
+struct rule {
+    char name[64];
+    unsigned long from;
+    bool onwards;
+    int code;
+    unsigned long microseconds;
+    atomic_ulong calls;
+};
+
+static struct sim_config config;
+static pthread_once_t configured = PTHREAD_ONCE_INIT;
+static struct rule failures[RULES_MAX], latencies[RULES_MAX];
+static size_t failure_count, latency_count;
+static pthread_rwlock_t rules_lock = PTHREAD_RWLOCK_INITIALIZER;
+atomic_bool sim_faults_active;
+static atomic_bool forked;
+
+void sim_say(const char *format, ...) {
+    char line[512];
+    va_list list;
+    int used = snprintf(line, sizeof line, "sim: ");
+
+    va_start(list, format);
+    used += vsnprintf(line + used, sizeof line - (size_t)used - 1, format, list);
+    va_end(list);
+    if (used > (int)sizeof line - 2)
+        used = sizeof line - 2;
+    line[used++] = '\n';
+    if (write(STDERR_FILENO, line, (size_t)used) < 0)
+        return;
+}
+
+static size_t read_bytes(const char *text) {
+    char *end;
+    double value = strtod(text, &end);
+
+    switch (*end) {
+    case 'T':
+        value *= 1024;
+        /* fall through */
+    case 'G':
+        value *= 1024;
+        /* fall through */
+    case 'M':
+        value *= 1024;
+        /* fall through */
+    case 'K':
+        value *= 1024;
+        end++;
+        break;
+    default:
+        break;
+    }
+    if (end == text || *end || value < 1) {
+        sim_say("SIM_MEMORY=%s is no size; expected a number with K, M, G or T; using 80G", text);
+        return (size_t)80 << 30;
+    }
+    return (size_t)value;
+}
+
+static void in_child(void) {
+    atomic_store(&forked, true);
+}
+
+bool sim_forked(void) {
+    return atomic_load_explicit(&forked, memory_order_relaxed);
+}
+
+static void configure(void) {
+    const char *text;
+
+    config.devices = 1;
+    config.memory = (size_t)80 << 30;
+    config.major = 9;
+    if ((text = getenv("SIM_DEVICES"))) {
+        config.devices = atoi(text);
+        if (config.devices < 0 || config.devices > SIM_DEVICES_MAX) {
+            sim_say("SIM_DEVICES=%s; expected 0 to %d; using 1", text, SIM_DEVICES_MAX);
+            config.devices = 1;
+        }
+    }
+    if ((text = getenv("SIM_MEMORY")))
+        config.memory = read_bytes(text);
+    if ((text = getenv("SIM_COMPUTE")) && sscanf(text, "%d.%d", &config.major, &config.minor) != 2) {
+        sim_say("SIM_COMPUTE=%s; expected for instance 9.0", text);
+        config.major = 9;
+        config.minor = 0;
+    }
+    config.check_faults = (text = getenv("SIM_CHECK")) && strcmp(text, "fault") == 0;
+    config.verbose = (text = getenv("SIM_VERBOSE")) && strcmp(text, "1") == 0;
+    config.log_launches = getenv("SIM_LAUNCHES") != NULL;
+    sim_fault_set(getenv("SIM_FAIL"), getenv("SIM_LATENCY"));
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+const struct sim_config *sim_config(void) {
+    pthread_once(&configured, configure);
+    return &config;
+}
+
+static size_t read_rules(const char *text, struct rule *rules, bool failure) {
+    size_t count = 0;
+
+    while (text && *text) {
+        struct rule *rule = &rules[count];
+        size_t length = strcspn(text, ",");
+        char item[128], star = 0;
+        int fields;
+
+        if (length >= sizeof item || count == RULES_MAX) {
+            sim_say("too long or too many rules at %s", text);
+            return count;
+        }
+        memcpy(item, text, length);
+        item[length] = 0;
+        text += length + (text[length] == ',');
+        memset(rule, 0, sizeof *rule);
+        if (failure) {
+            fields = sscanf(item, "%63[^:]:%lu%c", rule->name, &rule->from, &star);
+            rule->onwards = star == '*';
+            const char *code = strrchr(item, ':');
+            fields = fields >= 2 && code && sscanf(code, ":%d", &rule->code) == 1;
+        } else {
+            fields = sscanf(item, "%63[^:]:%lu", rule->name, &rule->microseconds) == 2;
+        }
+        if (!fields) {
+            sim_say("%s is no rule; expected %s", item,
+                    failure ? "FUNCTION:CALL[*]:CODE" : "NAME:MICROSECONDS");
+            continue;
+        }
+        count++;
+    }
+    return count;
+}
+
+int sim_fault_set(const char *failing, const char *slow) {
+    pthread_rwlock_wrlock(&rules_lock);
+    failure_count = read_rules(failing, failures, true);
+    latency_count = read_rules(slow, latencies, false);
+    atomic_store(&sim_faults_active, failure_count + latency_count > 0);
+    pthread_rwlock_unlock(&rules_lock);
+    return (int)(failure_count + latency_count);
+}
+
+int sim_fault_look(const char *function) {
+    unsigned long microseconds = 0;
+    int code = 0;
+
+    pthread_rwlock_rdlock(&rules_lock);
+    for (size_t i = 0; i < latency_count; i++) {
+        if (strcmp(latencies[i].name, function) == 0)
+            microseconds = latencies[i].microseconds;
+    }
+    for (size_t i = 0; i < failure_count; i++) {
+        if (strcmp(failures[i].name, function) != 0)
+            continue;
+        unsigned long call = atomic_fetch_add(&failures[i].calls, 1) + 1;
+        if (call == failures[i].from || (failures[i].onwards && call > failures[i].from))
+            code = failures[i].code;
+    }
+    pthread_rwlock_unlock(&rules_lock);
+    if (microseconds) {
+        struct timespec time = {(time_t)(microseconds / 1000000), (long)(microseconds % 1000000) * 1000};
+        nanosleep(&time, NULL);
+    }
+    return code;
+}
+
+/* sim_faults_active is set when the configuration is read, which the first call of any API does. */
+__attribute__((constructor)) static void read_early(void) {
+    if (getenv("SIM_FAIL") || getenv("SIM_LATENCY"))
+        sim_config();
+}

@@ -1,0 +1,61 @@
+"""The groups of tests that run.py runs: which program, on which simulated devices."""
+import dataclasses
+import os
+import sys
+
+import simulated
+
+
+@dataclasses.dataclass
+class Group:
+    name: str
+    program: str  # a file in this folder, or a program that is built from programs/
+    settings: dict = dataclasses.field(default_factory=dict)  # of simulated.environment
+    variables: dict = dataclasses.field(default_factory=dict)
+    tests: int = 1  # at least so many must report
+    ranks: int = 0  # started once per rank
+    arguments: tuple = ()
+    castor: bool = False  # under `castor run`
+
+    def command(self, build):
+        program = os.path.join(simulated.FOLDER, self.program)
+        if "." not in self.program:  # built from programs/
+            return [os.path.join(build, "bin", "sim", self.program)]
+        command = [sys.executable, program, *(argument.format(build=build) for argument in self.arguments)]
+        if self.ranks:
+            command[1:1] = [os.path.join(simulated.FOLDER, "ranks.py"), str(self.ranks)]
+        if self.castor:
+            logs = os.path.join(build, "test-logs", "sim")
+            command[:0] = [os.path.join(build, "bin", "castor"), "run", "--log-dir", logs, "--"]
+        return command
+
+    def environment(self, build):
+        env = simulated.environment(build=build, **self.settings)
+        env.update({name: value.format(build=build) for name, value in self.variables.items()})
+        return env
+
+    def judge(self, lines, status):
+        """What is wrong with the run as a whole, or None."""
+        reported = sum(line.startswith(("ok ", "FAIL ")) for line in lines)
+        if reported < self.tests:
+            return f"{reported} tests reported, {self.tests} expected; exit status {status}"
+        failed = any(line.startswith("FAIL ") for line in lines)
+        return None if failed or status == 0 else f"exit status {status}"
+
+
+def all_groups():
+    two = {"devices": 2, "memory": "8G"}
+    return [
+        Group("symbols", "symbols.py", arguments=("{build}/lib/sim",), tests=2),
+        Group("driver memory", "driver_memory", {"devices": 2, "memory": "1G"}, tests=12),
+        Group("driver streams", "driver_streams", variables={"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=9),
+        Group("runtime", "runtime", {"devices": 2, "memory": "1G"}, {"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=5),
+        Group("nccl in C", "nccl_ranks", {"devices": 2}, tests=4),
+        Group("torch", "inside_torch.py", two, tests=14),
+        Group("torch with expandable segments", "inside_torch.py", two,
+              {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, tests=14),
+        Group("torch under castor run", "inside_torch.py", two, tests=14, castor=True),
+        Group("faults", "inside_faults.py", {"check": "fault", "fail": "cudaHostAlloc:2:2"},
+              {"SIM_LAUNCHES": "{build}/test-logs/sim-launches"}, tests=3),
+        Group("nccl", "inside_nccl.py", two, tests=11, ranks=2),
+    ]

@@ -1,0 +1,50 @@
+"""The environment in which a program runs on simulated devices; see README.md.
+
+    import simulated
+    env = simulated.environment(devices=2, memory="8G")
+    subprocess.run([sys.executable, "script.py"], env=env)
+"""
+import os
+import subprocess
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(FOLDER))
+LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2")
+
+
+def libraries(build=None):
+    """The folder of the libraries, below the folder `build` (default: `build` in the root)."""
+    return os.path.join(build or os.path.join(ROOT, "build"), "lib", "sim")
+
+
+def make(python, build=None, targets=("sim",)):
+    """Builds the libraries for the Python that has torch. Returns None, or why they cannot be built."""
+    make_command = os.environ.get("MAKE", "make").split()
+    command = [*make_command, "-s", "-C", ROOT, *targets, f"PYTHON={python}"]
+    if build:
+        command.append(f"B={build}")
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return None if done.returncode == 0 else done.stdout.strip()
+
+
+def preload(build=None):
+    """The libraries for LD_PRELOAD. A library of the wheel finds them by their names, whatever its run path says."""
+    return ":".join(os.path.join(libraries(build), name) for name in LIBRARIES)
+
+
+def environment(devices=1, memory="8G", base=None, build=None, preload_first=None, **settings):
+    """The environment of a program on simulated devices.
+
+    devices, memory: how many, and bytes of each ("8G", "512M"). settings: more of the simulation's variables without
+    `SIM_` and in lower case, for instance fail="cudaMalloc:3:2", latency="launch:100". preload_first: a library that
+    stands in front of the simulation. base: the environment to start from (default: this process's).
+    """
+    env = dict(os.environ if base is None else base)
+    parts = [preload_first, preload(build), env.get("LD_PRELOAD")]
+    env["LD_PRELOAD"] = ":".join(part for part in parts if part)
+    env["SIM_DEVICES"] = str(devices)
+    env["SIM_MEMORY"] = str(memory)
+    for name, value in settings.items():
+        env[f"SIM_{name.upper()}"] = str(value)
+    return env
