@@ -25,7 +25,8 @@ int run_install_find_from(const char *binary, run_install *out) {
         return RUN_EXIT_SYSTEM;
     }
     if (!resolve(directory, "../lib/castor", out->python) || !resolve(out->python, "castor", package)) {
-        LOG_E("%s/../lib/castor, the Python part of Castor, is missing; run make, or make install again", directory);
+        LOG_E("%s/../lib/castor, the Python part of Castor, is missing; run make, or make install again",
+              directory);
         return RUN_EXIT_SYSTEM;
     }
     /* The dynamic linker splits LD_PRELOAD at spaces and colons, Python splits PYTHONPATH at colons; neither

@@ -187,7 +187,7 @@ class Run:
             report = json.loads(shown.stdout)
         except ValueError:
             return dict(error=jobs.last_error_line(shown.stderr + shown.stdout))
-        return {key: value for key, value in report.items() if key != "calls"}
+        return {key: value for key, value in report.items() if key not in ("calls", "command", "directory")}
 
 
 def reason_to_skip(args, contender, size, ranks):

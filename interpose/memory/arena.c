@@ -22,6 +22,7 @@ static unsigned page_shift;
 static uint64_t retain_limit;
 static uint32_t committed_pages; /* accessible from the base of the region */
 static uint64_t window_peak, last_window_peak, window_allocated;
+static uint64_t step_peak; /* since nothing was lent, that is since the step began */
 static arena_stats stats;
 
 static void *page_address(uint32_t page) {
@@ -92,6 +93,8 @@ static void window_advance(uint64_t allocated) {
     uint64_t anonymous = anonymous_bytes();
     if (anonymous > window_peak)
         window_peak = anonymous;
+    if (anonymous > step_peak)
+        step_peak = anonymous;
     window_allocated += allocated;
     if (window_allocated < WINDOW_BYTES_MIN || window_allocated / WINDOW_PEAKS < window_peak)
         return;
@@ -103,7 +106,10 @@ static void window_advance(uint64_t allocated) {
 /* Bytes that dirty extents may hold now. */
 static uint64_t dirty_limit(void) {
     uint64_t peak = window_peak > last_window_peak ? window_peak : last_window_peak;
-    return retain_limit + peak - anonymous_bytes();
+    if (stats.lent_bytes && peak > step_peak)
+        peak = step_peak;
+    uint64_t room = retain_limit + peak - anonymous_bytes();
+    return room > stats.lent_bytes ? room - stats.lent_bytes : 0;
 }
 
 /* Gives pages back, those that were freed longest ago first, until the dirty extents are within their limit.
@@ -245,6 +251,18 @@ void arena_release(void *block) {
         window_advance(0);
         dirty_purge();
     }
+    pthread_mutex_unlock(&lock);
+}
+
+void arena_lend(int64_t bytes) {
+    pthread_mutex_lock(&lock);
+    if (bytes < 0 && (uint64_t)-bytes > stats.lent_bytes)
+        stats.lent_bytes = 0;
+    else
+        stats.lent_bytes += (uint64_t)bytes;
+    if (!stats.lent_bytes)
+        step_peak = anonymous_bytes();
+    dirty_purge();
     pthread_mutex_unlock(&lock);
 }
 

@@ -54,12 +54,17 @@ size_t arena_block_size(const void *address);
 castor_status arena_adopt(void *block, void (*on_free)(void *context, void *block), void *context);
 void arena_release(void *block); /* no longer adopted; the caller has put anonymous memory back */
 
+/* Others use so many bytes more (less, if negative) of what the recent peak has room for: that many fewer freed bytes stay
+ * resident. */
+void arena_lend(int64_t bytes);
+
 typedef struct arena_stats {
     uint64_t live_bytes;           /* of all blocks, adopted ones too */
     uint64_t live_peak_bytes;      /* the most that live_bytes has been */
     uint64_t anonymous_peak_bytes; /* the most of late that blocks which are not adopted have been */
     uint64_t dirty_bytes;          /* of dirty extents */
     uint64_t adopted_bytes;        /* of adopted blocks */
+    uint64_t lent_bytes;           /* by arena_lend */
     uint64_t blocks;
     uint64_t allocations; /* blocks ever made */
     uint64_t reuses;      /* of these, from dirty extents */

@@ -43,6 +43,8 @@ typedef struct tensor {
     state_range *states;     /* of the owner, under store->lock */
     struct tensor *tied; /* the next of those at the same home, in a ring; itself when there is no other */
     bool returnable;     /* the sum's memory may be given back while nobody looks at it */
+    _Atomic uint64_t
+        lent_bytes; /* of the arena's room, for this rank's part of a sum whose memory came back */
     bool forgotten;
 } tensor;
 

@@ -19,6 +19,9 @@ static void release_up_to(tensor *t, uint32_t epoch, bool dropped) {
     uint32_t count = epoch - t->released, world = (uint32_t)t->store->world;
     if ((int32_t)count <= 0 || t->store->detached)
         return;
+    uint64_t lent = atomic_exchange(&t->lent_bytes, 0);
+    if (lent)
+        arena_lend(-(int64_t)lent);
     bool last = atomic_fetch_add(&t->control->leases_back, count) + count == epoch * world;
     /* Before this rank's own release shows: until then nobody writes the next sum. */
     if (last && dropped && t->returnable && memory_idle()) {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../memory/arena.h"
 #include "../memory/pages.h"
 #include "../memory/window.h"
 #include "../trace/trace.h"
@@ -91,23 +92,32 @@ static castor_status wanted_release(store *s) {
     return t ? window_detach_all(t) : CASTOR_OK;
 }
 
+/* The sum's memory was given back: its pages come now, by one call and not by a fault for each, in the place of freed
+ * activations, of which each rank keeps its part less. */
+static void block_come_back(tensor *t, char *sum, size_t bytes) {
+    int64_t part = (int64_t)(bytes / (size_t)t->store->world);
+    atomic_fetch_add(&t->lent_bytes, (uint64_t)part);
+    arena_lend(part);
+    madvise(sum, bytes, MADV_POPULATE_WRITE);
+}
+
 static castor_status job_run(const struct job *job) {
     tensor *t = job->tensor;
     store *s = t->store;
     size_t item = kernel_dtype_bytes(t->dtype);
     uint64_t begin_ns = trace_now_ns();
-    bool fresh = false; /* the sum's memory was given back since the last epoch */
+    bool fresh = false; /* the sum's memory was given back since the last epoch, or has never been there */
     for (uint32_t block = 0; block < t->blocks; block++) {
         castor_status status = turn_wait(t, job->epoch, block);
         if (status)
             return status;
         if (block == 0)
-            fresh = job->epoch && atomic_load(&t->control->given_back) == job->epoch;
+            fresh = t->returnable && atomic_load(&t->control->given_back) == job->epoch;
         size_t from = (size_t)block * TENSOR_BLOCK_BYTES;
         size_t bytes = t->bytes - from < TENSOR_BLOCK_BYTES ? t->bytes - from : TENSOR_BLOCK_BYTES;
         char *sum = t->grad_alias + from;
-        if (fresh) /* one call for the pages of a block, not a fault for each */
-            madvise(sum, pages_round(bytes), MADV_POPULATE_WRITE);
+        if (fresh)
+            block_come_back(t, sum, pages_round(bytes));
         if (s->rank == 0 && !job->source)
             memset(sum, 0, bytes);
         else if (s->rank == 0)

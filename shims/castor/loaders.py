@@ -27,15 +27,15 @@ class _Split:
 
     def __init__(self, job):
         self.job = job
-        self.drawn = collections.deque()  # (weight, digest) of batches that were drawn and not yet delivered
+        self.drawn = collections.deque()  # (weight, digest, samples here) of batches drawn and not yet delivered
         self.ahead = False  # the loader's class fetches a batch before it hands out the one before (Accelerate)
-        self.fetched = None  # (weight, digest) of that batch
+        self.fetched = None  # the same of that batch
 
     def indices(self, sampler_iter):
         for batch in sampler_iter:
             batch = list(batch)
             first, last, weight = part_of(len(batch), self.job.rank, self.job.world)
-            self.drawn.append((weight, float(zlib.crc32(repr(batch).encode()))))
+            self.drawn.append((weight, float(zlib.crc32(repr(batch).encode())), last - first))
             yield batch[first:last]
 
     def hand_out(self, fetched):
@@ -43,7 +43,7 @@ class _Split:
         if self.ahead:
             fetched, self.fetched = self.fetched or fetched, fetched
         if fetched is not None:
-            self.job.weight, self.job.batch = fetched
+            self.job.weight, self.job.batch, self.job.samples = fetched
 
     def deliver(self, data, by_index):
         if by_index:
@@ -53,7 +53,7 @@ class _Split:
         if not sizes:
             return data
         first, last, weight = part_of(sizes[0], self.job.rank, self.job.world)
-        self.hand_out((weight, float(sizes[0])))
+        self.hand_out((weight, float(sizes[0]), last - first))
         return tree_map(lambda t: _cut(t, sizes[0], first, last), data)
 
 

@@ -20,6 +20,8 @@ class Job:
         self.parameters = []  # of all optimizers, in the order of registration
         self.mode = core.option_text("CASTOR_BATCH")
         self.weight = 1.0 / world  # of this rank's part of the current batch
+        self.samples = 0  # in this rank's part of it
+        self.loss = core.option_text("CASTOR_LOSS")
         self.batch = 0.0  # what must be the same on every rank: a digest of the current batch's indices
         self.split_seen = False  # a DataLoader's batches were split
         self.evaluating = False  # the script's model was last put into evaluation mode
@@ -34,6 +36,13 @@ class Job:
     def distributed(self):
         """The script has a process group of its own after all: then it is not a single-process script."""
         return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    @property
+    def share(self):
+        """What this rank's loss and gradients count for: parts of a mean by their size, parts of a sum wholly."""
+        if self.loss == "sum" and self.split_seen:
+            return 1.0 if self.weight else 0.0
+        return self.weight
 
     def say(self, text, level=2):
         if text not in self.said and self.rank == 0:
@@ -98,6 +107,9 @@ class Job:
         if create_graph:
             raise core.Error("castor: backward(create_graph=True) cannot be split over ranks: run this script on one "
                              "rank, or compute the second derivative with torch.autograd.grad")
+        if self.loss == "auto" and self.split_seen and any(_is_sum(loss, self.samples) for loss in outputs):
+            self.say("the loss looks like a sum over the batch, and is taken for a mean: gradients and loss are divided by "
+                     "the number of ranks. Set CASTOR_LOSS=sum if it is a sum, CASTOR_LOSS=mean if it is not", 1)
         self.synchronizer.expecting = True
         self.synchronizer.watch()
 
@@ -122,7 +134,7 @@ class Job:
 
     def _show_mean(self, losses):
         """What the script prints, and what its schedulers see, is the whole batch's."""
-        values = [self.weight * loss.item() if self.weight else 0.0 for loss in losses]
+        values = [self.share * loss.item() if self.share else 0.0 for loss in losses]
         every = self.group.gather([float(len(losses)), self.batch, *(values + 3 * [0.0])[:3]], "the loss")
         if any(row[1] != every[0][1] for row in every):
             ranks = [r for r, row in enumerate(every) if row[1] != every[0][1]]
@@ -175,6 +187,17 @@ def _scaled_from(loss):
     return sorted(found, key=lambda value: nodes.index(value.grad_fn))[:2]
 
 
+def _is_sum(loss, samples):
+    """Whether the loss was made by adding what there is for each of the samples."""
+    node = loss.grad_fn
+    while node is not None and type(node).__name__ in ("DivBackward0", "MulBackward0"):
+        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
+    if type(node).__name__.startswith("SumBackward"):
+        sizes = getattr(node, "_saved_self_sym_sizes", ())
+        return len(sizes) > 0 and int(sizes[0]) == samples > 1
+    return getattr(node, "_saved_reduction", 1) == 2
+
+
 def _watch_mode(job):
     """model.eval() before a DataLoader is iterated with gradients enabled (as Trainers do): every rank gets it whole."""
     train = torch.nn.Module.train
@@ -208,7 +231,7 @@ class Synchronizer(gradients.Synchronizer):
             self.entries.append(e)
 
     def watch(self):
-        self.scale = self.job.weight
+        self.scale = self.job.share
 
     def _participants(self):
         """The entries that some rank's backward reached: the same list on every rank."""

@@ -66,6 +66,7 @@ class Expect:
     exact_at_2: bool = True
     repeatable: bool = True  # two plain runs are equal
     arguments: tuple = ()
+    options: tuple = ()  # Castor's, NAME=VALUE
     stages: tuple = ()  # ("plain" | "castor", arguments) one after the other in the same folder
     ignored: tuple = ()  # files whose bytes hold times or paths
     seconds: int = 15  # that one case may take, at most, on a busy machine
@@ -84,7 +85,11 @@ def resumed(*stages):
 
 
 TABLE = {
-    "gpt_ddp.py": {"": adaptive},
+    "gpt_ddp.py": {
+        "": adaptive,
+        "sums give their memory back": like(adaptive, options=("CASTOR_GRADIENT_RETURN=100",)),
+        "small chunks on disk": like(adaptive, options=("CASTOR_CHUNK_SIZE=64K", "CASTOR_OFFLOAD_DIR=/var/tmp")),
+    },
     "nanogpt_ddp.py": {
         "": adaptive,
         "resumed under Castor": like(adaptive, stages=(("plain", ()), ("castor", ("--resume",)))),
@@ -332,7 +337,12 @@ TABLE = {
         "closure": sgd,
         "inside_backward": like(sgd, reason="parts of a batch give no whole gradient there", refused="inside a backward"),
         "local_gradients_only": like(sgd, reason="parts of a batch give no whole gradient there", refused="autograd.grad"),
-        "sum_of_losses": like(agreement, reason="a loss is taken for a mean over the batch: a sum is divided by N"),
+        "sum_of_losses": like(
+            agreement,
+            reason="a loss is taken for a mean over the batch, a sum is divided by N; Castor says so",
+            says="looks like a sum",
+        ),
+        "sum_of_losses: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
         "dropout": like(agreement, reason="each rank draws masks of its own", says="[Dd]ropout"),
         "batch_norm": like(sgd, reason="statistics need the whole batch", refused="BatchNorm"),
         "models_one_after_another": sgd,
@@ -398,7 +408,7 @@ class Row:
     @property
     def alone(self):
         """Rows that need a process of their own: whole scripts, and cases that Castor may end or leave to PyTorch."""
-        return bool(not self.case or self.expect.refused or self.expect.aside or self.expect.stages or self.expect.arguments)
+        return bool(not self.case or self.expect.refused or self.expect.aside or self.expect.stages or self.expect.arguments or self.expect.options)
 
     def tolerance(self, ranks, plugin):
         if not self.expect.repeatable:

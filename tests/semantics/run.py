@@ -42,7 +42,7 @@ class Suite:
         self.work = os.path.join(args.build, "semantics")
         self.python = args.python
         self.torchrun = os.path.join(os.path.dirname(args.python), "torchrun")
-        self.tested = digest_of_tested(args)
+        self.tested = digest_of_tested()
         self.results = self.earlier() if args.resume else []
 
     # Results, kept between calls
@@ -76,6 +76,8 @@ class Suite:
         if plugin == "plain":
             return program
         under = [self.args.castor, "run", "--plugin", plugin, "--log-dir", logs]
+        for option in row.expect.options:
+            under += ["--set", option]
         if not row.distributed and plugin != "none":
             under += ["--nproc", str(ranks)]
         return [*under, "--", *program]
@@ -275,16 +277,15 @@ class Suite:
             self.check(missed[1:], ranks, plugin)
 
 
-def digest_of_tested(args):
-    """What a result depends on, but for PyTorch."""
-    folders = (os.path.join(ROOT, "shims", "castor"), table.SCRIPTS, os.path.join(ROOT, "tests", "semantics"))
-    files = [os.path.join(folder, name) for folder in folders for name in sorted(os.listdir(folder)) if name.endswith(".py")]
-    library = os.path.join(os.path.dirname(args.castor), "..", "lib", "libcastor.so")
+def digest_of_tested():
+    """What decides about results, but for PyTorch: the agent, the store with its sums, the scripts and the comparison."""
+    folders = ("shims/castor", "interpose/memory", "interpose/parallel", "interpose/api", "kernels", "tests/scripts", "tests/semantics")
     digest = hashlib.sha256()
-    for path in [*files, args.castor, library]:
-        if os.path.exists(path):
-            with open(path, "rb") as file:
-                digest.update(hashlib.sha256(file.read()).digest())
+    for folder in folders:
+        for name in sorted(os.listdir(os.path.join(ROOT, folder))):
+            if name.endswith((".py", ".c", ".h")):
+                with open(os.path.join(ROOT, folder, name), "rb") as file:
+                    digest.update(hashlib.sha256(file.read()).digest())
     return digest.hexdigest()[:16]
 
 

@@ -208,7 +208,8 @@ TEST_F(RunInstall, InTheBuildTree) {
     run_install install;
     ASSERT_EQ(find("build/bin/castor", &install), 0);
     EXPECT_EQ(install.library, root + "/build/lib/libcastor.so");
-    EXPECT_EQ(install.python, root + "/build/lib/castor"); // not shims, whose other folders Python would take for packages
+    EXPECT_EQ(install.python,
+              root + "/build/lib/castor"); // not shims, whose other folders Python would take for packages
 }
 
 TEST_F(RunInstall, PartsThatAreMissing) {
