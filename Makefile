@@ -99,7 +99,7 @@ install: all
 	cp -r shims/castor shims/castor-*.dist-info $(DESTDIR)$(PREFIX)/lib/castor/
 
 # The launcher suggests names as the options do, and prints the table of hooks.
-$(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/hooks/hook_table.o
+$(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/hook_table.o
 $(B)/bin/castor-unit: $(B)/obj/interpose/hooks/hook_table.o
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

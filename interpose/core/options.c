@@ -3,10 +3,19 @@
 #include <string.h>
 #include "log.h"
 #include "nearest.h"
+#include "signature.h"
 
 #define PREFIX "CASTOR_"
 
-typedef enum value_type { TYPE_STRING, TYPE_BOOL, TYPE_INT, TYPE_SECONDS, TYPE_BYTES, TYPE_ENUM } value_type;
+typedef enum value_type {
+    TYPE_STRING,
+    TYPE_SIGNATURES,
+    TYPE_BOOL,
+    TYPE_INT,
+    TYPE_SECONDS,
+    TYPE_BYTES,
+    TYPE_ENUM
+} value_type;
 
 const option_info option_table[OPTION_COUNT] = {
 #define OPTION(type, field, env, def, allowed, doc)   {#type, #field, env, def, allowed, doc, false},
@@ -181,12 +190,17 @@ static bool within_bounds(const option_info *row, value_type type, option_value 
 static bool parse_value(option_id id, const char *text, option_value *out) {
     const option_info *row = &option_table[id];
     value_type type = option_slots[id].type;
-    if (type != TYPE_STRING && strstr(text, ".."))
+    char message[1];
+    if (type != TYPE_STRING && type != TYPE_SIGNATURES && strstr(text, ".."))
         return false;
     switch (type) {
     case TYPE_STRING:
         out->string = text;
         return strlen(text) < OPTION_STRING_MAX;
+    case TYPE_SIGNATURES:
+        out->string = text;
+        return strlen(text) < OPTION_STRING_MAX &&
+               signature_check(text, message, sizeof message) == CASTOR_OK;
     case TYPE_BOOL:
     case TYPE_ENUM:
         out->integer = find_item(row->allowed, text);
@@ -204,7 +218,8 @@ static bool parse_value(option_id id, const char *text, option_value *out) {
 static void store_value(option_id id, option_value value, option_source source) {
     void *field = (char *)&current + option_slots[id].offset;
     switch (option_slots[id].type) {
-    case TYPE_STRING: {
+    case TYPE_STRING:
+    case TYPE_SIGNATURES: {
         size_t length = strlen(value.string);
         memcpy(field, value.string, length + 1);
         break;
@@ -254,6 +269,11 @@ static void explain_value(option_id id, const char *text, char *message, size_t 
     enum { SHOWN_MAX = 100 };
     const option_info *row = &option_table[id];
     const char *cut = strlen(text) > SHOWN_MAX ? "..." : "";
+    if (option_slots[id].type == TYPE_SIGNATURES && strlen(text) < OPTION_STRING_MAX) {
+        size_t used = log_format(message, size, "%s: ", row->env);
+        signature_check(text, message + used, size - used);
+        return;
+    }
     size_t used = log_format(message, size, "%s=%.*s%s: ", row->env, SHOWN_MAX, text, cut);
     message += used;
     size -= used;
@@ -262,6 +282,7 @@ static void explain_value(option_id id, const char *text, char *message, size_t 
     char list[256];
     switch (option_slots[id].type) {
     case TYPE_STRING:
+    case TYPE_SIGNATURES:
         log_format(message, size, "too long; at most %d bytes", OPTION_STRING_MAX - 1);
         break;
     case TYPE_BOOL:
@@ -403,6 +424,7 @@ size_t option_format(option_id id, char *out, size_t out_size) {
     const void *field = (const char *)&current + option_slots[id].offset;
     switch (option_slots[id].type) {
     case TYPE_STRING:
+    case TYPE_SIGNATURES:
         return log_format(out, out_size, "%s", (const char *)field);
     case TYPE_BOOL:
         return log_format(out, out_size, "%d", *(const bool *)field);

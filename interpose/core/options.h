@@ -24,12 +24,13 @@ typedef enum castor_on_error { CASTOR_ON_ERROR_ABORT, CASTOR_ON_ERROR_PASSTHROUG
 typedef enum castor_batch { CASTOR_BATCH_AUTO, CASTOR_BATCH_SPLIT, CASTOR_BATCH_SCALE } castor_batch;
 typedef enum castor_loss { CASTOR_LOSS_AUTO, CASTOR_LOSS_MEAN, CASTOR_LOSS_SUM } castor_loss;
 
-#define OPTION_FIELD_STRING(f)  char f[OPTION_STRING_MAX];
-#define OPTION_FIELD_BOOL(f)    bool f;
-#define OPTION_FIELD_INT(f)     int f;
-#define OPTION_FIELD_SECONDS(f) double f;
-#define OPTION_FIELD_BYTES(f)   uint64_t f;
-#define OPTION_FIELD_ENUM(f)    int f; /* position in the allowed list */
+#define OPTION_FIELD_STRING(f)     char f[OPTION_STRING_MAX];
+#define OPTION_FIELD_SIGNATURES(f) char f[OPTION_STRING_MAX];
+#define OPTION_FIELD_BOOL(f)       bool f;
+#define OPTION_FIELD_INT(f)        int f;
+#define OPTION_FIELD_SECONDS(f)    double f;
+#define OPTION_FIELD_BYTES(f)      uint64_t f;
+#define OPTION_FIELD_ENUM(f)       int f; /* position in the allowed list */
 typedef struct castor_options {
 #define OPTION(type, field, env, def, allowed, doc) OPTION_FIELD_##type(field)
 #include "options.def"

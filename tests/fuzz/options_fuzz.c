@@ -2,6 +2,7 @@
  *
  *   clang -std=gnu11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -Iinterpose \
  *       tests/fuzz/options_fuzz.c interpose/core/options.c interpose/core/log.c interpose/core/nearest.c \
+ *       interpose/core/signature.c \
  *       -o build/options_fuzz
  *   build/options_fuzz -max_len=10000 -max_total_time=60 -dict=tests/fuzz/options.dict */
 #include <stdint.h>
