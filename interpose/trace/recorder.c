@@ -1,7 +1,7 @@
 #include "trace.h"
 
 #include <errno.h>
-#include <time.h>
+#include <stddef.h>
 #include "counters.h"
 #include "file.h"
 #include "live.h"
@@ -20,12 +20,6 @@ castor_status trace_start(const char *directory, uint64_t max_bytes, int rank) {
     counters_configure(max_bytes, rank);
     segment_configure(max_bytes);
     return status;
-}
-
-uint64_t trace_now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 void trace_record_write(trace_record_kind kind, uint32_t id, uint64_t begin_ns, uint64_t end_ns,
