@@ -145,7 +145,7 @@ typedef struct report {
     report_slow slow[REPORT_SLOW_MAX];  /* the longest first, once all is read */
     size_t slow_count;
     uint64_t steps_left_out; /* step and backward records beyond what is kept */
-    uint64_t hooked, missed;
+    uint64_t hooked, missed, export_tables;
 
     uint64_t records, dropped, trace_bytes, trace_max_bytes; /* records: of all segments */
     bool truncated;     /* CASTOR_TRACE_MAX was reached, or a segment could not be made */

@@ -132,6 +132,7 @@ void report_write_json(const report *report, FILE *out) {
     json_object_begin(json, "coverage");
     json_unsigned(json, "hooked", report->hooked);
     json_unsigned(json, "missed", report->missed);
+    json_unsigned(json, "export_tables", report->export_tables);
     json_object_end(json);
     json_object_begin(json, "trace");
     json_unsigned(json, "processes", report->process_count);

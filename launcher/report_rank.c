@@ -247,6 +247,8 @@ static void add_totals(report *report) {
         report->chunks.bytes_moved += report_gauge(process, GAUGE_CHUNK_BYTES_MOVED).last;
         report->hooked = larger(report->hooked, report_gauge(process, GAUGE_HOOKS_FOUND).last);
         report->missed = larger(report->missed, report_gauge(process, GAUGE_HOOKS_MISSED).last);
+        report->export_tables =
+            larger(report->export_tables, report_gauge(process, GAUGE_EXPORT_TABLES).last);
     }
 }
 

@@ -119,6 +119,11 @@ static void write_summary(const report *report, FILE *out) {
     if (report->hooked + report->missed > 0)
         fprintf(out, "Coverage  %" PRIu64 " functions hooked, %" PRIu64 " missed\n", report->hooked,
                 report->missed);
+    if (report->export_tables > 0)
+        fprintf(out,
+                "          not seen: what is called through %" PRIu64
+                " undocumented tables of the CUDA driver (cuGetExportTable)\n",
+                report->export_tables);
     fprintf(out, "Trace     %s records in %s%s\n", text_count(figure, report->records),
             text_bytes(other, report->trace_bytes),
             report->truncated                               ? ", not complete"

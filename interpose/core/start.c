@@ -9,6 +9,7 @@
 #include "error.h"
 #include "log.h"
 #include "options.h"
+#include "../hooks/anycall.h"
 #include "../hooks/caller.h"
 #include "../hooks/hooks.h"
 #include "../memory/arena.h"
@@ -110,6 +111,7 @@ static void wake(void) {
     trace_start(options()->log_dir, options()->trace ? options()->trace_max : 0, options()->rank);
     trace_plugin_set(plugins[options()->plugin].name);
     hooks_resolve();
+    anycall_start();
     __atomic_store_n(&awake, true, __ATOMIC_RELEASE);
 }
 
@@ -164,6 +166,8 @@ __attribute__((destructor)) static void stop(void) {
     bool own = awake_pid == getpid();
     if (!agent_attached && (own || !awake_pid) && dl_iterate_phdr(torch_look, NULL))
         passthrough_report();
-    if (awake_pid)
+    if (awake_pid) {
+        anycall_stop();
         trace_flush();
+    }
 }

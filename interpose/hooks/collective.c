@@ -43,7 +43,7 @@ void hooks_collective_observe(void (*entered)(hook_id id)) {
 }
 
 /* Those beyond the table share its last number. */
-static uint32_t group_number(const void *group) {
+uint32_t collective_group_number(const void *group) {
     for (uint32_t i = 0; i < GROUPS_MAX; i++) {
         const void *seen = __atomic_load_n(&groups[i], __ATOMIC_RELAXED);
         if (!seen &&
@@ -64,7 +64,12 @@ void collective_group_end(const void *group) {
 
 /* Messages between two ranks: the others of the group do not come. */
 static bool is_message(hook_id id) {
-    return id == HOOK_GLOO_SEND || id == HOOK_GLOO_RECV || id == HOOK_GLOO_RECV_ANYSOURCE;
+    return id == HOOK_GLOO_SEND || id == HOOK_GLOO_RECV || id == HOOK_GLOO_RECV_ANYSOURCE ||
+           id == HOOK_C10D_NCCL_SEND || id == HOOK_C10D_NCCL_RECV || id == HOOK_C10D_NCCL_RECV_ANYSOURCE;
+}
+
+bool collective_is_inside(void) {
+    return current != NULL;
 }
 
 static collective_flight *flight_claim(void) {
@@ -105,7 +110,7 @@ bool collective_enter(collective_call *call, hook_id id, const void *group) {
     call->id = id;
     call->returned = false;
     call->flight = NULL;
-    call->group = group_number(group);
+    call->group = collective_group_number(group);
     call->group_address = group;
     call->payload = (hook_payload){.dtype = PAYLOAD_NO_DTYPE};
     void (*entered)(hook_id) = __atomic_load_n(&observer, __ATOMIC_ACQUIRE);

@@ -1,5 +1,5 @@
-/* c10d::ProcessGroupGloo: the wrappers of its collectives, made from the table, and those that follow a
- * collective on its worker thread. All of them observe: arguments and results pass through unchanged.
+/* c10d::ProcessGroupGloo and c10d::ProcessGroupNCCL: the wrappers of their collectives, made from the table, and those that follow a
+ * collective of gloo on its worker thread. All of them observe: arguments and results pass through unchanged.
  *
  * A C++ function that returns an object with a destructor takes the address for it as a hidden first argument
  * and returns that address: on x86-64 this is a C function with a pointer in front. Elsewhere the address
@@ -14,7 +14,7 @@
 
 typedef void *hook_work; /* where the intrusive_ptr<Work> was put */
 
-/* The real function of a row, in libtorch_cpu.so. The library may be called before the agent attaches. */
+/* The real function of a row, in libtorch_cpu.so or libtorch_cuda.so. The library may be called before the agent attaches. */
 static void *real_function(hook_id id) {
     if (__builtin_expect(!start_is_awake(), 0))
         start_wake_by_hook();
@@ -35,7 +35,14 @@ static void *real_function(hook_id id) {
     (call).returned = true
 
 #define WRAP_ALLOCATION(...)
+#define WRAP_LOADER(...)
+#define WRAP_CUDA_LOOKUP(...)
+#define WRAP_CUDA_RUNTIME(...)
+#define WRAP_CUDA_DRIVER(...)
+#define WRAP_NCCL(...)
 #define WRAP_GLOO_WORK(...)
+#define WRAP_C10D_NCCL_END(...)
+#define WRAP_C10D_NCCL(...) WRAP_GLOO(__VA_ARGS__)
 #define WRAP_GLOO(result, id, symbol, parameters, arguments, payload_kind, source)                           \
     HOOK_EXPORT result wrap_##id parameters __asm__(symbol);                                                 \
     HOOK_EXPORT result wrap_##id parameters {                                                                \
@@ -54,7 +61,9 @@ static void *real_function(hook_id id) {
 /* The wrappers of the works, declared from the table and written out below. */
 #undef WRAP_GLOO
 #undef WRAP_GLOO_WORK
+#undef WRAP_C10D_NCCL_END
 #define WRAP_GLOO(...)
+#define WRAP_C10D_NCCL_END(...) WRAP_GLOO_WORK(__VA_ARGS__)
 #define WRAP_GLOO_WORK(result, id, symbol, parameters, ...)                                                  \
     HOOK_EXPORT result wrap_##id parameters __asm__(symbol);                                                 \
     typedef result function_##id parameters;
@@ -124,6 +133,16 @@ void wrap_GLOO_DELETE(void *self) {
 void wrap_GLOO_DESTROY(void *self) {
     collective_group_end(self);
     REAL(GLOO_DESTROY)(self);
+}
+
+void wrap_C10D_NCCL_DELETE(void *self) {
+    collective_group_end(self);
+    REAL(C10D_NCCL_DELETE)(self);
+}
+
+void wrap_C10D_NCCL_DESTROY(void *self) {
+    collective_group_end(self);
+    REAL(C10D_NCCL_DESTROY)(self);
 }
 
 #endif

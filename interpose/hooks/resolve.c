@@ -1,9 +1,15 @@
 #include <dlfcn.h>
 #include <string.h>
+#include "loader.h"
+#include "lookup.h"
 #include "payload.h"
 #include "wrapper.h"
 #include "../trace/trace.h"
 #include "../../shims/torch/stable.h"
+
+#define CUDA_RUNTIME_LIBRARY "libcudart.so"
+#define CUDA_DRIVER_LIBRARY  "libcuda.so"
+#define NCCL_LIBRARY         "libnccl.so"
 
 void *hook_real[HOOK_COUNT];
 
@@ -18,9 +24,73 @@ void *hooks_next(hook_id id) {
     if (real || looking_up)
         return real;
     looking_up = true;
-    real = dlsym(RTLD_NEXT, hook_table[id].symbol);
+    real = loader_symbol(RTLD_NEXT, hook_table[id].symbol);
     looking_up = false;
     __atomic_store_n(&hook_real[id], real, __ATOMIC_RELAXED);
+    return real;
+}
+
+/* The library that defines a row's function, and a function that it surely has; NULL: libc. */
+typedef struct hook_source {
+    const char *library, *sign;
+} hook_source;
+
+static hook_source source_of(hook_id id) {
+    static const hook_source torch = {TORCH_CPU_LIBRARY, NULL}, torch_cuda = {TORCH_CUDA_LIBRARY, NULL},
+                             runtime = {CUDA_RUNTIME_LIBRARY, "cudaMalloc"},
+                             driver = {CUDA_DRIVER_LIBRARY, "cuInit"}, nccl = {NCCL_LIBRARY, "ncclAllReduce"};
+    switch (hook_table[id].layer) {
+    case HOOK_LAYER_GLOO:
+    case HOOK_LAYER_GLOO_WORK:
+        return torch;
+    case HOOK_LAYER_C10D_NCCL:
+    case HOOK_LAYER_C10D_NCCL_END:
+        return torch_cuda;
+    case HOOK_LAYER_CUDA_RUNTIME:
+        return runtime;
+    case HOOK_LAYER_CUDA_DRIVER:
+        return driver;
+    case HOOK_LAYER_CUDA_LOOKUP:
+        return strncmp(hook_table[id].symbol, "cuda", 4) == 0 ? runtime : driver;
+    case HOOK_LAYER_NCCL:
+        return nccl;
+    default:
+        return (hook_source){NULL, NULL};
+    }
+}
+
+/* A function of a library: what a call would reach without this library, if it is in the global scope; else, since
+ * Python loads libraries RTLD_LOCAL, from its own handle. */
+static void *library_symbol(hook_source source, const char *symbol) {
+    void *real = source.sign ? loader_symbol(RTLD_NEXT, symbol) : NULL;
+    if (real)
+        return real;
+    void *library = loader_library(source.library);
+    return library ? loader_symbol(library, symbol) : NULL;
+}
+
+static bool library_is_loaded(hook_source source) {
+    return (source.sign && loader_symbol(RTLD_NEXT, source.sign)) || loader_library(source.library);
+}
+
+void *hooks_runtime_symbol(const char *symbol) {
+    return library_symbol((hook_source){CUDA_RUNTIME_LIBRARY, ""}, symbol);
+}
+
+void *hooks_find(hook_id id) {
+    void *real = hooks_real(id), *known = NULL;
+    if (real)
+        return real;
+    hook_layer layer = hook_table[id].layer;
+    if (layer == HOOK_LAYER_ALLOCATION)
+        return hooks_next(id);
+    if (layer == HOOK_LAYER_LOADER)
+        return loader_real(hook_table[id].symbol);
+    real = library_symbol(source_of(id), hook_table[id].symbol);
+    /* A look-up by the program may have told another thread meanwhile: the first one stays. */
+    if (real &&
+        !__atomic_compare_exchange_n(&hook_real[id], &known, real, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        real = known;
     return real;
 }
 
@@ -29,24 +99,46 @@ const char *hooks_operation_name(hook_id id) {
     return colon ? colon + 1 : hook_table[id].name;
 }
 
+static void name_row(hook_id id) {
+    trace_name_set(TRACE_CALL, id, hook_table[id].name);
+    hook_layer layer = hook_table[id].layer;
+    if (layer == HOOK_LAYER_GLOO || layer == HOOK_LAYER_C10D_NCCL)
+        trace_name_set(TRACE_COLLECTIVE, id, hooks_operation_name(id));
+    else if (layer == HOOK_LAYER_NCCL && nccl_operation(id))
+        trace_name_set(TRACE_COLLECTIVE, id, nccl_operation(id));
+}
+
+/* An older libcudart, libcuda or libnccl lacks functions of the tables: nobody can call those, so they are not
+ * missed. PyTorch's are, if their names have changed. */
+static bool row_is_missed(hook_layer layer) {
+    return layer != HOOK_LAYER_CUDA_RUNTIME && layer != HOOK_LAYER_CUDA_DRIVER &&
+           layer != HOOK_LAYER_CUDA_LOOKUP && layer != HOOK_LAYER_NCCL;
+}
+
 void hooks_resolve(void) {
-    uint64_t found = 0, missed = 0;
-    /* Python loads it RTLD_LOCAL: RTLD_NEXT does not see it. The handle is kept: torch is never unloaded. */
-    void *torch = dlopen(TORCH_CPU_LIBRARY, RTLD_NOLOAD | RTLD_LAZY);
+    uint64_t found = 0, missed = lookup_passed_over();
+    void *torch = loader_library(TORCH_CPU_LIBRARY);
     if (torch)
         payload_resolve(torch);
+    const char *library = NULL;
+    bool loaded = true;
     for (hook_id id = 0; id < HOOK_COUNT; id++) {
         hook_layer layer = hook_table[id].layer;
-        if (layer == HOOK_LAYER_ALLOCATION)
-            hooks_next(id);
-        else if (!torch)
+        hook_source source = source_of(id);
+        if (source.library != library) {
+            library = source.library;
+            loaded = !library || library_is_loaded(source);
+        }
+        if (!HOOK_GLOO_WRAPPED && layer >= HOOK_LAYER_GLOO && layer <= HOOK_LAYER_C10D_NCCL_END)
             continue;
-        else if (HOOK_GLOO_WRAPPED && !hooks_real(id))
-            __atomic_store_n(&hook_real[id], dlsym(torch, hook_table[id].symbol), __ATOMIC_RELAXED);
-        *(hooks_real(id) ? &found : &missed) += 1;
-        trace_name_set(TRACE_CALL, id, hook_table[id].name);
-        if (layer == HOOK_LAYER_GLOO)
-            trace_name_set(TRACE_COLLECTIVE, id, hooks_operation_name(id));
+        if (!loaded)
+            continue;
+        if (hooks_find(id)) {
+            found++;
+            name_row(id);
+        } else if (row_is_missed(layer)) {
+            missed++;
+        }
     }
     trace_gauge_set(GAUGE_HOOKS_FOUND, found);
     trace_gauge_set(GAUGE_HOOKS_MISSED, missed);

@@ -27,4 +27,13 @@ void *hooks_next(hook_id id);
 /* What follows the last colon of a row's name: "allreduce" of "c10d::ProcessGroupGloo::allreduce". */
 const char *hooks_operation_name(hook_id id);
 
+/* The real function of a row, wherever it is: also stored in hook_real. */
+void *hooks_find(hook_id id);
+
+/* Any function of the CUDA runtime. */
+void *hooks_runtime_symbol(const char *symbol);
+
+/* What a collective of NCCL is called in reports; NULL: the row is none. */
+const char *nccl_operation(hook_id id);
+
 #endif

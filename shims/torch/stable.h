@@ -10,7 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TORCH_CPU_LIBRARY "libtorch_cpu.so"
+#define TORCH_CPU_LIBRARY  "libtorch_cpu.so"
+#define TORCH_CUDA_LIBRARY "libtorch_cuda.so"
 
 typedef struct AtenTensorOpaque *AtenTensorHandle;
 typedef int32_t AOTITorchError; /* 0: success */

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import unittest
 
+import cuda_rows
 from preload import LIBRARY, PreloadTest
 
 THREADS = r"""
@@ -92,9 +93,12 @@ class SleepTest(PreloadTest):
 
     def test_exports_hooks_and_castor_functions_only(self):
         listing = subprocess.run(["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True).stdout
-        libc = {"posix_memalign", "free", "realloc", "malloc_usable_size"}
+        libc = {"posix_memalign", "free", "realloc", "malloc_usable_size", "dlsym", "dlvsym", "dlopen"}
+        cuda = {row.symbol for row in cuda_rows.rows(("CUDA_LOOKUP",) + cuda_rows.LAYERS)}
         names = {line.split()[-1] for line in listing.splitlines()}
-        others = {n for n in names if not n.startswith(("castor_", "_ZN4c10d16ProcessGroupGloo", "_ZN4c10d7BackendC2"))} - libc
+        self.assertEqual(cuda - names, set())
+        process_groups = ("_ZN4c10d16ProcessGroupGloo", "_ZN4c10d16ProcessGroupNCCL", "_ZN4c10d7BackendC2")
+        others = {n for n in names if not n.startswith(("castor_",) + process_groups)} - libc - cuda
         self.assertEqual(others, set())
 
 

@@ -70,7 +70,12 @@ class Process:
                 name = _name(self.file, slot)
                 if name:
                     table[slot - base] = name
-            counted = {name: self.file.counters[base + id] for id, name in table.items()}
+            # gloo's and NCCL's collectives have the same names.
+            counted = {}
+            for id, name in table.items():
+                counter, total = self.file.counters[base + id], counted.setdefault(name, Counter())
+                for field, _ in Counter._fields_:
+                    setattr(total, field, getattr(total, field) + getattr(counter, field))
             setattr(self, kind + "s", {name: counter for name, counter in counted.items() if counter.count})
             base += IDS_OF_KIND[kind]
 

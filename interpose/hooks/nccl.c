@@ -1,0 +1,79 @@
+/* NCCL: the wrappers, made from the table. All of them observe. A collective's record is the call on the host;
+ * its work runs in stream order afterwards. */
+#include "collective.h"
+#include "observe.h"
+#include "../../shims/nccl/types.h"
+
+/* By ncclDataType_t: bytes of an element, and its c10::ScalarType. */
+static const struct {
+    uint8_t bytes, scalar_type;
+} datatypes[] = {
+    [ncclInt8] = {1, 1},    [ncclUint8] = {1, 0},     [ncclInt32] = {4, 3},       [ncclUint32] = {4, 28},
+    [ncclInt64] = {8, 4},   [ncclUint64] = {8, 29},   [ncclFloat16] = {2, 5},     [ncclFloat32] = {4, 6},
+    [ncclFloat64] = {8, 7}, [ncclBfloat16] = {2, 15}, [ncclFloat8e4m3] = {1, 24}, [ncclFloat8e5m2] = {1, 23},
+};
+
+typedef struct nccl_payload {
+    size_t count;
+    ncclDataType_t datatype;
+    ncclComm_t communicator;
+    cudaStream_t stream;
+} nccl_payload;
+
+static void collective_record(hook_id id, uint64_t begin_ns, ncclResult_t status, nccl_payload payload) {
+    bool known = (size_t)payload.datatype < sizeof datatypes / sizeof *datatypes;
+    uint64_t bytes = known ? payload.count * datatypes[payload.datatype].bytes : 0;
+    if (status == ncclSuccess && !collective_is_inside()) {
+        trace_record_write(TRACE_COLLECTIVE, id, begin_ns, trace_now_ns(), bytes,
+                           known ? datatypes[payload.datatype].scalar_type : PAYLOAD_NO_DTYPE,
+                           collective_group_number(payload.communicator), payload.count);
+        return;
+    }
+    observe_facts facts = {0};
+    if (status == ncclSuccess)
+        facts = (observe_facts){bytes, (uint64_t)payload.stream, (uint64_t)payload.communicator};
+    observe_record(id, begin_ns, (int)status, &facts);
+}
+
+static uint64_t communicator_end(ncclComm_t communicator) {
+    collective_group_end(communicator);
+    return (uint64_t)communicator;
+}
+
+#define NCCL_CALL(function, parameters, arguments, facts, doc)                                               \
+    OBSERVED(OBSERVE_NCCL, OBSERVE_NCCL, ncclResult_t, ncclSystemError, function, #function, parameters,     \
+             arguments, facts, 0)
+
+#define PAYLOAD(count, datatype, communicator, stream)                                                       \
+    { count, datatype, communicator, stream }
+#define NCCL_COLLECTIVE(function, operation, parameters, arguments, payload, doc)                            \
+    ncclResult_t wrap_##function parameters;                                                                 \
+    HOOK_EXPORT extern __typeof__(wrap_##function) export_##function __asm__(#function)                      \
+        __attribute__((alias("wrap_" #function)));                                                           \
+    ncclResult_t wrap_##function parameters {                                                                \
+        ncclResult_t(*target_) parameters = observe_target_of(HOOK_##function);                              \
+        if (!target_)                                                                                        \
+            return ncclSystemError;                                                                          \
+        unsigned inside_ = observe_thread.inside;                                                            \
+        if (inside_ & OBSERVE_NCCL)                                                                          \
+            return target_ arguments;                                                                        \
+        observe_thread.inside = inside_ | OBSERVE_NCCL;                                                      \
+        uint64_t begin_ns_ = trace_now_ns();                                                                 \
+        ncclResult_t status_ = target_ arguments;                                                            \
+        observe_thread.inside = inside_;                                                                     \
+        collective_record(HOOK_##function, begin_ns_, status_, (nccl_payload)PAYLOAD payload);               \
+        return status_;                                                                                      \
+    }
+#include "nccl.def"
+
+const char *nccl_operation(hook_id id) {
+    switch (id) {
+#define NCCL_CALL(...)
+#define NCCL_COLLECTIVE(function, operation, ...)                                                            \
+    case HOOK_##function:                                                                                    \
+        return #operation;
+#include "nccl.def"
+    default:
+        return NULL;
+    }
+}

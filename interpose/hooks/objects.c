@@ -1,0 +1,167 @@
+#include "objects.h"
+#include <elf.h>
+#include <string.h>
+
+#define VERSION_HIDDEN 0x8000 /* of DT_VERSYM: not the default version */
+
+static bool name_matches(const char *path, const char *library) {
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    const char *name = slash ? slash + 1 : path;
+    size_t length = strlen(library);
+    return name && strncmp(name, library, length) == 0 && (name[length] == '\0' || name[length] == '.');
+}
+
+/* glibc has relocated the addresses in its dynamic sections, but not those of the kernel's vdso. */
+static const void *table_at(const struct dl_phdr_info *info, Elf64_Addr address) {
+    return (const void *)(address < info->dlpi_addr ? address + info->dlpi_addr : address);
+}
+
+bool objects_read(const struct dl_phdr_info *info, object_tables *out) {
+    const Elf64_Dyn *dynamic = NULL;
+    *out = (object_tables){.base = info->dlpi_addr, .begin = UINTPTR_MAX};
+    for (unsigned i = 0; i < info->dlpi_phnum; i++) {
+        const Elf64_Phdr *header = &info->dlpi_phdr[i];
+        uintptr_t from = info->dlpi_addr + header->p_vaddr;
+        if (header->p_type == PT_DYNAMIC) {
+            dynamic = (const Elf64_Dyn *)from;
+        } else if (header->p_type == PT_GNU_RELRO) {
+            out->relro_begin = from;
+            out->relro_end = from + header->p_memsz;
+        } else if (header->p_type == PT_LOAD) {
+            out->begin = from < out->begin ? from : out->begin;
+            out->end = from + header->p_memsz > out->end ? from + header->p_memsz : out->end;
+        }
+    }
+    for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
+        const void *table = table_at(info, dynamic->d_un.d_ptr);
+        switch (dynamic->d_tag) {
+        case DT_SYMTAB:
+            out->symbols = table;
+            break;
+        case DT_STRTAB:
+            out->strings = table;
+            break;
+        case DT_VERSYM:
+            out->versions = table;
+            break;
+        case DT_GNU_HASH:
+            out->gnu_hash = table;
+            break;
+        case DT_RELA:
+            out->rela[0] = table;
+            break;
+        case DT_JMPREL:
+            out->rela[1] = table;
+            break;
+        case DT_RELASZ:
+            out->rela_count[0] = dynamic->d_un.d_val / sizeof(Elf64_Rela);
+            break;
+        case DT_PLTRELSZ:
+            out->rela_count[1] = dynamic->d_un.d_val / sizeof(Elf64_Rela);
+            break;
+        default:
+            break;
+        }
+    }
+    return out->symbols && out->strings;
+}
+
+static uint32_t gnu_hash_of(const char *name) {
+    uint32_t hash = 5381;
+    for (; *name; name++)
+        hash = hash * 33 + (unsigned char)*name;
+    return hash;
+}
+
+void *objects_symbol(const object_tables *object, const char *name) {
+    if (!object->gnu_hash)
+        return NULL;
+    /* Header, bloom filter, buckets, then one word per symbol: its hash, with the lowest bit at a bucket's end. */
+    const uint32_t *header = object->gnu_hash;
+    uint32_t buckets = header[0], first = header[1], bloom_words = header[2];
+    const uint32_t *bucket = header + 4 + bloom_words * (sizeof(Elf64_Addr) / sizeof(uint32_t));
+    const uint32_t *chain = bucket + buckets;
+    uint32_t hash = gnu_hash_of(name);
+    uint32_t index = buckets ? bucket[hash % buckets] : 0;
+    for (; index >= first && index; index++) {
+        uint32_t seen = chain[index - first];
+        const Elf64_Sym *symbol = &object->symbols[index];
+        bool hidden = object->versions && (object->versions[index] & VERSION_HIDDEN);
+        if ((seen | 1) == (hash | 1) && !hidden && symbol->st_shndx != SHN_UNDEF &&
+            ELF64_ST_TYPE(symbol->st_info) == STT_FUNC &&
+            strcmp(object->strings + symbol->st_name, name) == 0)
+            return (void *)(object->base + symbol->st_value);
+        if (seen & 1)
+            break;
+    }
+    return NULL;
+}
+
+typedef struct object_query {
+    const char *library, *name; /* name: of the function; NULL: the path is asked for */
+    char *path;
+    size_t path_size;
+    void *symbol;
+} object_query;
+
+static int object_look(struct dl_phdr_info *info, size_t size, void *context) {
+    object_query *query = context;
+    (void)size;
+    if (!name_matches(info->dlpi_name, query->library))
+        return 0;
+    if (!query->name) {
+        size_t length = strlen(info->dlpi_name);
+        if (length >= query->path_size)
+            return 0;
+        memcpy(query->path, info->dlpi_name, length + 1);
+        return 1;
+    }
+    object_tables tables;
+    query->symbol = objects_read(info, &tables) ? objects_symbol(&tables, query->name) : NULL;
+    return query->symbol != NULL;
+}
+
+void *objects_find_symbol(const char *library, const char *name) {
+    object_query query = {.library = library, .name = name};
+    dl_iterate_phdr(object_look, &query);
+    return query.symbol;
+}
+
+bool objects_find(const char *library, char *path, size_t path_size) {
+    object_query query = {.library = library, .path = path, .path_size = path_size};
+    return dl_iterate_phdr(object_look, &query) != 0;
+}
+
+typedef struct address_query {
+    uintptr_t one, other;
+    bool same;
+} address_query;
+
+static int address_look(struct dl_phdr_info *info, size_t size, void *context) {
+    address_query *query = context;
+    object_tables tables;
+    (void)size;
+    objects_read(info, &tables);
+    if (query->one - tables.begin >= tables.end - tables.begin)
+        return 0;
+    query->same = query->other - tables.begin < tables.end - tables.begin;
+    return 1;
+}
+
+bool objects_same(const void *one, const void *other) {
+    address_query query = {.one = (uintptr_t)one, .other = (uintptr_t)other};
+    dl_iterate_phdr(address_look, &query);
+    return query.same;
+}
+
+static int generation_look(struct dl_phdr_info *info, size_t size, void *context) {
+    (void)size;
+    *(uint64_t *)context = info->dlpi_adds;
+    return 1;
+}
+
+uint64_t objects_generation(void) {
+    uint64_t generation = 0;
+    dl_iterate_phdr(generation_look, &generation);
+    return generation;
+}

@@ -1,0 +1,138 @@
+"""The tables and the declarations of CUDA and NCCL against the real headers, where they are installed, by the toolkit or by wheels: a row whose
+parameters are not those of the header, a wrong ABI version, a type of another size stop this test's build."""
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+import cuda_rows
+from cuda_rows import ROOT
+from preload import PreloadTest
+
+# The wheels of CUDA bring the headers with them.
+WHEELS = [os.path.join(path, "nvidia", part, "include") for path in sys.path for part in ("cu13", "nccl")]
+FOLDERS = ("/usr/local/cuda/include", "/usr/local/include", "/usr/include", *WHEELS)
+
+
+def folder_of(*headers):
+    """The include folders that hold the headers; None if one is missing."""
+    found = []
+    for header in headers:
+        folder = next((folder for folder in FOLDERS if os.path.exists(os.path.join(folder, header))), None)
+        if not folder:
+            return None
+        found.append(folder)
+    return found
+
+
+TOOLKIT = folder_of("cuda.h", "cudaTypedefs.h", "cuda_runtime_api.h", "nccl.h")
+
+# The names of the functions are macros in the headers (cuMemAlloc is cuMemAlloc_v2): rows are compared by the types of
+# cudaTypedefs.h, which every version and variant has.
+ROWS = """
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <cudaTypedefs.h>
+#include <nccl.h>
+#define SAME(one, other, what) _Static_assert(__builtin_types_compatible_p(one, other), what " is not as in the header");
+#define RUNTIME(function, parameters, ...) typedef cudaError_t row_##function parameters; SAME(row_##function, RUNTIME_TYPE_##function, #function)
+#define RUNTIME_PER_THREAD(function, parameters, ...) typedef cudaError_t row_##function parameters; SAME(row_##function, RUNTIME_TYPE_##function, #function)
+typedef cudaError_t kernel_launch(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t);
+RUNTIME_TYPES
+#include "interpose/hooks/cuda_runtime.def"
+#define DRIVER(version, function, symbol, parameters, ...) \\
+    typedef CUresult row_##symbol parameters; SAME(row_##symbol *, PFN_##function##_v##version, #symbol)
+#define DRIVER_PER_THREAD(version, function, symbol, variant, parameters, ...) \\
+    typedef CUresult row_##symbol##variant parameters; \\
+    SAME(row_##symbol##variant *, PFN_##function##_v##version##variant, #symbol #variant)
+#include "interpose/hooks/cuda_driver.def"
+#define NCCL_CALL(function, parameters, ...) typedef ncclResult_t row_##function parameters; SAME(row_##function, __typeof__(function), #function)
+#define NCCL_COLLECTIVE(function, operation, parameters, ...) NCCL_CALL(function, parameters)
+#include "interpose/hooks/nccl.def"
+"""
+
+LAYOUT = """
+HEADERS
+#include <stdio.h>
+#include <stddef.h>
+#define SIZE(type) printf(#type " %zu\\n", sizeof(type));
+#define MEMBER(type, member) printf(#type "." #member " %zu %zu\\n", offsetof(type, member), sizeof(((type *)0)->member));
+#define VALUE(constant) printf(#constant " %d\\n", (int)constant);
+int main(void) {
+#include "shims/cuda/layout.def"
+}
+"""
+
+
+@unittest.skipUnless(TOOLKIT, "no headers of CUDA and NCCL here")
+class HeaderTest(PreloadTest):
+    def compile(self, name, text, *flags):
+        path = os.path.join(self.folder, name + ".c")
+        with open(path, "w") as file:
+            file.write(text)
+        includes = [flag for folder in dict.fromkeys(TOOLKIT) for flag in ("-isystem", folder)]
+        done = subprocess.run(
+            [os.environ.get("CC", "cc"), "-std=gnu11", "-I", ROOT, *includes, *flags, "-o", path[:-2], path], capture_output=True, text=True
+        )
+        return done.returncode, done.stderr
+
+    def rows_text(self):
+        # The one function that no C header declares is what nvcc's code calls.
+        special = {"__cudaLaunchKernel": "kernel_launch"}
+        types = ""
+        for row in cuda_rows.rows(("CUDA_RUNTIME",)):
+            base = re.sub("_pt[sd][sz]$", "", row.symbol)
+            types += f"#define RUNTIME_TYPE_{row.symbol} {special.get(base, f'__typeof__({base})')}\n"
+        return ROWS.replace("RUNTIME_TYPES", types)
+
+    def test_rows_are_as_in_the_headers(self):
+        status, errors = self.compile("rows", self.rows_text(), "-c")
+        self.assertEqual(status, 0, errors)
+
+    def test_a_row_that_is_not_stops_the_build(self):
+        for wrong in (
+            "RUNTIME(cudaFree, (void *block, int more), (block, more), (0, 0, 0), \"\")",
+            "DRIVER(3020, cuMemFree, cuMemFree_v2, (void *block), (block), (0, 0, 0), \"\")",
+            "DRIVER(4000, cuMemFree, cuMemFree_v2, (CUdeviceptr block), (block), (0, 0, 0), \"\")",
+            "NCCL_CALL(ncclMemFree, (void *block, int more), (block, more), (0, 0, 0), \"\")",
+        ):
+            macro = wrong.split("(")[0]
+            table = {"RUNTIME": "cuda_runtime", "DRIVER": "cuda_driver", "NCCL_CALL": "nccl"}[macro]
+            include = f'#include "interpose/hooks/{table}.def"'
+            text = self.rows_text().replace(include, wrong + "\n")
+            with self.subTest(row=wrong):
+                status, errors = self.compile("wrong", text, "-c")
+                self.assertNotEqual(status, 0)
+                self.assertRegex(errors, "is not as in the header|PFN_cuMemFree_v4000")
+
+    def test_types_are_as_in_the_headers(self):
+        real = "#include <cuda.h>\n#include <cuda_runtime_api.h>\n#include <nccl.h>"
+        listings = []
+        for name, headers in (("real", real), ("own", '#include "shims/nccl/types.h"')):
+            status, errors = self.compile(name, LAYOUT.replace("HEADERS", headers))
+            self.assertEqual(status, 0, errors)
+            listings.append(self.run_program(os.path.join(self.folder, name), preload=())[0])
+        self.assertEqual(*listings)
+        self.assertGreater(listings[0].count("\n"), 70)
+
+    def test_no_abi_of_a_hooked_function_is_unknown(self):
+        """cuGetProcAddress may be asked for each of them: from a row's version on, every ABI needs a row."""
+        with open(os.path.join(TOOLKIT[0], "cudaTypedefs.h")) as file:
+            types = re.findall(r"\*PFN_(\w+?)_v(\d+)(_pt[sd][sz])?\)", file.read())
+        rows = cuda_rows.abis()
+        oldest = {}
+        for abi in rows:
+            oldest[abi.name] = min(oldest.get(abi.name, 1 << 30), abi.version)
+        known = {(abi.name, abi.version, abi.per_thread) for abi in rows}
+        needed = {(name, int(version), bool(variant)) for name, version, variant in types if int(version) >= oldest.get(name, 1 << 30)}
+        self.assertEqual(needed - known, set())
+        with open(os.path.join(TOOLKIT[0], "cuda.h")) as file:
+            newest = int(re.search(r"#define CUDA_VERSION (\d+)", file.read()).group(1))
+        with open(os.path.join(ROOT, "interpose", "hooks", "lookup.h")) as file:
+            self.assertEqual(int(re.search(r"LOOKUP_KNOWN_VERSION (\d+)", file.read()).group(1)), newest)
+
+
+if __name__ == "__main__":
+    unittest.main()
