@@ -69,6 +69,12 @@ $(B)/bin/castor-unit: $(UNIT_O) $(UNIT_LIB_O)
 $(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernels/variant.o
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -o $@ $^
+.PHONY: tools
+tools: $(B)/bin/make-trace
+# Makes traces for the tests of `castor report` and for bench/report.
+$(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/trace/*.c) interpose/core/log.c)
+	@mkdir -p $(@D)
+	$(CC) -pthread $(SANFLAGS) -o $@ $^
 
 setup:
 	scripts/setup "$(PYTHON)" "$(TORCH_VERSION)"
@@ -98,6 +104,8 @@ install: all
 	mkdir -p $(DESTDIR)$(PREFIX)/lib/castor
 	cp -r shims/castor shims/castor-*.dist-info $(DESTDIR)$(PREFIX)/lib/castor/
 
+# The page of `castor report --format html` is part of the program.
+$(B)/obj/launcher/report_html.o: $(wildcard launcher/page/*)
 # The launcher suggests names as the options do, and prints the table of hooks.
 $(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/hook_table.o
 $(B)/bin/castor-unit: $(B)/obj/interpose/hooks/hook_table.o

@@ -9,13 +9,18 @@ static void write_text(json_writer *json, const char *text) {
     size_t length = strlen(text);
     fputc('"', json->out);
     for (size_t i = 0; i < length;) {
+        if (json->text_max > 0 && i >= json->text_max) {
+            fputs("\xe2\x80\xa6", json->out);
+            break;
+        }
         unsigned char byte = (unsigned char)text[i];
         size_t sequence = utf8_length(text + i, length - i);
         if (sequence == 0)
             fputs("\\ufffd", json->out);
         else if (byte == '"' || byte == '\\')
             fprintf(json->out, "\\%c", byte);
-        else if (byte < 0x20 || byte == 0x7f)
+        else if (byte < 0x20 || byte == 0x7f ||
+                 (json->in_html && (byte == '<' || byte == '>' || byte == '&')))
             fprintf(json->out, "\\u%04x", byte);
         else
             fwrite(text + i, 1, sequence, json->out);
@@ -28,13 +33,15 @@ static void write_text(json_writer *json, const char *text) {
 static void begin_value(json_writer *json, const char *key) {
     if (json->depth > 0) {
         bool *has_members = &json->has_members[json->depth - 1];
-        fputs(*has_members ? ",\n" : "\n", json->out);
+        if (json->compact)
+            fputs(*has_members ? "," : "", json->out);
+        else
+            fprintf(json->out, "%s\n%*s", *has_members ? "," : "", 2 * json->depth, "");
         *has_members = true;
-        fprintf(json->out, "%*s", 2 * json->depth, "");
     }
     if (key != NULL) {
         write_text(json, key);
-        fputs(": ", json->out);
+        fputs(json->compact ? ":" : ": ", json->out);
     }
 }
 
@@ -45,10 +52,10 @@ static void begin_container(json_writer *json, const char *key, char bracket) {
 }
 
 static void end_container(json_writer *json, char bracket) {
-    if (json->has_members[--json->depth])
+    if (json->has_members[--json->depth] && !json->compact)
         fprintf(json->out, "\n%*s", 2 * json->depth, "");
     fputc(bracket, json->out);
-    if (json->depth == 0)
+    if (json->depth == 0 && !json->compact)
         fputc('\n', json->out);
 }
 
@@ -99,4 +106,14 @@ void json_bool(json_writer *json, const char *key, bool value) {
 void json_null(json_writer *json, const char *key) {
     begin_value(json, key);
     fputs("null", json->out);
+}
+
+void json_figures_begin(json_writer *json, const char *key) {
+    json_array_begin(json, key);
+    json->was_compact = json->compact;
+    json->compact = true;
+}
+void json_figures_end(json_writer *json) {
+    json_array_end(json);
+    json->compact = json->was_compact;
 }

@@ -2,7 +2,7 @@
  * top.
  *
  * Bytes that are not UTF-8 become U+FFFD, numbers that are not finite become null: what comes out always
- * parses. */
+ * parses. With `in_html` the text may stand inside a <script> element: nothing in it ends the element or begins another. */
 #ifndef CASTOR_LAUNCHER_JSON_H
 #define CASTOR_LAUNCHER_JSON_H
 
@@ -14,7 +14,11 @@
 
 typedef struct json_writer {
     FILE *out;
+    bool compact; /* no indent, no line ends */
+    bool in_html;
+    size_t text_max; /* longer texts are cut; 0: none is */
     int depth;
+    bool was_compact; /* before json_figures_begin */
     bool has_members[JSON_DEPTH_MAX];
 } json_writer;
 
@@ -28,5 +32,8 @@ void json_signed(json_writer *json, const char *key, int64_t value);
 void json_number(json_writer *json, const char *key, double value);
 void json_bool(json_writer *json, const char *key, bool value);
 void json_null(json_writer *json, const char *key);
+/* An array of figures, on one line. */
+void json_figures_begin(json_writer *json, const char *key);
+void json_figures_end(json_writer *json);
 
 #endif

@@ -1,14 +1,17 @@
-#include <time.h>
-#include "json.h"
-#include "report.h"
+#include "report_json.h"
 
-static void write_counters(json_writer *json, const char *key, const report_counters *counters) {
+#include <time.h>
+
+static void write_counters(json_writer *json, const char *key, const report_counters *counters,
+                           const report_limits *limits) {
     json_object_begin(json, key);
-    for (size_t i = 0; i < counters->count; i++) {
+    for (size_t i = 0; i < counters->count && i < limits->rows; i++) {
         json_object_begin(json, counters->rows[i].name);
         json_unsigned(json, "count", counters->rows[i].count);
         json_unsigned(json, "bytes", counters->rows[i].bytes);
         json_number(json, "seconds", (double)counters->rows[i].ns / 1e9);
+        if (counters->rows[i].max_ns > 0)
+            json_number(json, "max_seconds", (double)counters->rows[i].max_ns / 1e9);
         json_object_end(json);
     }
     json_object_end(json);
@@ -22,7 +25,15 @@ static void write_bytes(json_writer *json, const char *key, uint64_t bytes, bool
         json_null(json, key);
 }
 
-static void write_rank(json_writer *json, const report_rank *rank) {
+static void write_seconds(json_writer *json, const char *key, double seconds) {
+    if (seconds > 0)
+        json_number(json, key, seconds);
+    else
+        json_null(json, key);
+}
+
+static void write_rank(json_writer *json, const report *report, const report_rank *rank,
+                       const report_limits *limits) {
     static const char *const states[] = {"running", "exited", "died"};
     const report_process *process = rank->process;
     json_object_begin(json, NULL);
@@ -37,10 +48,9 @@ static void write_rank(json_writer *json, const report_rank *rank) {
     json_unsigned(json, "steps", rank->steps);
     json_unsigned(json, "optimizer_steps", rank->optimizer_steps);
     json_unsigned(json, "micro_steps", rank->micro_steps);
-    if (rank->step_seconds > 0)
-        json_number(json, "step_seconds", rank->step_seconds);
-    else
-        json_null(json, "step_seconds");
+    write_seconds(json, "step_seconds", rank->step_seconds);
+    write_seconds(json, "step_p90_seconds", rank->step_p90_seconds);
+    write_seconds(json, "step_max_seconds", rank->step_max_seconds);
     json_object_begin(json, "peak_bytes");
     json_unsigned(json, "param", report_gauge(process, GAUGE_PARAM_BYTES).max);
     json_unsigned(json, "grad", report_gauge(process, GAUGE_GRAD_BYTES).max);
@@ -50,8 +60,15 @@ static void write_rank(json_writer *json, const report_rank *rank) {
     uint64_t pss_bytes = report_gauge(process, GAUGE_PSS_BYTES).max;
     write_bytes(json, "pss_peak_bytes", pss_bytes, pss_bytes > 0);
     json_unsigned(json, "private_bytes", report_gauge(process, GAUGE_PRIVATE_BYTES).last);
-    json_number(json, "wait_seconds", (double)report_gauge(process, GAUGE_WAIT_NS).last / 1e9);
+    json_number(json, "wait_seconds", rank->wait_seconds);
+    json_number(json, "backward_seconds", rank->backward_seconds);
+    json_number(json, "optimizer_seconds", rank->optimizer_seconds);
+    json_number(json, "collective_seconds", rank->collective_seconds);
+    json_number(json, "reduce_seconds", rank->reduce_seconds);
+    json_number(json, "lived_seconds", rank->lived_seconds);
     json_unsigned(json, "records", process->records);
+    report_json_steps(json, rank, report, limits);
+    report_json_memory(json, &rank->memory, limits);
     json_object_end(json);
 }
 
@@ -87,9 +104,10 @@ static void write_model_data(json_writer *json, const report *report) {
     json_object_end(json);
 }
 
-static void write_lines(json_writer *json, const char *key, char *const *lines, size_t count) {
+static void write_lines(json_writer *json, const char *key, char *const *lines, size_t count,
+                        const report_limits *limits) {
     json_array_begin(json, key);
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count && i < limits->rows; i++)
         json_string(json, NULL, lines[i]);
     json_array_end(json);
 }
@@ -103,8 +121,7 @@ static void write_start(json_writer *json, const report *report) {
     json_string(json, "started", text);
 }
 
-void report_write_json(const report *report, FILE *out) {
-    json_writer writer = {.out = out}, *json = &writer;
+void report_json_object(json_writer *json, const report *report, const report_limits *limits) {
     json_object_begin(json, NULL);
     json_unsigned(json, "report_version", REPORT_FORMAT_VERSION);
     json_string(json, "job", report->job);
@@ -115,19 +132,22 @@ void report_write_json(const report *report, FILE *out) {
     write_start(json, report);
     json_number(json, "duration_seconds", report->duration_seconds);
     json_array_begin(json, "ranks");
-    for (size_t i = 0; i < report->rank_count; i++)
-        write_rank(json, &report->ranks[i]);
+    for (size_t i = 0; i < report->rank_count && i < limits->rows; i++)
+        write_rank(json, report, &report->ranks[i], limits);
     json_array_end(json);
     write_model_data(json, report);
-    write_counters(json, "collectives", &report->collectives);
-    write_counters(json, "calls", &report->calls);
-    write_counters(json, "waits", &report->waits);
-    write_counters(json, "events", &report->events);
+    write_counters(json, "collectives", &report->collectives, limits);
+    report_json_classes(json, report, limits);
+    write_counters(json, "calls", &report->calls, limits);
+    report_json_slowest(json, report);
+    write_counters(json, "waits", &report->waits, limits);
+    write_counters(json, "events", &report->events, limits);
     json_object_begin(json, "chunks");
     json_unsigned(json, "size", report->chunks.size);
     json_unsigned(json, "count", report->chunks.count);
     json_unsigned(json, "moves", report->chunks.moves);
     json_unsigned(json, "bytes_moved", report->chunks.bytes_moved);
+    write_counters(json, "events", &report->chunk_events, limits);
     json_object_end(json);
     json_object_begin(json, "coverage");
     json_unsigned(json, "hooked", report->hooked);
@@ -141,7 +161,13 @@ void report_write_json(const report *report, FILE *out) {
     json_unsigned(json, "dropped", report->dropped);
     json_bool(json, "truncated", report->truncated);
     json_object_end(json);
-    write_lines(json, "notes", report->notes, report->note_count);
-    write_lines(json, "problems", report->problems, report->problem_count);
+    write_lines(json, "notes", report->notes, report->note_count, limits);
+    write_lines(json, "problems", report->problems, report->problem_count, limits);
     json_object_end(json);
+}
+
+void report_write_json(const report *report, FILE *out) {
+    static const report_limits limits = {.memory_points = 256, .step_points = 256, .rows = SIZE_MAX};
+    json_writer json = {.out = out};
+    report_json_object(&json, report, &limits);
 }

@@ -79,10 +79,10 @@ static void find_peak(const report_process *process, uint32_t optimizer, report_
             any_after |= !earlier;
         }
     memory->peak_step = before + (any_after ? 1 : 0);
-    if (covers(&process->steps, begin_ns, end_ns))
-        memory->peak_phase = "optimizer step";
-    else if (covers(&process->backwards, begin_ns, end_ns))
+    if (covers(&process->backwards, begin_ns, end_ns))
         memory->peak_phase = "backward";
+    else if (covers(&process->steps, begin_ns, end_ns))
+        memory->peak_phase = "optimizer step";
 }
 
 bool report_find_memory(report *report) {

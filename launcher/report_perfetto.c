@@ -17,6 +17,7 @@
 
 typedef struct named_track {
     uint32_t process, track;
+    bool used;
 } named_track;
 
 typedef struct drawing {
@@ -24,7 +25,7 @@ typedef struct drawing {
     trace_event_writer *events;
     const report_process *process; /* whose labels these are */
     char *labels[TRACE_SLOT_MAX];  /* escaped; made when first used */
-    named_track *named;
+    named_track *named;            /* a hash table of the tracks that have names */
     size_t named_count, named_capacity;
     /* What the record before was: most of a segment's are of one process and thread. */
     const report_process *last_process;
@@ -61,22 +62,42 @@ static void write_order(drawing *drawing, const char *what, uint32_t process, ui
     trace_event_end(drawing->events);
 }
 
+static size_t find_track(const drawing *drawing, uint32_t process, uint32_t track) {
+    uint64_t hash = ((uint64_t)process << 32 | track) * UINT64_C(0x9e3779b97f4a7c15);
+    size_t at = (hash >> 20) % drawing->named_capacity;
+    while (drawing->named[at].used &&
+           (drawing->named[at].process != process || drawing->named[at].track != track))
+        at = (at + 1) % drawing->named_capacity;
+    return at;
+}
+
+static bool grow_tracks(drawing *drawing) {
+    struct drawing larger = *drawing;
+    larger.named_capacity = drawing->named_capacity == 0 ? 256 : drawing->named_capacity * 2;
+    larger.named = calloc(larger.named_capacity, sizeof *larger.named);
+    if (larger.named == NULL)
+        return false;
+    for (size_t i = 0; i < drawing->named_capacity; i++)
+        if (drawing->named[i].used)
+            larger.named[find_track(&larger, drawing->named[i].process, drawing->named[i].track)] =
+                drawing->named[i];
+    free(drawing->named);
+    drawing->named = larger.named;
+    drawing->named_capacity = larger.named_capacity;
+    return true;
+}
+
 /* True the first time: the caller then names the track. */
 static bool is_new_track(drawing *drawing, uint32_t process, uint32_t track) {
-    for (size_t i = drawing->named_count; i-- > 0;)
-        if (drawing->named[i].process == process && drawing->named[i].track == track)
-            return false;
-    if (drawing->named_count == drawing->named_capacity) {
-        size_t capacity = drawing->named_capacity == 0 ? 64 : drawing->named_capacity * 2;
-        named_track *larger = realloc(drawing->named, capacity * sizeof *larger);
-        if (larger == NULL) {
-            drawing->failed = true;
-            return false;
-        }
-        drawing->named = larger;
-        drawing->named_capacity = capacity;
+    if (2 * drawing->named_count >= drawing->named_capacity && !grow_tracks(drawing)) {
+        drawing->failed = true;
+        return false;
     }
-    drawing->named[drawing->named_count++] = (named_track){process, track};
+    size_t at = find_track(drawing, process, track);
+    if (drawing->named[at].used)
+        return false;
+    drawing->named[at] = (named_track){process, track, true};
+    drawing->named_count++;
     return true;
 }
 

@@ -1,10 +1,8 @@
 #include <inttypes.h>
 #include <string.h>
 #include <time.h>
-#include "report.h"
+#include "report_text.h"
 #include "text_table.h"
-
-#define CALLS_SHOWN 20
 
 static void write_header(const report *report, FILE *out) {
     char figure[TEXT_FIGURE_MAX], started[64] = "";
@@ -21,9 +19,14 @@ static void write_header(const report *report, FILE *out) {
     fprintf(out, "  outcome   %s\n", report->outcome);
 }
 
-static void add_gauge_cell(text_table *table, uint64_t bytes) {
+void report_text_bytes_cell(text_table *table, uint64_t bytes) {
     char figure[TEXT_FIGURE_MAX];
     text_table_add(table, "%s", bytes == 0 ? "-" : text_bytes(figure, bytes));
+}
+
+void report_text_seconds_cell(text_table *table, double seconds) {
+    char figure[TEXT_FIGURE_MAX];
+    text_table_add(table, "%s", seconds > 0 ? text_seconds(figure, seconds) : "-");
 }
 
 static void write_ranks(const report *report, FILE *out) {
@@ -48,7 +51,7 @@ static void write_ranks(const report *report, FILE *out) {
         text_table_add(&table, "%s", rank->step_seconds > 0 ? text_seconds(figure, rank->step_seconds) : "-");
         text_table_add(&table, "%" PRIu64, rank->micro_steps);
         for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
-            add_gauge_cell(&table, report_gauge(rank->process, kinds[kind]).max);
+            report_text_bytes_cell(&table, report_gauge(rank->process, kinds[kind]).max);
         uint64_t wait_ns = report_gauge(rank->process, GAUGE_WAIT_NS).last;
         text_table_add(&table, "%s", wait_ns > 0 ? text_seconds(figure, (double)wait_ns / 1e9) : "-");
         pss_bytes += report_gauge(rank->process, GAUGE_PSS_BYTES).max;
@@ -58,6 +61,43 @@ static void write_ranks(const report *report, FILE *out) {
     text_table_print(&table, out, 2);
     if (report->rank_count > 1 && pss_bytes > 0)
         fprintf(out, "  sum of the PSS peaks: %s\n", text_bytes(figure, pss_bytes));
+}
+
+static void write_share_cell(text_table *table, double seconds, double whole) {
+    char figure[TEXT_FIGURE_MAX];
+    if (seconds > 0 && whole > 0)
+        text_table_add(table, "%s %3.0f%%", text_seconds(figure, seconds), 100 * seconds / whole);
+    else
+        text_table_add(table, "-");
+}
+
+static void write_times(const report *report, FILE *out) {
+    text_table table = {.headings = {"rank", "lived", "median step", "90% within", "longest", "backward",
+                                     "optimizer", "waits", "collectives", "gradient sums"}};
+    bool any = false;
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        any |= rank->backward_seconds > 0 || rank->optimizer_seconds > 0 || rank->collective_seconds > 0;
+        if (rank->rank >= 0)
+            text_table_add(&table, "%d", rank->rank);
+        else
+            text_table_add(&table, "?");
+        report_text_seconds_cell(&table, rank->lived_seconds);
+        report_text_seconds_cell(&table, rank->step_seconds);
+        report_text_seconds_cell(&table, rank->step_p90_seconds);
+        report_text_seconds_cell(&table, rank->step_max_seconds);
+        write_share_cell(&table, rank->backward_seconds, rank->lived_seconds);
+        write_share_cell(&table, rank->optimizer_seconds, rank->lived_seconds);
+        write_share_cell(&table, rank->wait_seconds, rank->lived_seconds);
+        write_share_cell(&table, rank->collective_seconds, rank->lived_seconds);
+        write_share_cell(&table, rank->reduce_seconds, rank->lived_seconds);
+    }
+    if (!any) {
+        text_table_drop(&table);
+        return;
+    }
+    fprintf(out, "\nTime (of the script's thread; collectives and gradient sums run beside it)\n");
+    text_table_print(&table, out, 2);
 }
 
 static void write_model_data(const report *report, FILE *out) {
@@ -70,41 +110,19 @@ static void write_model_data(const report *report, FILE *out) {
         const report_node *node = &report->nodes[i];
         text_table_add(&table, "%s", node->host);
         text_table_add(&table, "%s", text_count(figure, node->numel));
-        add_gauge_cell(&table, node->param_bytes);
-        add_gauge_cell(&table, node->grad_bytes);
-        add_gauge_cell(&table, node->optim_bytes);
-        add_gauge_cell(&table, node->private_bytes);
+        report_text_bytes_cell(&table, node->param_bytes);
+        report_text_bytes_cell(&table, node->grad_bytes);
+        report_text_bytes_cell(&table, node->optim_bytes);
+        report_text_bytes_cell(&table, node->private_bytes);
         text_table_add(&table, "%s", text_bytes(figure, report_node_bytes(node)));
         if (node->numel > 0)
             text_table_add(&table, "%.2f", (double)report_node_bytes(node) / (double)node->numel);
         else
             text_table_add(&table, "-");
-        add_gauge_cell(&table, report_node_peak_bytes(node));
+        report_text_bytes_cell(&table, report_node_peak_bytes(node));
     }
     fprintf(out, "\nModel data per node\n");
     text_table_print(&table, out, 2);
-}
-
-static void write_counters(const report_counters *counters, const char *title, const char *heading,
-                           size_t shown, FILE *out) {
-    if (counters->count == 0)
-        return;
-    text_table table = {.headings = {heading, "count", "bytes", "time", "mean"}};
-    char figure[TEXT_FIGURE_MAX], name[256];
-    for (size_t i = 0; i < counters->count && i < shown; i++) {
-        const report_counter *row = &counters->rows[i];
-        report_shorten_symbol(name, sizeof name, row->name);
-        text_table_add(&table, "%s", name);
-        text_table_add(&table, "%s", text_count(figure, row->count));
-        add_gauge_cell(&table, row->bytes);
-        text_table_add(&table, "%s", row->ns > 0 ? text_seconds(figure, (double)row->ns / 1e9) : "-");
-        text_table_add(&table, "%s",
-                       row->ns > 0 ? text_seconds(figure, (double)row->ns / 1e9 / (double)row->count) : "-");
-    }
-    fprintf(out, "\n%s\n", title);
-    text_table_print(&table, out, 2);
-    if (counters->count > shown)
-        fprintf(out, "  and %zu more (--format json has all)\n", counters->count - shown);
 }
 
 static void write_summary(const report *report, FILE *out) {
@@ -140,10 +158,14 @@ static void write_summary(const report *report, FILE *out) {
 void report_write_text(const report *report, FILE *out) {
     write_header(report, out);
     write_ranks(report, out);
+    write_times(report, out);
+    report_text_memory(report, out);
     write_model_data(report, out);
-    write_counters(&report->collectives, "Collectives (all ranks)", "operation", SIZE_MAX, out);
-    write_counters(&report->calls, "Calls (all ranks, by time)", "function", CALLS_SHOWN, out);
-    write_counters(&report->waits, "Waits for other ranks (all ranks)", "for", SIZE_MAX, out);
-    write_counters(&report->events, "Events (all ranks)", "event", SIZE_MAX, out);
+    report_text_collectives(report, out);
+    report_text_counters(&report->calls, "Calls (all ranks, by time)", "function", REPORT_TEXT_CALLS, out);
+    report_text_slowest(report, out);
+    report_text_counters(&report->waits, "Waits for other ranks (all ranks)", "for", SIZE_MAX, out);
+    report_text_counters(&report->chunk_events, "Chunk events (all ranks)", "event", SIZE_MAX, out);
+    report_text_counters(&report->events, "Events (all ranks)", "event", SIZE_MAX, out);
     write_summary(report, out);
 }

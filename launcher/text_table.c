@@ -45,6 +45,14 @@ static void print_cell(FILE *out, const char *text, int width, bool left, bool l
     fputs(last ? "\n" : "  ", out);
 }
 
+void text_table_drop(text_table *table) {
+    for (size_t i = 0; i < table->cell_count; i++)
+        free(table->cells[i]);
+    free(table->cells);
+    table->cells = NULL;
+    table->cell_count = table->cell_capacity = 0;
+}
+
 bool text_table_print(text_table *table, FILE *out, int indent) {
     size_t columns = 0;
     int widths[TEXT_TABLE_COLUMNS] = {0};
@@ -65,12 +73,8 @@ bool text_table_print(text_table *table, FILE *out, int indent) {
             print_cell(out, text, widths[column], column == 0, column + 1 == columns);
         }
     }
-    for (size_t i = 0; i < table->cell_count; i++)
-        free(table->cells[i]);
-    free(table->cells);
     bool complete = !table->failed;
-    table->cells = NULL;
-    table->cell_count = table->cell_capacity = 0;
+    text_table_drop(table);
     return complete;
 }
 
@@ -113,4 +117,27 @@ const char *text_count(char out[TEXT_FIGURE_MAX], uint64_t count) {
     }
     out[at] = '\0';
     return out;
+}
+
+const char *text_rate(char out[TEXT_FIGURE_MAX], double bytes_per_second) {
+    bool giga = bytes_per_second >= 1e8;
+    snprintf(out, TEXT_FIGURE_MAX, giga ? "%.2f GB/s" : "%.2f MB/s", bytes_per_second / (giga ? 1e9 : 1e6));
+    return out;
+}
+
+void text_sparkline(char *out, int columns, const uint64_t *values, size_t count, uint64_t highest) {
+    for (int column = 0; column < columns; column++) {
+        size_t begin = count * (size_t)column / (size_t)columns,
+               end = count * (size_t)(column + 1) / (size_t)columns;
+        uint64_t value = 0;
+        for (size_t i = begin; i < end || i == begin; i++)
+            value = i < count && values[i] > value ? values[i] : value;
+        /* A little is not nothing. */
+        unsigned level = highest == 0 || value == 0 ? 0 : (unsigned)((double)value / (double)highest * 7.999);
+        memcpy(out, value == 0 ? "\xc2\xb7" : "\xe2\x96\x81", value == 0 ? 2 : 3);
+        if (value > 0)
+            out[2] = (char)((unsigned char)out[2] + (level > 7 ? 7 : level));
+        out += value == 0 ? 2 : 3;
+    }
+    *out = '\0';
 }

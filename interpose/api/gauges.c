@@ -8,6 +8,8 @@
 #include "trace/sample.h"
 #include "trace/trace.h"
 
+#define NODE_INTERVAL_NS UINT64_C(100000000)
+
 static uint64_t import_bytes; /* set size when the agent attached */
 static _Atomic uint64_t outside[CHUNK_KIND_COUNT];
 
@@ -17,26 +19,24 @@ void gauges_model_data_set(uint64_t param_bytes, uint64_t grad_bytes, uint64_t o
     atomic_store(&outside[CHUNK_OPTIM], optim_bytes);
 }
 
-/* Bytes of the chunks that this rank owns, by kind; chunks of the node, and their number. */
-static void store_add(const store *s, uint64_t own[], uint64_t node[], uint64_t *chunks) {
+/* Bytes of the chunks that this rank owns, by kind. */
+static void add_own(const store *s, uint64_t own[]) {
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
         const chunk_list *list = &s->chunks.list[kind];
-        node[kind] += store_resident_bytes(s, (chunk_kind)kind);
-        *chunks += list->count;
         for (uint32_t i = 0; i < list->count; i++)
             if (list->chunks[i].owner == s->rank)
                 own[kind] += list->chunks[i].used;
     }
 }
 
-void gauges_sample(void) {
-    uint64_t own[CHUNK_KIND_COUNT], node[CHUNK_KIND_COUNT] = {0}, chunks = 0;
+/* What this rank holds. */
+static void sample_rank(void) {
+    uint64_t own[CHUNK_KIND_COUNT];
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         own[kind] = atomic_load(&outside[kind]);
-    const store *first = store_first();
     for (store *s = store_first(); s && !s->detached; s = s->next) {
         pthread_mutex_lock(&s->lock);
-        store_add(s, own, node, &chunks);
+        add_own(s, own);
         pthread_mutex_unlock(&s->lock);
     }
     trace_gauge_set(GAUGE_PARAM_BYTES, own[CHUNK_PARAM]);
@@ -51,8 +51,22 @@ void gauges_sample(void) {
         if (pss > import_bytes + model)
             trace_gauge_set(GAUGE_OTHER_BYTES, pss - import_bytes - model);
     }
+}
+
+/* The node's chunks, whose last values are the steady state. */
+static void sample_node(void) {
+    uint64_t node[CHUNK_KIND_COUNT] = {0}, chunks = 0;
+    const store *first = store_first();
     if (!first || first->detached)
         return;
+    for (store *s = store_first(); s && !s->detached; s = s->next) {
+        pthread_mutex_lock(&s->lock);
+        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+            node[kind] += store_resident_bytes(s, (chunk_kind)kind);
+            chunks += s->chunks.list[kind].count;
+        }
+        pthread_mutex_unlock(&s->lock);
+    }
     trace_gauge_set(GAUGE_STORE_PARAM_BYTES, node[CHUNK_PARAM]);
     trace_gauge_set(GAUGE_STORE_GRAD_BYTES, node[CHUNK_GRAD]);
     trace_gauge_set(GAUGE_STORE_OPTIM_BYTES, node[CHUNK_OPTIM]);
@@ -60,7 +74,30 @@ void gauges_sample(void) {
     trace_gauge_set(GAUGE_CHUNK_SIZE, options()->chunk_size);
 }
 
+void gauges_sample(void) {
+    sample_rank();
+    sample_node();
+}
+
+/* A script that has ended gives back its tensors before it leaves: from the first step on, the node's gauges are taken where
+ * steps end, and not by the sampler, which would take what is left then for the steady state. */
+static _Atomic uint64_t step_sampled_ns;
+
+void gauges_step(void) {
+    uint64_t now = trace_now_ns();
+    if (now - atomic_load(&step_sampled_ns) < NODE_INTERVAL_NS)
+        return;
+    atomic_store(&step_sampled_ns, now);
+    sample_node();
+}
+
+static void sample_node_before_steps(void) {
+    if (atomic_load(&step_sampled_ns) == 0)
+        sample_node();
+}
+
 void gauges_start(void) {
     import_bytes = sample_read_pss();
-    sample_register(gauges_sample);
+    sample_register(sample_node_before_steps);
+    sample_register_often(sample_rank);
 }

@@ -8,6 +8,8 @@
 void gauges_start(void);
 /* Model data outside the store, counted by the agent. */
 void gauges_model_data_set(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes);
+/* A step has ended: takes the node's gauges, if it is time. */
+void gauges_step(void);
 /* Takes the gauges now. */
 void gauges_sample(void);
 

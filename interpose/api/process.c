@@ -79,6 +79,7 @@ uint64_t castor_now_ns(void) {
 void castor_event_step(uint64_t begin_ns, uint64_t end_ns, uint32_t optimizer, uint32_t mode) {
     trace_counter_add(GAUGE_STEPS, 1);
     trace_record_write(TRACE_STEP, 0, begin_ns, end_ns, 0, optimizer, mode, 0);
+    gauges_step();
 }
 
 void castor_event_backward(uint64_t begin_ns, uint64_t end_ns, int synchronized) {

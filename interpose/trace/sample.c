@@ -20,18 +20,35 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed; /* on CLOCK_MONOTONIC; made by sample_start */
 static enum { SAMPLE_IDLE, SAMPLE_RUNNING, SAMPLE_STOPPING, SAMPLE_ENDED } state; /* lock */
-static void (*callbacks[SAMPLE_CALLBACKS])(void);                                 /* fixed once running */
-static int callback_count;
 
-castor_status sample_register(void (*callback)(void)) {
+/* Fixed once running. */
+typedef struct sample_callbacks {
+    void (*list[SAMPLE_CALLBACKS])(void);
+    int count;
+} sample_callbacks;
+static sample_callbacks callbacks, often;
+
+static castor_status add_callback(sample_callbacks *to, void (*callback)(void)) {
     castor_status status = CASTOR_ERR_UNSUPPORTED;
     pthread_mutex_lock(&lock);
-    if (state == SAMPLE_IDLE && callback_count < SAMPLE_CALLBACKS) {
-        callbacks[callback_count++] = callback;
+    if (state == SAMPLE_IDLE && to->count < SAMPLE_CALLBACKS) {
+        to->list[to->count++] = callback;
         status = CASTOR_OK;
     }
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+castor_status sample_register(void (*callback)(void)) {
+    return add_callback(&callbacks, callback);
+}
+castor_status sample_register_often(void (*callback)(void)) {
+    return add_callback(&often, callback);
+}
+
+static void call_all(const sample_callbacks *to_call) {
+    for (int i = 0; i < to_call->count; i++)
+        to_call->list[i]();
 }
 
 uint64_t sample_read_pss(void) {
@@ -128,9 +145,13 @@ typedef struct sampling {
     uint64_t next_ns; /* CLOCK_MONOTONIC */
 } sampling;
 
-static void sample_modules(void) {
-    for (int i = 0; i < callback_count; i++)
-        callbacks[i]();
+static void sample_rarely(void) {
+    sample_pss();
+    call_all(&callbacks);
+}
+
+static void sample_often(void) {
+    call_all(&often);
     sample_record_memory();
 }
 
@@ -149,12 +170,12 @@ static void sample_if_due(sampling *sampling, void (*sample)(void)) {
 
 static void *sample_main(void *unused) {
     (void)unused;
-    sampling set_size = {UINT64_C(200000000), 625, 0}, modules = {UINT64_C(100000000), 2500, 0};
+    sampling rarely = {UINT64_C(200000000), 625, 0}, soon = {UINT64_C(100000000), 2500, 0};
     uint64_t next_ns, now_ns;
     do {
-        sample_if_due(&set_size, sample_pss);
-        sample_if_due(&modules, sample_modules);
-        next_ns = set_size.next_ns < modules.next_ns ? set_size.next_ns : modules.next_ns;
+        sample_if_due(&rarely, sample_rarely);
+        sample_if_due(&soon, sample_often);
+        next_ns = rarely.next_ns < soon.next_ns ? rarely.next_ns : soon.next_ns;
         now_ns = clock_ns(CLOCK_MONOTONIC);
     } while (wait_interval(next_ns > now_ns ? next_ns - now_ns : 0));
     sample_pss();

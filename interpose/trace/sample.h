@@ -10,6 +10,8 @@
 /* `callback` is called at each sample, from the sampler's thread, to set gauges. At most 16; register before
  * sample_start. */
 castor_status sample_register(void (*callback)(void));
+/* The same, several times a second: for gauges that cost microseconds. The others are asked along with the set size. */
+castor_status sample_register_often(void (*callback)(void));
 /* Starts the thread. Once per process; more calls do nothing. */
 castor_status sample_start(void);
 /* Takes a last sample of the set size, ends the thread and waits for it, for a second at most. */

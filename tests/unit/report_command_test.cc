@@ -315,7 +315,7 @@ TEST_F(Report, CommandLineMistakes) {
     expect_error("needs the log directory");
     run({directory, "--format", "xml"});
     EXPECT_EQ(status, 2);
-    expect_error("--format `xml` does not exist; there are: text, json");
+    expect_error("--format `xml` does not exist; there are: text, json, perfetto, html");
     run({directory, "--format"});
     EXPECT_EQ(status, 2);
     run({directory, "--fromat", "json"});

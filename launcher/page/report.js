@@ -1,0 +1,392 @@
+"use strict";
+/* Draws the report from the JSON in the page. Everything that comes from a trace reaches the page as text, never as HTML. */
+(() => {
+  const root = document.documentElement;
+  addEventListener("error", (event) => { root.dataset.error = event.message; });
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const data = read("data"), totals = read("totals");
+  const page = document.getElementById("page");
+
+  /* ---- elements ---- */
+  const put = (node, attributes, children) => {
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      else if (value !== null && value !== undefined) node.setAttribute(name, value);
+    }
+    for (const child of [children].flat()) if (child !== null && child !== undefined) node.append(child);
+    return node;
+  };
+  const el = (tag, attributes, children) => put(document.createElement(tag), attributes, children);
+  const svg = (tag, attributes, children) => put(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+  /* ---- figures ---- */
+  const bytes = (value) => {
+    const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let unit = 0;
+    while (value >= 1023.95 && unit + 1 < units.length) { value /= 1024; unit++; }
+    return (unit === 0 ? value.toFixed(0) : value.toFixed(value < 99.95 ? 1 : 0)) + " " + units[unit];
+  };
+  const seconds = (value) => {
+    if (value === 0) return "0";
+    if (value < 1e-6) return (value * 1e9).toFixed(0) + " ns";
+    if (value < 1e-3) return (value * 1e6).toFixed(1) + " µs";
+    if (value < 1) return (value * 1e3).toFixed(1) + " ms";
+    if (value < 120) return value.toFixed(2) + " s";
+    if (value < 7200) return Math.floor(value / 60) + " min " + Math.floor(value % 60) + " s";
+    return Math.floor(value / 3600) + " h " + Math.floor(value / 60) % 60 + " min";
+  };
+  const round = (figure) => figure.replace(/\.0+(?= )/, "");
+  const count = (value) => String(value).replace(/\B(?=(\d{3})+(?!\d))/g, ",");
+  const rate = (value) => (value / 1e9 >= 0.1 ? (value / 1e9).toFixed(2) + " GB/s" : (value / 1e6).toFixed(1) + " MB/s");
+  const share = (part, whole) => (whole > 0 ? (100 * part / whole).toFixed(part > 0 && part / whole < 0.1 ? 1 : 0) + "%" : "0%");
+  const plural = (number, word) => count(number) + " " + word + (number === 1 ? "" : "s");
+  const who = (rank) => (rank === null ? "rank ?" : "rank " + rank);
+  const ticks = (most, wanted, binary) => {
+    if (!(most > 0)) return [0];
+    const base = binary ? Math.pow(1024, Math.floor(Math.log(most) / Math.log(1024))) : 1;
+    const raw = most / base / wanted, power = Math.pow(10, Math.floor(Math.log10(raw)));
+    const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= raw) * base;
+    const found = [];
+    for (let value = 0; value <= most * 1.0001; value += step) found.push(value);
+    return found;
+  };
+  const symbol = (name) => {
+    if (!name.startsWith("_ZN")) return name;
+    const parts = [];
+    let at = 3;
+    while (/[KVr]/.test(name[at] || "")) at++;
+    for (let match; (match = /^[1-9]\d*/.exec(name.slice(at))); ) {
+      at += match[0].length;
+      parts.push(name.substr(at, +match[0]));
+      at += +match[0];
+    }
+    return parts.length ? parts.join("::") : name;
+  };
+
+  /* ---- what is shown on hover ---- */
+  const tip = el("div", { class: "tip", role: "status" });
+  document.body.append(tip);
+  const showTip = (event, title, rows) => {
+    tip.replaceChildren(el("b", {}, title), ...rows.map(([label, value, color]) => el("div", {}, [
+      el("span", {}, [color ? el("i", { class: "swatch", style: "background:" + color }) : null, label]), el("span", {}, value)])));
+    tip.classList.add("on");
+    const box = tip.getBoundingClientRect(), gap = 16;
+    const x = event.clientX + gap + box.width > innerWidth ? event.clientX - gap - box.width : event.clientX + gap;
+    tip.style.left = Math.max(4, x) + "px";
+    tip.style.top = Math.max(4, Math.min(event.clientY + gap, innerHeight - box.height - 6)) + "px";
+  };
+  const hideTip = () => tip.classList.remove("on");
+
+  const section = (title, about) => {
+    page.append(el("h2", {}, title));
+    if (about) page.append(el("p", {}, about));
+    return page;
+  };
+
+  /* columns: [heading, value of a row, {left, name, bar}] */
+  const table = (columns, rows, where) => {
+    const body = rows.map((row) => el("tr", {}, columns.map(([, value, options = {}]) => {
+      const shown = value(row);
+      const missing = shown === null || shown === "-";
+      const cell = el("td", { class: [options.left ? "left" : "", options.name ? "name mono" : "", missing ? "none" : ""].join(" ").trim() || null },
+                      missing ? "–" : shown);
+      if (options.bar) {
+        const [part, late] = options.bar(row);
+        cell.append(el("span", { class: "bar" }, [
+          el("i", { style: "width:" + (100 * part).toFixed(1) + "%" }),
+          late > 0 ? el("i", { class: "late", style: "left:" + (100 * (part - part * late)).toFixed(1) + "%;width:" + (100 * part * late).toFixed(1) + "%" }) : null]));
+      }
+      return cell;
+    })));
+    const heads = columns.map(([heading, , options = {}]) => el("th", { class: options.left || options.name ? "left" : null, title: options.title }, heading));
+    (where || page).append(el("div", { class: "table" }, el("table", {}, [el("thead", {}, el("tr", {}, heads)), el("tbody", {}, body)])));
+  };
+  const leftOut = (shown, all, what) => { if (all > shown) page.append(el("div", { class: "more" }, "The first " + count(shown) + " of " + plural(all, what) + "; the JSON report has all.")); };
+
+  /* ---- header ---- */
+  const header = () => {
+    const outcome = data.outcome;
+    const mood = outcome === "exited" ? "good" : outcome === "died" ? "bad" : "warn";
+    page.append(
+      el("div", { class: "eyebrow" }, "Castor report"),
+      el("div", { class: "headline" }, [el("h1", {}, data.job), el("span", { class: "pill " + mood, id: "outcome" }, outcome)]),
+      el("code", { class: "command" }, data.command || "command not known"),
+      el("div", { class: "facts" }, [
+        ["plugin", data.plugin || "not known"], ["ranks", totals.ranks + " on " + plural(totals.nodes, "node")],
+        ["started", data.started.replace("T", " ").replace("Z", " UTC")], ["lasted", seconds(data.duration_seconds)],
+      ].map(([label, value]) => el("span", {}, [label + " ", el("b", {}, value)]))));
+  };
+
+  const cards = () => {
+    const ranks = data.ranks, list = [];
+    const add = (label, figure, detail) => list.push(el("div", { class: "card" }, [
+      el("div", { class: "label" }, label), el("div", { class: "figure" }, figure), el("div", { class: "detail" }, detail)]));
+    const slowest = ranks.reduce((a, b) => ((b.step_seconds || 0) > (a.step_seconds || 0) ? b : a), ranks[0]);
+    if (slowest && slowest.step_seconds)
+      add("Step time, median", seconds(slowest.step_seconds), who(slowest.rank) + "; 90% within " + seconds(slowest.step_p90_seconds));
+    const steps = Math.max(0, ...ranks.map((rank) => rank.steps));
+    add("Steps", count(steps), plural(Math.max(0, ...ranks.map((rank) => rank.micro_steps)), "backward pass").replace("passs", "passes"));
+    const peakOf = (rank) => (rank.memory ? rank.memory.peak.bytes : Object.values(rank.peak_bytes).reduce((a, b) => a + b, 0));
+    const fullest = ranks.reduce((a, b) => (peakOf(b) > peakOf(a) ? b : a), ranks[0]);
+    if (fullest && peakOf(fullest) > 0) add("Tensors at the peak", bytes(peakOf(fullest)), "on " + who(fullest.rank) + ", the fullest");
+    const pss = ranks.reduce((sum, rank) => sum + (rank.pss_peak_bytes || 0), 0);
+    if (pss > 0) add("Processes, set size", bytes(pss), "sum of the ranks' peaks");
+    const model = data.model_data;
+    if (model.bytes_per_param) add("Model data", model.bytes_per_param.toFixed(2) + " B", "per parameter and node, of " + count(model.numel));
+    const waited = ranks.reduce((sum, rank) => sum + rank.wait_seconds, 0), lived = ranks.reduce((sum, rank) => sum + rank.lived_seconds, 0);
+    if (waited > 0) add("Waiting for ranks", share(waited, lived), seconds(waited) + " in all");
+    const collectives = Object.values(data.collectives);
+    if (collectives.length)
+      add("Collectives", count(collectives.reduce((sum, row) => sum + row.count, 0)), bytes(collectives.reduce((sum, row) => sum + row.bytes, 0)) + " given by all ranks");
+    page.append(el("div", { class: "cards" }, list));
+  };
+
+  /* ---- memory ---- */
+  const kinds = Object.keys(totals.memory);
+  const stacked = kinds.filter((kind) => totals.memory[kind] === "stacked");
+  const whole = kinds.filter((kind) => totals.memory[kind] === "whole");
+  const colorOf = (kind) => "var(--" + kind + ", #8a94a0)";
+  const describe = {
+    param: "parameters", grad: "gradients", optim: "optimizer states", private: "private copies of shared pages",
+    other: "activations, workspaces and other blocks", pss: "the whole process (PSS)",
+  };
+  const hidden = new Set();
+  const frame = (width, height, margin) => {
+    const canvas = svg("svg", { viewBox: "0 0 " + width + " " + height, role: "img" });
+    return { canvas, left: margin.left, right: width - margin.right, top: margin.top, bottom: height - margin.bottom, width, height };
+  };
+  const axes = (box, mostX, mostY, formatX, formatY, binary) => {
+    const { canvas } = box;
+    const x = (value) => box.left + (box.right - box.left) * (mostX > 0 ? value / mostX : 0);
+    const y = (value) => box.bottom - (box.bottom - box.top) * (mostY > 0 ? value / mostY : 0);
+    for (const value of ticks(mostY, 4, binary)) {
+      canvas.append(svg("line", { class: value === 0 ? "base" : "grid", x1: box.left, x2: box.right, y1: y(value), y2: y(value) }));
+      canvas.append(svg("text", { x: box.left - 7, y: y(value) + 4, "text-anchor": "end" }, formatY(value)));
+    }
+    for (const value of ticks(mostX, 6, false))
+      canvas.append(svg("text", { x: x(value), y: box.bottom + 16, "text-anchor": value === 0 ? "start" : "middle" }, formatX(value)));
+    return { x, y };
+  };
+  const atPointer = (event, canvas, width) => {
+    const area = canvas.getBoundingClientRect();
+    return (event.clientX - area.left) / area.width * width;
+  };
+
+  const memoryChart = (rank, mostSeconds, wide) => {
+    const memory = rank.memory, box = frame(wide ? 1120 : 560, wide ? 260 : 230, { left: 58, right: 12, top: 26, bottom: 24 });
+    const length = Math.max(...Object.values(memory.bytes).map((values) => values.length));
+    const visible = stacked.filter((kind) => memory.bytes[kind] && !hidden.has(kind));
+    const lines = whole.filter((kind) => memory.bytes[kind] && !hidden.has(kind));
+    const sums = Array.from({ length }, (_, i) => visible.reduce((sum, kind) => sum + memory.bytes[kind][i], 0));
+    const most = Math.max(1, ...sums, ...lines.flatMap((kind) => memory.bytes[kind])) * 1.04;
+    const { x, y } = axes(box, mostSeconds, most, (value) => round(seconds(value)), (value) => round(bytes(value)), true);
+    const time = (i) => memory.begin_seconds + i * memory.interval_seconds;
+    const below = new Array(length).fill(0);
+    for (const kind of visible) {
+      const upper = [], lower = [];
+      for (let i = 0; i < length; i++) {
+        lower.push([x(time(i)), y(below[i])], [x(Math.min(time(i + 1), mostSeconds)), y(below[i])]);
+        below[i] += memory.bytes[kind][i];
+        upper.push([x(time(i)), y(below[i])], [x(Math.min(time(i + 1), mostSeconds)), y(below[i])]);
+      }
+      const path = upper.concat(lower.reverse()).map(([px, py], i) => (i ? "L" : "M") + px.toFixed(1) + " " + py.toFixed(1)).join("");
+      box.canvas.append(svg("path", { d: path + "Z", fill: colorOf(kind), "data-kind": kind }));
+    }
+    for (const kind of lines) {
+      const path = memory.bytes[kind].map((value, i) => (i ? "L" : "M") + x(Math.min(time(i + 0.5), mostSeconds)).toFixed(1) + " " + y(value).toFixed(1)).join("");
+      box.canvas.append(svg("path", { d: path, fill: "none", stroke: colorOf(kind), "stroke-width": 1.4, "stroke-dasharray": "4 3", "data-kind": kind }));
+    }
+    const peak = memory.peak;
+    if (peak.bytes > 0 && !hidden.size && visible.length || peak.bytes > 0 && stacked.every((kind) => !hidden.has(kind))) {
+      const index = Math.min(length - 1, Math.floor((peak.at_seconds - memory.begin_seconds) / memory.interval_seconds + 1e-6));
+      const px = x(Math.min(time(index + 0.5), mostSeconds)), py = y(peak.bytes), end = px > (box.left + box.right) / 2;
+      const place = peak.step > 0 ? ", step " + peak.step + (peak.phase ? " (" + peak.phase + ")" : "") : "";
+      box.canvas.append(
+        svg("line", { class: "peak", x1: px, x2: px, y1: py, y2: box.bottom }), svg("circle", { class: "peak-dot", cx: px, cy: py, r: 3.6 }),
+        svg("text", { class: "peak-label", x: px + (end ? -8 : 8), y: Math.max(12, py - 8), "text-anchor": end ? "end" : "start" }, "peak " + bytes(peak.bytes) + place));
+    }
+    const cursor = svg("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
+    box.canvas.append(cursor);
+    box.canvas.addEventListener("pointermove", (event) => {
+      const at = (atPointer(event, box.canvas, box.width) - box.left) / (box.right - box.left) * mostSeconds;
+      const i = Math.floor((at - memory.begin_seconds) / memory.interval_seconds);
+      if (i < 0 || i >= length) { cursor.setAttribute("visibility", "hidden"); hideTip(); return; }
+      put(cursor, { x1: x(time(i + 0.5)), x2: x(time(i + 0.5)), visibility: "visible" });
+      const rows = [...visible].reverse().concat(lines).map((kind) => [kind, bytes(memory.bytes[kind][i]), colorOf(kind)]);
+      showTip(event, who(rank.rank) + " at " + seconds(time(i)), [["tensors", bytes(sums[i])], ...rows]);
+    });
+    box.canvas.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); hideTip(); });
+    box.canvas.setAttribute("aria-label", "memory of " + who(rank.rank) + " over time, peak " + bytes(peak.bytes));
+    return box.canvas;
+  };
+
+  const heldBar = (peak) => {
+    const parts = stacked.filter((kind) => peak.held[kind] > 0).map((kind) => [kind, peak.held[kind]]);
+    const sum = parts.reduce((total, [, value]) => total + value, 0);
+    return [
+      el("div", { class: "held" }, parts.map(([kind, value]) => el("i", { style: "width:" + (100 * value / sum).toFixed(2) + "%;background:" + colorOf(kind) }))),
+      el("div", { class: "held-text" }, parts.map(([kind, value]) => el("span", {}, [
+        el("i", { class: "swatch", style: "background:" + colorOf(kind) }), kind + " " + bytes(value) + ", " + share(value, sum)])))];
+  };
+
+  const memory = () => {
+    const sampled = data.ranks.filter((rank) => rank.memory);
+    section("Memory over time", sampled.length
+      ? "What each rank held, by kind, and under each chart what held the peak. Click a kind to hide or show it."
+      : "Not sampled: the job kept counters only, or was too short. Peaks are in the table of ranks.");
+    if (!sampled.length) return;
+    const present = stacked.concat(whole).filter((kind) => sampled.some((rank) => rank.memory.bytes[kind]));
+    /* The set size holds the interpreter and libraries too; where that dwarfs the tensors, it starts hidden. */
+    const peak = Math.max(...sampled.map((rank) => rank.memory.peak.bytes));
+    for (const kind of whole) if (sampled.some((rank) => Math.max(0, ...(rank.memory.bytes[kind] || [])) > 2 * peak)) hidden.add(kind);
+    const mostSeconds = Math.max(...sampled.map((rank) => rank.memory.begin_seconds + rank.memory.interval_seconds * Math.max(...Object.values(rank.memory.bytes).map((values) => values.length))));
+    let shown = Math.min(6, sampled.length);
+    const charts = el("div", { class: "charts", id: "memory" });
+    const draw = () => charts.replaceChildren(...sampled.slice(0, shown).map((rank) => el("div", { class: "chart" + (sampled.length === 1 ? " wide" : "") }, [
+      el("header", {}, [el("h3", {}, who(rank.rank)), el("span", {}, rank.host + ", pid " + rank.pid)]),
+      memoryChart(rank, mostSeconds, sampled.length === 1), ...heldBar(rank.memory.peak)])));
+    page.append(el("div", { class: "legend" }, present.map((kind) => el("button", {
+      type: "button", "aria-pressed": String(!hidden.has(kind)), title: describe[kind],
+      onclick: (event) => {
+        hidden.has(kind) ? hidden.delete(kind) : hidden.add(kind);
+        event.currentTarget.setAttribute("aria-pressed", String(!hidden.has(kind)));
+        draw();
+      },
+    }, [el("i", whole.includes(kind) ? { class: "swatch rule" } : { class: "swatch", style: "background:" + colorOf(kind) }), kind, ]))));
+    page.append(charts);
+    draw();
+    if (shown < sampled.length)
+      page.append(el("div", { class: "legend" }, el("button", { type: "button", onclick: (event) => { shown = sampled.length; draw(); event.currentTarget.remove(); } },
+        "show all " + count(sampled.length) + " ranks")));
+  };
+
+  /* ---- steps ---- */
+  const rankColor = (i, all) => "hsl(" + (210 + Math.round(i * 300 / Math.max(1, all))) % 360 + " 48% 46%)";
+  const steps = () => {
+    const ranks = data.ranks.filter((rank) => rank.step_times.seconds.length > 1).slice(0, 24);
+    if (!ranks.length) return;
+    section("Steps", "Time from each step to the next, of the optimizer that stepped most.");
+    const box = frame(1120, 220, { left: 62, right: 12, top: 14, bottom: 24 });
+    const times = ranks.flatMap((rank) => rank.step_times.at_seconds), begin = Math.min(...times), end = Math.max(...times);
+    const most = Math.max(...ranks.flatMap((rank) => rank.step_times.seconds)) * 1.06;
+    const { x, y } = axes(box, end - begin, most, (value) => "+" + round(seconds(value)), (value) => round(seconds(value)), false);
+    ranks.forEach((rank, i) => {
+      const { at_seconds: at, seconds: taken } = rank.step_times;
+      const path = taken.map((value, k) => (k ? "L" : "M") + x(at[k] - begin).toFixed(1) + " " + y(value).toFixed(1)).join("");
+      box.canvas.append(svg("path", { d: path, fill: "none", stroke: rankColor(i, ranks.length), "stroke-width": 1.7, "stroke-linejoin": "round" }));
+      if (taken.length <= 60)
+        taken.forEach((value, k) => box.canvas.append(svg("circle", { cx: x(at[k] - begin), cy: y(value), r: 2.3, fill: rankColor(i, ranks.length) })));
+    });
+    const cursor = svg("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
+    box.canvas.append(cursor);
+    box.canvas.addEventListener("pointermove", (event) => {
+      const at = begin + (atPointer(event, box.canvas, box.width) - box.left) / (box.right - box.left) * (end - begin);
+      const rows = ranks.slice(0, 12).map((rank, i) => {
+        const list = rank.step_times.at_seconds;
+        let nearest = 0;
+        for (let k = 1; k < list.length; k++) if (Math.abs(list[k] - at) < Math.abs(list[nearest] - at)) nearest = k;
+        return [who(rank.rank), seconds(rank.step_times.seconds[nearest]), rankColor(i, ranks.length)];
+      });
+      put(cursor, { x1: x(at - begin), x2: x(at - begin), visibility: at < begin || at > end ? "hidden" : "visible" });
+      showTip(event, "at " + seconds(Math.max(0, at)), rows);
+    });
+    box.canvas.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); hideTip(); });
+    page.append(el("div", { class: "chart", id: "steps" }, [box.canvas, el("div", { class: "held-text" }, ranks.map((rank, i) => el("span", {}, [
+      el("i", { class: "swatch", style: "background:" + rankColor(i, ranks.length) }), who(rank.rank)])))]));
+  };
+
+  const ranks = () => {
+    section("Ranks", "Memory: peaks of what each holds. Time: in backward passes, optimizer steps and waits of the script's thread; collectives and gradient sums run beside it.");
+    const part = (name) => [(row) => (row[name] > 0 ? seconds(row[name]) : null), { bar: (row) => [Math.min(1, row.lived_seconds > 0 ? row[name] / row.lived_seconds : 0), 0] }];
+    const size = (name) => (row) => (row.peak_bytes[name] > 0 ? bytes(row.peak_bytes[name]) : null);
+    table([
+      ["rank", (row) => (row.rank === null ? "?" : String(row.rank)), { left: true }], ["state", (row) => row.state, { left: true }], ["steps", (row) => count(row.steps)],
+      ["step time", (row) => (row.step_seconds ? seconds(row.step_seconds) : null)],
+      ["param", size("param")], ["grad", size("grad")], ["optim", size("optim")], ["other", size("other")],
+      ["PSS", (row) => (row.pss_peak_bytes ? bytes(row.pss_peak_bytes) : null)],
+      ["backward", ...part("backward_seconds")], ["optimizer", ...part("optimizer_seconds")], ["waits", ...part("wait_seconds")],
+      ["collectives", ...part("collective_seconds")], ["sums", ...part("reduce_seconds")],
+    ], data.ranks);
+    leftOut(data.ranks.length, totals.ranks, "rank");
+    const nodes = data.model_data.nodes.filter((node) => node.bytes > 0);
+    if (!nodes.length) return;
+    section("Model data per node", "Chunks are kept once per node; private copies are those of all its ranks.");
+    const figure = (name) => (row) => (row[name] > 0 ? bytes(row[name]) : null);
+    table([["node", (row) => row.host, { left: true }], ["parameters", (row) => count(row.numel)], ["param", figure("param")], ["grad", figure("grad")], ["optim", figure("optim")],
+      ["private copies", figure("private")], ["sum", figure("bytes")], ["bytes per parameter", (row) => (row.bytes_per_param ? row.bytes_per_param.toFixed(2) : null)], ["peak", figure("peak_bytes")]], nodes);
+  };
+
+  /* ---- tables ---- */
+  const collectives = () => {
+    const rows = data.collective_classes;
+    if (!rows.length) return;
+    section("Collectives", "By operation, group and size. Bus bandwidth follows NCCL's tests (all-reduce: 2(n−1)/n of the buffer); the second one leaves out the time before the last rank had begun, which the bar shows hatched.");
+    const most = Math.max(...rows.map((row) => row.seconds));
+    table([
+      ["operation", (row) => symbol(row.operation), { name: true }], ["group", (row) => row.group, { left: true }], ["ranks", (row) => String(row.ranks)],
+      ["size", (row) => row.size, { left: true }], ["count", (row) => count(row.count)], ["bytes", (row) => (row.bytes > 0 ? bytes(row.bytes) : null)],
+      ["time", (row) => seconds(row.seconds), { bar: (row) => [most > 0 ? row.seconds / most : 0, row.seconds > 0 && row.late_seconds ? row.late_seconds / row.seconds : 0] }],
+      ["mean", (row) => seconds(row.seconds / row.count)], ["longest", (row) => seconds(row.max_seconds)],
+      ["late ranks", (row) => (row.late_seconds === null ? null : share(row.late_seconds, row.seconds))],
+      ["bus bandwidth", (row) => (row.bus_bytes_per_second ? rate(row.bus_bytes_per_second) : null)],
+      ["without waiting", (row) => (row.transfer_bus_bytes_per_second ? rate(row.transfer_bus_bytes_per_second) : null)],
+    ], rows);
+    leftOut(rows.length, totals.classes, "line");
+  };
+
+  const counters = (title, about, heading, rows, all) => {
+    const list = Object.entries(rows).map(([name, row]) => ({ name, ...row }));
+    if (!list.length) return;
+    section(title, about);
+    const most = Math.max(...list.map((row) => row.seconds));
+    table([
+      [heading, (row) => symbol(row.name), { name: true }], ["count", (row) => count(row.count)], ["bytes", (row) => (row.bytes > 0 ? bytes(row.bytes) : null)],
+      ["time", (row) => (row.seconds > 0 ? seconds(row.seconds) : null), { bar: (row) => [most > 0 ? row.seconds / most : 0, 0] }],
+      ["mean", (row) => (row.seconds > 0 ? seconds(row.seconds / row.count) : null)], ["longest", (row) => (row.max_seconds ? seconds(row.max_seconds) : null)],
+    ], list);
+    if (all) leftOut(list.length, all, "function");
+  };
+
+  const slowest = () => {
+    const rows = data.slowest_calls;
+    if (!rows.length) return;
+    section("Slowest calls", "The longest single calls and collectives of the job.");
+    const most = rows[0].seconds;
+    table([
+      ["call", (row) => symbol(row.name), { name: true }], ["rank", (row) => (row.rank === null ? "?" : String(row.rank))], ["thread", (row) => String(row.thread)],
+      ["at", (row) => seconds(row.at_seconds)], ["bytes", (row) => (row.bytes > 0 ? bytes(row.bytes) : null)],
+      ["took", (row) => seconds(row.seconds), { bar: (row) => [most > 0 ? row.seconds / most : 0, 0] }],
+    ], rows);
+  };
+
+  const chunks = () => {
+    const row = data.chunks;
+    if (!row.count && !Object.keys(row.events).length) return;
+    section("Chunks", plural(row.count, "chunk") + " of " + bytes(row.size) + "; " + plural(row.moves, "move") + " between tiers, " + bytes(row.bytes_moved) + ".");
+    counters("What happened to chunks", null, "event", row.events);
+  };
+
+  const coverage = () => {
+    const { hooked, missed } = data.coverage, trace = data.trace;
+    section("Coverage", "Functions of the hook table that were found in the job's processes, of those whose library is loaded.");
+    if (hooked + missed > 0)
+      page.append(el("div", { class: "coverage", id: "coverage" }, [
+        el("div", { class: "track" }, el("i", { style: "width:" + (100 * hooked / (hooked + missed)).toFixed(1) + "%" })),
+        el("span", {}, count(hooked) + " found, " + count(missed) + " missed")]));
+    page.append(el("p", {}, plural(trace.records, "record") + " of " + plural(trace.processes, "process").replace("processs", "processes") + " in " + bytes(trace.bytes) +
+      (trace.truncated ? ", not complete: " + count(trace.dropped) + " records were only counted." : ".")));
+  };
+
+  const notes = () => {
+    if (!data.notes.length && !data.problems.length) return;
+    section("Notes");
+    for (const note of data.notes) page.append(el("div", { class: "note" }, note));
+    for (const problem of data.problems) page.append(el("div", { class: "note bad" }, "not read: " + problem));
+  };
+
+  for (const part of [header, cards, notes, memory, steps, ranks, collectives,
+    () => counters("Calls", "Intercepted functions of all processes, by time.", "function", data.calls, totals.calls), slowest,
+    () => counters("Waits for other ranks", null, "for", data.waits), chunks, () => counters("Events", null, "event", data.events), coverage]) part();
+  page.append(el("footer", {}, "Made by castor report from " + data.directory + ". This page holds all it shows; it loads nothing."));
+  root.dataset.ready = "true";
+})();

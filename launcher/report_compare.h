@@ -1,0 +1,32 @@
+/* Two runs beside each other: `castor report A B`. */
+#ifndef CASTOR_LAUNCHER_REPORT_COMPARE_H
+#define CASTOR_LAUNCHER_REPORT_COMPARE_H
+
+#include "report.h"
+
+typedef enum compare_unit { COMPARE_SECONDS, COMPARE_BYTES, COMPARE_COUNT, COMPARE_FIGURE } compare_unit;
+
+/* One figure of both runs; what is zero is not known. */
+typedef struct compare_row {
+    const char *key, *label; /* of the JSON, of the text */
+    compare_unit unit;
+    double a, b;
+} compare_row;
+
+#define COMPARE_ROWS 17
+
+void compare_find_rows(const report *a, const report *b, compare_row rows[COMPARE_ROWS]);
+
+/* A name that either run has, with its counters in both (NULL: it has none). In the order of time, the longer of the two
+ * counting. False when memory is out; free the list. */
+typedef struct compare_name {
+    const char *name;
+    const report_counter *a, *b;
+} compare_name;
+bool compare_find_names(const report_counters *a, const report_counters *b, compare_name **names,
+                        size_t *count);
+
+void report_compare_text(const report *a, const report *b, FILE *out);
+void report_compare_json(const report *a, const report *b, FILE *out);
+
+#endif

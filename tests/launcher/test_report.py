@@ -1,0 +1,313 @@
+"""`castor report` on traces that the library's recorder wrote (bench/report/generate.c)."""
+import collections
+import html.parser
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+import unittest
+
+from command import BINARY, LIMIT_S, CommandTest
+from schema import errors
+
+MAKE_TRACE = os.path.join(os.path.dirname(BINARY), "make-trace")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!--\x1b[31m\u2028\"'&amp;"
+
+
+class ReportTest(CommandTest):
+    def trace(self, name, *arguments):
+        done = subprocess.run([MAKE_TRACE, self.path(name), *arguments], stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return name
+
+    def report(self, *arguments, status=0):
+        code, out, err = self.castor("report", *arguments)
+        self.assertEqual(code, status, err)
+        if status == 0:
+            self.assertEqual(err, [])
+        return out
+
+    def json(self, *arguments):
+        return json.loads(self.report(*arguments, "--format", "json"))
+
+
+class Json(ReportTest):
+    def schema(self):
+        with open(os.path.join(ROOT, "docs", "report.schema.json")) as file:
+            return json.load(file)
+
+    def test_conforms_to_its_schema(self):
+        for name, arguments in (("plain", []), ("four", ["--ranks", "4", "--groups"]), ("died", ["--die"]), ("odd", ["--name", HOSTILE])):
+            with self.subTest(name):
+                self.assertEqual(errors(self.json(self.trace(name, *arguments)), self.schema()), [])
+
+    def test_the_check_notices(self):
+        report = self.json(self.trace("run"))
+        for spoil in (lambda r: r.pop("coverage"), lambda r: r["ranks"][0].update(steps="8"), lambda r: r.update(surprise=1),
+                      lambda r: r["ranks"][0]["memory"].update(peak=None), lambda r: r["trace"].update(records=-1)):
+            spoiled = json.loads(json.dumps(report))
+            spoil(spoiled)
+            self.assertNotEqual(errors(spoiled, self.schema()), [])
+
+    def test_figures_add_up(self):
+        report = self.json(self.trace("run", "--ranks", "3", "--records", "3000"))
+        self.assertEqual([rank["rank"] for rank in report["ranks"]], [0, 1, 2])
+        for name in ("allreduce", "barrier"):
+            lines = [line for line in report["collective_classes"] if line["operation"] == name]
+            self.assertEqual(sum(line["count"] for line in lines), report["collectives"][name]["count"])
+            self.assertAlmostEqual(sum(line["seconds"] for line in lines), report["collectives"][name]["seconds"], places=6)
+            self.assertTrue(all(line["matched"] == line["count"] for line in lines), lines)
+        large = next(line for line in report["collective_classes"] if line["operation"] == "allreduce" and line["size_begin_bytes"] == 4 << 20)
+        # Ranks come 40 us after each other: three of them wait 80, 40 and 0 us.
+        self.assertAlmostEqual(large["late_seconds"] / large["count"], 40e-6, places=9)
+        self.assertAlmostEqual(large["bus_bytes_per_second"], large["bytes"] / large["seconds"] * 4 / 3, delta=1e-6 * large["bus_bytes_per_second"])
+        for rank in report["ranks"]:
+            memory = rank["memory"]
+            self.assertEqual(memory["peak"]["bytes"], sum(memory["peak"]["held"].get(kind, 0) for kind in ("param", "grad", "optim", "private", "other")))
+            self.assertEqual(memory["peak"]["phase"], "backward")
+            self.assertLessEqual(max(map(len, memory["bytes"].values())), 256)
+            self.assertEqual(max(memory["bytes"]["param"]), rank["peak_bytes"]["param"])
+            self.assertEqual(len(rank["step_times"]["seconds"]), rank["steps"] - 1)
+        slowest = [call["seconds"] for call in report["slowest_calls"]]
+        self.assertEqual(slowest, sorted(slowest, reverse=True))
+        self.assertAlmostEqual(slowest[0], max(row["max_seconds"] for row in report["calls"].values() if "max_seconds" in row), places=8)
+
+    def test_groups_of_equal_numbers_are_told_apart(self):
+        report = self.json(self.trace("run", "--ranks", "4", "--groups"))
+        self.assertEqual([(group["label"], group["ranks"]) for group in report["groups"]],
+                         [("0", [0, 1, 2, 3]), ("1: ranks 0-1", [0, 1]), ("1: ranks 2-3", [2, 3])])
+
+
+class Text(ReportTest):
+    def test_people_find_what_they_look_for(self):
+        out = self.report(self.trace("run", "--ranks", "4", "--groups"))
+        for part in ("ranks     4 on 1 node", "Time (of the script's thread", "Memory over time (rank ", "the fullest: peak ", "backward)",
+                     "bus bandwidth", "GB/s", "1: ranks 2-3", "Slowest calls", "longest", "Waits for other ranks", "Chunk events", "to device",
+                     "61 functions hooked, 2 missed", "c10d::ProcessGroupGloo::allreduce"):
+            self.assertIn(part, out)
+        self.assertRegex(out, "optim .*[\u2581-\u2588]{8}")
+        self.assertLess(max(map(len, out.splitlines())), 180)
+
+    def test_no_control_character_reaches_a_terminal(self):
+        out = self.report(self.trace("run", "--name", "evil\x1b]0;owned\x07\x9b31m\r\n\x7f" + "\u009b"))
+        self.assertIn("evil?]0;owned?", out)
+        self.assertEqual([c for c in out if ord(c) < 32 and c != "\n" or 127 <= ord(c) < 160], [])
+
+
+class Perfetto(ReportTest):
+    def events(self, *arguments):
+        out = self.report(self.trace("run", *arguments), "--format", "perfetto")
+        return json.loads(out)["traceEvents"]
+
+    def test_is_what_trace_viewers_take(self):
+        events = self.events("--ranks", "3", "--records", "4000")
+        by_phase = collections.defaultdict(list)
+        for event in events:
+            by_phase[event["ph"]].append(event)
+            self.assertIn(event["ph"], "MXCistf")
+            self.assertIsInstance(event["pid"], int)
+            self.assertIsInstance(event["tid"], int)
+            if event["ph"] != "M":
+                self.assertGreaterEqual(event["ts"], 0)
+        processes = {event["pid"]: event["args"]["name"] for event in by_phase["M"] if event["name"] == "process_name"}
+        self.assertEqual([processes[rank].split(" (")[0] for rank in range(3)], ["rank 0", "rank 1", "rank 2"])
+        tracks = {(event["pid"], event["tid"]): event["args"]["name"] for event in by_phase["M"] if event["name"] == "thread_name"}
+        self.assertEqual({(event["pid"], event["tid"]) for event in by_phase["X"]} - set(tracks), set())
+        for name in ("steps", "collectives, group 0"):
+            self.assertEqual({pid for (pid, _), track in tracks.items() if track == name}, {0, 1, 2}, tracks)
+        self.assertEqual({event["name"] for event in by_phase["C"]}, {f"memory: {kind}" for kind in ("param", "grad", "optim", "other", "pss")})
+        self.assertTrue({"backward", "optimizer step", "allreduce", "the step of the others", "cudaLaunchKernelExC"} <= {event["name"] for event in by_phase["X"]})
+
+    def test_slices_of_a_track_nest(self):
+        tracks = collections.defaultdict(list)
+        for event in self.events("--records", "3000"):
+            if event["ph"] == "X" and event["dur"] > 0:
+                tracks[event["pid"], event["tid"]].append((event["ts"], -event["dur"], event["name"]))
+        self.assertGreater(len(tracks), 4)
+        for track, slices in tracks.items():
+            open_until = []
+            for begin, minus_duration, name in sorted(slices):
+                while open_until and open_until[-1] <= begin + 1e-6:
+                    open_until.pop()
+                end = begin - minus_duration
+                if open_until:
+                    self.assertLessEqual(end, open_until[-1] + 1e-6, (track, name, begin))
+                open_until.append(end)
+
+    def test_every_collective_is_joined_over_all_ranks(self):
+        events = self.events("--ranks", "4", "--groups", "--records", "2000")
+        flows = collections.defaultdict(list)
+        for event in events:
+            if event["ph"] in "stf":
+                flows[event["id"]].append(event)
+        collectives = [event for event in events if event["ph"] == "X" and event["cat"] == "collective"]
+        self.assertEqual(sum(map(len, flows.values())), len(collectives))
+        for flow in flows.values():
+            self.assertIn(len(flow), (2, 4))
+            self.assertEqual(len({event["pid"] for event in flow}), len(flow))
+            flow.sort(key=lambda event: (event["ts"], "stf".index(event["ph"])))
+            self.assertEqual("".join(event["ph"] for event in flow), "s" + "t" * (len(flow) - 2) + "f")
+            self.assertEqual(len({event["name"] for event in flow}), 1)
+
+
+class Page(html.parser.HTMLParser):
+    """What a page holds, and what it would load."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.loads, self.texts, self.open = collections.Counter(), [], {}, None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags[tag] += 1
+        attributes = dict(attributes)
+        self.loads += [value for name, value in attributes.items() if name in ("src", "href", "action", "data", "poster")]
+        self.open = attributes.get("id", tag) if tag in ("script", "style") else None
+
+    def handle_data(self, text):
+        if self.open:
+            self.texts[self.open] = self.texts.get(self.open, "") + text
+
+    def handle_endtag(self, tag):
+        self.open = None
+
+
+class Html(ReportTest):
+    def page(self, *arguments):
+        return self.report(self.trace("run", *arguments), "--format", "html")
+
+    def test_one_file_that_loads_nothing(self):
+        text = self.page()
+        page = Page(text)
+        self.assertEqual(page.loads, [])
+        self.assertEqual((page.tags["link"], page.tags["img"], page.tags["iframe"]), (0, 0, 0))
+        self.assertIn("default-src 'none'", text)
+        for word in ("@import", "url(", "fetch(", "XMLHttpRequest", "innerHTML", "document.write", "eval("):
+            self.assertNotIn(word, text)
+        data = json.loads(page.texts["data"])
+        self.assertEqual([rank["rank"] for rank in data["ranks"]], [0, 1])
+
+    def test_names_cannot_leave_their_place(self):
+        page = Page(self.page("--name", HOSTILE))
+        self.assertEqual(page.tags["script"], 3)
+        self.assertEqual(page.tags["img"], 0)
+        names = list(json.loads(page.texts["data"])["calls"])
+        self.assertIn(HOSTILE.replace("\x1b", "?"), names)
+
+    def test_stays_small(self):
+        for name, arguments in (("long", ["--records", "200000"]), ("wide", ["--ranks", "256", "--records", "300"])):
+            self.trace(name, *arguments)
+            self.assertLess(len(self.report(name, "--format", "html").encode()), 2 << 20)
+
+    @unittest.skipUnless(BROWSER, "no browser (chromium) is installed: the page was not rendered")
+    def test_a_browser_draws_it(self):
+        for arguments in (["--ranks", "3"], ["--ranks", "1"], ["--die"], ["--name", HOSTILE], ["--records", "1"], ["--ranks", "12"]):
+            with self.subTest(arguments), tempfile.TemporaryDirectory() as home:
+                shutil.rmtree(self.path("run"), ignore_errors=True)
+                ranks = int(arguments[1]) if arguments[0] == "--ranks" else 2
+                self.trace("run", *arguments)
+                self.castor("report", "run", "--format", "html", "-o", "page.html")
+                drawn = subprocess.run(
+                    [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={home}",
+                     "--virtual-time-budget=3000", "--dump-dom", "file://" + self.path("page.html")],
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, env={**os.environ, "HOME": home})
+                dom = drawn.stdout
+                self.assertRegex(dom, "<html[^>]* data-ready=\"true\"", drawn.stderr[-2000:])
+                self.assertNotIn("data-error", dom.split(">", 2)[1])
+                self.assertNotIn("owned'</title>", dom)
+                page = Page(dom)
+                self.assertEqual(page.tags["img"], 0)
+                self.assertIn('id="outcome"', dom)
+                self.assertNotIn(">NaN<", dom)
+                self.assertNotIn("undefined", re.sub(r"<script.*?</script>", "", dom, flags=re.S))
+                if arguments != ["--records", "1"]:
+                    self.assertGreaterEqual(dom.count('data-kind="param"'), min(ranks, 6))
+                    self.assertIn('class="peak-dot"', dom)
+                    for title in ("Memory over time", "Steps", "Collectives", "Calls", "Slowest calls", "Coverage"):
+                        self.assertIn(f"<h2>{title}</h2>", dom)
+
+
+class Compare(ReportTest):
+    def setUp(self):
+        super().setUp()
+        self.trace("a", "--plugin", "none")
+        self.trace("b", "--slower", "50")
+
+    def test_ratios(self):
+        report = self.json("a", "b")
+        self.assertEqual((report["a"]["plugin"], report["b"]["plugin"]), ("none", "gemini"))
+        launches = report["calls"]["cudaLaunchKernelExC"]
+        self.assertEqual(launches["count"]["ratio"], 1)
+        self.assertAlmostEqual(launches["seconds"]["ratio"], 1.5, places=2)
+        self.assertGreater(report["figures"]["step_seconds"]["ratio"], 1.1)
+        self.assertEqual(report["figures"]["tensor_peak_bytes"]["ratio"], 1)
+        self.assertAlmostEqual(report["collectives"]["allreduce"]["seconds"]["ratio"], 1.5, delta=0.05)
+
+    def test_text(self):
+        out = self.report("a", "b")
+        for part in ("b beside a", "A  " + self.path("a") + ": plugin none", "step time, median", "tensors at the peak", "allreduce", "cudaLaunchKernelExC", "1.50"):
+            self.assertIn(part, out)
+
+    def test_what_only_one_run_has(self):
+        self.trace("c", "--name", "onlyHere")
+        report = self.json("a", "c")
+        self.assertEqual(report["calls"]["onlyHere"]["count"]["a"], None)
+        self.assertIsNone(report["calls"]["onlyHere"]["count"]["ratio"])
+        self.assertIn("cublasGemmEx", report["calls"])
+
+    def test_formats_for_one_run_only(self):
+        for name in ("html", "perfetto"):
+            code, out, err = self.castor("report", "a", "b", "--format", name)
+            self.assertEqual((code, out, len(err)), (2, "", 1))
+            self.assertIn(f"--format {name} shows one run", err[0])
+        code, _, err = self.castor("report", "a", "absent")
+        self.assertEqual((code, len(err)), (2, 1))
+
+
+class Files(ReportTest):
+    def test_the_file_is_private_and_whole(self):
+        self.trace("run")
+        old = os.umask(0)
+        self.addCleanup(os.umask, old)
+        for name in ("text", "json", "perfetto", "html"):
+            self.report("run", "--format", name, "-o", "out." + name)
+            self.assertEqual(stat.S_IMODE(os.stat(self.path("out." + name)).st_mode), 0o600)
+            self.assertEqual(self.text("out." + name), self.report("run", "--format", name))
+
+    def test_a_truncated_segment_is_reported_as_far_as_it_goes(self):
+        self.trace("run")
+        segments = sorted(name for name in os.listdir(self.path("run")) if name.endswith(".trace"))
+        os.truncate(self.path(f"run/{segments[-1]}"), 1000)
+        with open(self.path(f"run/{segments[0]}"), "r+b") as file:
+            file.write(b"not a trace")
+        for name in ("text", "json", "perfetto", "html"):
+            code, out, err = self.castor("report", "run", "--format", name)
+            self.assertEqual((code, len(err)), (1, 2), err)
+            self.assertIn("is truncated: 11 of its", " ".join(err))
+            self.assertIn("is not a trace segment of castor", " ".join(err))
+            self.assertTrue(out)
+        self.assertEqual(len(json.loads(self.castor("report", "run", "--format", "json")[1])["problems"]), 2)
+
+    def test_counters_alone_are_enough(self):
+        self.trace("run")
+        for name in os.listdir(self.path("run")):
+            if name.endswith(".trace"):
+                os.unlink(self.path(f"run/{name}"))
+        report = self.json("run")
+        self.assertIsNone(report["ranks"][0]["memory"])
+        self.assertEqual(report["collective_classes"], [])
+        self.assertGreater(report["collectives"]["allreduce"]["count"], 0)
+        self.assertIn("allreduce", self.report("run"))
+        self.assertIn("Not sampled", self.report("run", "--format", "html"))
+        json.loads(self.report("run", "--format", "perfetto"))
+
+
+def setUpModule():
+    if not os.access(MAKE_TRACE, os.X_OK):
+        raise AssertionError(f"{MAKE_TRACE} is missing; run make tools first")
