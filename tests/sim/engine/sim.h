@@ -334,7 +334,10 @@ struct sim_launch { /* a recorded launch */
     int device;
     unsigned argument_bytes; /* 0: the layout is not known */
     unsigned pointers;       /* arguments that are addresses in the zone */
-    unsigned dangling;       /* of these: in no mapped block when the launch was made */
+    unsigned dangling;       /* of these: in no mapped block when the launch ran */
+    unsigned
+        suspects; /* the same, inside a structure whose other words are no addresses: often what was left on
+                                the stack in a field that nobody filled */
 };
 
 CUmodule sim_module_add(const void *image) SIM_API;
