@@ -47,7 +47,7 @@ def all_groups():
     two = {"devices": 2, "memory": "8G"}
     return [
         Group("symbols", "symbols.py", arguments=("{build}/lib/sim",), tests=2),
-        Group("driver memory", "driver_memory", {"devices": 2, "memory": "1G"}, tests=12),
+        Group("driver memory", "driver_memory", {"devices": 4, "memory": "1G"}, {"CUDA_VISIBLE_DEVICES": "3,1"}, tests=12),
         Group("driver streams", "driver_streams", variables={"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=9),
         Group("runtime", "runtime", {"devices": 2, "memory": "1G"}, {"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=5),
         Group("nccl in C", "nccl_ranks", {"devices": 2}, tests=4),

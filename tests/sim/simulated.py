@@ -41,6 +41,7 @@ def environment(devices=1, memory="8G", base=None, build=None, preload_first=Non
     stands in front of the simulation. base: the environment to start from (default: this process's).
     """
     env = dict(os.environ if base is None else base)
+    env.pop("CUDA_VISIBLE_DEVICES", None)  # of the real devices
     parts = [preload_first, preload(build), env.get("LD_PRELOAD")]
     env["LD_PRELOAD"] = ":".join(part for part in parts if part)
     env["SIM_DEVICES"] = str(devices)

@@ -97,7 +97,7 @@ CUresult cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev) {
     ENTER();
     if (dev < 0 || dev >= sim_config()->devices)
         return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(pciBusId, (size_t)len, "0000:%02X:00.0", dev + 1);
+    snprintf(pciBusId, (size_t)len, "0000:%02X:00.0", sim_device_bus(dev));
     return CUDA_SUCCESS;
 }
 

@@ -70,6 +70,26 @@ static size_t read_bytes(const char *text) {
     return (size_t)value;
 }
 
+/* As CUDA reads it: numbers with commas between, up to the first that is no device. */
+static void read_visible(const char *text) {
+    int all = config.devices, count = 0;
+
+    for (int i = 0; i < all; i++)
+        config.visible[i] = i;
+    while (text && count < all) {
+        char *end;
+        long number = strtol(text, &end, 10);
+        if (end == text || number < 0 || number >= all)
+            break;
+        config.visible[count++] = (int)number;
+        if (*end != ',')
+            break;
+        text = end + 1;
+    }
+    if (text)
+        config.devices = count;
+}
+
 static void in_child(void) {
     atomic_store(&forked, true);
 }
@@ -91,6 +111,7 @@ static void configure(void) {
             config.devices = 1;
         }
     }
+    read_visible(getenv("CUDA_VISIBLE_DEVICES"));
     if ((text = getenv("SIM_MEMORY")))
         config.memory = read_bytes(text);
     if ((text = getenv("SIM_COMPUTE")) && sscanf(text, "%d.%d", &config.major, &config.minor) != 2) {

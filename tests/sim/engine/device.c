@@ -161,8 +161,12 @@ CUresult sim_device_set(int device) {
 void sim_device_uuid(int device, void *uuid) {
     unsigned char bytes[16] = "castor-sim-gpu-0";
 
-    bytes[15] = (unsigned char)('a' + device);
+    bytes[15] = (unsigned char)('a' + sim_config()->visible[device]);
     memcpy(uuid, bytes, sizeof bytes);
+}
+
+int sim_device_bus(int device) {
+    return sim_config()->visible[device] + 1;
 }
 
 CUresult sim_device_attribute(int *value, int attribute, int device) {
@@ -185,7 +189,7 @@ CUresult sim_device_attribute(int *value, int attribute, int device) {
     else if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
         *value = c->minor;
     else if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
-        *value = device + 1;
+        *value = sim_device_bus(device);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (known[i].attribute == attribute)
             *value = known[i].value;

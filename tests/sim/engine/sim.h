@@ -34,9 +34,10 @@
 /* ---- configuration, from the environment ---- */
 
 struct sim_config {
-    int devices;      /* SIM_DEVICES, default 1 */
-    size_t memory;    /* SIM_MEMORY, bytes per device, default 80G */
-    int major, minor; /* SIM_COMPUTE, default 9.0 */
+    int devices; /* SIM_DEVICES, default 1, less those that CUDA_VISIBLE_DEVICES leaves out */
+    int visible[SIM_DEVICES_MAX]; /* the number of each among all of them */
+    size_t memory;                /* SIM_MEMORY, bytes per device, default 80G */
+    int major, minor;             /* SIM_COMPUTE, default 9.0 */
     bool
         check_faults; /* SIM_CHECK=fault: a launch with a dangling pointer ends its context, as on a device */
     bool verbose;     /* SIM_VERBOSE=1: a line for each call of the runtime that fails */
@@ -96,7 +97,8 @@ int sim_device(void) SIM_API; /* the thread's device */
 CUresult sim_device_set(int device) SIM_API;
 CUresult sim_device_attribute(int *value, int attribute, int device) SIM_API;
 void sim_device_uuid(int device, void *uuid) SIM_API;
-bool sim_forked(void) SIM_API; /* CUDA does not survive a fork */
+int sim_device_bus(int device) SIM_API; /* on PCI */
+bool sim_forked(void) SIM_API;          /* CUDA does not survive a fork */
 
 /* ---- memory ---- */
 

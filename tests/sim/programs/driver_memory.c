@@ -1,5 +1,5 @@
 /* The driver's memory: allocation, limits, virtual memory management, registration, sharing. Runs with
- * SIM_DEVICES=2 SIM_MEMORY=1G. */
+ * SIM_DEVICES=4 CUDA_VISIBLE_DEVICES=3,1 SIM_MEMORY=1G. */
 #include "check.h"
 
 #include <sys/wait.h>
@@ -23,6 +23,8 @@ static bool devices(void) {
     GIVES(cuDeviceGet(&device, 2), CUDA_ERROR_INVALID_DEVICE);
     WORKS(cuDeviceGetName(name, sizeof name, 1));
     CHECK(strcmp(name, "Castor simulated GPU") == 0);
+    WORKS(cuDeviceGetPCIBusId(name, sizeof name, 0));
+    CHECK(strcmp(name, "0000:04:00.0") == 0); /* the fourth of all */
     WORKS(cuDeviceTotalMem(&bytes, 0));
     CHECK(bytes == 1024u * MIB);
     WORKS(cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0));

@@ -172,17 +172,19 @@ cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device) {
     ENTER();
     if (device < 0 || device >= sim_config()->devices)
         return runtime_result(cudaErrorInvalidDevice);
-    snprintf(pciBusId, (size_t)len, "0000:%02X:00.0", device + 1);
+    snprintf(pciBusId, (size_t)len, "0000:%02X:00.0", sim_device_bus(device));
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *pciBusId) {
     unsigned bus = 0;
 
-    if (sscanf(pciBusId, "%*x:%x", &bus) != 1 || !bus || (int)bus > sim_config()->devices)
-        return runtime_result(cudaErrorInvalidValue);
-    *device = (int)bus - 1;
-    return cudaSuccess;
+    sscanf(pciBusId, "%*x:%x", &bus);
+    for (*device = 0; *device < sim_config()->devices; ++*device) {
+        if (sim_device_bus(*device) == (int)bus)
+            return cudaSuccess;
+    }
+    return runtime_result(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority, int *greatestPriority) {
