@@ -25,7 +25,7 @@ class Group:
         if self.ranks:
             command[1:1] = [os.path.join(simulated.FOLDER, "ranks.py"), str(self.ranks)]
         if self.castor:
-            logs = os.path.join(build, "test-logs", "sim")
+            logs = os.path.join(build, "test-logs", f"sim-{self.name.replace(' ', '-')}")
             command[:0] = [os.path.join(build, "bin", "castor"), "run", "--log-dir", logs, "--"]
         return command
 
@@ -60,4 +60,5 @@ def all_groups():
         Group("faults", "inside_faults.py", {"check": "fault", "fail": "cudaHostAlloc:2:2"},
               {"SIM_LAUNCHES": "{build}/test-logs/sim-launches"}, tests=3),
         Group("nccl", "inside_nccl.py", two, tests=11, ranks=2),
+        Group("nccl under castor run", "inside_nccl.py", two, tests=11, ranks=2, castor=True),
     ]
