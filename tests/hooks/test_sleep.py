@@ -1,5 +1,6 @@
 """The library asleep: no output, no files, no change in programs that have nothing to do with PyTorch; and awake
 without an agent, it says so."""
+import ctypes.util
 import os
 import shutil
 import subprocess
@@ -84,6 +85,30 @@ class SleepTest(PreloadTest):
     def test_valgrind(self):
         # valgrind preloads its own library and replaces malloc: the library must stand between.
         self.quiet("valgrind", "-q", "--error-exitcode=9", "--leak-check=full", "--trace-children=yes", "true", expected="")
+
+    @unittest.skipUnless(shutil.which("gdb"), "gdb is not installed")
+    def test_gdb(self):
+        # The library is in the debugger and in what it debugs.
+        out, errors = self.run_program("gdb", "-q", "-nx", "-batch", "-ex", "run", "-ex", "info sharedlibrary", "--args", "true")
+        self.assertIn("exited normally", out)
+        self.assertNotIn("castor:", out + errors)
+        self.assertEqual(os.listdir(self.log_dir), [], "files were left")
+
+    def test_beside_other_allocators(self):
+        source, program = self.folder + "/threads.c", self.folder + "/threads"
+        with open(source, "w") as file:
+            file.write(THREADS)
+        self.quiet(os.environ.get("CC", "cc"), "-O1", "-pthread", "-o", program, source)
+        text = "import json, ctypes, subprocess; print(subprocess.check_output(['echo', 'f'], text=True).strip())"
+        for name in ("jemalloc", "mimalloc"):
+            other = ctypes.util.find_library(name)
+            if not other:
+                continue  # optional: setup does not install them
+            for preload in ((LIBRARY, other), (other, LIBRARY)):
+                with self.subTest(preload=preload):
+                    self.quiet(program, expected="good\n", preload=preload)
+                    self.quiet("bash", "-c", "echo a | cat; echo $(echo b)", expected="a\nb\n", preload=preload)
+                    self.quiet(sys.executable, "-c", text, expected="f\n", preload=preload)
 
     def test_needs_nothing_but_libc(self):
         listing = subprocess.run(["readelf", "-dW", LIBRARY], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,84 @@
+"""The hooks on the simulated devices of tests/sim: PyTorch's own CUDA wheel, unmodified."""
+import json
+import os
+import sys
+import unittest
+
+from cuda_rows import ROOT
+from preload import LIBRARY, PreloadTest
+
+sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
+import simulated  # noqa: E402
+
+TRAIN = """
+import ctypes, json, torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 8)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.arange(1024, dtype=torch.float32).view(16, 64)
+for _ in range(3):
+    model(data.cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.cuda.synchronize()
+launches = ctypes.CDLL("libcastor-sim.so").sim_launch_count
+launches.restype = ctypes.c_uint64
+print(json.dumps({"launches": launches(), "reserved": torch.cuda.memory_reserved(), "copies": 3 * data.nbytes + sum(p.nbytes for p in model.parameters())}))
+"""
+
+
+class SimulatedTest(PreloadTest):
+    @classmethod
+    def setUpClass(cls):
+        why = simulated.make(sys.executable)
+        if why:
+            raise unittest.SkipTest(why)
+
+    def simulated(self, devices):
+        before = simulated.environment(devices=devices, base={})
+        settings = {name: value for name, value in before.items() if name.startswith("SIM_")}
+        return settings, tuple(simulated.preload().split(":"))
+
+    def test_training_on_one_device(self):
+        settings, libraries = self.simulated(1)
+        plain = json.loads(self.python(TRAIN, preload=libraries, agent=False, **settings)[0])
+        out, errors = self.python(TRAIN, preload=(LIBRARY, *libraries), **settings)
+        self.assertEqual((json.loads(out), errors), (plain, ""))
+        (process,) = self.counters()
+        calls = process.calls
+        launched = sum(calls[name].count for name in calls if "LaunchKernel" in name)
+        self.assertEqual(launched, plain["launches"])
+        self.assertEqual(calls["cudaMalloc"].bytes, plain["reserved"])
+        self.assertGreaterEqual(calls["cudaMemcpyAsync"].bytes, plain["copies"])
+        self.assertEqual(calls["cudaDeviceSynchronize"].count, 1)
+
+    def test_expandable_segments_are_seen_as_driver_calls(self):
+        settings, libraries = self.simulated(1)
+        text = "import torch; x = torch.empty(50 << 20, dtype=torch.uint8, device='cuda'); print(torch.cuda.memory_reserved())"
+        reserved, _ = self.python(text, preload=(LIBRARY, *libraries), PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", **settings)
+        (process,) = self.counters()
+        for name in ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"):
+            self.assertGreater(process.calls[name].count, 0, name)
+        self.assertEqual(process.calls["cuMemCreate"].bytes, int(reserved))
+        self.assertEqual(process.calls["cuMemMap"].bytes, int(reserved))
+        self.assertNotIn("cudaMalloc", process.calls)
+
+    def test_collectives_of_two_ranks(self):
+        settings, libraries = self.simulated(2)
+        results = []
+        for preload in (libraries, (LIBRARY, *libraries)):
+            self.torchrun(2, "simulated_rank.py", self.folder, preload=preload, **settings)
+            results.append([json.load(open(os.path.join(self.folder, f"rank-{rank}.json"))) for rank in range(2)])
+        self.assertEqual(*([result["digest"] for result in ranks] for ranks in results))
+        processes = {process.pid: process for process in self.counters() if not process.forked}
+        for result in results[1]:
+            process = processes[result["pid"]]
+            found = {name: (counter.count, counter.bytes) for name, counter in process.collectives.items()}
+            expected = {"allreduce": (3, 12000), "_allgather_base": (1, 4000), "_reduce_scatter_base": (1, 4000), "broadcast": (1, 4000)}
+            self.assertEqual({name: found.get(name) for name in expected}, expected)
+            calls = {name: (process.calls[name].count, process.calls[name].bytes) for name in process.calls if name.startswith("nccl")}
+            self.assertEqual(calls["ncclAllReduce"], (3, 12000))
+            self.assertEqual(calls["ncclReduceScatter"], (1, 2000))
+
+
+if __name__ == "__main__":
+    unittest.main()
