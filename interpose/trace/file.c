@@ -6,10 +6,15 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 #include "../core/log.h"
 
-#define PATH_BYTES 4096
+#define PATH_BYTES       4096
+#define PAGES_MADE_BYTES 1048576 /* files of this size are written to at once */
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; EINVAL before */
+#endif
 
 static char directory_path[PATH_BYTES];
 
@@ -87,6 +92,22 @@ static bool reserve_blocks(int fd, uint64_t bytes, bool in_use) {
     return true;
 }
 
+/* Page faults cost more than the records of their pages: a large file's pages are made at once. Those that were
+ * written before are the file system's cheapest to map; the blocks are reserved, so that a failure means nothing. */
+static void pages_write(int fd, uint64_t bytes) {
+    static const char zeros[4096];
+    struct iovec parts[64];
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        parts[i] = (struct iovec){.iov_base = (void *)zeros, .iov_len = sizeof zeros};
+    for (uint64_t offset = 0; offset + sizeof zeros <= bytes;) {
+        uint64_t left = (bytes - offset) / sizeof zeros, most = sizeof parts / sizeof *parts;
+        ssize_t written = pwritev(fd, parts, (int)(left < most ? left : most), (off_t)offset);
+        if (written <= 0)
+            return;
+        offset += (uint64_t)written;
+    }
+}
+
 static void *map(int fd, uint64_t bytes) {
     void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     return address == MAP_FAILED ? NULL : address;
@@ -99,8 +120,14 @@ void *trace_file_create(const char *name, uint64_t bytes) {
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return NULL;
-    void *address = reserve_blocks(fd, bytes, false) ? map(fd, bytes) : NULL;
+    bool reserved = reserve_blocks(fd, bytes, false), large = bytes >= PAGES_MADE_BYTES;
     int error = errno;
+    if (reserved && large)
+        pages_write(fd, bytes);
+    void *address = reserved ? map(fd, bytes) : NULL;
+    error = reserved ? errno : error;
+    if (address && large)
+        madvise(address, bytes, MADV_POPULATE_WRITE);
     if (address == NULL)
         unlink(path);
     /* Not kept: a script that closes descriptors by number would leave us writing into somebody else's file.

@@ -14,9 +14,6 @@
 #define SEGMENT_THREADS    1024 /* threads that record at the same time */
 #define SEGMENT_SCAN       128  /* owners looked at for one that has ended, at most */
 #define SEGMENT_NAME_TRIES 1000
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14; EINVAL before */
-#endif
 
 /* One per thread that records. Guarded by `lock`, but the fields of a living owner's cursor are its own. */
 typedef struct segment_entry {
@@ -106,9 +103,6 @@ static trace_segment *segment_create(trace_counters *counters, uint32_t thread, 
         recording_end(counters, TRACE_RECORDING_FAILED, error);
         return NULL;
     }
-    /* A page fault costs more than the 64 records of its page. */
-    if (bytes > SEGMENT_FIRST_BYTES)
-        madvise(segment, bytes, MADV_POPULATE_WRITE);
     segment->version = TRACE_VERSION;
     segment->header_bytes = sizeof(trace_segment);
     segment->record_bytes = sizeof(trace_record);
