@@ -7,6 +7,7 @@
 #include "text_table.h"
 
 #define UNREACHED_LINES 64
+#define MISSING_NAMED   16 /* ranks that left no trace */
 
 /* The lines that processes left which the agent never reached (`process PID: REASON`). */
 bool report_read_unreached(report *report, int fd) {
@@ -67,16 +68,22 @@ static bool add_notes(report *report) {
                                 "what it recorded until then is complete",
                                 who, rank->process->counters->pid);
     }
-    int highest = -1;
-    for (size_t i = 0; i < report->rank_count; i++)
-        if (report->ranks[i].rank > highest)
-            highest = report->ranks[i].rank;
-    for (int rank = 0, next = 0; rank < highest && added; rank++) {
-        if (report->ranks[next].rank == rank)
-            next++;
-        else
-            added &= report_add_note(report, "rank %d left no trace", rank);
+    /* Ranks are in order, unknown ones last. A damaged file may tell any rank. */
+    uint64_t missing = 0;
+    for (size_t i = 0, next = 0; i < report->rank_count && added && report->ranks[i].rank >= 0; i++) {
+        for (; next < (size_t)report->ranks[i].rank && added; next++) {
+            if (missing >= MISSING_NAMED) {
+                missing += (size_t)report->ranks[i].rank - next;
+                break;
+            }
+            missing++;
+            added &= report_add_note(report, "rank %zu left no trace", next);
+        }
+        next = (size_t)report->ranks[i].rank + 1;
     }
+    if (missing > MISSING_NAMED)
+        added &= report_add_note(report, "and %" PRIu64 " more ranks below the highest one left no trace",
+                                 missing - MISSING_NAMED);
     bool full = false, failed = false;
     for (size_t i = 0; i < report->process_count; i++) {
         full |= report->processes[i].counters->recording == TRACE_RECORDING_FULL;

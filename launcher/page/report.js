@@ -373,6 +373,8 @@
       page.append(el("div", { class: "coverage", id: "coverage" }, [
         el("div", { class: "track" }, el("i", { style: "width:" + (100 * hooked / (hooked + missed)).toFixed(1) + "%" })),
         el("span", {}, count(hooked) + " found, " + count(missed) + " missed")]));
+    if (data.coverage.export_tables > 0)
+      page.append(el("p", {}, plural(data.coverage.export_tables, "undocumented function table") + " fetched from the CUDA driver: calls through them are not seen."));
     page.append(el("p", {}, plural(trace.records, "record") + " of " + plural(trace.processes, "process").replace("processs", "processes") + " in " + bytes(trace.bytes) +
       (trace.truncated ? ", not complete: " + count(trace.dropped) + " records were only counted." : ".")));
   };

@@ -170,6 +170,20 @@ TEST_F(Report, AKilledRankAndAMissingOneAreNoted) {
     EXPECT_EQ(report["notes"][1].text, "rank 1 left no trace");
 }
 
+TEST_F(Report, ManyMissingRanksAreCounted) {
+    for (int rank : {1, 2000000000})
+        run_child([&] {
+            record_rank(rank);
+            trace_flush();
+        });
+    Json report = json();
+    ASSERT_EQ(report["ranks"].items.size(), 2u);
+    ASSERT_EQ(report["notes"].items.size(), 17u);
+    EXPECT_EQ(report["notes"][0].text, "rank 0 left no trace");
+    EXPECT_EQ(report["notes"][15].text, "rank 16 left no trace");
+    EXPECT_EQ(report["notes"][16].text, "and 1999999983 more ranks below the highest one left no trace");
+}
+
 TEST_F(Report, ARunningJobIsShownAsItIs) {
     record_rank(0);
     Json report = json();
