@@ -3,6 +3,7 @@ import collections
 import html.parser
 import json
 import os
+import random
 import re
 import shutil
 import stat
@@ -293,6 +294,38 @@ class Files(ReportTest):
             self.assertIn("is not a trace segment of castor", " ".join(err))
             self.assertTrue(out)
         self.assertEqual(len(json.loads(self.castor("report", "run", "--format", "json")[1])["problems"]), 2)
+
+    def damage(self, folder, random):
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), "r+b") as file:
+                content = bytearray(file.read())
+                end = random.choice((256, 2600, len(content)))
+                for _ in range(random.choice((0, 1, 20, 300))):
+                    at = random.randrange(12, min(end, len(content) - 8))
+                    if random.random() < 0.3:
+                        content[at:at + 8] = random.choice((0, 2**64 - 1, 2**63, 2**32)).to_bytes(8, "little")
+                    else:
+                        content[at] = random.randrange(256)
+                file.seek(0)
+                file.write(content)
+                if random.random() < 0.1:
+                    file.truncate(random.randrange(len(content)))
+
+    def test_damage_is_never_fatal(self):
+        seed = random.randrange(2**32)
+        source = random.Random(seed)
+        self.trace("run", "--ranks", "3", "--groups", "--records", "600")
+        for _ in range(12):
+            with self.subTest(seed=seed):
+                shutil.copytree(self.path("run"), self.path("damaged"))
+                self.damage(self.path("damaged"), source)
+                for name in ("text", "json", "perfetto", "html"):
+                    code, out, err = self.castor("report", "damaged", "--format", name)
+                    self.assertIn(code, (0, 1, 2))
+                    self.assertTrue(out if code < 2 else err)
+                    if code < 2 and name in ("json", "perfetto"):
+                        json.loads(out)
+                shutil.rmtree(self.path("damaged"))
 
     def test_counters_alone_are_enough(self):
         self.trace("run")
