@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include "core/log.h"
+#include "core/options.h"
 
 enum {
     END_MS = 4000,      /* from SIGTERM to SIGKILL, for the other ranks when one has failed */
@@ -147,7 +148,7 @@ static int take_signal(rank_set *s, int64_t wait_ms) {
 static void watch(rank_set *s) {
     int rounds = 0;
     while (s->running > 0 && rounds < KILL_ROUNDS) {
-        int64_t left = s->end_ms ? s->end_ms - now_ms() : -1;
+        int64_t left = s->end_ms ? s->end_ms - now_ms() : run_stall_wait_ms(&s->stall);
         if (s->end_ms && left <= 0) {
             ranks_signal(s, SIGKILL);
             left = KILL_STEP_MS;
@@ -156,7 +157,10 @@ static void watch(rank_set *s) {
             continue;
         }
         take_signal(s, left);
+        if (!s->end_ms)
+            run_stall_look(&s->stall);
     }
+    run_stall_end(&s->stall);
     if (s->running > 0)
         LOG_W("%d ranks do not end after SIGKILL (waiting for a device or a file system?)", s->running);
 }
@@ -231,6 +235,7 @@ int run_ranks(const run_job *job, char *const *base, bool *started) {
         status = ranks_start(&s, base);
     if (!status) {
         *started = true;
+        run_stall_start(&s.stall, job->directory.path, options()->stall_seconds);
         watch(&s);
         end_leftovers(&s);
         status = exit_status(&s);

@@ -14,6 +14,7 @@
 
 #include <signal.h>
 #include "run.h"
+#include "run_stall.h"
 
 typedef struct rank_process {
     pid_t pid; /* 0: not started, or reaped */
@@ -27,6 +28,7 @@ typedef struct rank_set {
     bool terminal_shared; /* rank 0 is in castor's own process group */
     pid_t group;          /* of the other ranks; 0: none */
     run_guard guard;
+    run_stall stall;
     int failed;       /* the first rank that failed, or -1 */
     bool told_to_end; /* a signal that ends a process was passed on */
     int64_t end_ms;   /* when ranks that still run are killed; 0: nothing has failed */

@@ -22,8 +22,8 @@ static char base_name[64]; /* of its files; written before current */
 static const void *addresses[LIVE_GROUPS_MAX];
 
 static struct {
-    bool known;
-    bool all;
+    bool known, all;
+    unsigned made; /* groups since: a group of several backends, or with one that checks it */
     char name[LIVE_NAME_MAX];
     uint64_t members[LIVE_MEMBER_WORDS];
 } announced_none;
@@ -112,7 +112,11 @@ static uint32_t group_add(live_file *file, const void *address, int rank, int si
         group->rank = rank;
         group->size = size > 0 ? (uint32_t)size : 0;
         if (announced.known && size > 0) {
-            memcpy(group->name, announced.name, sizeof group->name);
+            if (announced.made++ == 0)
+                memcpy(group->name, announced.name, sizeof group->name);
+            else
+                log_format(group->name, sizeof group->name, "%.48s backend %u", announced.name,
+                           announced.made);
             memcpy(group->members, announced.members, sizeof group->members);
             for (uint32_t member = 0; announced.all && member < group->size; member++)
                 if (member < LIVE_MEMBER_WORDS * 64)

@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include "live_format.h"
 
-/* What the thread that makes a process group knows of it; the next live_group_made of this thread takes it. `ranks`
- * are global ones; count 0: all. */
+/* What the thread that makes a process group knows of it, for the live_group_made that follow on this thread; NULL: no
+ * group is being made any more. `ranks` are global ones; count 0: all. */
 void live_group_announce(const char *name, const int32_t *ranks, size_t count);
 /* The backend of a group was made at `address`. */
 void live_group_made(const void *address, int rank, int size);

@@ -1,0 +1,32 @@
+/* The stall watch of `castor run`: a collective, or a wait of the node store, that some ranks have come to and others have
+ * not for CASTOR_STALL_SECONDS is named on standard error, with the Python stacks of those who are missing; and once more
+ * when it is solved, or when the job ends first.
+ *
+ * It runs in castor, not in the ranks: one place sees all of them, so that each stall is told once, and a rank that is
+ * stuck or stopped need not do anything. It looks at the live files of the log directory (job_look.h). */
+#ifndef CASTOR_LAUNCHER_RUN_STALL_H
+#define CASTOR_LAUNCHER_RUN_STALL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct stall stall;
+
+typedef struct run_stall {
+    const char *directory;
+    uint64_t limit_ns;  /* 0: no watch */
+    uint64_t period_ns; /* between looks */
+    uint64_t last_ns;   /* of the last look */
+    uint64_t awake_ns;  /* since when the looks are regular */
+    stall *stalls;
+    size_t count;
+} run_stall;
+
+void run_stall_start(run_stall *watch, const char *directory, double limit_seconds);
+/* Milliseconds until the next look; -1: there is none. */
+int64_t run_stall_wait_ms(const run_stall *watch);
+/* Looks, when it is time. Waits for nothing. */
+void run_stall_look(run_stall *watch);
+void run_stall_end(run_stall *watch);
+
+#endif

@@ -1,0 +1,202 @@
+"""Jobs that are looked at while they run: the stall watch of castor run, and castor top, on real ranks.
+
+    tests/live/run.py [--castor build/bin/castor] [NAME]...
+
+Needs torch (the interpreter that runs this has it). NAMEs select tests whose id contains one of them. The last line is
+`N passed, N failed`.
+"""
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(FOLDER))
+LIMIT_S = 120  # of one job; reached only by a failure
+CASTOR = None
+
+
+class LiveTest(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="castor-live-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def environment(self):
+        foreign = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        return dict(clean, OMP_NUM_THREADS="1")
+
+    def start(self, ranks, *arguments, limit=1, plugin="none"):
+        """A job of stall_rank.py under castor run; what it says on standard error collects in `self.errors`."""
+        self.errors = os.path.join(self.folder, "errors")
+        command = [
+            CASTOR, "run", "--plugin", plugin, "--log-dir", "log", "--set", f"CASTOR_STALL_SECONDS={limit}", "--",
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+            os.path.join(FOLDER, "stall_rank.py"), *map(str, arguments),
+        ]
+        with open(self.errors, "w") as errors:
+            job = subprocess.Popen(command, env=self.environment(), cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+        def end():
+            if job.poll() is None:
+                job.send_signal(signal.SIGTERM)
+                try:
+                    job.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    job.kill()
+            job.wait()
+            job.stdout.close()
+
+        self.addCleanup(end)
+        return job
+
+    def said(self):
+        """The lines of castor itself."""
+        with open(self.errors) as file:
+            return [line[len("castor: "):].rstrip("\n") for line in file if line.startswith("castor: ")]
+
+    def wait_until_said(self, pattern, job):
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            found = [line for line in self.said() if re.search(pattern, line)]
+            if found:
+                return found[0]
+            if job.poll() is not None:
+                break
+            time.sleep(0.1)
+        self.fail(f"not said: {pattern}\n" + open(self.errors).read())
+
+    def finish(self, job, status=0):
+        out, _ = job.communicate(timeout=LIMIT_S)
+        self.assertEqual(job.returncode, status, open(self.errors).read())
+        return out
+
+    def test_a_rank_that_comes_late(self):
+        job = self.start(3, "collective", 6)
+        self.assertEqual(sorted(self.finish(job).split("\n")), ["", "done 0", "done 1", "done 2"])
+        text = "\n".join(self.said())
+        stalls = re.findall(r"^no progress for [\d.]+ s in (.*)$", text, re.M)
+        self.assertEqual(len(stalls), 2, text)  # each once
+        self.assertRegex(stalls[0], r"^allreduce, number 2 of process group \S+ \(3 ranks\): ranks 0 and 1 wait for rank 2$")
+        self.assertRegex(stalls[1], r"^allreduce, number 1 of process group \S+ \(2 ranks\): rank 0 waits for rank 2$")
+        self.assertEqual(text.count("rank 2 (process "), 2, text)
+        for line in ("in <module>", "dawdle()", ", in dawdle", "time.sleep(seconds)"):
+            self.assertEqual(text.count(line), 2, text)
+        self.assertRegex(text, r"(?m)^solved after [\d.]+ s: allreduce, number 2 of process group \S+ \(3 ranks\)$")
+        self.assertRegex(text, r"(?m)^solved after [\d.]+ s: allreduce, number 1 of process group \S+ \(2 ranks\)$")
+        stacks = [name for name in os.listdir(os.path.join(self.folder, "log")) if name.endswith(".stack")]
+        self.assertEqual(len(stacks), 1)
+        with open(os.path.join(self.folder, "log", stacks[0])) as file:
+            self.assertEqual(file.read().count("MainThread:\n"), 2)
+
+    def test_a_wait_in_the_node_store(self):
+        job = self.start(2, "store", 6, plugin="gemini")
+        self.finish(job)
+        text = "\n".join(self.said())
+        self.assertRegex(text, r"(?m)^no progress for [\d.]+ s in .*: rank 0 waits for rank 1$")
+        self.assertIn("time.sleep(seconds)", text)
+        self.assertRegex(text, r"(?m)^solved after ")
+
+    def test_different_collectives(self):
+        job = self.start(2, "different", 0)
+        self.wait_until_said(r"allreduce, number 2 of .*: rank 0 waits for rank 1, in broadcast instead: all ranks must make", job)
+        job.send_signal(signal.SIGTERM)
+        self.finish(job, status=1)  # torchrun's own
+        self.assertRegex("\n".join(self.said()), r"(?m)^the ranks ended without progress in allreduce, number 2 of ")
+
+    def test_a_rank_that_holds_the_interpreter(self):
+        job = self.start(2, "lock", 8)
+        self.finish(job)
+        text = "\n".join(self.said())
+        self.assertRegex(text, r"(?m)^rank 1 \(process \d+\) runs, and does not tell its Python stack: it holds Python's interpreter")
+        self.assertRegex(text, r"(?m)^solved after ")
+
+    def test_a_rank_that_is_stopped(self):
+        job = self.start(2, "stopped", 0)
+        line = self.wait_until_said(r"^rank 1 \(process \d+\) is stopped by a signal", job)
+        os.kill(int(re.search(r"process (\d+)", line)[1]), signal.SIGCONT)
+        self.finish(job)
+        self.assertRegex("\n".join(self.said()), r"(?m)^solved after ")
+
+    def test_slow_ranks_are_no_stall(self):
+        job = self.start(2, "slow", 1, limit=15)
+        self.finish(job)
+        self.assertEqual([line for line in self.said() if "progress" in line or "solved" in line], [])
+        self.assertEqual([name for name in os.listdir(os.path.join(self.folder, "log")) if name.endswith(".stack")], [])
+
+    def test_it_can_be_off(self):
+        job = self.start(2, "collective", 3, limit=0)
+        self.finish(job)
+        self.assertEqual([line for line in self.said() if "progress" in line or "solved" in line], [])
+
+    def test_top(self):
+        job = self.start(2, "collective", 10, limit=0)
+        end, text = time.monotonic() + LIMIT_S, ""
+        while "waiting" not in text and time.monotonic() < end and job.poll() is None:
+            top = subprocess.run([CASTOR, "top", "log", "--once", "--interval", "0.2"], cwd=self.folder, capture_output=True, text=True)
+            text = top.stdout
+        self.assertRegex(text, r"(?m)^  rank 0: [\d.]+ m?s in allreduce 2 of process group \S+ \(2 ranks\) for rank 1$")
+        self.assertRegex(text, r"(?m)^log: running for .*, 2 ranks, plugin none$")
+        self.assertRegex(text, r"(?m)^allreduce +2 ")
+        self.finish(job)
+        top = subprocess.run([CASTOR, "top", "log"], cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual((top.returncode, top.stderr), (0, ""))
+        self.assertIn("the job has ended", top.stdout)
+
+
+    def doctor(self, *python, status=0, **environment):
+        done = subprocess.run(
+            [CASTOR, "doctor", "--format", "json", "--", sys.executable, *python], env=dict(self.environment(), **environment),
+            cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S * 2,
+        )
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+    def test_doctor(self):
+        checks = self.doctor()
+        for name in ("Python", "library", "torch", "agent", "gloo backend", "gloo", "allocation", "gloo work"):
+            self.assertEqual(checks[name]["state"], "ok", checks[name])
+        self.assertRegex(checks["gloo work"]["value"], r"^all \d+$")
+        checks = self.doctor(status=1, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        self.assertIn("unset it", checks["agent"]["advice"])
+        checks = self.doctor("-E", status=1)
+        self.assertIn("ignores PYTHONPATH", checks["agent"]["advice"])
+        self.assertEqual(os.listdir(self.folder), [])
+
+
+def chosen(suite, names):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from chosen(test, names)
+        elif not names or any(name in test.id() for name in names):
+            yield test
+
+
+def main():
+    global CASTOR
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    args = parser.parse_args()
+    if not os.access(args.castor, os.X_OK):
+        sys.exit(f"{args.castor} is missing; run make first")
+    CASTOR = os.path.abspath(args.castor)
+    tests = unittest.TestSuite(chosen(unittest.defaultTestLoader.loadTestsFromModule(sys.modules[__name__]), args.names))
+    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(tests)
+    failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
+    passed = result.testsRun - failed - len(result.skipped)
+    print(f"{passed} passed, {failed} failed", flush=True)
+    sys.exit(1 if failed or not passed else 0)
+
+
+if __name__ == "__main__":
+    main()

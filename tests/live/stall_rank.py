@@ -1,0 +1,70 @@
+"""A rank of a job in which somebody comes late. The first argument says how."""
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+how, seconds = sys.argv[1], float(sys.argv[2])
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+late = world - 1
+
+
+def dawdle():
+    time.sleep(seconds)
+
+
+def reduce(group=None):
+    values = torch.full((1000,), float(rank))
+    dist.all_reduce(values, group=group)
+
+
+reduce()
+if how == "collective":  # the last rank is late in the group of all, then in a group of two
+    if rank == late:
+        dawdle()
+    reduce()
+    pair = dist.new_group([0, late])
+    if rank == late:
+        dawdle()
+    if rank in (0, late):
+        reduce(pair)
+elif how == "different":  # the ranks call different collectives; nobody gets further
+    if rank == late:
+        dist.broadcast(torch.zeros(10), src=late - 1, async_op=True)
+        time.sleep(600)
+    reduce()
+elif how == "lock":  # the last rank holds the interpreter, inside C code
+    if rank == late:
+        ctypes.PyDLL(None).sleep(int(seconds))
+    reduce()
+elif how == "stopped":
+    if rank == late:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    reduce()
+elif how == "gone":  # the last rank leaves the script, in a way that keeps its sockets open for a while
+    if rank == late:
+        time.sleep(seconds)
+        os._exit(3)
+    reduce()
+elif how == "store":  # a rank is late in a backward: the others wait for its sums
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(3):
+        if step == 1 and rank == late:
+            dawdle()
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+elif how == "slow":  # within the limit, each in turn
+    for turn in range(6):
+        if turn % world == rank:
+            time.sleep(seconds)
+        reduce()
+dist.destroy_process_group()
+print("done", rank, flush=True)
