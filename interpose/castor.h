@@ -37,6 +37,9 @@ CASTOR_API int castor_plugin_engine(void);
 CASTOR_API void castor_log(int level, const char *text);
 /* The rank that logs and trace name this process by. */
 CASTOR_API void castor_rank_set(int rank);
+/* Row `index` of the table of intercepted functions: its layer, its name, and whether the real function was found in this
+ * process. 0 beyond the last row, else 1. */
+CASTOR_API int castor_hook_get(uint32_t index, const char **layer, const char **name, int *found);
 /* This process trains plainly although a plugin was asked for: logged, and noted for the report. */
 CASTOR_API void castor_passthrough(const char *reason);
 

@@ -3,6 +3,7 @@
 #include <string.h>
 #include "core/log.h"
 #include "core/nearest.h"
+#include "doctor.h"
 #include "report.h"
 #include "run.h"
 #include "tables.h"
@@ -27,6 +28,7 @@ static const struct subcommand {
     {"run", run_main, "[OPTION]... [--] COMMAND...", "run a command with Castor in its Python processes"},
     {"report", report_main, "DIR [--format FORMAT]", "show what a run did"},
     {"top", top_main, "[DIR]", "watch a running job; without DIR the newest run in castor-logs"},
+    {"doctor", doctor_main, "[-- PYTHON]", "what works here, what is missing, how to mend it"},
     {"options", options_main, "[--markdown]", "the options, their values and where these come from"},
     {"hooks", hooks_main, "[--markdown]", "the functions that are intercepted"},
     {"help", help_main, "", "this text; `castor run --help` says more about run"},

@@ -54,8 +54,6 @@ def all_groups():
         Group("torch", "inside_torch.py", two, tests=14),
         Group("torch with expandable segments", "inside_torch.py", two,
               {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, tests=14),
-        Group("torch with cudaMallocAsync", "inside_torch.py", two, {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
-              arguments=("graph_replays",), tests=13),  # a graph of allocations is not simulated
         Group("torch under castor run", "inside_torch.py", two, tests=14, castor=True),
         Group("faults", "inside_faults.py", {"check": "fault", "fail": "cudaHostAlloc:2:2"},
               {"SIM_LAUNCHES": "{build}/test-logs/sim-launches"}, tests=3),

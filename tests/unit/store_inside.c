@@ -22,6 +22,11 @@ void inside_collective_enter(void) {
         collective_entered((hook_id)0);
 }
 
+void *hooks_real(hook_id id) {
+    (void)id;
+    return NULL;
+}
+
 castor_status start_fork_register(void (*prepare)(void), void (*parent)(void), void (*child)(void)) {
     return pthread_atfork(prepare, parent, child) == 0 ? CASTOR_OK : CASTOR_ERR_MEMORY;
 }

@@ -156,19 +156,20 @@ static bool is_dangling(uintptr_t address) {
     return !sim_memory_valid((void *)address, 1) && !sim_memory_valid((void *)(address - 1), 1);
 }
 
-static void record(const struct launch_arguments *launch, const struct sim_launch *found) {
+static void record(const struct launch_arguments *launch, unsigned pointers, unsigned dangling) {
     pthread_mutex_lock(&records_lock);
     if (!records)
         records = calloc(RECORDS, sizeof *records);
     if (records) {
         struct sim_launch *entry = &records[recorded % RECORDS];
-        *entry = *found;
-        entry->sequence = recorded;
-        entry->name = launch->function->name;
-        entry->shared_bytes = launch->shared_bytes;
-        entry->stream_id = launch->stream_id;
-        entry->device = launch->device;
-        entry->argument_bytes = launch->checked ? launch->bytes : LAYOUT_UNKNOWN;
+        *entry = (struct sim_launch){.sequence = recorded,
+                                     .name = launch->function->name,
+                                     .shared_bytes = launch->shared_bytes,
+                                     .stream_id = launch->stream_id,
+                                     .device = launch->device,
+                                     .argument_bytes = launch->checked ? launch->bytes : LAYOUT_UNKNOWN,
+                                     .pointers = pointers,
+                                     .dangling = dangling};
         memcpy(entry->grid, launch->grid, sizeof entry->grid);
         memcpy(entry->block, launch->block, sizeof entry->block);
     }
@@ -180,49 +181,33 @@ static void record(const struct launch_arguments *launch, const struct sim_launc
     if (log_file)
         fprintf(log_file,
                 "%llu device=%d stream=%llu grid=%u,%u,%u block=%u,%u,%u shared=%u bytes=%u pointers=%u "
-                "dangling=%u suspects=%u %s\n",
+                "dangling=%u %s\n",
                 (unsigned long long)recorded, launch->device, (unsigned long long)launch->stream_id,
                 launch->grid[0], launch->grid[1], launch->grid[2], launch->block[0], launch->block[1],
-                launch->block[2], launch->shared_bytes, launch->bytes, found->pointers, found->dangling,
-                found->suspects, launch->function->name);
+                launch->block[2], launch->shared_bytes, launch->bytes, pointers, dangling,
+                launch->function->name);
     recorded++;
-    dangling_seen += found->dangling;
+    dangling_seen += dangling;
     pthread_mutex_unlock(&records_lock);
-}
-
-/* A parameter is an address, an array of addresses, or a structure with some among its words. */
-static void look_at_parameter(const unsigned char *bytes, struct sim_parameter parameter,
-                              struct sim_launch *found) {
-    unsigned at = (parameter.offset + 7) / 8 * 8, end = parameter.offset + parameter.size;
-    unsigned words = 0, pointers = 0, bad = 0;
-
-    for (; at + sizeof(uintptr_t) <= end; at += sizeof(uintptr_t), words++) {
-        uintptr_t value;
-        memcpy(&value, bytes + at, sizeof value);
-        if (sim_in_zone(value)) {
-            pointers++;
-            bad += is_dangling(value);
-        }
-    }
-    found->pointers += pointers;
-    if (pointers == words)
-        found->dangling += bad;
-    else
-        found->suspects += bad;
 }
 
 static CUresult run_launch(void *arguments) {
     struct launch_arguments *launch = arguments;
     CUfunction function = launch->function;
-    struct sim_launch found = {.pointers = 0};
+    unsigned pointers = 0, dangling = 0;
 
-    for (unsigned i = 0; launch->checked && i < function->parameter_count; i++) {
-        if (function->parameters[i].offset + function->parameters[i].size <= launch->bytes)
-            look_at_parameter(launch->parameters, function->parameters[i], &found);
+    for (unsigned at = 0; launch->checked && at + sizeof(uintptr_t) <= launch->bytes;
+         at += sizeof(uintptr_t)) {
+        uintptr_t value;
+        memcpy(&value, launch->parameters + at, sizeof value);
+        if (!sim_in_zone(value))
+            continue;
+        pointers++;
+        dangling += is_dangling(value);
     }
-    record(launch, &found);
+    record(launch, pointers, dangling);
     atomic_fetch_add(&function->launches, 1);
-    if (found.dangling && sim_config()->check_faults)
+    if (dangling && sim_config()->check_faults)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (function->body && launch->checked) {
         void *values[128];

@@ -336,10 +336,7 @@ struct sim_launch { /* a recorded launch */
     int device;
     unsigned argument_bytes; /* 0: the layout is not known */
     unsigned pointers;       /* arguments that are addresses in the zone */
-    unsigned dangling;       /* of these: in no mapped block when the launch ran */
-    unsigned
-        suspects; /* the same, inside a structure whose other words are no addresses: often what was left on
-                                the stack in a field that nobody filled */
+    unsigned dangling;       /* of these: in no mapped block when the launch was made */
 };
 
 CUmodule sim_module_add(const void *image) SIM_API;
