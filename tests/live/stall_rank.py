@@ -46,11 +46,6 @@ elif how == "stopped":
     if rank == late:
         os.kill(os.getpid(), signal.SIGSTOP)
     reduce()
-elif how == "gone":  # the last rank leaves the script, in a way that keeps its sockets open for a while
-    if rank == late:
-        time.sleep(seconds)
-        os._exit(3)
-    reduce()
 elif how == "store":  # a rank is late in a backward: the others wait for its sums
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
