@@ -85,6 +85,9 @@ TEST_P(OptionRow, TakesTheEndsOfWhatIsAllowedAndNothingBeyond) {
     if (type == "STRING") {
         good = {"", "a", "a=b", std::string(OPTION_STRING_MAX - 1, 'x')};
         bad = {std::string(OPTION_STRING_MAX, 'x')};
+    } else if (type == "SIGNATURES") {
+        good = {"", "libm.so.6:cos=d(d)", "libm.so.6:cos=d(d);libz.so.1:crc32=l(lpi)"};
+        bad = {"x", "libm.so.6:cos", "libm.so.6:cos=d", "libm.so.6:=d(d)", "cos=d(d)", "libm.so.6:cos=d(?)"};
     } else if (type == "ENUM" || type == "BOOL") {
         good = split(allowed, "|");
         bad = {"", allowed, good[0] + " ", good[0] + "|", "x" + good[0]};
