@@ -284,7 +284,7 @@ TABLE = {
         "global_norm": sgd,
         "lamb": adaptive,
         "muon": adaptive,
-        "muon_of_pytorch": adaptive,
+        "muon_of_pytorch": like(half, reason="PyTorch's Muon orthogonalizes in bfloat16"),
         "sam": sgd,
         "schedule_free": sgd,
         "noisy_subclass": sgd,
