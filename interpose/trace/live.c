@@ -239,7 +239,8 @@ void live_stack_teller_set(void (*tell)(const char *path)) {
 void live_stack_look(void) {
     live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
     if (file == NULL || !__atomic_load_n(&file->stack_able, __ATOMIC_RELAXED) ||
-        __atomic_load_n(&file->stack_wanted, __ATOMIC_ACQUIRE) == file->stack_given ||
+        __atomic_load_n(&file->stack_wanted, __ATOMIC_ACQUIRE) ==
+            __atomic_load_n(&file->stack_given, __ATOMIC_ACQUIRE) ||
         __atomic_exchange_n(&stack_running, 1, __ATOMIC_ACQUIRE))
         return;
     /* Its own thread: where the script holds the interpreter for long, the sampler goes on meanwhile. */

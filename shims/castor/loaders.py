@@ -5,6 +5,7 @@ All ranks draw the same indices (their random state is rank 0's at the start of 
 What has no indices (iterable datasets, no batching by the loader) is loaded whole and cut."""
 import collections
 import functools
+import sys
 import zlib
 
 import torch
@@ -27,7 +28,7 @@ class _Split:
 
     def __init__(self, job):
         self.job = job
-        self.drawn = collections.deque()  # (weight, digest, samples here) of batches drawn and not yet delivered
+        self.drawn = collections.deque()  # what Job.batch_delivered takes, of batches not yet delivered
         self.ahead = False  # the loader's class fetches a batch before it hands out the one before (Accelerate)
         self.fetched = None  # the same of that batch
 
@@ -35,7 +36,8 @@ class _Split:
         for batch in sampler_iter:
             batch = list(batch)
             first, last, weight = part_of(len(batch), self.job.rank, self.job.world)
-            self.drawn.append((weight, float(zlib.crc32(repr(batch).encode())), last - first))
+            digest = float(zlib.crc32(repr(batch).encode()))
+            self.drawn.append((weight, digest, last - first, len(batch)))
             yield batch[first:last]
 
     def hand_out(self, fetched):
@@ -43,7 +45,7 @@ class _Split:
         if self.ahead:
             fetched, self.fetched = self.fetched or fetched, fetched
         if fetched is not None:
-            self.job.weight, self.job.batch, self.job.samples = fetched
+            self.job.batch_delivered(*fetched)
 
     def deliver(self, data, by_index):
         if by_index:
@@ -53,7 +55,7 @@ class _Split:
         if not sizes:
             return data
         first, last, weight = part_of(sizes[0], self.job.rank, self.job.world)
-        self.hand_out((weight, float(sizes[0]), last - first))
+        self.hand_out((weight, float(sizes[0]), last - first, sizes[0]))
         return tree_map(lambda t: _cut(t, sizes[0], first, last), data)
 
 
@@ -61,6 +63,19 @@ def _cut(leaf, count, first, last):
     if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == count:
         return leaf[first:last]
     return leaf
+
+
+def _fetched_ahead():
+    """Whether Accelerate's loader draws the batches: it hands out each one only when it has the next, or knows the last."""
+    frame = sys._getframe(1)
+    for _ in range(10):
+        owner = frame.f_locals.get("self")
+        if any(c.__name__ == "DataLoaderShard" for c in type(owner).__mro__):
+            return True
+        frame = frame.f_back
+        if frame is None:
+            break
+    return False
 
 
 def _splits(job):
@@ -79,7 +94,7 @@ def install(job):
         if not _splits(job):
             return
         iterator._castor_split = _Split(job)
-        iterator._castor_split.ahead = any(c.__name__ == "DataLoaderShard" for c in type(loader).__mro__)
+        iterator._castor_split.ahead = _fetched_ahead()
         iterator._castor_by_index = iterator._auto_collation and iterator._dataset_kind == dataloader._DatasetKind.Map
         if iterator._castor_by_index:
             iterator._sampler_iter = iterator._castor_split.indices(iterator._sampler_iter)

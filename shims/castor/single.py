@@ -21,6 +21,7 @@ class Job:
         self.mode = core.option_text("CASTOR_BATCH")
         self.weight = 1.0 / world  # of this rank's part of the current batch
         self.samples = 0  # in this rank's part of it
+        self.counts = set()  # samples of the batches, whole, that were delivered since the last backward
         self.loss = core.option_text("CASTOR_LOSS")
         self.batch = 0.0  # what must be the same on every rank: a digest of the current batch's indices
         self.split_seen = False  # a DataLoader's batches were split
@@ -100,6 +101,20 @@ class Job:
 
     # ---- events
 
+    def batch_delivered(self, weight, digest, samples, count):
+        self.weight, self.batch, self.samples = weight, digest, samples
+        if self.counts is None:  # a backward has used those before
+            self.counts = set()
+        self.counts.add(count)
+
+    def _check_counts(self):
+        """Several loaders' batches in one loss: this rank's part must weigh the same in each of them."""
+        counts, self.counts = self.counts or (), None
+        if len({tuple(loaders.part_of(count, rank, self.world)[2] for rank in range(self.world)) for count in counts}) > 1:
+            raise core.Error(f"castor: batches of {' and '.join(map(str, sorted(counts)))} samples were drawn for one "
+                             f"backward, and {self.world} ranks cannot split them alike: use batch sizes that {self.world} "
+                             "divides (and drop_last=True), or CASTOR_BATCH=scale")
+
     def backward_begun(self, outputs, create_graph):
         if self.synchronizer is None or self.distributed:
             return
@@ -110,6 +125,8 @@ class Job:
         if self.loss == "auto" and self.split_seen and any(_is_sum(loss, self.samples) for loss in outputs):
             self.say("the loss looks like a sum over the batch, and is taken for a mean: gradients and loss are divided by "
                      "the number of ranks. Set CASTOR_LOSS=sum if it is a sum, CASTOR_LOSS=mean if it is not", 1)
+        if self.split_seen:
+            self._check_counts()
         self.synchronizer.expecting = True
         self.synchronizer.watch()
 

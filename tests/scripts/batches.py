@@ -176,7 +176,15 @@ def split_and_subset(log):
 
 @record.case
 def two_loaders_together(log):
-    first, second = DataLoader(Samples(16), 8, shuffle=True), DataLoader(Samples(12), 6, shuffle=True)
+    train_together(log, DataLoader(Samples(16), 8, shuffle=True), DataLoader(Samples(8), 4, shuffle=True))
+
+
+@record.case
+def two_loaders_of_odd_sizes(log):
+    train_together(log, DataLoader(Samples(16), 8, shuffle=True), DataLoader(Samples(10), 5, shuffle=True))
+
+
+def train_together(log, first, second):
     pairs = zip(first, second)
     train(log, pairs, unpack=lambda pair: (torch.cat([pair[0][0], pair[1][0]]), torch.cat([pair[0][1], pair[1][1]])))
 

@@ -356,6 +356,11 @@ TABLE = {
             "split_and_subset two_loaders_together evaluation evaluation_in_inference_mode "
             "evaluation_during_the_epoch length_of_a_loader"
         ).split()
+    }
+    | {
+        "two_loaders_of_odd_sizes": like(
+            sgd, reason="parts of one loss must weigh the same in both batches", refused="cannot split them alike"
+        )
     },
     "drawn.py": {
         "random_windows": like(agreement, reason="each rank draws its own batches", says="CASTOR_BATCH|batch"),
