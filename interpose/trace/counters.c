@@ -84,10 +84,28 @@ static uint64_t read_start_ticks(void) {
     return ticks;
 }
 
-uint64_t counters_realtime_ns(void) {
+static uint64_t clock_ns(clockid_t clock) {
     struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
+    clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+uint64_t counters_realtime_ns(void) {
+    return clock_ns(CLOCK_REALTIME);
+}
+
+void counters_clocks(uint64_t *monotonic_ns, uint64_t *realtime_ns) {
+    enum { TRIES = 8, CLOSE_NS = 2000 };
+    uint64_t closest = UINT64_MAX;
+    for (int i = 0; i < TRIES && closest > CLOSE_NS; i++) {
+        uint64_t before = clock_ns(CLOCK_MONOTONIC), real = clock_ns(CLOCK_REALTIME),
+                 after = clock_ns(CLOCK_MONOTONIC);
+        if (after - before >= closest)
+            continue;
+        closest = after - before;
+        *monotonic_ns = before + closest / 2;
+        *realtime_ns = real;
+    }
 }
 
 static uint64_t draw_uid(void) {
@@ -185,8 +203,8 @@ static trace_counters *counters_create(void) {
     counters->uid = process_uid;
     counters->parent_uid = parent_uid;
     counters->start_clock_ticks = read_start_ticks();
-    counters->start_monotonic_ns = counters->last_monotonic_ns = trace_now_ns();
-    counters->start_realtime_ns = counters_realtime_ns();
+    counters_clocks(&counters->start_monotonic_ns, &counters->start_realtime_ns);
+    counters->last_monotonic_ns = counters->start_monotonic_ns;
     counters->trace_max_bytes = trace_max_bytes;
     if (trace_max_bytes == 0 && counters->recording == TRACE_RECORDING_ON)
         counters->recording = TRACE_RECORDING_OFF;

@@ -24,5 +24,7 @@ void counters_rank_text(char out[16]);
 uint64_t counters_process_uid(void);
 int counters_rank(void);
 uint64_t counters_realtime_ns(void);
+/* Both clocks at one moment: a thread that is put aside between two reads would shift its process against the others. */
+void counters_clocks(uint64_t *monotonic_ns, uint64_t *realtime_ns);
 
 #endif

@@ -112,8 +112,7 @@ static trace_segment *segment_create(trace_counters *counters, uint32_t thread, 
     segment->rank = counters_rank();
     segment->number = next_number - 1;
     segment->process_uid = counters_process_uid();
-    segment->base_monotonic_ns = trace_now_ns();
-    segment->base_realtime_ns = counters_realtime_ns();
+    counters_clocks(&segment->base_monotonic_ns, &segment->base_realtime_ns);
     prctl(PR_GET_NAME, segment->thread_name);
     __atomic_store_n(&segment->magic, TRACE_SEGMENT_MAGIC, __ATOMIC_RELEASE);
     return segment;
