@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "live_read.h"
+#include "suffix.h"
 #include "trace_read.h"
 
 static uint64_t clock_ns(clockid_t clock) {
@@ -64,11 +65,6 @@ static job_state find_state(const job_process *process) {
 }
 
 /* ---- the files ---- */
-
-static bool has_suffix(const char *name, const char *suffix) {
-    size_t length = strlen(name), suffix_length = strlen(suffix);
-    return length > suffix_length && strcmp(name + length - suffix_length, suffix) == 0;
-}
 
 static job_process *process_of(job_look *look, uint64_t uid) {
     for (size_t i = 0; i < look->count; i++)

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "report_collectives.h"
+#include "suffix.h"
 
 #define FILES_MAX 1000000 /* of one directory */
 
@@ -79,11 +80,6 @@ bool report_add_counter(report_counters *counters, const char *name, const trace
 }
 
 /* ---- the files of the directory ---- */
-
-static bool has_suffix(const char *name, const char *suffix) {
-    size_t length = strlen(name), suffix_length = strlen(suffix);
-    return length > suffix_length && strcmp(name + length - suffix_length, suffix) == 0;
-}
 
 static int open_file(int directory_fd, const char *name) {
     /* O_NONBLOCK: a FIFO with the name of a trace must not hold us. */

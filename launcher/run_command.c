@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "suffix.h"
 #include "core/log.h"
 
 /* ---- finding the file ---- */
@@ -14,22 +15,17 @@ static bool is_executable(const char *path) {
     return stat(path, &info) == 0 && S_ISREG(info.st_mode) && access(path, X_OK) == 0;
 }
 
-static bool ends_with(const char *text, const char *end) {
-    size_t length = strlen(text), end_length = strlen(end);
-    return length > end_length && strcmp(text + length - end_length, end) == 0;
-}
-
 static int refuse_file(const char *name, const char *path) {
     struct stat info;
     if (stat(path, &info) != 0 && errno != EACCES) {
         LOG_E("%s: no such command%s", name,
-              ends_with(name, ".py") ? " and no such file; a script is run as: castor run -- python SCRIPT"
-                                     : "");
+              has_suffix(name, ".py") ? " and no such file; a script is run as: castor run -- python SCRIPT"
+                                      : "");
         return RUN_EXIT_NOT_FOUND;
     }
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
         LOG_E("%s: is a directory, not a command", name);
-    else if (ends_with(name, ".py"))
+    else if (has_suffix(name, ".py"))
         LOG_E("%s: not executable; run it as: castor run -- python %s", name, name);
     else
         LOG_E("%s: not executable", name);
@@ -63,7 +59,7 @@ int run_command_find(const char *name, const char *search, char *path, size_t pa
     }
     if (other[0])
         return refuse_file(name, other);
-    if (access(name, F_OK) == 0 && ends_with(name, ".py")) {
+    if (access(name, F_OK) == 0 && has_suffix(name, ".py")) {
         LOG_E("%s: a script, not a command; run it as: castor run -- python %s", name, name);
         return RUN_EXIT_NOT_FOUND;
     }

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#include "suffix.h"
 #include "core/log.h"
 #include "trace/format.h"
 #include "trace/live_format.h"
@@ -123,11 +124,6 @@ int run_directory_prepare(const char *wanted, run_directory *out) {
         return RUN_EXIT_SYSTEM;
     }
     return 0;
-}
-
-static bool has_suffix(const char *name, const char *suffix) {
-    size_t length = strlen(name), suffix_length = strlen(suffix);
-    return length > suffix_length && strcmp(name + length - suffix_length, suffix) == 0;
 }
 
 /* A file that a run writes into its directory. */

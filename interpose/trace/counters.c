@@ -84,22 +84,22 @@ static uint64_t read_start_ticks(void) {
     return ticks;
 }
 
-static uint64_t clock_ns(clockid_t clock) {
+uint64_t counters_clock_ns(clockid_t clock) {
     struct timespec now;
     clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 uint64_t counters_realtime_ns(void) {
-    return clock_ns(CLOCK_REALTIME);
+    return counters_clock_ns(CLOCK_REALTIME);
 }
 
 void counters_clocks(uint64_t *monotonic_ns, uint64_t *realtime_ns) {
     enum { TRIES = 8, CLOSE_NS = 2000 };
     uint64_t closest = UINT64_MAX;
     for (int i = 0; i < TRIES && closest > CLOSE_NS; i++) {
-        uint64_t before = clock_ns(CLOCK_MONOTONIC), real = clock_ns(CLOCK_REALTIME),
-                 after = clock_ns(CLOCK_MONOTONIC);
+        uint64_t before = counters_clock_ns(CLOCK_MONOTONIC), real = counters_clock_ns(CLOCK_REALTIME),
+                 after = counters_clock_ns(CLOCK_MONOTONIC);
         if (after - before >= closest)
             continue;
         closest = after - before;

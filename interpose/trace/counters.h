@@ -6,6 +6,7 @@
 #define CASTOR_TRACE_COUNTERS_H
 
 #include <stdbool.h>
+#include <time.h>
 #include "trace.h"
 
 /* Forgets the file, if any: the next use makes a new one, for this process. `forked`: the process so far is
@@ -23,6 +24,7 @@ void counters_add(trace_counters *counters, uint32_t kind, uint32_t id, uint64_t
 void counters_rank_text(char out[16]);
 uint64_t counters_process_uid(void);
 int counters_rank(void);
+uint64_t counters_clock_ns(clockid_t clock);
 uint64_t counters_realtime_ns(void);
 /* Both clocks at one moment: a thread that is put aside between two reads would shift its process against the others. */
 void counters_clocks(uint64_t *monotonic_ns, uint64_t *realtime_ns);

@@ -187,13 +187,18 @@ class Job:
                  f"own, so a step sees {self.world} times as many samples; a DataLoader would be split instead")
 
 
+def _before_scaling(loss):
+    """What stood before each division and multiplication that ended in the loss, the last one first."""
+    node = loss.grad_fn
+    while node is not None and type(node).__name__ in ("DivBackward0", "MulBackward0"):
+        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
+        yield node
+
+
 def _scaled_from(loss):
     """The scalar that a wrapper (Accelerate, a Trainer) divided or multiplied before it called backward, where a calling
     function still holds it: that is what gets printed."""
-    nodes, node = [], loss.grad_fn
-    while node is not None and type(node).__name__ in ("DivBackward0", "MulBackward0") and len(nodes) < 2:
-        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
-        nodes.append(node)
+    nodes = list(_before_scaling(loss))[:2]
     found, frame = [], sys._getframe(1)
     while nodes and frame is not None:
         for value in frame.f_locals.values():
@@ -206,9 +211,7 @@ def _scaled_from(loss):
 
 def _is_sum(loss, samples):
     """Whether the loss was made by adding what there is for each of the samples."""
-    node = loss.grad_fn
-    while node is not None and type(node).__name__ in ("DivBackward0", "MulBackward0"):
-        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
+    node = [loss.grad_fn, *_before_scaling(loss)][-1]
     if type(node).__name__.startswith("SumBackward"):
         sizes = getattr(node, "_saved_self_sym_sizes", ())
         return len(sizes) > 0 and int(sizes[0]) == samples > 1
