@@ -21,7 +21,7 @@ enum { ALLREDUCE = 4, BROADCAST = 5, ALLGATHER = 6, SCATTER = 7 };
 class ReportCollectives : public TraceTest {
   protected:
     report data{};
-    uint64_t base = trace_now_ns();
+    const uint64_t base = soon_ns();
 
     void TearDown() override {
         report_free(&data);

@@ -8,7 +8,7 @@ constexpr uint64_t MS = 1000000;
 
 class ReportPerfetto : public TraceTest {
   protected:
-    const uint64_t base = trace_now_ns();
+    const uint64_t base = soon_ns();
 
     Json read() const {
         report data;

@@ -70,6 +70,9 @@ class TraceTest : public testing::Test {
         EXPECT_EQ(waitpid(pid, &status, 0), pid);
         return status;
     }
+    /* A time after the start of every process that a test is about to make, however slow the machine: what a record
+     * puts before the first process's start counts as its start. */
+    static uint64_t soon_ns() { return trace_now_ns() + UINT64_C(1000000000) * 100; }
     static void run_child(const std::function<void()> &body) { EXPECT_EQ(wait_child(start_child(body)), 0); }
 
     std::unique_ptr<trace_counters> read_counters(const std::string &name) const {
