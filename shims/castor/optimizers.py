@@ -236,6 +236,8 @@ def _outermost(wrapper):
     @functools.wraps(wrapper)
     def step(*args, **kwargs):
         self = args[0]
+        if torch.compiler.is_compiling():  # torch.compile(optimizer.step), only observed: what is compiled stays as it is
+            return wrapper(*args, **kwargs)
         if getattr(_thread, "running", None) is not None or not engine.active():
             return wrapper(*args, **kwargs)
         running = _thread.running = _InStep(self)
@@ -265,7 +267,7 @@ def _outermost(wrapper):
         core.event_step(begin, core.now_ns(), _numbers[self], running.mode)
         return result
 
-    return step
+    return torch._disable_dynamo(step) if _shares else step
 
 
 def _private_model_data():

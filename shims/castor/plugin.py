@@ -1,10 +1,11 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
-from . import clipping, core, events, optimizers, reducer, single
+from . import clipping, compiler, core, events, optimizers, reducer, single
 
 
 def install():
+    compiler.install()
     rank, world = (int(core.option_text(name)) for name in ("CASTOR_RANK", "CASTOR_WORLD_SIZE"))
     # Processes that this one starts (DataLoader workers, tools) inherit the environment, and are not ranks.
     is_rank = rank >= 0 and int(core.option_text("CASTOR_RANK_PROCESS")) in (0, os.getpid())

@@ -84,6 +84,8 @@ def resumed(*stages):
     return tuple((who, ()) for who in stages)
 
 
+UNCOMPILED = "a step in the store is not compiled, and PyTorch's compiled one adds in another order (foreach)"
+
 TABLE = {
     "gpt_ddp.py": {
         "": adaptive,
@@ -266,6 +268,16 @@ TABLE = {
         "resumed: plain, then Castor": like(adaptive, stages=resumed("plain", "castor")),
         "resumed: Castor, then plain": like(adaptive, stages=resumed("castor", "plain")),
         "mapped_file": sgd,
+    },
+    "compile_ddp.py": {
+        "inside": sgd,
+        "outside": sgd,
+        "in_place": adaptive,
+        "in_the_middle": sgd,
+        "loss_only": sgd,
+        "optimizer_too": like(sgd, exact_at_2=False, reason=UNCOMPILED),
+        "whole_step": like(sgd, exact_at_2=False, reason=UNCOMPILED),
+        "words": sgd,
     },
     "recompute_ddp.py": {
         "plain": sgd,
