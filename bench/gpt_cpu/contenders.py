@@ -19,12 +19,14 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048
 
 
 class Contender:
-    """plugin: None, or the plugin of `castor run`. peak: bytes per parameter and rank that it may need, for the
-    check of free memory. tolerance: largest difference from DDP's losses (0: bit for bit)."""
+    """plugin: None, or the plugin of `castor run`; options: its own, NAME=VALUE. peak: bytes per parameter and rank that
+    it may need, for the check of free memory. tolerance: largest difference from DDP's losses (0: bit for bit)."""
 
-    def __init__(self, name, label, script, arguments=(), plugin=None, interpreter="torch", peak=26, tolerance=1e-3):
+    def __init__(self, name, label, script, arguments=(), plugin=None, options=(), interpreter="torch", peak=26,
+                 tolerance=1e-3):
         self.name, self.label, self.script, self.arguments = name, label, script, list(arguments)
-        self.plugin, self.interpreter, self.peak, self.tolerance = plugin, interpreter, peak, tolerance
+        self.plugin, self.options, self.interpreter = plugin, options, interpreter
+        self.peak, self.tolerance = peak, tolerance
 
     def mallocs(self):
         return ["castor"] if self.plugin else ["default", "returned"]
@@ -35,6 +37,10 @@ CONTENDERS = {c.name: c for c in (
     Contender("ddp_view", "DDP, `gradient_as_bucket_view`", TRAIN_DDP, ["--bucket-view"], tolerance=0),
     Contender("none", "`castor run --plugin none`", TRAIN_DDP, plugin="none", tolerance=0),
     Contender("castor", "`castor run --plugin gemini`", TRAIN_DDP, plugin="gemini", tolerance=1e-5),
+    Contender("castor_keep", "gemini, `CASTOR_GRADIENT_RETURN=0`", TRAIN_DDP, plugin="gemini",
+              options=["CASTOR_GRADIENT_RETURN=0"], tolerance=1e-5),
+    Contender("castor_return", "gemini, `CASTOR_GRADIENT_RETURN=100`", TRAIN_DDP, plugin="gemini",
+              options=["CASTOR_GRADIENT_RETURN=100"], tolerance=1e-5),
     Contender("zero", "ZeroRedundancyOptimizer", TRAIN_PEERS, ["--peer", "zero"]),
     Contender("fsdp2", "FSDP2 (`fully_shard`)", TRAIN_PEERS, ["--peer", "fsdp2"]),
     Contender("deepspeed2", "DeepSpeed ZeRO-2", TRAIN_PEERS, ["--peer", "deepspeed2"], interpreter="deepspeed", peak=30),

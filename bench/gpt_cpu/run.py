@@ -118,7 +118,8 @@ class Run:
         command += ["--records", folder]
         if contender.plugin:
             self.log = os.path.join(folder, "trace")
-            command = [jobs.CASTOR, "run", "--plugin", contender.plugin, "--log-dir", self.log, "--", *command]
+            options = [word for option in contender.options for word in ("--set", option)]
+            command = [jobs.CASTOR, "run", "--plugin", contender.plugin, "--log-dir", self.log, *options, "--", *command]
         self.command, self.environment = command, jobs.clean_environment(settings.get(malloc))
 
     def records(self):

@@ -20,6 +20,10 @@
 
 #define TOGETHER_PATIENCE_SECONDS 5.0
 
+/* From so many ranks on, giving the sums' memory back costs less of a step than it saves: the cost is the node's, and
+ * each rank bears its part of it (docs/decisions.md). */
+#define MANY_RANKS 4
+
 _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one layout, two names");
 
 /* A rank inside a collective of the script's will not come to an operation on all gradients. */
@@ -45,7 +49,9 @@ int castor_store_open(const char *group, int rank, int world, castor_store **out
     castor_status status =
         store_open(o->job, group, rank, world, o->chunk_size, o->offload_dir, o->timeout, out);
     if (status == CASTOR_OK)
-        (*out)->gradient_return = o->gradient_return;
+        (*out)->gradient_return = o->gradient_return >= 0 ? o->gradient_return
+                                  : world >= MANY_RANKS   ? 100
+                                                          : 0;
     return status;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include "../core/error.h"
 #include "pages.h"
 
@@ -43,6 +44,13 @@ static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uin
     return CASTOR_OK;
 }
 
+static castor_status no_room(chunk_kind kind, size_t bytes) {
+    return error_set(CASTOR_ERR_MEMORY,
+                     "no room for %B of %s chunks: give the job more memory, more disk under "
+                     "CASTOR_OFFLOAD_DIR, or a smaller model",
+                     (uint64_t)bytes, chunk_kind_names[kind]);
+}
+
 castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
                           uint64_t *offset) {
     chunk_list *list = &t->list[kind];
@@ -64,10 +72,7 @@ castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t byt
     for (int tries = 0; failed == EINTR && tries < 1000; tries++)
         failed = posix_fallocate(list->fd, (off_t)(c->offset + at), (off_t)bytes);
     if (failed)
-        return error_set(CASTOR_ERR_MEMORY,
-                         "no room for %B of %s chunks: give the job more memory, more disk under "
-                         "CASTOR_OFFLOAD_DIR, or a smaller model",
-                         (uint64_t)bytes, chunk_kind_names[kind]);
+        return no_room(kind, bytes);
     c->used = at + bytes;
     *offset = c->offset + at;
     return CASTOR_OK;
@@ -91,6 +96,20 @@ castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size
     }
     return error_set(CASTOR_ERR_ARGUMENT, "no %s chunk holds offset %lu", chunk_kind_names[kind],
                      (unsigned long)offset);
+}
+
+castor_status chunk_write(const chunk_table *t, chunk_kind kind, uint64_t offset, const void *data,
+                          size_t bytes) {
+    for (size_t written = 0; written < bytes;) {
+        ssize_t got = pwrite(t->list[kind].fd, (const char *)data + written, bytes - written,
+                             (off_t)(offset + written));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return no_room(kind, bytes);
+        written += (size_t)got;
+    }
+    return CASTOR_OK;
 }
 
 void chunk_punch(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes) {

@@ -42,6 +42,10 @@ castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t byt
                           uint64_t *offset);
 /* The alias of a range that was placed by this rank, or by another (states): mapped on first use. */
 castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes, char **out);
+/* Writes to a range whose memory was given back, which brings it back; CASTOR_ERR_MEMORY when there is none. Aliases show
+ * what was written. */
+castor_status chunk_write(const chunk_table *t, chunk_kind kind, uint64_t offset, const void *data,
+                          size_t bytes);
 /* Gives the memory of a range back; its bytes read as zero afterwards. Whole pages inside the range only. */
 void chunk_punch(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes);
 

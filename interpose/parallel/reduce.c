@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -92,19 +91,53 @@ static castor_status wanted_release(store *s) {
     return t ? window_detach_all(t) : CASTOR_OK;
 }
 
-/* The sum's memory was given back: its pages come now, by one call and not by a fault for each, in the place of freed
- * activations, of which each rank keeps its part less. */
-static void block_come_back(tensor *t, char *sum, size_t bytes) {
+/* The sum's memory was given back. What comes back takes the place of freed activations: each rank keeps its part of
+ * those less. */
+static void block_borrow(tensor *t, size_t bytes) {
     int64_t part = (int64_t)(bytes / (size_t)t->store->world);
     atomic_fetch_add(&t->lent_bytes, (uint64_t)part);
     arena_lend(part);
-    madvise(sum, bytes, MADV_POPULATE_WRITE);
+}
+
+/* Rank 0 brings the pages with their contents by writing to the file: a lack of memory is an error then and not a
+ * signal, and the kernel neither clears the pages nor takes a fault for each. The other ranks read a sum before they
+ * write it, and a fault of a read maps the pages around it as well. */
+static castor_status block_write(tensor *t, const struct job *job, size_t from, size_t bytes) {
+    enum { PIECE_BYTES = 65536 };
+    char piece[PIECE_BYTES];
+    castor_status status = CASTOR_OK;
+    for (size_t end = from + bytes; from < end && !status; from += PIECE_BYTES) {
+        size_t size = end - from < PIECE_BYTES ? end - from : PIECE_BYTES;
+        if (job->source)
+            kernel_scale_store(t->dtype, piece, job->source + from, size / kernel_dtype_bytes(t->dtype),
+                               job->scale);
+        else
+            memset(piece, 0, size);
+        status = chunk_write(&t->store->chunks, CHUNK_GRAD, t->grad_offset + from, piece, size);
+    }
+    return status;
+}
+
+/* Adds this rank's part to a block of the sum; rank 0's is the first. `fresh`: the block's memory was given back. */
+static castor_status block_add(tensor *t, const struct job *job, size_t from, size_t bytes, bool fresh) {
+    char *sum = t->grad_alias + from;
+    size_t items = bytes / kernel_dtype_bytes(t->dtype);
+    if (fresh)
+        block_borrow(t, pages_round(bytes));
+    if (t->store->rank == 0 && fresh)
+        return block_write(t, job, from, bytes);
+    if (t->store->rank == 0 && job->source)
+        kernel_scale_store(t->dtype, sum, job->source + from, items, job->scale);
+    else if (t->store->rank == 0)
+        memset(sum, 0, bytes);
+    else if (job->source)
+        kernel_scale_add(t->dtype, sum, job->source + from, items, job->scale);
+    return CASTOR_OK;
 }
 
 static castor_status job_run(const struct job *job) {
     tensor *t = job->tensor;
     store *s = t->store;
-    size_t item = kernel_dtype_bytes(t->dtype);
     uint64_t begin_ns = trace_now_ns();
     bool fresh = false; /* the sum's memory was given back since the last epoch, or has never been there */
     for (uint32_t block = 0; block < t->blocks; block++) {
@@ -115,15 +148,8 @@ static castor_status job_run(const struct job *job) {
             fresh = t->returnable && atomic_load(&t->control->given_back) == job->epoch;
         size_t from = (size_t)block * TENSOR_BLOCK_BYTES;
         size_t bytes = t->bytes - from < TENSOR_BLOCK_BYTES ? t->bytes - from : TENSOR_BLOCK_BYTES;
-        char *sum = t->grad_alias + from;
-        if (fresh)
-            block_come_back(t, sum, pages_round(bytes));
-        if (s->rank == 0 && !job->source)
-            memset(sum, 0, bytes);
-        else if (s->rank == 0)
-            kernel_scale_store(t->dtype, sum, job->source + from, bytes / item, job->scale);
-        else if (job->source)
-            kernel_scale_add(t->dtype, sum, job->source + from, bytes / item, job->scale);
+        if ((status = block_add(t, job, from, bytes, fresh)) != CASTOR_OK)
+            return status;
         atomic_store(&t->control->rank[s->rank].added, job->epoch * t->blocks + block + 1);
         wait_notify(&t->control->event, &t->control->waiters);
     }

@@ -147,4 +147,55 @@ TEST(StoreWindow, OwnersWriteForUntouchedWindows) {
     });
 }
 
+// The memory of a sum goes back when every rank has dropped it and its activations, and comes back with the next sum.
+TEST(StoreWindow, MemoryOfDroppedSumsGoesBackAndComesBack) {
+    for (int world : {2, 4}) {
+        Job job(world);
+        job.options = {"CASTOR_GRADIENT_RETURN=100"};
+        job.run([](Rank &r) {
+            // One that is too small for it, one of a single block, one that ends within a page, a piece and a block.
+            std::vector<Param<>> p = {param_make(5000), param_make(200000), param_make(700003)};
+            params_register(r, p);
+            size_t returnable = 0;
+            std::vector<castor_tensor *> tensors;
+            for (Param<> &q : p) {
+                returnable += q.numel > 20000 ? q.numel * sizeof(float) / kPage * kPage : 0;
+                tensors.push_back(q.tensor);
+            }
+            for (int round = 0; round < 8; round++) {
+                bool nobody = round == 5, without_first = round == 2;
+                void *activations = arena_alloc(16 * kMiB);
+                for (Param<> &q : p) {
+                    std::vector<float> g(q.numel);
+                    for (size_t i = 0; i < q.numel; i++)
+                        g[i] = float((r.rank + 1) * int((i + size_t(round)) % 1009));
+                    bool mine = !nobody && !(without_first && r.rank == 0);
+                    uint64_t ticket;
+                    ASSERT_EQ(castor_gradient_add(q.tensor, mine ? g.data() : nullptr, 0.5, mine, &ticket),
+                              CASTOR_OK);
+                    while (castor_gradients_done(r.store) < ticket) // g goes
+                        usleep(200);
+                }
+                uint8_t used[3];
+                ASSERT_EQ(castor_gradients_finish(r.store, tensors.data(), 3, used), CASTOR_OK)
+                    << error_text();
+                EXPECT_GE(inside_resident_bytes(r.store, CHUNK_GRAD), returnable);
+                r.barrier();
+                arena_free(activations);
+                int all = nobody ? 0 : r.world * (r.world + 1) / 2 - without_first;
+                for (Param<> &q : p) {
+                    View v = window_take(q);
+                    for (size_t i = 0; i < q.numel; i++)
+                        ASSERT_EQ(v.at[i], 0.5f * float(all * int((i + size_t(round)) % 1009)))
+                            << "round " << round << " element " << i;
+                    castor_window_return(v.window);
+                }
+                r.barrier();
+                EXPECT_LT(inside_resident_bytes(r.store, CHUNK_GRAD), returnable);
+                r.barrier();
+            }
+        });
+    }
+}
+
 } // namespace
