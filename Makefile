@@ -27,7 +27,7 @@ KERNEL_CFLAGS := -O3 -ffp-contract=off
 LIB_C := $(wildcard interpose/*/*.c) $(wildcard kernels/*.c)
 LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)
 LAUNCHER_C := $(wildcard launcher/*.c)
-LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options log)
+LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options log process)
 UNIT_CC := $(wildcard tests/unit/*.cc)
 UNIT_C := $(wildcard tests/unit/*.c)
 UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
@@ -72,7 +72,7 @@ $(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernel
 .PHONY: tools
 tools: $(B)/bin/make-trace
 # Makes traces for the tests of `castor report` and for bench/report.
-$(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/trace/*.c) interpose/core/log.c)
+$(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/trace/*.c) interpose/core/log.c interpose/core/process.c)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
 

@@ -11,6 +11,7 @@
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
+#include "core/process.h"
 #include "live_read.h"
 #include "suffix.h"
 #include "trace_read.h"
@@ -22,28 +23,6 @@ static uint64_t clock_ns(clockid_t clock) {
 }
 
 /* ---- the state of a process ---- */
-
-/* The letter of /proc/PID/stat when that is the very process that began at `start_ticks`, else 0. */
-static char process_letter(uint32_t pid, uint64_t start_ticks) {
-    char path[64], text[1024];
-    if (pid == 0 || pid > INT32_MAX || start_ticks == 0)
-        return 0;
-    snprintf(path, sizeof path, "/proc/%u/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    ssize_t length = read(fd, text, sizeof text - 1);
-    close(fd);
-    text[length > 0 ? length : 0] = '\0';
-    /* The command in parentheses may hold anything: fields are counted from the last one. */
-    const char *at = strrchr(text, ')');
-    if (at == NULL || at[1] != ' ')
-        return 0;
-    char letter = at[2];
-    for (int field = 2; at != NULL && field < 22; field++)
-        at = strchr(at + 1, ' ');
-    return at != NULL && strtoull(at + 1, NULL, 10) == start_ticks ? letter : 0;
-}
 
 static bool is_of_this_host(const trace_counters *counters) {
     struct utsname system;
@@ -58,10 +37,14 @@ static job_state find_state(const job_process *process) {
     if (!is_of_this_host(counters))
         return JOB_RUNNING; /* as it told last */
     uint64_t ticks = counters != NULL ? counters->start_clock_ticks : process->live->start_clock_ticks;
-    char letter = process_letter(process->pid, ticks);
-    if (letter == 0 || letter == 'Z' || letter == 'X')
+    char letter = process_state((int)process->pid, ticks);
+    if (letter == 0)
         return JOB_DIED;
     return letter == 'T' || letter == 't' ? JOB_STOPPED : JOB_RUNNING;
+}
+
+bool job_runs_here(const trace_counters *counters) {
+    return is_of_this_host(counters) && process_state((int)counters->pid, counters->start_clock_ticks) != 0;
 }
 
 /* ---- the files ---- */

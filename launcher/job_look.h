@@ -41,6 +41,9 @@ typedef enum job_look_files { JOB_LOOK_LIVE = 1, JOB_LOOK_COUNTERS = 2 } job_loo
 bool job_look_read(const char *directory, unsigned files, job_look *out);
 void job_look_free(job_look *look);
 
+/* Whether the very process of the counters still runs on this machine. */
+bool job_runs_here(const trace_counters *counters);
+
 /* Whether a `castor run` holds the directory. */
 bool job_directory_in_use(const char *directory);
 

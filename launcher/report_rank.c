@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/utsname.h>
+#include "job_look.h"
 
 static uint64_t larger(uint64_t a, uint64_t b) {
     return a > b ? a : b;
@@ -85,27 +85,6 @@ static void find_times(report_rank *rank) {
         rank->lived_seconds = (double)(process->last_ns - counters->start_monotonic_ns) / 1e9;
 }
 
-/* Whether the very process of the counters still runs on this machine. */
-static bool is_alive(const trace_counters *counters) {
-    struct utsname system;
-    if (counters->start_clock_ticks == 0 || counters->pid == 0 || counters->pid > INT32_MAX ||
-        uname(&system) != 0 || strncmp(system.nodename, counters->host, sizeof counters->host - 1) != 0)
-        return false;
-    char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%u/stat", counters->pid);
-    FILE *file = fopen(path, "re");
-    if (file == NULL)
-        return false;
-    size_t length = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[length] = '\0';
-    const char *at = strrchr(text, ')');
-    bool ended = at != NULL && (at[1] != '\0') && (at[2] == 'Z' || at[2] == 'X');
-    for (int field = 2; at != NULL && field < 22; field++)
-        at = strchr(at + 1, ' ');
-    return at != NULL && !ended && strtoull(at + 1, NULL, 10) == counters->start_clock_ticks;
-}
-
 /* ---- which process was which rank ---- */
 
 /* Whether `a` speaks for a rank rather than `b`: one that trained, then one that no other forked (DataLoader
@@ -131,7 +110,7 @@ static void add_rank(report *report, const report_process *process, int rank) {
     find_step_times(&added, busiest);
     find_times(&added);
     added.state = process->counters->exit_state == TRACE_PROCESS_EXITED ? REPORT_RANK_EXITED
-                  : is_alive(process->counters)                         ? REPORT_RANK_RUNNING
+                  : job_runs_here(process->counters)                    ? REPORT_RANK_RUNNING
                                                                         : REPORT_RANK_DIED;
     report->ranks[report->rank_count++] = added;
 }

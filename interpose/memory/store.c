@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../core/process.h"
 #include "../parallel/wait.h"
 #include "pages.h"
 #include "rendezvous.h"
@@ -162,7 +163,7 @@ static void peers_announce(store *s, const int *pids) {
         rank_control *peer = &s->control->rank[rank];
         if (!pids[rank])
             continue;
-        uint64_t ticks = wait_process_start_ticks(pids[rank]);
+        uint64_t ticks = process_start_ticks(pids[rank]);
         peer->pid = pids[rank];
         peer->start_ticks = ticks ? ticks : 1; /* no process's: it is dead already */
         atomic_store(&peer->joined, 1);
@@ -201,7 +202,7 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
         s->chunks.list[kind].fd = fds[1 + kind];
     rank_control *own = &s->control->rank[rank];
     own->pid = getpid();
-    own->start_ticks = wait_process_start_ticks(own->pid);
+    own->start_ticks = process_start_ticks(own->pid);
     atomic_store(&own->joined, 1);
     if (rank == 0) {
         s->control->magic = STORE_MAGIC;

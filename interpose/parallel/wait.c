@@ -1,15 +1,12 @@
 #include "wait.h"
 
-#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 #include "../core/error.h"
-#include "../core/log.h"
+#include "../core/process.h"
 #include "../trace/live.h"
 #include "../trace/trace.h"
 
@@ -31,29 +28,6 @@ void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters) {
     atomic_fetch_add(event, 1);
     if (atomic_load(waiters))
         syscall(SYS_futex, event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-uint64_t wait_process_start_ticks(int pid) {
-    char path[64], stat[1024];
-    log_format(path, sizeof path, "/proc/%d/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    ssize_t n = read(fd, stat, sizeof stat - 1);
-    close(fd);
-    if (n <= 0)
-        return 0;
-    stat[n] = '\0';
-    /* The name in parentheses may hold anything; what follows the last one is `state` and numbers. */
-    char *at = strrchr(stat, ')');
-    if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X')
-        return 0;
-    at += 2;
-    for (int field = 3; field < 22 && at; field++) {
-        at = strchr(at, ' ');
-        at = at ? at + 1 : NULL;
-    }
-    return at ? strtoull(at, NULL, 10) : 0;
 }
 
 /* Records this rank's error for all, unless another rank was first: then that one's is the reason, and what this rank
@@ -78,7 +52,7 @@ static castor_status peers_check(store *s) {
                              "rank %d (pid %d) has ended while other ranks wait for it: all ranks must "
                              "take the same number of steps; see its own messages",
                              rank, peer->pid));
-        if (peer->start_ticks && wait_process_start_ticks(peer->pid) != peer->start_ticks)
+        if (peer->start_ticks && process_state(peer->pid, peer->start_ticks) == 0)
             return peer_failed(
                 s, error_set(CASTOR_ERR_PEER,
                              "rank %d (pid %d) died (killed, or out of memory?) while other ranks wait "

@@ -27,6 +27,5 @@ void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters);
 castor_status wait_barrier(store *s, const char *what);
 
 double wait_now_seconds(void);
-uint64_t wait_process_start_ticks(int pid); /* 0: no such process, or it is a zombie */
 
 #endif

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "../core/log.h"
+#include "../core/process.h"
 #include "file.h"
 #include "live.h"
 #include "sample.h"
@@ -51,37 +52,17 @@ static void copy_text(char *out, size_t out_bytes, const char *text) {
     memset(out + length, 0, out_bytes - length);
 }
 
-static size_t read_small_file(const char *path, char *out, size_t out_bytes) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    ssize_t length = read(fd, out, out_bytes - 1);
-    close(fd);
-    out[length > 0 ? length : 0] = '\0';
-    return length > 0 ? (size_t)length : 0;
-}
-
 static void read_command(char out[TRACE_COMMAND_MAX]) {
-    size_t length = read_small_file("/proc/self/cmdline", out, TRACE_COMMAND_MAX);
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd < 0 ? 0 : read(fd, out, TRACE_COMMAND_MAX - 1);
+    if (fd >= 0)
+        close(fd);
     while (length > 0 && out[length - 1] == '\0')
         length--;
-    for (size_t i = 0; i < length; i++)
+    for (ssize_t i = 0; i < length; i++)
         if (out[i] == '\0')
             out[i] = ' ';
-}
-
-static uint64_t read_start_ticks(void) {
-    char text[1024];
-    if (read_small_file("/proc/self/stat", text, sizeof text) == 0)
-        return 0;
-    /* Field 2 is the command in parentheses and may hold anything: fields are counted from the last one. */
-    const char *at = strrchr(text, ')');
-    for (int field = 2; at != NULL && field < 22; field++)
-        at = strchr(at + 1, ' ');
-    uint64_t ticks = 0;
-    for (at = at == NULL ? "" : at + 1; *at >= '0' && *at <= '9'; at++)
-        ticks = ticks * 10 + (uint64_t)(*at - '0');
-    return ticks;
+    out[length > 0 ? length : 0] = '\0';
 }
 
 uint64_t counters_clock_ns(clockid_t clock) {
@@ -202,7 +183,7 @@ static trace_counters *counters_create(void) {
     counters->rank = counters_rank();
     counters->uid = process_uid;
     counters->parent_uid = parent_uid;
-    counters->start_clock_ticks = read_start_ticks();
+    counters->start_clock_ticks = process_start_ticks(0);
     counters_clocks(&counters->start_monotonic_ns, &counters->start_realtime_ns);
     counters->last_monotonic_ns = counters->start_monotonic_ns;
     counters->trace_max_bytes = trace_max_bytes;
