@@ -50,8 +50,7 @@ static inline uint16_t kernel_f16_of_float(float value) {
     uint32_t sign = (bits >> 16) & 0x8000u;
     uint32_t magnitude = bits & 0x7FFFFFFFu;
     uint32_t normal = (magnitude - (112u << 23) + 0x0FFFu + ((magnitude >> 13) & 1u)) >> 13;
-    /* Below 2^-14 a half counts in steps of 2^-24, and so do the floats from 0.5 to 1: the addition rounds.
-     */
+    /* Below 2^-14 a half counts in steps of 2^-24, and so do the floats from 0.5 to 1: the addition rounds. */
     uint32_t small = kernel_bits_of_float(kernel_float_of_bits(magnitude) + 0.5f) - 0x3F000000u;
     uint32_t nan = 0x7E00u | ((magnitude >> 13) & 0x03FFu);
     uint32_t half = magnitude > 0x7F800000u    ? nan

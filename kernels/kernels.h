@@ -1,9 +1,9 @@
 /* Element-wise kernels of the CPU path.
  *
  * Vocabulary
- *   reference  the plain C version; every other version gives the same bytes (NaN payloads of float, double
- * and half excepted: the processor picks them) variant    one set of versions for one instruction set; the
- * best that the processor has is chosen at run time
+ *   reference  the plain C version; every other version gives the same bytes (NaN payloads of float, double and half
+ *              excepted: the processor picks them)
+ *   variant    one set of versions for one instruction set; the best that the processor has is chosen at run time
  *
  * Rounding is PyTorch's: a float or double operation rounds once, products and sums are never fused; a 16-bit
  * operation is computed in float and rounded to nearest even, each operation for itself. `scale` is rounded

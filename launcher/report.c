@@ -43,8 +43,7 @@ static const report_format *find_format(const char *name) {
     return NULL;
 }
 
-/* The value of option `name` at argv[*index]: `--name VALUE`, `--name=VALUE`. NULL when it is another option.
- */
+/* The value of option `name` at argv[*index]: `--name VALUE`, `--name=VALUE`. NULL when it is another option. */
 static const char *option_value(int argc, char **argv, int *index, const char *name) {
     const char *argument = argv[*index];
     size_t length = strlen(name);

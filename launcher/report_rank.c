@@ -184,8 +184,7 @@ static bool add_nodes(report *report) {
             report->node_count++;
             node->host = process->counters->host;
         }
-        /* The store is the node's, and each of its ranks tells the same; private copies are each rank's own.
-         */
+        /* The store is the node's, and each of its ranks tells the same; private copies are each rank's own. */
         trace_gauge_value param = report_gauge(process, GAUGE_STORE_PARAM_BYTES);
         trace_gauge_value grad = report_gauge(process, GAUGE_STORE_GRAD_BYTES);
         trace_gauge_value optim = report_gauge(process, GAUGE_STORE_OPTIM_BYTES);

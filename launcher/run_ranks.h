@@ -4,9 +4,9 @@
  *
  * - Ranks are in a process group of their own, so that what is sent to castor's group (timeout(1) does that)
  *   reaches them once: through castor. Where castor has the terminal, rank 0 (the only rank that reads it)
- * stays in castor's group, which the terminal signals by itself; such signals go on to the other ranks only.
- * - A signal that a process sent to castor goes to the ranks, not to their descendants, as if it had been
- * sent to the command.
+ *   stays in castor's group, which the terminal signals by itself; such signals go on to the other ranks only.
+ * - A signal that a process sent to castor goes to the ranks, not to their descendants, as if it had been sent
+ *   to the command.
  * - castor is the reaper of the job: descendants whose parents have ended become its children, and are ended
  *   with the job. */
 #ifndef CASTOR_LAUNCHER_RUN_RANKS_H

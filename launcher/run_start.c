@@ -27,8 +27,7 @@ static bool terminal_is_shared(void) {
         return false;
     pid_t foreground = tcgetpgrp(terminal);
     close(terminal);
-    /* In the background only a job of a shell can come to the foreground, and of that castor is the leader.
-     */
+    /* In the background only a job of a shell can come to the foreground, and of that castor is the leader. */
     return foreground >= 0 && (foreground == getpgrp() || getpid() == getpgrp());
 }
 

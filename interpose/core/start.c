@@ -93,8 +93,7 @@ static void arena_begin(void) {
     arena_serves = arena_start(options()->arena_retain) == CASTOR_OK;
     if (!arena_serves)
         LOG_W("no address space for the arena (is a memory limit set?); PyTorch's memory comes from the "
-              "system's "
-              "allocator");
+              "system's allocator");
 }
 
 bool start_arena(void) {

@@ -1,11 +1,11 @@
 /* A collective from its call to its completion.
  *
  * Vocabulary
- *   call   the function that the script's thread calls; collectives that PyTorch calls inside it (an
- * all-reduce inside a reduce-scatter) are part of it and not counted work   what a call hands to the worker
- * threads of its process group; a call may make none, one or several flight a call and its works: one
- * COLLECTIVE record, from the begin of its first work to the end of its last one; of a call without works,
- * from the call to its return
+ *   call    the function that the script's thread calls; collectives that PyTorch calls inside it (an all-reduce inside
+ *           a reduce-scatter) are part of it and not counted
+ *   work    what a call hands to the worker threads of its process group; a call may make none, one or several
+ *   flight  a call and its works: one COLLECTIVE record, from the begin of its first work to the end of its last one; of
+ *           a call without works, from the call to its return
  *
  * Private to hooks/. Nothing here allocates or waits; where the tables are full, a flight is recorded as if
  * it had no works. */
@@ -34,8 +34,7 @@ typedef struct collective_call {
 /* True for an outermost call: the wrapper then measures the payload and calls collective_begin. */
 bool collective_enter(collective_call *call, hook_id id, const void *group);
 void collective_begin(collective_call *call);
-/* Runs when the wrapper is left, also by a C++ exception (then `returned` is false, and nothing is recorded).
- */
+/* Runs when the wrapper is left, also by a C++ exception (then `returned` is false, and nothing is recorded). */
 void collective_leave(collective_call *call);
 
 /* A work of the call that this thread is in. */

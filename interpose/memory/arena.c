@@ -112,8 +112,7 @@ static uint64_t dirty_limit(void) {
     return room > stats.lent_bytes ? room - stats.lent_bytes : 0;
 }
 
-/* Gives pages back, those that were freed longest ago first, until the dirty extents are within their limit.
- */
+/* Gives pages back, those that were freed longest ago first, until the dirty extents are within their limit. */
 static void dirty_purge(void) {
     uint64_t limit = dirty_limit();
     while (dirty_bytes() > limit) {

@@ -3,19 +3,19 @@
  * Vocabulary
  *   region   one reserved address range; every block lies inside it, so that `is it ours` is one comparison
  *   block    what arena_alloc returned: whole pages, page-aligned, shared with no other block
- *   extent   a run of pages: a block, or free; a free one is dirty (its pages may be resident) or clean (none
- * is) adopted  a block over which the node store has mapped a chunk's pages peak     the most bytes of blocks
- * that were not adopted, over the recent past (see arena.c: a window that is measured in bytes allocated, so
- * that it spans at least a training step, and forgets a single high)
+ *   extent   a run of pages: a block, or free; a free one is dirty (its pages may be resident) or clean (none is)
+ *   adopted  a block over which the node store has mapped a chunk's pages
+ *   peak     the most bytes of blocks that were not adopted, over the recent past (see arena.c: a window that is
+ *            measured in bytes allocated, so that it spans at least a training step, and forgets a single high)
  *
  * Invariants
  *   - a block's pages are private anonymous memory unless it is adopted; freeing an adopted block first puts
  *     anonymous memory back in its place
- *   - after a call returns, blocks that are not adopted and dirty extents together are at most the recent
- * peak plus the retain limit: freed pages serve the next step, and the process never grows by them
+ *   - after a call returns, blocks that are not adopted and dirty extents together are at most the recent peak plus
+ *     the retain limit: freed pages serve the next step, and the process never grows by them
  *   - contents of a block are undefined, as malloc's are
- * All functions may be called from any thread; none calls malloc. After fork the child keeps using its copy.
- */
+ *
+ * All functions may be called from any thread; none calls malloc. After fork the child keeps using its copy. */
 #ifndef CASTOR_MEMORY_ARENA_H
 #define CASTOR_MEMORY_ARENA_H
 
@@ -24,8 +24,8 @@
 #include <stdint.h>
 #include "../core/status.h"
 
-/* Reserves the region. CASTOR_ERR_MEMORY when no address space is to be had: the caller then uses the
- * system's allocator. Idempotent; the first call's limit counts. */
+/* Reserves the region. CASTOR_ERR_MEMORY when no address space is to be had: the caller then uses the system's
+ * allocator. Idempotent; the first call's limit counts. */
 castor_status arena_start(uint64_t retain_bytes);
 
 /* NULL when the region is full or memory is out: the caller falls back to the system's allocator. */
@@ -45,12 +45,10 @@ static inline bool arena_owns(const void *address) {
     return (uintptr_t)address - __atomic_load_n(&arena_region.base, __ATOMIC_RELAXED) < size;
 }
 
-/* The usable size in bytes (whole pages) of the block that starts at `address`; 0 when no block starts there.
- */
+/* The usable size in bytes (whole pages) of the block that starts at `address`; 0 when no block starts there. */
 size_t arena_block_size(const void *address);
 
-/* Marks a block as adopted. When it is freed, `on_free(context, block)` runs first (without the arena's
- * lock). */
+/* Marks a block as adopted. When it is freed, `on_free(context, block)` runs first (without the arena's lock). */
 castor_status arena_adopt(void *block, void (*on_free)(void *context, void *block), void *context);
 void arena_release(void *block); /* no longer adopted; the caller has put anonymous memory back */
 

@@ -130,8 +130,7 @@ void *trace_file_create(const char *name, uint64_t bytes) {
         madvise(address, bytes, MADV_POPULATE_WRITE);
     if (address == NULL)
         unlink(path);
-    /* Not kept: a script that closes descriptors by number would leave us writing into somebody else's file.
-     */
+    /* Not kept: a script that closes descriptors by number would leave us writing into somebody else's file. */
     close(fd);
     errno = error;
     return address;

@@ -9,9 +9,10 @@
  * Invariants
  *   - a file whose magic is zero was never finished and holds nothing
  *   - the first `committed` records of a segment are complete, whatever happened to the process
- *   - rows of record.def and gauge.def are only ever appended; any other change of this file, or of the
- * number of ids of a kind, increments TRACE_VERSION A reader trusts none of this: see launcher/trace_read.h.
- */
+ *   - rows of record.def and gauge.def are only ever appended; any other change of this file, or of the number of ids of
+ *     a kind, increments TRACE_VERSION
+ *
+ * A reader trusts none of this: see launcher/trace_read.h. */
 #ifndef CASTOR_TRACE_FORMAT_H
 #define CASTOR_TRACE_FORMAT_H
 

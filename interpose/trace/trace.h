@@ -23,8 +23,7 @@ castor_status trace_start(const char *directory, uint64_t max_bytes, int rank);
 void trace_set_rank(int rank);
 uint64_t trace_now_ns(void); /* CLOCK_MONOTONIC */
 
-/* Appends a record of this thread and adds to the counters of its (kind, id). begin_ns == end_ns: an instant.
- */
+/* Appends a record of this thread and adds to the counters of its (kind, id). begin_ns == end_ns: an instant. */
 void trace_record_write(trace_record_kind kind, uint32_t id, uint64_t begin_ns, uint64_t end_ns,
                         uint64_t bytes, uint64_t a, uint64_t b, uint64_t c);
 
