@@ -5,6 +5,9 @@
  * an error, whose text castor_error() holds for the calling thread until its next failing call. Ranks count within
  * the group of the store. Everything is safe to call from any thread unless it says "on every rank": such a call waits
  * for the same call on the other ranks, and ends with an error within seconds when one of them is gone.
+ *
+ * A forked child is no rank: it sees its parent's tensors as they were at the fork, and calls that would change the store
+ * or wait for other ranks give it CASTOR_ERR_UNSUPPORTED and do nothing.
  */
 #ifndef CASTOR_H
 #define CASTOR_H

@@ -34,6 +34,16 @@ static void collective_entered(hook_id id) {
             store_place_set(s, PLACE_COLLECTIVE);
 }
 
+/* A forked child is no rank: what it did to the store would be done in its parent's name, and nobody would wait for it. */
+static castor_status rank_check(const store *s, const char *function) {
+    if (!s->detached)
+        return CASTOR_OK;
+    return error_set(CASTOR_ERR_UNSUPPORTED,
+                     "%s: this process was forked from rank %d (pid %d) and is no rank itself. It sees the "
+                     "parameters as they were then; let the rank make this call",
+                     function, s->rank, s->control->rank[s->rank].pid);
+}
+
 int castor_store_open(const char *group, int rank, int world, castor_store **out) {
     const castor_options *o = options();
     if (!store_first()) {
@@ -60,20 +70,24 @@ void castor_store_leave(castor_store *s) {
 }
 
 int castor_barrier(castor_store *s, const char *what) {
-    return wait_barrier(s, what);
+    castor_status status = rank_check(s, __func__);
+    return status ? status : wait_barrier(s, what);
 }
 
 int castor_broadcast(castor_store *s, void *data, size_t bytes, const char *what) {
-    return together_broadcast(s, data, bytes, what);
+    castor_status status = rank_check(s, __func__);
+    return status ? status : together_broadcast(s, data, bytes, what);
 }
 
 int castor_gather(castor_store *s, const void *data, size_t bytes, void *out, const char *what) {
-    return together_gather(s, data, bytes, out, what);
+    castor_status status = rank_check(s, __func__);
+    return status ? status : together_gather(s, data, bytes, out, what);
 }
 
 int castor_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
                  uint32_t count) {
-    return together_agree(s, what, values, labels, count);
+    castor_status status = rank_check(s, __func__);
+    return status ? status : together_agree(s, what, values, labels, count);
 }
 
 void castor_place_set(castor_store *s, int place) {
@@ -91,9 +105,12 @@ int castor_store_check(castor_store *s) {
 
 int castor_register(castor_store *s, const castor_description *descriptions, uint32_t count,
                     castor_tensor **out) {
+    castor_status status = rank_check(s, __func__);
+    if (status)
+        return status;
     uint32_t ids[count ? count : 1];
     store_place_set(s, PLACE_ADOPT);
-    castor_status status = tensor_register(s, (const tensor_description *)descriptions, count, ids);
+    status = tensor_register(s, (const tensor_description *)descriptions, count, ids);
     store_place_set(s, PLACE_SCRIPT);
     for (uint32_t i = 0; i < count && !status; i++)
         out[i] = s->tensors[ids[i]];
@@ -128,6 +145,9 @@ int castor_tensor_rehome(castor_tensor *t, void *address) {
 }
 
 int castor_gradient_add(castor_tensor *t, const void *source, double scale, int used, uint64_t *ticket) {
+    castor_status status = rank_check(t->store, __func__);
+    if (status)
+        return status;
     if (used)
         reduce_mark_used(t);
     return reduce_submit(t, source, scale, options()->reduce_queue, ticket);
@@ -138,14 +158,18 @@ uint64_t castor_gradients_done(castor_store *s) {
 }
 
 int castor_gradients_finish(castor_store *s, castor_tensor *const *tensors, uint32_t count, uint8_t *used) {
-    castor_status status = reduce_finish(s, tensors, count);
+    castor_status status = rank_check(s, __func__);
+    if (status == CASTOR_OK)
+        status = reduce_finish(s, tensors, count);
     for (uint32_t i = 0; i < count && !status; i++)
         used[i] = reduce_was_used(tensors[i]);
     return status;
 }
 
 int castor_window_take(castor_tensor *t, castor_window **out, void **address) {
-    castor_status status = window_take(t, out);
+    castor_status status = rank_check(t->store, __func__);
+    if (status == CASTOR_OK)
+        status = window_take(t, out);
     if (status == CASTOR_OK)
         *address = (*out)->address;
     return status;
@@ -156,7 +180,8 @@ void castor_window_return(castor_window *w) {
 }
 
 int castor_window_refresh(castor_window *w) {
-    return window_refresh(w);
+    castor_status status = rank_check(w->tensor->store, __func__);
+    return status ? status : window_refresh(w);
 }
 
 int castor_window_zero(castor_window *w) {
@@ -177,14 +202,17 @@ void castor_sum_release(castor_tensor *t) {
 }
 
 int castor_together(castor_store *s, uint64_t key, int able, int *committed) {
+    castor_status status = rank_check(s, __func__);
     bool all = false;
-    castor_status status = together_try(s, key, able, TOGETHER_PATIENCE_SECONDS, &all);
+    if (status == CASTOR_OK)
+        status = together_try(s, key, able, TOGETHER_PATIENCE_SECONDS, &all);
     *committed = all;
     return status;
 }
 
 int castor_step_begin(castor_store *s, const double *values, const char *const *labels, uint32_t count) {
-    return publish_begin(s, values, labels, count);
+    castor_status status = rank_check(s, __func__);
+    return status ? status : publish_begin(s, values, labels, count);
 }
 
 void castor_publish_push(castor_tensor *const *tensors, uint32_t count) {
@@ -196,7 +224,9 @@ void castor_publish_mark(castor_tensor *t) {
 }
 
 int castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t count, uint8_t *changed) {
-    castor_status status = publish_end(s, tensors, count, changed);
+    castor_status status = rank_check(s, __func__);
+    if (status == CASTOR_OK)
+        status = publish_end(s, tensors, count, changed);
     if (status == CASTOR_OK && options()->debug && !store_check(s))
         return store_fail(s, CASTOR_ERR_ARGUMENT);
     return status;
@@ -204,18 +234,23 @@ int castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t 
 
 int castor_publish_deduplicate(castor_store *s, castor_tensor *const *tensors, uint32_t count,
                                const char *what) {
-    return publish_deduplicate(s, tensors, count, what);
+    castor_status status = rank_check(s, __func__);
+    return status ? status : publish_deduplicate(s, tensors, count, what);
 }
 
 int castor_state_place(castor_tensor *t, uint64_t bytes, uint64_t *offset, void **alias) {
-    return tensor_state_place(t, bytes, offset, (char **)alias);
+    castor_status status = rank_check(t->store, __func__);
+    return status ? status : tensor_state_place(t, bytes, offset, (char **)alias);
 }
 
 int castor_state_view(castor_store *s, uint64_t offset, uint64_t bytes, void **out) {
+    castor_status status = rank_check(s, __func__);
+    if (status)
+        return status;
     uint64_t from = offset & ~(PAGE_BYTES - 1);
     size_t span = pages_round(offset - from + bytes);
     char *view;
-    castor_status status = pages_map_view(s->chunks.list[CHUNK_OPTIM].fd, from, span, NULL, &view);
+    status = pages_map_view(s->chunks.list[CHUNK_OPTIM].fd, from, span, NULL, &view);
     if (status == CASTOR_OK && (status = snapshot_view_add(s, from, view, span)) != CASTOR_OK)
         munmap(view, span);
     if (status == CASTOR_OK)
@@ -246,7 +281,8 @@ void castor_copy_many(void *const *to, const void *const *from, const uint64_t *
 }
 
 int castor_directory_put(castor_store *s, const void *data, size_t bytes) {
-    return store_exchange_put(s, EXCHANGE_STATES, data, bytes);
+    castor_status status = rank_check(s, __func__);
+    return status ? status : store_exchange_put(s, EXCHANGE_STATES, data, bytes);
 }
 
 const void *castor_directory_get(castor_store *s, int rank, size_t *bytes) {

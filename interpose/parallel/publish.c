@@ -7,7 +7,8 @@
 #include "wait.h"
 
 static bool owned_view(const tensor *t) {
-    return t->mode == TENSOR_SHARED && t->home && t->owner == t->store->rank;
+    const store *s = t->store;
+    return t->mode == TENSOR_SHARED && t->home && t->owner == s->rank && !s->detached;
 }
 
 castor_status publish_begin(store *s, const double *values, const char *const *labels, uint32_t count) {
@@ -26,7 +27,8 @@ void publish_push(tensor *const *tensors, uint32_t count) {
 }
 
 void publish_mark(tensor *t) {
-    atomic_fetch_add(&t->control->published, 1);
+    if (!t->store->detached)
+        atomic_fetch_add(&t->control->published, 1);
 }
 
 castor_status publish_end(store *s, tensor *const *tensors, uint32_t count, uint8_t *changed) {

@@ -145,4 +145,68 @@ TEST(StoreFork, GrandchildrenSeeTheSame) {
     });
 }
 
+// It would count as its parent, twice: the others would go on before the parent has come.
+TEST(StoreFork, ChildIsNoRank) {
+    Job job(2);
+    job.run([](Rank &r) {
+        std::vector<Param<>> p = {param_make(5000)};
+        params_register(r, p);
+        std::vector<float> g(5000, 1.0f);
+        sum_run(r, p[0], g.data());
+        castor_window *window;
+        void *address;
+        ASSERT_EQ(castor_window_take(p[0].tensor, &window, &address), CASTOR_OK);
+        castor_tensor *tensor = p[0].tensor;
+        auto calls = [&] {
+            double value = 1, values[2];
+            uint64_t number = 0;
+            int committed = 0;
+            uint8_t flags[1];
+            castor_window *other;
+            castor_description description = {p[0].data, p[0].numel, 0, 1};
+            const std::pair<const char *, int> got[] = {
+                {"castor_barrier", castor_barrier(r.store, "a barrier")},
+                {"castor_broadcast", castor_broadcast(r.store, &value, sizeof value, "a broadcast")},
+                {"castor_gather", castor_gather(r.store, &value, sizeof value, values, "a gather")},
+                {"castor_agree", castor_agree(r.store, "a look", &value, nullptr, 1)},
+                {"castor_register", castor_register(r.store, &description, 1, &tensor)},
+                {"castor_gradient_add", castor_gradient_add(tensor, g.data(), 1, 1, &number)},
+                {"castor_gradients_finish", castor_gradients_finish(r.store, &tensor, 1, flags)},
+                {"castor_window_take", castor_window_take(tensor, &other, &address)},
+                {"castor_window_refresh", castor_window_refresh(window)},
+                {"castor_together", castor_together(r.store, 1, 1, &committed)},
+                {"castor_step_begin", castor_step_begin(r.store, &value, nullptr, 1)},
+                {"castor_publish_end", castor_publish_end(r.store, &tensor, 1, flags)},
+                {"castor_publish_deduplicate",
+                 castor_publish_deduplicate(r.store, &tensor, 1, "the end of a step")},
+                {"castor_state_place", castor_state_place(tensor, 64, &number, &address)},
+                {"castor_state_view", castor_state_view(r.store, 0, 64, &address)},
+                {"castor_directory_put", castor_directory_put(r.store, &value, sizeof value)},
+            };
+            for (auto [name, status] : got)
+                EXPECT_EQ(status, CASTOR_ERR_UNSUPPORTED) << name;
+            EXPECT_EQ(castor_barrier(r.store, "a barrier"), CASTOR_ERR_UNSUPPORTED);
+            std::string expected = "castor_barrier: this process was forked from rank " +
+                                   std::to_string(r.rank) + " (pid " + std::to_string(getppid()) + ")";
+            EXPECT_EQ(std::string(error_text()).rfind(expected, 0), 0u) << error_text();
+            p[0][0] = 77;
+            castor_publish_push(&tensor, 1);
+            castor_publish_mark(tensor);
+        };
+        child_run(
+            r, 0, [] {}, calls);
+        // Nothing of it reached the ranks: they meet, add and step as ever.
+        EXPECT_EQ(p[0].alias()[0], 0.0f);
+        uint8_t changed = 1;
+        double value = 1;
+        ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1), CASTOR_OK) << error_text();
+        ASSERT_EQ(castor_publish_end(r.store, &tensor, 1, &changed), CASTOR_OK) << error_text();
+        EXPECT_EQ(changed, 0) << "a child's mark";
+        sum_run(r, p[0], g.data(), 3);
+        EXPECT_EQ(p[0].sum()[4999], 6.0f);
+        EXPECT_EQ(castor_store_check(r.store), CASTOR_OK) << error_text();
+        r.barrier();
+    });
+}
+
 } // namespace
