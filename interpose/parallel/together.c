@@ -32,12 +32,16 @@ static bool key_abandoned(const store *s, uint64_t key) {
 /* A rank that did not come with this key and is seen to be busy with something else. */
 static bool somebody_elsewhere(struct meeting *m) {
     store_control *c = m->s->control;
+    uint32_t arrivals = atomic_load(&c->rank[m->s->rank].arrivals);
     if (key_abandoned(m->s, m->key))
         return true;
     for (int rank = 0; rank < m->s->world; rank++) {
         rank_control *peer = &c->rank[rank];
         if (rank == m->s->rank)
             continue;
+        /* It waits at a barrier that this rank has yet to reach. */
+        if ((int32_t)(atomic_load(&peer->arrivals) - arrivals) > 0)
+            return true;
         uint32_t place = atomic_load(&peer->place);
         if (place == PLACE_SCRIPT)
             continue;

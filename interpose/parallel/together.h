@@ -2,8 +2,8 @@
  *
  * A script may clip on all ranks or on one. A rank that comes here with its key (which operation, on what, the how
  * manyeth) waits for the others; when all came with the same key, the operation is committed. As soon as one is seen
- * to be elsewhere (in a step, at the end of a backward, gone, long in a collective), cannot take part, or brings
- * another key, or after a patience, the operation is abandoned for every rank that still comes with this key, and
+ * to be elsewhere (at a barrier, in a step, at the end of a backward, gone, long in a collective), cannot take part, or
+ * brings another key, or after a patience, the operation is abandoned for every rank that still comes with this key, and
  * each does it in its private pages. Abandoning costs time, never results. */
 #ifndef CASTOR_PARALLEL_TOGETHER_H
 #define CASTOR_PARALLEL_TOGETHER_H

@@ -192,6 +192,37 @@ TEST(StoreTogether, ACollectiveOfTheScriptsIsElsewhere) {
     });
 }
 
+// The other rank has gone on to where the ranks meet next, and says nothing of where that is.
+TEST(StoreTogether, ARankAtABarrierIsElsewhere) {
+    Job job(3);
+    job.run([](Rank &r) {
+        for (uint64_t key = 1; key <= 50; key++) {
+            int committed = 1;
+            if (r.rank != 1) {
+                ASSERT_EQ(inside_together(r.store, key, 1, 1e6, &committed), CASTOR_OK) << error_text();
+                EXPECT_EQ(committed, 0);
+            }
+            r.barrier();
+        }
+    });
+}
+
+// Each comes with a key of its own, and then meets the others.
+TEST(StoreTogether, DifferentKeysDoNotWaitForEachOther) {
+    Job job(3);
+    job.run([](Rank &r) {
+        std::mt19937 own(r.rank);
+        for (uint64_t round = 0; round < 50; round++) {
+            usleep(own() % 2000);
+            int committed = 1;
+            ASSERT_EQ(inside_together(r.store, 10 * round + uint64_t(r.rank), 1, 1e6, &committed), CASTOR_OK)
+                << error_text();
+            EXPECT_EQ(committed, 0);
+            r.barrier();
+        }
+    });
+}
+
 TEST(StoreTogether, DifferentKeysOrUnableMeansNobody) {
     Job job(3);
     job.run([](Rank &r) {
