@@ -11,6 +11,9 @@ from torch.nn.utils import clip_grad
 from . import core, engine
 
 
+_job = None  # the ranks of a single-process script
+
+
 class _Gradients:
     """The gradients of a call, if owners can work on them in the sums."""
 
@@ -71,6 +74,8 @@ def _clip_grad_norm(stock):
     def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
         listed = _as_list(parameters)
         gradients = _Gradients(listed) if engine.groups() and engine.active() else None
+        if _job is not None and gradients is not None:
+            _job.gradients_clipped("norm", float(max_norm), float(norm_type))
         if gradients is None or not gradients.together("norm", float(max_norm), float(norm_type), foreach):
             # A generator must reach the stock function as it came when it is empty: that warns.
             return stock(listed if listed else parameters, max_norm, norm_type, error_if_nonfinite, foreach)
@@ -99,6 +104,8 @@ def _clip_grad_value(stock):
     def clip_grad_value_(parameters, clip_value, foreach=None):
         listed = _as_list(parameters)
         gradients = _Gradients(listed) if engine.groups() and engine.active() else None
+        if _job is not None and gradients is not None:
+            _job.gradients_clipped("value", float(clip_value))
         if gradients is None or not gradients.together("value", float(clip_value), foreach):
             return stock(listed, clip_value, foreach)
         for t in gradients.mine():
@@ -158,7 +165,10 @@ def _zero_grad(stock, parameters_of):
     return zero_grad
 
 
-def install():
+def install(single_job):
+    """`single_job`: the ranks of a single-process script, None for other scripts."""
+    global _job
+    _job = single_job
     clip_norm = _clip_grad_norm(clip_grad.clip_grad_norm_)
     clip_value = _clip_grad_value(clip_grad.clip_grad_value_)
     for module in (clip_grad, torch.nn.utils):

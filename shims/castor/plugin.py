@@ -17,4 +17,4 @@ def install():
         events.install(job.backward_begun, job.backward_ended, job.gradients_taken)
     reducer.install()
     optimizers.install(job)
-    clipping.install()
+    clipping.install(job)

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import random
 import sys
+import zlib
 
 import torch
 
@@ -23,6 +24,7 @@ class Job:
         self.samples = 0  # in this rank's part of it
         self.counts = set()  # samples of the batches, whole, that were delivered since the last backward
         self.loss = core.option_text("CASTOR_LOSS")
+        self.clipped = 0  # what must be the same on every rank: a digest of the clipping since the last step
         self.batch = 0.0  # what must be the same on every rank: a digest of the current batch's indices
         self.split_seen = False  # a DataLoader's batches were split
         self.evaluating = False  # the script's model was last put into evaluation mode
@@ -160,8 +162,12 @@ class Job:
         for i, loss in enumerate(losses[:3]):
             loss.data.fill_(sum(row[2 + i] for row in every))
 
+    def gradients_clipped(self, *operation):
+        self.clipped = zlib.crc32(repr(operation).encode(), self.clipped)
+
     def step_begins(self, optimizer):
-        """Gradients that the script put in place itself must be the same everywhere."""
+        """What the script made of the gradients must be the same everywhere: its limits for clipping, and gradients that it
+        put in place itself."""
         if self.distributed or self.synchronizer is None:
             return
         digest = 0.0
@@ -170,8 +176,14 @@ class Job:
                 entry = engine.entry_of(p)
                 if entry is not None and p.grad is not None and p.grad is not entry.shown_grad():
                     digest += float(p.grad.double().sum()) + float(p.grad.double().abs().max())
-        every = self.group.gather([digest], "the gradients that the script made itself")
-        if any(d != every[0] and not (d[0] != d[0] and every[0][0] != every[0][0]) for d in every):
+        every = self.group.gather([float(self.clipped), digest], "the gradients before a step")
+        self.clipped = 0
+        if len({clipped for clipped, _ in every}) > 1:
+            raise core.Error("castor: the ranks clip the gradients by different limits: what a script computes from its "
+                             "batch is each rank's part of it only. Take the limit from the loss after backward(), which "
+                             "is the whole batch's, or run this script on one rank")
+        made = [digest for _, digest in every]
+        if any(d != made[0] and not (d != d and made[0] != made[0]) for d in made):
             raise core.Error("castor: the script put gradients of its own in place (torch.autograd.grad?), and they "
                              "differ between the ranks: let loss.backward() make them, or run on one rank")
 

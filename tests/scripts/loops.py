@@ -84,6 +84,34 @@ def clipped_by_value(log):
 
 
 @record.case
+def clipped_by_the_batch(log):
+    """A clipping limit that comes from the batch's samples."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1 * x.abs().max())
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
+@record.case
+def clipped_by_the_loss(log):
+    """A clipping limit that follows the loss."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        log.note("norm", nn.utils.clip_grad_norm_(model.parameters(), 0.2 * loss.item()))
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
+@record.case
 def accumulation(log):
     """Gradients of three batches to a step, the last step with what is left."""
     model = Classifier()

@@ -339,6 +339,10 @@ TABLE = {
         "double_precision": sgd,
         "clipped_by_norm": sgd,
         "clipped_by_value": sgd,
+        "clipped_by_the_loss": sgd,
+        "clipped_by_the_batch": like(
+            sgd, reason="each rank has a part of the batch, and so another limit", refused="clip the gradients by different limits"
+        ),
         "accumulation": sgd,
         "scaler": sgd,
         "several_losses": sgd,
