@@ -45,6 +45,25 @@ static cublasStatus_t take(void *descriptor, unsigned attribute, void *value, si
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* What every kind of descriptor has. */
+#define DESCRIPTOR(kind, attribute_type)                                                                     \
+    cublasStatus_t kind##Destroy(kind##_t descriptor) {                                                      \
+        free(descriptor);                                                                                    \
+        return CUBLAS_STATUS_SUCCESS;                                                                        \
+    }                                                                                                        \
+    cublasStatus_t kind##SetAttribute(kind##_t descriptor, attribute_type attribute, const void *value,      \
+                                      size_t bytes) {                                                        \
+        return put(descriptor, (unsigned)attribute, value, bytes);                                           \
+    }                                                                                                        \
+    cublasStatus_t kind##GetAttribute(kind##_t descriptor, attribute_type attribute, void *value,            \
+                                      size_t bytes, size_t *written) {                                       \
+        return take(descriptor, (unsigned)attribute, value, bytes, written);                                 \
+    }
+
+DESCRIPTOR(cublasLtMatmulDesc, cublasLtMatmulDescAttributes_t)
+DESCRIPTOR(cublasLtMatrixLayout, cublasLtMatrixLayoutAttribute_t)
+DESCRIPTOR(cublasLtMatmulPreference, cublasLtMatmulPreferenceAttributes_t)
+
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle) {
     return make((void **)lightHandle);
 }
@@ -74,23 +93,6 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *matmulDesc, cublas
     return status;
 }
 
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t matmulDesc) {
-    free(matmulDesc);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmulDesc,
-                                              cublasLtMatmulDescAttributes_t attr, const void *buf,
-                                              size_t sizeInBytes) {
-    return put(matmulDesc, (unsigned)attr, buf, sizeInBytes);
-}
-
-cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t matmulDesc,
-                                              cublasLtMatmulDescAttributes_t attr, void *buf,
-                                              size_t sizeInBytes, size_t *sizeWritten) {
-    return take(matmulDesc, (unsigned)attr, buf, sizeInBytes, sizeWritten);
-}
-
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *matLayout, cudaDataType type, uint64_t rows,
                                           uint64_t cols, int64_t ld) {
     ENTER();
@@ -106,36 +108,8 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *matLayout, cud
     return status;
 }
 
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t matLayout) {
-    free(matLayout);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t matLayout,
-                                                cublasLtMatrixLayoutAttribute_t attr, const void *buf,
-                                                size_t sizeInBytes) {
-    return put(matLayout, (unsigned)attr, buf, sizeInBytes);
-}
-
-cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t matLayout,
-                                                cublasLtMatrixLayoutAttribute_t attr, void *buf,
-                                                size_t sizeInBytes, size_t *sizeWritten) {
-    return take(matLayout, (unsigned)attr, buf, sizeInBytes, sizeWritten);
-}
-
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref) {
     return make((void **)pref);
-}
-
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref) {
-    free(pref);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
-                                                    cublasLtMatmulPreferenceAttributes_t attr,
-                                                    const void *buf, size_t sizeInBytes) {
-    return put(pref, (unsigned)attr, buf, sizeInBytes);
 }
 
 /* There is one way to compute. */
