@@ -168,65 +168,6 @@ TEST_F(TraceRecorder, AForkedChildRecordsIntoFilesOfItsOwn) {
     }
 }
 
-/* Two threads record a counted sequence; the process is killed at a random point. What each thread had
- * finished writing is there, in order, and nothing else. */
-TEST_F(TraceRecorder, WhatWasCommittedSurvivesSigkill) {
-    unsigned seed = (unsigned)time(nullptr);
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    std::mt19937 random(seed);
-    auto *finished = static_cast<std::atomic<uint64_t> *>(
-        mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-    ASSERT_NE((void *)finished, MAP_FAILED);
-    uint64_t most = 0;
-    for (int round = 0; round < 15; round++) {
-        finished[0] = finished[1] = 0;
-        pid_t pid = start_child([&] {
-            trace_start(directory.c_str(), UINT64_C(1) << 30, 0);
-            auto record_until_killed = [&](uint64_t t) {
-                for (uint64_t i = 0; i < 1000000; i++) {
-                    trace_record_write(TRACE_CALL, (uint32_t)t, i, i + 1, 0, i, t, i ^ 0x5555);
-                    finished[t].store(i + 1, std::memory_order_release);
-                }
-                for (int second = 0; second < 60; second++)
-                    sleep(1);
-            };
-            std::thread second(record_until_killed, 1);
-            record_until_killed(0);
-            second.join();
-        });
-        while (round % 3 != 0 && finished[0] + finished[1] == 0 && waitpid(pid, nullptr, WNOHANG) == 0)
-            usleep(100);
-        usleep((useconds_t)(random() % 20000));
-        ASSERT_EQ(kill(pid, SIGKILL), 0);
-        EXPECT_EQ(WTERMSIG(wait_child(pid)), SIGKILL);
-
-        std::vector<std::vector<trace_record>> of_thread(2);
-        for (const trace_record &record : read_records_of(TRACE_CALL)) {
-            ASSERT_LT(record.b, 2u);
-            ASSERT_EQ(record.c, record.a ^ 0x5555);
-            of_thread[record.b].push_back(record);
-        }
-        for (uint64_t t = 0; t < 2; t++) {
-            auto &records = of_thread[t];
-            std::sort(records.begin(), records.end(),
-                      [](auto &left, auto &right) { return left.a < right.a; });
-            for (size_t i = 0; i < records.size(); i++)
-                ASSERT_EQ(records[i].a, i);
-            EXPECT_GE(records.size(), finished[t].load());
-            most = std::max<uint64_t>(most, records.size());
-        }
-        if (!of_thread[0].empty() || !of_thread[1].empty()) {
-            auto counters = read_only_counters();
-            EXPECT_GE(counted(*counters, TRACE_CALL, 0), of_thread[0].size());
-            EXPECT_EQ(counters->exit_state, (uint32_t)TRACE_PROCESS_RUNNING);
-        }
-        for (const std::string &name : files(""))
-            unlink(path(name).c_str());
-    }
-    EXPECT_GT(most, 0u);
-    munmap((void *)finished, 4096);
-}
-
 TEST_F(TraceRecorder, TheBoundHoldsForAllProcessesTogether) {
     constexpr uint64_t bound = 1500000, each = 20000, children = 3;
     std::vector<pid_t> pids;
