@@ -5,6 +5,7 @@
 # make check      format, static analysis, README tables
 # make readme     writes the README's tables from the tables in the code
 # make sim        the simulated devices of tests/sim
+# make fuzz       libFuzzer on the readers of traces, the report and the options, FUZZ_SECONDS (60) each; needs clang
 # make bench      the benchmarks (long); results in bench/results
 # make install PREFIX=/usr/local
 #
@@ -35,7 +36,7 @@ UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/core/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup demo test check bench install clean unit semantics readme sim
+.PHONY: all setup demo test check bench install clean unit semantics readme sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
@@ -88,6 +89,22 @@ check:
 # The simulated devices that tests run the CUDA wheel of torch on; nothing else uses them.
 sim:
 	@$(MAKE) --no-print-directory -f tests/sim/Makefile B="$(B)" PYTHON="$(PYTHON)"
+# Each target with a corpus that it makes itself and that grows from run to run; what it finds lies in build/fuzz.
+FUZZ_CC ?= clang
+FUZZ_SECONDS ?= 60
+FUZZ_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g $(WARN) -Iinterpose -pthread -fno-omit-frame-pointer \
+	-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+FUZZ_TARGETS := trace_fuzz report_fuzz options_fuzz
+FUZZ_LAUNCHER_O := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(filter-out launcher/main.c,$(LAUNCHER_C)) \
+	$(filter-out interpose/core/start.c,$(wildcard interpose/core/*.c)) interpose/hooks/hook_table.c)
+$(B)/fuzz/obj/%.o: %.c
+	@mkdir -p $(@D)
+	$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -c $< -o $@
+$(B)/fuzz/%_fuzz: $(B)/fuzz/obj/tests/fuzz/%_fuzz.o $(FUZZ_LAUNCHER_O)
+	$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer -o $@ $^
+.SECONDARY: $(FUZZ_TARGETS:%=$(B)/fuzz/obj/tests/fuzz/%.o) $(FUZZ_LAUNCHER_O)
+fuzz: $(FUZZ_TARGETS:%=$(B)/fuzz/%)
+	@B="$(B)" SECONDS_EACH="$(FUZZ_SECONDS)" scripts/fuzz $(FUZZ_TARGETS)
 demo: setup all
 	scripts/demo "$(PYTHON)"
 bench: setup all
@@ -105,7 +122,7 @@ install: all
 	cp -r shims/castor shims/castor-*.dist-info $(DESTDIR)$(PREFIX)/lib/castor/
 
 # The page of `castor report --format html` is part of the program.
-$(B)/obj/launcher/report_html.o: $(wildcard launcher/page/*)
+$(B)/obj/launcher/report_html.o $(B)/fuzz/obj/launcher/report_html.o: $(wildcard launcher/page/*)
 # The launcher suggests names as the options do, and prints the table of hooks.
 $(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/hook_table.o
 $(B)/bin/castor-unit: $(B)/obj/interpose/hooks/hook_table.o

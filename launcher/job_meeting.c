@@ -176,8 +176,8 @@ void job_ranks_text(const job_look *look, const size_t *indices, size_t count, c
     for (size_t i = 0; i < count && used + 32 < out_size;) {
         const job_process *first = &look->processes[indices[i]];
         size_t end = i + 1;
-        while (end < count && first->rank >= 0 &&
-               look->processes[indices[end]].rank == look->processes[indices[end - 1]].rank + 1)
+        while (end < count && first->rank >= 0 && look->processes[indices[end]].rank > 0 &&
+               look->processes[indices[end]].rank - 1 == look->processes[indices[end - 1]].rank)
             end++;
         const char *before = i == 0 ? "" : end == count ? " and " : ", ";
         if (first->rank < 0)

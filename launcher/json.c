@@ -22,6 +22,8 @@ static void write_text(json_writer *json, const char *text) {
         else if (byte < 0x20 || byte == 0x7f ||
                  (json->in_html && (byte == '<' || byte == '>' || byte == '&')))
             fprintf(json->out, "\\u%04x", byte);
+        else if (byte == 0xc2 && (unsigned char)text[i + 1] < 0xa0) /* controls, too, to some terminals */
+            fprintf(json->out, "\\u%04x", (unsigned char)text[i + 1]);
         else
             fwrite(text + i, 1, sequence, json->out);
         i += sequence == 0 ? 1 : sequence;

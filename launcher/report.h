@@ -130,7 +130,8 @@ typedef struct report_chunks {
 
 typedef struct report {
     char *directory; /* absolute */
-    const char *job; /* its last part */
+    char *shown;     /* the same, safe to print */
+    const char *job; /* the last part of what is shown */
 
     report_process *processes;
     size_t process_count, process_capacity;

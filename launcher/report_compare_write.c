@@ -16,9 +16,9 @@ static void add_figure(text_table *table, compare_unit unit, double value) {
     else if (unit == COMPARE_SECONDS)
         text_table_add(table, "%s", text_seconds(figure, value));
     else if (unit == COMPARE_BYTES)
-        text_table_add(table, "%s", text_bytes(figure, (uint64_t)value));
+        text_table_add(table, "%s", text_bytes(figure, text_whole(value)));
     else if (unit == COMPARE_COUNT)
-        text_table_add(table, "%s", text_count(figure, (uint64_t)value));
+        text_table_add(table, "%s", text_count(figure, text_whole(value)));
     else
         text_table_add(table, "%.2f", value);
 }
@@ -32,7 +32,7 @@ static void add_ratio(text_table *table, double a, double b) {
 
 static void write_run(char letter, const report *report, FILE *out) {
     char figure[TEXT_FIGURE_MAX];
-    fprintf(out, "  %c  %s: plugin %s, %zu ranks, %s, %s\n", letter, report->directory,
+    fprintf(out, "  %c  %s: plugin %s, %zu ranks, %s, %s\n", letter, report->shown,
             report->plugin[0] != '\0' ? report->plugin : "not known", report->rank_count,
             text_seconds(figure, report->duration_seconds), report->outcome);
 }

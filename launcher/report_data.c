@@ -338,7 +338,7 @@ static bool summarize(report *report) {
 }
 
 /* The newest directory below this one that has a trace: people give the directory of all jobs. */
-static void suggest_subdirectory(DIR *directory, const char *path) {
+static void suggest_subdirectory(DIR *directory, const char *shown) {
     char newest[NAME_MAX + 1] = "";
     rewinddir(directory);
     for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
@@ -360,51 +360,69 @@ static void suggest_subdirectory(DIR *directory, const char *path) {
     }
     trace_read_clean(newest, sizeof newest);
     if (newest[0] != '\0')
-        fprintf(stderr, "castor: %s holds no trace itself; its newest job is `castor report %s/%s`\n", path,
-                path, newest);
+        fprintf(stderr, "castor: %s holds no trace itself; its newest job is `castor report %s/%s`\n", shown,
+                shown, newest);
     else
         fprintf(stderr,
                 "castor: %s holds no trace: no process of the job recorded anything, or it is not the "
                 "directory of "
                 "`castor run --log-dir`\n",
-                path);
+                shown);
+}
+
+/* A copy without control characters; NULL when memory is out. */
+static char *clean_copy(const char *text) {
+    char *copy = strdup(text);
+    if (copy != NULL)
+        trace_read_clean(copy, strlen(copy) + 1);
+    return copy;
+}
+
+static bool find_names(report *report, const char *path) {
+    if ((report->directory = realpath(path, NULL)) == NULL ||
+        (report->shown = clean_copy(report->directory)) == NULL)
+        return false;
+    const char *slash = strrchr(report->shown, '/');
+    report->job = slash == NULL || slash[1] == '\0' ? report->shown : slash + 1;
+    return true;
+}
+
+/* False when memory is out. */
+static bool read_directory(report *report, DIR *directory) {
+    if ((report->matched = report_collectives_new()) == NULL ||
+        !read_files(report, directory, TRACE_COUNTERS_SUFFIX, read_counters_file))
+        return false;
+    report_align_clocks(report);
+    return read_files(report, directory, TRACE_SEGMENT_SUFFIX, read_segment_file) &&
+           read_unreached_file(report, dirfd(directory));
 }
 
 bool report_read(report *report, const char *path) {
     memset(report, 0, sizeof *report);
+    char *named = clean_copy(path); /* as the user names it */
+    const char *shown = named == NULL ? "the log directory" : named;
     DIR *directory = opendir(path);
     if (directory == NULL) {
-        fprintf(stderr, "castor: cannot read the log directory %s: %s\n", path, strerror(errno));
+        fprintf(stderr, "castor: cannot read the log directory %s: %s\n", shown, strerror(errno));
+        free(named);
         return false;
     }
-    bool complete = (report->directory = realpath(path, NULL)) != NULL;
-    if (complete) {
-        const char *slash = strrchr(report->directory, '/');
-        report->job = slash == NULL || slash[1] == '\0' ? report->directory : slash + 1;
-    }
-    report->matched = report_collectives_new();
-    complete = complete && report->matched != NULL &&
-               read_files(report, directory, TRACE_COUNTERS_SUFFIX, read_counters_file);
-    report_align_clocks(report);
-    complete = complete && read_files(report, directory, TRACE_SEGMENT_SUFFIX, read_segment_file) &&
-               read_unreached_file(report, dirfd(directory));
+    bool complete = find_names(report, path) && read_directory(report, directory);
     for (size_t i = 0; i < report->problem_count; i++) {
         trace_read_clean(report->problems[i], strlen(report->problems[i]) + 1);
-        fprintf(stderr, "castor: %s/%s\n", path, report->problems[i]);
+        fprintf(stderr, "castor: %s/%s\n", shown, report->problems[i]);
     }
-    if (complete && report->process_count == 0) {
-        if (report->outcome != NULL)
-            fprintf(stderr, "castor: %s holds no trace; %s\n", path, report->outcome);
-        else if (report->problem_count == 0)
-            suggest_subdirectory(directory, path);
-        closedir(directory);
-        return false;
-    }
+    bool empty = complete && report->process_count == 0;
+    if (empty && report->outcome != NULL)
+        fprintf(stderr, "castor: %s holds no trace; %s\n", shown, report->outcome);
+    else if (empty && report->problem_count == 0)
+        suggest_subdirectory(directory, shown);
     closedir(directory);
-    complete = complete && summarize(report);
+    complete = complete && (empty || summarize(report));
     if (!complete)
-        fprintf(stderr, "castor: out of memory while reading %s\n", path);
-    return complete;
+        fprintf(stderr, "castor: out of memory while reading %s\n", shown);
+    free(named);
+    return complete && !empty;
 }
 
 static void free_counters(report_counters *counters) {
@@ -439,5 +457,6 @@ void report_free(report *report) {
     free_lines(report->problems, report->problem_count);
     free(report->outcome);
     free(report->directory);
+    free(report->shown);
     memset(report, 0, sizeof *report);
 }

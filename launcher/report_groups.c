@@ -1,4 +1,5 @@
 /* Which ranks' groups are one group. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include "report_collectives.h"
@@ -79,7 +80,7 @@ static bool append_ranks(char *label, size_t size, const member *members, size_t
     for (size_t i = 0; i <= count && length + 32 < size; i++) {
         if (i < count && members[i].cluster != cluster)
             continue;
-        if (i < count && members[i].rank == end + 1) {
+        if (i < count && end < INT_MAX && members[i].rank == end + 1) {
             end++;
             continue;
         }

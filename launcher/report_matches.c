@@ -21,15 +21,16 @@ static int compare_keys(const void *left, const void *right) {
     return place_a < place_b ? -1 : place_a > place_b;
 }
 
-/* Whether every process of the group has a key of each size: then sizes are matched each on its own. */
+/* Whether every process of the group has one key of each size: then sizes are matched each on its own. */
 static bool sizes_agree(const report_collectives *collectives, const uint32_t *order, size_t begin,
                         size_t end) {
-    size_t members = collectives->groups[collectives->keys[order[begin]].group].process_count;
+    const report_key *keys = collectives->keys;
+    size_t members = collectives->groups[keys[order[begin]].group].process_count;
     for (size_t from = begin, to; from < end; from = to) {
-        for (to = from;
-             to < end && collectives->keys[order[to]].size_bytes == collectives->keys[order[from]].size_bytes;
-             to++)
-            ;
+        for (to = from; to < end && keys[order[to]].size_bytes == keys[order[from]].size_bytes; to++)
+            /* By rank: two keys of one process, which tells two sizes of the group, stand side by side. */
+            if (to > from && keys[order[to]].process == keys[order[to - 1]].process)
+                return false;
         if (to - from != members)
             return false;
     }

@@ -383,7 +383,7 @@ void report_write_perfetto(const report *report, FILE *out) {
     fputs("\n]}\n", out);
     if (!complete)
         fprintf(stderr, "castor: out of memory, or %s is gone: the trace events are not complete\n",
-                report->directory);
+                report->shown);
     for (size_t i = 0; i < TRACE_SLOT_MAX; i++)
         free(drawing.labels[i]);
     free(drawing.named);

@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "trace/format.h"
+#include "trace_read.h"
 
 /* The library leaves this file when PyTorch was used and the agent was never reached. */
 #define PASSTHROUGH_NAME "passthrough"
@@ -34,6 +35,7 @@ static bool read_passthrough(const char *directory, char *out, size_t out_size) 
         log_format(out, out_size, "the agent was not reached");
     fclose(file);
     out[strcspn(out, "\n")] = '\0';
+    trace_read_clean(out, out_size);
     return true;
 }
 

@@ -90,6 +90,10 @@ const char *text_bytes(char out[TEXT_FIGURE_MAX], uint64_t bytes) {
     return out;
 }
 
+uint64_t text_whole(double value) {
+    return value >= 0x1p64 ? UINT64_MAX : value > 0 ? (uint64_t)value : 0;
+}
+
 const char *text_seconds(char out[TEXT_FIGURE_MAX], double seconds) {
     if (seconds < 1e-6)
         snprintf(out, TEXT_FIGURE_MAX, "%.0f ns", seconds * 1e9);

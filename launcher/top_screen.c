@@ -208,7 +208,8 @@ top_event top_screen_wait(top_screen *screen, uint64_t deadline_ns, int *signal)
             measure(screen);
             return TOP_REDRAW;
         }
-        if (take(SIGWINCH) | take(SIGCONT)) {
+        bool resized = take(SIGWINCH), continued = take(SIGCONT);
+        if (resized || continued) {
             measure(screen);
             return TOP_REDRAW;
         }

@@ -281,7 +281,7 @@ static void add_collectives(const top_job *job, const top_history *history, size
         format_bytes(figure, change.count > 0 ? change.bytes / change.count : 0);
         grid_add(&g, out, "%s", figure);
         if (change.bytes > 0 && change.ns > 0) {
-            text_bytes(figure, (uint64_t)((double)change.bytes * 1e9 / (double)change.ns));
+            text_bytes(figure, text_whole((double)change.bytes * 1e9 / (double)change.ns));
             grid_add(&g, out, "%s/s", figure);
         } else
             grid_add(&g, out, "-");

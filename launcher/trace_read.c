@@ -101,11 +101,12 @@ trace_read_status trace_read_counters(int fd, trace_counters *out, char message[
     trace_read_clean(out->outcome, sizeof out->outcome);
     /* Names are strings one after another: clean each, then let offsets point only to where one begins. */
     out->names[TRACE_NAMES_BYTES - 1] = '\0';
-    for (size_t at = 0; at < TRACE_NAMES_BYTES;) {
-        size_t size = strlen(out->names + at) + 1;
-        if (size > 1)
-            trace_read_clean(out->names + at, size);
-        at += size;
+    for (size_t at = 0; at < TRACE_NAMES_BYTES; at++) {
+        if (out->names[at] == '\0') /* most of them are unused */
+            continue;
+        size_t length = strlen(out->names + at);
+        trace_read_clean(out->names + at, length + 1);
+        at += length;
     }
     for (uint32_t slot = 0; slot < TRACE_SLOT_MAX; slot++) {
         uint32_t offset = out->name_offsets[slot];

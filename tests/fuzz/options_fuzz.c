@@ -1,10 +1,5 @@
-/* libFuzzer target for the option parser: any bytes, cut at newlines, as an environment and as a single value.
- *
- *   clang -std=gnu11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -Iinterpose \
- *       tests/fuzz/options_fuzz.c interpose/core/options.c interpose/core/log.c interpose/core/nearest.c \
- *       interpose/core/signature.c \
- *       -o build/options_fuzz
- *   build/options_fuzz -max_len=10000 -max_total_time=60 -dict=tests/fuzz/options.dict */
+/* libFuzzer target for the option parser: any bytes, cut at newlines, as an environment and as a single value. `make fuzz`
+ * builds and runs it. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

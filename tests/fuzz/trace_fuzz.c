@@ -1,18 +1,15 @@
-/* libFuzzer target for the trace reader: any bytes as a counter file and as a segment.
+/* libFuzzer target for the readers of single files: any bytes as a counter file, a segment and a live file. `make fuzz`
+ * builds and runs it (docs/trace.md).
  *
- *   clang -std=gnu11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -Iinterpose \
- *       tests/fuzz/trace_fuzz.c launcher/trace_read.c -o build/trace_fuzz
- *   mkdir -p build/trace_corpus && build/trace_fuzz --make-corpus=build/trace_corpus
- *   build/trace_fuzz -max_len=200000 -max_total_time=60 build/trace_corpus
- *
- * A counter file is large and mostly zeros: an input that is shorter than one, and begins like one, is read
- * both as it is and filled up with zeros, so that the fuzzer gets past the check of the size. */
+ * Counter files and live files are large and mostly zeros: an input that is shorter than one, and begins like one, is
+ * read both as it is and filled up with zeros, so that the fuzzer gets past the check of the size. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include "../../launcher/live_read.h"
 #include "../../launcher/trace_read.h"
 #include "../../launcher/utf8.h"
 
@@ -38,7 +35,23 @@ static void check_record(void *context, const trace_record *record) {
         abort();
 }
 
-static void read_both(int fd) {
+static void read_live(int fd) {
+    static live_file live;
+    if (!live_read(fd, &live))
+        return;
+    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
+        check_text(live.groups[i].name, sizeof live.groups[i].name);
+    for (uint32_t i = 0; i < LIVE_WAITS_MAX; i++) {
+        const live_wait *wait = &live.waits[i];
+        check_text(wait->what, sizeof wait->what);
+        if (wait->group >= LIVE_GROUPS_MAX && wait->group != LIVE_GROUP_UNKNOWN)
+            abort();
+        if (wait->begin_ns != 0 && (wait->kind < LIVE_COLLECTIVE || wait->kind > LIVE_RECEIVE))
+            abort();
+    }
+}
+
+static void read_all(int fd) {
     char message[TRACE_READ_MESSAGE_MAX];
     static trace_counters counters;
     memset(message, 'x', sizeof message);
@@ -65,6 +78,7 @@ static void read_both(int fd) {
         check_text(message, sizeof message);
     if (status == TRACE_READ_OK && records != segment.committed)
         abort();
+    read_live(fd);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -73,13 +87,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         abort();
     if (ftruncate(fd, 0) != 0 || pwrite(fd, data, size, 0) != (ssize_t)size)
         abort();
-    read_both(fd);
+    read_all(fd);
     uint64_t magic = 0;
-    memcpy(&magic, data, size < sizeof magic ? size : sizeof magic);
-    if (magic == TRACE_COUNTERS_MAGIC && size < sizeof(trace_counters)) {
-        if (ftruncate(fd, sizeof(trace_counters)) != 0)
+    if (size > 0)
+        memcpy(&magic, data, size < sizeof magic ? size : sizeof magic);
+    size_t whole = magic == TRACE_COUNTERS_MAGIC ? sizeof(trace_counters)
+                   : magic == LIVE_MAGIC         ? sizeof(live_file)
+                                                 : 0;
+    if (size < whole) {
+        if (ftruncate(fd, (off_t)whole) != 0)
             abort();
-        read_both(fd);
+        read_all(fd);
     }
     return 0;
 }
@@ -124,6 +142,13 @@ static void make_corpus(const char *directory) {
     memcpy(counters.names + 1, "cudaMalloc", 11);
     write_seed(directory, "counters", &counters, sizeof counters);
     write_seed(directory, "counters-head", &counters, offsetof(trace_counters, gauges));
+    static live_file live = {
+        .magic = LIVE_MAGIC, .version = LIVE_VERSION, .file_bytes = sizeof live, .pid = 1, .process_uid = 1};
+    live.groups[0] = (live_group){.entered = 3, .size = 2, .used = 1, .name = "0", .members = {3}};
+    live.waits[0] =
+        (live_wait){.begin_ns = 1, .ordinal = 3, .kind = LIVE_COLLECTIVE, .claimed = 1, .what = "allreduce"};
+    write_seed(directory, "live", &live, sizeof live);
+    write_seed(directory, "live-head", &live, offsetof(live_file, groups) + sizeof live.groups[0]);
 }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {

@@ -9,6 +9,8 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
+import unicodedata
 import unittest
 
 from command import BINARY, LIMIT_S, CommandTest
@@ -310,6 +312,59 @@ class Files(ReportTest):
                 file.write(content)
                 if random.random() < 0.1:
                     file.truncate(random.randrange(len(content)))
+
+    def test_a_file_that_shrinks_while_it_is_read(self):
+        """What is cut off is missing, and nothing else happens: files are read, not mapped."""
+        self.trace("run", "--ranks", "2", "--records", "8000")
+        paths = [self.path(f"run/{name}") for name in sorted(os.listdir(self.path("run")))]
+        contents = {}
+        for path in paths:
+            with open(path, "rb") as file:
+                contents[path] = file.read()
+        seed = random.randrange(2**32)
+        source, ended = random.Random(seed), threading.Event()
+
+        def shrink_and_restore():
+            while not ended.is_set():
+                path = source.choice(paths)
+                os.truncate(path, source.randrange(len(contents[path])))
+                ended.wait(source.random() / 200)
+                with open(path, "r+b") as file:
+                    file.write(contents[path])
+
+        thread = threading.Thread(target=shrink_and_restore)
+        thread.start()
+        try:
+            for i in range(16):
+                name = ("text", "json", "perfetto", "html")[i % 4]
+                code, out, err = self.castor("report", "run", "--format", name)
+                self.assertIn(code, (0, 1, 2), f"seed {seed}: {err}")
+                self.assertTrue(out if code < 2 else err)
+                if code < 2 and name in ("json", "perfetto"):
+                    json.loads(out)
+        finally:
+            ended.set()
+            thread.join()
+        for path in paths:
+            os.truncate(path, len(contents[path]))
+        self.report("run")  # all of it is there again
+
+    def test_hostile_names_of_directories(self):
+        name = "a</title><script>alert(1)</script>\x1b]0;x\x07\x9b2J\u009b31m".replace("/", "\u2215")
+        self.trace(name)
+        for form in ("text", "json", "html", "perfetto"):
+            out = self.report(name, "--format", form)
+            self.assertEqual([c for c in out if unicodedata.category(c) == "Cc" and c != "\n"], [], form)
+        self.assertIn("Castor report: a<\u2215title>", self.report(name))
+        page = Page(self.report(name, "--format", "html"))
+        self.assertEqual(page.tags["script"], 3)
+        self.trace("other")
+        self.assertNotIn("\x1b", self.report(name, "other") + self.report(name, "other", "--format", "json"))
+        os.mkdir(self.path(name + "empty"))
+        for missing in (name + "absent", name + "empty"):
+            code, out, err = self.castor("report", missing)
+            self.assertEqual((code, out, len(err)), (2, "", 1))
+            self.assertEqual([c for c in err[0] if unicodedata.category(c) == "Cc"], [])
 
     def test_damage_is_never_fatal(self):
         seed = random.randrange(2**32)

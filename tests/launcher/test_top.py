@@ -142,6 +142,31 @@ class Top(CommandTest):
         out, err = self.top("log", status=1)
         self.assertIn("log holds no trace that can be read", err)
 
+    def test_files_that_shrink_while_they_are_read(self):
+        process = self.job(1)[0]
+        process.steps(7)
+        process.write()
+        whole = [os.path.join(process.folder, process.name + suffix) for suffix in (".counters", ".live")]
+        running = self.start("top", "log", "--interval", "0.1")
+        for i in range(12):
+            os.truncate(whole[i % 2], 4096 * (i % 5))
+            expected = "no process of the job has used PyTorch yet" if i % 2 == 0 else "running for"
+            self.assertTrue(any(expected in line for line in running.stdout), running.poll())
+            process.write()
+        running.send_signal(signal.SIGTERM)
+        self.assertEqual(running.wait(timeout=LIMIT_S), 128 + signal.SIGTERM)
+
+    def test_figures_that_no_counter_can_have(self):
+        process = self.job(1)[0]
+        process.collective(3, b"allreduce", 1, 2**64 - 1, 1)
+        process.write()
+        out, _ = self.top("log", "--once", "--interval", "0.1")
+        self.assertRegex(out, r"allreduce +1 +0\.0 ")
+        process.counters.exit_state = 1
+        process.write()
+        out, _ = self.top("log")
+        self.assertRegex(out, r"allreduce .* 16\.0 EiB +16\.0 EiB/s")
+
     def test_control_characters_do_not_reach_the_terminal(self):
         first, second = self.job(2)
         for rank, process in enumerate((first, second)):

@@ -43,6 +43,20 @@ TEST_F(LiveTest, NothingIsMadeBeforeItIsUsed) {
     EXPECT_TRUE(files("").empty());
 }
 
+TEST_F(LiveTest, TheFileIsTheUsersAlone) {
+    mode_t before = umask(0);
+    run_child([&] {
+        trace_start(directory.c_str(), 1 << 20, 0);
+        live_wait_end(live_wait_begin(LIVE_STORE, "the end of backward", 1));
+    });
+    umask(before);
+    auto names = files(LIVE_SUFFIX);
+    ASSERT_EQ(names.size(), 1u);
+    struct stat status;
+    ASSERT_EQ(stat(path(names[0]).c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 07777u, 0600u);
+}
+
 TEST_F(LiveTest, GroupsHaveTheNamesAndRanksThatWereAnnounced) {
     int32_t ranks[] = {1, 65, 1023, 5000, -1};
     live_group_announce("pair", ranks, 5);
@@ -150,6 +164,21 @@ TEST_F(LiveTest, FilesThatAreNone) {
     int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC);
     EXPECT_FALSE(live_read(fd, &none));
     close(fd);
+}
+
+TEST(JobRanks, AreWrittenShortly) {
+    job_process processes[7] = {};
+    const int ranks[] = {0, 1, 2, 5, INT32_MAX - 1, INT32_MAX, -1}; /* damaged files tell any rank */
+    for (int i = 0; i < 7; i++)
+        processes[i].rank = ranks[i];
+    processes[6].pid = 77;
+    job_look look = {};
+    look.processes = processes;
+    look.count = 7;
+    const size_t indices[] = {0, 1, 2, 3, 4, 5, 6};
+    char text[256];
+    job_ranks_text(&look, indices, 7, text, sizeof text);
+    EXPECT_STREQ(text, "0 to 2, 5, 2147483646, 2147483647 and process 77");
 }
 
 } // namespace

@@ -141,6 +141,32 @@ TEST_F(ReportCollectives, RanksWithOtherSizesAreMatchedInTheirOrder) {
     }
 }
 
+/* Damaged records may tell two sizes of one group: one rank then has as many keys of a size as the group has ranks. */
+TEST_F(ReportCollectives, ARankThatTellsTwoSizesOfItsGroupHasOneSequence) {
+    record(0, {{ALLREDUCE, 0, 0, 10, 64, 2}, {ALLREDUCE, 0, 20, 30, 128, 2}, {ALLREDUCE, 0, 40, 50, 64, 3}});
+    record(1,
+           {{ALLREDUCE, 0, 0, 10, 256, 2}, {ALLREDUCE, 0, 20, 30, 128, 2}, {ALLREDUCE, 0, 40, 50, 256, 3}});
+    const report_collectives &collectives = read();
+    ASSERT_EQ(collectives.match_count, 1u);
+    EXPECT_EQ(collectives.matches[0].instances, 3u);
+    ASSERT_EQ(collectives.sequence_count, 2u);
+    for (size_t i = 0; i < 2; i++) {
+        const report_sequence &sequence = collectives.sequences[i];
+        EXPECT_EQ(sequence.entries, 3u);
+        for (size_t j = 0; j < sequence.entries; j++)
+            EXPECT_EQ(collectives.keys[collectives.entries[sequence.first_entry + j].key].process,
+                      sequence.process);
+    }
+}
+
+TEST_F(ReportCollectives, TheHighestRankThereIs) {
+    record(0, {{ALLREDUCE, 0, 0, 10, 64}});
+    record(INT32_MAX, {{ALLREDUCE, 0, 20, 30, 64}});
+    const report_collectives &collectives = read();
+    ASSERT_EQ(collectives.group_count, 2u);
+    EXPECT_STREQ(collectives.groups[1].label, "0: ranks 2147483647");
+}
+
 TEST_F(ReportCollectives, ARankThatDiedEarlyIsMatchedAsFarAsItCame) {
     record(0, {{ALLREDUCE, 0, 0, 10, 64}, {ALLREDUCE, 0, 20, 30, 64}, {ALLREDUCE, 0, 40, 50, 64}});
     record(1, {{ALLREDUCE, 0, 0, 10, 64}});

@@ -381,6 +381,10 @@ TEST(ReportFigures, AreReadable) {
     EXPECT_STREQ(text_count(figure, 999), "999");
     EXPECT_STREQ(text_count(figure, 1000), "1,000");
     EXPECT_STREQ(text_count(figure, UINT64_MAX), "18,446,744,073,709,551,615");
+    EXPECT_EQ(text_whole(-3.5), 0u);
+    EXPECT_EQ(text_whole(3.5), 3u);
+    EXPECT_EQ(text_whole((double)UINT64_MAX), UINT64_MAX);
+    EXPECT_EQ(text_whole(2.4e19), UINT64_MAX);
     EXPECT_STREQ(text_seconds(figure, 5e-8), "50 ns");
     EXPECT_STREQ(text_seconds(figure, 0.0125), "12.5 ms");
     EXPECT_STREQ(text_seconds(figure, 75), "75.00 s");

@@ -25,11 +25,13 @@ TEST(ReportJson, EscapesWhatMustBeAndKeepsTheRest) {
         json_object_begin(json, nullptr);
         json_string(json, "a\"b\\c\n", "\x01 \x7f tab\t \xc3\xa4 \xe2\x82\xac");
         json_string(json, "bad", "x\xff\xc3(\xed\xa0\x80y");
+        json_string(json, "c1", "\xc2\x9b\xc2\xa0");
         json_string(json, "none", nullptr);
         json_object_end(json);
     }));
     EXPECT_EQ(value["a\"b\\c\n"].text, "\x01 \x7f tab\t \xc3\xa4 \xe2\x82\xac");
     EXPECT_EQ(value["bad"].text, "x<fffd><fffd>(<fffd><fffd><fffd>y");
+    EXPECT_EQ(value["c1"].text, "<009b>\xc2\xa0");
     EXPECT_EQ(value["none"].kind, Json::NULL_VALUE);
 }
 
