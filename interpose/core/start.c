@@ -148,7 +148,7 @@ static void passthrough_report(void) {
         return;
     char text[OPTION_STRING_MAX + sizeof reason];
     log_format(text, sizeof text, "%s/passthrough", options()->log_dir);
-    int file = open(text, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    int file = open(text, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (file < 0)
         return;
     size_t size = log_format(text, sizeof text, "process %d: %s\n", (int)getpid(), reason);

@@ -3,12 +3,15 @@ without an agent, it says so."""
 import ctypes.util
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import unittest
 
 import cuda_rows
 from preload import LIBRARY, PreloadTest
+
+JEMALLOC, MIMALLOC = (ctypes.util.find_library(name) for name in ("jemalloc", "mimalloc"))
 
 THREADS = r"""
 #include <malloc.h>
@@ -18,8 +21,9 @@ THREADS = r"""
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+static int rounds;
 static void *work(void *argument) {
-    for (int i = 0; i < 20000; i++) {
+    for (int i = 0; i < rounds; i++) {
         void *block;
         if (posix_memalign(&block, 64, 5000 + i % 5000)) abort();
         memset(block, i, 5000);
@@ -29,7 +33,8 @@ static void *work(void *argument) {
     }
     return argument;
 }
-int main(void) {
+int main(int argc, char **argv) {
+    rounds = argc > 1 ? atoi(argv[1]) : 20000;
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, work, 0);
     for (int i = 0; i < 50; i++) {
@@ -43,6 +48,40 @@ int main(void) {
     for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
     puts("good");
 }
+"""
+
+# A program whose own functions are the allocator, of all libraries that it loads, too.
+ALLOCATOR = r"""
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+static char pool[1 << 26] __attribute__((aligned(4096)));
+static size_t used;
+static size_t *header_of(void *block) { return (size_t *)block - 2; }
+static void *take(size_t alignment, size_t size) {
+    size_t old = __atomic_load_n(&used, __ATOMIC_RELAXED), at;
+    do {
+        at = (old + 16 + alignment - 1) & ~(alignment - 1);
+        if (at + size > sizeof pool) { errno = ENOMEM; return NULL; }
+    } while (!__atomic_compare_exchange_n(&used, &old, at + size, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    *header_of(pool + at) = size;
+    return pool + at;
+}
+static void check(void *block) {
+    if ((char *)block < pool || (char *)block >= pool + sizeof pool) _exit(9);  /* somebody else's */
+}
+void *malloc(size_t size) { return take(16, size); }
+void *calloc(size_t count, size_t size) { return take(16, count * size); }
+void free(void *block) { if (block) check(block); }
+void *realloc(void *block, size_t size) {
+    void *other = take(16, size);
+    if (block && other) { check(block); memcpy(other, block, *header_of(block) < size ? *header_of(block) : size); }
+    return other;
+}
+int posix_memalign(void **out, size_t alignment, size_t size) { return (*out = take(alignment < 16 ? 16 : alignment, size)) ? 0 : ENOMEM; }
+size_t malloc_usable_size(void *block) { check(block); return *header_of(block); }
 """
 
 
@@ -74,41 +113,61 @@ class SleepTest(PreloadTest):
     def test_bad_options_are_not_repeated_by_every_shell(self):
         self.quiet("bash", "-c", "echo e", expected="e\n", CASTOR_PLUGIN="nonsense", CASTOR_NO_SUCH="1")
 
+    def compiled(self, name, *texts):
+        """Compiles a program, under the library."""
+        sources = []
+        for number, text in enumerate(texts):
+            sources.append(f"{self.folder}/{name}{number}.c")
+            with open(sources[-1], "w") as file:
+                file.write(text)
+        program = f"{self.folder}/{name}"
+        self.quiet(os.environ.get("CC", "cc"), "-O1", "-fno-builtin", "-pthread", "-o", program, *sources)
+        return program
+
     def test_compiler_and_a_threaded_forking_program(self):
-        source, program = self.folder + "/threads.c", self.folder + "/threads"
-        with open(source, "w") as file:
-            file.write(THREADS)
-        self.quiet(os.environ.get("CC", "cc"), "-O1", "-pthread", "-o", program, source)
-        self.quiet(program, expected="good\n")
+        self.quiet(self.compiled("threads", THREADS), expected="good\n")
+
+    def test_a_program_with_an_allocator_of_its_own(self):
+        self.quiet(self.compiled("own", THREADS, ALLOCATOR), "200", expected="good\n")
+
+    def test_make_and_a_pipeline_of_shells(self):
+        with open(self.folder + "/Makefile", "w") as file:
+            file.write("one two:\n\t@sh -c 'for i in 1 2 3; do echo $@ $$i; done' | sort | tail -n 1\n")
+        self.quiet("make", "-s", "-j2", "one", expected="one 3\n")
 
     @unittest.skipUnless(shutil.which("valgrind"), "valgrind is not installed")
     def test_valgrind(self):
         # valgrind preloads its own library and replaces malloc: the library must stand between.
-        self.quiet("valgrind", "-q", "--error-exitcode=9", "--leak-check=full", "--trace-children=yes", "true", expected="")
+        valgrind = ("valgrind", "-q", "--error-exitcode=9", "--trace-children=yes")
+        self.quiet(*valgrind, "--leak-check=full", "true", expected="")
+        # A child has no threads that could free what they hold when it is forked.
+        self.quiet(*valgrind, "--leak-check=no", self.compiled("threads", THREADS), "20", expected="good\n")
 
     @unittest.skipUnless(shutil.which("gdb"), "gdb is not installed")
     def test_gdb(self):
         # The library is in the debugger and in what it debugs.
-        out, errors = self.run_program("gdb", "-q", "-nx", "-batch", "-ex", "run", "-ex", "info sharedlibrary", "--args", "true")
-        self.assertIn("exited normally", out)
-        self.assertNotIn("castor:", out + errors)
-        self.assertEqual(os.listdir(self.log_dir), [], "files were left")
+        for command in (("true",), (self.compiled("threads", THREADS), "20")):
+            out, errors = self.run_program("gdb", "-q", "-nx", "-batch", "-ex", "run", "-ex", "info sharedlibrary", "--args", *command)
+            self.assertIn("exited normally", out)
+            self.assertNotIn("castor:", out + errors)
+            self.assertEqual(os.listdir(self.log_dir), [], "files were left")
 
-    def test_beside_other_allocators(self):
-        source, program = self.folder + "/threads.c", self.folder + "/threads"
-        with open(source, "w") as file:
-            file.write(THREADS)
-        self.quiet(os.environ.get("CC", "cc"), "-O1", "-pthread", "-o", program, source)
+    def beside(self, other):
         text = "import json, ctypes, subprocess; print(subprocess.check_output(['echo', 'f'], text=True).strip())"
-        for name in ("jemalloc", "mimalloc"):
-            other = ctypes.util.find_library(name)
-            if not other:
-                continue  # optional: setup does not install them
-            for preload in ((LIBRARY, other), (other, LIBRARY)):
-                with self.subTest(preload=preload):
-                    self.quiet(program, expected="good\n", preload=preload)
-                    self.quiet("bash", "-c", "echo a | cat; echo $(echo b)", expected="a\nb\n", preload=preload)
-                    self.quiet(sys.executable, "-c", text, expected="f\n", preload=preload)
+        program = self.compiled("threads", THREADS)
+        for preload in ((LIBRARY, other), (other, LIBRARY)):
+            with self.subTest(preload=preload):
+                self.quiet(program, expected="good\n", preload=preload)
+                self.quiet("bash", "-c", "echo a | cat; echo $(echo b)", expected="a\nb\n", preload=preload)
+                self.quiet(sys.executable, "-c", text, expected="f\n", preload=preload)
+
+    @unittest.skipUnless(JEMALLOC, "libjemalloc is not installed")
+    def test_beside_jemalloc(self):
+        self.beside(JEMALLOC)
+
+    @unittest.skipUnless(MIMALLOC, "libmimalloc is not installed")
+    def test_beside_mimalloc(self):
+        self.beside(MIMALLOC)
 
     def test_needs_nothing_but_libc(self):
         listing = subprocess.run(["readelf", "-dW", LIBRARY], capture_output=True, text=True, check=True).stdout
@@ -128,17 +187,48 @@ class SleepTest(PreloadTest):
 
 
 class AwakeTest(PreloadTest):
+    def check_private(self):
+        names = os.listdir(self.log_dir)
+        self.assertTrue(names)
+        for name in names:
+            status = os.lstat(os.path.join(self.log_dir, name))
+            self.assertTrue(stat.S_ISREG(status.st_mode), name)
+            self.assertEqual(oct(stat.S_IMODE(status.st_mode)), "0o600", name)
+
     def test_attached_run_says_nothing(self):
+        self.addCleanup(os.umask, os.umask(0))
         out, errors = self.python("import torch; print(torch.ones(3).sum().item())")
         self.assertEqual((out, errors), ("3.0\n", ""))
         self.assertNotIn("passthrough", os.listdir(self.log_dir))
+        self.check_private()
+
+    def beside(self, other):
+        text = (
+            "import torch; model = torch.nn.Linear(300, 300); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+            "for _ in range(5): model(torch.ones(50, 300)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+            "print('good')"
+        )
+        out, errors = self.python(text, preload=(LIBRARY, other))
+        self.assertEqual((out, errors), ("good\n", ""))
+        (process,) = self.counters()
+        self.assertGreater(process.calls["posix_memalign"].count, 0)
+
+    @unittest.skipUnless(JEMALLOC, "libjemalloc is not installed")
+    def test_beside_jemalloc(self):
+        self.beside(JEMALLOC)
+
+    @unittest.skipUnless(MIMALLOC, "libmimalloc is not installed")
+    def test_beside_mimalloc(self):
+        self.beside(MIMALLOC)
 
     def test_agent_not_reached(self):
+        self.addCleanup(os.umask, os.umask(0))
         _, errors = self.python("import torch; torch.ones(5000)", agent=False)
         self.assertEqual(errors.count("\n"), 1, errors)
         self.assertIn("the agent was not reached", errors)
         with open(os.path.join(self.log_dir, "passthrough")) as file:
             self.assertIn("the agent was not reached", file.read())
+        self.check_private()
 
     def test_bad_option_is_said_once(self):
         _, errors = self.python("import torch", CASTOR_PLUGIN="gemni")

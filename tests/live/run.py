@@ -97,6 +97,7 @@ class LiveTest(unittest.TestCase):
         self.assertEqual(len(stacks), 1)
         with open(os.path.join(self.folder, "log", stacks[0])) as file:
             self.assertEqual(file.read().count("MainThread:\n"), 2)
+            self.assertEqual(os.fstat(file.fileno()).st_mode & 0o7777, 0o600)
 
     def test_a_wait_in_the_node_store(self):
         job = self.start(2, "store", 6, plugin="gemini")
