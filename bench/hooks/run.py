@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""What a recorded call costs: a loop of 2000 launches a step, plain, beside an empty preloaded library, and recorded.
+"""What a recorded call costs: a loop of 2000 launches a step, plain, beside an empty preloaded library, and recorded; and
+what that comes to in PyTorch (pytorch.py).
 
-    python bench/hooks/run.py [--rounds 7] [--steps 200] [--output FILE]
+    python bench/hooks/run.py [--rounds 7] [--steps 200] [--python INTERPRETER] [--output FILE]
 
 Every round runs each contender once, in turn. A step's figure is the mean time of its launches; a run's is the median of
 its steps; the overhead of a recorded call is the median over rounds of the difference from the empty library. The same for
 the processor time of the whole run, which has the making of trace files in it and does not depend on other programs. The start
-of `true` is measured in the same way. Only a C compiler and `make` are needed.
+of `true` is measured in the same way. This part needs a C compiler alone; PyTorch is measured where INTERPRETER has the CUDA
+wheel of torch.
 """
 import argparse
 import json
@@ -23,6 +25,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.dirname(HERE))
 
+import pytorch  # noqa: E402
 from jobs import clean_environment  # noqa: E402
 
 LAUNCHES = 2000
@@ -95,6 +98,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--library", default=os.path.join(ROOT, "build", "lib", "libcastor.so"))
+    parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"))
     parser.add_argument("--output", default=os.path.join(ROOT, "bench", "results", "hooks.json"))
     arguments = parser.parse_args()
     if not os.path.exists(arguments.library):
@@ -114,6 +118,7 @@ def main():
             starts["an empty preloaded library"].append(start_ms(rows["an empty preloaded library"]))
             starts["castor"].append(start_ms({"LD_PRELOAD": library}))
         recorded = trace_bytes(os.path.join(disk, "log"))
+        torch = pytorch.measure(arguments.python, library, disk, arguments.rounds)
         kinds = {"disk": file_system(disk), "memory": file_system(memory)}
     finally:
         shutil.rmtree(disk, ignore_errors=True)
@@ -148,6 +153,7 @@ def main():
         "results": results,
         "samples_ns_per_launch": {name: [round(value, 1) for value in values] for name, values in medians.items()},
         "samples_cpu_ns_per_launch": whole,
+        "torch": torch,
     }
     with open(arguments.output, "w") as out:
         json.dump(report, out, indent=1)
