@@ -24,6 +24,7 @@ void report_collectives_free(report_collectives *collectives) {
     }
     free(collectives->operations);
     free(collectives->groups);
+    free(collectives->told);
     free(collectives->sequences);
     free(collectives->matches);
     free(collectives->keys);

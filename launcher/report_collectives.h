@@ -2,8 +2,9 @@
  *
  * Vocabulary
  *   operation  "allreduce": the name that the hook gives
- *   group      a process group. A rank numbers its groups in the order of their first use, so equal numbers on two ranks
- *              need not be one group: a number is split where ranks finished collectives that others had not begun
+ *   group      a process group or communicator. A rank numbers its groups in the order of their first use, so equal numbers
+ *              on two ranks need not be one group. Where the trace tells the identities of groups, equal ones are one group;
+ *              else a number is split where ranks finished collectives that others had not begun
  *   key        one process's collectives of one operation, group number and size
  *   sequence   a process's collectives of one operation and group, one after another: those of one size, where all ranks of
  *              the group have equally many of each size, else of all sizes
@@ -38,6 +39,8 @@ typedef struct report_entry {
 typedef struct report_key {
     uint32_t process, operation, group_number;
     uint32_t group_size; /* as the record tells it; 0: it does not */
+    uint32_t told_size;  /* as the group's own record tells it; 0: it does not */
+    uint64_t identity;   /* of the group; 0: unknown. Set by report_find_groups, as told_size */
     uint64_t size_bytes; /* of each; beyond 200000 keys: a mark of the size class */
     uint64_t count, bytes, ns, min_ns, max_ns;
     uint32_t size_class;
@@ -45,6 +48,12 @@ typedef struct report_key {
     uint32_t group, sequence, line;
     size_t first_entry, entries; /* by begin */
 } report_key;
+
+/* What a process told of a group. */
+typedef struct report_told_group {
+    uint32_t process, number, size;
+    uint64_t identity;
+} report_told_group;
 
 typedef struct report_sequence {
     uint32_t process, match;
@@ -86,6 +95,8 @@ typedef struct report_collectives {
     report_entry *entries;
     size_t entry_count, entry_capacity;
     uint64_t entries_left_out;
+    report_told_group *told;
+    size_t told_count, told_capacity;
     report_group *groups;
     size_t group_count;
     report_sequence *sequences;
@@ -100,6 +111,9 @@ report_collectives *report_collectives_new(void);
 void report_collectives_free(report_collectives *collectives);
 bool report_collectives_add(report_collectives *collectives, report_process *process, uint32_t process_index,
                             const trace_record *record, uint64_t ns);
+/* A GROUP record. */
+bool report_collectives_add_group(report_collectives *collectives, uint32_t process_index,
+                                  const trace_record *record);
 /* Groups, matches and classes, when all records have been added and the processes' clocks are aligned. */
 bool report_collectives_finish(report *report);
 /* The key with these properties, or NULL. */

@@ -1,10 +1,11 @@
-/* The records as trace events: ranks are processes, threads are tracks, each process group has a track of its own,
- * gauges of memory are counters. Collectives that are one and the same on several ranks are joined by flow events. */
+/* The records as trace events: ranks are processes, threads are tracks, CUDA streams are tracks of what was put on them, each
+ * process group has a track of its own, gauges of memory are counters. Collectives that are one and the same on several ranks are joined by flow events. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include "json.h"
 #include "report_collectives.h"
+#include "report_stream.h"
 #include "trace_event.h"
 
 /* Numbers of what is drawn beside threads; Linux's thread ids are below 4194304. */
@@ -14,11 +15,18 @@
 #define LANES_PER_GROUP   32u
 #define OTHER_PROCESSES   1000000u /* processes that are no rank are numbered from here */
 #define LABEL_MAX         512
+#define STREAMS_MAX       4096u /* work on those beyond them is drawn on its thread */
 
 typedef struct named_track {
     uint32_t process, track;
     bool used;
 } named_track;
+
+/* A stream as one thread uses it: slices of one track must not overlap, and calls of different threads may. */
+typedef struct stream_track {
+    report_stream stream;
+    uint32_t process, thread;
+} stream_track;
 
 typedef struct drawing {
     const report *report;
@@ -30,6 +38,9 @@ typedef struct drawing {
     /* What the record before was: most of a segment's are of one process and thread. */
     const report_process *last_process;
     uint32_t last_number, last_track;
+    report_stream_hooks stream_hooks;
+    stream_track *streams;
+    size_t stream_count, stream_capacity, last_stream;
     bool failed;
 } drawing;
 
@@ -221,11 +232,8 @@ static void write_collectives(drawing *drawing) {
 
 /* ---- records ---- */
 
-/* The track of a record: its thread. Work on a CUDA stream goes to TRACK_STREAMS + the stream's number here, as soon as
- * records tell it. */
-static uint32_t record_track(drawing *drawing, const report_process *process, const trace_segment *segment,
-                             const trace_record *record, uint32_t number) {
-    uint32_t thread = record->thread != 0 ? record->thread : segment->thread;
+static uint32_t thread_track(drawing *drawing, const report_process *process, const trace_segment *segment,
+                             uint32_t thread, uint32_t number) {
     if (thread == drawing->last_track)
         return thread;
     drawing->last_track = thread;
@@ -240,6 +248,82 @@ static uint32_t record_track(drawing *drawing, const report_process *process, co
                     thread == process->counters->pid ? 1 : thread);
     }
     return thread;
+}
+
+static bool is_same_stream(const stream_track *a, const stream_track *b) {
+    return a->process == b->process && a->stream.handle == b->stream.handle &&
+           a->stream.device == b->stream.device;
+}
+
+/* SIZE_MAX: there are too many, or memory is out. */
+static size_t add_stream(drawing *drawing, const stream_track *wanted, bool is_first_thread) {
+    if (drawing->stream_count == drawing->stream_capacity) {
+        size_t capacity = drawing->stream_capacity == 0 ? 64 : 2 * drawing->stream_capacity;
+        stream_track *larger =
+            capacity > STREAMS_MAX ? NULL : realloc(drawing->streams, capacity * sizeof *larger);
+        if (larger == NULL)
+            return SIZE_MAX;
+        drawing->streams = larger;
+        drawing->stream_capacity = capacity;
+    }
+    size_t index = drawing->stream_count++;
+    drawing->streams[index] = *wanted;
+    char name[96], full[128];
+    report_stream_name(&wanted->stream, name, sizeof name);
+    if (is_first_thread)
+        snprintf(full, sizeof full, "%s", name);
+    else
+        snprintf(full, sizeof full, "%s, by thread %u", name, wanted->thread);
+    uint32_t track = TRACK_STREAMS + (uint32_t)index;
+    write_metadata(drawing, "thread_name", wanted->process, track, full);
+    write_order(drawing, "thread_sort_index", wanted->process, track, track);
+    return index;
+}
+
+/* The track of work on a stream, as the thread has put it there; 0: none. */
+static uint32_t stream_track_of(drawing *drawing, const report_process *process, const trace_record *record,
+                                uint32_t thread, uint32_t number) {
+    stream_track wanted = {.process = number, .thread = thread};
+    if (!report_stream_of(&drawing->stream_hooks, process, record, &wanted.stream))
+        return 0;
+    bool first = true;
+    size_t index = drawing->last_stream;
+    if (index >= drawing->stream_count || !is_same_stream(&drawing->streams[index], &wanted) ||
+        drawing->streams[index].thread != thread) {
+        for (index = 0; index < drawing->stream_count; index++) {
+            bool same = is_same_stream(&drawing->streams[index], &wanted);
+            if (same && drawing->streams[index].thread == thread)
+                break;
+            first &= !same;
+        }
+        if (index == drawing->stream_count)
+            index = add_stream(drawing, &wanted, first);
+    }
+    drawing->last_stream = index;
+    return index == SIZE_MAX ? 0 : TRACK_STREAMS + (uint32_t)index;
+}
+
+/* The track of a record: the stream that its work is put on, else its thread. */
+static uint32_t record_track(drawing *drawing, const report_process *process, const trace_segment *segment,
+                             const trace_record *record, uint32_t number) {
+    uint32_t thread = record->thread != 0 ? record->thread : segment->thread;
+    uint32_t track = stream_track_of(drawing, process, record, thread, number);
+    return track != 0 ? track : thread_track(drawing, process, segment, thread, number);
+}
+
+/* A collective of NCCL's own is also work on a stream; those of the script's process groups are calls of NCCL there. */
+static void write_collective_work(drawing *drawing, const report_process *process,
+                                  const trace_segment *segment, const trace_record *record, uint32_t number) {
+    uint32_t thread = record->thread != 0 ? record->thread : segment->thread;
+    uint32_t track = stream_track_of(drawing, process, record, thread, number);
+    if (track == 0)
+        return;
+    begin_slice(drawing, "call", label_of(drawing, process, TRACE_CALL, record->id), number, track,
+                report_job_ns(drawing->report, process, record->begin_ns),
+                record->end_ns > record->begin_ns ? record->end_ns - record->begin_ns : 0);
+    trace_event_arguments(drawing->events);
+    trace_event_number(drawing->events, "bytes", record->bytes);
+    trace_event_end(drawing->events);
 }
 
 static void write_memory(drawing *drawing, uint32_t number, uint64_t begin_ns, const trace_record *record) {
@@ -311,7 +395,7 @@ static void write_record(void *context, const report_process *process, const tra
 #include "trace/record.def"
     };
     drawing *drawing = context;
-    if (record->kind == TRACE_COLLECTIVE) /* drawn with those of the other ranks */
+    if (record->kind == TRACE_GROUP)
         return;
     if (process != drawing->last_process) {
         drawing->last_process = process;
@@ -319,6 +403,10 @@ static void write_record(void *context, const report_process *process, const tra
         drawing->last_track = 0;
     }
     uint32_t number = drawing->last_number;
+    if (record->kind == TRACE_COLLECTIVE) { /* drawn with those of the other ranks */
+        write_collective_work(drawing, process, segment, record, number);
+        return;
+    }
     if (record->kind == TRACE_THREAD) {
         write_thread_name(drawing, number, record);
         return;
@@ -387,5 +475,6 @@ void report_write_perfetto(const report *report, FILE *out) {
     for (size_t i = 0; i < TRACE_SLOT_MAX; i++)
         free(drawing.labels[i]);
     free(drawing.named);
+    free(drawing.streams);
     free(events);
 }

@@ -163,6 +163,8 @@ bool report_take_record(report *report, report_process *process, const trace_rec
     case TRACE_CALL:
     case TRACE_COLLECTIVE:
         return take_call(report, process, record);
+    case TRACE_GROUP:
+        return report_collectives_add_group(report->matched, (uint32_t)(process - report->processes), record);
     default:
         return true;
     }

@@ -1,5 +1,6 @@
 #include "collective.h"
 #include <stddef.h>
+#include "group.h"
 #include "wrapper.h"
 #include "../trace/live.h"
 #include "../trace/trace.h"
@@ -7,7 +8,6 @@
 #define FLIGHTS_MAX 512u
 #define WORKS_MAX   2048u /* a power of two */
 #define WORK_PROBES 64u
-#define GROUPS_MAX  256u
 
 struct collective_flight {
     uint32_t claimed; /* atomic: 0, free */
@@ -30,36 +30,12 @@ static struct {
     collective_flight *flight;
 } works[WORKS_MAX];
 
-/* Process groups in order of first use; an ended one keeps its number, which is not given again. */
-static const void *groups[GROUPS_MAX];
-static char group_ended;
-
 static void (*observer)(hook_id id);
 
 HOOK_THREAD_LOCAL collective_call *current;
 
 void hooks_collective_observe(void (*entered)(hook_id id)) {
     __atomic_store_n(&observer, entered, __ATOMIC_RELEASE);
-}
-
-/* Those beyond the table share its last number. */
-uint32_t collective_group_number(const void *group) {
-    for (uint32_t i = 0; i < GROUPS_MAX; i++) {
-        const void *seen = __atomic_load_n(&groups[i], __ATOMIC_RELAXED);
-        if (!seen &&
-            __atomic_compare_exchange_n(&groups[i], &seen, group, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-            return i;
-        if (seen == group)
-            return i;
-    }
-    return GROUPS_MAX - 1;
-}
-
-void collective_group_end(const void *group) {
-    for (uint32_t i = 0; i < GROUPS_MAX && __atomic_load_n(&groups[i], __ATOMIC_RELAXED); i++)
-        if (__atomic_load_n(&groups[i], __ATOMIC_RELAXED) == group)
-            __atomic_store_n(&groups[i], &group_ended, __ATOMIC_RELAXED);
-    live_group_ended(group);
 }
 
 /* Messages between two ranks: the others of the group do not come. */
@@ -110,7 +86,7 @@ bool collective_enter(collective_call *call, hook_id id, const void *group) {
     call->id = id;
     call->returned = false;
     call->flight = NULL;
-    call->group = collective_group_number(group);
+    call->group = group_number(group);
     call->group_address = group;
     call->payload = (hook_payload){.dtype = PAYLOAD_NO_DTYPE};
     void (*entered)(hook_id) = __atomic_load_n(&observer, __ATOMIC_ACQUIRE);

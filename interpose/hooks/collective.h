@@ -42,10 +42,6 @@ void collective_work_enqueue(const void *work);
 void collective_work_begin(const void *work);
 void collective_work_end(const void *work);
 
-/* The number of a process group or communicator, given at its first use. */
-uint32_t collective_group_number(const void *group);
-/* The process group or communicator at the address has ended. */
-void collective_group_end(const void *group);
 /* This thread is inside a call of a process group. */
 bool collective_is_inside(void);
 

@@ -5,6 +5,7 @@
  * and returns that address: on x86-64 this is a C function with a pointer in front. Elsewhere the address
  * travels in a register that C cannot name, so the layer exists on x86-64 only. */
 #include "collective.h"
+#include "group.h"
 #include "wrapper.h"
 #include "../core/start.h"
 #include "../trace/live.h"
@@ -122,26 +123,26 @@ bool wrap_GLOO_RECV_WAIT(void *self, int64_t timeout_ms) {
 /* The base of every backend: the thread has said before what group it makes (live.h). */
 void wrap_BACKEND_CREATE(void *self, int rank, int size) {
     REAL(BACKEND_CREATE)(self, rank, size);
-    live_group_made(self, rank, size);
+    group_made(self, live_group_made(self, rank, size), rank, size);
 }
 
 void wrap_GLOO_DELETE(void *self) {
-    collective_group_end(self);
+    group_end(self);
     REAL(GLOO_DELETE)(self);
 }
 
 void wrap_GLOO_DESTROY(void *self) {
-    collective_group_end(self);
+    group_end(self);
     REAL(GLOO_DESTROY)(self);
 }
 
 void wrap_C10D_NCCL_DELETE(void *self) {
-    collective_group_end(self);
+    group_end(self);
     REAL(C10D_NCCL_DELETE)(self);
 }
 
 void wrap_C10D_NCCL_DESTROY(void *self) {
-    collective_group_end(self);
+    group_end(self);
     REAL(C10D_NCCL_DESTROY)(self);
 }
 

@@ -1,9 +1,20 @@
 #include "hooks.h"
 
+/* Of a row's facts, (bytes, stream, object): a row without a stream has a 0 there. */
+#define STREAM_IN_FACTS(bytes, stream, object)                 (sizeof #stream > sizeof "0")
+#define STREAM_IN_COUNT(count, datatype, communicator, stream) true
+#define HAS_STREAM_NONE(source)                                false
+#define HAS_STREAM_TENSOR(source)                              false
+#define HAS_STREAM_TENSORS(source)                             false
+#define HAS_STREAM_LISTS(source)                               false
+#define HAS_STREAM_FACTS(source)                               STREAM_IN_FACTS source
+#define HAS_STREAM_COUNT(source)                               STREAM_IN_COUNT source
+
 const hook_info hook_table[HOOK_COUNT] = {
-#define HOOK(layer_, mode_, result, id_, name_, symbol_, parameters, arguments, payload, source, doc_)       \
+#define HOOK(layer_, mode_, result, id_, name_, symbol_, parameters, arguments, payload_, source, doc_)      \
     [HOOK_##id_] = {.layer = HOOK_LAYER_##layer_,                                                            \
                     .mode = HOOK_MODE_##mode_,                                                               \
+                    .has_stream = HAS_STREAM_##payload_(source),                                             \
                     .id = #id_,                                                                              \
                     .name = name_,                                                                           \
                     .symbol = symbol_,                                                                       \

@@ -8,6 +8,7 @@
 #ifndef CASTOR_HOOKS_HOOKS_H
 #define CASTOR_HOOKS_HOOKS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef enum hook_layer {
@@ -35,6 +36,7 @@ typedef enum hook_id {
 typedef struct hook_info {
     hook_layer layer;
     hook_mode mode;
+    bool has_stream; /* its records tell a CUDA stream */
     const char *id, *name, *symbol, *doc;
 } hook_info;
 

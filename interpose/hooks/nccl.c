@@ -1,7 +1,9 @@
 /* NCCL: the wrappers, made from the table. All of them observe. A collective's record is the call on the host;
  * its work runs in stream order afterwards. */
 #include "collective.h"
+#include "group.h"
 #include "observe.h"
+#include "../trace/hash.h"
 #include "../../shims/nccl/types.h"
 
 /* By ncclDataType_t: bytes of an element, and its c10::ScalarType. */
@@ -25,8 +27,9 @@ static void collective_record(hook_id id, uint64_t begin_ns, ncclResult_t status
     uint64_t bytes = known ? payload.count * datatypes[payload.datatype].bytes : 0;
     if (status == ncclSuccess && !collective_is_inside()) {
         trace_record_write(TRACE_COLLECTIVE, id, begin_ns, trace_now_ns(), bytes,
-                           known ? datatypes[payload.datatype].scalar_type : PAYLOAD_NO_DTYPE,
-                           collective_group_number(payload.communicator), payload.count);
+                           (uint64_t)(unsigned)observe_thread.device << 32 |
+                               (known ? datatypes[payload.datatype].scalar_type : PAYLOAD_NO_DTYPE),
+                           group_number(payload.communicator), (uint64_t)payload.stream);
         return;
     }
     observe_facts facts = {0};
@@ -36,13 +39,63 @@ static void collective_record(hook_id id, uint64_t begin_ns, ncclResult_t status
 }
 
 static uint64_t communicator_end(ncclComm_t communicator) {
-    collective_group_end(communicator);
+    group_end(communicator);
     return (uint64_t)communicator;
+}
+
+/* Unique ids hold addresses and a random number: their bytes are as good as a name, and the same on every rank. */
+static void communicator_made(ncclComm_t communicator, const ncclUniqueId *ids, int id_count, int rank,
+                              int size) {
+    group_made(communicator, hash_bytes((uint64_t)size, ids, (size_t)id_count * sizeof *ids), rank, size);
+}
+
+/* Communicators of one process among themselves: nobody else has them. */
+static void communicators_made(const ncclComm_t *communicators, int count) {
+    for (int i = 0; i < count; i++)
+        group_made(communicators[i], 0, i, count);
+}
+
+/* `part` is NULL for a rank that belongs to none. */
+static void communicator_divided(ncclComm_t whole, ncclComm_t part, group_division how, uint64_t choice) {
+    uint64_t identity = group_divide(whole, how, choice);
+    group_made(part, identity, -1, 0);
+}
+
+/* The same in whatever order the ranks are listed. */
+static uint64_t ranks_hash(const int *ranks, int count) {
+    uint64_t sum = 0;
+    for (int i = 0; i < count; i++)
+        sum += hash_bytes(0, &ranks[i], sizeof ranks[i]);
+    return sum;
 }
 
 #define NCCL_CALL(function, parameters, arguments, facts, doc)                                               \
     OBSERVED(OBSERVE_NCCL, OBSERVE_NCCL, ncclResult_t, ncclSystemError, function, #function, parameters,     \
              arguments, facts, 0)
+
+#define NCCL_COMMUNICATOR(function, parameters, arguments, facts, made, doc)                                 \
+    ncclResult_t wrap_##function parameters;                                                                 \
+    HOOK_EXPORT extern __typeof__(wrap_##function) export_##function __asm__(#function)                      \
+        __attribute__((alias("wrap_" #function)));                                                           \
+    ncclResult_t wrap_##function parameters {                                                                \
+        ncclResult_t(*target_) parameters = observe_target_of(HOOK_##function);                              \
+        if (!target_)                                                                                        \
+            return ncclSystemError;                                                                          \
+        unsigned inside_ = observe_thread.inside;                                                            \
+        if (inside_ & OBSERVE_NCCL)                                                                          \
+            return target_ arguments;                                                                        \
+        observe_thread.inside = inside_ | OBSERVE_NCCL;                                                      \
+        uint64_t begin_ns_ = trace_now_ns();                                                                 \
+        ncclResult_t status_ = target_ arguments;                                                            \
+        observe_thread.inside = inside_;                                                                     \
+        if (status_ == ncclSuccess || status_ == ncclInProgress)                                             \
+            made;                                                                                            \
+        observe_facts observed_ = {0};                                                                       \
+        if (status_ == ncclSuccess)                                                                          \
+            observed_ = (observe_facts)OBSERVE_FACTS facts;                                                  \
+        observe_record(HOOK_##function, begin_ns_, (int)status_, &observed_);                                \
+        return status_;                                                                                      \
+    }
 
 #define PAYLOAD(count, datatype, communicator, stream)                                                       \
     { count, datatype, communicator, stream }
@@ -68,6 +121,7 @@ static uint64_t communicator_end(ncclComm_t communicator) {
 
 const char *nccl_operation(hook_id id) {
     switch (id) {
+#define NCCL_COMMUNICATOR(...)
 #define NCCL_CALL(...)
 #define NCCL_COLLECTIVE(function, operation, ...)                                                            \
     case HOOK_##function:                                                                                    \

@@ -10,6 +10,7 @@
 #include "../core/log.h"
 #include "counters.h"
 #include "file.h"
+#include "hash.h"
 
 #define STACK_PATH_MAX (PATH_MAX + 64)
 
@@ -100,7 +101,8 @@ static uint32_t group_find(const void *address) {
     return LIVE_GROUP_UNKNOWN;
 }
 
-static uint32_t group_add(live_file *file, const void *address, int rank, int size) {
+/* `known`: name and members; NULL: unknown. */
+static uint32_t group_add(live_file *file, const void *address, int rank, int size, const live_group *known) {
     pthread_mutex_lock(&lock);
     uint32_t index = group_find(address);
     for (uint32_t i = 0; i < LIVE_GROUPS_MAX && index == LIVE_GROUP_UNKNOWN; i++)
@@ -111,16 +113,9 @@ static uint32_t group_add(live_file *file, const void *address, int rank, int si
         memset(group, 0, sizeof *group);
         group->rank = rank;
         group->size = size > 0 ? (uint32_t)size : 0;
-        if (announced.known && size > 0) {
-            if (announced.made++ == 0)
-                memcpy(group->name, announced.name, sizeof group->name);
-            else
-                log_format(group->name, sizeof group->name, "%.48s backend %u", announced.name,
-                           announced.made);
-            memcpy(group->members, announced.members, sizeof group->members);
-            for (uint32_t member = 0; announced.all && member < group->size; member++)
-                if (member < LIVE_MEMBER_WORDS * 64)
-                    group->members[member / 64] |= UINT64_C(1) << (member % 64);
+        if (known != NULL) {
+            memcpy(group->name, known->name, sizeof group->name);
+            memcpy(group->members, known->members, sizeof group->members);
         }
         __atomic_store_n(&group->used, 1, __ATOMIC_RELEASE);
         __atomic_store_n(&addresses[index], address, __ATOMIC_RELEASE);
@@ -129,16 +124,27 @@ static uint32_t group_add(live_file *file, const void *address, int rank, int si
     return index;
 }
 
-void live_group_made(const void *address, int rank, int size) {
-    if (!announced.known)
-        return;
+uint64_t live_group_made(const void *address, int rank, int size) {
+    if (!announced.known || size <= 0)
+        return 0;
+    live_group known = {0};
+    if (announced.made++ == 0)
+        memcpy(known.name, announced.name, sizeof known.name);
+    else
+        log_format(known.name, sizeof known.name, "%.48s backend %u", announced.name, announced.made);
+    memcpy(known.members, announced.members, sizeof known.members);
+    for (uint32_t member = 0; announced.all && member < (uint32_t)size; member++)
+        if (member < LIVE_MEMBER_WORDS * 64)
+            known.members[member / 64] |= UINT64_C(1) << (member % 64);
     live_file *file = live_get();
-    if (file == NULL)
-        return;
-    /* The script's own rank is that in the group of all. */
-    if (announced.all && file->rank < 0)
-        trace_set_rank(rank);
-    group_add(file, address, rank, size);
+    if (file != NULL) {
+        /* The script's own rank is that in the group of all. */
+        if (announced.all && file->rank < 0)
+            trace_set_rank(rank);
+        group_add(file, address, rank, size, &known);
+    }
+    uint64_t seed = hash_bytes((uint64_t)size, known.members, sizeof known.members);
+    return hash_bytes(seed, known.name, sizeof known.name);
 }
 
 void live_group_ended(const void *address) {
@@ -189,7 +195,7 @@ live_wait *live_collective_begin(const void *address, const char *operation, uin
         return NULL;
     uint32_t group = group_find(address);
     if (group == LIVE_GROUP_UNKNOWN) /* made before the agent was there, or by other means */
-        group = group_add(file, address, -1, 0);
+        group = group_add(file, address, -1, 0, NULL);
     uint64_t ordinal = group == LIVE_GROUP_UNKNOWN
                            ? 0
                            : __atomic_add_fetch(&file->groups[group].entered, 1, __ATOMIC_RELAXED);

@@ -11,8 +11,9 @@
 /* What the thread that makes a process group knows of it, for the live_group_made that follow on this thread; NULL: no
  * group is being made any more. `ranks` are global ones; count 0: all. */
 void live_group_announce(const char *name, const int32_t *ranks, size_t count);
-/* The backend of a group was made at `address`. */
-void live_group_made(const void *address, int rank, int size);
+/* The backend of a group was made at `address`. Returns what its ranks recognize it by, the same on all of them; 0: its
+ * name is not known. */
+uint64_t live_group_made(const void *address, int rank, int size);
 void live_group_ended(const void *address);
 
 /* A collective on the group at `address` begins, which all ranks of the group take part in. NULL: no place. */

@@ -5,7 +5,7 @@
 
 #include "../cuda/types.h"
 
-typedef enum ncclResult { ncclSuccess = 0, ncclSystemError = 2 } ncclResult_t;
+typedef enum ncclResult { ncclSuccess = 0, ncclSystemError = 2, ncclInProgress = 7 } ncclResult_t;
 typedef enum ncclRedOp { ncclSum = 0 } ncclRedOp_t;
 typedef enum ncclScalarResidence { ncclScalarDevice = 0 } ncclScalarResidence_t;
 typedef enum ncclDataType {

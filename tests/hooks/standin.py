@@ -103,6 +103,9 @@ static void show(const char *symbol, int id, int result, unsigned long long byte
 }
 """
 
+# Parameters that count what another one points to, which the wrappers read as well.
+COUNTS = ("nId", "ndev", "excludeRanksCount")
+
 FETCH = {
     "linked": "",
     # As cuBLAS does: dlopen, then dlsym for each function.
@@ -154,6 +157,8 @@ def caller(how, layers):
                     text += f"    {re.sub('^const ', '', kind)} {name}; fill((void *)&{name}, sizeof {name});\n"
                     if kind == "ncclDataType_t":
                         text += f"    {name} = (ncclDataType_t)((unsigned){name} % ncclNumTypes);\n"
+                    if name in COUNTS:
+                        text += f"    {name} = 1;\n"
                 text += f"    expect(&{name}, sizeof {name});\n"
             abi = abis.get(row.symbol)
             if how == "linked":

@@ -32,6 +32,7 @@ class CudaTest(PreloadTest):
                 if symbol in collectives and result == 0:
                     self.assertEqual(record.kind, COLLECTIVE)
                     self.assertEqual(process.names["collective"][record.id], collectives[symbol])
+                    self.assertEqual((record.c, record.a >> 32), (stream, device % (1 << 32)))
                     continue
                 per_thread = symbol.endswith(("_ptsz", "_ptds")) and result == 0
                 self.assertEqual(record.kind, CALL)

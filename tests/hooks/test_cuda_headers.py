@@ -49,6 +49,7 @@ RUNTIME_TYPES
     SAME(row_##symbol##variant *, PFN_##function##_v##version##variant, #symbol #variant)
 #include "interpose/hooks/cuda_driver.def"
 #define NCCL_CALL(function, parameters, ...) typedef ncclResult_t row_##function parameters; SAME(row_##function, __typeof__(function), #function)
+#define NCCL_COMMUNICATOR(function, parameters, ...) NCCL_CALL(function, parameters)
 #define NCCL_COLLECTIVE(function, operation, parameters, ...) NCCL_CALL(function, parameters)
 #include "interpose/hooks/nccl.def"
 """

@@ -1,11 +1,12 @@
 """The hooks on the simulated devices of tests/sim: PyTorch's own CUDA wheel, unmodified."""
 import json
 import os
+import subprocess
 import sys
 import unittest
 
 from cuda_rows import ROOT
-from preload import LIBRARY, PreloadTest
+from preload import FOLDER, LIBRARY, LIMIT_S, PreloadTest
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
 import simulated  # noqa: E402
@@ -78,6 +79,45 @@ class SimulatedTest(PreloadTest):
             calls = {name: (process.calls[name].count, process.calls[name].bytes) for name in process.calls if name.startswith("nccl")}
             self.assertEqual(calls["ncclAllReduce"], (3, 12000))
             self.assertEqual(calls["ncclReduceScatter"], (1, 2000))
+
+    def report(self, format):
+        castor = os.path.join(os.path.dirname(os.path.dirname(LIBRARY)), "bin", "castor")
+        done = subprocess.run([castor, "report", self.log_dir, "--format", format], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return json.loads(done.stdout)
+
+    def test_communicators_are_the_same_on_all_ranks(self):
+        ranks, script = 4, os.path.join(FOLDER, "nccl_rank.py")
+        settings, libraries = self.simulated(ranks)
+        started = [subprocess.Popen([sys.executable, script, str(rank), str(ranks), self.folder], stdout=subprocess.PIPE, text=True,
+                                    env=self.environment(preload=(LIBRARY, *libraries), agent=False, RANK=rank, **settings))
+                   for rank in range(ranks)]
+        streams = [process.communicate(timeout=LIMIT_S)[0].split() for process in started]
+        self.assertEqual([process.returncode for process in started], [0] * ranks)
+
+        report = self.report("json")
+        found = sorted((group["size"], group["ranks"]) for group in report["groups"])
+        self.assertEqual(found, [(2, [0, 2]), (2, [0, 2]), (2, [1, 3]), (2, [1, 3]), (4, [0, 1, 2, 3]), (4, [0, 1, 2, 3])])
+        labels = [group["label"] for group in report["groups"]]
+        self.assertEqual(len(set(labels)), len(labels))
+        classes = [(line["operation"], line["bytes"]) for line in report["collective_classes"]]
+        # 3 calls of each rank: of 1000 floats on the first communicator, of 2000 on the second.
+        self.assertEqual(sorted(classes), sorted([("allreduce", 4 * 3 * 4000), ("allreduce", 4 * 3 * 8000)] + 4 * [("allreduce", 2 * 3 * 4000)]))
+
+        events = self.report("perfetto")["traceEvents"]
+        tracks = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        work = {}
+        for event in events:
+            if event["ph"] == "X" and event["name"] == "ncclAllReduce":
+                key = (event["pid"], tracks[event["pid"], event["tid"]])
+                work[key] = work.get(key, 0) + 1
+        self.assertEqual(work, {(rank, f"stream {handle}"): 3 for rank in range(ranks) for handle in streams[rank]})
+
+    def test_process_groups_are_the_same_on_all_ranks(self):
+        settings, libraries = self.simulated(2)
+        self.torchrun(2, "simulated_rank.py", self.folder, preload=(LIBRARY, *libraries), **settings)
+        groups = [(group["label"], group["size"], group["ranks"]) for group in self.report("json")["groups"]]
+        self.assertEqual(groups, [("0", 2, [0, 1])])
 
 
 if __name__ == "__main__":

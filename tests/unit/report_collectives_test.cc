@@ -16,6 +16,13 @@ struct Call {
     uint32_t size = 0; /* of the group, when the record tells it */
 };
 
+/* What a rank tells of one of its groups. */
+struct Told {
+    uint32_t number;
+    uint64_t identity;
+    uint32_t rank, size;
+};
+
 enum { ALLREDUCE = 4, BROADCAST = 5, ALLGATHER = 6, SCATTER = 7 };
 
 class ReportCollectives : public TraceTest {
@@ -27,7 +34,7 @@ class ReportCollectives : public TraceTest {
         report_free(&data);
         TraceTest::TearDown();
     }
-    void record(int rank, const std::vector<Call> &calls) const {
+    void record(int rank, const std::vector<Call> &calls, const std::vector<Told> &groups = {}) const {
         run_child([&] {
             trace_start(directory.c_str(), 64 << 20, rank);
             trace_name_set(TRACE_COLLECTIVE, ALLREDUCE, "allreduce");
@@ -35,6 +42,9 @@ class ReportCollectives : public TraceTest {
             trace_name_set(TRACE_COLLECTIVE, ALLGATHER, "_allgather_base");
             trace_name_set(TRACE_COLLECTIVE, SCATTER, "scatter");
             trace_gauge_set(GAUGE_STEPS, 1);
+            for (const Told &group : groups)
+                trace_record_write(TRACE_GROUP, 0, base, base, 0, group.number, group.identity,
+                                   (uint64_t)group.size << 32 | group.rank);
             for (const Call &call : calls)
                 trace_record_write(TRACE_COLLECTIVE, call.id, base + call.begin_ms * MS,
                                    base + call.end_ms * MS, call.bytes, 6,
@@ -114,6 +124,49 @@ TEST_F(ReportCollectives, OneNumberMayBeSeveralGroups) {
     EXPECT_EQ(collectives.class_count, 3u);
     for (size_t i = 0; i < collectives.match_count; i++)
         EXPECT_EQ(collectives.matches[i].instances, 10u);
+}
+
+TEST_F(ReportCollectives, GroupsOfOneIdentityAreOneWhateverTheirNumbersAndTimes) {
+    /* Enqueued, not waited for: rank 1 does all of its collectives long after rank 0 has done its own. */
+    std::vector<Call> early, late;
+    for (uint64_t i = 0; i < 5; i++) {
+        early.push_back({ALLREDUCE, 0, i * 10, i * 10 + 1, 4096});
+        early.push_back({ALLREDUCE, 1, i * 10 + 2, i * 10 + 3, 512});
+        late.push_back({ALLREDUCE, 1, 1000 + i * 10, 1000 + i * 10 + 1, 4096});
+        late.push_back({ALLREDUCE, 0, 1000 + i * 10 + 2, 1000 + i * 10 + 3, 512});
+    }
+    record(0, early, {{0, 0xaa, 0, 2}, {1, 0xbb, 0, 2}});
+    record(1, late, {{1, 0xaa, 1, 2}, {0, 0xbb, 1, 2}});
+    const report_collectives &collectives = read();
+    ASSERT_EQ(collectives.group_count, 2u);
+    EXPECT_STREQ(collectives.groups[0].label, "0");
+    EXPECT_STREQ(collectives.groups[1].label, "1");
+    ASSERT_EQ(collectives.match_count, 2u);
+    for (size_t i = 0; i < collectives.match_count; i++)
+        EXPECT_EQ(collectives.matches[i].instances, 5u);
+    ASSERT_EQ(collectives.class_count, 2u);
+    for (size_t i = 0; i < 2; i++) {
+        const report_class &line = collectives.classes[i];
+        EXPECT_EQ(collectives.groups[line.group].process_count, 2u);
+        EXPECT_EQ(line.bytes, line.group == 0 ? 2u * 5 * 4096 : 2u * 5 * 512);
+    }
+}
+
+TEST_F(ReportCollectives, GroupsOfOtherIdentitiesAreApart) {
+    /* At the same times, with the same sizes: nothing else tells them apart. */
+    for (int rank : {0, 1, 2, 3})
+        record(rank, {{ALLREDUCE, 0, 0, 10, 4096}}, {{0, rank < 2 ? 0xaau : 0xbbu, (uint32_t)rank % 2, 2}});
+    const report_collectives &collectives = read();
+    ASSERT_EQ(collectives.group_count, 2u);
+    EXPECT_STREQ(collectives.groups[0].label, "0: ranks 0-1");
+    EXPECT_STREQ(collectives.groups[1].label, "0: ranks 2-3");
+    EXPECT_EQ(collectives.groups[0].size, 2u);
+}
+
+TEST_F(ReportCollectives, AGroupTellsItsSizeWithoutAnIdentity) {
+    record(3, {{ALLREDUCE, 2, 0, 10, 1 << 20}}, {{2, 0, 3, 8}});
+    EXPECT_EQ(read().groups[0].size, 8u);
+    EXPECT_STREQ(data.matched->groups[0].label, "2");
 }
 
 TEST_F(ReportCollectives, TheRecordsWordOnTheSizeOfAGroupCounts) {

@@ -1,4 +1,5 @@
 #include <set>
+#include <thread>
 #include "report_fixture.h"
 #include "trace_fixture.h"
 
@@ -115,6 +116,78 @@ TEST_F(ReportPerfetto, CollectivesAreJoinedOverTheRanks) {
     ASSERT_EQ(phases.size(), 3u);
     for (const auto &flow : phases)
         EXPECT_EQ(flow.second, "stf");
+}
+
+TEST_F(ReportPerfetto, WorkOnStreamsIsOnTracksOfTheirOwn) {
+    enum { LAUNCH = 20, COPY, WAIT, MALLOC, REDUCE };
+    run_child([&] {
+        trace_start(directory.c_str(), 1 << 20, 0);
+        trace_name_set(TRACE_CALL, LAUNCH, "cudaLaunchKernel");
+        trace_name_set(TRACE_CALL, COPY, "cudaMemcpyAsync");
+        trace_name_set(TRACE_CALL, WAIT, "cudaStreamSynchronize");
+        trace_name_set(TRACE_CALL, MALLOC, "cudaMalloc");
+        trace_name_set(TRACE_CALL, REDUCE, "ncclAllReduce");
+        trace_name_set(TRACE_COLLECTIVE, REDUCE, "allreduce");
+        uint64_t now = base;
+        auto call = [&](uint32_t id, uint64_t stream, uint64_t device = 0, uint64_t result = 0) {
+            trace_record_write(TRACE_CALL, id, now, now + MS, 0, stream, 0, result << 32 | device);
+            now += 2 * MS;
+        };
+        call(LAUNCH, 0);
+        call(COPY, 1);
+        call(LAUNCH, 0, 1);
+        call(LAUNCH, 0x5500aa00);
+        call(LAUNCH, 0x5500aa00, 1); /* the handle says which stream, whatever the thread's device */
+        call(WAIT, 0x5500aa00);
+        call(MALLOC, 0);
+        call(LAUNCH, 0, 0, 719); /* failed: on no stream */
+        trace_record_write(TRACE_COLLECTIVE, REDUCE, now, now + MS, 4096, 6, 0, 0x5500bb00);
+        trace_flush();
+    });
+    Json trace = read();
+    std::map<double, std::string> tracks;
+    for (const Json *event : of_phase(trace, "M"))
+        if ((*event)["name"].text == "thread_name")
+            tracks[(*event)["tid"].number] = (*event)["args"]["name"].text;
+    std::map<std::string, std::vector<std::string>> found;
+    for (const Json *event : of_phase(trace, "X")) {
+        std::string track = tracks[(*event)["tid"].number];
+        found[track.rfind("stream", 0) == 0 || track.rfind("default", 0) == 0 ? track
+              : track.rfind("collectives", 0) == 0                            ? "collectives"
+                                                                              : "thread"]
+            .push_back((*event)["name"].text);
+    }
+    using names = std::vector<std::string>;
+    EXPECT_EQ(found["default stream of device 0"], (names{"cudaLaunchKernel", "cudaMemcpyAsync"}));
+    EXPECT_EQ(found["default stream of device 1"], (names{"cudaLaunchKernel"}));
+    EXPECT_EQ(found["stream 0x5500aa00"], (names{"cudaLaunchKernel", "cudaLaunchKernel"}));
+    EXPECT_EQ(found["stream 0x5500bb00"], (names{"ncclAllReduce"}));
+    EXPECT_EQ(found["collectives"], (names{"allreduce"}));
+    EXPECT_EQ(found["thread"], (names{"cudaStreamSynchronize", "cudaMalloc", "cudaLaunchKernel"}));
+    EXPECT_EQ(found.size(), 6u);
+}
+
+TEST_F(ReportPerfetto, ThreadsThatShareAStreamDoNotOverlapOnOneTrack) {
+    enum { LAUNCH = 20 };
+    run_child([&] {
+        trace_start(directory.c_str(), 1 << 20, 0);
+        trace_name_set(TRACE_CALL, LAUNCH, "cudaLaunchKernel");
+        auto launch = [&] {
+            for (uint64_t i = 0; i < 3; i++)
+                trace_record_write(TRACE_CALL, LAUNCH, base + i * 10 * MS, base + i * 10 * MS + 9 * MS, 0,
+                                   0x5500aa00, 0, 0);
+        };
+        launch();
+        std::thread(launch).join();
+        trace_flush();
+    });
+    Json trace = read();
+    std::map<double, std::vector<double>> begins;
+    for (const Json *event : of_phase(trace, "X"))
+        begins[(*event)["tid"].number].push_back((*event)["ts"].number);
+    ASSERT_EQ(begins.size(), 2u);
+    for (const auto &track : begins)
+        EXPECT_EQ(track.second.size(), 3u);
 }
 
 TEST_F(ReportPerfetto, TimesAreExactToTheNanosecond) {
