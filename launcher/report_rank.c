@@ -151,8 +151,16 @@ static bool choose_processes(report *report) {
         add_rank(report, process, rank);
     }
     bool any_known = report->rank_count > 0;
-    for (const report_process *process = first; process < end; process++)
+    bool any_trained = false;
+    for (const report_process *process = first; process < end; process++) {
+        any_trained |= has_trained(process);
         if (process->counters->rank < 0 && has_trained(process))
+            add_rank(report, process, -1);
+    }
+    /* Nobody trained, and nobody said which rank it is: those that took part in collectives are the ranks. */
+    for (const report_process *process = first; process < end && !any_known; process++)
+        if (!any_trained && process->counters->parent_uid == 0 &&
+            kind_total(process->counters, TRACE_COLLECTIVE) > 0)
             add_rank(report, process, -1);
     if (report->rank_count == 0) {
         /* Nobody trained: the process that speaks for an evaluation, say. */
@@ -161,8 +169,9 @@ static bool choose_processes(report *report) {
             if (speaks_rather(process, chosen))
                 chosen = process;
         add_rank(report, chosen, -1);
-        noted &= report_add_note(report, "no process made an optimizer step or a backward pass");
     }
+    if (!any_trained && !any_known)
+        noted &= report_add_note(report, "no process made an optimizer step or a backward pass");
     if (!any_known && report->rank_count == 1)
         report->ranks[0].rank = 0;
     qsort(report->ranks, report->rank_count, sizeof *report->ranks, compare_ranks);

@@ -29,6 +29,39 @@ void report_text_seconds_cell(text_table *table, double seconds) {
     text_table_add(table, "%s", seconds > 0 ? text_seconds(figure, seconds) : "-");
 }
 
+/* Whether a rank did, or held, anything that the ranks' table shows. */
+static bool has_steps_or_memory(const report *report) {
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        static const trace_gauge kinds[] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
+                                            GAUGE_OTHER_BYTES, GAUGE_PSS_BYTES,  GAUGE_WAIT_NS};
+        for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
+            if (report_gauge(rank->process, kinds[kind]).max > 0)
+                return true;
+        if (rank->optimizer_steps > 0 || rank->micro_steps > 0)
+            return true;
+    }
+    return false;
+}
+
+/* Of a job that only communicated. */
+static void write_plain_ranks(const report *report, FILE *out) {
+    text_table table = {.headings = {"rank", "pid", "lived", "records"}};
+    char figure[TEXT_FIGURE_MAX];
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        if (rank->rank >= 0)
+            text_table_add(&table, "%d", rank->rank);
+        else
+            text_table_add(&table, "?");
+        text_table_add(&table, "%u", rank->process->counters->pid);
+        report_text_seconds_cell(&table, rank->lived_seconds);
+        text_table_add(&table, "%s", text_count(figure, rank->process->records));
+    }
+    fprintf(out, "\nRanks (without steps, and without memory that was sampled)\n");
+    text_table_print(&table, out, 2);
+}
+
 static void write_ranks(const report *report, FILE *out) {
     text_table table = {.headings = {"rank", "pid", "steps", "step time", "micro-steps", "param", "grad",
                                      "optim", "other", "PSS", "waits"}};
@@ -157,7 +190,10 @@ static void write_summary(const report *report, FILE *out) {
 
 void report_write_text(const report *report, FILE *out) {
     write_header(report, out);
-    write_ranks(report, out);
+    if (has_steps_or_memory(report))
+        write_ranks(report, out);
+    else
+        write_plain_ranks(report, out);
     write_times(report, out);
     report_text_memory(report, out);
     write_model_data(report, out);

@@ -125,7 +125,7 @@
     if (slowest && slowest.step_seconds)
       add("Step time, median", seconds(slowest.step_seconds), who(slowest.rank) + "; 90% within " + seconds(slowest.step_p90_seconds));
     const steps = Math.max(0, ...ranks.map((rank) => rank.steps));
-    add("Steps", count(steps), plural(Math.max(0, ...ranks.map((rank) => rank.micro_steps)), "backward pass").replace("passs", "passes"));
+    if (steps > 0 || ranks.some((rank) => rank.micro_steps > 0)) add("Steps", count(steps), plural(Math.max(0, ...ranks.map((rank) => rank.micro_steps)), "backward pass").replace("passs", "passes"));
     const peakOf = (rank) => (rank.memory ? rank.memory.peak.bytes : Object.values(rank.peak_bytes).reduce((a, b) => a + b, 0));
     const fullest = ranks.reduce((a, b) => (peakOf(b) > peakOf(a) ? b : a), ranks[0]);
     if (fullest && peakOf(fullest) > 0) add("Tensors at the peak", bytes(peakOf(fullest)), "on " + who(fullest.rank) + ", the fullest");
@@ -231,6 +231,7 @@
 
   const memory = () => {
     const sampled = data.ranks.filter((rank) => rank.memory);
+    if (!sampled.length && data.ranks.every((rank) => !rank.pss_peak_bytes && Object.values(rank.peak_bytes).every((value) => value === 0))) return;
     section("Memory over time", sampled.length
       ? "What each rank held, by kind, and under each chart what held the peak. Click a kind to hide or show it."
       : "Not sampled: the job kept counters only, or was too short. Peaks are in the table of ranks.");

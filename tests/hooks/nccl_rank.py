@@ -1,4 +1,4 @@
-"""One rank that calls NCCL itself, without PyTorch: nccl_rank.py RANK RANKS FOLDER. The ranks use their communicators in
+"""One rank that calls NCCL itself, without PyTorch: nccl_rank.py RANK RANKS FOLDER [untold]. The ranks use their communicators in
 different orders, so that they number them differently."""
 import ctypes
 import os
@@ -56,7 +56,8 @@ def part(whole, color):
 
 
 succeed(set_device(rank))
-ctypes.CDLL(None).castor_rank_set(rank)  # which a process of PyTorch's need not do
+if len(sys.argv) == 4:
+    ctypes.CDLL(None).castor_rank_set(rank)  # which a process of PyTorch's need not do
 memory = ctypes.c_void_p()
 succeed(malloc(ctypes.byref(memory), 8 * COUNT))
 first, second = communicator("first"), communicator("second")

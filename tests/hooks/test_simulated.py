@@ -9,6 +9,8 @@ from cuda_rows import ROOT
 from preload import FOLDER, LIBRARY, LIMIT_S, PreloadTest
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
+sys.path.insert(0, os.path.join(ROOT, "tests", "launcher"))
+import schema  # noqa: E402
 import simulated  # noqa: E402
 
 TRAIN = """
@@ -80,11 +82,14 @@ class SimulatedTest(PreloadTest):
             self.assertEqual(calls["ncclAllReduce"], (3, 12000))
             self.assertEqual(calls["ncclReduceScatter"], (1, 2000))
 
-    def report(self, format):
+    def made(self, format):
         castor = os.path.join(os.path.dirname(os.path.dirname(LIBRARY)), "bin", "castor")
         done = subprocess.run([castor, "report", self.log_dir, "--format", format], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        return json.loads(done.stdout)
+        return done.stdout
+
+    def report(self, format):
+        return json.loads(self.made(format))
 
     def test_communicators_are_the_same_on_all_ranks(self):
         ranks, script = 4, os.path.join(FOLDER, "nccl_rank.py")
@@ -112,6 +117,27 @@ class SimulatedTest(PreloadTest):
                 key = (event["pid"], tracks[event["pid"], event["tid"]])
                 work[key] = work.get(key, 0) + 1
         self.assertEqual(work, {(rank, f"stream {handle}"): 3 for rank in range(ranks) for handle in streams[rank]})
+
+    def test_a_job_that_only_communicates(self):
+        settings, libraries = self.simulated(2)
+        script = os.path.join(FOLDER, "nccl_rank.py")
+        started = [subprocess.Popen([sys.executable, script, str(rank), "2", self.folder, "untold"], stdout=subprocess.PIPE, text=True,
+                                    env=self.environment(preload=(LIBRARY, *libraries), agent=False, **settings))
+                   for rank in range(2)]
+        for process in started:
+            process.communicate(timeout=LIMIT_S)
+            self.assertEqual(process.returncode, 0)
+        report = self.report("json")
+        with open(os.path.join(ROOT, "docs", "report.schema.json")) as file:
+            self.assertEqual(schema.errors(report, json.load(file)), [])
+        self.assertEqual([rank["rank"] for rank in report["ranks"]], [None, None])
+        self.assertEqual(report["collectives"]["allreduce"]["count"], 24)
+        self.assertTrue(self.report("perfetto")["traceEvents"])
+        text, html = self.made("text"), self.made("html")
+        self.assertRegex(text, r"\nRanks .*\n +rank +pid .*\n +\? +\d+ .*\n +\? +\d+ ")
+        self.assertRegex(text, r"\n +allreduce +\S+ +2 ")
+        self.assertIn("no process made an optimizer step or a backward pass", text)
+        self.assertIn('"allreduce"', html)
 
     def test_process_groups_are_the_same_on_all_ranks(self):
         settings, libraries = self.simulated(2)
