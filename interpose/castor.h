@@ -69,6 +69,9 @@ CASTOR_API void castor_event_step(uint64_t begin_ns, uint64_t end_ns, uint32_t o
 CASTOR_API void castor_event_backward(uint64_t begin_ns, uint64_t end_ns, int synchronized);
 /* Bytes of model data that this rank holds outside the store. */
 CASTOR_API void castor_event_model_data(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes);
+/* Of these, what lies in the memory of devices, and what PyTorch holds there besides. */
+CASTOR_API void castor_event_device_data(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes,
+                                         uint64_t other_bytes);
 
 /* ---- the store ---------------------------------------------------------------------------------------------- */
 

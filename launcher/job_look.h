@@ -2,8 +2,8 @@
  *
  * Vocabulary
  *   look     what the files said at one moment
- *   meeting  what ranks wait for together: a collective that some of them have entered and others have not, or
- *            something of the node store
+ *   meeting  what ranks wait for together: a collective that some of them have entered and others have not, a message that
+ *            one has begun and the other has not, or something of the node store
  */
 #ifndef CASTOR_LAUNCHER_JOB_LOOK_H
 #define CASTOR_LAUNCHER_JOB_LOOK_H
@@ -47,15 +47,18 @@ bool job_runs_here(const trace_counters *counters);
 /* Whether a `castor run` holds the directory. */
 bool job_directory_in_use(const char *directory);
 
-/* ---- who waits for whom (job_meeting.c) ---- */
+/* ---- who waits for whom (job_meeting.c; job_enqueued.c: of NCCL) ---- */
 
 typedef struct job_meeting {
     live_kind kind;
     char what[LIVE_WHAT_MAX], group[LIVE_NAME_MAX]; /* group "": unknown, or none */
     uint64_t ordinal, bytes;
     uint64_t begin_ns; /* since when the first of them waits */
-    size_t *waiting;   /* indices of processes of the look */
-    size_t *missing;   /* those that are not there; none: unknown */
+    /* Enqueued, as NCCL's are: the ranks that are ahead may go on, and it is a stall only when nobody does. The last time that
+     * one of them began anything on the group; 0: it is no such meeting. */
+    uint64_t progress_ns;
+    size_t *waiting; /* indices of processes of the look */
+    size_t *missing; /* those that are not there; none: unknown */
     size_t waiting_count, missing_count;
     uint32_t size, unseen; /* ranks of the group; those of them that left no file here. 0: unknown */
     const char
@@ -71,6 +74,20 @@ typedef struct job_meetings {
  * others wait behind it. False when memory is out. */
 bool job_meetings_find(const job_look *look, uint64_t before_ns, job_meetings *out);
 void job_meetings_free(job_meetings *meetings);
+
+/* The parts of job_meetings_find. A new meeting has no ranks; NULL when memory is out. */
+job_meeting *job_meeting_add(job_meetings *meetings, const job_look *look, const job_meeting *first);
+void job_meeting_add_rank(size_t *indices, size_t *count, size_t index);
+bool job_meetings_add_enqueued(job_meetings *meetings, const job_look *look);
+/* The process of a rank of a group; SIZE_MAX: there is none. */
+size_t job_group_process(const job_look *look, const char *group, int rank);
+const live_group *job_group_named(const live_file *live, const char *name);
+/* The messages of a channel that were begun; `lost`: that is not known. */
+uint64_t job_messages_begun(const live_file *live, const live_group *group, live_direction direction,
+                            int peer, int tag, bool *lost);
+static inline bool job_process_is_gone(const job_process *process) {
+    return process->state == JOB_EXITED || process->state == JOB_DIED;
+}
 
 /* "0", "0 and 3", "0 to 6 and 9" of the processes' ranks; those without one by their pid. */
 void job_ranks_text(const job_look *look, const size_t *indices, size_t count, char *out, size_t out_size);

@@ -3,11 +3,7 @@
 #include <string.h>
 #include "job_look.h"
 
-static bool is_gone(const job_process *process) {
-    return process->state == JOB_EXITED || process->state == JOB_DIED;
-}
-
-static const live_group *group_named(const live_file *live, const char *name) {
+const live_group *job_group_named(const live_file *live, const char *name) {
     for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
         if (live->groups[i].used && strcmp(live->groups[i].name, name) == 0)
             return &live->groups[i];
@@ -17,6 +13,18 @@ static const live_group *group_named(const live_file *live, const char *name) {
 static bool is_member(const live_group *group, int rank) {
     return rank >= 0 && (uint32_t)rank < LIVE_MEMBER_WORDS * 64 &&
            (group->members[rank / 64] >> (rank % 64) & 1);
+}
+
+job_meeting *job_meeting_add(job_meetings *meetings, const job_look *look, const job_meeting *first) {
+    job_meeting *rows = realloc(meetings->rows, (meetings->count + 1) * sizeof *rows);
+    if (rows == NULL)
+        return NULL;
+    meetings->rows = rows;
+    job_meeting *meeting = &rows[meetings->count++];
+    *meeting = *first;
+    meeting->waiting = calloc(look->count + 1, sizeof *meeting->waiting);
+    meeting->missing = calloc(look->count + 1, sizeof *meeting->missing);
+    return meeting->waiting == NULL || meeting->missing == NULL ? NULL : meeting;
 }
 
 static job_meeting *meeting_of(job_meetings *meetings, const job_look *look, const live_wait *wait,
@@ -29,28 +37,58 @@ static job_meeting *meeting_of(job_meetings *meetings, const job_look *look, con
             (group[0] != '\0' || wait->kind == LIVE_STORE) && strcmp(meeting->what, wait->what) == 0)
             return meeting;
     }
-    job_meeting *rows = realloc(meetings->rows, (meetings->count + 1) * sizeof *rows);
-    if (rows == NULL)
-        return NULL;
-    meetings->rows = rows;
-    job_meeting *meeting = &rows[meetings->count];
-    *meeting = (job_meeting){.kind = (live_kind)wait->kind,
-                             .ordinal = wait->ordinal,
-                             .bytes = wait->bytes,
-                             .begin_ns = wait->begin_ns};
-    memcpy(meeting->what, wait->what, sizeof meeting->what);
-    snprintf(meeting->group, sizeof meeting->group, "%s", group);
-    meeting->waiting = calloc(look->count + 1, sizeof *meeting->waiting);
-    meeting->missing = calloc(look->count + 1, sizeof *meeting->missing);
-    meetings->count++;
-    return meeting->waiting == NULL || meeting->missing == NULL ? NULL : meeting;
+    job_meeting first = {.kind = (live_kind)wait->kind,
+                         .ordinal = wait->ordinal,
+                         .bytes = wait->bytes,
+                         .begin_ns = wait->begin_ns};
+    memcpy(first.what, wait->what, sizeof first.what);
+    snprintf(first.group, sizeof first.group, "%s", group);
+    return job_meeting_add(meetings, look, &first);
 }
 
-static void add_index(size_t *indices, size_t *count, size_t index) {
+void job_meeting_add_rank(size_t *indices, size_t *count, size_t index) {
     for (size_t i = 0; i < *count; i++)
         if (indices[i] == index)
             return;
     indices[(*count)++] = index;
+}
+
+size_t job_group_process(const job_look *look, const char *group, int rank) {
+    size_t found = SIZE_MAX;
+    for (size_t i = 0; i < look->count; i++) {
+        const job_process *process = &look->processes[i];
+        const live_group *own = process->live != NULL ? job_group_named(process->live, group) : NULL;
+        /* Of several, one was started again: the one that is there counts. */
+        if (own != NULL && own->rank == rank && (found == SIZE_MAX || !job_process_is_gone(process)))
+            found = i;
+    }
+    return found;
+}
+
+uint64_t job_messages_begun(const live_file *live, const live_group *group, live_direction direction,
+                            int peer, int tag, bool *lost) {
+    for (uint32_t i = 0; i < LIVE_CHANNELS_MAX; i++) {
+        const live_channel *channel = &live->channels[i];
+        if (channel->direction == (uint32_t)direction && &live->groups[channel->group] == group &&
+            channel->peer == peer && channel->tag == tag)
+            return channel->begun;
+    }
+    *lost |= live->channels_lost != 0;
+    return 0;
+}
+
+/* The sender is missing as long as it has not begun the send that the wait is for. */
+static void find_sender(const job_look *look, job_meeting *meeting, const live_wait *wait,
+                        const live_group *own) {
+    size_t peer = job_group_process(look, own->name, wait->peer);
+    if (peer == SIZE_MAX)
+        return;
+    const live_file *live = look->processes[peer].live;
+    bool lost = false;
+    uint64_t sent =
+        job_messages_begun(live, job_group_named(live, own->name), LIVE_SENT, own->rank, wait->tag, &lost);
+    if (sent < wait->ordinal && !lost)
+        job_meeting_add_rank(meeting->missing, &meeting->missing_count, peer);
 }
 
 static bool add_wait(job_meetings *meetings, const job_look *look, size_t index, const live_wait *wait) {
@@ -59,14 +97,16 @@ static bool add_wait(job_meetings *meetings, const job_look *look, size_t index,
     job_meeting *meeting = meeting_of(meetings, look, wait, group);
     if (meeting == NULL)
         return false;
-    add_index(meeting->waiting, &meeting->waiting_count, index);
+    job_meeting_add_rank(meeting->waiting, &meeting->waiting_count, index);
     if (wait->begin_ns < meeting->begin_ns)
         meeting->begin_ns = wait->begin_ns;
     if (wait->group != LIVE_GROUP_UNKNOWN)
         meeting->size = live->groups[wait->group].size;
+    if (wait->kind == LIVE_RECEIVE && wait->ordinal != 0 && group[0] != '\0')
+        find_sender(look, meeting, wait, &live->groups[wait->group]);
     for (size_t i = 0; i < look->count && wait->missing_pid > 0; i++)
         if (look->processes[i].pid == (uint32_t)wait->missing_pid)
-            add_index(meeting->missing, &meeting->missing_count, i);
+            job_meeting_add_rank(meeting->missing, &meeting->missing_count, i);
     return true;
 }
 
@@ -92,12 +132,13 @@ static const char *entered_instead(const job_process *process, const job_meeting
 /* Of a collective: the processes of the group that have not begun it. A rank whose process was started again counts by
  * the one that is there. */
 static void find_missing(const job_look *look, job_meeting *meeting) {
-    const live_group *own = group_named(look->processes[meeting->waiting[0]].live, meeting->group);
+    const live_group *own = job_group_named(look->processes[meeting->waiting[0]].live, meeting->group);
     uint32_t seen = 0;
     for (size_t i = 0; i < look->count && own != NULL; i++) {
         const job_process *process = &look->processes[i];
-        const live_group *group = process->live != NULL ? group_named(process->live, meeting->group) : NULL;
-        bool replaced = i + 1 < look->count && is_gone(process) && process->rank >= 0 &&
+        const live_group *group =
+            process->live != NULL ? job_group_named(process->live, meeting->group) : NULL;
+        bool replaced = i + 1 < look->count && job_process_is_gone(process) && process->rank >= 0 &&
                         (look->processes[i + 1].rank == process->rank ||
                          (i > 0 && look->processes[i - 1].rank == process->rank));
         if (replaced || (group == NULL && !(process->live != NULL && is_member(own, process->rank))))
@@ -109,7 +150,7 @@ static void find_missing(const job_look *look, job_meeting *meeting) {
         if (other != NULL)
             meeting->other = other;
         if (group == NULL || group->entered < meeting->ordinal || other != NULL)
-            add_index(meeting->missing, &meeting->missing_count, i);
+            job_meeting_add_rank(meeting->missing, &meeting->missing_count, i);
     }
     meeting->unseen = seen < meeting->size ? meeting->size - seen : 0;
 }
@@ -142,13 +183,15 @@ bool job_meetings_find(const job_look *look, uint64_t before_ns, job_meetings *o
     bool complete = true;
     for (size_t i = 0; i < look->count && complete; i++) {
         const job_process *process = &look->processes[i];
-        for (uint32_t w = 0; process->live != NULL && !is_gone(process) && w < LIVE_WAITS_MAX && complete;
-             w++)
+        for (uint32_t w = 0;
+             process->live != NULL && !job_process_is_gone(process) && w < LIVE_WAITS_MAX && complete; w++)
             if (process->live->waits[w].begin_ns != 0)
                 complete = add_wait(out, look, i, &process->live->waits[w]);
     }
+    complete = complete && job_meetings_add_enqueued(out, look);
     for (size_t i = 0; i < out->count && complete; i++)
-        if (out->rows[i].kind == LIVE_COLLECTIVE && out->rows[i].group[0] != '\0')
+        if (out->rows[i].kind == LIVE_COLLECTIVE && out->rows[i].progress_ns == 0 &&
+            out->rows[i].group[0] != '\0')
             find_missing(look, &out->rows[i]);
     for (size_t i = out->count; i-- > 0 && complete;)
         if (out->rows[i].begin_ns >= before_ns ||

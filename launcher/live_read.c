@@ -23,8 +23,14 @@ bool live_read(int fd, live_file *out) {
     if (!read_whole(fd, out, sizeof *out) || out->magic != LIVE_MAGIC || out->version != LIVE_VERSION ||
         out->file_bytes != sizeof *out)
         return false;
-    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
+    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++) {
         trace_read_clean(out->groups[i].name, sizeof out->groups[i].name);
+        for (uint32_t j = 0; j < LIVE_RECENT_MAX; j++)
+            trace_read_clean(out->groups[i].recent[j].what, sizeof out->groups[i].recent[j].what);
+    }
+    for (uint32_t i = 0; i < LIVE_CHANNELS_MAX; i++)
+        if (out->channels[i].group >= LIVE_GROUPS_MAX)
+            out->channels[i].direction = 0;
     for (uint32_t i = 0; i < LIVE_WAITS_MAX; i++) {
         live_wait *wait = &out->waits[i];
         trace_read_clean(wait->what, sizeof wait->what);

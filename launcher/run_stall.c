@@ -71,7 +71,7 @@ static void seconds_text(char out[32], uint64_t ns) {
 static void title_write(stall *s, const job_meeting *meeting) {
     char group[192];
     job_group_text(meeting, group, sizeof group);
-    if (meeting->kind == LIVE_COLLECTIVE)
+    if (meeting->kind == LIVE_COLLECTIVE || meeting->group[0] != '\0')
         log_format(s->title, sizeof s->title, "%s, number %llu of %s", meeting->what,
                    (unsigned long long)meeting->ordinal, group);
     else
@@ -83,11 +83,19 @@ static const char *ranks_word(size_t count) {
     return count == 1 ? "rank" : "ranks";
 }
 
+static const char *wait_words(const job_meeting *meeting) {
+    bool one = meeting->waiting_count == 1;
+    if (meeting->progress_ns != 0)
+        return one ? "has enqueued it and waits" : "have enqueued it and wait";
+    return one ? "waits" : "wait";
+}
+
 static void tell(const run_stall *watch, stall *s, const job_look *look, const job_meeting *meeting) {
     char waiting[256], missing[256], spent[32], unseen[96] = "", instead[160] = "";
     job_ranks_text(look, meeting->waiting, meeting->waiting_count, waiting, sizeof waiting);
     job_ranks_text(look, meeting->missing, meeting->missing_count, missing, sizeof missing);
-    seconds_text(spent, look->now_ns - meeting->begin_ns);
+    seconds_text(spent,
+                 look->now_ns - (meeting->progress_ns != 0 ? meeting->progress_ns : meeting->begin_ns));
     if (meeting->unseen > 0)
         log_format(unseen, sizeof unseen, "%s%u %s of other machines",
                    meeting->missing_count ? " or for " : "", meeting->unseen, ranks_word(meeting->unseen));
@@ -95,7 +103,7 @@ static void tell(const run_stall *watch, stall *s, const job_look *look, const j
         log_format(instead, sizeof instead, ", in %s instead: all ranks must make the same calls",
                    meeting->other);
     LOG_W("no progress for %s in %s: %s %s %s for %s%s%s%s%s", spent, s->title,
-          ranks_word(meeting->waiting_count), waiting, meeting->waiting_count == 1 ? "waits" : "wait",
+          ranks_word(meeting->waiting_count), waiting, wait_words(meeting),
           meeting->missing_count ? ranks_word(meeting->missing_count) : "", meeting->missing_count ? " " : "",
           missing, unseen, instead);
     for (size_t i = 0; i < s->stack_count; i++)
@@ -129,14 +137,23 @@ static bool has_answers(const stall *s, const job_look *look) {
     return true;
 }
 
-static stall *stall_of(run_stall *watch, const job_look *look, const job_meeting *meeting) {
+static stall *stall_find(const run_stall *watch, const job_look *look, const job_meeting *meeting) {
     for (size_t i = 0; i < watch->count; i++) {
         stall *s = &watch->stalls[i];
         if (s->kind == meeting->kind && s->ordinal == meeting->ordinal &&
             strcmp(s->what, meeting->what) == 0 && strcmp(s->group, meeting->group) == 0 &&
-            (s->begin_ns == meeting->begin_ns || s->kind == LIVE_COLLECTIVE))
+            (s->kind == LIVE_COLLECTIVE || (s->waiter_uid == look->processes[meeting->waiting[0]].uid &&
+                                            (s->begin_ns == meeting->begin_ns || meeting->progress_ns != 0))))
             return s;
     }
+    return NULL;
+}
+
+/* The stall that the meeting is; NULL: it is seen for the first time. */
+static stall *stall_of(run_stall *watch, const job_look *look, const job_meeting *meeting) {
+    stall *known = stall_find(watch, look, meeting);
+    if (known != NULL)
+        return known;
     stall *stalls = realloc(watch->stalls, (watch->count + 1) * sizeof *stalls);
     if (stalls == NULL)
         return NULL;
@@ -152,6 +169,13 @@ static stall *stall_of(run_stall *watch, const job_look *look, const job_meeting
 
 static void advance(run_stall *watch, const job_look *look, const job_meeting *meeting) {
     size_t before = watch->count;
+    bool goes_on = meeting->progress_ns > look->now_ns - watch->limit_ns;
+    if (goes_on) { /* no stall; but one that was told is not solved because those who are ahead went further */
+        stall *told = stall_find(watch, look, meeting);
+        if (told != NULL)
+            told->present = true;
+        return;
+    }
     stall *s = stall_of(watch, look, meeting);
     if (s == NULL) {
         if (watch->count > before)

@@ -256,6 +256,50 @@ static void add_nodes(const job_look *look, const size_t *ranks, size_t count, t
     }
 }
 
+/* Of all ranks. Where everything is in host RAM, the ranks' table says it. */
+static void add_tiers(const job_look *look, const size_t *ranks, size_t count, size_t width, top_text *out) {
+    enum { DEVICE, HOST, DISK, TIER_COUNT, KIND_COUNT = 4 };
+    static const char *const names[TIER_COUNT] = {"device", "host RAM", "disk"};
+    static const column columns[] = {
+        {"memory of all ranks", 0}, {"param", 0}, {"grad", 0}, {"optim", 0}, {"other", 0}};
+    static const trace_gauge whole[KIND_COUNT] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
+                                                  GAUGE_OTHER_BYTES},
+                             device[KIND_COUNT] = {GAUGE_DEVICE_PARAM_BYTES, GAUGE_DEVICE_GRAD_BYTES,
+                                                   GAUGE_DEVICE_OPTIM_BYTES, GAUGE_DEVICE_OTHER_BYTES},
+                             disk[] = {GAUGE_DISK_PARAM_BYTES, GAUGE_DISK_GRAD_BYTES, GAUGE_DISK_OPTIM_BYTES};
+    uint64_t bytes[TIER_COUNT][KIND_COUNT] = {0}, elsewhere = 0;
+    for (size_t i = 0; i < count; i++)
+        for (size_t kind = 0; kind < KIND_COUNT; kind++) {
+            const job_process *process = &look->processes[ranks[i]];
+            bool model_data = kind < sizeof disk / sizeof *disk; /* `other` is of the host alone */
+            uint64_t all = gauge(process, whole[kind]), on_device = gauge(process, device[kind]);
+            uint64_t on_disk = model_data ? gauge(process, disk[kind]) : 0;
+            uint64_t not_host = model_data ? on_device + on_disk : 0;
+            bytes[DEVICE][kind] += on_device;
+            bytes[DISK][kind] += on_disk;
+            bytes[HOST][kind] += all > not_host ? all - not_host : 0;
+            elsewhere += on_device + on_disk;
+        }
+    if (elsewhere == 0)
+        return;
+    grid g = {.columns = columns, .column_count = sizeof columns / sizeof *columns};
+    for (size_t tier = 0; tier < TIER_COUNT; tier++) {
+        uint64_t sum = 0;
+        for (size_t kind = 0; kind < KIND_COUNT; kind++)
+            sum += bytes[tier][kind];
+        if (sum == 0)
+            continue;
+        grid_add(&g, out, "%s", names[tier]);
+        for (size_t kind = 0; kind < KIND_COUNT; kind++) {
+            char figure[TEXT_FIGURE_MAX];
+            format_bytes(figure, bytes[tier][kind]);
+            grid_add(&g, out, "%s", figure);
+        }
+    }
+    top_text_add(out, "%s", "");
+    grid_print(&g, width, out);
+}
+
 static void add_collectives(const top_job *job, const top_history *history, size_t rank_count, size_t width,
                             top_text *out) {
     static const column columns[] = {{"collective", 0}, {"calls", 2},     {"calls/s", 3},
@@ -299,10 +343,13 @@ static void add_waits(const job_look *look, top_text *out) {
     uint64_t before_ns = look->now_ns > WAIT_SHOWN_NS ? look->now_ns - WAIT_SHOWN_NS : 0;
     if (!job_meetings_find(look, before_ns, &meetings))
         out->failed = true;
+    size_t shown = 0;
     for (size_t i = 0; i < meetings.count; i++) {
         const job_meeting *meeting = &meetings.rows[i];
+        if (meeting->progress_ns >= before_ns) /* who is ahead goes on */
+            continue;
         char who[256], whom[256], spent[TEXT_FIGURE_MAX], group[160];
-        if (i == 0) {
+        if (shown++ == 0) {
             top_text_add(out, "%s", "");
             top_text_add(out, "waiting");
         }
@@ -314,7 +361,7 @@ static void add_waits(const job_look *look, top_text *out) {
         const char *missing = meeting->missing_count == 0  ? ""
                               : meeting->missing_count > 1 ? " for ranks "
                                                            : " for rank ";
-        if (meeting->kind == LIVE_COLLECTIVE)
+        if (meeting->kind == LIVE_COLLECTIVE || meeting->group[0] != '\0')
             top_text_add(out, "  %s %s: %s in %s %llu of %s%s%s", many, who, spent, meeting->what,
                          (unsigned long long)meeting->ordinal, group, missing, whom);
         else
@@ -335,6 +382,7 @@ void top_view(const top_job *job, const job_look *look, const top_history *histo
     } else {
         add_head(job, look, ranks, count, out);
         add_ranks(job, look, history, ranks, count, width, out);
+        add_tiers(look, ranks, count, width, out);
         add_nodes(look, ranks, count, out);
         add_collectives(job, history, count, width, out);
         if (!job->ended)

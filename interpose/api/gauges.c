@@ -31,14 +31,19 @@ static void add_own(const store *s, uint64_t own[]) {
 
 /* What this rank holds. */
 static void sample_rank(void) {
-    uint64_t own[CHUNK_KIND_COUNT];
-    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
-        own[kind] = atomic_load(&outside[kind]);
+    uint64_t own[CHUNK_KIND_COUNT] = {0};
     for (store *s = store_first(); s && !s->detached; s = s->next) {
         pthread_mutex_lock(&s->lock);
         add_own(s, own);
         pthread_mutex_unlock(&s->lock);
     }
+    if (options()->offload_dir[0] != '\0') {
+        trace_gauge_set(GAUGE_DISK_PARAM_BYTES, own[CHUNK_PARAM]);
+        trace_gauge_set(GAUGE_DISK_GRAD_BYTES, own[CHUNK_GRAD]);
+        trace_gauge_set(GAUGE_DISK_OPTIM_BYTES, own[CHUNK_OPTIM]);
+    }
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        own[kind] += atomic_load(&outside[kind]);
     trace_gauge_set(GAUGE_PARAM_BYTES, own[CHUNK_PARAM]);
     trace_gauge_set(GAUGE_GRAD_BYTES, own[CHUNK_GRAD]);
     trace_gauge_set(GAUGE_OPTIM_BYTES, own[CHUNK_OPTIM]);

@@ -5,9 +5,10 @@
 #include "../trace/live.h"
 #include "../trace/trace.h"
 
-#define FLIGHTS_MAX 512u
-#define WORKS_MAX   2048u /* a power of two */
-#define WORK_PROBES 64u
+#define FLIGHTS_MAX  512u
+#define WORKS_MAX    2048u /* a power of two */
+#define WORK_PROBES  64u
+#define RECEIVES_MAX 1021u
 
 struct collective_flight {
     uint32_t claimed; /* atomic: 0, free */
@@ -44,6 +45,10 @@ static bool is_message(hook_id id) {
            id == HOOK_C10D_NCCL_SEND || id == HOOK_C10D_NCCL_RECV || id == HOOK_C10D_NCCL_RECV_ANYSOURCE;
 }
 
+static bool is_send(hook_id id) {
+    return id == HOOK_GLOO_SEND || id == HOOK_C10D_NCCL_SEND;
+}
+
 bool collective_is_inside(void) {
     return current != NULL;
 }
@@ -78,6 +83,44 @@ static void flight_part_end(collective_flight *flight) {
     __atomic_store_n(&flight->claimed, 0, __ATOMIC_RELEASE);
 }
 
+/* Messages to come, by the works that stand for them: an older one that has the same place is forgotten. `busy` guards
+ * a place; who finds it taken does without. */
+typedef struct receive_place {
+    uint32_t busy;
+    const void *work;
+    live_message message;
+} receive_place;
+
+static receive_place receives[RECEIVES_MAX];
+
+static receive_place *receive_lock(const void *work) {
+    receive_place *place = &receives[((uintptr_t)work >> 4) % RECEIVES_MAX];
+    uint32_t free = 0;
+    return __atomic_compare_exchange_n(&place->busy, &free, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)
+               ? place
+               : NULL;
+}
+
+static void receive_keep(const void *work, const live_message *message) {
+    receive_place *place = work ? receive_lock(work) : NULL;
+    if (!place)
+        return;
+    place->work = work;
+    place->message = *message;
+    __atomic_store_n(&place->busy, 0, __ATOMIC_RELEASE);
+}
+
+live_message collective_message_of(const void *work) {
+    live_message message = {LIVE_GROUP_UNKNOWN, -1, 0, 0};
+    receive_place *place = receive_lock(work);
+    if (!place)
+        return message;
+    if (place->work == work)
+        message = place->message;
+    __atomic_store_n(&place->busy, 0, __ATOMIC_RELEASE);
+    return message;
+}
+
 bool collective_enter(collective_call *call, hook_id id, const void *group) {
     call->outermost = current == NULL;
     if (!call->outermost)
@@ -88,6 +131,10 @@ bool collective_enter(collective_call *call, hook_id id, const void *group) {
     call->flight = NULL;
     call->group = group_number(group);
     call->group_address = group;
+    call->peer = -1;
+    call->tag = 0;
+    call->work = NULL;
+    call->live = NULL;
     call->payload = (hook_payload){.dtype = PAYLOAD_NO_DTYPE};
     void (*entered)(hook_id) = __atomic_load_n(&observer, __ATOMIC_ACQUIRE);
     if (entered)
@@ -97,10 +144,13 @@ bool collective_enter(collective_call *call, hook_id id, const void *group) {
 
 void collective_begin(collective_call *call) {
     call->begin_ns = trace_now_ns();
-    call->live = is_message(call->id)
-                     ? NULL
-                     : live_collective_begin(call->group_address, hooks_operation_name(call->id),
-                                             call->payload.bytes, call->begin_ns);
+    bool enqueued = hook_table[call->id].layer == HOOK_LAYER_C10D_NCCL;
+    if (is_message(call->id))
+        call->message = live_message_begin(call->group_address, is_send(call->id) ? LIVE_SENT : LIVE_RECEIVED,
+                                           call->peer, call->tag, enqueued, call->begin_ns);
+    else
+        call->live = (enqueued ? live_collective_enqueue : live_collective_begin)(
+            call->group_address, hooks_operation_name(call->id), call->payload.bytes, call->begin_ns);
     collective_flight *flight = call->flight = flight_claim();
     if (!flight)
         return;
@@ -118,6 +168,8 @@ void collective_leave(collective_call *call) {
     if (!call->outermost)
         return;
     current = NULL;
+    if ((call->id == HOOK_GLOO_RECV || call->id == HOOK_GLOO_RECV_ANYSOURCE) && call->returned)
+        receive_keep(call->work, &call->message);
     uint64_t end_ns = trace_now_ns();
     if (call->flight) {
         call->flight->call_end_ns = end_ns;

@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include "hooks.h"
 #include "payload.h"
+#include "../trace/live.h"
 
 typedef struct collective_flight collective_flight;
 
@@ -27,6 +28,9 @@ typedef struct collective_call {
     const void *group_address;
     uint64_t begin_ns;
     hook_payload payload;
+    int peer, tag;    /* of a message; peer -1: from any rank */
+    const void *work; /* what a call of a process group has returned */
+    live_message message;
     struct live_wait *live;
     collective_flight *flight;
 } collective_call;
@@ -41,6 +45,9 @@ void collective_leave(collective_call *call);
 void collective_work_enqueue(const void *work);
 void collective_work_begin(const void *work);
 void collective_work_end(const void *work);
+
+/* What the receiving `work` waits for; ordinal 0: not known. */
+live_message collective_message_of(const void *work);
 
 /* This thread is inside a call of a process group. */
 bool collective_is_inside(void);

@@ -30,10 +30,17 @@ static void *real_function(hook_id id) {
 #define CALL_REAL_hook_work(call, real, arguments)                                                           \
     hook_work result = real arguments;                                                                       \
     (call).returned = true;                                                                                  \
+    (call).work = *(void **)result;                                                                          \
     return result
 #define CALL_REAL_void(call, real, arguments)                                                                \
     real arguments;                                                                                          \
     (call).returned = true
+
+#define TAKE_PEER_NONE    (void)0
+#define TAKE_PEER_TENSOR  (void)0
+#define TAKE_PEER_TENSORS (void)0
+#define TAKE_PEER_LISTS   (void)0
+#define TAKE_PEER_MESSAGE (call.peer = rank, call.tag = tag)
 
 #define WRAP_ALLOCATION(...)
 #define WRAP_LOADER(...)
@@ -51,6 +58,7 @@ static void *real_function(hook_id id) {
         __attribute__((cleanup(collective_leave))) collective_call call;                                     \
         if (collective_enter(&call, HOOK_##id, self)) {                                                      \
             payload_measure_##payload_kind(&call.payload, source);                                           \
+            TAKE_PEER_##payload_kind;                                                                        \
             collective_begin(&call);                                                                         \
         }                                                                                                    \
         CALL_REAL_##result(call, real, arguments);                                                           \
@@ -102,8 +110,10 @@ bool wrap_GLOO_SEND_WAIT(void *self, int64_t timeout_ms) {
     return done;
 }
 
-static void receive_begin(live_wait **live, uint64_t begin_ns) {
-    *live = live_wait_begin(LIVE_RECEIVE, "recv", begin_ns);
+static void receive_begin(live_wait **live, const void *work, uint64_t begin_ns) {
+    live_message message = collective_message_of(work);
+    *live = message.ordinal ? live_receive_begin(&message, "recv", begin_ns)
+                            : live_wait_begin(LIVE_RECEIVE, "recv", begin_ns);
 }
 
 /* The real function throws when nothing comes in time. */
@@ -114,7 +124,7 @@ static void receive_end(live_wait **live) {
 bool wrap_GLOO_RECV_WAIT(void *self, int64_t timeout_ms) {
     uint64_t begin = trace_now_ns();
     __attribute__((cleanup(receive_end))) live_wait *live = NULL;
-    receive_begin(&live, begin);
+    receive_begin(&live, self, begin);
     bool done = REAL(GLOO_RECV_WAIT)(self, timeout_ms);
     trace_record_write(TRACE_CALL, HOOK_GLOO_RECV_WAIT, begin, trace_now_ns(), 0, 0, 0, 0);
     return done;

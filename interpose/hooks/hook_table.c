@@ -7,6 +7,7 @@
 #define HAS_STREAM_TENSOR(source)                              false
 #define HAS_STREAM_TENSORS(source)                             false
 #define HAS_STREAM_LISTS(source)                               false
+#define HAS_STREAM_MESSAGE(source)                             false
 #define HAS_STREAM_FACTS(source)                               STREAM_IN_FACTS source
 #define HAS_STREAM_COUNT(source)                               STREAM_IN_COUNT source
 

@@ -4,6 +4,7 @@
 #include "group.h"
 #include "observe.h"
 #include "../trace/hash.h"
+#include "../trace/live.h"
 #include "../../shims/nccl/types.h"
 
 /* By ncclDataType_t: bytes of an element, and its c10::ScalarType. */
@@ -22,10 +23,17 @@ typedef struct nccl_payload {
     cudaStream_t stream;
 } nccl_payload;
 
-static void collective_record(hook_id id, uint64_t begin_ns, ncclResult_t status, nccl_payload payload) {
+/* `peer`: of a message; -1: of a collective. */
+static void collective_record(hook_id id, uint64_t begin_ns, ncclResult_t status, nccl_payload payload,
+                              int peer) {
     bool known = (size_t)payload.datatype < sizeof datatypes / sizeof *datatypes;
     uint64_t bytes = known ? payload.count * datatypes[payload.datatype].bytes : 0;
     if (status == ncclSuccess && !collective_is_inside()) {
+        if (peer < 0)
+            live_wait_end(live_collective_enqueue(payload.communicator, nccl_operation(id), bytes, begin_ns));
+        else
+            live_message_begin(payload.communicator, id == HOOK_ncclSend ? LIVE_SENT : LIVE_RECEIVED, peer, 0,
+                               true, begin_ns);
         trace_record_write(TRACE_COLLECTIVE, id, begin_ns, trace_now_ns(), bytes,
                            (uint64_t)(unsigned)observe_thread.device << 32 |
                                (known ? datatypes[payload.datatype].scalar_type : PAYLOAD_NO_DTYPE),
@@ -46,7 +54,9 @@ static uint64_t communicator_end(ncclComm_t communicator) {
 /* Unique ids hold addresses and a random number: their bytes are as good as a name, and the same on every rank. */
 static void communicator_made(ncclComm_t communicator, const ncclUniqueId *ids, int id_count, int rank,
                               int size) {
-    group_made(communicator, hash_bytes((uint64_t)size, ids, (size_t)id_count * sizeof *ids), rank, size);
+    uint64_t identity = hash_bytes((uint64_t)size, ids, (size_t)id_count * sizeof *ids);
+    group_made(communicator, identity, rank, size);
+    live_communicator_made(communicator, identity, rank, size);
 }
 
 /* Communicators of one process among themselves: nobody else has them. */
@@ -59,6 +69,7 @@ static void communicators_made(const ncclComm_t *communicators, int count) {
 static void communicator_divided(ncclComm_t whole, ncclComm_t part, group_division how, uint64_t choice) {
     uint64_t identity = group_divide(whole, how, choice);
     group_made(part, identity, -1, 0);
+    live_communicator_made(part, identity, -1, 0);
 }
 
 /* The same in whatever order the ranks are listed. */
@@ -100,6 +111,10 @@ static uint64_t ranks_hash(const int *ranks, int count) {
 #define PAYLOAD(count, datatype, communicator, stream)                                                       \
     { count, datatype, communicator, stream }
 #define NCCL_COLLECTIVE(function, operation, parameters, arguments, payload, doc)                            \
+    NCCL_WORK(function, parameters, arguments, payload, -1)
+#define NCCL_MESSAGE(function, operation, parameters, arguments, payload, doc)                               \
+    NCCL_WORK(function, parameters, arguments, payload, peer)
+#define NCCL_WORK(function, parameters, arguments, payload, peer)                                            \
     ncclResult_t wrap_##function parameters;                                                                 \
     HOOK_EXPORT extern __typeof__(wrap_##function) export_##function __asm__(#function)                      \
         __attribute__((alias("wrap_" #function)));                                                           \
@@ -114,7 +129,7 @@ static uint64_t ranks_hash(const int *ranks, int count) {
         uint64_t begin_ns_ = trace_now_ns();                                                                 \
         ncclResult_t status_ = target_ arguments;                                                            \
         observe_thread.inside = inside_;                                                                     \
-        collective_record(HOOK_##function, begin_ns_, status_, (nccl_payload)PAYLOAD payload);               \
+        collective_record(HOOK_##function, begin_ns_, status_, (nccl_payload)PAYLOAD payload, peer);         \
         return status_;                                                                                      \
     }
 #include "nccl.def"

@@ -43,6 +43,10 @@ void payload_measure_TENSORS(hook_payload *out, const void *tensors) {
         payload_measure_TENSOR(out, at);
 }
 
+void payload_measure_MESSAGE(hook_payload *out, const void *tensors) {
+    payload_measure_TENSORS(out, tensors);
+}
+
 void payload_measure_LISTS(hook_payload *out, const void *lists) {
     const cxx_vector *vector = lists;
     for (const char *at = vector->begin; at < vector->end; at += sizeof(cxx_vector))

@@ -19,6 +19,7 @@ void payload_resolve(void *library);
 void payload_measure_NONE(hook_payload *out, const void *nothing);
 void payload_measure_TENSOR(hook_payload *out, const void *tensor);
 void payload_measure_TENSORS(hook_payload *out, const void *tensors);
+void payload_measure_MESSAGE(hook_payload *out, const void *tensors);
 void payload_measure_LISTS(hook_payload *out, const void *lists);
 
 #endif

@@ -116,6 +116,7 @@ static uint32_t group_add(live_file *file, const void *address, int rank, int si
         if (known != NULL) {
             memcpy(group->name, known->name, sizeof group->name);
             memcpy(group->members, known->members, sizeof group->members);
+            group->enqueues = known->enqueues;
         }
         __atomic_store_n(&group->used, 1, __ATOMIC_RELEASE);
         __atomic_store_n(&addresses[index], address, __ATOMIC_RELEASE);
@@ -147,6 +148,15 @@ uint64_t live_group_made(const void *address, int rank, int size) {
     return hash_bytes(seed, known.name, sizeof known.name);
 }
 
+void live_communicator_made(const void *address, uint64_t identity, int rank, int size) {
+    live_file *file = address != NULL && identity != 0 ? live_get() : NULL;
+    if (file == NULL)
+        return;
+    live_group known = {.enqueues = 1};
+    log_format(known.name, sizeof known.name, "%x", (unsigned)(identity >> 32 ^ identity));
+    group_add(file, address, rank, size, &known);
+}
+
 void live_group_ended(const void *address) {
     live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
     uint32_t index = file == NULL || address == NULL ? LIVE_GROUP_UNKNOWN : group_find(address);
@@ -156,6 +166,9 @@ void live_group_ended(const void *address) {
     for (uint32_t i = 0; i < LIVE_WAITS_MAX; i++)
         if (__atomic_load_n(&file->waits[i].claimed, __ATOMIC_ACQUIRE) && file->waits[i].group == index)
             __atomic_store_n(&file->waits[i].begin_ns, 0, __ATOMIC_RELEASE);
+    for (uint32_t i = 0; i < LIVE_CHANNELS_MAX; i++)
+        if (file->channels[i].group == index)
+            __atomic_store_n(&file->channels[i].direction, 0, __ATOMIC_RELEASE);
     __atomic_store_n(&file->groups[index].used, 0, __ATOMIC_RELEASE);
     __atomic_store_n(&addresses[index], NULL, __ATOMIC_RELEASE);
 }
@@ -173,11 +186,8 @@ static live_wait *wait_claim(live_file *file) {
     return NULL;
 }
 
-static live_wait *wait_begin(live_file *file, live_kind kind, uint32_t group, uint64_t ordinal,
-                             const char *what, uint64_t bytes, uint64_t now_ns) {
-    live_wait *wait = wait_claim(file);
-    if (wait == NULL)
-        return NULL;
+static live_wait *wait_publish(live_wait *wait, live_kind kind, uint32_t group, uint64_t ordinal,
+                               const char *what, uint64_t bytes, uint64_t now_ns) {
     wait->kind = (uint32_t)kind;
     wait->group = group;
     wait->ordinal = ordinal;
@@ -188,24 +198,111 @@ static live_wait *wait_begin(live_file *file, live_kind kind, uint32_t group, ui
     return wait;
 }
 
-live_wait *live_collective_begin(const void *address, const char *operation, uint64_t bytes,
-                                 uint64_t now_ns) {
+static live_wait *wait_begin(live_file *file, live_kind kind, uint32_t group, uint64_t ordinal,
+                             const char *what, uint64_t bytes, uint64_t now_ns) {
+    live_wait *wait = wait_claim(file);
+    return wait == NULL ? NULL : wait_publish(wait, kind, group, ordinal, what, bytes, now_ns);
+}
+
+/* One of several threads that begin collectives of one group at once may come to lack in `recent`. */
+static live_wait *collective_begin(const void *address, const char *operation, uint64_t bytes,
+                                   uint64_t now_ns, bool enqueued) {
     live_file *file = live_get();
     if (file == NULL)
         return NULL;
-    uint32_t group = group_find(address);
-    if (group == LIVE_GROUP_UNKNOWN) /* made before the agent was there, or by other means */
-        group = group_add(file, address, -1, 0, NULL);
-    uint64_t ordinal = group == LIVE_GROUP_UNKNOWN
-                           ? 0
-                           : __atomic_add_fetch(&file->groups[group].entered, 1, __ATOMIC_RELAXED);
-    return wait_begin(file, LIVE_COLLECTIVE, group, ordinal, operation, bytes, now_ns);
+    uint32_t index = group_find(address);
+    if (index == LIVE_GROUP_UNKNOWN) /* made before the agent was there, or by other means */
+        index = group_add(file, address, -1, 0, NULL);
+    if (index == LIVE_GROUP_UNKNOWN)
+        return wait_begin(file, LIVE_COLLECTIVE, index, 0, operation, bytes, now_ns);
+    live_group *group = &file->groups[index];
+    uint64_t ordinal = __atomic_add_fetch(&group->entered, 1, __ATOMIC_RELAXED);
+    if (enqueued) {
+        live_recent *recent = &group->recent[ordinal % LIVE_RECENT_MAX];
+        copy_text(recent->what, sizeof recent->what, operation);
+        recent->begin_ns = now_ns;
+        __atomic_store_n(&recent->ordinal, ordinal, __ATOMIC_RELEASE);
+        __atomic_store_n(&group->enqueues, 1, __ATOMIC_RELAXED);
+        __atomic_store_n(&group->last_ns, now_ns, __ATOMIC_RELAXED);
+    }
+    return wait_begin(file, LIVE_COLLECTIVE, index, ordinal, operation, bytes, now_ns);
+}
+
+live_wait *live_collective_begin(const void *address, const char *operation, uint64_t bytes,
+                                 uint64_t now_ns) {
+    return collective_begin(address, operation, bytes, now_ns, false);
+}
+
+live_wait *live_collective_enqueue(const void *address, const char *operation, uint64_t bytes,
+                                   uint64_t now_ns) {
+    return collective_begin(address, operation, bytes, now_ns, true);
 }
 
 live_wait *live_wait_begin(live_kind kind, const char *what, uint64_t now_ns) {
     live_file *file = live_get();
     return file == NULL ? NULL : wait_begin(file, kind, LIVE_GROUP_UNKNOWN, 0, what, 0, now_ns);
 }
+
+/* ---- messages ---- */
+
+static live_channel *channel_find(live_file *file, const live_message *message, live_direction direction) {
+    for (uint32_t i = 0; i < LIVE_CHANNELS_MAX; i++) {
+        live_channel *channel = &file->channels[i];
+        if (__atomic_load_n(&channel->direction, __ATOMIC_ACQUIRE) == (uint32_t)direction &&
+            channel->group == message->group && channel->peer == message->peer &&
+            channel->tag == message->tag)
+            return channel;
+    }
+    return NULL;
+}
+
+static live_channel *channel_add(live_file *file, const live_message *message, live_direction direction) {
+    pthread_mutex_lock(&lock);
+    live_channel *channel = channel_find(file, message, direction);
+    for (uint32_t i = 0; i < LIVE_CHANNELS_MAX && channel == NULL; i++)
+        if (file->channels[i].direction == 0) {
+            channel = &file->channels[i];
+            *channel = (live_channel){.group = message->group, .peer = message->peer, .tag = message->tag};
+            __atomic_store_n(&channel->direction, (uint32_t)direction, __ATOMIC_RELEASE);
+        }
+    if (channel == NULL)
+        file->channels_lost = 1;
+    pthread_mutex_unlock(&lock);
+    return channel;
+}
+
+live_message live_message_begin(const void *address, live_direction direction, int peer, int tag,
+                                bool enqueued, uint64_t now_ns) {
+    live_message message = {LIVE_GROUP_UNKNOWN, peer, enqueued ? 0 : tag, 0};
+    live_file *file = live_get();
+    if (file == NULL || (message.group = group_find(address)) == LIVE_GROUP_UNKNOWN)
+        return message;
+    live_group *group = &file->groups[message.group];
+    if (enqueued) {
+        __atomic_store_n(&group->enqueues, 1, __ATOMIC_RELAXED);
+        __atomic_store_n(&group->last_ns, now_ns, __ATOMIC_RELAXED);
+    }
+    if (peer < 0 || group->name[0] == '\0')
+        return message;
+    live_channel *channel = channel_find(file, &message, direction);
+    if (channel == NULL)
+        channel = channel_add(file, &message, direction);
+    if (channel != NULL)
+        message.ordinal = __atomic_add_fetch(&channel->begun, 1, __ATOMIC_RELAXED);
+    return message;
+}
+
+live_wait *live_receive_begin(const live_message *message, const char *what, uint64_t now_ns) {
+    live_file *file = live_get();
+    live_wait *wait = file == NULL ? NULL : wait_claim(file);
+    if (wait == NULL)
+        return NULL;
+    wait->peer = message->peer;
+    wait->tag = message->tag;
+    return wait_publish(wait, LIVE_RECEIVE, message->group, message->ordinal, what, 0, now_ns);
+}
+
+/* ---- waits that change ---- */
 
 void live_wait_missing(live_wait *wait, int pid) {
     if (wait != NULL)

@@ -5,6 +5,7 @@
 #ifndef CASTOR_TRACE_LIVE_H
 #define CASTOR_TRACE_LIVE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include "live_format.h"
 
@@ -14,12 +15,30 @@ void live_group_announce(const char *name, const int32_t *ranks, size_t count);
 /* The backend of a group was made at `address`. Returns what its ranks recognize it by, the same on all of them; 0: its
  * name is not known. */
 uint64_t live_group_made(const void *address, int rank, int size);
+/* A communicator, by what all its ranks know it by. */
+void live_communicator_made(const void *address, uint64_t identity, int rank, int size);
 void live_group_ended(const void *address);
 
 /* A collective on the group at `address` begins, which all ranks of the group take part in. NULL: no place. */
 live_wait *live_collective_begin(const void *address, const char *operation, uint64_t bytes, uint64_t now_ns);
-/* A wait of the node store, or for a message (`group` NULL). */
+/* The same of one that is enqueued: it is in flight for the host until its call returns. */
+live_wait *live_collective_enqueue(const void *address, const char *operation, uint64_t bytes,
+                                   uint64_t now_ns);
+/* A wait of the node store, or for a message that nothing more is known of. */
 live_wait *live_wait_begin(live_kind kind, const char *what, uint64_t now_ns);
+
+/* A message to or from a rank of the group; `peer` -1: from any rank. */
+typedef struct live_message {
+    uint32_t group;
+    int32_t peer, tag;
+    uint64_t ordinal; /* among those of its channel; 0: not counted */
+} live_message;
+
+/* `enqueued`: as a collective of NCCL, which knows no tags. */
+live_message live_message_begin(const void *address, live_direction direction, int peer, int tag,
+                                bool enqueued, uint64_t now_ns);
+/* A thread waits until it has arrived. */
+live_wait *live_receive_begin(const live_message *message, const char *what, uint64_t now_ns);
 /* Whom the wait is for, when that becomes known or changes. */
 void live_wait_missing(live_wait *wait, int pid);
 void live_wait_end(live_wait *wait); /* NULL is fine */

@@ -3,9 +3,12 @@
  * report. Little-endian, naturally aligned; a reader trusts none of it (launcher/live_read.h).
  *
  * Vocabulary
- *   group    the ranks of a process group of the script's, by its name, which is the same on all of them
+ *   group    the ranks of a process group of the script's, or of a communicator, by its name, which is the same on all of them
  *   ordinal  the n-th collective of this process on a group: ranks of a group meet in collectives of one ordinal
- *   wait     a collective in flight, or a wait for other ranks in Castor's own store
+ *   wait     a collective in flight, or a wait for other ranks in Castor's own store, or for a message
+ *   enqueued a collective of NCCL: its call returns at once, and when the device is done with it the host does not know
+ *   channel  the messages of this process to, or from, one rank of a group under one tag: the n-th that is received there is
+ *            the n-th that was sent
  *
  * Invariants
  *   - begin_ns of a wait is stored last, with release, when it begins, and cleared first when it ends. A reader that
@@ -18,26 +21,40 @@
 #include <assert.h>
 #include <stdint.h>
 
-#define LIVE_VERSION      1u
+#define LIVE_VERSION      2u
 #define LIVE_MAGIC        UINT64_C(0x766c726f74736163) /* "castorlv" */
 #define LIVE_SUFFIX       ".live"
 #define LIVE_STACK_SUFFIX ".stack" /* text: the Python stacks that `castor run` asked for */
 
-#define LIVE_GROUPS_MAX    64u
+#define LIVE_GROUPS_MAX    128u
 #define LIVE_WAITS_MAX     64u
+#define LIVE_CHANNELS_MAX  256u
+#define LIVE_RECENT_MAX    8u
 #define LIVE_MEMBER_WORDS  16u /* ranks 0 to 1023; others of a group are only counted */
 #define LIVE_NAME_MAX      64
 #define LIVE_WHAT_MAX      80
+#define LIVE_OPERATION_MAX 32
 #define LIVE_GROUP_UNKNOWN UINT32_MAX
 
 typedef enum live_kind { LIVE_COLLECTIVE = 1, LIVE_STORE = 2, LIVE_RECEIVE = 3 } live_kind;
+
+typedef enum live_direction { LIVE_SENT = 1, LIVE_RECEIVED = 2 } live_direction;
+
+/* One of the last collectives of a group. */
+typedef struct live_recent {
+    uint64_t ordinal, begin_ns;
+    char what[LIVE_OPERATION_MAX];
+} live_recent;
 
 typedef struct live_group {
     uint64_t entered; /* collectives that this process has begun on it */
     int32_t rank;     /* of this process in the group; -1: unknown */
     uint32_t size;    /* ranks in the group; 0: unknown */
-    uint32_t used, reserved;
-    char name[LIVE_NAME_MAX]; /* "": unknown */
+    uint32_t used;
+    uint32_t enqueues; /* its collectives are enqueued, and no wait says that one is in flight */
+    uint64_t last_ns;  /* when its last collective or message was begun; CLOCK_MONOTONIC */
+    live_recent recent[LIVE_RECENT_MAX]; /* by ordinal */
+    char name[LIVE_NAME_MAX];            /* "": unknown */
     uint64_t members[LIVE_MEMBER_WORDS];
 } live_group;
 
@@ -48,8 +65,15 @@ typedef struct live_wait {
     int32_t missing_pid;  /* a process that is waited for, as far as the waiter knows; 0: unknown */
     uint32_t claimed;
     char what[LIVE_WHAT_MAX]; /* "allreduce", "the end of backward" */
-    uint64_t reserved;
+    int32_t peer, tag;        /* of a message whose ordinal is not 0; peer: a rank of the group */
 } live_wait;
+
+typedef struct live_channel {
+    uint64_t begun;
+    uint32_t direction; /* 0: free */
+    uint32_t group;
+    int32_t peer, tag; /* peer: a rank of the group */
+} live_channel;
 
 typedef struct live_file {
     uint64_t magic;
@@ -58,14 +82,19 @@ typedef struct live_file {
     int32_t rank;
     uint64_t process_uid, start_clock_ticks; /* as in the counters */
     uint32_t stack_wanted, stack_given;      /* counts: a stack is due while they differ */
-    uint32_t stack_able, reserved; /* stack_able: somebody in this process can tell its Python stack */
+    uint32_t stack_able;                     /* somebody in this process can tell its Python stack */
+    uint32_t channels_lost; /* messages of channels that found no place: their absence says nothing */
     uint8_t padding[72];
     live_group groups[LIVE_GROUPS_MAX];
     live_wait waits[LIVE_WAITS_MAX];
+    live_channel channels[LIVE_CHANNELS_MAX];
 } live_file;
 
-static_assert(sizeof(live_group) == 216, "groups have 216 bytes");
+static_assert(sizeof(live_group) == 608, "groups have 608 bytes");
 static_assert(sizeof(live_wait) == 128, "waits have 128 bytes");
-static_assert(sizeof(live_file) == 128 + 216 * LIVE_GROUPS_MAX + 128 * LIVE_WAITS_MAX, "no hidden padding");
+static_assert(sizeof(live_channel) == 24, "channels have 24 bytes");
+static_assert(sizeof(live_file) ==
+                  128 + 608 * LIVE_GROUPS_MAX + 128 * LIVE_WAITS_MAX + 24 * LIVE_CHANNELS_MAX,
+              "no hidden padding");
 
 #endif

@@ -44,6 +44,7 @@ _SIGNATURES = {
     "event_step": (None, [c_uint64, c_uint64, c_uint32, c_uint32]),
     "event_backward": (None, [c_uint64, c_uint64, c_int]),
     "event_model_data": (None, [c_uint64, c_uint64, c_uint64]),
+    "event_device_data": (None, [c_uint64, c_uint64, c_uint64, c_uint64]),
     "store_open": ("status", [c_char_p, c_int, c_int, POINTER(c_void_p)]),
     "store_leave": (None, [c_void_p]),
     "barrier": ("status", [c_void_p, c_char_p]),

@@ -263,26 +263,37 @@ def _outermost(wrapper):
             _steps[self] = 0
         _steps[self] += 1
         if _steps[self] & (_steps[self] - 1) == 0:  # now and then: the 1st, 2nd, 4th, 8th step
-            core.event_model_data(*_private_model_data())
+            _tell_model_data()
         core.event_step(begin, core.now_ns(), _numbers[self], running.mode)
         return result
 
     return torch._disable_dynamo(step) if _shares else step
 
 
-def _private_model_data():
-    """Bytes of parameters, gradients and states of the process's optimizers that are not in the store."""
-    seen, param, grad, optim = set(), 0, 0, 0
+def _tell_model_data():
+    """Bytes of parameters, gradients and states of the process's optimizers that are not in the store, and those on devices."""
+    seen, whole, device = set(), [0, 0, 0], [0, 0, 0]
+
+    def add(kind, tensor):
+        whole[kind] += tensor.nbytes
+        device[kind] += 0 if tensor.device.type == "cpu" else tensor.nbytes
+
     for optimizer in list(_numbers):
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             entry = engine.entry_of(p)
             if id(p) in seen or entry is not None and entry.shared:
                 continue
             seen.add(id(p))
-            param += p.nbytes
-            grad += p.grad.nbytes if p.grad is not None and p.grad.layout is torch.strided else 0
-            optim += sum(v.nbytes for v in optimizer.state.get(p, {}).values() if isinstance(v, torch.Tensor))
-    return param, grad, optim
+            add(0, p)
+            if p.grad is not None and p.grad.layout is torch.strided:
+                add(1, p.grad)
+            for value in optimizer.state.get(p, {}).values():
+                if isinstance(value, torch.Tensor):
+                    add(2, value)
+    core.event_model_data(*whole)
+    if torch.cuda.is_initialized():
+        allocated = sum(torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count()))
+        core.event_device_data(*device, max(allocated - sum(device), 0))
 
 
 def _is_exact(cls):

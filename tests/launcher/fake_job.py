@@ -11,31 +11,41 @@ import trace_files  # noqa: E402
 
 COUNTERS_MAGIC, LIVE_MAGIC = int.from_bytes(b"castorct", "little"), int.from_bytes(b"castorlv", "little")
 COLLECTIVE_SLOT, STEP_SLOT = 1024, 2048  # where the ids of these kinds begin
-GAUGES = {"steps": 0, "micro_steps": 1, "param": 2, "grad": 3, "optim": 4, "other": 5, "pss": 6, "wait_ns": 16}
+GAUGES = {"steps": 0, "micro_steps": 1, "param": 2, "grad": 3, "optim": 4, "other": 5, "pss": 6, "wait_ns": 16,
+          "device_param": 20, "device_grad": 21, "device_optim": 22, "device_other": 23, "disk_param": 24, "disk_grad": 25, "disk_optim": 26}
 COLLECTIVE, STORE, RECEIVE = 1, 2, 3
+SENT, RECEIVED = 1, 2
 NO_GROUP = 2**32 - 1
+
+
+class Recent(ctypes.Structure):
+    _fields_ = [("ordinal", c_uint64), ("begin_ns", c_uint64), ("what", c_char * 32)]
 
 
 class Group(ctypes.Structure):
     _fields_ = [
-        ("entered", c_uint64), ("rank", c_int32), ("size", c_uint32), ("used", c_uint32), ("reserved", c_uint32),
-        ("name", c_char * 64), ("members", c_uint64 * 16),
+        ("entered", c_uint64), ("rank", c_int32), ("size", c_uint32), ("used", c_uint32), ("enqueues", c_uint32),
+        ("last_ns", c_uint64), ("recent", Recent * 8), ("name", c_char * 64), ("members", c_uint64 * 16),
     ]
 
 
 class Wait(ctypes.Structure):
     _fields_ = [
         ("begin_ns", c_uint64), ("ordinal", c_uint64), ("bytes", c_uint64), ("kind", c_uint32), ("group", c_uint32),
-        ("missing_pid", c_int32), ("claimed", c_uint32), ("what", c_char * 80), ("reserved", c_uint64),
+        ("missing_pid", c_int32), ("claimed", c_uint32), ("what", c_char * 80), ("peer", c_int32), ("tag", c_int32),
     ]
+
+
+class Channel(ctypes.Structure):
+    _fields_ = [("begun", c_uint64), ("direction", c_uint32), ("group", c_uint32), ("peer", c_int32), ("tag", c_int32)]
 
 
 class Live(ctypes.Structure):
     _fields_ = [
         ("magic", c_uint64), ("version", c_uint32), ("file_bytes", c_uint32), ("pid", c_uint32), ("rank", c_int32),
         ("process_uid", c_uint64), ("start_clock_ticks", c_uint64), ("stack_wanted", c_uint32),
-        ("stack_given", c_uint32), ("stack_able", c_uint32), ("reserved", c_uint32), ("padding", c_uint8 * 72),
-        ("groups", Group * 64), ("waits", Wait * 64),
+        ("stack_given", c_uint32), ("stack_able", c_uint32), ("channels_lost", c_uint32), ("padding", c_uint8 * 72),
+        ("groups", Group * 128), ("waits", Wait * 64), ("channels", Channel * 256),
     ]
 
 
@@ -54,13 +64,13 @@ class Process:
         self.folder, self.name = folder, f"rank-{rank}.pid-{pid}"
         self.counters = trace_files.Counters(
             magic=COUNTERS_MAGIC, version=trace_files.VERSION, file_bytes=ctypes.sizeof(trace_files.Counters),
-            slot_count=trace_files.SLOT_MAX, gauge_count=19, pid=pid, rank=rank, uid=1000 + rank, start_clock_ticks=ticks,
+            slot_count=trace_files.SLOT_MAX, gauge_count=27, pid=pid, rank=rank, uid=1000 + rank, start_clock_ticks=ticks,
             start_monotonic_ns=now - 10**10, start_realtime_ns=time.time_ns() - 10**10, last_monotonic_ns=now,
             exit_state=0 if process else 1, names_used=1, host=os.uname().nodename.encode(), plugin=plugin.encode(),
             command=b"train.py",
         )
         self.live = Live(
-            magic=LIVE_MAGIC, version=1, file_bytes=ctypes.sizeof(Live), pid=pid, rank=rank, process_uid=1000 + rank,
+            magic=LIVE_MAGIC, version=2, file_bytes=ctypes.sizeof(Live), pid=pid, rank=rank, process_uid=1000 + rank,
             start_clock_ticks=ticks,
         )
         self._names = 1
@@ -87,8 +97,19 @@ class Process:
         for member in ranks:
             group.members[member // 64] |= 1 << (member % 64)
 
-    def wait(self, index, kind, what, seconds, group=NO_GROUP, ordinal=0, missing_pid=0):
+    def enqueued(self, index, what, seconds):
+        """The group's last collective, begun so long ago; its work may be done or not."""
+        group = self.live.groups[index]
+        group.enqueues, group.last_ns = 1, time.monotonic_ns() - int(seconds * 1e9)
+        recent = group.recent[group.entered % 8]
+        recent.ordinal, recent.begin_ns, recent.what = group.entered, group.last_ns, what
+
+    def channel(self, index, direction, peer, begun, group=0, tag=0):
+        self.live.channels[index] = Channel(begun, direction, group, peer, tag)
+
+    def wait(self, index, kind, what, seconds, group=NO_GROUP, ordinal=0, missing_pid=0, peer=0, tag=0):
         wait = self.live.waits[index]
+        wait.peer, wait.tag = peer, tag
         wait.kind, wait.what, wait.group, wait.ordinal, wait.missing_pid = kind, what, group, ordinal, missing_pid
         wait.begin_ns, wait.claimed = time.monotonic_ns() - int(seconds * 1e9), 1
 

@@ -9,7 +9,7 @@ import struct
 import termios
 
 from command import BINARY, LIMIT_S, CommandTest, wait_for
-from fake_job import COLLECTIVE, STORE, Process, sleeper
+from fake_job import COLLECTIVE, RECEIVE, RECEIVED, SENT, STORE, Process, sleeper
 
 
 class Top(CommandTest):
@@ -39,6 +39,23 @@ class Top(CommandTest):
         self.assertTrue(row, out)
         self.assertRegex(out, r"allreduce +80 +- +1\.0 MiB +2\.0 GiB/s")
         self.assertTrue(out.endswith("the job has ended; castor report shows all of it\n"), out)
+
+    def test_memory_by_tier(self):
+        processes = self.job(2, running=False)
+        for process in processes:
+            for name, bytes in (("param", 6), ("grad", 2), ("optim", 8), ("other", 1)):
+                process.gauge(name, bytes << 20)
+            process.write()
+        self.assertNotIn("host RAM", self.top("log")[0])
+        for process in processes:
+            for name, bytes in (("device_param", 4), ("device_grad", 2), ("device_other", 7), ("disk_param", 1), ("disk_optim", 8)):
+                process.gauge(name, bytes << 20)
+            process.write()
+        out, _ = self.top("log")
+        self.assertRegex(out, r"\nmemory of all ranks +param +grad +optim +other\n"
+                              r"device +8\.0 MiB +4\.0 MiB +- +14\.0 MiB\n"
+                              r"host RAM +2\.0 MiB +- +- +2\.0 MiB\n"
+                              r"disk +2\.0 MiB +- +16\.0 MiB +-\n")
 
     def test_rates_come_from_two_looks(self):
         process = self.job(1)[0]
@@ -92,6 +109,59 @@ class Top(CommandTest):
         self.assertRegex(waiting[0], r"^  rank 2: 8\.\d+ s in the end of backward for rank 0$")
         self.assertRegex(waiting[1], r"^  ranks 0 and 1: 4\.\d+ s in allreduce 5 of process group 0 \(3 ranks\) for rank 2$")
         self.assertRegex(waiting[2], r"^  ranks 0 and 1: 2\.\d+ s in allgather 9 of process group pair \(2 ranks\)$")
+
+    def waiting(self, *processes):
+        for process in processes:
+            process.write()
+        out, _ = self.top("log", "--once", "--interval", "0.1")
+        return out.partition("waiting\n")[2].split("\n\n")[0].splitlines()
+
+    def test_collectives_that_are_enqueued(self):
+        first, second, third = processes = self.job(3)
+        for rank, (process, entered) in enumerate(zip(processes, (5, 6, 4))):
+            process.group(0, b"0", rank, range(3), entered)
+            process.enqueued(0, (b"broadcast", b"allreduce", b"allgather")[rank], 9 - rank)
+        self.assertRegex(self.waiting(*processes)[0], r"^  ranks 0 and 1: 9\.\d+ s in broadcast 5 of process group 0 \(3 ranks\) for rank 2$")
+        # Who is ahead goes on: nobody waits.
+        second.enqueued(0, b"allreduce", -3600)
+        self.assertEqual(self.waiting(*processes), [])
+        second.enqueued(0, b"allreduce", 7)
+        self.assertEqual(len(self.waiting(*processes)), 1)
+        second.group(1, b"1", 0, (1,), 1)  # or goes on elsewhere
+        second.enqueued(1, b"allreduce", -3600)
+        self.assertEqual(self.waiting(*processes), [])
+        second.enqueued(1, b"allreduce", 7)
+        self.assertEqual(len(self.waiting(*processes)), 1)
+        third.group(0, b"0", 2, range(3), 6)
+        first.group(0, b"0", 0, range(3), 6)
+        self.assertEqual(self.waiting(*processes), [])
+
+    def test_messages_that_are_enqueued(self):
+        first, second = processes = self.job(2)
+        for rank, process in enumerate(processes):
+            process.group(0, b"0", rank, range(2), 3)
+            process.enqueued(0, b"allreduce", 4)
+        first.channel(0, SENT, 1, 7)
+        second.channel(3, RECEIVED, 0, 7)
+        self.assertEqual(self.waiting(*processes), [])
+        second.channel(3, RECEIVED, 0, 8)
+        self.assertRegex(self.waiting(*processes)[0], r"^  rank 1: 4\.\d+ s in recv from rank 0 8 of process group 0 \(2 ranks\) for rank 0$")
+        first.channel(0, SENT, 1, 9)
+        self.assertRegex(self.waiting(*processes)[0], r"^  rank 0: 4\.\d+ s in send to rank 1 9 of process group 0 \(2 ranks\) for rank 1$")
+
+    def test_a_message_that_was_not_sent(self):
+        first, second = processes = self.job(2)
+        for rank, process in enumerate(processes):
+            process.group(0, b"0", 1 - rank, range(2), 3)  # in the group, rank 0 is 1
+        first.wait(0, RECEIVE, b"recv", 4, group=0, ordinal=8, peer=0, tag=5)
+        second.channel(0, SENT, 1, 8, tag=6)
+        second.channel(1, SENT, 1, 7, tag=5)
+        self.assertRegex(self.waiting(*processes)[0], r"^  rank 0: 4\.\d+ s in recv 8 of process group 0 \(2 ranks\) for rank 1$")
+        second.channel(1, SENT, 1, 8, tag=5)  # it is on its way
+        self.assertRegex(self.waiting(*processes)[0], r"^  rank 0: 4\.\d+ s in recv 8 of process group 0 \(2 ranks\)$")
+        second.channel(1, SENT, 0, 8, tag=5)  # not counted for this channel, and that says nothing
+        second.live.channels_lost = 1
+        self.assertRegex(self.waiting(*processes)[0], r"\(2 ranks\)$")
 
     def test_a_process_that_was_killed(self):
         process = sleeper(self)

@@ -35,7 +35,7 @@ class LiveTest(unittest.TestCase):
         clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         return dict(clean, OMP_NUM_THREADS="1")
 
-    def start(self, ranks, *arguments, limit=1, plugin="none"):
+    def start(self, ranks, *arguments, limit=1, plugin="none", environment=None):
         """A job of stall_rank.py under castor run; what it says on standard error collects in `self.errors`."""
         self.errors = os.path.join(self.folder, "errors")
         command = [
@@ -44,7 +44,7 @@ class LiveTest(unittest.TestCase):
             os.path.join(FOLDER, "stall_rank.py"), *map(str, arguments),
         ]
         with open(self.errors, "w") as errors:
-            job = subprocess.Popen(command, env=self.environment(), cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True)
+            job = subprocess.Popen(command, env=environment or self.environment(), cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True)
 
         def end():
             if job.poll() is None:
@@ -127,6 +127,42 @@ class LiveTest(unittest.TestCase):
         os.kill(int(re.search(r"process (\d+)", line)[1]), signal.SIGCONT)
         self.finish(job)
         self.assertRegex("\n".join(self.said()), r"(?m)^solved after ")
+
+    def test_a_message_that_is_sent_late(self):
+        job = self.start(2, "message", 6)
+        self.finish(job)
+        text = "\n".join(self.said())
+        stalls = re.findall(r"^no progress for [\d.]+ s in (.*)$", text, re.M)
+        self.assertEqual(len(stalls), 1, text)
+        self.assertRegex(stalls[0], r"^recv, number 3 of process group \S+ \(2 ranks\): rank 0 waits for rank 1$")
+        self.assertEqual(text.count("in dawdle"), 1, text)
+        self.assertRegex(text, r"(?m)^solved after [\d.]+ s: recv, number 3 of process group ")
+
+    def simulated(self, devices):
+        sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
+        import simulated
+        why = simulated.make(sys.executable)
+        if why:
+            self.skipTest(why)
+        return simulated.environment(devices=devices, base=self.environment())
+
+    def test_collectives_that_are_enqueued(self):
+        job = self.start(3, "nccl", 6, environment=self.simulated(3))
+        self.finish(job)
+        text = "\n".join(self.said())
+        stalls = re.findall(r"^no progress for [\d.]+ s in (.*)$", text, re.M)
+        self.assertEqual(len(stalls), 1, text)
+        self.assertRegex(stalls[0], r"^allreduce, number 2 of process group \S+ \(3 ranks\): ranks 0 and 1 have enqueued it and wait for rank 2$")
+        self.assertEqual(text.count("in dawdle"), 1, text)
+        self.assertRegex(text, r"(?m)^solved after [\d.]+ s: allreduce, number 2 of process group ")
+
+    def test_messages_that_are_enqueued(self):
+        job = self.start(2, "nccl message", 6, environment=self.simulated(2))
+        self.finish(job)
+        text = "\n".join(self.said())
+        stalls = re.findall(r"^no progress for [\d.]+ s in (.*)$", text, re.M)
+        self.assertEqual(len(stalls), 1, text)
+        self.assertRegex(stalls[0], r"^recv.* number 1 of process group \S+ \(2 ranks\): rank 0 (has enqueued it and )?waits for rank 1$")
 
     def test_slow_ranks_are_no_stall(self):
         job = self.start(2, "slow", 1, limit=15)

@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 
 how, seconds = sys.argv[1], float(sys.argv[2])
-dist.init_process_group("gloo")
+if how.startswith("nccl"):  # on simulated devices
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl" if how.startswith("nccl") else "gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 late = world - 1
 
@@ -19,7 +21,7 @@ def dawdle():
 
 
 def reduce(group=None):
-    values = torch.full((1000,), float(rank))
+    values = torch.full((1000,), float(rank), device="cuda" if how.startswith("nccl") else "cpu")
     dist.all_reduce(values, group=group)
 
 
@@ -33,6 +35,29 @@ if how == "collective":  # the last rank is late in the group of all, then in a 
         dawdle()
     if rank in (0, late):
         reduce(pair)
+elif how == "message":  # the first rank receives what the last one sends late, after one that came in time
+    for turn in range(2):
+        if rank == late:
+            if turn == 1:
+                dawdle()
+            for sent in (dist.isend(torch.ones(10), dst=0, tag=turn), dist.isend(torch.ones(10), dst=0)):
+                sent.wait()
+        elif rank == 0:
+            dist.recv(torch.empty(10), src=late)
+            dist.recv(torch.empty(10), src=late, tag=turn)
+elif how == "nccl":  # the others have enqueued two collectives when the last rank comes to the first
+    if rank == late:
+        dawdle()
+    reduce()
+    reduce()
+    torch.cuda.synchronize()
+elif how == "nccl message":
+    if rank == late:
+        dawdle()
+        dist.send(torch.ones(10, device="cuda"), dst=0)
+    elif rank == 0:
+        dist.recv(torch.empty(10, device="cuda"), src=late)
+    torch.cuda.synchronize()
 elif how == "different":  # the ranks call different collectives; nobody gets further
     if rank == late:
         dist.broadcast(torch.zeros(10), src=late - 1, async_op=True)

@@ -102,6 +102,66 @@ TEST_F(LiveTest, CollectivesAreNumberedByGroup) {
     live_wait_end(second);
 }
 
+TEST_F(LiveTest, WhatIsEnqueuedIsRemembered) {
+    live_communicator_made(backend, 0x1234, 1, 2);
+    for (uint64_t i = 1; i <= LIVE_RECENT_MAX + 2; i++)
+        live_wait_end(live_collective_enqueue(backend, i % 2 ? "allreduce" : "broadcast", 64, i * 1000));
+    auto live = read_live();
+    const live_group &group = live->groups[0];
+    EXPECT_EQ(waits_in(*live), 0u);
+    EXPECT_STREQ(group.name, "1234");
+    EXPECT_EQ(group.enqueues, 1u);
+    EXPECT_EQ(group.entered, LIVE_RECENT_MAX + 2);
+    EXPECT_EQ(group.last_ns, (LIVE_RECENT_MAX + 2) * 1000);
+    for (uint64_t ordinal = 3; ordinal <= LIVE_RECENT_MAX + 2; ordinal++) {
+        const live_recent &recent = group.recent[ordinal % LIVE_RECENT_MAX];
+        EXPECT_EQ(recent.ordinal, ordinal);
+        EXPECT_EQ(recent.begin_ns, ordinal * 1000);
+        EXPECT_STREQ(recent.what, ordinal % 2 ? "allreduce" : "broadcast");
+    }
+}
+
+TEST_F(LiveTest, MessagesAreNumberedByChannel) {
+    live_group_announce("all", nullptr, 0);
+    live_group_made(backend, 0, 3);
+    live_group_made(backend + 1, 0, 3);
+    EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, 0, false, 1000).ordinal, 1u);
+    EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, 0, false, 1000).ordinal, 2u);
+    EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, 9, false, 1000).ordinal, 1u);
+    EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 2, 0, false, 1000).ordinal, 1u);
+    EXPECT_EQ(live_message_begin(backend + 1, LIVE_SENT, 1, 0, false, 1000).ordinal, 1u);
+    EXPECT_EQ(live_message_begin(backend, LIVE_RECEIVED, 1, 0, false, 1000).ordinal, 1u);
+    EXPECT_EQ(live_message_begin(backend, LIVE_RECEIVED, -1, 0, false, 1000).ordinal, 0u) << "from any rank";
+    EXPECT_EQ(live_message_begin(backend + 2, LIVE_SENT, 1, 0, false, 1000).ordinal, 0u) << "no such group";
+    live_message third = live_message_begin(backend, LIVE_RECEIVED, 1, 0, false, 1000);
+    live_wait *wait = live_receive_begin(&third, "recv", 2000);
+    auto live = read_live();
+    EXPECT_EQ(live->waits[0].ordinal, 2u);
+    EXPECT_EQ(live->waits[0].peer, 1);
+    bool lost = false;
+    EXPECT_EQ(job_messages_begun(live.get(), &live->groups[0], LIVE_SENT, 1, 0, &lost), 2u);
+    EXPECT_EQ(job_messages_begun(live.get(), &live->groups[1], LIVE_SENT, 1, 0, &lost), 1u);
+    live_wait_end(wait);
+    live_group_ended(backend);
+    live_group_made(backend, 0, 3); /* another group at this address */
+    EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, 0, false, 1000).ordinal, 1u);
+    live_group_announce(nullptr, nullptr, 0);
+}
+
+TEST_F(LiveTest, MessagesBeyondThePlacesAreNotCounted) {
+    live_group_announce("all", nullptr, 0);
+    live_group_made(backend, 0, 2);
+    live_group_announce(nullptr, nullptr, 0);
+    for (unsigned tag = 0; tag < LIVE_CHANNELS_MAX; tag++)
+        EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, (int)tag, false, 1000).ordinal, 1u);
+    EXPECT_EQ(read_live()->channels_lost, 0u);
+    EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, 1 << 20, false, 1000).ordinal, 0u);
+    auto live = read_live();
+    bool lost = false;
+    EXPECT_EQ(job_messages_begun(live.get(), &live->groups[0], LIVE_SENT, 1, 1 << 20, &lost), 0u);
+    EXPECT_TRUE(lost);
+}
+
 TEST_F(LiveTest, MoreWaitsThanPlacesAreNotSaid) {
     std::vector<live_wait *> waits;
     for (unsigned i = 0; i < LIVE_WAITS_MAX; i++)
