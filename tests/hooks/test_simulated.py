@@ -53,6 +53,10 @@ class SimulatedTest(PreloadTest):
         self.assertEqual(calls["cudaMalloc"].bytes, plain["reserved"])
         self.assertGreaterEqual(calls["cudaMemcpyAsync"].bytes, plain["copies"])
         self.assertEqual(calls["cudaDeviceSynchronize"].count, 1)
+        # By gauge.def: parameters and gradients on the device; states are two of each and, for each tensor, a step on the host.
+        numel, (param, grad, optim) = 64 * 64 + 64 + 2 * 64 + 64 * 8 + 8, (gauge.last for gauge in process.file.gauges[20:23])
+        self.assertEqual((param, grad, optim), (4 * numel, 4 * numel, 8 * numel))
+        self.assertEqual([gauge.last for gauge in process.file.gauges[2:5]], [param, grad, optim + 6 * 4])
 
     def test_expandable_segments_are_seen_as_driver_calls(self):
         settings, libraries = self.simulated(1)
