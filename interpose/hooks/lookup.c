@@ -96,12 +96,12 @@ hook_id lookup_symbol(const char *symbol) {
     }
     if (state == FILLED) {
         for (uint32_t slot = slot_of(symbol); slots[slot]; slot = (slot + 1) % SLOTS)
-            if (strcmp(hook_table[slots[slot] - 1].symbol, symbol) == 0)
+            if (objects_text_equal(hook_table[slots[slot] - 1].symbol, symbol))
                 return slots[slot] - 1;
         return HOOK_COUNT;
     }
     for (hook_id id = 0; id < HOOK_COUNT; id++)
-        if (wrappers[id] && strcmp(hook_table[id].symbol, symbol) == 0)
+        if (wrappers[id] && objects_text_equal(hook_table[id].symbol, symbol))
             return id;
     return HOOK_COUNT;
 }

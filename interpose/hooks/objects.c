@@ -5,10 +5,14 @@
 #define VERSION_HIDDEN 0x8000 /* of DT_VERSYM: not the default version */
 
 static bool name_matches(const char *path, const char *library) {
-    const char *slash = path ? strrchr(path, '/') : NULL;
-    const char *name = slash ? slash + 1 : path;
-    size_t length = strlen(library);
-    return name && strncmp(name, library, length) == 0 && (name[length] == '\0' || name[length] == '.');
+    const char *name = path;
+    for (const char *at = path; at && *at; at++)
+        if (*at == '/')
+            name = at + 1;
+    for (; name && *library; name++, library++)
+        if (*name != *library)
+            return false;
+    return name && (*name == '\0' || *name == '.');
 }
 
 /* glibc has relocated the addresses in its dynamic sections, but not those of the kernel's vdso. */
@@ -89,7 +93,7 @@ void *objects_symbol(const object_tables *object, const char *name) {
         bool hidden = object->versions && (object->versions[index] & VERSION_HIDDEN);
         if ((seen | 1) == (hash | 1) && !hidden && symbol->st_shndx != SHN_UNDEF &&
             ELF64_ST_TYPE(symbol->st_info) == STT_FUNC &&
-            strcmp(object->strings + symbol->st_name, name) == 0)
+            objects_text_equal(object->strings + symbol->st_name, name))
             return (void *)(object->base + symbol->st_value);
         if (seen & 1)
             break;

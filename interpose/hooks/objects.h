@@ -1,6 +1,7 @@
 /* The loaded objects (program and libraries) of this process, and their dynamic tables. Private to hooks/.
  *
- * Nothing here allocates or calls dlsym: it is how the real dlsym itself is found. */
+ * Nothing here allocates or calls dlsym: it is how the real dlsym itself is found. Nor does the way of a look-up compare text
+ * by the C library's functions: AddressSanitizer in the program stands in front of them, and looks the real ones up first. */
 #ifndef CASTOR_HOOKS_OBJECTS_H
 #define CASTOR_HOOKS_OBJECTS_H
 
@@ -19,6 +20,12 @@ typedef struct object_tables {
     size_t rela_count[2];
     uintptr_t relro_begin, relro_end;
 } object_tables;
+
+static inline bool objects_text_equal(const char *one, const char *other) {
+    while (*one && *one == *other)
+        one++, other++;
+    return *one == *other;
+}
 
 /* False where the object has no symbols. */
 bool objects_read(const struct dl_phdr_info *info, object_tables *out);

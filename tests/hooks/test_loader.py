@@ -4,7 +4,7 @@ import os
 import unittest
 
 import standin
-from preload import PreloadTest
+from preload import LIBRARY, PreloadTest
 
 # Two versions of the symbols exist since glibc 2.34; a program may be bound to either.
 VERSIONS = r"""
@@ -81,6 +81,31 @@ cudaError_t cudaMalloc(void **, size_t);
 int main(void) { void *block = 0; int status = cudaMalloc(&block, 5); printf("%d %d\n", status, seen.calls); return 0; }
 """
 
+# In front of libc's functions, and of no use before the real ones are found: as a sanitizer's runtime.
+INTERCEPTORS = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+static int (*compare)(const char *, const char *), (*compare_part)(const char *, const char *, size_t);
+static int (*compare_bytes)(const void *, const void *, size_t);
+static char *(*find_first)(const char *, int), *(*find_last)(const char *, int);
+static size_t (*length)(const char *);
+int strcmp(const char *one, const char *other) { return compare(one, other); }
+int strncmp(const char *one, const char *other, size_t count) { return compare_part(one, other, count); }
+int memcmp(const void *one, const void *other, size_t count) { return compare_bytes(one, other, count); }
+char *strchr(const char *text, int character) { return find_first(text, character); }
+char *strrchr(const char *text, int character) { return find_last(text, character); }
+size_t strlen(const char *text) { return length(text); }
+__attribute__((constructor)) static void find(void) {
+    compare = dlsym(RTLD_NEXT, "strcmp");
+    compare_part = dlsym(RTLD_NEXT, "strncmp");
+    compare_bytes = dlsym(RTLD_NEXT, "memcmp");
+    find_first = dlsym(RTLD_NEXT, "strchr");
+    find_last = dlsym(RTLD_NEXT, "strrchr");
+    length = dlsym(RTLD_NEXT, "strlen");
+}
+"""
+
 
 class LoaderTest(PreloadTest):
     def build(self, name, text, *flags):
@@ -120,14 +145,17 @@ class LoaderTest(PreloadTest):
         other = self.build("libother.so", INTERPOSER, "-shared", "-fPIC", "-O2")
         runtime = os.path.join(self.folder, "libcudart.so.13")
         program = self.build("interposed", INTERPOSED, runtime, "-rdynamic", f"-Wl,-rpath,{self.folder}")
-        from preload import LIBRARY
-
         for order in ((LIBRARY, other), (other, LIBRARY)):
             for name in os.listdir(self.log_dir):
                 os.remove(os.path.join(self.log_dir, name))
             self.assertEqual(self.run_program(program, preload=order), ("0 1\n", ""))
             (process,) = self.counters()
             self.assertEqual(process.calls["cudaMalloc"].count, 1)
+
+    def test_interceptors_of_string_functions(self):
+        other = self.build("libintercept.so", INTERCEPTORS, "-shared", "-fPIC", "-O2", "-fno-builtin")
+        program = self.build("intercepted", 'int puts(const char *); int main(void) { puts("went on"); return 0; }')
+        self.assertEqual(self.run_program(program, preload=(LIBRARY, other)), ("went on\n", ""))
 
 
 if __name__ == "__main__":
