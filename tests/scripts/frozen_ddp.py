@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import record
 from model import Classifier, batch
+from steps import train, train_step
 
 
 class Branches(nn.Module):
@@ -47,13 +48,7 @@ def frozen_but_in_the_optimizer(log):
     network.wide.requires_grad_(False)
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(3))
 
 
 @record.case
@@ -64,24 +59,12 @@ def thawed_with_a_new_wrapper(log):
         p.requires_grad_(name.startswith("head"))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    for step in range(2):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(2))
     for p in network.parameters():
         p.requires_grad_(True)
     model = DistributedDataParallel(network)
     optimizer.add_param_group({"params": [p for name, p in network.named_parameters() if not name.startswith("head")], "lr": 1e-4})
-    for step in range(2, 5):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(2, 5))
 
 
 @record.case
@@ -115,11 +98,7 @@ def frozen_while_wrapped(log):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(4):
         model.module.inner.requires_grad_(step % 2 == 0)
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         log.step(loss, model, optimizer)
 
 
@@ -209,13 +188,7 @@ def ignored_by_the_wrapper(log):
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, ["inner.weight", "inner.bias"])
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(3))
 
 
 @record.case
@@ -237,11 +210,7 @@ def low_rank_adapter(log):
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=1e-2)
     for step in range(4):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         with torch.no_grad():
             change = network.deep.up @ network.deep.down
             network.deep.inner.weight += change

@@ -6,73 +6,68 @@ from torch.nn.parallel import DistributedDataParallel
 
 import record
 from model import Classifier, batch
+from steps import train, train_step
 
 
-def train(log, make_optimizer, steps=4):
+def train_with(log, make_optimizer, steps=4):
     model = DistributedDataParallel(Classifier())
     optimizer = make_optimizer(model.parameters())
-    for step in range(steps):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(steps))
 
 
 @record.case
 def sgd(log):
-    train(log, lambda p: torch.optim.SGD(p, lr=0.1))
+    train_with(log, lambda p: torch.optim.SGD(p, lr=0.1))
 
 
 @record.case
 def sgd_momentum(log):
-    train(log, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2))
+    train_with(log, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2))
 
 
 @record.case
 def adam(log):
-    train(log, lambda p: torch.optim.Adam(p, lr=1e-3))
+    train_with(log, lambda p: torch.optim.Adam(p, lr=1e-3))
 
 
 @record.case
 def adam_amsgrad(log):
-    train(log, lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True))
+    train_with(log, lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True))
 
 
 @record.case
 def adamw(log):
-    train(log, lambda p: torch.optim.AdamW(p, lr=1e-3))
+    train_with(log, lambda p: torch.optim.AdamW(p, lr=1e-3))
 
 
 @record.case
 def adamw_fused(log):
-    train(log, lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True))
+    train_with(log, lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True))
 
 
 @record.case
 def adamw_foreach(log):
-    train(log, lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True))
+    train_with(log, lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True))
 
 
 @record.case
 def sgd_fused(log):
-    train(log, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True))
+    train_with(log, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True))
 
 
 @record.case
 def rmsprop(log):
-    train(log, lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5))
+    train_with(log, lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5))
 
 
 @record.case
 def adagrad(log):
-    train(log, lambda p: torch.optim.Adagrad(p, lr=1e-2))
+    train_with(log, lambda p: torch.optim.Adagrad(p, lr=1e-2))
 
 
 @record.case
 def adafactor(log):
-    train(log, lambda p: torch.optim.Adafactor(p, lr=1e-2))
+    train_with(log, lambda p: torch.optim.Adafactor(p, lr=1e-2))
 
 
 @record.case
@@ -91,18 +86,12 @@ def groups(log):
         ],
         lr=1e-3,
     )
-    for step in range(4):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(4))
 
 
 @record.case
 def learning_rate_tensor(log):
-    train(log, lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-3)))
+    train_with(log, lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-3)))
 
 
 @record.case
@@ -111,11 +100,7 @@ def one_cycle(log):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=6)
     for step in range(5):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         scheduler.step()
         log.note("lr", scheduler.get_last_lr())
         log.step(loss, model, optimizer)
@@ -130,11 +115,7 @@ def schedules_chained(log):
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [2])
     for step in range(6):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         scheduler.step()
         if step == 3:
             for group in optimizer.param_groups:
@@ -147,13 +128,7 @@ def schedules_chained(log):
 def gradients_as_bucket_view(log):
     model = DistributedDataParallel(Classifier(), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step in range(4):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(4))
 
 
 @record.case
@@ -181,7 +156,7 @@ def models_one_after_another(log):
     """A sweep: the first model is gone when the second one is made."""
     for lr in (0.1, 0.01, 0.001):
         torch.manual_seed(7)
-        train(log, lambda p: torch.optim.SGD(p, lr=lr), steps=2)
+        train_with(log, lambda p: torch.optim.SGD(p, lr=lr), steps=2)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import record
 from model import Classifier, batch
+from steps import train_step
 
 
 def train(log, make_optimizer, steps=3, scale=1.0):
@@ -266,11 +267,7 @@ def schedule_free(log):
     optimizer = ScheduleFree(model.parameters())
     for step in range(4):
         optimizer.train()
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         optimizer.eval()
         with torch.no_grad():
             log.note("validation loss", F.cross_entropy(model.module(batch(99)[0]), batch(99)[1]))
@@ -330,11 +327,7 @@ def wrapper_around_adam(log):
     model = DistributedDataParallel(Classifier())
     optimizer = Wrapper(torch.optim.Adam(model.parameters(), lr=1e-3))
     for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         log.note("norms", optimizer.seen)
         log.step(loss, model, optimizer.inner)
 

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import record
 from model import Classifier, batch
+from steps import train, train_step
 
 
 @record.case
@@ -19,13 +20,7 @@ def step_hooks(log):
     optimizer.register_step_pre_hook(lambda o, args, kwargs: log.gradients(model, "before the step"))
     optimizer.register_step_post_hook(lambda o, args, kwargs: log.gradients(model, "after the step"))
     optimizer.register_step_post_hook(lambda o, args, kwargs: log.parameters(model, "parameters after the step"))
-    for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(3))
 
 
 @record.case
@@ -34,11 +29,7 @@ def state_edited(log):
     model = DistributedDataParallel(Classifier())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(5):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         if step == 1:
             for state in optimizer.state.values():
                 state["exp_avg"].zero_()
@@ -56,11 +47,7 @@ def state_cleared(log):
     model = DistributedDataParallel(Classifier())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(4):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         if step == 1:
             optimizer.state.clear()
         if step == 2:
@@ -95,11 +82,7 @@ def replaced_in_mid_run(log):
     for step in range(4):
         if step == 2:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         log.step(loss, model, optimizer)
 
 
@@ -124,11 +107,7 @@ def stepped_twice(log):
     model = DistributedDataParallel(Classifier())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         log.gradients(model, "between")
         optimizer.step()
         log.step(loss, model, optimizer)
@@ -177,11 +156,7 @@ def zero_redundancy_of_pytorch(log):
     model = DistributedDataParallel(Classifier())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, step)
         log.step(loss, model)
 
 
@@ -209,13 +184,7 @@ def copied_settings(log):
     first = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.8, 0.99))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     optimizer.load_state_dict(copy.deepcopy(first.state_dict()))
-    for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(3))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import record
 from model import CLASSES, FEATURES, Classifier, batch
+from steps import train, train_step
 
 
 def with_batch_norm():
@@ -170,13 +171,7 @@ def communication_hook(log):
     model = DistributedDataParallel(Classifier())
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(3))
 
 
 @record.case
@@ -191,13 +186,7 @@ def communication_hook_of_the_script(log):
 
     model.register_comm_hook(seen, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(3))
     log.note("elements", sum(seen))
 
 
@@ -208,11 +197,7 @@ def join(log):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Join([model]):
         for step in range(2 + dist.get_rank()):
-            x, y = batch(step)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
+            loss = train_step(model, optimizer, step)
             log.step(loss, model, optimizer)
     log.parameters(model)
 
@@ -221,13 +206,7 @@ def join(log):
 def static_graph(log):
     model = DistributedDataParallel(Classifier(), static_graph=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(4):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(4))
 
 
 @record.case
@@ -252,13 +231,7 @@ def sub_group(log):
     group = dist.new_group(list(range(dist.get_world_size())))
     model = DistributedDataParallel(Classifier(), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(3))
 
 
 @record.case
@@ -287,13 +260,7 @@ def group_of_one(log):
     torch.manual_seed(50 + dist.get_rank())
     model = DistributedDataParallel(Classifier(), process_group=groups[dist.get_rank()])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    train(log, model, optimizer, range(3))
 
 
 @record.case
@@ -302,11 +269,7 @@ def wrapped_but_not_called(log):
     model = DistributedDataParallel(Classifier())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model.module(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model.module, optimizer, step)
         log.step(loss, model, optimizer)
 
 

@@ -112,7 +112,7 @@ class Suite:
 
     def key(self, row, ranks):
         digest = hashlib.sha256()
-        for name in sorted({row.script, "record.py", "model.py", "text.py"}):
+        for name in sorted({row.script, *table.HELPERS}):
             with open(os.path.join(table.SCRIPTS, name), "rb") as file:
                 digest.update(file.read())
         digest.update(f"{row.case} {row.expect.arguments} {row.expect.stages}".encode())
@@ -290,7 +290,7 @@ def digest_of_tested(script, distributed):
     """What decides about a script's results, but for PyTorch: the agent, the store with its sums, the script and the
     comparison."""
     paths = ["tests/semantics/compare.py"]
-    paths += [f"tests/scripts/{name}" for name in sorted({script, "record.py", "model.py", "text.py"})]
+    paths += [f"tests/scripts/{name}" for name in sorted({script, *table.HELPERS})]
     for folder in ("shims/castor", "interpose/memory", "interpose/parallel", "interpose/api", "kernels"):
         for name in sorted(os.listdir(os.path.join(ROOT, folder))):
             if name.endswith((".py", ".c", ".h")) and not (distributed and name in ONLY_SINGLE):
