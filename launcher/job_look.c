@@ -9,18 +9,12 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/utsname.h>
-#include <time.h>
 #include <unistd.h>
+#include "core/clock.h"
 #include "core/process.h"
 #include "live_read.h"
 #include "suffix.h"
 #include "trace_read.h"
-
-static uint64_t clock_ns(clockid_t clock) {
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 /* ---- the state of a process ---- */
 

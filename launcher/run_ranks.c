@@ -6,7 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
+#include "core/clock.h"
 #include "core/log.h"
 #include "core/options.h"
 
@@ -19,9 +19,7 @@ enum {
 };
 
 static int64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return (int64_t)(clock_ns(CLOCK_MONOTONIC) / 1000000u);
 }
 
 /* ---- watching ---- */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
+#include "core/clock.h"
 #include "core/log.h"
 #include "job_look.h"
 #include "live_read.h"
@@ -36,12 +36,6 @@ struct stall {
     char title[384]; /* "allreduce 11 of process group 0 (2 ranks)" */
 };
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 void run_stall_start(run_stall *watch, const char *directory, double limit_seconds) {
     *watch = (run_stall){.directory = directory, .limit_ns = (uint64_t)(limit_seconds * 1e9)};
     watch->period_ns = watch->limit_ns / 4;
@@ -49,13 +43,13 @@ void run_stall_start(run_stall *watch, const char *directory, double limit_secon
         watch->period_ns = PERIOD_MAX_NS;
     if (watch->period_ns < PERIOD_MIN_NS)
         watch->period_ns = PERIOD_MIN_NS;
-    watch->last_ns = watch->awake_ns = now_ns();
+    watch->last_ns = watch->awake_ns = clock_ns(CLOCK_MONOTONIC);
 }
 
 int64_t run_stall_wait_ms(const run_stall *watch) {
     if (watch->limit_ns == 0)
         return -1;
-    uint64_t now = now_ns(), due = watch->last_ns + watch->period_ns;
+    uint64_t now = clock_ns(CLOCK_MONOTONIC), due = watch->last_ns + watch->period_ns;
     return due > now ? (int64_t)((due - now) / 1000000u) + 1 : 0;
 }
 
@@ -210,7 +204,7 @@ static void drop_solved(run_stall *watch, const job_look *look, uint64_t now) {
 }
 
 void run_stall_look(run_stall *watch) {
-    uint64_t now = now_ns();
+    uint64_t now = clock_ns(CLOCK_MONOTONIC);
     if (watch->limit_ns == 0 || now < watch->last_ns + watch->period_ns)
         return;
     /* Ctrl-Z stops the ranks with castor: what they waited meanwhile is no stall. */
@@ -237,7 +231,7 @@ void run_stall_look(run_stall *watch) {
 void run_stall_end(run_stall *watch) {
     for (size_t i = 0; i < watch->count; i++)
         if (watch->stalls[i].state == STALL_TOLD)
-            tell_end(&watch->stalls[i], now_ns(), false);
+            tell_end(&watch->stalls[i], clock_ns(CLOCK_MONOTONIC), false);
     free(watch->stalls);
     watch->stalls = NULL;
     watch->count = 0;

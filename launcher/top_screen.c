@@ -9,6 +9,7 @@
 #include <termios.h>
 #include <time.h>
 #include <unistd.h>
+#include "core/clock.h"
 #include "top.h"
 
 #define ESCAPE_ENTER "\033[?1049h\033[?25l" /* the second screen, no cursor */
@@ -176,12 +177,6 @@ static void suspend(top_screen *screen) {
         write_text(ESCAPE_ENTER);
 }
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* True when somebody wants to leave. */
 static bool read_keys(top_screen *screen) {
     char keys[64];
@@ -213,7 +208,7 @@ top_event top_screen_wait(top_screen *screen, uint64_t deadline_ns, int *signal)
             measure(screen);
             return TOP_REDRAW;
         }
-        uint64_t now = now_ns();
+        uint64_t now = clock_ns(CLOCK_MONOTONIC);
         if (now >= deadline_ns)
             return TOP_TIME;
         uint64_t left = deadline_ns - now;

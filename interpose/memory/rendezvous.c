@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+#include "../core/clock.h"
 #include "../core/error.h"
 #include "../core/log.h"
 
@@ -22,12 +23,6 @@ struct hello {
     char token[TOKEN_MAX];
     int32_t rank;
 };
-
-static double now_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static uint64_t hash(uint64_t h, const char *s) {
     for (; *s; s++)
@@ -103,7 +98,7 @@ static bool receive_descriptors(int connection, int *descriptors, int count) {
 }
 
 static bool wait_readable(int fd, double deadline) {
-    double left = deadline - now_seconds();
+    double left = deadline - clock_seconds();
     struct pollfd poll_one = {.fd = fd, .events = POLLIN};
     return left > 0 && poll(&poll_one, 1, (int)(left * 1e3) + 1) == 1;
 }
@@ -120,7 +115,7 @@ static castor_status serve(const char *token, const char *group, int world, cons
         return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);
     /* A previous process of the same job may still be closing its socket. */
     while (bind(listener, (struct sockaddr *)&address, length) != 0) {
-        if (errno != EADDRINUSE || now_seconds() > deadline) {
+        if (errno != EADDRINUSE || clock_seconds() > deadline) {
             status =
                 error_set(CASTOR_ERR_SYSTEM, "cannot bind the node's rendezvous socket (errno %d)", errno);
             goto done;
@@ -151,7 +146,7 @@ static castor_status serve(const char *token, const char *group, int world, cons
         char expected[TOKEN_MAX] = {0};
         strncpy(expected, token, TOKEN_MAX - 1);
         /* One that connects and says nothing must not hold up the others for long. */
-        double patience = now_seconds() + 2;
+        double patience = clock_seconds() + 2;
         int pid;
         if (same_user(connection, &pid) &&
             wait_readable(connection, patience < deadline ? patience : deadline) &&
@@ -176,7 +171,7 @@ static castor_status join(const char *token, const char *group, int rank, int *d
     socklen_t length = socket_name(&address, token, group);
     struct hello hello = {.rank = rank};
     strncpy(hello.token, token, TOKEN_MAX - 1);
-    while (now_seconds() < deadline) {
+    while (clock_seconds() < deadline) {
         int pid, connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (connection < 0)
             return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);
@@ -200,7 +195,7 @@ castor_status rendezvous_share(const char *token, const char *group, int rank, i
                                int count, double timeout_seconds, int *pids) {
     if (world < 1 || world > RANKS_MAX || rank < 0 || rank >= world || count < 1 || count > DESCRIPTORS_MAX)
         return error_set(CASTOR_ERR_ARGUMENT, "rank %d of %d: out of range", rank, world);
-    double deadline = now_seconds() + timeout_seconds;
+    double deadline = clock_seconds() + timeout_seconds;
     return rank == 0 ? serve(token, group, world, descriptors, count, deadline, pids)
                      : join(token, group, rank, descriptors, count, deadline);
 }

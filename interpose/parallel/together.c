@@ -1,6 +1,7 @@
 #include "together.h"
 
 #include <string.h>
+#include "../core/clock.h"
 #include "../core/error.h"
 #include "wait.h"
 
@@ -54,7 +55,7 @@ static bool somebody_elsewhere(struct meeting *m) {
         }
         /* It may be on its way out of the backward or the collective that this rank has just left. */
         bool stayed = atomic_load(&peer->place_changes) == m->place_changes[rank];
-        if (stayed ? wait_now_seconds() - m->since > ELSEWHERE_SECONDS : place != PLACE_COLLECTIVE)
+        if (stayed ? clock_seconds() - m->since > ELSEWHERE_SECONDS : place != PLACE_COLLECTIVE)
             return true;
     }
     return false;
@@ -100,7 +101,7 @@ static bool meeting_over_or_pointless(void *context) {
 castor_status together_try(store *s, uint64_t key, bool able, double patience_seconds, bool *committed) {
     store_control *c = s->control;
     rank_control *own = &c->rank[s->rank];
-    struct meeting m = {.s = s, .key = key, .since = wait_now_seconds()};
+    struct meeting m = {.s = s, .key = key, .since = clock_seconds()};
     castor_status status = CASTOR_OK;
     *committed = false;
     for (int rank = 0; rank < s->world; rank++)
@@ -128,7 +129,7 @@ castor_status together_try(store *s, uint64_t key, bool able, double patience_se
         double left, until = m.since + patience_seconds;
         /* Short waits, because staying somewhere is told by the clock and not by an event. */
         do {
-            left = until - wait_now_seconds();
+            left = until - clock_seconds();
             status = wait_for(s, &c->event, &c->waiters, &over,
                               left < ELSEWHERE_SECONDS / 2 ? left : ELSEWHERE_SECONDS / 2);
         } while (status == CASTOR_ERR_TIMEOUT && left > 0);

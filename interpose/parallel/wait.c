@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include "../core/clock.h"
 #include "../core/error.h"
 #include "../core/process.h"
 #include "../trace/live.h"
@@ -12,12 +13,6 @@
 
 #define LOOK_SECONDS    0.1   /* how often a waiter looks after its peers */
 #define RECORD_ABOVE_NS 50000 /* shorter waits are counted, not recorded */
-
-double wait_now_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value, double seconds) {
     struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
@@ -88,7 +83,7 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
         return CASTOR_OK;
     castor_status status = CASTOR_OK;
     uint64_t begin_ns = trace_now_ns();
-    double deadline = wait_now_seconds() + seconds, look = wait_now_seconds() + LOOK_SECONDS;
+    double deadline = clock_seconds() + seconds, look = clock_seconds() + LOOK_SECONDS;
     live_wait *live = live_wait_begin(LIVE_STORE, c->what, begin_ns);
     say_missing(s, c, live);
     atomic_fetch_add(waiters, 1);
@@ -96,7 +91,7 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
         uint32_t seen = atomic_load(event);
         if (c->ready(c->context))
             break;
-        double left = deadline - wait_now_seconds();
+        double left = deadline - clock_seconds();
         if (left <= 0) {
             status = fatal ? give_up(s, c) : CASTOR_ERR_TIMEOUT;
             break;
@@ -104,9 +99,9 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
         futex_wait(event, seen, left < LOOK_SECONDS ? left : LOOK_SECONDS);
         if (c->ready(c->context))
             break;
-        if (wait_now_seconds() < look)
+        if (clock_seconds() < look)
             continue; /* woken by an event */
-        look = wait_now_seconds() + LOOK_SECONDS;
+        look = clock_seconds() + LOOK_SECONDS;
         say_missing(s, c, live);
         if ((status = peers_check(s)) != CASTOR_OK) {
             /* One that left may have done its part before it did. */

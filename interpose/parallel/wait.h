@@ -26,6 +26,4 @@ void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters);
 /* Every rank reaches it before any leaves it. */
 castor_status wait_barrier(store *s, const char *what);
 
-double wait_now_seconds(void);
-
 #endif

@@ -6,17 +6,11 @@
 #include "trace.h"
 
 #include <stdbool.h>
-#include <time.h>
 #ifdef __x86_64__
 #include <cpuid.h>
 #include <x86intrin.h>
 #endif
-
-static uint64_t system_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
+#include "../core/clock.h"
 
 #ifdef __x86_64__
 
@@ -84,12 +78,12 @@ static uint64_t rate_find(clock_reading now) {
 /* Reads the system's clock, and makes it the anchor if it can be one. */
 static uint64_t anchor_renew(clock_anchor *own) {
     if (__atomic_load_n(&unusable, __ATOMIC_RELAXED))
-        return system_ns();
+        return clock_ns(CLOCK_MONOTONIC);
     own->busy = true;
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     clock_reading now;
     now.count = __rdtsc();
-    now.ns = system_ns();
+    now.ns = clock_ns(CLOCK_MONOTONIC);
     if (__rdtsc() - now.count < BRACKET_COUNTS) {
         /* The last reading by the old anchor was at most `before`. */
         uint64_t before =
@@ -115,7 +109,7 @@ static uint64_t anchor_renew(clock_anchor *own) {
 uint64_t trace_now_ns(void) {
     clock_anchor *own = &anchor;
     if (__builtin_expect(own->busy, 0))
-        return system_ns();
+        return clock_ns(CLOCK_MONOTONIC);
     uint64_t counted = __rdtsc() - own->at.count;
     if (__builtin_expect(counted < own->valid_counts, 1))
         return own->at.ns + (counted * own->rate >> FRACTION_BITS);
@@ -125,7 +119,7 @@ uint64_t trace_now_ns(void) {
 #else
 
 uint64_t trace_now_ns(void) {
-    return system_ns();
+    return clock_ns(CLOCK_MONOTONIC);
 }
 
 #endif

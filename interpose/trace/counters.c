@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/utsname.h>
-#include <time.h>
 #include <unistd.h>
+#include "../core/clock.h"
 #include "../core/log.h"
 #include "../core/process.h"
 #include "file.h"
@@ -46,7 +46,7 @@ static void counters_unlock(void) {
     lock_held = false;
 }
 
-static void copy_text(char *out, size_t out_bytes, const char *text) {
+void counters_copy_text(char *out, size_t out_bytes, const char *text) {
     size_t length = strnlen(text, out_bytes - 1);
     memcpy(out, text, length);
     memset(out + length, 0, out_bytes - length);
@@ -65,22 +65,12 @@ static void read_command(char out[TRACE_COMMAND_MAX]) {
     out[length > 0 ? length : 0] = '\0';
 }
 
-uint64_t counters_clock_ns(clockid_t clock) {
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-uint64_t counters_realtime_ns(void) {
-    return counters_clock_ns(CLOCK_REALTIME);
-}
-
 void counters_clocks(uint64_t *monotonic_ns, uint64_t *realtime_ns) {
     enum { TRIES = 8, CLOSE_NS = 2000 };
     uint64_t closest = UINT64_MAX;
     for (int i = 0; i < TRIES && closest > CLOSE_NS; i++) {
-        uint64_t before = counters_clock_ns(CLOCK_MONOTONIC), real = counters_clock_ns(CLOCK_REALTIME),
-                 after = counters_clock_ns(CLOCK_MONOTONIC);
+        uint64_t before = clock_ns(CLOCK_MONOTONIC), real = clock_ns(CLOCK_REALTIME),
+                 after = clock_ns(CLOCK_MONOTONIC);
         if (after - before >= closest)
             continue;
         closest = after - before;
@@ -92,7 +82,7 @@ void counters_clocks(uint64_t *monotonic_ns, uint64_t *realtime_ns) {
 static uint64_t draw_uid(void) {
     uint64_t uid = 0;
     if (getrandom(&uid, sizeof uid, GRND_NONBLOCK) != (ssize_t)sizeof uid)
-        uid = counters_realtime_ns() ^ ((uint64_t)getpid() << 40);
+        uid = clock_ns(CLOCK_REALTIME) ^ ((uint64_t)getpid() << 40);
     return uid == 0 ? 1 : uid;
 }
 
@@ -120,7 +110,7 @@ int counters_rank(void) {
 void counters_rank_text(char out[16]) {
     int rank = counters_rank();
     if (rank < 0)
-        copy_text(out, 16, "unknown");
+        counters_copy_text(out, 16, "unknown");
     else
         log_format(out, 16, "%d", rank);
 }
@@ -192,8 +182,8 @@ static trace_counters *counters_create(void) {
     counters->names_used = 1;
     struct utsname system;
     if (uname(&system) == 0)
-        copy_text(counters->host, sizeof counters->host, system.nodename);
-    copy_text(counters->plugin, sizeof counters->plugin, staged_plugin);
+        counters_copy_text(counters->host, sizeof counters->host, system.nodename);
+    counters_copy_text(counters->plugin, sizeof counters->plugin, staged_plugin);
     read_command(counters->command);
     for (uint32_t slot = 0; slot < TRACE_SLOT_MAX; slot++)
         if (staged_names[slot] != NULL)
@@ -282,10 +272,10 @@ void trace_name_set(trace_record_kind kind, uint32_t id, const char *name) {
 void trace_plugin_set(const char *plugin) {
     if (!counters_lock())
         return;
-    copy_text(staged_plugin, sizeof staged_plugin, plugin);
+    counters_copy_text(staged_plugin, sizeof staged_plugin, plugin);
     trace_counters *counters = counters_peek();
     if (counters != NULL)
-        copy_text(counters->plugin, sizeof counters->plugin, plugin);
+        counters_copy_text(counters->plugin, sizeof counters->plugin, plugin);
     counters_unlock();
 }
 
@@ -293,7 +283,7 @@ void trace_outcome_set(const char *outcome) {
     trace_counters *counters = counters_get();
     if (counters == NULL || !counters_lock())
         return;
-    copy_text(counters->outcome, sizeof counters->outcome, outcome);
+    counters_copy_text(counters->outcome, sizeof counters->outcome, outcome);
     counters_unlock();
 }
 

@@ -1,12 +1,11 @@
-/* The counters of this process: one mapped file, made at first use, and anonymous memory where no file can
- * be.
+/* The counters of this process: one mapped file, made at first use, and anonymous memory where no file can be.
  *
  * What is known before the file exists (names, plugin, rank) is kept aside and written when it is made. */
 #ifndef CASTOR_TRACE_COUNTERS_H
 #define CASTOR_TRACE_COUNTERS_H
 
 #include <stdbool.h>
-#include <time.h>
+#include <stddef.h>
 #include "trace.h"
 
 /* Forgets the file, if any: the next use makes a new one, for this process. `forked`: the process so far is
@@ -24,8 +23,8 @@ void counters_add(trace_counters *counters, uint32_t kind, uint32_t id, uint64_t
 void counters_rank_text(char out[16]);
 uint64_t counters_process_uid(void);
 int counters_rank(void);
-uint64_t counters_clock_ns(clockid_t clock);
-uint64_t counters_realtime_ns(void);
+/* Cuts the text where it is too long, and fills the rest with zeros. */
+void counters_copy_text(char *out, size_t out_bytes, const char *text);
 /* Both clocks at one moment: a thread that is put aside between two reads would shift its process against the others. */
 void counters_clocks(uint64_t *monotonic_ns, uint64_t *realtime_ns);
 

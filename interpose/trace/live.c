@@ -33,12 +33,6 @@ static __thread __typeof__(announced_none) announced __attribute__((tls_model("i
 static void (*stack_teller)(const char *path); /* atomic */
 static uint32_t stack_running;                 /* atomic */
 
-static void copy_text(char *out, size_t out_bytes, const char *text) {
-    size_t length = strnlen(text, out_bytes - 1);
-    memcpy(out, text, length);
-    memset(out + length, 0, out_bytes - length);
-}
-
 /* The file, made at the first use. A process that has no counters file has no use for this one either. */
 static live_file *live_get(void) {
     live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
@@ -87,7 +81,7 @@ void live_group_announce(const char *name, const int32_t *ranks, size_t count) {
     announced.known = name != NULL;
     if (name == NULL)
         return;
-    copy_text(announced.name, sizeof announced.name, name);
+    counters_copy_text(announced.name, sizeof announced.name, name);
     announced.all = count == 0;
     for (size_t i = 0; i < count; i++)
         if (ranks[i] >= 0 && (uint32_t)ranks[i] < LIVE_MEMBER_WORDS * 64)
@@ -193,7 +187,7 @@ static live_wait *wait_publish(live_wait *wait, live_kind kind, uint32_t group, 
     wait->ordinal = ordinal;
     wait->bytes = bytes;
     wait->missing_pid = 0;
-    copy_text(wait->what, sizeof wait->what, what);
+    counters_copy_text(wait->what, sizeof wait->what, what);
     __atomic_store_n(&wait->begin_ns, now_ns, __ATOMIC_RELEASE);
     return wait;
 }
@@ -219,7 +213,7 @@ static live_wait *collective_begin(const void *address, const char *operation, u
     uint64_t ordinal = __atomic_add_fetch(&group->entered, 1, __ATOMIC_RELAXED);
     if (enqueued) {
         live_recent *recent = &group->recent[ordinal % LIVE_RECENT_MAX];
-        copy_text(recent->what, sizeof recent->what, operation);
+        counters_copy_text(recent->what, sizeof recent->what, operation);
         recent->begin_ns = now_ns;
         __atomic_store_n(&recent->ordinal, ordinal, __ATOMIC_RELEASE);
         __atomic_store_n(&group->enqueues, 1, __ATOMIC_RELAXED);

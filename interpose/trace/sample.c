@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include "../core/clock.h"
 #include "../core/log.h"
 #include "counters.h"
 #include "live.h"
@@ -109,7 +110,7 @@ static void sample_record_memory(void) {
 
 /* Waits for `wait_ns`; false when the sampler must end. */
 static bool wait_part(uint64_t wait_ns) {
-    uint64_t deadline_ns = counters_clock_ns(CLOCK_MONOTONIC) + wait_ns;
+    uint64_t deadline_ns = clock_ns(CLOCK_MONOTONIC) + wait_ns;
     struct timespec deadline = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
     pthread_mutex_lock(&lock);
     while (state == SAMPLE_RUNNING && pthread_cond_timedwait(&changed, &lock, &deadline) == 0)
@@ -150,16 +151,16 @@ static void sample_often(void) {
 }
 
 static void sample_if_due(sampling *sampling, void (*sample)(void)) {
-    if (counters_clock_ns(CLOCK_MONOTONIC) < sampling->next_ns)
+    if (clock_ns(CLOCK_MONOTONIC) < sampling->next_ns)
         return;
-    uint64_t begin_ns = counters_clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    uint64_t begin_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
     sample();
-    uint64_t interval_ns = (counters_clock_ns(CLOCK_THREAD_CPUTIME_ID) - begin_ns) * sampling->cost_factor;
+    uint64_t interval_ns = (clock_ns(CLOCK_THREAD_CPUTIME_ID) - begin_ns) * sampling->cost_factor;
     if (interval_ns < sampling->interval_min_ns)
         interval_ns = sampling->interval_min_ns;
     if (interval_ns > SAMPLE_INTERVAL_MAX_NS)
         interval_ns = SAMPLE_INTERVAL_MAX_NS;
-    sampling->next_ns = counters_clock_ns(CLOCK_MONOTONIC) + interval_ns;
+    sampling->next_ns = clock_ns(CLOCK_MONOTONIC) + interval_ns;
 }
 
 static void *sample_main(void *unused) {
@@ -170,7 +171,7 @@ static void *sample_main(void *unused) {
         sample_if_due(&rarely, sample_rarely);
         sample_if_due(&soon, sample_often);
         next_ns = rarely.next_ns < soon.next_ns ? rarely.next_ns : soon.next_ns;
-        now_ns = counters_clock_ns(CLOCK_MONOTONIC);
+        now_ns = clock_ns(CLOCK_MONOTONIC);
     } while (wait_interval(next_ns > now_ns ? next_ns - now_ns : 0));
     sample_pss();
     sample_record_memory();
@@ -214,7 +215,7 @@ out:
 }
 
 void sample_stop(void) {
-    uint64_t deadline_ns = counters_clock_ns(CLOCK_MONOTONIC) + 1000000000u;
+    uint64_t deadline_ns = clock_ns(CLOCK_MONOTONIC) + 1000000000u;
     struct timespec deadline = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
     pthread_mutex_lock(&lock);
     if (state == SAMPLE_RUNNING) {
