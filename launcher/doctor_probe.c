@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+#include "core/clock.h"
 #include "core/log.h"
 #include "doctor.h"
 #include "doctor_program.h"
@@ -19,12 +19,6 @@
 #define DRAIN_MS    50
 #define DRAIN_PARTS 64
 #define END_MS      5000 /* for the interpreter to end, once it has said all */
-
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 /* ---- running ---- */
 
@@ -53,9 +47,9 @@ static void listen_once(listener *l) {
 /* Listens until the program has said all, or is gone, or time is up (false). What it started and left running may keep the
  * pipes for longer. */
 static bool listen_to(listener *out, listener *errors, double limit_seconds) {
-    uint64_t deadline = now_ns() + (uint64_t)(limit_seconds * 1e9);
+    uint64_t deadline = clock_ns(CLOCK_MONOTONIC) + (uint64_t)(limit_seconds * 1e9);
     while (out->fd >= 0 && strstr(out->text, DOCTOR_MARK "\tend\n") == NULL) {
-        uint64_t now = now_ns();
+        uint64_t now = clock_ns(CLOCK_MONOTONIC);
         if (now >= deadline)
             return false;
         struct pollfd polled[2] = {{.fd = out->fd, .events = POLLIN}, {.fd = errors->fd, .events = POLLIN}};
@@ -141,12 +135,48 @@ static bool parse(doctor_probe *probe) {
     return true;
 }
 
+/* Starts the program and hears what it says, into probe->text and `errors_text`. */
+static void converse(const char *path, char *const *arguments, char *const *environment, double limit_seconds,
+                     char *errors_text, doctor_probe *probe) {
+    int out[2] = {-1, -1}, errors[2] = {-1, -1};
+    if (pipe2(out, O_CLOEXEC) != 0 || pipe2(errors, O_CLOEXEC) != 0) {
+        snprintf(probe->error, sizeof probe->error, "no pipe: %s", strerror(errno));
+        goto done;
+    }
+    pid_t pid = fork();
+    if (pid == 0)
+        child_run(path, arguments, environment, out[1], errors[1]);
+    if (pid < 0) {
+        snprintf(probe->error, sizeof probe->error, "no process: %s", strerror(errno));
+        goto done;
+    }
+    setpgid(pid, pid);
+    probe->started = true;
+    close(out[1]);
+    close(errors[1]);
+    out[1] = errors[1] = -1;
+    listener hears_out = {out[0], probe->text, 0, OUTPUT_MAX},
+             hears_errors = {errors[0], errors_text, 0, ERRORS_MAX};
+    probe->timed_out = !listen_to(&hears_out, &hears_errors, limit_seconds);
+    out[0] = hears_out.fd;
+    errors[0] = hears_errors.fd;
+    probe->status = wait_for_end(pid, probe->timed_out);
+    kill(-pid, SIGKILL); /* what it left running */
+    last_line(errors_text, probe->error, sizeof probe->error);
+done:
+    for (int i = 0; i < 2; i++) {
+        if (out[i] >= 0)
+            close(out[i]);
+        if (errors[i] >= 0)
+            close(errors[i]);
+    }
+}
+
 bool doctor_probe_run(char *const *command, double limit_seconds, doctor_probe *probe) {
     static char *const usual[] = {"python3", NULL};
     run_install install;
     run_environment environment = {0};
     char path[PATH_MAX], *errors_text = NULL, **arguments = NULL;
-    int out[2] = {-1, -1}, errors[2] = {-1, -1};
     size_t count = 0;
     *probe = (doctor_probe){0};
     if (command == NULL)
@@ -172,39 +202,10 @@ bool doctor_probe_run(char *const *command, double limit_seconds, doctor_probe *
     memcpy(arguments, command, count * sizeof *arguments);
     arguments[count] = "-c";
     arguments[count + 1] = (char *)doctor_program;
-    if (pipe2(out, O_CLOEXEC) != 0 || pipe2(errors, O_CLOEXEC) != 0) {
-        snprintf(probe->error, sizeof probe->error, "no pipe: %s", strerror(errno));
-        goto done;
-    }
-    pid_t pid = fork();
-    if (pid == 0)
-        child_run(path, arguments, environment.entries, out[1], errors[1]);
-    if (pid < 0) {
-        snprintf(probe->error, sizeof probe->error, "no process: %s", strerror(errno));
-        goto done;
-    }
-    setpgid(pid, pid);
-    probe->started = true;
-    close(out[1]);
-    close(errors[1]);
-    out[1] = errors[1] = -1;
-    listener hears_out = {out[0], probe->text, 0, OUTPUT_MAX},
-             hears_errors = {errors[0], errors_text, 0, ERRORS_MAX};
-    probe->timed_out = !listen_to(&hears_out, &hears_errors, limit_seconds);
-    out[0] = hears_out.fd;
-    errors[0] = hears_errors.fd;
-    probe->status = wait_for_end(pid, probe->timed_out);
-    kill(-pid, SIGKILL); /* what it left running */
-    last_line(errors_text, probe->error, sizeof probe->error);
-    if (!parse(probe))
+    converse(path, arguments, environment.entries, limit_seconds, errors_text, probe);
+    if (probe->started && !parse(probe))
         probe->started = false;
 done:
-    for (int i = 0; i < 2; i++) {
-        if (out[i] >= 0)
-            close(out[i]);
-        if (errors[i] >= 0)
-            close(errors[i]);
-    }
     run_environment_free(&environment);
     free(errors_text);
     free(arguments);

@@ -124,72 +124,87 @@ static length_modifier read_length(const char **format) {
     return length;
 }
 
+/* -1: none is given. */
+static int read_precision(const char **format, va_list *arguments) {
+    const char *p = *format;
+    if (*p != '.')
+        return -1;
+    int precision = 0;
+    if (*++p == '*') {
+        precision = va_arg(*arguments, int);
+        p++;
+    } else {
+        for (; *p >= '0' && *p <= '9' && precision < 100; p++)
+            precision = precision * 10 + (*p - '0');
+    }
+    *format = p;
+    return precision;
+}
+
+/* False: there is no such conversion. */
+static bool put_conversion(text *t, char conversion, length_modifier length, int precision,
+                           va_list *arguments) {
+    switch (conversion) {
+    case 's':
+        put_string(t, va_arg(*arguments, const char *), precision < 0 ? SIZE_MAX : (size_t)precision);
+        return true;
+    case 'd':
+        put_signed(t, length == LENGTH_LONG_LONG ? va_arg(*arguments, long long)
+                      : length == LENGTH_LONG    ? va_arg(*arguments, long)
+                      : length == LENGTH_SIZE    ? va_arg(*arguments, ssize_t)
+                                                 : va_arg(*arguments, int));
+        return true;
+    case 'u':
+    case 'x':
+        put_unsigned(t,
+                     length == LENGTH_LONG_LONG ? va_arg(*arguments, unsigned long long)
+                     : length == LENGTH_LONG    ? va_arg(*arguments, unsigned long)
+                     : length == LENGTH_SIZE    ? va_arg(*arguments, size_t)
+                                                : va_arg(*arguments, unsigned),
+                     conversion == 'x' ? 16 : 10, 1);
+        return true;
+    case 'p':
+        put_string(t, "0x", 2);
+        put_unsigned(t, (uintptr_t)va_arg(*arguments, void *), 16, 1);
+        return true;
+    case 'c':
+        put_char(t, (char)va_arg(*arguments, int));
+        return true;
+    case 'f':
+        put_double(t, va_arg(*arguments, double), precision < 0 ? 6 : precision > 9 ? 9 : precision);
+        return true;
+    case 'B':
+        put_bytes(t, va_arg(*arguments, uint64_t));
+        return true;
+    case '%':
+        put_char(t, '%');
+        return true;
+    default:
+        return false;
+    }
+}
+
 size_t log_vformat(char *out, size_t out_size, const char *format, va_list arguments) {
     if (out_size == 0)
         return 0;
     text t = {out, out_size, 0};
+    va_list rest;
+    va_copy(rest, arguments);
     for (const char *p = format; *p; p++) {
         if (*p != '%') {
             put_char(&t, *p);
             continue;
         }
         const char *start = p++;
-        int precision = -1;
-        if (*p == '.') {
-            p++;
-            if (*p == '*') {
-                precision = va_arg(arguments, int);
-                p++;
-            } else {
-                for (precision = 0; *p >= '0' && *p <= '9' && precision < 100; p++)
-                    precision = precision * 10 + (*p - '0');
-            }
-        }
+        int precision = read_precision(&p, &rest);
         length_modifier length = read_length(&p);
-        bool known = true;
-        switch (*p) {
-        case 's':
-            put_string(&t, va_arg(arguments, const char *), precision < 0 ? SIZE_MAX : (size_t)precision);
-            break;
-        case 'd':
-            put_signed(&t, length == LENGTH_LONG_LONG ? va_arg(arguments, long long)
-                           : length == LENGTH_LONG    ? va_arg(arguments, long)
-                           : length == LENGTH_SIZE    ? va_arg(arguments, ssize_t)
-                                                      : va_arg(arguments, int));
-            break;
-        case 'u':
-        case 'x':
-            put_unsigned(&t,
-                         length == LENGTH_LONG_LONG ? va_arg(arguments, unsigned long long)
-                         : length == LENGTH_LONG    ? va_arg(arguments, unsigned long)
-                         : length == LENGTH_SIZE    ? va_arg(arguments, size_t)
-                                                    : va_arg(arguments, unsigned),
-                         *p == 'x' ? 16 : 10, 1);
-            break;
-        case 'p':
-            put_string(&t, "0x", 2);
-            put_unsigned(&t, (uintptr_t)va_arg(arguments, void *), 16, 1);
-            break;
-        case 'c':
-            put_char(&t, (char)va_arg(arguments, int));
-            break;
-        case 'f':
-            put_double(&t, va_arg(arguments, double), precision < 0 ? 6 : precision > 9 ? 9 : precision);
-            break;
-        case 'B':
-            put_bytes(&t, va_arg(arguments, uint64_t));
-            break;
-        case '%':
-            put_char(&t, '%');
-            break;
-        default:
-            known = false;
-        }
-        if (!known) { /* what the arguments are is unknown from here on: show the rest as it stands */
+        if (!put_conversion(&t, *p, length, precision, &rest)) {
+            /* What the arguments are is unknown from here on: the rest is shown as it stands. */
             put_string(&t, start, SIZE_MAX);
             break;
         }
     }
+    va_end(rest);
     t.out[t.length] = '\0';
     return t.length;
 }
