@@ -56,7 +56,7 @@ typedef struct rank_control {
     _Atomic uint64_t together_abandoned_key; /* of the last one that it did for itself */
     _Atomic uint64_t exchange_bytes[2];
     _Atomic uint64_t private_bytes; /* of its views, at its last step */
-    double values[64];              /* store_agree */
+    double values[64];              /* together_agree */
     _Atomic uint32_t value_count;
 } rank_control;
 
