@@ -36,12 +36,15 @@ CASTOR_API const char *castor_error(void);
 CASTOR_API const char *castor_option(const char *name);
 /* 1 when the plugin adopts parameters, 0 when it only observes. */
 CASTOR_API int castor_plugin_engine(void);
+/* An error when the plugin cannot work with this version of PyTorch ("2.4.1+cu121"). */
+CASTOR_API int castor_torch_check(const char *version);
 /* Writes a log line: 0 error, 1 warning, 2 information, 3 debug. */
 CASTOR_API void castor_log(int level, const char *text);
 /* The rank that logs and trace name this process by. */
 CASTOR_API void castor_rank_set(int rank);
 /* Row `index` of the table of intercepted functions: its layer, its name, and whether the real function was found in this
- * process. 0 beyond the last row, else 1. */
+ * process: 1; 0: no; -1: no, and it need not be, since only other versions of PyTorch have it by that name. 0 beyond the
+ * last row, else 1. */
 CASTOR_API int castor_hook_get(uint32_t index, const char **layer, const char **name, int *found);
 /* This process trains plainly although a plugin was asked for: logged, and noted for the report. */
 CASTOR_API void castor_passthrough(const char *reason);

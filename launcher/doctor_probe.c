@@ -92,9 +92,11 @@ static void child_run(const char *path, char *const *arguments, char *const *env
     _exit(RUN_EXIT_NOT_EXECUTABLE);
 }
 
-/* The environment that `castor run` would give, without a log directory: nothing is recorded. */
+/* The environment that `castor run` would give, without a log directory: nothing is recorded; and nothing is refused,
+ * since what is wrong is to be found. */
 static bool make_environment(const run_install *install, run_environment *out) {
-    run_request request = {.ranks = 1};
+    static char step_aside[] = "CASTOR_ON_ERROR=passthrough", *settings[] = {step_aside};
+    run_request request = {.ranks = 1, .settings = settings, .setting_count = 1};
     run_job job = {.request = &request, .install = *install};
     memset(job.token, '0', RUN_TOKEN_DIGITS);
     return run_environment_build(&job, environ, 0, out);

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include "core/options.h"
+#include "core/torch_version.h"
 #include "doctor.h"
 #include "hooks/hooks.h"
 #include "text_table.h"
@@ -17,7 +18,8 @@ typedef struct version {
     unsigned major, minor;
 } version;
 
-static const version python_min = {3, 10}, torch_min = {2, 10}, torch_max = {2, 15};
+static const version python_min = {3, 10}, torch_min = {TORCH_MIN_MAJOR, TORCH_MIN_MINOR},
+                     torch_max = {TORCH_TESTED_MAJOR, TORCH_TESTED_MINOR};
 
 static version version_of(const char *text) {
     version v = {0, 0};
@@ -178,8 +180,8 @@ static void check_family(doctor_checks *checks, const doctor_probe *probe, const
     size_t all = 0, found = 0, shown = 0, used = 0;
     char missing[512] = "";
     for (const doctor_fact *hook = NULL; (hook = doctor_probe_fact(probe, "hook", hook)) != NULL;) {
-        if (strcmp(field(hook, 1), layer) != 0)
-            continue;
+        if (strcmp(field(hook, 1), layer) != 0 || strcmp(field(hook, 3), "-1") == 0)
+            continue; /* -1: a function of other versions */
         all++;
         if (is_set(hook, 3)) {
             found++;

@@ -133,6 +133,8 @@ size_t run_job_signal(const char *token, int signal);
 
 /* What the user should know about a finished job, and the line that names the report. */
 void run_outcome_report(const run_job *job);
+/* Whether a process of the job has refused PyTorch, and said why. */
+bool run_outcome_refused(const run_job *job);
 /* `path` as a shell needs it: quoted where it must be. */
 void run_path_quote(const char *path, char *out, size_t out_size);
 

@@ -3,13 +3,12 @@
 #include <dirent.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include "core/log.h"
 #include "core/options.h"
+#include "core/torch_version.h"
 #include "trace/format.h"
 #include "trace_read.h"
-
-/* The library leaves this file when PyTorch was used and the agent was never reached. */
-#define PASSTHROUGH_NAME "passthrough"
 
 void run_path_quote(const char *path, char *out, size_t out_size) {
     static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=@%+,";
@@ -27,7 +26,7 @@ void run_path_quote(const char *path, char *out, size_t out_size) {
 /* The first line of the note. */
 static bool read_passthrough(const char *directory, char *out, size_t out_size) {
     char path[PATH_MAX + 32];
-    log_format(path, sizeof path, "%s/" PASSTHROUGH_NAME, directory);
+    log_format(path, sizeof path, "%s/" TRACE_UNREACHED_NAME, directory);
     FILE *file = fopen(path, "re");
     if (!file)
         return false;
@@ -52,8 +51,16 @@ static bool has_trace(const char *directory) {
     return found;
 }
 
+bool run_outcome_refused(const run_job *job) {
+    char path[PATH_MAX + 32];
+    log_format(path, sizeof path, "%s/" TRACE_REFUSED_NAME, job->directory.path);
+    return access(path, F_OK) == 0;
+}
+
 void run_outcome_report(const run_job *job) {
     char text[1024], quoted[PATH_MAX + 64], plugin[64];
+    if (run_outcome_refused(job))
+        return; /* the library has said all */
     option_format(OPTION_ID_plugin, plugin, sizeof plugin);
     if (read_passthrough(job->directory.path, text, sizeof text))
         LOG_W("this run counts as passthrough%s%s: %s",
@@ -61,9 +68,9 @@ void run_outcome_report(const run_job *job) {
               options()->plugin == CASTOR_PLUGIN_NONE ? "" : plugin, text);
     else if (!has_trace(job->directory.path))
         LOG_I("nothing was recorded: no process of the command used PyTorch%s",
-              options()->plugin == CASTOR_PLUGIN_NONE
-                  ? ""
-                  : " (the command's Python needs torch 2.10 or later: pip install torch)");
+              options()->plugin == CASTOR_PLUGIN_NONE ? ""
+                                                      : " (the command's Python needs torch " TORCH_MIN_TEXT
+                                                        " or later: pip install torch)");
     run_path_quote(job->directory.shown, quoted, sizeof quoted);
     LOG_I("report: castor report %s", quoted);
 }

@@ -47,6 +47,8 @@ static bool has_failed(int status) {
 static void report_failure(const rank_set *s, int rank) {
     int status = s->ranks[rank].status;
     char who[32] = "the command", how[128];
+    if (run_outcome_refused(s->job))
+        return; /* the library has said why */
     if (s->count > 1)
         log_format(who, sizeof who, "rank %d", rank);
     if (WIFSIGNALED(status))

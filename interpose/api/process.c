@@ -6,7 +6,9 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/options.h"
+#include "core/plugin.h"
 #include "core/start.h"
+#include "core/torch_version.h"
 #include "gauges.h"
 #include "memory/arena.h"
 #include "trace/sample.h"
@@ -42,11 +44,11 @@ const char *castor_option(const char *name) {
 }
 
 int castor_plugin_engine(void) {
-    static const int engine[CASTOR_PLUGIN_COUNT] = {
-#define PLUGIN(id, name, engine, doc) engine,
-#include "core/plugins.def"
-    };
-    return engine[options()->plugin];
+    return plugin()->engine;
+}
+
+int castor_torch_check(const char *version) {
+    return torch_version_check(version);
 }
 
 void castor_log(int level, const char *text) {

@@ -5,14 +5,18 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "error.h"
 #include "log.h"
 #include "options.h"
+#include "plugin.h"
 #include "../hooks/anycall.h"
 #include "../hooks/caller.h"
 #include "../hooks/hooks.h"
 #include "../memory/arena.h"
+#include "../trace/format.h"
 #include "../trace/trace.h"
 
 #define FORK_HANDLERS_MAX 16
@@ -24,6 +28,7 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT, arena_once = PTHREAD_ONCE_I
                       wake_once = PTHREAD_ONCE_INIT;
 static bool arena_serves;
 static bool awake, agent_attached;
+static bool refused;    /* the import of PyTorch was */
 static pid_t awake_pid; /* the process that woke up itself: not its forked children */
 
 static struct { void (*prepare)(void), (*parent)(void), (*child)(void); } fork_handlers[FORK_HANDLERS_MAX];
@@ -72,18 +77,10 @@ castor_status start_fork_register(void (*prepare)(void), void (*parent)(void), v
     return status;
 }
 
-static const struct {
-    const char *name;
-    bool engine;
-} plugins[CASTOR_PLUGIN_COUNT] = {
-#define PLUGIN(id, name_, engine_, doc) [CASTOR_PLUGIN_##id] = {.name = name_, .engine = engine_},
-#include "plugins.def"
-};
-
 /* A plugin without an engine leaves PyTorch's memory alone, unless the arena is asked for. */
 static bool arena_wanted(void) {
     return options()->arena &&
-           (plugins[options()->plugin].engine || option_set_by(OPTION_ID_arena) == OPTION_FROM_ENVIRONMENT);
+           (plugin()->engine || option_set_by(OPTION_ID_arena) == OPTION_FROM_ENVIRONMENT);
 }
 
 static void arena_begin(void) {
@@ -108,7 +105,7 @@ static void wake(void) {
     caller_find_c10();
     start_arena();
     trace_start(options()->log_dir, options()->trace ? options()->trace_max : 0, options()->rank);
-    trace_plugin_set(plugins[options()->plugin].name);
+    trace_plugin_set(plugin()->name);
     hooks_resolve();
     anycall_start();
     __atomic_store_n(&awake, true, __ATOMIC_RELEASE);
@@ -135,6 +132,25 @@ static int torch_look(struct dl_phdr_info *info, size_t size, void *context) {
     return slash && strcmp(slash + 1, "libtorch_cpu.so") == 0;
 }
 
+/* The file `name` of the log directory, to append; -1: there is none. */
+static int note_open(const char *name) {
+    char path[OPTION_STRING_MAX + 16];
+    if (!options()->log_dir[0])
+        return -1;
+    log_format(path, sizeof path, "%s/%s", options()->log_dir, name);
+    return open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+}
+
+static void note_write(int file, const char *name, const char *reason) {
+    char text[2048];
+    if (file < 0)
+        return;
+    size_t size = log_format(text, sizeof text, "process %d: %s\n", (int)getpid(), reason);
+    if (write(file, text, size) < 0)
+        LOG_W("%s/%s could not be written: error %d", options()->log_dir, name, errno);
+    close(file);
+}
+
 /* PyTorch was used and the agent was not reached: the run counts as passthrough. Says so, and leaves a file
  * that the report reads. */
 static void passthrough_report(void) {
@@ -144,17 +160,21 @@ static void passthrough_report(void) {
     if (option_status != CASTOR_OK)
         LOG_E("%s", option_message);
     LOG_W("%s", reason);
-    if (!options()->log_dir[0])
+    note_write(note_open(TRACE_UNREACHED_NAME), TRACE_UNREACHED_NAME, reason);
+}
+
+void start_refuse(const char *reason) {
+    struct stat note;
+    refused = true;
+    int file = note_open(TRACE_REFUSED_NAME);
+    /* Who finds it written knows that it has been said. Under the lock, since castor ends the other ranks when the first
+     * one has ended: that must not be before the one that says it has done so. */
+    if (file >= 0 && flock(file, LOCK_EX) == 0 && fstat(file, &note) == 0 && note.st_size > 0) {
+        close(file);
         return;
-    char text[OPTION_STRING_MAX + sizeof reason];
-    log_format(text, sizeof text, "%s/passthrough", options()->log_dir);
-    int file = open(text, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-    if (file < 0)
-        return;
-    size_t size = log_format(text, sizeof text, "process %d: %s\n", (int)getpid(), reason);
-    if (write(file, text, size) < 0)
-        LOG_W("%s/passthrough could not be written: error %d", options()->log_dir, errno);
-    close(file);
+    }
+    LOG_E("%s", reason);
+    note_write(file, TRACE_REFUSED_NAME, reason);
 }
 
 __attribute__((constructor)) static void start(void) {
@@ -163,7 +183,7 @@ __attribute__((constructor)) static void start(void) {
 
 __attribute__((destructor)) static void stop(void) {
     bool own = awake_pid == getpid();
-    if (!agent_attached && (own || !awake_pid) && dl_iterate_phdr(torch_look, NULL))
+    if (!agent_attached && !refused && (own || !awake_pid) && dl_iterate_phdr(torch_look, NULL))
         passthrough_report();
     if (awake_pid) {
         anycall_stop();

@@ -10,6 +10,7 @@
 #include "anycall.h"
 #include "lookup.h"
 #include "objects.h"
+#include "torch_import.h"
 #include "wrapper.h"
 #include "../core/log.h"
 
@@ -96,7 +97,15 @@ static bool may_be_wrapped(void *handle, const char *name) {
     return id < HOOK_COUNT && (handle != RTLD_DEFAULT || !hooks_find(id));
 }
 
+static void *dlsym_refused(void *handle, const char *name) {
+    (void)handle;
+    (void)name;
+    return torch_import_refused();
+}
+
 __attribute__((used)) static void *dlsym_target(void *handle, const char *name) {
+    if (torch_import_is_refused(handle, name))
+        return (void *)dlsym_refused;
     return may_be_wrapped(handle, name) ? (void *)dlsym_wrapped : real_of(HOOK_DLSYM);
 }
 

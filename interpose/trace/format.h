@@ -5,6 +5,7 @@
  *   rank-R.pid-P.tid-T.segment-N.trace        per thread: a trace_segment header, then records
  *   trace.budget                              trace bytes taken by all processes: struct trace_budget
  *   passthrough                               text: a line per process that the agent did not reach, and why
+ *   refused                                   text: why PyTorch was not imported, by the first process that refused it
  *
  * Invariants
  *   - a file whose magic is zero was never finished and holds nothing
@@ -28,6 +29,7 @@
 #define TRACE_SEGMENT_SUFFIX  ".trace"
 #define TRACE_BUDGET_NAME     "trace.budget"
 #define TRACE_UNREACHED_NAME  "passthrough"
+#define TRACE_REFUSED_NAME    "refused"
 
 typedef enum trace_record_kind {
 #define RECORD(id, name, id_holds, ids, a, b, c, doc) TRACE_##id,

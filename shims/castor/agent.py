@@ -4,8 +4,6 @@ It turns PyTorch's Python surface into calls of the core. An exception in here n
 import os
 import sys
 
-MINIMUM_TORCH = (2, 10)
-
 
 def attach():
     try:
@@ -29,9 +27,11 @@ def _attach():
 
         observe.install()
         return
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < MINIMUM_TORCH:
-        _refuse(f"torch {torch.__version__} is too old: install torch 2.10 or later, or use CASTOR_PLUGIN=none")
+    try:
+        # The library has looked before (torch/version.py, at the import of torch._C); this is what the package says.
+        core.torch_check(str(torch.__version__).encode())
+    except core.Error as error:
+        _refuse(str(error).removeprefix("castor: "))
         return
     from . import plugin
 

@@ -34,6 +34,7 @@ _SIGNATURES = {
     "error": (c_char_p, []),
     "option": (c_char_p, [c_char_p]),
     "plugin_engine": (c_int, []),
+    "torch_check": ("status", [c_char_p]),
     "log": (None, [c_int, c_char_p]),
     "rank_set": (None, [c_int]),
     "passthrough": (None, [c_char_p]),

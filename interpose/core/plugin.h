@@ -1,0 +1,18 @@
+/* plugins.def, as data. */
+#ifndef CASTOR_CORE_PLUGIN_H
+#define CASTOR_CORE_PLUGIN_H
+
+#include <stdbool.h>
+#include "options.h"
+
+typedef struct plugin_info {
+    const char *name;
+    bool engine; /* it adopts parameters into the node store */
+} plugin_info;
+
+extern const plugin_info plugin_table[CASTOR_PLUGIN_COUNT];
+
+/* That of this process. */
+const plugin_info *plugin(void);
+
+#endif
