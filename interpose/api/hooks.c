@@ -9,7 +9,11 @@ int castor_hook_get(uint32_t index, const char **layer, const char **name, int *
         return 0;
     *layer = hook_layer_name[hook_table[index].layer];
     *name = hook_table[index].name;
+    hook_id id = (hook_id)index, other = hook_other_name(id);
     /* Some of libc's are looked up at their first call. */
-    *found = hooks_real((hook_id)index) || dlsym(RTLD_NEXT, hook_table[index].symbol);
+    if (hooks_real(id) || dlsym(RTLD_NEXT, hook_table[id].symbol))
+        *found = 1;
+    else
+        *found = hook_is_later(id) || (other != id && hooks_real(other)) ? -1 : 0;
     return 1;
 }

@@ -30,3 +30,38 @@ const char *const hook_layer_name[HOOK_LAYER_COUNT] = {
     [HOOK_LAYER_CUDA_LOOKUP] = "CUDA look-up", [HOOK_LAYER_CUDA_RUNTIME] = "CUDA runtime",
     [HOOK_LAYER_CUDA_DRIVER] = "CUDA driver",  [HOOK_LAYER_NCCL] = "NCCL",
 };
+
+hook_id hook_operation(hook_id id) {
+    switch (id) {
+#define RENAMED(later, earlier)                                                                              \
+    case HOOK_##later:                                                                                       \
+        return HOOK_##earlier;
+#include "hooks.def"
+    default:
+        return id;
+    }
+}
+
+hook_id hook_other_name(hook_id id) {
+    switch (id) {
+#define RENAMED(later, earlier)                                                                              \
+    case HOOK_##later:                                                                                       \
+        return HOOK_##earlier;                                                                               \
+    case HOOK_##earlier:                                                                                     \
+        return HOOK_##later;
+#include "hooks.def"
+    default:
+        return id;
+    }
+}
+
+bool hook_is_later(hook_id id) {
+    switch (id) {
+#define RENAMED(later, earlier) case HOOK_##later:
+#define LATER(later)            case HOOK_##later:
+#include "hooks.def"
+        return true;
+    default:
+        return false;
+    }
+}

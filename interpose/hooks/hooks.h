@@ -43,6 +43,13 @@ typedef struct hook_info {
 extern const hook_info hook_table[HOOK_COUNT];
 extern const char *const hook_layer_name[HOOK_LAYER_COUNT];
 
+/* Versions of PyTorch (RENAMED and LATER in hooks.def). The row by whose name reports know the operation of `id`. */
+hook_id hook_operation(hook_id id);
+/* The row of the same operation under another version's name; `id` itself where there is none. */
+hook_id hook_other_name(hook_id id);
+/* A row that only later versions have. */
+bool hook_is_later(hook_id id);
+
 /* The real function of a row; NULL while it was not looked up, or where it does not exist. */
 void *hooks_real(hook_id id);
 

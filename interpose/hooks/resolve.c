@@ -95,8 +95,8 @@ void *hooks_find(hook_id id) {
 }
 
 const char *hooks_operation_name(hook_id id) {
-    const char *colon = strrchr(hook_table[id].name, ':');
-    return colon ? colon + 1 : hook_table[id].name;
+    const char *name = hook_table[hook_operation(id)].name, *colon = strrchr(name, ':');
+    return colon ? colon + 1 : name;
 }
 
 static void name_row(hook_id id) {
@@ -109,10 +109,19 @@ static void name_row(hook_id id) {
 }
 
 /* An older libcudart, libcuda or libnccl lacks functions of the tables: nobody can call those, so they are not
- * missed. PyTorch's are, if their names have changed. */
-static bool row_is_missed(hook_layer layer) {
-    return layer != HOOK_LAYER_CUDA_RUNTIME && layer != HOOK_LAYER_CUDA_DRIVER &&
-           layer != HOOK_LAYER_CUDA_LOOKUP && layer != HOOK_LAYER_NCCL;
+ * missed. PyTorch's are, if their names have changed to ones that the table does not know. */
+static bool row_is_missed(hook_id id) {
+    hook_layer layer = hook_table[id].layer;
+    if (layer == HOOK_LAYER_CUDA_RUNTIME || layer == HOOK_LAYER_CUDA_DRIVER ||
+        layer == HOOK_LAYER_CUDA_LOOKUP || layer == HOOK_LAYER_NCCL)
+        return false;
+    hook_id other = hook_other_name(id);
+    return !hook_is_later(id) && (other == id || !hooks_find(other));
+}
+
+static bool row_has_wrapper(hook_id id) {
+    hook_layer layer = hook_table[id].layer;
+    return layer < HOOK_LAYER_GLOO || layer > HOOK_LAYER_C10D_NCCL_END || HOOK_GLOO_WRAPPED;
 }
 
 void hooks_resolve(void) {
@@ -123,20 +132,17 @@ void hooks_resolve(void) {
     const char *library = NULL;
     bool loaded = true;
     for (hook_id id = 0; id < HOOK_COUNT; id++) {
-        hook_layer layer = hook_table[id].layer;
         hook_source source = source_of(id);
         if (source.library != library) {
             library = source.library;
             loaded = !library || library_is_loaded(source);
         }
-        if (!HOOK_GLOO_WRAPPED && layer >= HOOK_LAYER_GLOO && layer <= HOOK_LAYER_C10D_NCCL_END)
-            continue;
-        if (!loaded)
+        if (!loaded || !row_has_wrapper(id))
             continue;
         if (hooks_find(id)) {
             found++;
             name_row(id);
-        } else if (row_is_missed(layer)) {
+        } else if (row_is_missed(id)) {
             missed++;
         }
     }

@@ -137,6 +137,16 @@ dist.all_to_all_single(out, t, [r + 1 for r in range(world)], [rank + 1] * world
 count("alltoall_base", t)
 check("uneven all_to_all_single", *((p, r + 1) for r, p in enumerate(out.split([r + 1 for r in range(world)]))))
 
+# Lists of tensors: later versions of gloo's group have it.
+out, parts = [torch.zeros(2) for _ in range(world)], [mine(2) for _ in range(world)]
+try:
+    dist.all_to_all(out, parts)
+except RuntimeError as error:
+    assert "does not support alltoall" in str(error), error
+else:
+    count("alltoall", *parts)
+    check("all_to_all", *((o, r + 1) for r, o in enumerate(out)))
+
 t = mine(13) if rank == 0 else torch.zeros(13)
 if rank == 0:
     dist.send(t, 1, tag=3)

@@ -46,8 +46,12 @@ class CollectiveTest(PreloadTest):
         self.check(3)
 
     def test_ddp_trains_as_without(self):
-        plain, _ = self.torchrun(2, "ddp_rank.py", preload=())
-        hooked, _ = self.torchrun(2, "ddp_rank.py")
+        plain, hooked = (
+            # Some versions of gloo print that they are connected, each rank when it is.
+            [line for line in self.torchrun(2, "ddp_rank.py", **how)[0].splitlines() if not line.startswith("[Gloo]")]
+            for how in ({"preload": ()}, {})
+        )
+        self.assertTrue(plain)
         self.assertEqual(plain, hooked)
         calls = [process.collectives["allreduce"].count for process in self.counters() if "allreduce" in process.collectives]
         self.assertEqual(len(calls), 2)

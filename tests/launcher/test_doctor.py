@@ -18,6 +18,7 @@ hook\tallocation\tfree\t1
 hook\tallocation\trealloc\t1
 hook\tgloo\tc10d::ProcessGroupGloo::allreduce\t1
 hook\tgloo\tc10d::ProcessGroupGloo::barrier\t0
+hook\tgloo\tc10d::ProcessGroupGloo::of_another_version\t-1
 driver\t0\t13010
 devices\t2
 nccl\t2.28.9

@@ -70,4 +70,20 @@ TEST(Tables, HooksAsMarkdownHoldEachRow) {
     EXPECT_GE(text.size(), 2u * HOOK_COUNT);
 }
 
+TEST(Tables, NamesOfOneOperationAreTwins) {
+    int renamed = 0;
+    for (int index = 0; index < HOOK_COUNT; index++) {
+        auto id = static_cast<hook_id>(index);
+        hook_id other = hook_other_name(id), known = hook_operation(id);
+        EXPECT_EQ(hook_other_name(other), id) << hook_table[id].name;
+        EXPECT_EQ(hook_table[other].layer, hook_table[id].layer) << hook_table[id].name;
+        EXPECT_TRUE(known == id || (known == other && hook_is_later(id) && !hook_is_later(other)))
+            << hook_table[id].name;
+        renamed += known != id;
+    }
+    EXPECT_GT(renamed, 0);
+    EXPECT_TRUE(hook_is_later(HOOK_GLOO_ALLTOALL));
+    EXPECT_FALSE(hook_is_later(HOOK_GLOO_ALLREDUCE));
+}
+
 } // namespace
