@@ -2,10 +2,12 @@
 # make setup      installs what is missing: system packages, and .venv with torch
 # make demo       plain PyTorch, DDP and Castor side by side on real text
 # make test       every test; SAN=address|undefined|thread builds and runs the unit tests with that sanitizer
+# make test-torch VERSION=2.10.0   what depends on PyTorch, on that version of it
 # make check      format, static analysis, README tables
 # make readme     writes the README's tables from the tables in the code
 # make sim        the simulated devices of tests/sim
 # make fuzz       libFuzzer on the readers of traces, the report and the options, FUZZ_SECONDS (60) each; needs clang
+# make gpu-test   what docs/gpu.md asks a machine with a GPU to show; result in bench/results/gpu.json
 # make bench      the benchmarks (long); results in bench/results
 # make install PREFIX=/usr/local
 #
@@ -36,7 +38,7 @@ UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/core/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup demo test check bench install clean unit semantics readme sim fuzz
+.PHONY: all setup demo test test-torch check bench gpu-test install clean unit semantics readme sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
@@ -84,6 +86,8 @@ unit: $(B)/bin/castor-unit
 # The scripts call make themselves, with flags of their own.
 test:
 	@MAKE="$(MAKE)" PYTHON="$(PYTHON)" SAN="$(SAN)" SUITES="$(SUITES)" scripts/test
+test-torch:
+	@MAKE="$(MAKE)" scripts/test-torch "$(VERSION)"
 check:
 	@MAKE="$(MAKE)" B="$(B)" CC="$(CC)" scripts/check
 # The simulated devices that tests run the CUDA wheel of torch on; nothing else uses them.
@@ -109,6 +113,8 @@ demo: setup all
 	scripts/demo "$(PYTHON)"
 bench: setup all
 	bench/gpt_cpu/run.py --python "$(PYTHON)"
+gpu-test: all
+	bench/gpu/run.py --python "$(PYTHON)"
 readme: $(B)/bin/castor
 	@B="$(B)" scripts/readme
 clean:
@@ -127,4 +133,4 @@ $(B)/obj/launcher/report_html.o $(B)/fuzz/obj/launcher/report_html.o: $(wildcard
 $(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/hook_table.o
 $(B)/bin/castor-unit: $(B)/obj/interpose/hooks/hook_table.o
 
--include $(shell find $(B) -name '*.d' 2>/dev/null)
+-include $(shell find $(B)/obj -name '*.d' 2>/dev/null)

@@ -1,6 +1,7 @@
 """The hooks on the simulated devices of tests/sim: PyTorch's own CUDA wheel, unmodified."""
 import json
 import os
+import re
 import subprocess
 import sys
 import unittest
@@ -29,12 +30,35 @@ print(json.dumps({"launches": launches(), "reserved": torch.cuda.memory_reserved
 """
 
 
+class LeftOutTest(PreloadTest):
+    def test_a_torch_without_devices_to_simulate(self):
+        torch = os.path.join(self.folder, "torch")
+        os.makedirs(os.path.join(torch, "lib"))
+        open(os.path.join(torch, "__init__.py"), "w").close()
+        for version, cuda, library, why in (
+            ("2.11.0+cpu", None, False, "built for the CPU"),
+            ("2.11.0", "13.0", False, "built for the CPU"),
+            ("2.10.0+cu128", "12.8", True, "built for CUDA 12.8"),
+            ("2.15.0+cu132", "13.2", True, "built for CUDA 13.2"),
+        ):
+            with open(os.path.join(torch, "version.py"), "w") as file:
+                file.write(f"from typing import Optional\n__version__ = '{version}'\ncuda: Optional[str] = {cuda!r}\n")
+            if library:
+                open(os.path.join(torch, "lib", "libtorch_cuda.so"), "w").close()
+            out, _ = self.run_program(sys.executable, os.path.join(simulated.FOLDER, "run.py"), preload=(), PYTHONPATH=self.folder)
+            self.assertEqual(len(out.splitlines()), 2, out)
+            self.assertRegex(out, rf"^left out: torch {re.escape(version)} is {why}.*\n0 passed, 0 failed\n$")
+
+
 class SimulatedTest(PreloadTest):
     @classmethod
     def setUpClass(cls):
-        why = simulated.make(sys.executable)
+        why = simulated.left_out()
         if why:
             raise unittest.SkipTest(why)
+        why = simulated.make(sys.executable)
+        if why:
+            raise AssertionError(why)
 
     def simulated(self, devices):
         before = simulated.environment(devices=devices, base={})

@@ -327,7 +327,9 @@ def slug(title):
 
 
 def part_of(printed, case):
-    """What one case printed: scripts with several cases announce each with a line of its own."""
+    """What one case printed: scripts with several cases announce each with a line of its own. Some versions of gloo
+    print that they are connected, in whichever order the ranks are."""
+    printed = re.sub(r"^\[Gloo\] .*\n", "", printed, flags=re.MULTILINE)
     if not case:
         return printed
     found = re.findall(rf"^== {re.escape(case)}\n(.*?)(?=^== |\Z)", printed, re.MULTILINE | re.DOTALL)

@@ -4,17 +4,37 @@
     env = simulated.environment(devices=2, memory="8G")
     subprocess.run([sys.executable, "script.py"], env=env)
 """
+import importlib.util
 import os
+import re
 import subprocess
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
+CUDA = "13.0"  # whose functions the libraries have
 LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2")
 
 
 def libraries(build=None):
     """The folder of the libraries, below the folder `build` (default: `build` in the root)."""
     return os.path.join(build or os.path.join(ROOT, "build"), "lib", "sim")
+
+
+def left_out():
+    """Why the torch of this Python cannot be tried on the simulated devices; None: it can."""
+    torch = importlib.util.find_spec("torch")
+    if not torch or not torch.origin:
+        return "this Python has no torch"
+    folder = os.path.dirname(torch.origin)
+    with open(os.path.join(folder, "version.py")) as file:
+        text = file.read()
+    version, cuda = (re.search(rf"^{name}\b.*= *'([^']*)'", text, re.M) for name in ("__version__", "cuda"))
+    name = f"torch {version[1]}" if version else "this torch"
+    if not cuda or not os.path.exists(os.path.join(folder, "lib", "libtorch_cuda.so")):
+        return f"{name} is built for the CPU"
+    if cuda[1] != CUDA:
+        return f"{name} is built for CUDA {cuda[1]}; CUDA {CUDA} is simulated"
+    return None
 
 
 def make(python, build=None, targets=("sim",)):

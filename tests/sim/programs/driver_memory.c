@@ -102,8 +102,8 @@ static CUmemAllocationProp located(CUmemLocationType type, int id) {
     return prop;
 }
 
-static const CUmemAccessDesc both_ways = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
-                                          CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+static const CUmemAccessDesc both_ways = {.location.type = CU_MEM_LOCATION_TYPE_DEVICE,
+                                          .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 
 static bool virtual_memory(void) {
     CUmemAllocationProp on_device = located(CU_MEM_LOCATION_TYPE_DEVICE, 0);

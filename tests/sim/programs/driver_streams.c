@@ -262,7 +262,8 @@ static bool dangling_pointers(void) {
 static bool unmapped_under_a_copy(void) {
     const size_t granule = 2u << 20;
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED};
-    CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemAccessDesc access = {.location.type = CU_MEM_LOCATION_TYPE_DEVICE,
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUmemGenericAllocationHandle handle;
     CUdeviceptr range, block;
     CUstream stream;
