@@ -64,15 +64,29 @@ def _agreed_values(optimizer, pairs):
     return labels[:64], values[:64]
 
 
+def _checksum(gradients):
+    """Of what this rank sees in its gradients: the sum of their words, each tensor's weighed by its place."""
+    total = 0
+    for place, grad in enumerate(gradients, 1):
+        if grad is None:
+            total -= place
+            continue
+        octets = grad.detach().contiguous().reshape(-1).view(torch.uint8)
+        words = octets[: octets.numel() // 8 * 8].view(torch.int64)
+        total += place * (words.sum().item() + octets[words.numel() * 8 :].sum().item())
+    return total % (1 << 52)  # exact as a double
+
+
 class _OwnerStep:
     """One leaf step in owner mode, over one group."""
 
-    def __init__(self, optimizer, group, pairs):
-        self.optimizer, self.group = optimizer, group
+    def __init__(self, optimizer, group, pairs, closure):
+        self.optimizer, self.group, self.closure = optimizer, group, closure
         self.pairs = pairs
         self.shared = [(i, p, e) for i, (p, e) in enumerate(pairs) if e.shared]
         self.handles = core.pointers([e.handle for _, _, e in self.shared])
         self.states = states.of(optimizer)
+        self.untouched = set()  # places whose gradient is the sum as it is
         self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
 
     def begin(self):
@@ -80,20 +94,39 @@ class _OwnerStep:
             if not e.is_home(p):  # the script replaced p.data: the block that it had keeps its values
                 core.tensor_keep_home(e.handle)
         labels, values = _agreed_values(self.optimizer, self.pairs)
+        changed_on = self._gradients_changed_on()
+        if changed_on:
+            labels.insert(0, f"the checksum of the gradients (the script changed them on rank {', '.join(map(str, changed_on))})")
+            values.insert(0, float(_checksum(p.grad for _, p, _ in self.shared)))
         core.step_begin(self.group.handle, (ctypes.c_double * len(values))(*values),
                         (ctypes.c_char_p * len(labels))(*[label.encode() for label in labels]), len(values))
+
+    def _find_untouched(self, tensors):
+        self.untouched = {i for i, p, e in tensors if e.shows_window(p.grad) and not core.window_edited(e.window)}
+
+    def _gradients_changed_on(self):
+        """The ranks whose gradients are not the untouched sums: owners step for all, so that all must have changed them
+        alike. A closure makes its gradients later."""
+        if self.closure:
+            return []
+        self._find_untouched(self.shared)
+        changed = any(p.grad is not None and i not in self.untouched for i, p, _ in self.shared)
+        every = self.group.gather([float(changed)], "whether the script changed gradients")
+        return [rank for rank, (flag,) in enumerate(every) if flag]
 
     def show_owned(self):
         """From here the optimizer sees what this rank owns, and sees it in the store's memory."""
         self.stepped = [t for t in self.shared if t[2].mine and t[1].grad is not None]
+        if self.closure:
+            self._find_untouched(self.stepped)
         own = [(p, e) for _, p, e in self.stepped]
         at_home = core.pointers([e.handle for p, e in own if e.is_home(p)])
         core.publish_push(at_home, len(at_home))
-        for p, e in own:
+        for i, p, e in self.stepped:
             if not e.is_home(p):  # the script replaced p.data
                 e.param_alias.copy_(p.data)
             self._swap(p, e.param_alias)
-            if e.shows_window(p.grad) and not core.window_edited(e.window):
+            if i in self.untouched:
                 self._swap(p.grad, e.sum_alias)
         self.entered = self.states.enter(self.optimizer, own)
         self.hidden = [(p, p.grad) for _, p, e in self.shared if not e.mine and p.grad is not None]
@@ -171,7 +204,7 @@ def leaf(func):
         for p, e in pairs:
             if e.shared and not e.is_home(p) and p.is_shared():
                 e.leave_store()  # the script moved it to memory that other processes look at
-        owner_step = _OwnerStep(self, pairs[0][1].group, pairs)
+        owner_step = _OwnerStep(self, pairs[0][1].group, pairs, closure)
         owner_step.begin()
         _thread.in_leaf = True
         try:

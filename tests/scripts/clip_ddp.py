@@ -120,6 +120,11 @@ def not_finite_is_an_error(log):
 
 
 @record.case
+def another_limit_on_each_rank(log):
+    train(log, lambda model, step: clip_grad_norm_(model.parameters(), 0.1 * (1 + dist.get_rank())))
+
+
+@record.case
 def by_hand(log):
     """The norm over all parameters and the scaling, written out."""
 

@@ -152,6 +152,19 @@ def noise_of_one_rank(log):
 
 
 @record.case
+def step_on_noise_of_one_rank(log):
+    """The replicas would drift apart from here."""
+    model, optimizer = start(torch.optim.SGD, 0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = backward(model, step)
+        if step and dist.get_rank() == 1:
+            model.module.deep.weight.grad.add_(1.0)
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
+@record.case
 def gathered_by_the_script(log):
     """The script's own collectives over gradients that are averaged already."""
     model, optimizer = start()

@@ -86,6 +86,7 @@ def resumed(*stages):
     return tuple((who, ()) for who in stages)
 
 
+DRIFTS = "the ranks' gradients are no longer equal, and their replicas would drift apart"
 UNCOMPILED = "a step in the store is not compiled, and PyTorch's compiled one adds in another order (foreach)"
 
 TABLE = {
@@ -131,6 +132,7 @@ TABLE = {
         "norm_logged_by_rank_0": adaptive,
         "skipped_on_a_large_norm": adaptive,
         "not_finite_is_an_error": sgd,
+        "another_limit_on_each_rank": like(adaptive, refused="the script changed them on rank 0, 1", reason=DRIFTS),
         "by_hand": adaptive,
     },
     "amp_ddp.py": {
@@ -157,6 +159,7 @@ TABLE = {
         "replaced": adaptive,
         "edited_in_place": sgd,
         "noise_of_one_rank": sgd,
+        "step_on_noise_of_one_rank": like(sgd, refused="the script changed them on rank 1\\)", reason=DRIFTS),
         "gathered_by_the_script": adaptive,
         "hooks_of_the_script": sgd,
         "two_backwards_of_one_graph": sgd,
