@@ -14,6 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "loader.h"
+#include "objects.h"
 #include "../core/error.h"
 #include "../core/log.h"
 #include "../core/options.h"
@@ -61,7 +62,7 @@ static bool version_of_module(const char *path, char *version, size_t version_si
 bool torch_import_is_refused(void *handle, const char *name) {
     struct link_map *module = NULL;
     char version[64];
-    if (__builtin_expect(!name || strcmp(name, MODULE_ENTRY) != 0, 1))
+    if (__builtin_expect(!name || !objects_text_equal(name, MODULE_ENTRY), 1))
         return false;
     if (options()->on_error != CASTOR_ON_ERROR_ABORT || handle == RTLD_NEXT || handle == RTLD_DEFAULT ||
         dlinfo(handle, RTLD_DI_LINKMAP, &module) != 0 || !module || !module->l_name ||
