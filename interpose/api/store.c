@@ -20,10 +20,9 @@
 
 #define TOGETHER_PATIENCE_SECONDS 5.0
 
-/* From so many ranks on, most of the sums' memory goes back between steps: the cost is the node's, and each rank bears
- * its part of it. So much that four ranks stay below 0.3 of DDP's memory and 0.95 of its step (docs/decisions.md). */
-#define MANY_RANKS        4
-#define MANY_RANKS_RETURN 85
+/* From so many ranks on, the sums' memory goes back between steps: the cost is the node's, and each rank bears its part
+ * of it (docs/decisions.md). */
+#define MANY_RANKS 4
 
 _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one layout, two names");
 
