@@ -84,7 +84,8 @@ static uint64_t ranks_hash(const int *ranks, int count) {
     OBSERVED(OBSERVE_NCCL, OBSERVE_NCCL, ncclResult_t, ncclSystemError, function, #function, parameters,     \
              arguments, facts, 0)
 
-#define NCCL_COMMUNICATOR(function, parameters, arguments, facts, made, doc)                                 \
+/* The outermost call of NCCL that a thread makes: `done` follows it, and sees its status_ and begin_ns_. */
+#define NCCL_OUTERMOST(function, parameters, arguments, done)                                                \
     ncclResult_t wrap_##function parameters;                                                                 \
     HOOK_EXPORT extern __typeof__(wrap_##function) export_##function __asm__(#function)                      \
         __attribute__((alias("wrap_" #function)));                                                           \
@@ -99,39 +100,28 @@ static uint64_t ranks_hash(const int *ranks, int count) {
         uint64_t begin_ns_ = trace_now_ns();                                                                 \
         ncclResult_t status_ = target_ arguments;                                                            \
         observe_thread.inside = inside_;                                                                     \
-        if (status_ == ncclSuccess || status_ == ncclInProgress)                                             \
-            made;                                                                                            \
-        observe_facts observed_ = {0};                                                                       \
-        if (status_ == ncclSuccess)                                                                          \
-            observed_ = (observe_facts)OBSERVE_FACTS facts;                                                  \
-        observe_record(HOOK_##function, begin_ns_, (int)status_, &observed_);                                \
+        done;                                                                                                \
         return status_;                                                                                      \
     }
+
+#define NCCL_COMMUNICATOR(function, parameters, arguments, facts, made, doc)                                 \
+    NCCL_OUTERMOST(function, parameters, arguments, COMMUNICATOR_DONE(function, facts, made))
+#define COMMUNICATOR_DONE(function, facts, made)                                                             \
+    if (status_ == ncclSuccess || status_ == ncclInProgress)                                                 \
+        made;                                                                                                \
+    observe_facts observed_ = {0};                                                                           \
+    if (status_ == ncclSuccess)                                                                              \
+        observed_ = (observe_facts)OBSERVE_FACTS facts;                                                      \
+    observe_record(HOOK_##function, begin_ns_, (int)status_, &observed_)
 
 #define PAYLOAD(count, datatype, communicator, stream)                                                       \
     { count, datatype, communicator, stream }
 #define NCCL_COLLECTIVE(function, operation, parameters, arguments, payload, doc)                            \
-    NCCL_WORK(function, parameters, arguments, payload, -1)
+    NCCL_OUTERMOST(function, parameters, arguments, WORK_DONE(function, payload, -1))
 #define NCCL_MESSAGE(function, operation, parameters, arguments, payload, doc)                               \
-    NCCL_WORK(function, parameters, arguments, payload, peer)
-#define NCCL_WORK(function, parameters, arguments, payload, peer)                                            \
-    ncclResult_t wrap_##function parameters;                                                                 \
-    HOOK_EXPORT extern __typeof__(wrap_##function) export_##function __asm__(#function)                      \
-        __attribute__((alias("wrap_" #function)));                                                           \
-    ncclResult_t wrap_##function parameters {                                                                \
-        ncclResult_t(*target_) parameters = observe_target_of(HOOK_##function);                              \
-        if (!target_)                                                                                        \
-            return ncclSystemError;                                                                          \
-        unsigned inside_ = observe_thread.inside;                                                            \
-        if (inside_ & OBSERVE_NCCL)                                                                          \
-            return target_ arguments;                                                                        \
-        observe_thread.inside = inside_ | OBSERVE_NCCL;                                                      \
-        uint64_t begin_ns_ = trace_now_ns();                                                                 \
-        ncclResult_t status_ = target_ arguments;                                                            \
-        observe_thread.inside = inside_;                                                                     \
-        collective_record(HOOK_##function, begin_ns_, status_, (nccl_payload)PAYLOAD payload, peer);         \
-        return status_;                                                                                      \
-    }
+    NCCL_OUTERMOST(function, parameters, arguments, WORK_DONE(function, payload, peer))
+#define WORK_DONE(function, payload, peer)                                                                   \
+    collective_record(HOOK_##function, begin_ns_, status_, (nccl_payload)PAYLOAD payload, peer)
 #include "nccl.def"
 
 const char *nccl_operation(hook_id id) {
