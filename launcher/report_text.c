@@ -44,17 +44,22 @@ static bool has_steps_or_memory(const report *report) {
     return false;
 }
 
+/* Its number, if that is known, and its process. */
+static void add_rank(text_table *table, const report_rank *rank) {
+    if (rank->rank >= 0)
+        text_table_add(table, "%d", rank->rank);
+    else
+        text_table_add(table, "?");
+    text_table_add(table, "%u", rank->process->counters->pid);
+}
+
 /* Of a job that only communicated. */
 static void write_plain_ranks(const report *report, FILE *out) {
     text_table table = {.headings = {"rank", "pid", "lived", "records"}};
     char figure[TEXT_FIGURE_MAX];
     for (size_t i = 0; i < report->rank_count; i++) {
         const report_rank *rank = &report->ranks[i];
-        if (rank->rank >= 0)
-            text_table_add(&table, "%d", rank->rank);
-        else
-            text_table_add(&table, "?");
-        text_table_add(&table, "%u", rank->process->counters->pid);
+        add_rank(&table, rank);
         report_text_seconds_cell(&table, rank->lived_seconds);
         text_table_add(&table, "%s", text_count(figure, rank->process->records));
     }
@@ -72,11 +77,7 @@ static void write_ranks(const report *report, FILE *out) {
     uint64_t pss_bytes = 0;
     for (size_t i = 0; i < report->rank_count; i++) {
         const report_rank *rank = &report->ranks[i];
-        if (rank->rank >= 0)
-            text_table_add(&table, "%d", rank->rank);
-        else
-            text_table_add(&table, "?");
-        text_table_add(&table, "%u", rank->process->counters->pid);
+        add_rank(&table, rank);
         bool several = rank->optimizer_steps != rank->steps;
         several_optimizers |= several;
         text_table_add(&table, several ? "%" PRIu64 " (%" PRIu64 ")" : "%" PRIu64, rank->steps,
