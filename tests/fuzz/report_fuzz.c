@@ -16,6 +16,7 @@
 #include "../../launcher/top.h"
 #include "../../launcher/utf8.h"
 #include "json_check.h"
+#include "seed.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -406,16 +407,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 }
 
 /* ---- the corpus ---- */
-
-static void write_seed(const char *corpus, const char *name, const void *data, size_t size) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", corpus, name);
-    FILE *out = fopen(path, "we");
-    if (out == NULL || fwrite(data, 1, size, out) != size || fclose(out) != 0) {
-        perror(path);
-        exit(1);
-    }
-}
 
 #define PUT(...)                                                                                             \
     at = (uint8_t *)mempcpy(at, (const uint8_t[]){__VA_ARGS__}, sizeof((const uint8_t[]){__VA_ARGS__}))

@@ -12,6 +12,7 @@
 #include "../../launcher/live_read.h"
 #include "../../launcher/trace_read.h"
 #include "../../launcher/utf8.h"
+#include "seed.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -100,16 +101,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         read_all(fd);
     }
     return 0;
-}
-
-static void write_seed(const char *directory, const char *name, const void *data, size_t size) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    FILE *file = fopen(path, "we");
-    if (file == NULL || fwrite(data, 1, size, file) != size || fclose(file) != 0) {
-        perror(path);
-        exit(1);
-    }
 }
 
 static void make_corpus(const char *directory) {

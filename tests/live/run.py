@@ -80,12 +80,17 @@ class LiveTest(unittest.TestCase):
         self.assertEqual(job.returncode, status, open(self.errors).read())
         return out
 
+    def stalls(self, count):
+        """What was said, and of it the stalls, so many."""
+        text = "\n".join(self.said())
+        found = re.findall(r"^no progress for [\d.]+ s in (.*)$", text, re.M)
+        self.assertEqual(len(found), count, text)
+        return text, found
+
     def test_a_rank_that_comes_late(self):
         job = self.start(3, "collective", 6)
         self.assertEqual(sorted(self.finish(job).split("\n")), ["", "done 0", "done 1", "done 2"])
-        text = "\n".join(self.said())
-        stalls = re.findall(r"^no progress for [\d.]+ s in (.*)$", text, re.M)
-        self.assertEqual(len(stalls), 2, text)  # each once
+        text, stalls = self.stalls(2)  # each once
         self.assertRegex(stalls[0], r"^allreduce, number 2 of process group \S+ \(3 ranks\): ranks 0 and 1 wait for rank 2$")
         self.assertRegex(stalls[1], r"^allreduce, number 1 of process group \S+ \(2 ranks\): rank 0 waits for rank 2$")
         self.assertEqual(text.count("rank 2 (process "), 2, text)
@@ -131,10 +136,8 @@ class LiveTest(unittest.TestCase):
     def test_a_message_that_is_sent_late(self):
         job = self.start(2, "message", 6)
         self.finish(job)
-        text = "\n".join(self.said())
-        stalls = re.findall(r"^no progress for [\d.]+ s in (.*)$", text, re.M)
-        self.assertEqual(len(stalls), 1, text)
-        self.assertRegex(stalls[0], r"^recv, number 3 of process group \S+ \(2 ranks\): rank 0 waits for rank 1$")
+        text, (stall,) = self.stalls(1)
+        self.assertRegex(stall, r"^recv, number 3 of process group \S+ \(2 ranks\): rank 0 waits for rank 1$")
         self.assertEqual(text.count("in dawdle"), 1, text)
         self.assertRegex(text, r"(?m)^solved after [\d.]+ s: recv, number 3 of process group ")
 
@@ -149,20 +152,16 @@ class LiveTest(unittest.TestCase):
     def test_collectives_that_are_enqueued(self):
         job = self.start(3, "nccl", 6, environment=self.simulated(3))
         self.finish(job)
-        text = "\n".join(self.said())
-        stalls = re.findall(r"^no progress for [\d.]+ s in (.*)$", text, re.M)
-        self.assertEqual(len(stalls), 1, text)
-        self.assertRegex(stalls[0], r"^allreduce, number 2 of process group \S+ \(3 ranks\): ranks 0 and 1 have enqueued it and wait for rank 2$")
+        text, (stall,) = self.stalls(1)
+        self.assertRegex(stall, r"^allreduce, number 2 of process group \S+ \(3 ranks\): ranks 0 and 1 have enqueued it and wait for rank 2$")
         self.assertEqual(text.count("in dawdle"), 1, text)
         self.assertRegex(text, r"(?m)^solved after [\d.]+ s: allreduce, number 2 of process group ")
 
     def test_messages_that_are_enqueued(self):
         job = self.start(2, "nccl message", 6, environment=self.simulated(2))
         self.finish(job)
-        text = "\n".join(self.said())
-        stalls = re.findall(r"^no progress for [\d.]+ s in (.*)$", text, re.M)
-        self.assertEqual(len(stalls), 1, text)
-        self.assertRegex(stalls[0], r"^recv.* number 1 of process group \S+ \(2 ranks\): rank 0 (has enqueued it and )?waits for rank 1$")
+        text, (stall,) = self.stalls(1)
+        self.assertRegex(stall, r"^recv.* number 1 of process group \S+ \(2 ranks\): rank 0 (has enqueued it and )?waits for rank 1$")
 
     def test_slow_ranks_are_no_stall(self):
         job = self.start(2, "slow", 1, limit=15)
