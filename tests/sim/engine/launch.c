@@ -151,7 +151,7 @@ CUfunction sim_module_function(CUmodule module, const char *name) {
     return function;
 }
 
-/* An address in the zone that no mapped block holds; one past the end of a block counts as inside. */
+/* An address that no mapped block holds; one past the end of a block counts as inside. */
 static bool is_dangling(uintptr_t address) {
     return !sim_memory_valid((void *)address, 1) && !sim_memory_valid((void *)(address - 1), 1);
 }
@@ -200,7 +200,7 @@ static CUresult run_launch(void *arguments) {
          at += sizeof(uintptr_t)) {
         uintptr_t value;
         memcpy(&value, launch->parameters + at, sizeof value);
-        if (!sim_in_zone(value))
+        if (!sim_memory_given(value))
             continue;
         pointers++;
         dangling += is_dangling(value);

@@ -354,6 +354,13 @@ bool sim_memory_valid(const void *address, size_t bytes) {
     return valid;
 }
 
+bool sim_memory_given(uintptr_t address) {
+    pthread_rwlock_rdlock(&sim_memory_lock);
+    bool given = address >= SIM_ZONE_START && address < zone_next;
+    pthread_rwlock_unlock(&sim_memory_lock);
+    return given;
+}
+
 CUresult sim_memory_info(int device, size_t *free_bytes, size_t *total_bytes) {
     if (device < 0 || device >= sim_config()->devices)
         return CUDA_ERROR_INVALID_DEVICE;

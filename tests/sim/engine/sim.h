@@ -145,6 +145,9 @@ CUresult sim_host_unregister(void *address) SIM_API;
 struct sim_pointer sim_memory_find(const void *address) SIM_API;
 /* True when every byte of the range is accessible: in blocks, or outside the zone. */
 bool sim_memory_valid(const void *address, size_t bytes) SIM_API;
+/* True for an address that was handed out once, freed or not. The rest of the zone was never an address: a number there
+ * is one by chance, as the nanoseconds of a machine that is up for 10 to 24 hours are. */
+bool sim_memory_given(uintptr_t address);
 static inline bool sim_in_zone(uintptr_t address) {
     return address >= SIM_ZONE_START && address < SIM_ZONE_END;
 }
@@ -335,7 +338,7 @@ struct sim_launch { /* a recorded launch */
     uint64_t stream_id;
     int device;
     unsigned argument_bytes; /* 0: the layout is not known */
-    unsigned pointers;       /* arguments that are addresses in the zone */
+    unsigned pointers;       /* arguments that are addresses which were handed out */
     unsigned dangling;       /* of these: in no mapped block when the launch was made */
 };
 

@@ -232,6 +232,8 @@ static bool kernels(void) {
     return true;
 }
 
+#define NEVER_GIVEN 0x2169afd46a36ull /* within the range of addresses from which the simulation takes */
+
 static bool dangling_pointers(void) {
     unsigned long (*count)(void) = (unsigned long (*)(void))dlsym(RTLD_DEFAULT, "sim_launch_dangling");
     unsigned long before;
@@ -251,6 +253,10 @@ static bool dangling_pointers(void) {
     WORKS(cuCtxSynchronize());
     CHECK(count() == before);
     WORKS(cuMemFree(in));
+    WORKS(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, 0, arguments, NULL));
+    WORKS(cuCtxSynchronize());
+    CHECK(count() == before + 1);
+    in = NEVER_GIVEN; /* a number, as what a struct's unused entries hold */
     WORKS(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, 0, arguments, NULL));
     WORKS(cuCtxSynchronize());
     CHECK(count() == before + 1);
