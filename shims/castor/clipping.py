@@ -8,7 +8,7 @@ import zlib
 import torch
 from torch.nn.utils import clip_grad
 
-from . import core, engine
+from . import core, store
 
 
 _job = None  # the ranks of a single-process script
@@ -18,7 +18,7 @@ class _Gradients:
     """The gradients of a call, if owners can work on them in the sums."""
 
     def __init__(self, parameters):
-        self.pairs = [(p, engine.entry_of(p)) for p in parameters if p.grad is not None]
+        self.pairs = [(p, store.entry_of(p)) for p in parameters if p.grad is not None]
         entries = [e for _, e in self.pairs if e is not None]
         self.group = next((e.group for e in entries if e.shared), None)
         self.able = self.group is not None and all(
@@ -73,7 +73,7 @@ def _clip_grad_norm(stock):
     @torch.no_grad()
     def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
         listed = _as_list(parameters)
-        gradients = _Gradients(listed) if engine.groups() and engine.active() else None
+        gradients = _Gradients(listed) if store.groups() and store.active() else None
         if _job is not None and gradients is not None:
             _job.gradients_clipped("norm", float(max_norm), float(norm_type))
         if gradients is None or not gradients.together("norm", float(max_norm), float(norm_type), foreach):
@@ -103,7 +103,7 @@ def _clip_grad_value(stock):
     @torch.no_grad()
     def clip_grad_value_(parameters, clip_value, foreach=None):
         listed = _as_list(parameters)
-        gradients = _Gradients(listed) if engine.groups() and engine.active() else None
+        gradients = _Gradients(listed) if store.groups() and store.active() else None
         if _job is not None and gradients is not None:
             _job.gradients_clipped("value", float(clip_value))
         if gradients is None or not gradients.together("value", float(clip_value), foreach):
@@ -120,7 +120,7 @@ def _unscale(stock):
     @functools.wraps(stock)
     def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
         listed = [p for g in optimizer.param_groups for p in g["params"]]
-        gradients = _Gradients(listed) if engine.groups() and engine.active() else None
+        gradients = _Gradients(listed) if store.groups() and store.active() else None
         fp16 = gradients is not None and any(p.grad.dtype is torch.float16 for p, _ in gradients.pairs)
         if (
             gradients is None or fp16 and not allow_fp16
@@ -144,11 +144,11 @@ def _zero_grad(stock, parameters_of):
 
     @functools.wraps(stock)
     def zero_grad(self, set_to_none=True):
-        if set_to_none or not engine.groups() or not engine.active():
+        if set_to_none or not store.groups() or not store.active():
             return stock(self, set_to_none)
         aside = []
         for p in parameters_of(self):
-            e = engine.entry_of(p)
+            e = store.entry_of(p)
             if e is None or not e.shared or not e.shows_window(p.grad):
                 continue
             core.window_zero(e.window)

@@ -8,7 +8,7 @@ from ctypes import byref, c_uint64
 
 import torch
 
-from . import core, engine, events, tensors
+from . import core, events, store, tensors
 
 
 def _references(grad):
@@ -34,7 +34,7 @@ class Synchronizer:
         self.expecting = self.begun = False
         self.scale = 1.0 / group.world  # the weight of this rank's gradients
         self.pending = collections.deque()  # (ticket, entry, parameter, gradient): being added
-        self.entries = engine.adopt(group, parameters)
+        self.entries = store.adopt(group, parameters)
         self.hooks = []
         for p, e in zip(parameters, self.entries):
             self.hook(p, e)
@@ -47,7 +47,7 @@ class Synchronizer:
             hook.remove()
 
     def _ready(self, entry, p):
-        if not engine.active():
+        if not store.active():
             return
         entry.used, entry.synced = True, False
         if not self.expecting:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import dataloader
 
-from . import core, engine
+from . import core, store
 
 
 def part_of(count, rank, world):
@@ -80,7 +80,7 @@ def _fetched_ahead():
 
 def _splits(job):
     return (
-        job.mode != "scale" and torch.is_grad_enabled() and not job.evaluating and engine.active() and not job.distributed
+        job.mode != "scale" and torch.is_grad_enabled() and not job.evaluating and store.active() and not job.distributed
         and torch.utils.data.get_worker_info() is None
     )
 

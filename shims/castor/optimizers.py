@@ -14,7 +14,7 @@ import weakref
 
 import torch
 
-from . import core, engine, events, states
+from . import core, events, states, store
 
 _thread = threading.local()
 _numbers = weakref.WeakKeyDictionary()
@@ -41,7 +41,7 @@ def _pairs(optimizer):
     found = []
     for group in optimizer.param_groups:
         for p in group["params"]:
-            entry = engine.entry_of(p)
+            entry = store.entry_of(p)
             if entry is not None:
                 found.append((p, entry))
     return found
@@ -184,7 +184,7 @@ def leaf(func):
     @functools.wraps(func)
     def step(self, *args, **kwargs):
         running = getattr(_thread, "running", None)
-        if getattr(_thread, "in_leaf", False) or not engine.groups() or not engine.active():
+        if getattr(_thread, "in_leaf", False) or not store.groups() or not store.active():
             return func(self, *args, **kwargs)
         pairs = _pairs(self)
         if running and running.optimizer is not self and len(pairs) != len(_pairs(running.optimizer)):
@@ -252,7 +252,7 @@ def _say_alone():
     """Tells a script of one process at once, one of several processes at its end: it may wrap its model later."""
 
     def tell():
-        if not engine.groups():
+        if not store.groups():
             core.passthrough(b"nothing is shared: one process trains, or its model is in no DistributedDataParallel. "
                              b"Start more ranks (castor run --nproc N, or torchrun)")
 
@@ -271,7 +271,7 @@ def _outermost(wrapper):
         self = args[0]
         if torch.compiler.is_compiling():  # torch.compile(optimizer.step), only observed: what is compiled stays as it is
             return wrapper(*args, **kwargs)
-        if getattr(_thread, "running", None) is not None or not engine.active():
+        if getattr(_thread, "running", None) is not None or not store.active():
             return wrapper(*args, **kwargs)
         running = _thread.running = _InStep(self)
         begin = core.now_ns()
@@ -283,11 +283,11 @@ def _outermost(wrapper):
             result = wrapper(*args, **kwargs)
         finally:
             _thread.running = None
-        if engine.groups() and (not _is_exact(type(self)) or states.of(self).local):
+        if store.groups() and (not _is_exact(type(self)) or states.of(self).local):
             _end_replicated(self, running)
         if _job is not None:
             _job.step_ended()
-        elif not _numbers and _shares and not engine.groups():
+        elif not _numbers and _shares and not store.groups():
             _say_alone()
         if self not in _numbers:
             if not _numbers and torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -313,7 +313,7 @@ def _tell_model_data():
 
     for optimizer in list(_numbers):
         for p in (p for group in optimizer.param_groups for p in group["params"]):
-            entry = engine.entry_of(p)
+            entry = store.entry_of(p)
             if id(p) in seen or entry is not None and entry.shared:
                 continue
             seen.add(id(p))
@@ -351,7 +351,7 @@ def _step_in_backward(optimizer):
     pairs = _pairs(optimizer)
     if pairs:
         core.passthrough(b"an optimizer steps inside a backward pass: its parameters leave the store")
-        engine.release([p for p, _ in pairs])
+        store.release([p for p, _ in pairs])
 
 
 _leaf_classes = set()

@@ -8,7 +8,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from . import core, engine, gradients, tensors
+from . import core, gradients, store, tensors
 
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
 
@@ -17,7 +17,7 @@ def _group_of(process_group):
     """The store's group for a process group of the script; None with the reason when there can be none."""
     ranks = dist.get_process_group_ranks(process_group)
     name = "ddp " + ",".join(map(str, ranks))
-    return engine.group(name, dist.get_rank(process_group), len(ranks))
+    return store.group(name, dist.get_rank(process_group), len(ranks))
 
 
 def _why_not(parameters, process_group, expect_sparse):
@@ -113,7 +113,7 @@ def step_aside(ddp, reason):
     core.passthrough(f"DistributedDataParallel gets PyTorch's reducer back: {reason}".encode())
     ddp.reducer.remove_hooks()
     parameters, expect_sparse = ddp._build_params_for_reducer()
-    engine.release(parameters)
+    store.release(parameters)
     dist.Reducer, dist.Logger = _real_reducer, _real_logger
     try:
         ddp._ddp_init_helper(parameters, expect_sparse, {}, ddp.static_graph)

@@ -9,7 +9,7 @@ import zlib
 
 import torch
 
-from . import core, engine, gradients, loaders, tensors, writers
+from . import core, gradients, loaders, store, tensors, writers
 
 
 class Job:
@@ -33,7 +33,7 @@ class Job:
 
     @property
     def group(self):
-        return engine.group("nproc", self.rank, self.world)
+        return store.group("nproc", self.rank, self.world)
 
     @property
     def distributed(self):
@@ -56,13 +56,13 @@ class Job:
 
     def adopt(self, optimizer):
         """Registers the parameters of an optimizer that need gradients and are not registered yet."""
-        if self.distributed or not engine.active():
+        if self.distributed or not store.active():
             return
         writers.install_late(self)
         fresh = []
         for group in optimizer.param_groups:
             for p in group["params"]:
-                if p.requires_grad and engine.entry_of(p) is None:
+                if p.requires_grad and store.entry_of(p) is None:
                     why = tensors.why_unsupported(p)
                     if why:
                         raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: {why}. "
@@ -139,9 +139,9 @@ class Job:
     def gradients_taken(self, inputs, create_graph):
         """A part of a batch gives a part of the gradient. Where every rank draws whole batches, what a later backward()
         averages (a step inside the loss) is right."""
-        if self.distributed or not engine.active() or not self.split_seen and (self.synchronizer is None or create_graph):
+        if self.distributed or not store.active() or not self.split_seen and (self.synchronizer is None or create_graph):
             return
-        if any(isinstance(t, torch.nn.Parameter) or engine.entry_of(t) is not None for t in inputs):
+        if any(isinstance(t, torch.nn.Parameter) or store.entry_of(t) is not None for t in inputs):
             raise core.Error("castor: torch.autograd.grad of parameters gives each rank the gradient of its own part of "
                              "the batch: let loss.backward() make it, which averages over the ranks, or run this script "
                              "on one rank")
@@ -173,7 +173,7 @@ class Job:
         digest = 0.0
         for group in optimizer.param_groups:
             for p in group["params"]:
-                entry = engine.entry_of(p)
+                entry = store.entry_of(p)
                 if entry is not None and p.grad is not None and p.grad is not entry.shown_grad():
                     digest += float(p.grad.double().sum()) + float(p.grad.double().abs().max())
         every = self.group.gather([float(self.clipped), digest], "the gradients before a step")
@@ -242,7 +242,7 @@ def _watch_mode(job):
         finally:
             if outermost:
                 job.in_train = False
-                if any(engine.entry_of(p) is not None for p in self.parameters()):
+                if any(store.entry_of(p) is not None for p in self.parameters()):
                     job.evaluating = not mode
 
     torch.nn.Module.train = module_train
@@ -257,7 +257,7 @@ class Synchronizer(gradients.Synchronizer):
         self.watched = []  # parameters that had no gradient yet when they were registered
 
     def add(self, parameters):
-        entries = engine.adopt(self.group, parameters)
+        entries = store.adopt(self.group, parameters)
         for p, e in zip(parameters, entries):
             self.hook(p, e)
             self.entries.append(e)

@@ -10,7 +10,7 @@ from ctypes import byref, c_size_t, c_uint64, c_void_p, string_at
 
 import torch
 
-from . import core, engine, tensors
+from . import core, store, tensors
 
 PAGE = 4096
 _by_optimizer = weakref.WeakKeyDictionary()
@@ -49,7 +49,7 @@ class Place:
 
 def _at_free(function, group, *arguments):
     def free():
-        if engine.active():
+        if store.active():
             function(group.handle, *arguments)
 
     return free

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from . import core, engine
+from . import core, store
 
 
 def install(job):
@@ -35,7 +35,7 @@ def install_late(job):
 
 
 def _takes_part(job):
-    return not job.distributed and engine.active() and job.synchronizer is not None
+    return not job.distributed and store.active() and job.synchronizer is not None
 
 
 def _once(job, write, position, name):
