@@ -46,6 +46,8 @@ $(B)/obj/kernels/%.o: kernels/%.c
 	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -MMD -c $< -o $@
 # C++ exceptions pass through the wrappers, and their clean-up must run.
 $(B)/obj/interpose/hooks/%.o: CFLAGS_ALL += -fexceptions
+# Python's arithmetic, to the bit.
+$(B)/obj/interpose/parallel/annealing.o: CFLAGS_ALL += -ffp-contract=off
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -MMD -c $< -o $@

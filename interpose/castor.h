@@ -200,6 +200,38 @@ CASTOR_API void castor_copy_many(void *const *to, const void *const *from, const
 CASTOR_API int castor_directory_put(castor_store *store, const void *data, size_t bytes);
 CASTOR_API const void *castor_directory_get(castor_store *store, int rank, size_t *bytes);
 
+/* ---- the explicit API: what training loops count --------------------------------------------------------------
+ *
+ * Plain functions of their arguments: they need no store, no PyTorch and no `castor run`. */
+
+/* The temperature of an AnnealingScheduler after `step` steps: `start` while step <= warmup_steps; else `end` if
+ * step >= annealing_step; else start - (step / annealing_step) * (start - end). */
+CASTOR_API double castor_annealing(double start, double end, double warmup_steps, double annealing_step,
+                                   double step);
+
+/* Gradient accumulation over `size` micro-steps, of which `count` were made since the last step. The boundary is the
+ * micro-step that makes them `size`: only there gradients are communicated, clipped and stepped. */
+typedef struct castor_accumulation {
+    int64_t size, count;
+} castor_accumulation;
+
+/* CASTOR_ERR_ARGUMENT unless size >= 1. */
+CASTOR_API int castor_accumulation_begin(castor_accumulation *accumulation, int64_t size);
+/* Counts a micro-step. 1: it is at the boundary. */
+CASTOR_API int castor_accumulation_count(castor_accumulation *accumulation);
+/* 1: the micro-step that was counted last is at the boundary; the next one will be. */
+CASTOR_API int castor_accumulation_at_boundary(const castor_accumulation *accumulation);
+CASTOR_API int castor_accumulation_next_at_boundary(const castor_accumulation *accumulation);
+/* 1: no micro-step was made since the last step, and gradients may be zeroed. */
+CASTOR_API int castor_accumulation_is_empty(const castor_accumulation *accumulation);
+/* 1 at the boundary, and the count begins anew: the caller steps. */
+CASTOR_API int castor_accumulation_take_step(castor_accumulation *accumulation);
+/* Counts a call and takes the step: 1 at each size-th call. */
+CASTOR_API int castor_accumulation_every(castor_accumulation *accumulation);
+/* Of `count` batches, how many make whole steps of `size`, and how many steps those are. CASTOR_ERR_ARGUMENT for a size
+ * below 1 or a count below 0. */
+CASTOR_API int castor_accumulation_length(int64_t count, int64_t size, int64_t *length, int64_t *steps);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,3 +1,19 @@
-"""Castor's explicit API, thin over libcastor.so. Under `castor run` it is importable in any Python command."""
+"""Castor's explicit API, thin over libcastor.so. Under `castor run` it is importable in any Python command.
+
+What needs PyTorch is imported when it is asked for: `import castor` alone costs nothing."""
 
 __version__ = "0.1.0"
+
+_SUBMODULES = {"trainer", "utils"}
+
+
+def __getattr__(name):
+    import importlib
+
+    if name in _SUBMODULES:
+        return importlib.import_module("." + name, __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *_SUBMODULES})

@@ -1,6 +1,8 @@
 """The functions of libcastor.so (castor.h), bound with ctypes. Nothing is decided here."""
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p,
+)
 
 
 class Error(RuntimeError):
@@ -16,6 +18,12 @@ class TensorInfo(ctypes.Structure):
         ("id", c_uint32), ("owner", c_int32), ("shared", c_int32), ("dtype", c_int32), ("bytes", c_uint64),
         ("home", c_void_p), ("param_alias", c_void_p), ("sum", c_void_p),
     ]
+
+
+class Accumulation(ctypes.Structure):
+    """castor_accumulation: micro-steps of a step, and those made since the last one."""
+
+    _fields_ = [("size", c_int64), ("count", c_int64)]
 
 
 class ArenaInfo(ctypes.Structure):
@@ -85,6 +93,15 @@ _SIGNATURES = {
     "copy_many": (None, [c_void_p, c_void_p, c_void_p, c_uint32]),
     "directory_put": ("status", [c_void_p, c_char_p, c_size_t]),
     "directory_get": (c_void_p, [c_void_p, c_int, POINTER(c_size_t)]),
+    "annealing": (c_double, [c_double, c_double, c_double, c_double, c_double]),
+    "accumulation_begin": ("status", [POINTER(Accumulation), c_int64]),
+    "accumulation_count": (c_int, [POINTER(Accumulation)]),
+    "accumulation_at_boundary": (c_int, [POINTER(Accumulation)]),
+    "accumulation_next_at_boundary": (c_int, [POINTER(Accumulation)]),
+    "accumulation_is_empty": (c_int, [POINTER(Accumulation)]),
+    "accumulation_take_step": (c_int, [POINTER(Accumulation)]),
+    "accumulation_every": (c_int, [POINTER(Accumulation)]),
+    "accumulation_length": ("status", [c_int64, c_int64, POINTER(c_int64), POINTER(c_int64)]),
 }
 
 
@@ -107,6 +124,12 @@ def bind():
             function.errcheck = _raise_on_error
         globals()[name] = function
     return True
+
+
+def require():
+    """Binds the functions for the explicit API. ImportError: the process was not started by `castor run`."""
+    if not bind():
+        raise ImportError("castor: libcastor.so is not in this process: start the script with `castor run -- python ...`", name="castor")
 
 
 def option_text(name):

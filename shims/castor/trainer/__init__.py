@@ -1,0 +1,1 @@
+"""What training loops of the ColossalChat kind use (Colossal-AI: coati.trainer)."""

@@ -1,0 +1,1 @@
+"""Parts of training loops (Colossal-AI: colossalai.utils)."""

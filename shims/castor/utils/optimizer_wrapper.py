@@ -1,0 +1,72 @@
+"""An optimizer around another: what the explicit API adds to the script's own."""
+import torch
+
+
+class WrappedOptimizer(torch.optim.Optimizer):
+    """Stands for `optim` (a torch.optim.Optimizer, or another wrapper), whose attributes it shows: parameter groups, state,
+    hooks, state dict. It is an Optimizer for those who ask (schedulers do), and registers nothing twice: its constructor is
+    not Optimizer's."""
+
+    def __init__(self, optim):
+        self.optim = optim
+
+    def __getattr__(self, name):
+        if name == "optim":  # before __init__: while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.optim, name)
+
+    def __getstate__(self):
+        return self.__dict__.copy()
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.optim!r})"
+
+    @property
+    def param_groups(self):
+        return self.optim.param_groups
+
+    @property
+    def state(self):
+        return self.optim.state
+
+    @property
+    def defaults(self):
+        return self.optim.defaults
+
+    def add_param_group(self, param_group):
+        return self.optim.add_param_group(param_group)
+
+    def state_dict(self, *args, **kwargs):
+        return self.optim.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args, **kwargs):
+        return self.optim.load_state_dict(*args, **kwargs)
+
+    def zero_grad(self, *args, **kwargs):
+        return self.optim.zero_grad(*args, **kwargs)
+
+    def step(self, *args, **kwargs):
+        return self.optim.step(*args, **kwargs)
+
+    def backward(self, loss, *args, **kwargs):
+        """Gradients of `loss`, a scalar tensor, into the leaves."""
+        inner = getattr(self.optim, "backward", None)
+        return loss.backward(*args, **kwargs) if inner is None else inner(loss, *args, **kwargs)
+
+    def backward_by_grad(self, tensor, grad):
+        """Gradients into the leaves, given that of `tensor` (the same shape)."""
+        inner = getattr(self.optim, "backward_by_grad", None)
+        return tensor.backward(gradient=grad) if inner is None else inner(tensor, grad)
+
+    def clip_grad_norm(self, model, max_norm):
+        """Clips the gradients of the model's parameters to a total norm of `max_norm`; returns what it was, a scalar tensor.
+        A `max_norm` of 0 or less clips nothing and returns None."""
+        inner = getattr(self.optim, "clip_grad_norm", None)
+        if inner is not None:
+            return inner(model, max_norm)
+        if max_norm <= 0:
+            return None
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)

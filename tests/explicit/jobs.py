@@ -1,0 +1,66 @@
+"""Runs a script of this folder, or a text, in each of the ways in which the explicit API must work, and reads what it found.
+
+A script calls found(NAME, VALUE) (found.py) for what the tests compare with figures worked out by hand."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+LIMIT_S = 240  # of one job; reached only by a failure
+
+# How a job is started: by itself, without the library; observed only, so that PyTorch is as it is; with the node store.
+ALONE, NONE, GEMINI = "alone", "none", "gemini"
+
+
+def castor():
+    return os.environ["EXPLICIT_TEST_CASTOR"]
+
+
+def environment(how, more):
+    foreign = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    clean["OMP_NUM_THREADS"] = "1"
+    if how == ALONE:
+        clean["PYTHONPATH"] = os.path.join(os.path.dirname(os.path.dirname(castor())), "lib", "castor")
+    return dict(clean, **more)
+
+
+def start(command, how, *, nproc=None, cwd=None, **more):
+    """Runs a Python command (a list); `more` is its environment."""
+    command = [sys.executable, *command]
+    if how != ALONE:
+        command = [castor(), "run", "--plugin", how, "--log-dir", "log", *(["--nproc", str(nproc)] if nproc else []), "--", *command]
+    with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
+        return subprocess.run(command, env=environment(how, more), cwd=cwd or folder, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def job(script, ranks, how, *arguments, **more):
+    """What each rank of a job of torchrun's found, in rank order. One rank: a plain process."""
+    with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
+        command = [os.path.join(FOLDER, script), *arguments]
+        if ranks > 1:
+            command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *command]
+        done = start(command, how, cwd=folder, EXPLICIT_TEST_FOUND=folder, **more)
+        if done.returncode:
+            raise AssertionError(f"{script}, {ranks} ranks, {how}: status {done.returncode}\n{done.stdout}\n{done.stderr}")
+        if how == GEMINI and ranks > 1 and "trains without the plugin" in done.stderr:
+            raise AssertionError(f"{script}: the plugin stepped aside\n{done.stderr}")
+        return [json.load(open(os.path.join(folder, f"found-{rank}.json"))) for rank in range(ranks)]
+
+
+_made = {}  # what once() was called with: (what job() returned, its error)
+
+
+def once(*arguments):
+    """job(), made once for all tests that look at it."""
+    if arguments not in _made:
+        try:
+            _made[arguments] = job(*arguments), None
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            _made[arguments] = None, error
+    result, error = _made[arguments]
+    if error is not None:
+        raise error
+    return result

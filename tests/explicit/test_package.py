@@ -1,0 +1,25 @@
+"""How the package is found, and what it needs."""
+import unittest
+
+import jobs
+
+
+class Package(unittest.TestCase):
+    def test_importing_castor_imports_no_torch(self):
+        for how in (jobs.ALONE, jobs.NONE, jobs.GEMINI):
+            done = jobs.start(["-c", "import castor, sys; print(castor.__version__, 'torch' in sys.modules, 'ctypes' in sys.modules)"], how)
+            self.assertEqual(done.stdout, "0.1.0 False False\n", done.stderr)
+
+    def test_unknown_names_are_attribute_errors(self):
+        done = jobs.start(["-c", "import castor; print(hasattr(castor, 'nothing'), 'trainer' in dir(castor)); castor.nothing"], jobs.NONE)
+        self.assertEqual(done.stdout, "False True\n")
+        self.assertIn("AttributeError: module 'castor' has no attribute 'nothing'", done.stderr)
+
+    def test_without_the_library(self):
+        for module in ("castor.trainer.utils", "castor.utils.gradient_accumulation"):
+            done = jobs.start(["-c", f"import castor\ntry:\n    import {module}\nexcept ImportError as error:\n    print(error)"], jobs.ALONE)
+            self.assertEqual(done.stdout, "castor: libcastor.so is not in this process: start the script with `castor run -- python ...`\n", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
