@@ -4,7 +4,8 @@ What needs PyTorch is imported when it is asked for: `import castor` alone costs
 
 __version__ = "0.1.0"
 
-_SUBMODULES = {"trainer", "utils"}
+_SUBMODULES = {"engine", "trainer", "utils"}
+_FUNCTIONS = {"initialize", "launch", "launch_from_torch"}
 
 
 def __getattr__(name):
@@ -12,8 +13,10 @@ def __getattr__(name):
 
     if name in _SUBMODULES:
         return importlib.import_module("." + name, __name__)
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(".launching", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__():
-    return sorted({*globals(), *_SUBMODULES})
+    return sorted({*globals(), *_SUBMODULES, *_FUNCTIONS})

@@ -1,0 +1,9 @@
+"""A training loop's parts in one object (Colossal-AI: colossalai.engine)."""
+from .. import core
+
+core.require()
+
+from ._engine import Engine  # noqa: E402 - says first what is missing
+from .gradient_handler import BaseGradientHandler  # noqa: E402
+
+__all__ = ["BaseGradientHandler", "Engine"]

@@ -1,0 +1,65 @@
+"""What happens to gradients between backward and step (Colossal-AI: colossalai.engine.gradient_handler)."""
+import abc
+
+import torch
+import torch.distributed as dist
+
+from .. import core
+
+core.require()
+
+__all__ = ["BaseGradientHandler", "DataParallelGradientHandler"]
+
+
+class BaseGradientHandler(abc.ABC):
+    """Handles the gradients of `model`, which `optimizer` will step."""
+
+    def __init__(self, model, optimizer):
+        self._model = model
+        self._optimizer = optimizer
+
+    @abc.abstractmethod
+    def handle_gradient(self):
+        """Called before each step."""
+
+
+class DataParallelGradientHandler(BaseGradientHandler):
+    """Averages the gradients over the ranks of `process_group` (all by default), for models that no
+    DistributedDataParallel wraps: one reduction per dtype.
+
+    A parameter that some ranks did not use counts as zero on those, and gets its gradient there, too; one that no rank used
+    keeps none. On every rank of the group; nothing happens where torch.distributed is not initialized."""
+
+    def __init__(self, model, optimizer, process_group=None):
+        super().__init__(model, optimizer)
+        self._process_group = process_group
+
+    @torch.no_grad()
+    def handle_gradient(self):
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        ranks = dist.get_world_size(self._process_group)
+        if ranks <= 1:
+            return
+        buckets = {}
+        for p in self._model.parameters():
+            if p.requires_grad:
+                buckets.setdefault((p.dtype, p.device), []).append(p)
+        for parameters in buckets.values():
+            self._average(parameters, ranks)
+
+    def _average(self, parameters, ranks):
+        """Every rank brings all of them and, behind them, which of them it used: what the ranks used may differ."""
+        gradients = [p.grad if p.grad is None or p.grad.layout is torch.strided else p.grad.to_dense() for p in parameters]
+        used = parameters[0].new_tensor([float(g is not None) for g in gradients])
+        bucket = torch.cat([*(torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1).to(p.dtype) for p, g in zip(parameters, gradients)), used])
+        dist.all_reduce(bucket, group=self._process_group)
+        bucket, used = bucket[: -len(parameters)].div_(ranks), bucket[-len(parameters) :].tolist()
+        for p, gradient, mean, users in zip(parameters, gradients, bucket.split([p.numel() for p in parameters]), used):
+            if not users:
+                continue
+            mean = mean.view(p.shape)
+            if p.grad is not None and p.grad is gradient:
+                p.grad.copy_(mean)
+            else:
+                p.grad = mean.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,139 @@
+"""castor.launch, castor.launch_from_torch and castor.initialize: a job's ranks, and its engine (Colossal-AI:
+colossalai.initialize)."""
+import importlib.util
+import os
+import random
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from . import core
+from .engine import Engine
+from .engine.gradient_handler import DataParallelGradientHandler
+from .trainer.utils import is_rank_0
+from .utils.gradient_accumulation import accumulate_gradient
+
+core.require()
+
+_config = {}  # what launch() was given for initialize()
+_CONFIGURABLE = ("clip_grad_norm", "gradient_accumulation", "gradient_handler")
+
+
+def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=1024, verbose=True, config=None):
+    """Starts torch.distributed and seeds the random generators.
+
+    Args:
+        rank, world_size: of this process, and their number.
+        host, port: where rank 0 listens.
+        backend: "gloo", "nccl", ...; by default nccl where there is a GPU for it, else gloo.
+        local_rank: the GPU of this process; by default rank modulo their number.
+        seed: of Python's, NumPy's and PyTorch's generators; None leaves them alone.
+        config: a dict; `gradient_accumulation`, `clip_grad_norm` and `gradient_handler` are initialize()'s defaults. Names in
+            capitals are the script's own. ValueError: it holds another name.
+
+    A process group that is there already stays."""
+    _configure(config)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count() if local_rank is None else local_rank)
+    if not dist.is_initialized():
+        address = f"[{host}]" if ":" in host else host
+        dist.init_process_group(backend or ("nccl" if torch.cuda.is_available() else "gloo"), rank=rank, world_size=world_size,
+                                init_method=f"tcp://{address}:{port}")
+    if seed is not None:
+        _seed(seed)
+    if verbose and is_rank_0():
+        core.log(2, f"launched: {dist.get_world_size()} ranks, backend {dist.get_backend()}".encode())
+
+
+def launch_from_torch(backend=None, seed=1024, verbose=True, config=None):
+    """launch() with what torchrun put into the environment. RuntimeError: it is not there.
+
+    A dict in the first place is taken for `config`."""
+    if isinstance(backend, dict):
+        backend, config = None, backend
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise RuntimeError(f"castor: launch_from_torch found no {' and no '.join(missing)} in the environment: start the script "
+                           "with torchrun, or call castor.launch(rank, world_size, host, port)")
+    rank, world_size, host, port = (os.environ[name] for name in names)
+    launch(int(rank), int(world_size), host, int(port), backend, int(os.environ.get("LOCAL_RANK", rank)), seed, verbose, config)
+
+
+def initialize(model, optimizer, criterion=None, train_dataloader=None, test_dataloader=None, lr_scheduler=None, *,
+               gradient_accumulation=None, clip_grad_norm=None, gradient_handlers=None, schedule=None, verbose=True):
+    """Makes an Engine. Returns (engine, train_dataloader, test_dataloader, lr_scheduler).
+
+    Args:
+        model, optimizer, criterion: the engine's.
+        gradient_accumulation: k; above 1, optimizer, train_dataloader, handlers and lr_scheduler accumulate
+            (accumulate_gradient).
+        clip_grad_norm: the engine's.
+        gradient_handlers: a list of BaseGradientHandler, or of classes, which are made with (model, optimizer).
+        schedule: the engine's.
+
+    On several ranks the model is wrapped in DistributedDataParallel, unless one is in it already or gradient handlers are
+    given; then it gets rank 0's parameters and buffers. On every rank."""
+    accumulate_size = _chosen(gradient_accumulation, "gradient_accumulation", 1)
+    clip_grad_norm = _chosen(clip_grad_norm, "clip_grad_norm", 0.0)
+    if gradient_handlers is None and "gradient_handler" in _config:
+        gradient_handlers = [_handler_named(row) for row in _config["gradient_handler"]]
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        model = _on_all_ranks(model, gradient_handlers)
+    if gradient_handlers is not None:
+        gradient_handlers = [h(model, optimizer) if isinstance(h, type) else h for h in gradient_handlers]
+    if accumulate_size != 1:
+        optimizer, cut, gradient_handlers, lr_scheduler = accumulate_gradient(
+            model, optimizer, train_dataloader if train_dataloader is not None else (), accumulate_size, gradient_handlers, lr_scheduler)
+        train_dataloader = cut if train_dataloader is not None else None
+    engine = Engine(model, optimizer, criterion, gradient_handlers, clip_grad_norm, schedule)
+    if verbose and is_rank_0():
+        core.log(2, f"engine: {'DistributedDataParallel, ' if isinstance(model, DistributedDataParallel) else ''}"
+                    f"{accumulate_size} micro-batches a step".encode())
+    return engine, train_dataloader, test_dataloader, lr_scheduler
+
+
+def _configure(config):
+    if config is None:
+        return
+    unknown = [name for name in config if name not in _CONFIGURABLE and not name.isupper()]
+    if unknown:
+        raise ValueError(f"castor: the configuration has {', '.join(map(repr, unknown))}: expected {', '.join(_CONFIGURABLE)}")
+    _config.clear()
+    _config.update(config)
+
+
+def _chosen(value, name, default):
+    return _config.get(name, default) if value is None else value
+
+
+def _handler_named(row):
+    """A class, for {'type': its name}."""
+    if row["type"] != "DataParallelGradientHandler":
+        raise ValueError(f"castor: no gradient handler is called {row['type']!r}: expected 'DataParallelGradientHandler'")
+    return DataParallelGradientHandler
+
+
+def _on_all_ranks(model, gradient_handlers):
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        return model
+    parameters = list(model.parameters())
+    if gradient_handlers is not None:
+        for tensor in [*parameters, *model.buffers()]:
+            dist.broadcast(tensor.detach(), 0)
+        return model
+    if not any(p.requires_grad for p in parameters):
+        return model
+    devices = {p.device for p in parameters}
+    device = devices.pop()
+    return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" and not devices else None)
+
+
+def _seed(seed):
+    random.seed(seed)
+    if importlib.util.find_spec("numpy") is not None:
+        import numpy
+
+        numpy.random.seed(seed)
+    torch.manual_seed(seed)
