@@ -22,6 +22,10 @@ def _attach():
     core.attach()
     groups.install()
     stacks.install()
+    if core.option_text("CASTOR_COMPAT") == "1":
+        from . import compat
+
+        compat.install()
     if not core.plugin_engine():
         from . import observe
 
