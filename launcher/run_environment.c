@@ -179,8 +179,15 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, run_
      * working directory, which "." says as well. */
     done = done && prepend(out, "LD_PRELOAD", ": ", job->install.library, NULL);
     const char *python_path = run_environment_get(out, "PYTHONPATH");
-    done = done &&
-           prepend(out, "PYTHONPATH", ":", job->install.python, python_path && *python_path ? "." : NULL);
+    const char *empty = python_path && *python_path ? "." : NULL;
+    const char *compat = run_environment_get(out, "CASTOR_COMPAT");
+    if (compat && strcmp(compat, "1") == 0) {
+        /* An import of another name of the package may come before that of torch, which starts the agent. */
+        char names[PATH_MAX + 16];
+        snprintf(names, sizeof names, "%s/castor/names", job->install.python);
+        done = done && prepend(out, "PYTHONPATH", ":", names, empty);
+    }
+    done = done && prepend(out, "PYTHONPATH", ":", job->install.python, empty);
     int ranks = job->request->ranks;
     if (ranks > 1) {
         unsigned long threads = usable_cores() / (unsigned long)ranks;

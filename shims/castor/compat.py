@@ -1,44 +1,57 @@
 """CASTOR_COMPAT=1: `colossalai` and `coati` are other names of `castor` where they are not installed.
 
-`import colossalai.engine` gives the module castor.engine itself, not a second copy of it. An installed package wins, whole:
-its name is not touched then."""
+`castor run` puts the folder `names` on Python's path, whose packages call resolve() when they are imported; the agent calls
+install() for processes that have lost that path. `import colossalai.engine` gives the module castor.engine itself, not a
+second copy of it. An installed package wins, whole."""
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 
 NAMES = ("colossalai", "coati")
 _TARGET = __package__
+_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "names")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Comes first: below a name that is castor's, the path finder would load castor's files a second time."""
+
+    def __init__(self, aliases):
+        self.aliases = aliases  # the names are castor's where they are not installed
 
     def find_spec(self, fullname, path=None, target=None):
         root, _, rest = fullname.partition(".")
         if root not in NAMES:
             return None
         if not rest:
-            return None if self._installed(fullname) else _spec(fullname, _TARGET)
+            return self._root(fullname)
         if sys.modules.get(root) is not sys.modules.get(_TARGET):
             return None  # an installed package's
         real = f"{_TARGET}.{rest}"
         try:
-            if importlib.util.find_spec(real) is None:
-                return None
+            known = importlib.util.find_spec(real) is not None
         except ModuleNotFoundError:
-            return None
-        return _spec(fullname, real)
+            known = False
+        return _spec(fullname, real) if known else None
+
+    def _root(self, name):
+        spec = self._installed(name)
+        if spec is None and not self.aliases:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return spec or _spec(name, _TARGET)
 
     def _installed(self, name):
+        path = [entry for entry in sys.path if not _is_names(entry)]
         for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
-                spec = finder.find_spec(name, None, None)
-                # Without a loader it is a folder without __init__.py, which any directory of that name would be.
-                if spec is not None and spec.loader is not None and spec.origin is not None:
-                    return True
-        return False
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path if finder is importlib.machinery.PathFinder else None, None)
+            # Without an origin it is a folder without __init__.py, which any directory of that name would be.
+            if spec is not None and spec.loader is not None and spec.origin is not None:
+                return spec
+        return None
 
 
 class _Loader(importlib.abc.Loader):
@@ -58,6 +71,18 @@ def _spec(name, real):
     return importlib.machinery.ModuleSpec(name, _Loader(real), origin=f"castor's {real}")
 
 
-def install():
+def _is_names(entry):
+    return os.path.abspath(entry or os.curdir) == _FOLDER
+
+
+def install(aliases=True):
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _Finder(aliases))
+
+
+def resolve(name):
+    """Called while names/`name` is imported: puts what the name means in its place. ModuleNotFoundError: it means nothing,
+    since the folder was left on the path of a process without the option."""
+    install(os.environ.get("CASTOR_COMPAT") == "1")
+    del sys.modules[name]
+    importlib.import_module(name)

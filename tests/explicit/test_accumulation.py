@@ -111,5 +111,56 @@ class TwoRanks(unittest.TestCase):
             self.assertEqual(ranks[0]["sums"], ranks[1]["sums"])
 
 
+SINGLE = """
+import torch
+import castor
+from castor.trainer.utils import all_gather_tensors, all_reduce_mean, is_rank_0
+
+model = torch.nn.Linear(2048, 1, bias=False)
+model.weight.data.zero_()
+inputs = torch.zeros(10, 2048)
+inputs[:, 0], inputs[:, 1] = torch.arange(10.0), 4.0
+loader = torch.utils.data.DataLoader(inputs, batch_size=2)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+engine, loader, _, scheduler = castor.initialize(model, optimizer, lambda output: output.mean(), loader, lr_scheduler=scheduler,
+                                                 gradient_accumulation=2, clip_grad_norm=100.0, verbose=False)
+for epoch in range(2):
+    for batch in loader:
+        engine.zero_grad()
+        loss = engine.criterion(engine(batch))
+        engine.backward(loss)
+        engine.step()
+        scheduler.step()
+        print(loss.item(), model.weight[0, :2].tolist(), optimizer.param_groups[0]["lr"])
+print(is_rank_0(), all_reduce_mean(loss).item() == loss.item(), len(all_gather_tensors([loss])))
+"""
+
+
+class SingleProcess(unittest.TestCase):
+    """A script of one process, by itself and on two ranks, each of which gets half of every batch."""
+
+    # Means (0.5, 4), (2.5, 4), (4.5, 4), (6.5, 4) of batches of two; the fifth is left out. Losses are of the weights before.
+    EXPECTED = """\
+0.0 [0.0, 0.0] 1.0
+0.0 [-1.5, -4.0] 0.5
+-22.75 [-1.5, -4.0] 0.5
+-25.75 [-4.25, -6.0] 0.25
+-26.125 [-4.25, -6.0] 0.25
+-34.625 [-4.625, -7.0] 0.125
+-48.8125 [-4.625, -7.0] 0.125
+-58.0625 [-5.3125, -7.5] 0.0625
+True True 1
+"""
+
+    def test_by_itself(self):
+        done = jobs.start(["-c", SINGLE], jobs.NONE)
+        self.assertEqual(done.stdout, self.EXPECTED, done.stderr)
+
+    def test_on_two_ranks(self):
+        done = jobs.start(["-c", SINGLE], jobs.GEMINI, nproc=2)
+        self.assertEqual(done.stdout, self.EXPECTED, done.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()

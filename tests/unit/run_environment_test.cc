@@ -155,6 +155,13 @@ TEST_F(RunEnvironment, PathListsHoldNoEmptyElement) {
     EXPECT_EQ(build({"PYTHONPATH=" + many})["PYTHONPATH"].find("::"), std::string::npos);
 }
 
+TEST_F(RunEnvironment, OtherNamesOfThePackageOnItsPath) {
+    EXPECT_EQ(build({}, {"CASTOR_COMPAT=1"})["PYTHONPATH"], "/opt/lib/castor:/opt/lib/castor/castor/names");
+    EXPECT_EQ(build({"PYTHONPATH=:/a", "CASTOR_COMPAT=1"})["PYTHONPATH"],
+              "/opt/lib/castor:/opt/lib/castor/castor/names:.:/a");
+    EXPECT_EQ(build({}, {"CASTOR_COMPAT=0"})["PYTHONPATH"], "/opt/lib/castor");
+}
+
 TEST_F(RunEnvironment, ManyEntries) {
     Words base;
     for (int i = 0; i < 5000; i++)
