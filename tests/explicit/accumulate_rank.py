@@ -1,6 +1,7 @@
 """castor.utils.gradient_accumulation under DistributedDataParallel: see test_accumulation.py for what must be found."""
 import copy
 import sys
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -114,6 +115,19 @@ def main():
     for loss in losses:
         optimizer.backward(loss)
     found("forwards first", [communications.taken() - before, shown(model.weight.grad), optimizer.step(), shown(model.weight)])
+
+    # ---- compiled around DistributedDataParallel
+    model, ddp, communications = wrapped([0.0, 0.0])
+    compiled = torch.compile(ddp, backend="eager")
+    optimizer = GradAccumOptimizer(torch.optim.SGD(ddp.parameters(), lr=1.0), 2, compiled)
+    before = communications.taken()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dynamo does not know")
+        for micro_step in range(4):
+            optimizer.zero_grad()
+            optimizer.backward(compiled(batch([2.0 + 2 * rank, 4.0 * (micro_step % 2)])).mean())
+            optimizer.step()
+    found("compiled", [communications.taken() - before, shown(model.weight.grad), shown(model.weight)])
 
     # ---- the script's own no_sync
     model, ddp, communications = wrapped([0.0, 0.0])

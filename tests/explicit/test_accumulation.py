@@ -93,6 +93,9 @@ class TwoRanks(unittest.TestCase):
         self.check("with evaluation", [-3.0, 0.0])  # 2 on rank 0, 4 on rank 1
         self.check("forwards first", [1, [3.0, 2.0], None, [-3.0, -2.0]])
 
+    def test_a_compiled_module(self):
+        self.check("compiled", [2, [3.0, 2.0], [-6.0, -4.0]])
+
     def test_no_sync_keeps_its_meaning(self):
         self.check("no_sync", [0, [2.0, 0.0], True], [0, [4.0, 0.0], True])
 

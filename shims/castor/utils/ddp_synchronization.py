@@ -23,9 +23,11 @@ class _Watch:
         self.wanted = []  # what the script had set, of the forwards that run
 
 
-# The hooks are functions of this module, so that a module with them can be pickled and copied; a copy has no watch.
+# The hooks are functions of this module, so that a module with them can be pickled and copied; a copy has no watch. A
+# compiled module runs them as they are.
 
 
+@torch._disable_dynamo
 def _before(module, args):
     state = _watches.get(module)
     if state is None:
@@ -38,6 +40,7 @@ def _before(module, args):
             module.require_backward_grad_sync = False
 
 
+@torch._disable_dynamo
 def _after(module, args, output):
     state = _watches.get(module)
     if state is not None and state.wanted:
