@@ -95,8 +95,18 @@ CASTOR_API int castor_agree(castor_store *store, const char *what, const double 
                             const char *const *labels, uint32_t count);
 /* Says where this rank is (store_place), for the others' messages and waits. */
 CASTOR_API void castor_place_set(castor_store *store, int place);
-/* Tells every rank that this one cannot go on: their waits end with castor_error()'s text. */
+/* Tells every rank that this one cannot go on: their waits end with castor_error()'s text. The first to say so is heard. */
 CASTOR_API void castor_fail(castor_store *store, const char *text);
+/* Why the group cannot go on, and the rank that it began with, -1 when that is none alone; -2: it can. */
+CASTOR_API int castor_failure_get(castor_store *store, char *text, size_t size);
+/* Waits until the process of that rank has ended, when it is another one: who looks at exit statuses finds its first. */
+CASTOR_API void castor_blamed_wait(castor_store *store, double seconds);
+/* The interpreter's PyGILState_Ensure, PyGILState_Release, PyErr_CheckSignals and PyErr_Fetch. With them a wait on the main
+ * thread runs the handlers of signals; when one raises an exception (Ctrl-C) the call ends with CASTOR_ERR_INTERRUPTED, and
+ * castor_raised_take gives the exception's three parts. */
+CASTOR_API void castor_signals_set(int (*ensure)(void), void (*release)(int), int (*check)(void),
+                                   void (*fetch)(void **, void **, void **));
+CASTOR_API void castor_raised_take(void **out);
 CASTOR_API int castor_store_check(castor_store *store);
 
 /* ---- parameters --------------------------------------------------------------------------------------------- */

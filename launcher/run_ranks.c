@@ -11,6 +11,7 @@
 #include "core/options.h"
 
 enum {
+    SAY_MS = 1500,      /* until SIGTERM: ranks that share a store notice the failure and say what they did */
     END_MS = 4000,      /* from SIGTERM to SIGKILL, for the other ranks when one has failed */
     LEFTOVER_MS = 1000, /* the same for what ranks left behind */
     LATEST_MS = 300,    /* ... but no later than this after END_MS */
@@ -67,6 +68,17 @@ static void report_failure(const rank_set *s, int rank) {
         LOG_I("its standard output is in %s", path);
 }
 
+static bool plugin_engine(void) {
+    return options()->plugin != CASTOR_PLUGIN_NONE;
+}
+
+static void tell_to_end(rank_set *s) {
+    s->term_ms = 0;
+    if (!s->told_to_end) /* a second signal would interrupt the clean-up that the first one began */
+        ranks_signal(s, SIGTERM);
+    ranks_signal(s, SIGCONT); /* a stopped process does not see it before */
+}
+
 static void rank_ended(rank_set *s, int rank, int status) {
     s->ranks[rank] = (rank_process){0, status};
     s->running--;
@@ -76,10 +88,11 @@ static void rank_ended(rank_set *s, int rank, int status) {
     report_failure(s, rank);
     if (!s->running)
         return;
-    if (!s->told_to_end) /* a second signal would interrupt the clean-up that the first one began */
-        ranks_signal(s, SIGTERM);
-    ranks_signal(s, SIGCONT); /* a stopped process does not see it before */
     s->end_ms = now_ms() + END_MS;
+    if (plugin_engine() && !s->told_to_end)
+        s->term_ms = now_ms() + SAY_MS;
+    else
+        tell_to_end(s);
 }
 
 static void reap(rank_set *s) {
@@ -156,7 +169,10 @@ static void watch(rank_set *s) {
             take_signal(s, left);
             continue;
         }
-        take_signal(s, left);
+        int64_t until_term = s->term_ms ? s->term_ms - now_ms() : 0;
+        if (s->term_ms && until_term <= 0)
+            tell_to_end(s);
+        take_signal(s, until_term > 0 && until_term < left ? until_term : left);
         if (!s->end_ms)
             run_stall_look(&s->stall);
     }

@@ -31,7 +31,8 @@ typedef struct rank_set {
     run_stall stall;
     int failed;       /* the first rank that failed, or -1 */
     bool told_to_end; /* a signal that ends a process was passed on */
-    int64_t end_ms;   /* when ranks that still run are killed; 0: nothing has failed */
+    int64_t term_ms;  /* when ranks that still run are told to end; 0: they have been */
+    int64_t end_ms;   /* when they are killed; 0: nothing has failed */
     sigset_t waited, mask_before;
     struct sigaction child_before;
 } rank_set;

@@ -3,8 +3,13 @@
 
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+#include "core/clock.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "core/options.h"
+#include "core/process.h"
 #include "core/start.h"
 #include "hooks/hooks.h"
 #include "memory/pages.h"
@@ -19,6 +24,8 @@
 #include "trace/trace.h"
 
 #define TOGETHER_PATIENCE_SECONDS 5.0
+
+#define BLAMED_LOOK_NS 20000000l
 
 /* From so many ranks on, the sums' memory goes back between steps: the cost is the node's, and each rank bears its part
  * of it (docs/decisions.md). */
@@ -96,7 +103,34 @@ void castor_place_set(castor_store *s, int place) {
 }
 
 void castor_fail(castor_store *s, const char *text) {
-    store_fail(s, error_set(CASTOR_ERR_PEER, "rank %d stopped: %s", s->rank, text));
+    store_fail_by(s, s->rank,
+                  error_set(CASTOR_ERR_PEER, "rank %d (pid %d) stopped: %s", s->rank, (int)getpid(), text));
+}
+
+int castor_failure_get(castor_store *s, char *text, size_t size) {
+    if (!s->detached)
+        wait_peers_check(s);
+    if (atomic_load(&s->control->failed) != 2)
+        return -2;
+    log_format(text, size, "%s", s->control->failure);
+    return s->control->blamed;
+}
+
+void castor_blamed_wait(castor_store *s, double seconds) {
+    int rank = s->detached ? -1 : store_blamed(s);
+    double until = clock_seconds() + seconds;
+    while (rank >= 0 && clock_seconds() < until &&
+           process_state(s->control->rank[rank].pid, s->control->rank[rank].start_ticks) != 0)
+        nanosleep(&(struct timespec){0, BLAMED_LOOK_NS}, NULL);
+}
+
+void castor_signals_set(int (*ensure)(void), void (*release)(int), int (*check)(void),
+                        void (*fetch)(void **, void **, void **)) {
+    wait_signals_set(&(wait_signals){ensure, release, check, fetch});
+}
+
+void castor_raised_take(void **out) {
+    wait_raised_take(out);
 }
 
 int castor_store_check(castor_store *s) {

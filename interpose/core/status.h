@@ -12,6 +12,7 @@ typedef enum castor_status {
     CASTOR_ERR_TIMEOUT = 5,     /* CASTOR_TIMEOUT passed */
     CASTOR_ERR_MISMATCH = 6,    /* values that must agree between ranks do not */
     CASTOR_ERR_UNSUPPORTED = 7, /* cannot be done here; nothing was changed */
+    CASTOR_ERR_INTERRUPTED = 8, /* a signal's handler of the script ended a wait by an exception */
 } castor_status;
 
 #endif

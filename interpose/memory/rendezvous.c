@@ -13,11 +13,13 @@
 #include "../core/clock.h"
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../parallel/wait.h"
 
 #define DESCRIPTORS_MAX 8
 #define RANKS_MAX       4096
 #define RETRY_NS        10000000l
 #define TOKEN_MAX       64
+#define LOOK_SECONDS    0.1 /* how often it is seen whether signals have come */
 
 struct hello {
     char token[TOKEN_MAX];
@@ -97,10 +99,23 @@ static bool receive_descriptors(int connection, int *descriptors, int count) {
     return true;
 }
 
+/* Ends early when a signal's handler raised an exception. */
 static bool wait_readable(int fd, double deadline) {
-    double left = deadline - clock_seconds();
-    struct pollfd poll_one = {.fd = fd, .events = POLLIN};
-    return left > 0 && poll(&poll_one, 1, (int)(left * 1e3) + 1) == 1;
+    for (double left; (left = deadline - clock_seconds()) > 0 && !wait_interrupted();) {
+        struct pollfd poll_one = {.fd = fd, .events = POLLIN};
+        int ready =
+            poll(&poll_one, 1, left < LOOK_SECONDS ? (int)(left * 1e3) + 1 : (int)(LOOK_SECONDS * 1e3));
+        if (ready == 1)
+            return true;
+        if (ready < 0 && errno != EINTR)
+            return false;
+    }
+    return false;
+}
+
+/* The exception has been taken (wait_interrupted): this call must end with it. */
+static castor_status interrupted(void) {
+    return error_set(CASTOR_ERR_INTERRUPTED, "interrupted by a signal while the ranks meet");
 }
 
 static castor_status serve(const char *token, const char *group, int world, const int *descriptors, int count,
@@ -129,6 +144,10 @@ static castor_status serve(const char *token, const char *group, int world, cons
     }
     while (missing) {
         if (!wait_readable(listener, deadline)) {
+            if (wait_interrupted()) {
+                status = interrupted();
+                goto done;
+            }
             int first = 1;
             while (first < world && joined[first])
                 first++;
@@ -182,6 +201,8 @@ static castor_status join(const char *token, const char *group, int rank, int *d
         close(connection);
         if (joined)
             return CASTOR_OK;
+        if (wait_interrupted())
+            return interrupted();
         nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
     }
     return error_set(

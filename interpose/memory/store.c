@@ -96,15 +96,25 @@ store_place store_place_get(const store *s, int rank) {
     return atomic_load(&s->control->rank[rank].place);
 }
 
-castor_status store_fail(store *s, castor_status status) {
+castor_status store_fail_by(store *s, int blamed, castor_status status) {
     store_control *control = s->control;
     uint32_t none = 0;
     if (!s->detached && atomic_compare_exchange_strong(&control->failed, &none, 1)) {
         log_format(control->failure, sizeof control->failure, "%s", error_text());
+        control->blamed = blamed;
         atomic_store(&control->failed, 2);
         wait_notify(&control->event, &control->waiters);
     }
     return status;
+}
+
+castor_status store_fail(store *s, castor_status status) {
+    return store_fail_by(s, -1, status);
+}
+
+int store_blamed(const store *s) {
+    const store_control *control = s->control;
+    return atomic_load(&control->failed) == 2 && control->blamed != s->rank ? control->blamed : -1;
 }
 
 static int memory_file(const char *name, uint64_t bytes) {

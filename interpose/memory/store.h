@@ -65,7 +65,8 @@ typedef struct store_control {
     int32_t world;
     _Atomic uint32_t event;    /* futex: advances with every change that somebody may wait for */
     _Atomic uint32_t waiters;  /* of `event` */
-    _Atomic uint32_t failed;   /* 0, 1: being written, 2: failure holds the reason */
+    _Atomic uint32_t failed;   /* 0, 1: being written, 2: failure and blamed hold the reason */
+    int32_t blamed;            /* the rank that the others need not wait for any more; -1: none alone */
     _Atomic uint32_t wanted;   /* id + 1 of the tensor whose leases rank 0 waits for; 0: none */
     _Atomic uint64_t together; /* ticket << 32 | number of ranks that came (together.h) */
     _Atomic uint64_t together_verdict[TOGETHER_VERDICTS]; /* by ticket */
@@ -132,8 +133,12 @@ tensor_control *store_tensor_control(const store *s, uint32_t id);
 castor_status store_exchange_put(store *s, store_exchange channel, const void *data, size_t bytes);
 const void *store_exchange_get(const store *s, store_exchange channel, int rank, size_t *bytes);
 
-/* Records a failure for every rank of the group: all their waits end with it. Returns `status`. */
+/* Records a failure for every rank of the group: all their waits end with it. Returns `status`. `blamed` is the rank that
+ * it began with, -1 when it is no rank's alone. */
+castor_status store_fail_by(store *s, int blamed, castor_status status);
 castor_status store_fail(store *s, castor_status status);
+/* The rank that a failure of the group began with, when that is another one; else -1. */
+int store_blamed(const store *s);
 
 /* Bytes that the chunks of a kind hold in memory or on disk, node-wide. */
 uint64_t store_resident_bytes(const store *s, chunk_kind kind);

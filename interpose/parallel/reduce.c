@@ -230,7 +230,13 @@ castor_status reduce_submit(tensor *t, const void *source, double scale, uint64_
     /* One gradient larger than the bound must still get through. The thread's own waits are bounded. */
     while (source && r->queued_bytes && r->queued_bytes + t->bytes > queue_bytes) {
         pthread_mutex_unlock(&r->lock);
-        status = wanted_release(s);
+        status = wait_interrupted()
+                     ? store_fail_by(s, s->rank,
+                                     error_set(CASTOR_ERR_INTERRUPTED,
+                                               "rank %d (pid %d) was interrupted by a signal in "
+                                               "backward",
+                                               s->rank, (int)getpid()))
+                     : wanted_release(s);
         pthread_mutex_lock(&r->lock);
         if (status)
             goto done;
@@ -283,13 +289,22 @@ static bool sum_complete(void *context) {
            (int32_t)(atomic_load(&own->added) - turn->need) >= 0;
 }
 
+/* One that has not come to the end of the backward before one that is there and waits as well; never this rank, whose own
+ * thread waits for another's. */
 static int rank_not_added(void *context) {
     const struct turn *turn = context;
     const tensor *t = turn->tensor;
-    for (int rank = 0; rank < t->store->world; rank++)
-        if ((int32_t)(atomic_load(&t->control->rank[rank].added) - turn->need) < 0)
+    const store *s = t->store;
+    int waiting = -1;
+    for (int rank = 0; rank < s->world; rank++) {
+        if (rank == s->rank || (int32_t)(atomic_load(&t->control->rank[rank].added) - turn->need) >= 0)
+            continue;
+        if (store_place_get(s, rank) != PLACE_BACKWARD)
             return rank;
-    return -1;
+        if (waiting < 0)
+            waiting = rank;
+    }
+    return waiting;
 }
 
 castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count) {

@@ -27,13 +27,13 @@ void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters) {
 
 /* Records this rank's error for all, unless another rank was first: then that one's is the reason, and what this rank
  * saw may be its consequence. */
-static castor_status peer_failed(store *s, castor_status status) {
-    store_fail(s, status);
+static castor_status peer_failed(store *s, int rank, castor_status status) {
+    store_fail_by(s, rank, status);
     return atomic_load(&s->control->failed) == 2 ? error_set(CASTOR_ERR_PEER, "%s", s->control->failure)
                                                  : status;
 }
 
-static castor_status peers_check(store *s) {
+castor_status wait_peers_check(store *s) {
     store_control *control = s->control;
     if (atomic_load(&control->failed) == 2)
         return error_set(CASTOR_ERR_PEER, "%s", control->failure);
@@ -43,16 +43,18 @@ static castor_status peers_check(store *s) {
             continue;
         if (atomic_load(&peer->place) == PLACE_ENDED)
             return peer_failed(
-                s, error_set(CASTOR_ERR_PEER,
-                             "rank %d (pid %d) has ended while other ranks wait for it: all ranks must "
-                             "take the same number of steps; see its own messages",
-                             rank, peer->pid));
+                s, rank,
+                error_set(CASTOR_ERR_PEER,
+                          "rank %d (pid %d) has ended while other ranks wait for it: all ranks must take the "
+                          "same number of steps (as many batches on each); see its own messages",
+                          rank, peer->pid));
         if (peer->start_ticks && process_state(peer->pid, peer->start_ticks) == 0)
             return peer_failed(
-                s, error_set(CASTOR_ERR_PEER,
-                             "rank %d (pid %d) died (killed, or out of memory?) while other ranks wait "
-                             "for it; its last place was %s",
-                             rank, peer->pid, store_place_names[atomic_load(&peer->place)]));
+                s, rank,
+                error_set(CASTOR_ERR_PEER,
+                          "rank %d (pid %d) died (killed, or out of memory? the kernel's log, dmesg, tells) "
+                          "while other ranks wait for it; its last place was %s",
+                          rank, peer->pid, store_place_names[atomic_load(&peer->place)]));
     }
     return CASTOR_OK;
 }
@@ -61,13 +63,21 @@ static castor_status give_up(store *s, const wait_condition *c) {
     int rank = c->missing ? c->missing(c->context) : -1;
     if (rank < 0)
         return store_fail(s, error_set(CASTOR_ERR_TIMEOUT, "%s took longer than CASTOR_TIMEOUT", c->what));
+    const rank_control *peer = &s->control->rank[rank];
+    if (process_state(peer->pid, peer->start_ticks) == 'T')
+        return store_fail(
+            s,
+            error_set(CASTOR_ERR_TIMEOUT,
+                      "rank %d waited longer than CASTOR_TIMEOUT (%.1f s) for rank %d (pid %d) at %s; that "
+                      "rank is stopped by a signal (kill -CONT %d lets it go on)",
+                      s->rank, s->timeout_seconds, rank, peer->pid, c->what, peer->pid));
     return store_fail(
         s,
-        error_set(
-            CASTOR_ERR_TIMEOUT,
-            "rank %d waited longer than CASTOR_TIMEOUT for rank %d (pid %d) at %s; that rank is %s. All "
-            "ranks must make the same calls; raise CASTOR_TIMEOUT if it is only slow",
-            s->rank, rank, s->control->rank[rank].pid, c->what, store_place_names[store_place_get(s, rank)]));
+        error_set(CASTOR_ERR_TIMEOUT,
+                  "rank %d waited longer than CASTOR_TIMEOUT (%.1f s) for rank %d (pid %d) at %s; that rank "
+                  "is %s. All ranks must make the same calls; raise CASTOR_TIMEOUT if it is only slow",
+                  s->rank, s->timeout_seconds, rank, peer->pid, c->what,
+                  store_place_names[store_place_get(s, rank)]));
 }
 
 /* Tells `castor top` and the stall watch whom this rank waits for. */
@@ -75,6 +85,42 @@ static void say_missing(const store *s, const wait_condition *c, live_wait *live
     int rank = live != NULL && c->missing ? c->missing(c->context) : -1;
     if (rank >= 0)
         live_wait_missing(live, s->control->rank[rank].pid);
+}
+
+/* How the interpreter is asked; all NULL when there is none. */
+static wait_signals signals;
+static void *raised[3];
+
+void wait_signals_set(const wait_signals *s) {
+    signals = *s;
+}
+
+void wait_raised_take(void *out[3]) {
+    for (int i = 0; i < 3; i++) {
+        out[i] = raised[i];
+        raised[i] = NULL;
+    }
+}
+
+bool wait_interrupted(void) {
+    if (!signals.check || getpid() != (pid_t)syscall(SYS_gettid))
+        return false; /* handlers run on the main thread only */
+    if (raised[0])
+        return true; /* taken before, and not yet raised again */
+    int state = signals.ensure();
+    if (signals.check() != 0)
+        signals.fetch(&raised[0], &raised[1], &raised[2]);
+    signals.release(state);
+    return raised[0] != NULL;
+}
+
+/* The others cannot count on this rank any more: what it waited for it will not wait for again. */
+static castor_status interrupted(store *s, const wait_condition *c) {
+    store_fail_by(s, s->rank,
+                  error_set(CASTOR_ERR_INTERRUPTED,
+                            "rank %d (pid %d) was interrupted by a signal while it waited at %s", s->rank,
+                            (int)getpid(), c->what));
+    return CASTOR_ERR_INTERRUPTED;
 }
 
 static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters,
@@ -103,7 +149,11 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
             continue; /* woken by an event */
         look = clock_seconds() + LOOK_SECONDS;
         say_missing(s, c, live);
-        if ((status = peers_check(s)) != CASTOR_OK) {
+        if (wait_interrupted()) {
+            status = interrupted(s, c);
+            break;
+        }
+        if ((status = wait_peers_check(s)) != CASTOR_OK) {
             /* One that left may have done its part before it did. */
             if (c->ready(c->context))
                 status = CASTOR_OK;

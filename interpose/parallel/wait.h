@@ -21,6 +21,23 @@ castor_status wait_until(store *s, _Atomic uint32_t *event, _Atomic uint32_t *wa
 /* As wait_until, but gives up after `seconds`: CASTOR_ERR_TIMEOUT, with no error text and nothing failed. */
 castor_status wait_for(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters, const wait_condition *c,
                        double seconds);
+
+/* Signals that arrive while a thread waits: their handlers are the interpreter's, which runs them when it is asked to. Its
+ * functions, so that a wait ends when a handler raises an exception (Ctrl-C). */
+typedef struct wait_signals {
+    int (*ensure)(void);  /* takes the interpreter's lock */
+    void (*release)(int); /* gives it back */
+    int (*check)(void);   /* runs the handlers of signals that have arrived; not 0: one raised an exception */
+    void (*fetch)(void **type, void **value, void **trace); /* takes the exception */
+} wait_signals;
+void wait_signals_set(const wait_signals *signals);
+/* Runs the handlers, on the main thread. True: an exception was raised, and the wait must end (CASTOR_ERR_INTERRUPTED). */
+bool wait_interrupted(void);
+/* The exception that ended a wait: to be raised again when the library has returned. */
+void wait_raised_take(void *out[3]);
+
+/* An error when a rank of the group has died, left or failed: what a wait would end with. */
+castor_status wait_peers_check(store *s);
 void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters);
 
 /* Every rank reaches it before any leaves it. */

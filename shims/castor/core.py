@@ -9,6 +9,10 @@ class Error(RuntimeError):
     """What the core found wrong; its text says what to do."""
 
 
+class GroupError(Error):
+    """What ends the work of all ranks together: each of them gets it."""
+
+
 class Description(ctypes.Structure):
     _fields_ = [("address", c_void_p), ("numel", c_uint64), ("dtype", c_int32), ("whole", c_int32)]
 
@@ -62,6 +66,10 @@ _SIGNATURES = {
     "agree": ("status", [c_void_p, c_char_p, c_void_p, c_void_p, c_uint32]),
     "place_set": (None, [c_void_p, c_int]),
     "fail": (None, [c_void_p, c_char_p]),
+    "failure_get": (c_int, [c_void_p, c_char_p, c_size_t]),
+    "blamed_wait": (None, [c_void_p, c_double]),
+    "signals_set": (None, [c_void_p] * 4),
+    "raised_take": (None, [c_void_p]),
     "store_check": ("status", [c_void_p]),
     "register": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
     "tensor_get": (None, [c_void_p, POINTER(TensorInfo)]),
@@ -105,10 +113,31 @@ _SIGNATURES = {
 }
 
 
+# castor_status (interpose/core/status.h): a peer is gone, CASTOR_TIMEOUT, ranks that differ; a signal's handler raised.
+_OF_ALL_RANKS, _INTERRUPTED = (4, 5, 6), 8
+
+
 def _raise_on_error(status, function, arguments):
+    if status == _INTERRUPTED:
+        _raise_again()
     if status:
-        raise Error("castor: " + error().decode(errors="replace"))
+        raise (GroupError if status in _OF_ALL_RANKS else Error)("castor: " + error().decode(errors="replace"))
     return status
+
+
+def _raise_again():
+    """The exception with which a signal's handler (Ctrl-C) ended a wait."""
+    raised = (c_void_p * 3)()
+    raised_take(raised)
+    restore = ctypes.pythonapi.PyErr_Restore
+    restore.argtypes, restore.restype = [c_void_p] * 3, None
+    restore(*raised)
+
+
+def _let_signals_in():
+    """Gives the core what it needs to run the handlers of signals while this thread waits in it."""
+    names = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
+    signals_set(*(ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p) for name in names))
 
 
 def bind():
@@ -123,6 +152,7 @@ def bind():
         if result == "status":
             function.errcheck = _raise_on_error
         globals()[name] = function
+    _let_signals_in()
     return True
 
 

@@ -1,7 +1,7 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
-from . import clipping, compiler, core, events, optimizers, reducer, single
+from . import clipping, compiler, core, events, failures, optimizers, reducer, single
 
 
 def install():
@@ -18,3 +18,4 @@ def install():
     reducer.install()
     optimizers.install(job)
     clipping.install(job)
+    failures.install(job)

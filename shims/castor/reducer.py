@@ -102,6 +102,32 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more)
 
 
+def _verify(stock):
+    """Only the ranks whose parameters differ from rank 0's learn it from PyTorch; rank 0 would wait for them."""
+
+    @functools.wraps(stock)
+    def verify_param_shape_across_processes(process_group, tensors, *args, **kwargs):
+        group = None
+        if _why_not(tensors, process_group, []) is None:
+            group = _group_of(process_group)
+        error = None
+        try:
+            result = stock(process_group, tensors, *args, **kwargs)
+        except RuntimeError as raised:
+            error = raised
+        if group is not None:
+            differ = [rank for rank, (flag,) in enumerate(group.gather([float(error is not None)], "the check of the models"))
+                      if flag]
+            if differ and error is None:
+                raise core.GroupError(f"castor: rank {differ[0]} finds that its model differs from rank 0's: build the same "
+                                      "model on every rank; its own message says where it differs")
+        if error is not None:
+            raise error
+        return result
+
+    return verify_param_shape_across_processes
+
+
 def _make_logger(reducer):
     return Logger(reducer) if isinstance(reducer, Reducer) else _real_logger(reducer)
 
@@ -124,6 +150,9 @@ def step_aside(ddp, reason):
 def install():
     dist.Reducer, dist.Logger = _make_reducer, _make_logger
     ddp = torch.nn.parallel.DistributedDataParallel
+    module = torch.nn.parallel.distributed
+    if hasattr(module, "_verify_param_shape_across_processes"):
+        module._verify_param_shape_across_processes = _verify(module._verify_param_shape_across_processes)
     for name, reason in {
         "register_comm_hook": "the script registers a communication hook",
         "_register_builtin_comm_hook": "the script registers a communication hook",

@@ -157,7 +157,7 @@ class Job:
         every = self.group.gather([float(len(losses)), self.batch, *(values + 3 * [0.0])[:3]], "the loss")
         if any(row[1] != every[0][1] for row in every):
             ranks = [r for r, row in enumerate(every) if row[1] != every[0][1]]
-            raise core.Error(f"castor: rank 0 and rank {ranks[0]} drew different batches from their DataLoaders: seed "
+            raise core.GroupError(f"castor: rank 0 and rank {ranks[0]} drew different batches from their DataLoaders: seed "
                              "the sampler, or draw it from torch's default generator")
         for i, loss in enumerate(losses[:3]):
             loss.data.fill_(sum(row[2 + i] for row in every))
@@ -179,12 +179,12 @@ class Job:
         every = self.group.gather([float(self.clipped), digest], "the gradients before a step")
         self.clipped = 0
         if len({clipped for clipped, _ in every}) > 1:
-            raise core.Error("castor: the ranks clip the gradients by different limits: what a script computes from its "
+            raise core.GroupError("castor: the ranks clip the gradients by different limits: what a script computes from its "
                              "batch is each rank's part of it only. Take the limit from the loss after backward(), which "
                              "is the whole batch's, or run this script on one rank")
         made = [digest for _, digest in every]
         if any(d != made[0] and not (d != d and made[0] != made[0]) for d in made):
-            raise core.Error("castor: the script put gradients of its own in place (torch.autograd.grad?), and they "
+            raise core.GroupError("castor: the script put gradients of its own in place (torch.autograd.grad?), and they "
                              "differ between the ranks: let loss.backward() make them, or run on one rank")
 
     def step_ended(self):
@@ -271,7 +271,7 @@ class Synchronizer(gradients.Synchronizer):
         packed = [float(int("".join("1" if v else "0" for v in mine[i:i + 48]), 2)) for i in range(0, len(mine), 48)]
         every = self.group.gather(packed + [float(len(mine))], "the end of backward")
         if any(row[-1] != len(mine) for row in every):
-            raise core.Error("castor: the ranks have registered different numbers of parameters: the script must "
+            raise core.GroupError("castor: the ranks have registered different numbers of parameters: the script must "
                              "build the same optimizers on every rank")
         union = [0] * len(packed)
         for row in every:

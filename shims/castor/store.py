@@ -94,6 +94,12 @@ class Group:
         core.broadcast(self.handle, buffer, len(data), what.encode())
         return buffer.raw
 
+    def failure(self):
+        """Why the group cannot go on, and the rank that it began with (-1: none alone); None: it can."""
+        text = ctypes.create_string_buffer(1024)
+        blamed = core.failure_get(self.handle, text, len(text))
+        return None if blamed == -2 else (blamed, text.value.decode(errors="replace"))
+
     def together(self, key, able):
         """Whether every rank came with this key, and could."""
         committed = ctypes.c_int()

@@ -1,0 +1,117 @@
+"""How a rank ends that fails. One that an exception ends tells the others which; one that ends because of another rank
+says so in one line, with where it was, and lets that one end first: its traceback and its exit status are what matters."""
+import atexit
+import io
+import os
+import sys
+import time
+
+import torch
+
+from . import core, store
+
+FIRST_SECONDS = 3.0  # that long, at most, a rank lets the one end before it with which the failure began
+LOST_SECONDS = 1.0  # ... and looks for who has ended when a connection was closed
+REASON_LETTERS = 300
+_own = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, torch.__file__))
+
+
+def _script_line(trace):
+    """Where the script was: its innermost line, below which all is PyTorch's or ours."""
+    place = ""
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if not path.startswith("<frozen ") and not os.path.abspath(path).startswith(_own):
+            place = f"{os.path.basename(path)}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _reason(kind, error):
+    """The exception in one line."""
+    lines = str(error).strip().splitlines()
+    if "Original Traceback (most recent call last):" in lines:  # a DataLoader's worker has made it
+        lines[0] += " " + lines[-1]
+    return f"{kind.__name__}: {lines[0]}"[:REASON_LETTERS] if lines else kind.__name__
+
+
+def _lost_connection(error):
+    """What gloo raises when the process at the other end has ended."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and "gloo" in text and ("Connection closed" in text or "reset by peer" in text)
+
+
+def _said_by_others():
+    """(rank, why): what another rank has said, or the end of one, that keeps the ranks from going on; or None."""
+    for group in store.groups():
+        failure = group.failure()
+        if failure is not None and failure[0] not in (-1, group.rank):
+            return failure
+    return None
+
+
+def _who_was_lost():
+    until = time.monotonic() + LOST_SECONDS
+    while True:
+        said = _said_by_others()
+        if said is not None or time.monotonic() > until:
+            return said
+        time.sleep(0.05)  # its connections are closed before it has ended
+
+
+def _line(kind, error, reason, place):
+    """What this rank says when another one is the cause, or has said the same before; None when it is for itself."""
+    if issubclass(kind, core.GroupError):
+        return f"{error} (here: {place})"
+    if _lost_connection(error):
+        said = _who_was_lost()
+        return said and f"castor: {said[1]} (here: {place})"
+    said = _said_by_others()
+    if said is not None and (f" stopped: {reason}, in {place}" in said[1] or kind is KeyboardInterrupt and f" stopped: {reason}" in said[1]):
+        return f"castor: {reason}, in {place}, as on rank {said[0]}"
+    return None
+
+
+def _with_rank(hook, rank):
+    """`hook`, with the rank before each line, and all lines in one write: the ranks share standard error. Ranks of a
+    process group have it from PyTorch, whose hook calls this one."""
+
+    def write(*args):
+        real, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            hook(*args)
+        finally:
+            said, sys.stderr = sys.stderr.getvalue(), real
+        sys.stderr.write("".join(f"[rank{rank}]: {line}" for line in said.splitlines(keepends=True)))
+        sys.stderr.flush()
+
+    return write
+
+
+def _wrap(hook, single_job):
+    def excepthook(kind, error, trace):
+        if not store.active() or not store.groups():
+            return hook(kind, error, trace)
+        reason, place = _reason(kind, error), _script_line(trace)
+        line = _line(kind, error, reason, place)
+
+        def tell(*args):
+            if line is None or core.option_text("CASTOR_LOG_LEVEL") == "debug":
+                hook(*args)
+            else:
+                sys.stderr.write(line + "\n")
+
+        if single_job is not None and not single_job.distributed:
+            tell = _with_rank(tell, single_job.rank)
+        tell(kind, error, trace)
+        for group in store.groups():
+            if line is None:
+                core.fail(group.handle, f"{reason}, in {place}; its traceback tells more".encode())
+            atexit.register(core.blamed_wait, group.handle, FIRST_SECONDS)
+
+    return excepthook
+
+
+def install(single_job):
+    """`single_job`: the ranks of a single-process script, None for other scripts."""
+    sys.excepthook = _wrap(sys.excepthook, single_job)
