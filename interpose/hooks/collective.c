@@ -41,12 +41,23 @@ void hooks_collective_observe(void (*entered)(hook_id id)) {
 
 /* Messages between two ranks: the others of the group do not come. */
 static bool is_message(hook_id id) {
-    return id == HOOK_GLOO_SEND || id == HOOK_GLOO_RECV || id == HOOK_GLOO_RECV_ANYSOURCE ||
-           id == HOOK_C10D_NCCL_SEND || id == HOOK_C10D_NCCL_RECV || id == HOOK_C10D_NCCL_RECV_ANYSOURCE;
+    switch (id) {
+    case HOOK_GLOO_SEND:
+    case HOOK_GLOO_RECV:
+    case HOOK_GLOO_RECV_ANYSOURCE:
+    case HOOK_C10D_NCCL_SEND:
+    case HOOK_C10D_NCCL_RECV:
+    case HOOK_C10D_NCCL_RECV_ANYSOURCE:
+    case HOOK_C10D_NCCL2_SEND:
+    case HOOK_C10D_NCCL2_RECV:
+        return true;
+    default:
+        return false;
+    }
 }
 
 static bool is_send(hook_id id) {
-    return id == HOOK_GLOO_SEND || id == HOOK_C10D_NCCL_SEND;
+    return id == HOOK_GLOO_SEND || id == HOOK_C10D_NCCL_SEND || id == HOOK_C10D_NCCL2_SEND;
 }
 
 bool collective_is_inside(void) {

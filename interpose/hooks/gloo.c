@@ -1,5 +1,5 @@
-/* c10d::ProcessGroupGloo and c10d::ProcessGroupNCCL: the wrappers of their collectives, made from the table, and those that follow a
- * collective of gloo on its worker thread. All of them observe: arguments and results pass through unchanged.
+/* c10d::ProcessGroupGloo and the two classes ProcessGroupNCCL: the wrappers of their collectives, made from the table, and those
+ * that follow a collective of gloo on its worker thread. All of them observe: arguments and results pass through unchanged.
  *
  * A C++ function that returns an object with a destructor takes the address for it as a hidden first argument
  * and returns that address: on x86-64 this is a C function with a pointer in front. Elsewhere the address
@@ -136,24 +136,25 @@ void wrap_BACKEND_CREATE(void *self, int rank, int size) {
     group_made(self, live_group_made(self, rank, size), rank, size);
 }
 
-void wrap_GLOO_DELETE(void *self) {
-    group_end(self);
-    REAL(GLOO_DELETE)(self);
+/* What it hands to NCCL is part of the messages that were recorded when they were kept: the call is entered, so that NCCL's
+ * functions know it, and is no collective of its own: never `returned`. */
+hook_work wrap_C10D_NCCL2_COALESCING_END(void *slot, void *self) {
+    function_C10D_NCCL2_COALESCING_END *real = REAL(C10D_NCCL2_COALESCING_END);
+    __attribute__((cleanup(collective_leave))) collective_call call;
+    collective_enter(&call, HOOK_C10D_NCCL2_COALESCING_END, self);
+    return real(slot, self);
 }
 
-void wrap_GLOO_DESTROY(void *self) {
-    group_end(self);
-    REAL(GLOO_DESTROY)(self);
-}
-
-void wrap_C10D_NCCL_DELETE(void *self) {
-    group_end(self);
-    REAL(C10D_NCCL_DELETE)(self);
-}
-
-void wrap_C10D_NCCL_DESTROY(void *self) {
-    group_end(self);
-    REAL(C10D_NCCL_DESTROY)(self);
-}
+#define GROUP_END(id)                                                                                        \
+    void wrap_##id(void *self) {                                                                             \
+        group_end(self);                                                                                     \
+        REAL(id)(self);                                                                                      \
+    }
+GROUP_END(GLOO_DELETE)
+GROUP_END(GLOO_DESTROY)
+GROUP_END(C10D_NCCL_DELETE)
+GROUP_END(C10D_NCCL_DESTROY)
+GROUP_END(C10D_NCCL2_DELETE)
+GROUP_END(C10D_NCCL2_DESTROY)
 
 #endif

@@ -83,6 +83,9 @@ class SimulatedTest(PreloadTest):
         self.assertEqual([gauge.last for gauge in process.file.gauges[2:5]], [param, grad, optim + 6 * 4])
 
     def test_expandable_segments_are_seen_as_driver_calls(self):
+        why = simulated.left_out(whole=True)
+        if why:
+            self.skipTest(f"{why}: later torches ask NVML about segments")
         settings, libraries = self.simulated(1)
         text = "import torch; x = torch.empty(50 << 20, dtype=torch.uint8, device='cuda'); print(torch.cuda.memory_reserved())"
         reserved, _ = self.python(text, preload=(LIBRARY, *libraries), PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", **settings)
@@ -104,10 +107,10 @@ class SimulatedTest(PreloadTest):
         for result in results[1]:
             process = processes[result["pid"]]
             found = {name: (counter.count, counter.bytes) for name, counter in process.collectives.items()}
-            expected = {"allreduce": (3, 12000), "_allgather_base": (1, 4000), "_reduce_scatter_base": (1, 4000), "broadcast": (1, 4000)}
-            self.assertEqual({name: found.get(name) for name in expected}, expected)
+            once = ("_allgather_base", "_reduce_scatter_base", "broadcast", "reduce", "alltoall_base", "send", "recv")
+            self.assertEqual(found, {"allreduce": (3, 12000), "barrier": (1, 0), **{name: (1, 4000) for name in once}})
             calls = {name: (process.calls[name].count, process.calls[name].bytes) for name in process.calls if name.startswith("nccl")}
-            self.assertEqual(calls["ncclAllReduce"], (3, 12000))
+            self.assertEqual(calls["ncclAllReduce"], (4, 12004))  # that of one number is the barrier
             self.assertEqual(calls["ncclReduceScatter"], (1, 2000))
 
     def made(self, format):

@@ -181,7 +181,7 @@ class SleepTest(PreloadTest):
         cuda = {row.symbol for row in cuda_rows.rows(("CUDA_LOOKUP",) + cuda_rows.LAYERS)}
         names = {line.split()[-1] for line in listing.splitlines()}
         self.assertEqual(cuda - names, set())
-        process_groups = ("_ZN4c10d16ProcessGroupGloo", "_ZN4c10d16ProcessGroupNCCL", "_ZN4c10d7BackendC2")
+        process_groups = ("_ZN4c10d16ProcessGroupGloo", "_ZN4c10d16ProcessGroupNCCL", "_ZN4c10d5nccl216ProcessGroupNCCL", "_ZN4c10d7BackendC2")
         others = {n for n in names if not n.startswith(("castor_",) + process_groups)} - libc - cuda
         self.assertEqual(others, set())
 

@@ -20,8 +20,11 @@ def libraries(build=None):
     return os.path.join(build or os.path.join(ROOT, "build"), "lib", "sim")
 
 
-def left_out():
-    """Why the torch of this Python cannot be tried on the simulated devices; None: it can."""
+def left_out(whole=False):
+    """Why the torch of this Python cannot be tried on the simulated devices; None: it can.
+
+    whole: with everything that it does on CUDA. On later versions of CUDA 13 much works, and what they add is refused.
+    """
     torch = importlib.util.find_spec("torch")
     if not torch or not torch.origin:
         return "this Python has no torch"
@@ -32,7 +35,7 @@ def left_out():
     name = f"torch {version[1]}" if version else "this torch"
     if not cuda or not os.path.exists(os.path.join(folder, "lib", "libtorch_cuda.so")):
         return f"{name} is built for the CPU"
-    if cuda[1] != CUDA:
+    if cuda[1] != CUDA and (whole or cuda[1].split(".")[0] != CUDA.split(".")[0]):
         return f"{name} is built for CUDA {cuda[1]}; CUDA {CUDA} is simulated"
     return None
 
