@@ -65,7 +65,7 @@ def end(token):
 def run(command, folder, timeout, environment=None):
     """Runs `command` in `folder`; its output goes to files there, so that no pipe can keep us waiting."""
     token = uuid.uuid4().hex
-    variables = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {}), MARK: token}
+    variables = {"PYTHONUNBUFFERED": "1", **os.environ, **(environment or {}), MARK: token}
     printed, errors = os.path.join(folder, "stdout.txt"), os.path.join(folder, "stderr.txt")
     began = time.monotonic()
     timed_out = False
