@@ -198,4 +198,39 @@ TEST(StoreWindow, MemoryOfDroppedSumsGoesBackAndComesBack) {
     }
 }
 
+// By default from four ranks on; whoever asks for it gets what was asked for.
+TEST(StoreWindow, FourRanksGiveTheSumsMemoryBackUnlessTold) {
+    const struct {
+        int world;
+        std::vector<std::string> options;
+        bool goes_back;
+    } cases[] = {
+        {2, {}, false},
+        {3, {}, false},
+        {4, {}, true},
+        {4, {"CASTOR_GRADIENT_RETURN=-1"}, true},
+        {4, {"CASTOR_GRADIENT_RETURN=0"}, false},
+        {2, {"CASTOR_GRADIENT_RETURN=100"}, true},
+    };
+    for (const auto &c : cases) {
+        Job job(c.world);
+        job.options = c.options;
+        job.run([&c](Rank &r) {
+            Fixture f(r, 200 * kPage);
+            size_t sum_bytes = f.ones.size() * sizeof(float);
+            void *activations = arena_alloc(16 * kMiB);
+            f.sum(r, 2);
+            EXPECT_GE(inside_resident_bytes(r.store, CHUNK_GRAD), sum_bytes);
+            r.barrier();
+            arena_free(activations);
+            castor_window_return(window_take(f.p[0]).window);
+            r.barrier();
+            uint64_t resident = inside_resident_bytes(r.store, CHUNK_GRAD);
+            EXPECT_EQ(resident < sum_bytes, c.goes_back)
+                << c.world << " ranks, " << resident << " of " << sum_bytes;
+            r.barrier();
+        });
+    }
+}
+
 } // namespace
