@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "array.h"
 #include "core/log.h"
 #include "json.h"
 #include "run.h"
@@ -26,15 +27,9 @@ static char *clean_text(const char *format, va_list arguments) {
 
 doctor_check *doctor_add(doctor_checks *checks, const char *group, const char *name, doctor_state state,
                          const char *format, ...) {
-    if (checks->count == checks->capacity) {
-        size_t capacity = checks->capacity == 0 ? 32 : 2 * checks->capacity;
-        doctor_check *rows = realloc(checks->rows, capacity * sizeof *rows);
-        if (rows == NULL) {
-            checks->failed = true;
-            return NULL;
-        }
-        checks->rows = rows;
-        checks->capacity = capacity;
+    if (!array_grow(&checks->rows, &checks->capacity, checks->count, sizeof *checks->rows)) {
+        checks->failed = true;
+        return NULL;
     }
     va_list arguments;
     va_start(arguments, format);

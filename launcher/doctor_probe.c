@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "array.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "doctor.h"
@@ -120,13 +121,8 @@ static bool parse(doctor_probe *probe) {
         char *field = strsep(&line, "\t");
         if (strcmp(field, DOCTOR_MARK) != 0)
             continue;
-        if (probe->count == capacity) {
-            capacity = capacity == 0 ? 64 : 2 * capacity;
-            doctor_fact *facts = realloc(probe->facts, capacity * sizeof *facts);
-            if (facts == NULL)
-                return false;
-            probe->facts = facts;
-        }
+        if (!array_grow(&probe->facts, &capacity, probe->count, sizeof *probe->facts))
+            return false;
         doctor_fact *fact = &probe->facts[probe->count++];
         for (size_t i = 0; i < DOCTOR_FIELDS_MAX; i++) {
             field = line != NULL ? strsep(&line, "\t") : NULL;

@@ -10,6 +10,7 @@
 #include <sys/sysmacros.h>
 #include <sys/utsname.h>
 #include <unistd.h>
+#include "array.h"
 #include "core/clock.h"
 #include "core/process.h"
 #include "live_read.h"
@@ -47,14 +48,8 @@ static job_process *process_of(job_look *look, uint64_t uid) {
     for (size_t i = 0; i < look->count; i++)
         if (look->processes[i].uid == uid)
             return &look->processes[i];
-    if (look->count == look->capacity) {
-        size_t capacity = look->capacity == 0 ? 16 : 2 * look->capacity;
-        job_process *processes = realloc(look->processes, capacity * sizeof *processes);
-        if (processes == NULL)
-            return NULL;
-        look->processes = processes;
-        look->capacity = capacity;
-    }
+    if (!array_grow(&look->processes, &look->capacity, look->count, sizeof *look->processes))
+        return NULL;
     job_process *process = &look->processes[look->count++];
     *process = (job_process){.uid = uid, .rank = -1};
     return process;

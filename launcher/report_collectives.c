@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "array.h"
 
 #define KEYS_MAX       200000u /* beyond them, sizes are told apart by class only */
 #define OPERATIONS_MAX 1000u
@@ -47,14 +48,9 @@ static bool find_operation(report_collectives *collectives, const char *name, ui
         *out = OPERATIONS_MAX - 1;
         return true;
     }
-    if (collectives->operation_count == collectives->operation_capacity) {
-        size_t capacity = collectives->operation_capacity == 0 ? 16 : collectives->operation_capacity * 2;
-        char **larger = realloc(collectives->operations, capacity * sizeof *larger);
-        if (larger == NULL)
-            return false;
-        collectives->operations = larger;
-        collectives->operation_capacity = capacity;
-    }
+    if (!array_grow(&collectives->operations, &collectives->operation_capacity, collectives->operation_count,
+                    sizeof *collectives->operations))
+        return false;
     char *copy = strdup(name);
     if (copy == NULL)
         return false;
@@ -98,18 +94,16 @@ static bool same_key(const report_key *a, const report_key *b) {
 }
 
 static bool grow_keys(report_collectives *collectives) {
-    size_t capacity = collectives->key_capacity == 0 ? 256 : collectives->key_capacity * 2;
-    report_key *larger = realloc(collectives->keys, capacity * sizeof *larger);
-    if (larger == NULL)
+    size_t capacity = collectives->key_capacity;
+    if (!array_grow(&collectives->keys, &capacity, collectives->key_count, sizeof *collectives->keys))
         return false;
-    collectives->keys = larger;
     size_t slot_count = capacity * 2;
     uint32_t *slots = malloc(slot_count * sizeof *slots);
     if (slots == NULL)
         return false;
     memset(slots, 0xff, slot_count * sizeof *slots);
     for (size_t i = 0; i < collectives->key_count; i++) {
-        size_t slot = hash_key(&larger[i]) % slot_count;
+        size_t slot = hash_key(&collectives->keys[i]) % slot_count;
         while (slots[slot] != REPORT_ENTRY_NONE)
             slot = (slot + 1) % slot_count;
         slots[slot] = (uint32_t)i;
@@ -161,14 +155,9 @@ static bool add_entry(report_collectives *collectives, uint32_t key, uint64_t be
         collectives->entries_left_out++;
         return true;
     }
-    if (collectives->entry_count == collectives->entry_capacity) {
-        size_t capacity = collectives->entry_capacity == 0 ? 1024 : collectives->entry_capacity * 2;
-        report_entry *larger = realloc(collectives->entries, capacity * sizeof *larger);
-        if (larger == NULL)
-            return false;
-        collectives->entries = larger;
-        collectives->entry_capacity = capacity;
-    }
+    if (!array_grow(&collectives->entries, &collectives->entry_capacity, collectives->entry_count,
+                    sizeof *collectives->entries))
+        return false;
     collectives->entries[collectives->entry_count++] =
         (report_entry){.begin_job_ns = begin_ns, .ns = ns, .key = key};
     return true;

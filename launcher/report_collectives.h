@@ -98,13 +98,13 @@ typedef struct report_collectives {
     report_told_group *told;
     size_t told_count, told_capacity;
     report_group *groups;
-    size_t group_count;
+    size_t group_count, group_capacity;
     report_sequence *sequences;
     size_t sequence_count;
     report_match *matches;
     size_t match_count;
     report_class *classes; /* the longest first */
-    size_t class_count;
+    size_t class_count, class_capacity;
 } report_collectives;
 
 report_collectives *report_collectives_new(void);

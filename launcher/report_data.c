@@ -8,25 +8,13 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "array.h"
 #include "report_collectives.h"
 #include "suffix.h"
 
 #define FILES_MAX 1000000 /* of one directory */
 
-/* ---- growing arrays ---- */
-
-static bool grow(void *array_pointer, size_t *capacity, size_t count, size_t item_bytes) {
-    if (count < *capacity)
-        return true;
-    void **array = array_pointer;
-    size_t wanted = *capacity == 0 ? 16 : *capacity * 2;
-    void *larger = realloc(*array, wanted * item_bytes);
-    if (larger == NULL)
-        return false;
-    *array = larger;
-    *capacity = wanted;
-    return true;
-}
+/* ---- notes and problems ---- */
 
 static bool add_line(char ***lines, size_t *count, const char *format, va_list arguments) {
     char *line;
@@ -70,7 +58,7 @@ bool report_add_counter(report_counters *counters, const char *name, const trace
             return true;
         }
     }
-    if (!grow(&counters->rows, &counters->capacity, counters->count, sizeof *counters->rows))
+    if (!array_grow(&counters->rows, &counters->capacity, counters->count, sizeof *counters->rows))
         return false;
     char *copy = strdup(name);
     if (copy == NULL)
@@ -99,7 +87,7 @@ static bool list_files(DIR *directory, const char *suffix, char ***names, size_t
     for (struct dirent *entry; (entry = readdir(directory)) != NULL && *count < FILES_MAX;) {
         if (!has_suffix(entry->d_name, suffix))
             continue;
-        if (!grow(names, &capacity, *count, sizeof **names))
+        if (!array_grow(names, &capacity, *count, sizeof **names))
             return false;
         if (((*names)[*count] = strdup(entry->d_name)) == NULL)
             return false;
@@ -125,8 +113,8 @@ static bool read_counters_file(report *report, int directory_fd, const char *nam
         free(counters);
         return complete;
     }
-    if (!grow(&report->processes, &report->process_capacity, report->process_count,
-              sizeof *report->processes)) {
+    if (!array_grow(&report->processes, &report->process_capacity, report->process_count,
+                    sizeof *report->processes)) {
         free(counters);
         return false;
     }

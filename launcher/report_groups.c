@@ -2,6 +2,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include "array.h"
 #include "report_collectives.h"
 
 #define ONE_CLOCK_SLACK_NS UINT64_C(1000000)
@@ -24,16 +25,11 @@ static int compare_members(const void *left, const void *right) {
 
 bool report_collectives_add_group(report_collectives *collectives, uint32_t process_index,
                                   const trace_record *record) {
-    if (collectives->told_count == collectives->told_capacity) {
-        if (collectives->told_count >= TOLD_MAX)
-            return true;
-        size_t capacity = collectives->told_capacity == 0 ? 64 : collectives->told_capacity * 2;
-        report_told_group *larger = realloc(collectives->told, capacity * sizeof *larger);
-        if (larger == NULL)
-            return false;
-        collectives->told = larger;
-        collectives->told_capacity = capacity;
-    }
+    if (collectives->told_count >= TOLD_MAX)
+        return true;
+    if (!array_grow(&collectives->told, &collectives->told_capacity, collectives->told_count,
+                    sizeof *collectives->told))
+        return false;
     collectives->told[collectives->told_count++] =
         (report_told_group){process_index, (uint32_t)record->a, (uint32_t)(record->c >> 32), record->b};
     return true;
@@ -141,12 +137,10 @@ static bool append_ranks(const report *report, const report_group *group, char *
 
 static bool add_group(report_collectives *collectives, uint32_t number, const member *members, size_t count,
                       uint32_t cluster) {
-    report_group *larger =
-        realloc(collectives->groups, (collectives->group_count + 1) * sizeof *collectives->groups);
-    if (larger == NULL)
+    if (!array_grow(&collectives->groups, &collectives->group_capacity, collectives->group_count,
+                    sizeof *collectives->groups))
         return false;
-    collectives->groups = larger;
-    report_group *group = &larger[collectives->group_count];
+    report_group *group = &collectives->groups[collectives->group_count];
     *group = (report_group){.number = number, .processes = malloc((count + 1) * sizeof *group->processes)};
     if (group->processes == NULL)
         return false;

@@ -1,6 +1,7 @@
 /* Which collectives of different ranks are the same one, and what the classes come to. */
 #include <stdlib.h>
 #include <string.h>
+#include "array.h"
 #include "report_collectives.h"
 
 /* ---- sequences and matches ---- */
@@ -138,13 +139,9 @@ static bool find_class(report_collectives *collectives, report_key *key) {
             class->size_class == key->size_class)
             return true;
     }
-    if ((collectives->class_count & (collectives->class_count - 1)) == 0) {
-        size_t capacity = collectives->class_count == 0 ? 1 : collectives->class_count * 2;
-        report_class *larger = realloc(collectives->classes, capacity * sizeof *larger);
-        if (larger == NULL)
-            return false;
-        collectives->classes = larger;
-    }
+    if (!array_grow(&collectives->classes, &collectives->class_capacity, collectives->class_count,
+                    sizeof *collectives->classes))
+        return false;
     key->line = (uint32_t)collectives->class_count++;
     collectives->classes[key->line] = (report_class){.operation = key->operation,
                                                      .group = key->group,

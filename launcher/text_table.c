@@ -4,17 +4,12 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include "array.h"
 
 void text_table_add(text_table *table, const char *format, ...) {
-    if (table->cell_count == table->cell_capacity) {
-        size_t capacity = table->cell_capacity == 0 ? 64 : table->cell_capacity * 2;
-        char **cells = realloc(table->cells, capacity * sizeof *cells);
-        if (cells == NULL) {
-            table->failed = true;
-            return;
-        }
-        table->cells = cells;
-        table->cell_capacity = capacity;
+    if (!array_grow(&table->cells, &table->cell_capacity, table->cell_count, sizeof *table->cells)) {
+        table->failed = true;
+        return;
     }
     char text[1024];
     va_list arguments;

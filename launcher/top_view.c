@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "array.h"
 #include "text_table.h"
 #include "top.h"
 
@@ -11,15 +12,9 @@
 /* ---- lines ---- */
 
 void top_text_add(top_text *text, const char *format, ...) {
-    if (text->count == text->capacity) {
-        size_t capacity = text->capacity == 0 ? 32 : 2 * text->capacity;
-        char **lines = realloc(text->lines, capacity * sizeof *lines);
-        if (lines == NULL) {
-            text->failed = true;
-            return;
-        }
-        text->lines = lines;
-        text->capacity = capacity;
+    if (!array_grow(&text->lines, &text->capacity, text->count, sizeof *text->lines)) {
+        text->failed = true;
+        return;
     }
     char line[LINE_MAX_BYTES];
     va_list arguments;
@@ -75,15 +70,9 @@ typedef struct grid {
 } grid;
 
 __attribute__((format(printf, 3, 4))) static void grid_add(grid *g, top_text *text, const char *format, ...) {
-    if (g->cell_count == g->cell_capacity) {
-        size_t capacity = g->cell_capacity == 0 ? 64 : 2 * g->cell_capacity;
-        char(*cells)[CELL_MAX] = realloc(g->cells, capacity * sizeof *cells);
-        if (cells == NULL) {
-            text->failed = true;
-            return;
-        }
-        g->cells = cells;
-        g->cell_capacity = capacity;
+    if (!array_grow(&g->cells, &g->cell_capacity, g->cell_count, sizeof *g->cells)) {
+        text->failed = true;
+        return;
     }
     va_list arguments;
     va_start(arguments, format);
