@@ -145,9 +145,13 @@ CASTOR_API int castor_tensor_rehome(castor_tensor *tensor, void *address);
 
 /* ---- gradients ---------------------------------------------------------------------------------------------- */
 
+#define CASTOR_GRADIENT_USED 1 /* the script used the parameter */
+#define CASTOR_GRADIENT_CARRY                                                                                \
+    2                          /* the sum goes on from the last one; an error when the ranks differ in this */
+#define CASTOR_GRADIENT_KEEP 4 /* the next sum may go on from this one: its memory is not given back */
 /* Adds source * scale into the sum, in the background; `source` NULL adds nothing but takes this rank's turn. It must
- * not change before castor_gradients_done() reaches *ticket. `used` 0: the script did not use the parameter. */
-CASTOR_API int castor_gradient_add(castor_tensor *tensor, const void *source, double scale, int used,
+ * not change before castor_gradients_done() reaches *ticket. `flags`: CASTOR_GRADIENT_. */
+CASTOR_API int castor_gradient_add(castor_tensor *tensor, const void *source, double scale, int flags,
                                    uint64_t *ticket);
 CASTOR_API uint64_t castor_gradients_done(castor_store *store);
 /* On every rank: waits for the sums. used[i]: some rank used parameter i. */
@@ -164,6 +168,9 @@ CASTOR_API int castor_window_zero(castor_window *window);
 CASTOR_API uint64_t castor_window_edited(castor_window *window);
 /* This rank's next gradient is ready: live windows become its own pages. */
 CASTOR_API int castor_windows_detach(castor_tensor *tensor);
+/* The same where the sum goes on: `window` (may be NULL) is not copied and shows the sum again after
+ * castor_window_refresh; other live windows become this rank's own pages. */
+CASTOR_API int castor_window_carry(castor_tensor *tensor, castor_window *window);
 /* This rank copied the sum and needs it no more. */
 CASTOR_API void castor_sum_release(castor_tensor *tensor);
 

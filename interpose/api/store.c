@@ -178,13 +178,14 @@ int castor_tensor_rehome(castor_tensor *t, void *address) {
     return tensor_rehome(t, address);
 }
 
-int castor_gradient_add(castor_tensor *t, const void *source, double scale, int used, uint64_t *ticket) {
+int castor_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t *ticket) {
     castor_status status = rank_check(t->store, __func__);
     if (status)
         return status;
-    if (used)
+    if (flags & CASTOR_GRADIENT_USED)
         reduce_mark_used(t);
-    return reduce_submit(t, source, scale, options()->reduce_queue, ticket);
+    t->kept = flags & CASTOR_GRADIENT_KEEP;
+    return reduce_submit(t, source, scale, flags & CASTOR_GRADIENT_CARRY, options()->reduce_queue, ticket);
 }
 
 uint64_t castor_gradients_done(castor_store *s) {
@@ -229,6 +230,10 @@ uint64_t castor_window_edited(castor_window *w) {
 
 int castor_windows_detach(castor_tensor *t) {
     return window_detach_all(t);
+}
+
+int castor_window_carry(castor_tensor *t, castor_window *w) {
+    return window_carry(t, w);
 }
 
 void castor_sum_release(castor_tensor *t) {

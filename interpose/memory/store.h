@@ -89,6 +89,7 @@ typedef struct tensor_control {
     _Atomic uint32_t forgotten;   /* ranks that hold the tensor no more */
     _Atomic uint32_t leases_back; /* releases of all ranks, over all epochs; any rank adds to it */
     _Atomic uint32_t given_back;  /* the epoch whose sum's memory was given back; 0: none */
+    _Atomic uint32_t carried;     /* the epoch whose sum rank 0 went on with; 0: none */
     tensor_progress rank[];
 } tensor_control;
 

@@ -24,7 +24,7 @@ static void release_up_to(tensor *t, uint32_t epoch, bool dropped) {
         arena_lend(-(int64_t)lent);
     bool last = atomic_fetch_add(&t->control->leases_back, count) + count == epoch * world;
     /* Before this rank's own release shows: until then nobody writes the next sum. */
-    if (last && dropped && t->returnable && memory_idle()) {
+    if (last && dropped && t->returnable && !t->kept && memory_idle()) {
         chunk_punch(&t->store->chunks, CHUNK_GRAD, t->grad_offset, t->span);
         atomic_store(&t->control->given_back, epoch);
     }
@@ -108,6 +108,22 @@ castor_status window_detach_all(tensor *t) {
             w->current = false;
     if (status == CASTOR_OK)
         release_up_to(t, t->epoch, false);
+    pthread_mutex_unlock(&t->store->lock);
+    return status;
+}
+
+castor_status window_carry(tensor *t, window *w) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&t->store->lock);
+    for (window *other = t->windows; other && !status; other = other->next)
+        if (other != w && other->live && other->current &&
+            (status = pages_privatize(other->address, t->span)) == CASTOR_OK)
+            other->current = false;
+    if (status == CASTOR_OK) {
+        if (w)
+            w->current = false;
+        release_up_to(t, t->epoch, false);
+    }
     pthread_mutex_unlock(&t->store->lock);
     return status;
 }

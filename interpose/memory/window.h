@@ -24,6 +24,10 @@ castor_status window_take(tensor *t, window **out);
 void window_return(window *w);
 /* Makes every live window of the tensor independent of the store, and releases the sum. */
 castor_status window_detach_all(tensor *t);
+/* This rank's next gradient is ready and goes into the sum that stands there: `w` lets go of it without a copy and shows it
+ * again with window_refresh; until then it may show parts of both. Other live windows (all, when `w` is NULL) become
+ * independent. */
+castor_status window_carry(tensor *t, window *w);
 /* The window shows the current sum again; what this rank wrote into it is dropped. */
 castor_status window_refresh(window *w);
 /* The window's values become zero at no cost; it lets go of the sum. */

@@ -24,6 +24,7 @@ struct job {
     const char *source;
     double scale;
     uint32_t epoch;
+    bool carry; /* the sum goes on from the last epoch's */
 };
 
 /* The queue of one store. `lock` guards what has no other word. */
@@ -124,14 +125,34 @@ static castor_status block_add(tensor *t, const struct job *job, size_t from, si
     size_t items = bytes / kernel_dtype_bytes(t->dtype);
     if (fresh)
         block_borrow(t, pages_round(bytes));
-    if (t->store->rank == 0 && fresh)
+    bool first = t->store->rank == 0 && !job->carry;
+    if (first && fresh)
         return block_write(t, job, from, bytes);
-    if (t->store->rank == 0 && job->source)
+    if (first && job->source)
         kernel_scale_store(t->dtype, sum, job->source + from, items, job->scale);
-    else if (t->store->rank == 0)
+    else if (first)
         memset(sum, 0, bytes);
     else if (job->source)
         kernel_scale_add(t->dtype, sum, job->source + from, items, job->scale);
+    return CASTOR_OK;
+}
+
+/* The ranks must go on from the last sum together, or not at all: rank 0's word is published before its first block. */
+static castor_status carry_check(tensor *t, const struct job *job, bool fresh) {
+    store *s = t->store;
+    if (s->rank == 0 && job->carry && fresh)
+        return store_fail(
+            s, error_set(CASTOR_ERR_ARGUMENT, "the sum of tensor %u that is to go on was given back", t->id));
+    if (s->rank == 0)
+        atomic_store(&t->control->carried, job->carry ? job->epoch + 1 : 0);
+    else if ((atomic_load(&t->control->carried) == job->epoch + 1) != job->carry)
+        return store_fail(
+            s,
+            error_set(CASTOR_ERR_ARGUMENT,
+                      "rank %d %s the gradients of the micro-step before and rank 0 %s: every rank must call "
+                      "backward(), optimizer.step() and no_sync() alike",
+                      s->rank, job->carry ? "goes on from" : "does not go on from",
+                      job->carry ? "does not" : "does"));
     return CASTOR_OK;
 }
 
@@ -144,8 +165,11 @@ static castor_status job_run(const struct job *job) {
         castor_status status = turn_wait(t, job->epoch, block);
         if (status)
             return status;
-        if (block == 0)
+        if (block == 0) {
             fresh = t->returnable && atomic_load(&t->control->given_back) == job->epoch;
+            if ((status = carry_check(t, job, fresh)) != CASTOR_OK)
+                return status;
+        }
         size_t from = (size_t)block * TENSOR_BLOCK_BYTES;
         size_t bytes = t->bytes - from < TENSOR_BLOCK_BYTES ? t->bytes - from : TENSOR_BLOCK_BYTES;
         if ((status = block_add(t, job, from, bytes, fresh)) != CASTOR_OK)
@@ -219,7 +243,7 @@ static castor_status ring_grow(reducer *r) {
     return CASTOR_OK;
 }
 
-castor_status reduce_submit(tensor *t, const void *source, double scale, uint64_t queue_bytes,
+castor_status reduce_submit(tensor *t, const void *source, double scale, bool carry, uint64_t queue_bytes,
                             uint64_t *ticket) {
     store *s = t->store;
     castor_status status = CASTOR_OK;
@@ -250,7 +274,7 @@ castor_status reduce_submit(tensor *t, const void *source, double scale, uint64_
     }
     if (r->head - r->tail == r->capacity && (status = ring_grow(r)) != CASTOR_OK)
         goto done;
-    r->jobs[r->head++ % r->capacity] = (struct job){t, source, scale, t->epoch};
+    r->jobs[r->head++ % r->capacity] = (struct job){t, source, scale, t->epoch, carry};
     if (source)
         r->queued_bytes += t->bytes;
     *ticket = r->head;

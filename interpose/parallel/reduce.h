@@ -9,8 +9,9 @@
 #include "../memory/tensor.h"
 
 /* Adds source[i] * scale to the sum of the tensor's running epoch (source NULL: adds nothing, but takes its turn).
+ * `carry`, the same on every rank: the epoch's sum goes on from the last one, which rank 0 then adds to as the others do.
  * `source` must stay as it is until reduce_done reaches *ticket. Waits while more than `queue_bytes` are queued. */
-castor_status reduce_submit(tensor *t, const void *source, double scale, uint64_t queue_bytes,
+castor_status reduce_submit(tensor *t, const void *source, double scale, bool carry, uint64_t queue_bytes,
                             uint64_t *ticket);
 /* The number of jobs that were done: tickets up to it are free. */
 uint64_t reduce_done(const store *s);

@@ -36,6 +36,7 @@ class ArenaInfo(ctypes.Structure):
 
 # Places of a rank (store_place in interpose/memory/store.h).
 PLACE_SCRIPT, PLACE_ADOPT, PLACE_BACKWARD, PLACE_STEP, PLACE_TOGETHER, PLACE_COLLECTIVE, PLACE_SAVE, PLACE_DATA = range(8)
+GRADIENT_USED, GRADIENT_CARRY, GRADIENT_KEEP = 1, 2, 4
 MODE_PLAIN, MODE_OWNER, MODE_REPLICATED, MODE_LOCAL = range(4)
 
 # name: (result, arguments). "status" results become exceptions.
@@ -86,6 +87,7 @@ _SIGNATURES = {
     "window_zero": ("status", [c_void_p]),
     "window_edited": (c_uint64, [c_void_p]),
     "windows_detach": ("status", [c_void_p]),
+    "window_carry": ("status", [c_void_p, c_void_p]),
     "sum_release": (None, [c_void_p]),
     "together": ("status", [c_void_p, c_uint64, c_int, POINTER(c_int)]),
     "step_begin": ("status", [c_void_p, c_void_p, c_void_p, c_uint32]),

@@ -56,11 +56,12 @@ int inside_together(castor_store *s, uint64_t key, int able, double patience_sec
     return status;
 }
 
-int inside_gradient_add(castor_tensor *t, const void *source, double scale, int used, uint64_t queue_bytes,
+int inside_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t queue_bytes,
                         uint64_t *ticket) {
-    if (used)
+    if (flags & CASTOR_GRADIENT_USED)
         reduce_mark_used(t);
-    return reduce_submit(t, source, scale, queue_bytes, ticket);
+    t->kept = flags & CASTOR_GRADIENT_KEEP;
+    return reduce_submit(t, source, scale, flags & CASTOR_GRADIENT_CARRY, queue_bytes, ticket);
 }
 
 int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t count) {

@@ -46,6 +46,8 @@ struct Parameter {
     Values stored;            // what the store holds
     std::vector<Values> seen; // by rank
     std::vector<Grad> grad;   // by rank
+    Values sum;               // of the last backward
+    bool kept = false;        // the next backward may go on from it
     // This rank's.
     Param<> p;
     castor_window *window = nullptr;
@@ -117,10 +119,10 @@ class Script {
 
     // Gradients and steps (store_script_gradients.cc).
     void backward();
-    // What rank `rank` adds to the sum of parameter i; false: nothing.
-    bool contribution(size_t i, int rank, bool used, Values &out) const;
+    // What rank `rank` adds to the sum of parameter i; false: nothing. `carry`: to the last sum.
+    bool contribution(size_t i, int rank, bool used, bool carry, Values &out) const;
     // p.grad of parameter i after a backward, on every rank in the model and on this one in truth.
-    void show(size_t i, bool any, const Values &sum);
+    void show(size_t i, bool any, bool carried);
     float *grad_address(Parameter &q) {
         return q.grad[size_t(r.rank)].kind == GradKind::OWN ? q.own.data() : q.window_address;
     }

@@ -6,8 +6,8 @@
 
 namespace store_test {
 
-bool Script::contribution(size_t i, int rank, bool used, Values &out) const {
-    const Grad &g = parameters[i]->grad[size_t(rank)];
+bool Script::contribution(size_t i, int rank, bool used, bool carry, Values &out) const {
+    const Grad none, &g = carry ? none : parameters[i]->grad[size_t(rank)];
     if (!used && g.kind == GradKind::NONE)
         return false;
     out = g.kind == GradKind::NONE ? Values(parameters[i]->numel) : g.values;
@@ -20,25 +20,29 @@ bool Script::contribution(size_t i, int rank, bool used, Values &out) const {
 void Script::backward() {
     size_t count = parameters.size();
     uint64_t queue_bytes = chance(0.5, 41) ? 64 * kMiB : 1;
-    std::vector<Values> sums(count), mine(count);
-    std::vector<uint8_t> any(count), used(count), adds(count);
+    std::vector<Values> mine(count);
+    std::vector<uint8_t> any(count), used(count), adds(count), carry(count);
     auto scale_of = [&](int rank) { return float(1 + draw(42, uint64_t(rank)) % 7) / 4; };
     for (size_t i = 0; i < count; i++) {
-        sums[i].assign(parameters[i]->numel, 0);
+        Parameter &q = *parameters[i];
+        carry[i] = q.kept && chance(0.6, 48, 77, i);
+        Values sum = carry[i] ? q.sum : Values(q.numel, 0);
         for (int rank = 0; rank < r.world; rank++) {
             bool uses = chance(0.75, 43, uint64_t(rank), i) && !chance(0.1, 44, 77, i);
             Values v;
             any[i] |= uses;
-            bool has = contribution(i, rank, uses, v);
+            bool has = contribution(i, rank, uses, carry[i], v);
             for (size_t k = 0; has && k < v.size(); k++)
-                sums[i][k] =
-                    rank ? plus(sums[i][k], times(v[k], scale_of(rank))) : times(v[k], scale_of(rank));
+                sum[k] = rank || carry[i] ? plus(sum[k], times(v[k], scale_of(rank)))
+                                          : times(v[k], scale_of(rank));
             if (rank == r.rank) {
                 mine[i] = v;
                 used[i] = uses;
                 adds[i] = has;
             }
         }
+        q.sum = std::move(sum);
+        q.kept = chance(0.5, 49, 77, i);
     }
     // Gradients come in an order of this rank's own; those of unused parameters at the end.
     std::vector<size_t> order(count);
@@ -55,7 +59,7 @@ void Script::backward() {
         Parameter &q = *parameters[i];
         GradKind kind = q.grad[size_t(r.rank)].kind;
         const float *source = nullptr;
-        if (adds[i] && kind == GradKind::NONE) {
+        if (adds[i] && (kind == GradKind::NONE || carry[i])) {
             source = mine[i].data();
         } else if (adds[i]) {
             float *at = kind == GradKind::OWN ? q.own.data() : q.window_address;
@@ -63,11 +67,16 @@ void Script::backward() {
                 memcpy(at, mine[i].data(), mine[i].size() * sizeof(float));
             source = at;
         }
-        if (q.shared && !call(castor_windows_detach(q.p.tensor), "detaching"))
+        castor_window *window = kind == GradKind::WINDOW ? q.window : nullptr;
+        if (q.shared && carry[i] && !call(castor_window_carry(q.p.tensor, window), "going on"))
+            return;
+        if (q.shared && !carry[i] && !call(castor_windows_detach(q.p.tensor), "detaching"))
             return;
         if (!q.shared)
             castor_sum_release(q.p.tensor);
-        if (!call(inside_gradient_add(q.p.tensor, source, double(scale_of(r.rank)), used[i], queue_bytes,
+        int flags = (used[i] ? CASTOR_GRADIENT_USED : 0) | (carry[i] ? CASTOR_GRADIENT_CARRY : 0) |
+                    (q.kept ? CASTOR_GRADIENT_KEEP : 0);
+        if (!call(inside_gradient_add(q.p.tensor, source, double(scale_of(r.rank)), flags, queue_bytes,
                                       &ticket),
                   "adding a gradient"))
             return;
@@ -78,19 +87,20 @@ void Script::backward() {
         return;
     for (size_t i = 0; i < count; i++) {
         EXPECT_EQ(some[i], any[i]) << where() << "use of parameter " << i;
-        show(i, any[i], sums[i]);
+        show(i, any[i], carry[i]);
         if (!good())
             return;
     }
 }
 
-void Script::show(size_t i, bool any, const Values &sum) {
+void Script::show(size_t i, bool any, bool carried) {
     Parameter &q = *parameters[i];
+    const Values &sum = q.sum;
     for (int rank = 0; rank < r.world; rank++) {
         Grad &g = q.grad[size_t(rank)];
         bool mine = rank == r.rank;
         g.untouched = false;
-        if (!any) {
+        if (!any && !(carried && g.kind == GradKind::WINDOW)) {
             if (mine)
                 castor_sum_release(q.p.tensor);
             continue;
@@ -170,6 +180,8 @@ void Script::clip() {
         }
         if (q.grad[size_t(r.rank)].kind == GradKind::NONE || !come)
             continue;
+        for (size_t k = 0; committed && q.shared && k < q.numel; k++)
+            q.sum[k] = times(q.sum[k], factor);
         float *at = !committed || !q.shared ? grad_address(q) : q.owner == r.rank ? q.p.sum() : nullptr;
         for (size_t k = 0; at && k < q.numel; k++)
             at[k] *= factor;

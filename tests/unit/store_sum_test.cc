@@ -137,6 +137,67 @@ TEST(StoreSums, UseOfTheNextBackwardIsNotUseOfThisOne) {
     });
 }
 
+// Two more gradients go into the sum that stands there. A window shows it until this rank's own gradient is ready, and it
+// stays where nobody has a window.
+TEST(StoreSums, ASumGoesOn) {
+    Job job(3);
+    job.options = {"CASTOR_GRADIENT_RETURN=100"};
+    job.run([](Rank &r) {
+        arena_free(arena_alloc(16 * kMiB)); // a peak: memory that is let go of now would go back
+        std::vector<Param<>> p = {param_make(400000)};
+        params_register(r, p);
+        castor_tensor *t = p[0].tensor;
+        std::vector<float> g(400000, 1.0f);
+        castor_window *window = nullptr;
+        void *address = nullptr;
+        auto shows = [&](int gradients) {
+            for (size_t i = 0; i < g.size(); i += 997)
+                ASSERT_EQ(static_cast<float *>(address)[i], 3.0f * float(gradients)) << "element " << i;
+        };
+        for (int part = 0; part < 9; part++) {
+            int before = part % 3;
+            usleep(unsigned(r.rank) * 5000);
+            if (window)
+                shows(before ? before : 3);
+            if (part == 4) {
+                castor_window_return(window);
+                window = nullptr;
+            }
+            ASSERT_EQ(before ? castor_window_carry(t, window) : castor_windows_detach(t), CASTOR_OK);
+            uint64_t ticket;
+            uint8_t used;
+            int flags = CASTOR_GRADIENT_USED | (before ? CASTOR_GRADIENT_CARRY : 0) |
+                        (before < 2 ? CASTOR_GRADIENT_KEEP : 0);
+            ASSERT_EQ(castor_gradient_add(t, g.data(), 1, flags, &ticket), CASTOR_OK);
+            ASSERT_EQ(castor_gradients_finish(r.store, &t, 1, &used), CASTOR_OK) << error_text();
+            ASSERT_EQ(window ? castor_window_refresh(window) : castor_window_take(t, &window, &address),
+                      CASTOR_OK);
+            EXPECT_EQ(castor_window_edited(window), 0u);
+            shows(before + 1);
+        }
+        castor_window_return(window);
+    });
+}
+
+TEST(StoreSums, RanksThatGoOnDifferentlyAreAnError) {
+    Job job(2);
+    job.run([](Rank &r) {
+        std::vector<Param<>> p = {param_make(5000)};
+        params_register(r, p);
+        castor_tensor *t = p[0].tensor;
+        std::vector<float> g(5000, 1.0f);
+        uint64_t ticket;
+        uint8_t used;
+        ASSERT_EQ(castor_gradient_add(t, g.data(), 1, CASTOR_GRADIENT_KEEP, &ticket), CASTOR_OK);
+        ASSERT_EQ(castor_gradients_finish(r.store, &t, 1, &used), CASTOR_OK) << error_text();
+        castor_sum_release(t);
+        int flags = r.rank ? 0 : CASTOR_GRADIENT_CARRY;
+        ASSERT_EQ(castor_gradient_add(t, g.data(), 1, flags, &ticket), CASTOR_OK);
+        EXPECT_NE(castor_gradients_finish(r.store, &t, 1, &used), CASTOR_OK);
+        EXPECT_NE(strstr(error_text(), "rank 1 does not go on from"), nullptr) << error_text();
+    });
+}
+
 // Gradients become ready in different orders, leases are still out, and the queue holds next to nothing.
 TEST(StoreSums, FullQueuesInDifferentOrdersDoNotLock) {
     Job job(3);
