@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include "core/log.h"
 #include "core/options.h"
+#include "core/plugin.h"
 
 /* Loads the options that the job will run with, wherever they come from. */
 static int check_options(const run_request *request, char *const *base) {
@@ -41,6 +42,15 @@ static int check_ranks(const run_request *request) {
     return 0;
 }
 
+static int check_accumulation(void) {
+    if (options()->accumulate == 1 || plugin_table[options()->plugin].engine)
+        return 0;
+    LOG_E("CASTOR_ACCUMULATE=%d: plugin %s changes nothing in the script; use --plugin ddp (or another), or "
+          "leave it out",
+          options()->accumulate, plugin_table[options()->plugin].name);
+    return RUN_EXIT_USAGE;
+}
+
 static int make_token(char *token) {
     unsigned char bytes[RUN_TOKEN_DIGITS / 2];
     ssize_t length;
@@ -62,6 +72,8 @@ static int run_job_do(run_job *job, char *const *base) {
     int status = check_options(request, base);
     if (!status)
         status = check_ranks(request);
+    if (!status)
+        status = check_accumulation();
     if (!status && !run_environment_settle(request, base, &search))
         status = RUN_EXIT_SYSTEM;
     if (!status)

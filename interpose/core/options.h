@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include "status.h"
 
-#define CASTOR_PLUGIN_NAMES "none|gemini"
+#define CASTOR_PLUGIN_NAMES "none|ddp|zero1|zero2|gemini"
 #define OPTION_STRING_MAX   4096
 
 typedef enum castor_plugin {

@@ -8,7 +8,7 @@ import zlib
 import torch
 from torch.nn.utils import clip_grad
 
-from . import core, store
+from . import accumulation, core, store
 
 
 _job = None  # the ranks of a single-process script
@@ -74,9 +74,14 @@ def _clip_grad_norm(stock):
     def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
         listed = _as_list(parameters)
         gradients = _Gradients(listed) if store.groups() and store.active() else None
+        acts = accumulation.at_boundary(listed)
+        if not acts:
+            max_norm, error_if_nonfinite = float("inf"), False  # the norm of what there is so far
         if _job is not None and gradients is not None:
             _job.gradients_clipped("norm", float(max_norm), float(norm_type))
         if gradients is None or not gradients.together("norm", float(max_norm), float(norm_type), foreach):
+            if not acts:
+                return clip_grad._get_total_norm([p.grad for p in listed if p.grad is not None], norm_type, False, foreach)
             # A generator must reach the stock function as it came when it is empty: that warns.
             return stock(listed if listed else parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         norms = _norms(gradients, float(norm_type), foreach)
@@ -103,6 +108,8 @@ def _clip_grad_value(stock):
     @torch.no_grad()
     def clip_grad_value_(parameters, clip_value, foreach=None):
         listed = _as_list(parameters)
+        if not accumulation.at_boundary(listed):
+            return None
         gradients = _Gradients(listed) if store.groups() and store.active() else None
         if _job is not None and gradients is not None:
             _job.gradients_clipped("value", float(clip_value))
@@ -120,6 +127,8 @@ def _unscale(stock):
     @functools.wraps(stock)
     def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
         listed = [p for g in optimizer.param_groups for p in g["params"]]
+        if not accumulation.at_boundary(listed):
+            return {found_inf.device: found_inf}
         gradients = _Gradients(listed) if store.groups() and store.active() else None
         fp16 = gradients is not None and any(p.grad.dtype is torch.float16 for p, _ in gradients.pairs)
         if (
@@ -144,10 +153,13 @@ def _zero_grad(stock, parameters_of):
 
     @functools.wraps(stock)
     def zero_grad(self, set_to_none=True):
-        if set_to_none or not store.groups() or not store.active():
+        if not store.active():
             return stock(self, set_to_none)
-        aside = []
-        for p in parameters_of(self):
+        parameters = list(parameters_of(self)) if accumulation.active() or store.groups() else []
+        aside = [(p, p.grad) for p in accumulation.kept_at_zeroing(parameters)]
+        for p, _ in aside:
+            p.grad = None
+        for p in parameters if not set_to_none and store.groups() else ():
             e = store.entry_of(p)
             if e is None or not e.shared or not e.shows_window(p.grad):
                 continue

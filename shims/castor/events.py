@@ -25,7 +25,27 @@ def at_end(callback):
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def _wrap(run, begun, ended, taken):
+class Observer:
+    """What wants to know of outermost backward passes that accumulate gradients into leaves."""
+
+    def backward_begun(self, outputs, create_graph):
+        pass
+
+    def scaled(self, roots):
+        """The gradients of the outputs, as the pass is to take them."""
+        return roots
+
+    def backward_left(self):
+        """It returned, or raised."""
+
+    def backward_ended(self, outputs, synchronized):
+        pass
+
+    def gradients_taken(self, inputs, create_graph):
+        """Before a pass that returns gradients (autograd.grad)."""
+
+
+def _wrap(run, observers):
     @functools.wraps(run)
     def engine_run_backward(t_outputs, *args, **kwargs):
         if depth():
@@ -37,28 +57,34 @@ def _wrap(run, begun, ended, taken):
         begin = core.now_ns()
         _thread.depth, _thread.pending = 1, []
         accumulates = kwargs.get("accumulate_grad", False)
-        if accumulates:
-            begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
-        elif len(args) > 3:
-            taken(args[3], bool(args[2]))
+        heard = observers if accumulates else ()
+        for observer in heard:
+            observer.backward_begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
+            args = (observer.scaled(args[0]), *args[1:])
+        if not accumulates and len(args) > 3:
+            for observer in observers:
+                observer.gradients_taken(args[3], bool(args[2]))
         try:
-            result = run(t_outputs, *args, **kwargs)
+            try:
+                result = run(t_outputs, *args, **kwargs)
+            finally:
+                _thread.depth = 0
+                pending, _thread.pending = _thread.pending, []
+            for callback in pending:
+                callback()
         finally:
-            _thread.depth = 0
-            pending, _thread.pending = _thread.pending, []
-        for callback in pending:
-            callback()
+            for observer in heard:
+                observer.backward_left()
+        for observer in heard:
+            observer.backward_ended(t_outputs, bool(pending))
         if accumulates:
-            ended(t_outputs, bool(pending))
             core.event_backward(begin, core.now_ns(), bool(pending))
         return result
 
     return engine_run_backward
 
 
-def install(begun=lambda *_: None, ended=lambda *_: None, taken=lambda *_: None):
-    """`begun(outputs, create_graph)` and `ended(outputs, synchronized)` are called around each outermost backward that
-    accumulates gradients into leaves, `taken(inputs, create_graph)` before one that returns them (autograd.grad)."""
-    wrapped = _wrap(torch.autograd.graph._engine_run_backward, begun, ended, taken)
+def install(*observers):
+    wrapped = _wrap(torch.autograd.graph._engine_run_backward, observers)
     torch.autograd.graph._engine_run_backward = wrapped
     torch.autograd._engine_run_backward = wrapped

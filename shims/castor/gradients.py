@@ -8,7 +8,7 @@ from ctypes import byref, c_uint64
 
 import torch
 
-from . import core, events, store, tensors
+from . import accumulation, core, events, store, tensors
 
 
 def _references(grad):
@@ -32,14 +32,17 @@ class Synchronizer:
     def __init__(self, group, parameters, delayed=False):
         self.group, self.delayed = group, delayed
         self.expecting = self.begun = False
+        self.unsynced = False  # a backward without synchronization came after the last one with it
         self.scale = 1.0 / group.world  # the weight of this rank's gradients
         self.pending = collections.deque()  # (ticket, entry, parameter, gradient): being added
         self.entries = store.adopt(group, parameters)
         self.hooks = []
+        accumulation.watch(self)
         for p, e in zip(parameters, self.entries):
             self.hook(p, e)
 
     def hook(self, p, entry):
+        entry.synchronizer = self
         self.hooks.append(p.register_post_accumulate_grad_hook(functools.partial(self._ready, entry)))
 
     def remove_hooks(self):
@@ -51,6 +54,7 @@ class Synchronizer:
             return
         entry.used, entry.synced = True, False
         if not self.expecting:
+            self.unsynced = True
             return
         if not self.begun:
             self.begun = True
@@ -67,10 +71,14 @@ class Synchronizer:
         self._reap()
 
     def _submit(self, entry, p, grad):
-        if entry.shared:
-            core.windows_detach(entry.handle)
-        else:
+        entry.carrying, entry.carried = entry.carried, False
+        if not entry.shared:
             core.sum_release(entry.handle)
+        elif entry.carrying:
+            shows = entry.aside is not None and entry.shows_window(entry.aside)
+            core.window_carry(entry.handle, entry.window if shows else None)
+        else:
+            core.windows_detach(entry.handle)
         source = None
         if grad is not None:
             if grad.layout is not torch.strided:
@@ -80,9 +88,10 @@ class Synchronizer:
                 source = torch.empty_strided(entry.sum_alias.shape, entry.sum_alias.stride(), dtype=grad.dtype)
                 source.copy_(grad.detach())
         ticket = c_uint64()
-        core.gradient_add(
-            entry.handle, None if source is None else source.data_ptr(), self.scale, entry.used, byref(ticket)
-        )
+        flags = core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * entry.carrying
+        if not accumulation.at_boundary([p]):
+            flags |= core.GRADIENT_KEEP
+        core.gradient_add(entry.handle, None if source is None else source.data_ptr(), self.scale, flags, byref(ticket))
         if source is not None:
             self.pending.append((ticket.value, entry, p, grad, source))
 
@@ -105,7 +114,7 @@ class Synchronizer:
         return self.entries
 
     def _finish(self):
-        self.begun = self.expecting = False
+        self.begun = self.expecting = self.unsynced = False
         entries = self._participants()
         for entry in entries:
             if not entry.fired:
@@ -124,7 +133,9 @@ class Synchronizer:
         entry.fired = entry.used = False
         entry.synced = True
         p = entry.parameter()
-        if not some_rank_used or p is None:
+        if entry.aside is not None:
+            self._put_back(entry)
+        if not (some_rank_used or entry.carrying) or p is None:
             core.sum_release(entry.handle)  # p.grad stays as it was
         elif not entry.shared:
             if p.grad is None:
@@ -138,5 +149,60 @@ class Synchronizer:
         else:  # the script holds the gradient that stood there: its values change, its identity stays
             p.grad.copy_(entry.sum_alias)
             core.sum_release(entry.handle)
+        entry.carrying = False
         if p is not None:
             entry.shown = None if p.grad is None else weakref.ref(p.grad)
+            entry.shown_version = 0 if p.grad is None else p.grad._version
+
+    # ---- accumulation: a sum that goes on through several backward passes
+
+    @staticmethod
+    def _put_back(entry):
+        p = entry.parameter()
+        if p is not None:
+            p.grad = entry.aside
+        entry.aside = None
+
+    @staticmethod
+    def _changed(entry, p):
+        """p.grad is not what the last backward showed."""
+        if p.grad is not entry.shown_grad():
+            return True
+        return bool(core.window_edited(entry.window)) if entry.shows_window(p.grad) else p.grad._version != entry.shown_version
+
+    def carry(self, entry, p, already):
+        """A micro-step is over: the next backward goes on from the sum that p.grad shows. False: p.grad holds what no sum
+        does (no_sync), or zeros. `already`: the micro-steps before are in there."""
+        entry.carried = False
+        if self.unsynced or not entry.synced:
+            return False
+        if self._changed(entry, p):
+            if already or p.grad.any():
+                accumulation.refuse_change(p)
+            return False
+        entry.carried = True
+        return True
+
+    def set_aside(self):
+        """A backward begins: autograd gives the new gradients alone, which the sums take up."""
+        for entry in self.entries:
+            p = entry.parameter()
+            if not entry.carried or p is None:
+                continue
+            if self.unsynced:
+                entry.carried = False  # p.grad holds the sum and what came without synchronization
+                continue
+            if p.grad is not None and self._changed(entry, p):
+                if p.grad is not entry.shown_grad() or p.grad.any():
+                    accumulation.refuse_change(p)
+                self._show(entry, True)  # cleared by hand, which acts at the step only
+            if self.expecting:
+                entry.aside, p.grad = p.grad, None
+            elif p.grad is None:
+                accumulation.refuse_change(p)
+
+    def put_back(self):
+        """The backward is over: what it did not reach shows what it showed."""
+        for entry in self.entries:
+            if entry.aside is not None:
+                self._put_back(entry)

@@ -3,5 +3,5 @@ from . import events, optimizers
 
 
 def install():
-    events.install(begun=lambda outputs, create_graph: None, ended=lambda outputs, synchronized: None)
+    events.install()
     optimizers.install_counting()

@@ -14,7 +14,7 @@ import weakref
 
 import torch
 
-from . import core, events, states, store
+from . import accumulation, core, events, states, store
 
 _thread = threading.local()
 _numbers = weakref.WeakKeyDictionary()
@@ -273,16 +273,21 @@ def _outermost(wrapper):
             return wrapper(*args, **kwargs)
         if getattr(_thread, "running", None) is not None or not store.active():
             return wrapper(*args, **kwargs)
+        closure = _closure_of(args[1:], kwargs)
+        if accumulation.active() and accumulation.skips_step(self, closure, _is_exact(type(self))):
+            return _micro_step(self, closure)
         running = _thread.running = _InStep(self)
         begin = core.now_ns()
         if events.depth():
             _step_in_backward(self)
         try:
-            if _job is not None and _closure_of(args[1:], kwargs) is None:
+            if _job is not None and closure is None:
                 _job.step_begins(self)
             result = wrapper(*args, **kwargs)
         finally:
             _thread.running = None
+        if accumulation.active():
+            accumulation.step_over(self)
         if store.groups() and (not _is_exact(type(self)) or states.of(self).local):
             _end_replicated(self, running)
         if _job is not None:
@@ -301,6 +306,18 @@ def _outermost(wrapper):
         return result
 
     return torch._disable_dynamo(step) if _shares else step
+
+
+def _micro_step(optimizer, closure):
+    """A step that CASTOR_ACCUMULATE leaves out."""
+    if events.depth():
+        raise core.Error("castor: an optimizer steps inside a backward pass: use CASTOR_ACCUMULATE=1")
+    with torch.enable_grad():
+        result = None if closure is None else closure()
+    accumulation.micro_step_over(optimizer)
+    if _job is not None:
+        _job.step_ended()
+    return result
 
 
 def _tell_model_data():

@@ -9,10 +9,10 @@ import zlib
 
 import torch
 
-from . import core, gradients, loaders, store, tensors, writers
+from . import core, events, gradients, loaders, store, tensors, writers
 
 
-class Job:
+class Job(events.Observer):
     """The ranks of this run, opened when the first optimizer is built or a DataLoader is iterated."""
 
     def __init__(self, rank, world):

@@ -11,11 +11,17 @@ from . import core, tensors
 
 
 class Entry:
-    """A registered parameter. `state_*` belong to states.py, the rest to the gradients and the step."""
+    """A registered parameter. What follows `window` belongs to the gradients (gradients.py).
+
+    carried   the next backward goes on from the sum: a micro-step is over, and its step is still to come
+    carrying  the running one does
+    aside     what stands in p.grad meanwhile has to be None, so that autograd does not add to it
+    """
 
     __slots__ = (
         "parameter", "handle", "handle_id", "group", "owner", "shared", "bytes", "home", "param_alias", "sum_alias", "window",
-        "window_address", "fired", "used", "synced", "shown", "__weakref__",
+        "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying", "aside",
+        "__weakref__",
     )
 
     def __init__(self, group, p, handle):
@@ -29,8 +35,10 @@ class Entry:
         self.sum_alias = tensors.tensor_at(info.sum, like)
         self.window = self.window_address = None
         self.fired = self.used = False
-        self.shown = None
+        self.shown, self.shown_version = None, 0
         self.synced = True
+        self.synchronizer = self.aside = None
+        self.carried = self.carrying = False
 
     @property
     def mine(self):

@@ -21,9 +21,12 @@ class BadInput(CommandTest):
         self.refused(["run", *options, "--", *command], status, *parts, env=env)
 
     def test_unknown_plugin(self):
-        self.run_refused(["--plugin", "gemni"], 2, "gemni", "did you mean gemini?", "none, gemini")
-        self.run_refused(["--plugin=zorro"], 2, "zorro", "allowed: none, gemini")
+        self.run_refused(["--plugin", "gemni"], 2, "gemni", "did you mean gemini?", "none, ddp, zero1, zero2, gemini")
+        self.run_refused(["--plugin=quux"], 2, "quux", "allowed: none, ddp, zero1, zero2, gemini")
         self.run_refused([], 2, "environment", "gemini", env={"CASTOR_PLUGIN": "Gemini"})
+
+    def test_accumulation_without_an_engine(self):
+        self.run_refused(["--set", "CASTOR_ACCUMULATE=4"], 2, "CASTOR_ACCUMULATE=4", "plugin none", "--plugin ddp")
 
     def test_bad_values(self):
         self.run_refused(["--set", "CASTOR_CHUNK_SIZE=12Q"], 2, "CASTOR_CHUNK_SIZE=12Q", "64K to 16G")
@@ -151,7 +154,7 @@ class Subcommands(CommandTest):
         status, out, err = self.castor("options", env={"CASTOR_CHUNK_SIZE": "65536"})
         self.assertEqual((status, err), (0, []))
         self.assertIn("CASTOR_CHUNK_SIZE=64K  (from the environment; ", out)
-        self.assertIn("CASTOR_PLUGIN=none  (default; none, gemini)", out)
+        self.assertIn("CASTOR_PLUGIN=none  (default; none, ddp, zero1, zero2, gemini)", out)
         self.assertNotIn("CASTOR_JOB", out)
 
     def test_options_with_a_bad_environment(self):

@@ -131,6 +131,7 @@ class Recorder:
 
 
 CASES = {}
+parts = 1  # in which a script draws a batch: each is a step of its own (accumulate_ddp.py)
 
 
 def case(function):
@@ -149,7 +150,10 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--case", default=",".join(CASES), help="comma separated; all without it")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
+    parser.add_argument("--parts", type=int, default=1, help="in which a batch is drawn, by the scripts that do so")
     args = parser.parse_args()
+    global parts
+    parts = args.parts
     if args.list:
         print("\n".join(CASES))
         return

@@ -16,7 +16,8 @@ from compare import Tolerance
 
 SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
 
-HELPERS = ("model.py", "record.py", "steps.py", "text.py")  # what the scripts import of each other
+ACCUMULATED = "a batch in three parts is summed in another order"
+HELPERS = ("model.py", "parts.py", "record.py", "steps.py", "text.py")  # what the scripts import of each other
 
 EXACT = Tolerance("bitwise")
 SGD = Tolerance(
@@ -68,6 +69,7 @@ class Expect:
     exact_at_2: bool = True
     repeatable: bool = True  # two plain runs are equal
     arguments: tuple = ()
+    under: tuple = ()  # arguments of Castor's runs only
     options: tuple = ()  # Castor's, NAME=VALUE
     stages: tuple = ()  # ("plain" | "castor", arguments) one after the other in the same folder
     ignored: tuple = ()  # files whose bytes hold times or paths
@@ -75,6 +77,7 @@ class Expect:
 
 
 sgd, adaptive, half, agreement = Expect(SGD), Expect(ADAPTIVE), Expect(HALF), Expect(ANY)
+accumulated = Expect(SGD, exact_at_2=False, under=("--parts", "3"), options=("CASTOR_ACCUMULATE=3",), reason=ACCUMULATED)
 
 
 def like(expect, **changes):
@@ -119,6 +122,43 @@ TABLE = {
         "gradients_as_bucket_view": adaptive,
         "two_models": adaptive,
         "models_one_after_another": sgd,
+    },
+    "accumulate_ddp.py": {
+        "sgd": accumulated,
+        "adamw": like(accumulated, tolerance=ADAPTIVE),
+        "sum_of_norms": accumulated,
+        "clipped_by_norm": accumulated,
+        "clipped_by_value": accumulated,
+        "scheduler_each_step": accumulated,
+        "scheduler_each_epoch": accumulated,
+        "zeroed_in_place": accumulated,
+        "zeroed_by_the_module": accumulated,
+        "zeroed_after_the_step": accumulated,
+        "dropped_by_hand": like(accumulated, tolerance=ADAPTIVE),
+        "zeroed_by_hand": like(accumulated, tolerance=ADAPTIVE),
+        "two_losses": accumulated,
+        "own_accumulation": accumulated,
+        "closure": accumulated,
+        "used_by_turns": accumulated,
+        "frozen_at_first": accumulated,
+        "static_graph": accumulated,
+        "scaler": accumulated,
+        "overflow": accumulated,
+        "two_models": accumulated,
+        "evaluated_between": accumulated,
+        "stream": accumulated,
+        "sparse_embedding": like(accumulated, aside="a parameter has sparse gradients"),
+        "gradients_gone_through": like(accumulated, refused="clears gradients that were made after optimizer.step"),
+        "changed_by_hand": like(accumulated, refused="cleared, replaced or changed by the script"),
+        "made_by_autograd_grad": like(accumulated, refused="cleared, replaced or changed by the script"),
+        "line_search": like(accumulated, refused="LBFGS may evaluate its closure several times"),
+        "short_epoch": like(accumulated, refused="an epoch has 2 batches and CASTOR_ACCUMULATE=3 needs 3"),
+    },
+    "accumulate.py": {
+        "sgd": accumulated,
+        "adamw_clipped": like(accumulated, tolerance=ADAPTIVE),
+        "workers": accumulated,
+        "workers_that_stay": accumulated,
     },
     "clip_ddp.py": {
         "norm": adaptive,
@@ -434,7 +474,7 @@ class Row:
     @property
     def alone(self):
         """Rows that need a process of their own: whole scripts, and cases that Castor may end or leave to PyTorch."""
-        return bool(not self.case or self.expect.refused or self.expect.aside or self.expect.stages or self.expect.arguments or self.expect.options)
+        return bool(not self.case or self.expect.refused or self.expect.aside or self.expect.stages or self.expect.arguments)
 
     def tolerance(self, ranks, plugin):
         if not self.expect.repeatable:

@@ -2,7 +2,7 @@
 
     run.py --quick                every script, N = 2, gemini, and a few rows at N = 4 and with the plugin none
     run.py --full                 every script, N = 2 and 4, gemini and none
-    run.py [--script S] [--case C] [--ranks 2,4] [--plugin gemini,none,plain]
+    run.py [--script S] [--case C] [--ranks 2,4] [--plugin gemini,ddp,zero1,zero2,none,plain]
     run.py --full --continue      leaves out what has passed before with the same build and scripts
     run.py --self-test            shows that the comparison can fail
 
@@ -34,6 +34,7 @@ from compare import compare_runs  # noqa: E402
 
 AT_4 = ("gpt_ddp.py", "gpt.py", "clip_ddp.py", "frozen_ddp.py")
 WITH_NONE = ("gpt_ddp.py", "gpt.py", "clip_ddp.py")
+ENGINES = ("ddp", "zero1", "zero2", "gemini")
 COMPLETE = "complete"
 PLAIN_TRIES = 3
 
@@ -99,7 +100,7 @@ class Suite:
         for number, (who, arguments) in enumerate(stages):
             under = plugin if who == "castor" else "plain"
             logs = os.path.join(folder, f"logs{number}")
-            arguments = (*first.expect.arguments, *arguments)
+            arguments = (*first.expect.arguments, *(() if under == "plain" else first.expect.under), *arguments)
             command = self.command(first, ranks, under, names, arguments, logs)
             timeout = (45 + sum(row.expect.seconds for row in rows) * ranks / 2) * self.args.patience
             finished = launch.run(command, folder, timeout)
@@ -178,9 +179,9 @@ class Suite:
             single=not row.distributed,
             ignored=row.expect.ignored,
         )
-        if row.expect.says and plugin == "gemini" and not says(row.expect.says, finished):
+        if row.expect.says and plugin in ENGINES and not says(row.expect.says, finished):
             outcome.fail("castor", f"expected a line like {row.expect.says!r} on standard error")
-        if row.expect.differs and plugin == "gemini":
+        if row.expect.differs and plugin in ENGINES:
             meant = [failure for failure in outcome.failures if re.search(row.expect.differs, failure)]
             if meant and len(meant) == len(outcome.failures):
                 outcome.failures = []
@@ -231,7 +232,7 @@ class Suite:
                 "bitwise": bool(outcome and outcome.bitwise and passed and not row.expect.differs),
                 "absolute": outcome.absolute if outcome else None,
                 "relative": outcome.relative if outcome else None,
-                "refused": bool(row.expect.refused and plugin == "gemini" and passed),
+                "refused": bool(row.expect.refused and plugin in ENGINES and passed),
             }
         )
 
@@ -245,11 +246,11 @@ class Suite:
             return
         folder = os.path.join(self.work, "runs", f"{plugin}-{ranks}", f"{group[0].script[:-3]}-{slug(group[0].title)}")
         finished = self.start(group, ranks, plugin, folder)
-        if plugin == "gemini" and finished.status == 0 and not group[0].expect.refused:
+        if plugin in ENGINES and finished.status == 0 and not group[0].expect.refused:
             idle = self.idle(group[0], folder)
             if idle:
                 self.settle(group[0], ranks, plugin, False, idle, finished.seconds)
-        if group[0].expect.refused and plugin == "gemini":
+        if group[0].expect.refused and plugin in ENGINES:
             passed, text = refusal(group[0].expect.refused, finished)
             self.settle(group[0], ranks, plugin, passed, text, finished.seconds, detail=last_words(finished))
             return
@@ -314,16 +315,17 @@ def digest_of_tested(script, distributed):
 
 
 def groups_of(rows):
-    """Rows of one script share a process, but for those that need one of their own."""
+    """Rows of one script and the same options share a process, but for those that need one of their own."""
     together, groups = {}, []
     for row in rows:
+        alike = row.script, row.expect.options, row.expect.under
         if row.alone:
             groups.append([row])
-        elif row.script in together:
-            together[row.script].append(row)
+        elif alike in together:
+            together[alike].append(row)
         else:
-            together[row.script] = [row]
-            groups.append(together[row.script])
+            together[alike] = [row]
+            groups.append(together[alike])
     return groups
 
 
@@ -404,7 +406,7 @@ def chosen(args):
             for row in every:
                 if plugin == "none" and ranks != args.ranks[0]:
                     continue  # nothing of it depends on the number of ranks
-                if args.quick and ranks != 2 and (row.script not in AT_4 or plugin != "gemini"):
+                if args.quick and ranks != 2 and (row.script not in AT_4 or plugin not in ENGINES):
                     continue
                 if args.quick and plugin == "none" and row.script not in WITH_NONE:
                     continue
@@ -422,7 +424,7 @@ def arguments():
     parser.add_argument("--script", type=words, default=[], help="comma separated, with or without .py")
     parser.add_argument("--case", type=words, default=[])
     parser.add_argument("--ranks", type=lambda text: [int(word) for word in text.split(",")])
-    parser.add_argument("--plugin", type=words, help="gemini, none, plain")
+    parser.add_argument("--plugin", type=words, help="gemini, ddp, zero1, zero2, none, plain")
     parser.add_argument("--markdown", help="write the table of a --full run to this file")
     parser.add_argument("--build", default=os.path.join(ROOT, "build"), help="folder for references and runs")
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))

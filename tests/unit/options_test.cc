@@ -296,13 +296,14 @@ TEST(Options, SuggestsNames) {
 }
 
 TEST(Options, SuggestsValues) {
-    EXPECT_NE(load_error("CASTOR_PLUGIN=gemni").find("did you mean gemini? (allowed: none, gemini)"),
+    EXPECT_NE(load_error("CASTOR_PLUGIN=gemni")
+                  .find("did you mean gemini? (allowed: none, ddp, zero1, zero2, gemini)"),
               std::string::npos);
     EXPECT_NE(load_error("CASTOR_PLUGIN=GEMINI").find("did you mean gemini?"), std::string::npos);
     EXPECT_NE(load_error("CASTOR_LOG_LEVEL=warning").find("did you mean warn?"), std::string::npos);
-    std::string far = load_error("CASTOR_PLUGIN=zorro");
+    std::string far = load_error("CASTOR_PLUGIN=quux");
     EXPECT_EQ(far.find("did you mean"), std::string::npos);
-    EXPECT_NE(far.find("allowed: none, gemini"), std::string::npos);
+    EXPECT_NE(far.find("allowed: none, ddp, zero1, zero2, gemini"), std::string::npos);
 }
 
 TEST(Nearest, CountsEdits) {
