@@ -38,6 +38,7 @@ class Cycle:
         self.count = core.Accumulation()
         core.accumulation_begin(self.count, _size)
         self.reached = False  # a backward made gradients since the last micro-step
+        self.unheard = set()  # of its parameters (ids), those without a hook that tells of gradients
         self.calls = 0  # of step()
         self.skipped = False  # the last of them
         self.held = {}  # id(parameter): (gradient, its version) as they stood at the last micro-step, outside the store
@@ -109,8 +110,10 @@ def _cycle(optimizer):
         known = _cycle_of.get(id(p))
         if known is None or known[0]() is not p:
             _cycle_of[id(p)] = weakref.ref(p), cycle
-            if p.requires_grad and p.is_leaf:
-                p.register_post_accumulate_grad_hook(_reached)
+            cycle.unheard.add(id(p))
+        if id(p) in cycle.unheard and p.requires_grad and p.is_leaf:  # frozen ones may thaw
+            cycle.unheard.discard(id(p))
+            p.register_post_accumulate_grad_hook(_reached)
     return cycle
 
 

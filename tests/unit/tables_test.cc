@@ -46,7 +46,9 @@ TEST(Tables, OptionsAsMarkdownHoldEachRowForUsers) {
         next++;
     }
     EXPECT_EQ(next, lines.size());
-    EXPECT_EQ(lines[2].rfind("| `CASTOR_PLUGIN` | `none` | `none`, `gemini` | ", 0), 0u) << lines[2];
+    EXPECT_EQ(lines[2].rfind("| `CASTOR_PLUGIN` | `none` | `none`, `ddp`, `zero1`, `zero2`, `gemini` | ", 0),
+              0u)
+        << lines[2];
 }
 
 TEST(Tables, OptionsAsTextShowValues) {
