@@ -19,6 +19,9 @@ import unittest
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
+sys.path.append(os.path.dirname(FOLDER))
+from gloo_words import without_gloo  # noqa: E402
+
 LIMIT_S = 120  # of one job; reached only by a failure
 CASTOR = None
 
@@ -78,7 +81,7 @@ class LiveTest(unittest.TestCase):
     def finish(self, job, status=0):
         out, _ = job.communicate(timeout=LIMIT_S)
         self.assertEqual(job.returncode, status, open(self.errors).read())
-        return re.sub(r"^\[Gloo\] .*\n", "", out, flags=re.MULTILINE)  # some versions of gloo say that they are connected
+        return without_gloo(out)
 
     def stalls(self, count):
         """What was said, and of it the stalls, so many."""

@@ -26,11 +26,13 @@ import time
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+sys.path.append(os.path.join(ROOT, "tests"))
 import launch  # noqa: E402
 import report  # noqa: E402
 import rows as table  # noqa: E402
 import selftest  # noqa: E402
 from compare import compare_runs  # noqa: E402
+from gloo_words import without_gloo  # noqa: E402
 
 AT_4 = ("gpt_ddp.py", "gpt.py", "clip_ddp.py", "frozen_ddp.py")
 WITH_NONE = ("gpt_ddp.py", "gpt.py", "clip_ddp.py")
@@ -340,9 +342,8 @@ def slug(title):
 
 
 def part_of(printed, case):
-    """What one case printed: scripts with several cases announce each with a line of its own. Some versions of gloo
-    print that they are connected, in whichever order the ranks are."""
-    printed = re.sub(r"^\[Gloo\] .*\n", "", printed, flags=re.MULTILINE)
+    """What one case printed: scripts with several cases announce each with a line of its own."""
+    printed = without_gloo(printed)
     if not case:
         return printed
     found = re.findall(rf"^== {re.escape(case)}\n(.*?)(?=^== |\Z)", printed, re.MULTILINE | re.DOTALL)
