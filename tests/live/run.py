@@ -5,7 +5,6 @@
 Needs torch (the interpreter that runs this has it). NAMEs select tests whose id contains one of them. The last line is
 `N passed, N failed`.
 """
-import argparse
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import unittest
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
 sys.path.append(os.path.dirname(FOLDER))
+import runner  # noqa: E402
 from gloo_words import without_gloo  # noqa: E402
 
 LIMIT_S = 120  # of one job; reached only by a failure
@@ -212,29 +212,10 @@ class LiveTest(unittest.TestCase):
         self.assertEqual(os.listdir(self.folder), [])
 
 
-def chosen(suite, names):
-    for test in suite:
-        if isinstance(test, unittest.TestSuite):
-            yield from chosen(test, names)
-        elif not names or any(name in test.id() for name in names):
-            yield test
-
-
 def main():
     global CASTOR
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    args = parser.parse_args()
-    if not os.access(args.castor, os.X_OK):
-        sys.exit(f"{args.castor} is missing; run make first")
-    CASTOR = os.path.abspath(args.castor)
-    tests = unittest.TestSuite(chosen(unittest.defaultTestLoader.loadTestsFromModule(sys.modules[__name__]), args.names))
-    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(tests)
-    failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
-    passed = result.testsRun - failed - len(result.skipped)
-    print(f"{passed} passed, {failed} failed", flush=True)
-    sys.exit(1 if failed or not passed else 0)
+    CASTOR, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
+    runner.run(unittest.defaultTestLoader.loadTestsFromModule(sys.modules[__name__]), names)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ def loader(**settings):
     return DataLoader(dataset, batch_size=WHOLE // record.parts, sampler=sampler, drop_last=True, **settings)
 
 
-def train(log, optimizer_of, model=None, epochs=2, before=None, after=None, clear=None, back=None):
-    """The plain loop. `before(optimizer, model)` comes before the step, `after` after it; `clear` and `back` replace
-    zero_grad() and backward()."""
+def train(log, optimizer_of, model=None, epochs=2, before=None, after=None, clear=None):
+    """The plain loop. `before(optimizer, model)` comes before the step, `after` after it; `clear` replaces zero_grad()."""
     model = DistributedDataParallel(Classifier()) if model is None else model
     optimizer, parts = optimizer_of(model.parameters()), Parts(log)
     for epoch in range(epochs):
@@ -32,7 +31,7 @@ def train(log, optimizer_of, model=None, epochs=2, before=None, after=None, clea
         for x, y in batches:
             clear(optimizer, model) if clear else optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
-            back(loss) if back else loss.backward()
+            loss.backward()
             if before:
                 before(optimizer, model)
             optimizer.step()
@@ -169,10 +168,9 @@ def own_accumulation(log):
         parts.over(first + second, model, optimizer)
 
 
-@record.case
-def closure(log):
+def train_by_closure(log, optimizer_of):
     model = DistributedDataParallel(Classifier())
-    optimizer, parts = sgd_of(model.parameters()), Parts(log)
+    optimizer, parts = optimizer_of(model.parameters()), Parts(log)
     for x, y in loader():
 
         def evaluate():
@@ -182,6 +180,11 @@ def closure(log):
             return loss
 
         parts.over(optimizer.step(evaluate), model, optimizer)
+
+
+@record.case
+def closure(log):
+    train_by_closure(log, sgd_of)
 
 
 @record.case
@@ -369,17 +372,7 @@ def made_by_autograd_grad(log):
 
 @record.case
 def line_search(log):
-    model = DistributedDataParallel(Classifier())
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
-    for x, y in loader():
-
-        def evaluate():
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        optimizer.step(evaluate)
+    train_by_closure(log, lambda p: torch.optim.LBFGS(p, lr=0.1))
 
 
 @record.case

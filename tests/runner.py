@@ -1,0 +1,41 @@
+"""What the suites of unittest share: which tests run, and the closing line `N passed, N failed`."""
+import argparse
+import os
+import sys
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def arguments(description, option, *built):
+    """The command line: `option` names what is tested, by default the file `built` below the root, and NAMEs select tests.
+    Returns the path and the names. Ends the program where nothing is built."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(option, dest="tested", default=os.path.join(ROOT, *built))
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    args = parser.parse_args()
+    if not os.access(args.tested, os.X_OK):
+        sys.exit(f"{args.tested} is missing; run make first")
+    return os.path.abspath(args.tested), args.names
+
+
+def chosen(suite, names):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from chosen(test, names)
+        elif not names or any(name in test.id() for name in names):
+            yield test
+
+
+def in_folder(folder):
+    return unittest.defaultTestLoader.discover(folder, pattern="test_*.py", top_level_dir=folder)
+
+
+def run(everything, names):
+    """Runs the chosen tests, and ends the program with their status."""
+    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(unittest.TestSuite(chosen(everything, names)))
+    # A test may fail twice: by what it says, and by what it leaves behind.
+    failed = len({test.id() for test, _ in result.failures + result.errors}) + len(result.unexpectedSuccesses)
+    passed = result.testsRun - failed - len(result.skipped)
+    print(f"{passed} passed, {failed} failed", flush=True)
+    sys.exit(1 if failed or not passed else 0)
