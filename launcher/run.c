@@ -43,11 +43,11 @@ static int check_ranks(const run_request *request) {
 }
 
 static int check_accumulation(void) {
-    if (options()->accumulate == 1 || plugin_table[options()->plugin].engine)
+    if (options()->accumulate == 1 || plugin()->engine)
         return 0;
     LOG_E("CASTOR_ACCUMULATE=%d: plugin %s changes nothing in the script; use --plugin ddp (or another), or "
           "leave it out",
-          options()->accumulate, plugin_table[options()->plugin].name);
+          options()->accumulate, plugin()->name);
     return RUN_EXIT_USAGE;
 }
 

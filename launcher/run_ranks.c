@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/options.h"
+#include "core/plugin.h"
 
 enum {
     SAY_MS = 1500,      /* until SIGTERM: ranks that share a store notice the failure and say what they did */
@@ -68,10 +69,6 @@ static void report_failure(const rank_set *s, int rank) {
         LOG_I("its standard output is in %s", path);
 }
 
-static bool plugin_engine(void) {
-    return options()->plugin != CASTOR_PLUGIN_NONE;
-}
-
 static void tell_to_end(rank_set *s) {
     s->term_ms = 0;
     if (!s->told_to_end) /* a second signal would interrupt the clean-up that the first one began */
@@ -89,7 +86,7 @@ static void rank_ended(rank_set *s, int rank, int status) {
     if (!s->running)
         return;
     s->end_ms = now_ms() + END_MS;
-    if (plugin_engine() && !s->told_to_end)
+    if (plugin()->engine && !s->told_to_end)
         s->term_ms = now_ms() + SAY_MS;
     else
         tell_to_end(s);

@@ -17,7 +17,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.utils.data import dataloader
 
-from . import core, events, store
+from . import core, events, loaders, store
 
 _size = 1
 _steps = 0  # calls of any optimizer's step()
@@ -131,7 +131,9 @@ def _reached(p):
 
 def at_boundary(parameters):
     """Whether an operation on the gradients of these parameters acts now."""
-    cycles = {_cycle_at(p) for p in parameters} - {None} if active() else ()
+    if not active():
+        return True
+    cycles = {_cycle_at(p) for p in parameters} - {None}
     acting = {cycle.at_boundary for cycle in cycles}
     if len(acting) > 1:
         raise core.Error("castor: gradients of several optimizers are clipped or unscaled together, and only some of them "
@@ -329,25 +331,14 @@ class _Epoch:
 
 
 def _wrap_loaders():
-    base = dataloader._BaseDataLoaderIter
-    init, reset, following = base.__init__, base._reset, base.__next__
+    def begin(iterator):
+        iterator._castor_epoch = _Epoch(iterator) if torch.is_grad_enabled() and store.active() else None
 
-    @functools.wraps(init)
-    def iterator_init(self, loader):
-        init(self, loader)
-        self._castor_epoch = _Epoch(self) if torch.is_grad_enabled() and store.active() else None
+    def following(iterator, draw):
+        epoch = getattr(iterator, "_castor_epoch", None)
+        return draw() if epoch is None else epoch.following(draw)
 
-    @functools.wraps(reset)
-    def iterator_reset(self, loader, first_iter=False):
-        reset(self, loader, first_iter)
-        self._castor_epoch = _Epoch(self) if torch.is_grad_enabled() and store.active() else None
-
-    @functools.wraps(following)
-    def iterator_next(self):
-        epoch = getattr(self, "_castor_epoch", None)
-        return following(self) if epoch is None else epoch.following(functools.partial(following, self))
-
-    base.__init__, base._reset, base.__next__ = iterator_init, iterator_reset, iterator_next
+    loaders.wrap_iterations(begin, following)
 
 
 def _say_what_is_left():

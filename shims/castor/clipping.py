@@ -153,13 +153,14 @@ def _zero_grad(stock, parameters_of):
 
     @functools.wraps(stock)
     def zero_grad(self, set_to_none=True):
-        if not store.active():
+        zeroes = not set_to_none and bool(store.groups())
+        if not store.active() or not (zeroes or accumulation.active()):
             return stock(self, set_to_none)
-        parameters = list(parameters_of(self)) if accumulation.active() or store.groups() else []
+        parameters = list(parameters_of(self))
         aside = [(p, p.grad) for p in accumulation.kept_at_zeroing(parameters)]
         for p, _ in aside:
             p.grad = None
-        for p in parameters if not set_to_none and store.groups() else ():
+        for p in parameters if zeroes else ():
             e = store.entry_of(p)
             if e is None or not e.shared or not e.shows_window(p.grad):
                 continue

@@ -85,11 +85,33 @@ def _splits(job):
     )
 
 
-def install(job):
+def wrap_iterations(begin, following):
+    """`begin(iterator)` comes whenever an iteration over a DataLoader begins; `following(iterator, draw)` gives its next batch,
+    which draw() does without it. Later wrappers are around earlier ones."""
     base = dataloader._BaseDataLoaderIter
-    init, reset, following, iterate = base.__init__, base._reset, base.__next__, dataloader.DataLoader.__iter__
+    init, reset, next_ = base.__init__, base._reset, base.__next__
 
-    def begin(iterator, loader):
+    @functools.wraps(init)
+    def iterator_init(self, loader):
+        init(self, loader)
+        begin(self)
+
+    @functools.wraps(reset)
+    def iterator_reset(self, loader, first_iter=False):
+        reset(self, loader, first_iter)
+        begin(self)
+
+    @functools.wraps(next_)
+    def iterator_next(self):
+        return following(self, functools.partial(next_, self))
+
+    base.__init__, base._reset, base.__next__ = iterator_init, iterator_reset, iterator_next
+
+
+def install(job):
+    iterate = dataloader.DataLoader.__iter__
+
+    def begin(iterator):
         iterator._castor_split = None
         if not _splits(job):
             return
@@ -99,21 +121,10 @@ def install(job):
         if iterator._castor_by_index:
             iterator._sampler_iter = iterator._castor_split.indices(iterator._sampler_iter)
 
-    @functools.wraps(init)
-    def iterator_init(self, loader):
-        init(self, loader)
-        begin(self, loader)
-
-    @functools.wraps(reset)
-    def iterator_reset(self, loader, first_iter=False):
-        reset(self, loader, first_iter)
-        begin(self, loader)
-
-    @functools.wraps(following)
-    def iterator_next(self):
-        split = getattr(self, "_castor_split", None)
+    def following(iterator, draw):
+        split = getattr(iterator, "_castor_split", None)
         try:
-            data = following(self)
+            data = draw()
         except StopIteration:
             if split is not None and split.ahead:
                 split.hand_out(None)
@@ -121,7 +132,7 @@ def install(job):
         if split is None:
             return data
         job.split_seen = True
-        return split.deliver(data, self._castor_by_index)
+        return split.deliver(data, iterator._castor_by_index)
 
     @functools.wraps(iterate)
     def loader_iter(self):
@@ -136,5 +147,5 @@ def install(job):
                                  "CASTOR_BATCH=scale")
         return iterate(self)
 
-    base.__init__, base._reset, base.__next__ = iterator_init, iterator_reset, iterator_next
+    wrap_iterations(begin, following)
     dataloader.DataLoader.__iter__ = loader_iter
