@@ -21,9 +21,10 @@ extern "C" {
 
 #define CASTOR_API __attribute__((visibility("default")))
 
-typedef struct store castor_store;   /* the memory of one group of ranks on this node */
-typedef struct tensor castor_tensor; /* one registered parameter: its place, its gradient's sum */
-typedef struct window castor_window; /* a lease on a sum: what p.grad shows */
+typedef struct store castor_store;     /* the memory of one group of ranks on this node */
+typedef struct tensor castor_tensor;   /* one registered parameter: its place, its gradient's sum */
+typedef struct node_group castor_node; /* the memory of one process group's collectives */
+typedef struct window castor_window;   /* a lease on a sum: what p.grad shows */
 
 /* ---- the process -------------------------------------------------------------------------------------------- */
 
@@ -55,6 +56,31 @@ CASTOR_API void castor_group_announce(const char *name, const int32_t *ranks, si
 /* `tell` appends the Python stacks of this process to the file at `path`. It is called on a thread of its own, when
  * `castor run` finds that other ranks wait for this one. NULL: nobody can tell any more. */
 CASTOR_API void castor_stack_teller_set(void (*tell)(const char *path));
+
+/* gloo's collectives through the memory of the node. The contexts that this thread makes are collected between
+ * castor_contexts_watch and castor_contexts_unwatch, and counted by castor_contexts_count. */
+CASTOR_API void castor_contexts_watch(void);
+CASTOR_API uint32_t castor_contexts_count(void);
+CASTOR_API void castor_contexts_unwatch(void);
+/* On every rank of a process group: the memory through which they move data. `name` is the same on all ranks and no other
+ * group's. Nothing goes through it before castor_node_bind, on which all ranks must have agreed. */
+CASTOR_API int castor_node_open(const char *name, int rank, int world, double timeout_seconds,
+                                castor_node **out);
+/* The collected contexts use it from now on, and end it. */
+CASTOR_API int castor_node_bind(castor_node *node);
+/* It is not bound after all. */
+CASTOR_API void castor_node_leave(castor_node *node);
+/* Calls of gloo's collectives by this process that went through the node's memory. */
+CASTOR_API uint64_t castor_node_calls(void);
+/* The test of gloo's layouts, with a process group of one rank that this thread has made while it watches: the next call
+ * (0 all-reduce, 1 broadcast, 2 all-gather, 3 barrier) is to find these floats (NULL: any) and this timeout. */
+CASTOR_API void castor_layout_begin(void);
+CASTOR_API void castor_layout_expect(int call, const void *input, const void *output, size_t numel,
+                                     int64_t timeout_ms);
+/* The next call throws a std::runtime_error with this text. */
+CASTOR_API void castor_layout_throw(const char *text);
+/* 1: every call found what was expected. */
+CASTOR_API int castor_layout_end(void);
 
 /* PyTorch's CPU blocks in Castor's arena, in bytes: handed out, the most of that, freed but still resident, and those
  * of the handed out over which the store is mapped. Zeros when the arena is off. */

@@ -64,6 +64,11 @@ bool collective_is_inside(void) {
     return current != NULL;
 }
 
+void collective_hide(bool hide) {
+    static collective_call hidden; /* nothing is ever written to it: the calls of the thread are inside it */
+    current = hide ? &hidden : NULL;
+}
+
 static collective_flight *flight_claim(void) {
     uint32_t first = __atomic_fetch_add(&flights_next, 1, __ATOMIC_RELAXED);
     for (uint32_t i = 0; i < FLIGHTS_MAX; i++) {

@@ -52,4 +52,7 @@ live_message collective_message_of(const void *work);
 /* This thread is inside a call of a process group. */
 bool collective_is_inside(void);
 
+/* Calls of this thread are not recorded from now on, or are again. */
+void collective_hide(bool hide);
+
 #endif

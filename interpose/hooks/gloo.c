@@ -49,6 +49,7 @@ static void *real_function(hook_id id) {
 #define WRAP_CUDA_DRIVER(...)
 #define WRAP_NCCL(...)
 #define WRAP_GLOO_WORK(...)
+#define WRAP_GLOO_DATA(...)
 #define WRAP_C10D_NCCL_END(...)
 #define WRAP_C10D_NCCL(...) WRAP_GLOO(__VA_ARGS__)
 #define WRAP_GLOO(result, id, symbol, parameters, arguments, payload_kind, source)                           \

@@ -24,11 +24,17 @@ const hook_info hook_table[HOOK_COUNT] = {
 };
 
 const char *const hook_layer_name[HOOK_LAYER_COUNT] = {
-    [HOOK_LAYER_ALLOCATION] = "allocation",    [HOOK_LAYER_GLOO] = "gloo",
-    [HOOK_LAYER_GLOO_WORK] = "gloo work",      [HOOK_LAYER_C10D_NCCL] = "c10d NCCL",
-    [HOOK_LAYER_C10D_NCCL_END] = "c10d NCCL",  [HOOK_LAYER_LOADER] = "loader",
-    [HOOK_LAYER_CUDA_LOOKUP] = "CUDA look-up", [HOOK_LAYER_CUDA_RUNTIME] = "CUDA runtime",
-    [HOOK_LAYER_CUDA_DRIVER] = "CUDA driver",  [HOOK_LAYER_NCCL] = "NCCL",
+    [HOOK_LAYER_ALLOCATION] = "allocation",
+    [HOOK_LAYER_GLOO] = "gloo",
+    [HOOK_LAYER_GLOO_WORK] = "gloo work",
+    [HOOK_LAYER_GLOO_DATA] = "gloo data",
+    [HOOK_LAYER_C10D_NCCL] = "c10d NCCL",
+    [HOOK_LAYER_C10D_NCCL_END] = "c10d NCCL",
+    [HOOK_LAYER_LOADER] = "loader",
+    [HOOK_LAYER_CUDA_LOOKUP] = "CUDA look-up",
+    [HOOK_LAYER_CUDA_RUNTIME] = "CUDA runtime",
+    [HOOK_LAYER_CUDA_DRIVER] = "CUDA driver",
+    [HOOK_LAYER_NCCL] = "NCCL",
 };
 
 hook_id hook_operation(hook_id id) {

@@ -19,6 +19,7 @@
 #define WRAPPED_ALLOCATION(id)
 #define WRAPPED_GLOO(id)
 #define WRAPPED_GLOO_WORK(id)
+#define WRAPPED_GLOO_DATA(id)
 #define WRAPPED_C10D_NCCL(id)
 #define WRAPPED_C10D_NCCL_END(id)
 #define WRAPPED_CUDA_RUNTIME(id)

@@ -42,6 +42,7 @@ static hook_source source_of(hook_id id) {
     switch (hook_table[id].layer) {
     case HOOK_LAYER_GLOO:
     case HOOK_LAYER_GLOO_WORK:
+    case HOOK_LAYER_GLOO_DATA:
         return torch;
     case HOOK_LAYER_C10D_NCCL:
     case HOOK_LAYER_C10D_NCCL_END:

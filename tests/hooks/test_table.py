@@ -8,7 +8,7 @@ from preload import FOLDER, PreloadTest
 
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
 TABLES = [os.path.join(ROOT, "interpose", "hooks", name) for name in ("hooks.def", "c10d_nccl2.def")]
-ROW = re.compile(r'^HOOK\((GLOO|GLOO_WORK|C10D_NCCL|C10D_NCCL_END), OBSERVE, (\w+), (\w+), "([^"]+)",\s+"(\w+)",\s+\(([^)]*)\), \(([^)]*)\)', re.M)
+ROW = re.compile(r'^HOOK\((GLOO|GLOO_WORK|GLOO_DATA|C10D_NCCL|C10D_NCCL_END), (?:OBSERVE|REPLACE), (\w+), (\w+), "([^"]+)",\s+"(\w+)",\s+\(([^)]*)\), \(([^)]*)\)', re.M)
 
 
 def top_level(parameters):
@@ -37,7 +37,7 @@ class TableTest(PreloadTest):
                 real = top_level(rest.rsplit(")", 1)[0])
                 names = [p.split()[-1].lstrip("*") for p in parameters.split(",")]
                 self.assertEqual(names, [a.strip() for a in arguments.split(",")])
-                hidden = (["slot"] if result == "hook_work" else []) + ([] if "execute" in name else ["self"])
+                hidden = (["slot"] if result == "hook_work" else []) + ([] if "execute" in name or re.fullmatch(r"gloo::\w+", name) else ["self"])
                 self.assertEqual(len(names), len(hidden) + len(real), signature)
                 for ours, theirs in zip(parameters.split(",")[len(hidden):], real):
                     self.assertEqual("*" in ours, "&" in theirs or "intrusive_ptr" in theirs, f"{ours} for {theirs}")

@@ -1,0 +1,50 @@
+/* The exported functions about gloo's collectives through the node's memory: thin, over the hooks and the groups. */
+#include "castor.h"
+
+#include "core/options.h"
+#include "hooks/gloo_data.h"
+#include "parallel/node_group.h"
+
+void castor_contexts_watch(void) {
+    gloo_data_watch();
+}
+
+uint32_t castor_contexts_count(void) {
+    return gloo_data_contexts();
+}
+
+void castor_contexts_unwatch(void) {
+    gloo_data_unwatch();
+}
+
+int castor_node_open(const char *name, int rank, int world, double timeout_seconds, castor_node **out) {
+    return node_group_open(options()->job, name, rank, world, timeout_seconds, out);
+}
+
+int castor_node_bind(castor_node *node) {
+    return gloo_data_bind(node);
+}
+
+void castor_node_leave(castor_node *node) {
+    node_group_leave(node);
+}
+
+uint64_t castor_node_calls(void) {
+    return gloo_data_calls();
+}
+
+void castor_layout_begin(void) {
+    gloo_data_test_begin();
+}
+
+void castor_layout_expect(int call, const void *input, const void *output, size_t numel, int64_t timeout_ms) {
+    gloo_data_test_expect((gloo_data_call)call, input, output, numel, timeout_ms);
+}
+
+void castor_layout_throw(const char *text) {
+    gloo_data_test_throw(text);
+}
+
+int castor_layout_end(void) {
+    return gloo_data_test_end();
+}
