@@ -99,7 +99,7 @@ def case_values():
             attempt(f"allgather {dtype} {numel}", gather)
             attempt(f"allgather into {dtype} {numel}", gather_into)
             attempt(f"reduce_scatter {dtype} {numel}", scatter)
-        dist.barrier()
+    # No barrier here: gloo's would throw the error of an operation before it that may still be ending.
     through_memory()
 
 
