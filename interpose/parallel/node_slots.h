@@ -7,9 +7,11 @@
 #include <stdint.h>
 #include "node_group.h"
 
-#define NODE_SLOTS (2 * NODE_THREADS_MAX) /* of a rank: a thread may go on while its last operation is read */
 #define NODE_CELLS 2
 #define NODE_DONE  UINT32_MAX /* as an acknowledgement: the reader has read all */
+
+/* Of a rank: a thread may go on while its last operation is read. */
+enum { NODE_SLOTS = 2 * NODE_THREADS_MAX };
 
 /* What all ranks must say alike of one operation. */
 typedef struct node_shape {

@@ -1,6 +1,5 @@
 """Process groups are made known to the core by their names and ranks: so `castor top` and the stall watch can tell who is
-missing in a collective. What PyTorch does is
-unchanged, but for what collectives.py may replace."""
+missing in a collective. What PyTorch does is unchanged, but for what collectives.py may replace."""
 import ctypes
 import functools
 import inspect

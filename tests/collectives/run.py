@@ -5,7 +5,6 @@
 Needs torch (the interpreter that runs this has it). NAMEs select tests whose id contains one of them. The last line is
 `N passed, N failed`.
 """
-import argparse
 import json
 import os
 import shutil
@@ -15,7 +14,9 @@ import tempfile
 import unittest
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(FOLDER))
+sys.path.append(os.path.dirname(FOLDER))
+import runner  # noqa: E402
+
 LIMIT_S = 240  # of one job; reached only by a failure
 FOREIGN = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_", "GLOO_")
 CASTOR = None
@@ -136,29 +137,10 @@ class CollectivesTest(unittest.TestCase):
         self.assertEqual(left, set())
 
 
-def chosen(suite, names):
-    for test in suite:
-        if isinstance(test, unittest.TestSuite):
-            yield from chosen(test, names)
-        elif not names or any(name in test.id() for name in names):
-            yield test
-
-
 def main():
     global CASTOR
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    args = parser.parse_args()
-    CASTOR = os.path.abspath(args.castor)
-    if not os.path.exists(CASTOR):
-        sys.exit(f"{CASTOR} is missing; run make first")
-    everything = unittest.defaultTestLoader.loadTestsFromTestCase(CollectivesTest)
-    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(unittest.TestSuite(chosen(everything, args.names)))
-    failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
-    passed = result.testsRun - failed - len(result.skipped)
-    print(f"{passed} passed, {failed} failed", flush=True)
-    sys.exit(1 if failed or not passed else 0)
+    CASTOR, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
+    runner.run(unittest.defaultTestLoader.loadTestsFromTestCase(CollectivesTest), names)
 
 
 if __name__ == "__main__":
