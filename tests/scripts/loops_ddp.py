@@ -1,11 +1,13 @@
 """The plain training loop, with the optimizers that people use."""
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import record
-from model import Classifier, batch
+from model import CLASSES, FEATURES, Classifier, batch
 from steps import train, train_step
 
 
@@ -149,6 +151,36 @@ def two_models(log):
         fast.step()
         log.step(loss, first, slow)
         log.step(None, second, fast)
+
+
+class Endless(IterableDataset):
+    """Samples without an end; a rank and a worker draw every so manieth."""
+
+    def __iter__(self):
+        worker = get_worker_info()
+        parts, part = (worker.num_workers, worker.id) if worker else (1, 0)
+        index = dist.get_rank() * parts + part
+        while True:
+            generator = torch.Generator().manual_seed(index)
+            yield torch.randn(FEATURES, generator=generator), int(torch.randint(0, CLASSES, (), generator=generator))
+            index += dist.get_world_size() * parts
+
+
+@record.case
+def iterable_dataset(log):
+    """Read by two workers and left in mid-stream, twice."""
+    model = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = DataLoader(Endless(), batch_size=8, num_workers=2)
+    for _ in range(2):
+        for step, (x, y) in enumerate(loader):
+            if step == 3:
+                break
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            log.step(loss, model, optimizer)
 
 
 @record.case

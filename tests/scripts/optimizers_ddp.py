@@ -274,6 +274,40 @@ def schedule_free(log):
         log.step(loss, model, optimizer)
 
 
+class Prodigy(torch.optim.Optimizer):
+    """Adam whose step size follows from how far all parameters together have come: sums over all of them, kept in the group
+    and not in a parameter's state."""
+
+    def __init__(self, parameters, lr=1.0, betas=(0.9, 0.999), first_distance=1e-3):
+        super().__init__(parameters, {"lr": lr, "betas": betas, "distance": first_distance, "inner": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            first, second = group["betas"]
+            distance, inner, length = group["distance"], group["inner"] * second**0.5, 0.0
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["start"] = p.detach().clone()
+                    state["m"], state["v"], state["s"] = (torch.zeros_like(p) for _ in range(3))
+                inner += distance * group["lr"] * torch.dot(p.grad.flatten(), (state["start"] - p).flatten()).item()
+                state["m"].mul_(first).add_(p.grad, alpha=(1 - first) * distance)
+                state["v"].mul_(second).addcmul_(p.grad, p.grad, value=(1 - second) * distance**2)
+                state["s"].mul_(second**0.5).add_(p.grad, alpha=(1 - second**0.5) * distance)
+                length += state["s"].abs().sum().item()
+            group["inner"] = inner
+            group["distance"] = distance = max(distance, inner / length if length else 0.0)
+            for p in group["params"]:
+                state = self.state[p]
+                p.addcdiv_(state["m"], state["v"].sqrt().add_(distance * 1e-8), value=-distance * group["lr"])
+
+
+@record.case
+def prodigy(log):
+    train(log, lambda model: Prodigy(model.parameters()), steps=5)
+
+
 class Noisy(torch.optim.SGD):
     """Calls the step above it and adds noise: what is drawn must be drawn alike on every rank."""
 

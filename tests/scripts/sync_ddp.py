@@ -210,6 +210,17 @@ def static_graph(log):
 
 
 @record.case
+def logging_data(log):
+    """What libraries ask the wrapper for, after it has trained."""
+    model = DistributedDataParallel(Classifier(), broadcast_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(log, model, optimizer, range(2))
+    data = model._get_ddp_logging_data()
+    told = ("module_name", "rank", "world_size", "broadcast_buffers", "can_set_static_graph")
+    log.note("told", {name: data.get(name) for name in told})
+
+
+@record.case
 def sparse_gradients(log):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Embedding(500, 16, sparse=True), nn.Flatten(), nn.Linear(64, CLASSES))

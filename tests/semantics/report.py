@@ -2,16 +2,29 @@
 
 import rows as table
 
+RANKS = (2, 4)
+
 HEAD = """# Unmodified scripts under Castor
 
 Made by `tests/semantics/run.py --full --markdown docs/semantics.md`; do not edit.
 
 Every script of `tests/scripts` runs twice: with plain PyTorch (DDP scripts under torchrun; single-process scripts in one
-process) and under `castor run --plugin gemini` with N ranks. What each rank sees at each step is compared: printed text,
-losses, gradients, parameters, optimizer states, buffers, and the files that the script wrote, with names, sizes and
-contents. *bitwise* means that every byte is equal. Otherwise the cell gives the largest difference of a tensor's element,
-relative to the tensor's largest one, and the row's tolerance:
+process) and under `castor run --plugin P` with N ranks, for each plugin P. What each rank sees at each step is compared:
+printed text, losses, gradients, parameters, optimizer states, buffers, and the files that the script wrote, with names,
+sizes and contents. *bitwise* means that every byte is equal. Otherwise the cell gives the largest difference of a
+tensor's element, relative to the tensor's largest one, and the row's tolerance:
 
+"""
+
+BY_SCRIPT = """
+## Scripts and plugins
+
+Rows that are as the tables below say, of the rows that a script has; `-` was not run{commits}.
+
+"""
+
+BY_ROW = """
+A cell without a plugin's name holds for {engines}, which are presets of one engine; `-` was not run.
 """
 
 
@@ -27,26 +40,61 @@ def tolerances():
     return "\n".join(lines)
 
 
-def cell(result):
+def told(result, row):
+    """What one run showed, in a few words."""
     if result is None:
-        return ""
+        return "-"
     if not result["passed"]:
         return "**FAILED**"
+    if row.expect.tolerance is table.ANY and not row.expect.refused:
+        return "ranks agree"  # how far they are from another run means nothing
     if result["relative"] is None or result["bitwise"] or result["verdict"].startswith("differs"):
         return result["verdict"].replace("|", "\\|")
     return f"{result['relative']:.0e}"
 
 
+def cell(by_key, row, ranks):
+    """What all plugins show, or each group of plugins that show the same."""
+    plugins = {}
+    for plugin in table.ENGINES:
+        text = told(by_key.get((row.script, row.title, plugin, ranks)), row)
+        plugins.setdefault(text, []).append(plugin)
+    if len(plugins) == 1:
+        return next(iter(plugins))
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in plugins.items())
+
+
+def overview(by_key):
+    columns = [(plugin, ranks) for plugin in table.ENGINES for ranks in RANKS] + [("none", RANKS[0])]
+    lines = ["| script | " + " | ".join(f"{plugin}, N = {ranks}" for plugin, ranks in columns) + " |"]
+    lines.append("| --- |" + " --: |" * len(columns))
+    for script, titles in table.TABLE.items():
+        cells = []
+        for plugin, ranks in columns:
+            found = [by_key[key] for key in ((script, title, plugin, ranks) for title in titles) if key in by_key]
+            good = sum(result["passed"] for result in found)
+            bad = f", **{len(found) - good} FAILED**" if good < len(found) else ""
+            cells.append(f"{good} of {len(titles)}{bad}" if found else "-")
+        lines.append(f"| {script} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def commits_of(results):
+    found = sorted({result["commit"] for result in results if result.get("commit")})
+    return f". Castor's code is that of {', '.join(found)}" if found else ""
+
+
 def write(path, results):
     by_key = {(r["script"], r["case"], r["plugin"], r["ranks"]): r for r in results}
-    text = HEAD + tolerances() + "\n"
+    text = HEAD + tolerances() + "\n" + BY_SCRIPT.format(commits=commits_of(results)) + overview(by_key)
+    text += BY_ROW.format(engines=" and ".join([", ".join(table.ENGINES[:-1]), table.ENGINES[-1]]))
     for distributed, title in ((True, "DDP scripts, started by torchrun"), (False, "Single-process scripts, `--nproc N`")):
         text += f"\n## {title}\n\n| script | what it does | N = 2 | N = 4 | tolerance | note |\n| --- | --- | --- | --- | --- | --- |\n"
         for row in table.rows():
             if row.distributed != distributed:
                 continue
             what = table.cases_in(row.script).get(row.case, "") or row.title.replace("_", " ")
-            cells = [cell(by_key.get((row.script, row.title, "gemini", ranks))) for ranks in (2, 4)]
+            cells = [cell(by_key, row, ranks) for ranks in RANKS]
             note = row.expect.reason or (f"left to PyTorch: {row.expect.aside}" if row.expect.aside else "")
             text += f"| {row.name} | {what} | {cells[0]} | {cells[1]} | {row.expect.tolerance.name} | {note} |\n"
     untouched = [r for r in results if r["plugin"] == "none"]

@@ -16,6 +16,7 @@ from compare import Tolerance
 
 SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
 
+ENGINES = ("gemini", "ddp", "zero1", "zero2")  # the plugins that do something
 ACCUMULATED = "a batch in three parts is summed in another order"
 HELPERS = ("model.py", "parts.py", "record.py", "steps.py", "text.py")  # what the scripts import of each other
 
@@ -121,6 +122,7 @@ TABLE = {
         "schedules_chained": sgd,
         "gradients_as_bucket_view": adaptive,
         "two_models": adaptive,
+        "iterable_dataset": adaptive,
         "models_one_after_another": sgd,
     },
     "accumulate_ddp.py": {
@@ -275,6 +277,7 @@ TABLE = {
         "communication_hook_of_the_script": like(sgd, aside="a communication hook reduces in the script's own way"),
         "join": like(sgd, aside="Join shadows the collectives of the ranks that have ended"),
         "static_graph": sgd,
+        "logging_data": sgd,
         "sparse_gradients": like(sgd, aside="sparse gradients have no fixed place"),
         "sub_group": sgd,
         "pairs": adaptive,
@@ -344,6 +347,7 @@ TABLE = {
         "muon_of_pytorch": like(half, reason="PyTorch's Muon orthogonalizes in bfloat16"),
         "sam": sgd,
         "schedule_free": sgd,
+        "prodigy": adaptive,
         "noisy_subclass": sgd,
         "subclass_that_edits_gradients": adaptive,
         "wrapper_around_adam": adaptive,
@@ -374,6 +378,8 @@ TABLE = {
         ),
     },
     "accelerate_ddp.py": {"": adaptive, "no accumulation": like(adaptive, arguments=("--accumulate", "1"))},
+    "fabric_ddp.py": {"": adaptive},
+    "lightning_ddp.py": {"": like(adaptive, ignored=("best.ckpt", "last.ckpt"), seconds=30)},
     # Single-process scripts
     "gpt.py": {"": adaptive},
     "loops.py": {

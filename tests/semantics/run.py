@@ -1,9 +1,11 @@
 """Runs the scripts of tests/scripts plain and under Castor, and compares what they saw.
 
-    run.py --quick                every script, N = 2, gemini, and a few rows at N = 4 and with the plugin none
-    run.py --full                 every script, N = 2 and 4, gemini and none
+    run.py --quick                every row, N = 2, gemini; a few at N = 4, with the other plugins and with none
+    run.py --full                 every row, N = 2 and 4, with every plugin; none at N = 2
     run.py [--script S] [--case C] [--ranks 2,4] [--plugin gemini,ddp,zero1,zero2,none,plain]
-    run.py --full --continue      leaves out what has passed before with the same build and scripts
+    run.py --full --continue [--for SECONDS] --markdown FILE
+                                  leaves out what has passed before with the same code and scripts, and ends in time:
+                                  a full run in pieces; the file says what is still missing
     run.py --self-test            shows that the comparison can fail
 
 The plugin `plain` runs plain PyTorch a second time: a script that differs from itself proves nothing.
@@ -32,11 +34,14 @@ import report  # noqa: E402
 import rows as table  # noqa: E402
 import selftest  # noqa: E402
 from compare import compare_runs  # noqa: E402
+from complaints import last_words, refusal, says  # noqa: E402
 from gloo_words import without_gloo  # noqa: E402
 
 AT_4 = ("gpt_ddp.py", "gpt.py", "clip_ddp.py", "frozen_ddp.py")
 WITH_NONE = ("gpt_ddp.py", "gpt.py", "clip_ddp.py")
-ENGINES = ("ddp", "zero1", "zero2", "gemini")
+ENGINES = table.ENGINES
+OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
+TESTED = ("shims/castor", "interpose/memory", "interpose/parallel", "interpose/api", "kernels")
 COMPLETE = "complete"
 PLAIN_TRIES = 3
 
@@ -229,6 +234,7 @@ class Suite:
                 "ranks": ranks,
                 "plugin": plugin,
                 "tested": self.fingerprint(row),
+                "commit": commit_of_tested(),
                 "passed": passed,
                 "verdict": text,
                 "bitwise": bool(outcome and outcome.bitwise and passed and not row.expect.differs),
@@ -305,7 +311,7 @@ def digest_of_tested(script, distributed):
     comparison."""
     paths = ["tests/semantics/compare.py"]
     paths += [f"tests/scripts/{name}" for name in sorted({script, *table.HELPERS})]
-    for folder in ("shims/castor", "interpose/memory", "interpose/parallel", "interpose/api", "kernels"):
+    for folder in TESTED:
         for name in sorted(os.listdir(os.path.join(ROOT, folder))):
             if name.endswith((".py", ".c", ".h")) and not (distributed and name in ONLY_SINGLE):
                 paths.append(f"{folder}/{name}")
@@ -314,6 +320,18 @@ def digest_of_tested(script, distributed):
         with open(os.path.join(ROOT, path), "rb") as file:
             digest.update(hashlib.sha256(file.read()).digest())
     return digest.hexdigest()
+
+
+@functools.cache
+def commit_of_tested():
+    """The last commit that changed Castor's code, with a plus where the code is not that commit's; empty without git."""
+    git = ["git", "-C", ROOT]
+    try:
+        last = subprocess.run([*git, "log", "-1", "--format=%h", "--", *TESTED], capture_output=True, text=True, timeout=60)
+        same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *TESTED], capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return last.stdout.strip() + ("+" if same.returncode == 1 else "") if last.returncode == 0 else ""
 
 
 def groups_of(rows):
@@ -350,47 +368,16 @@ def part_of(printed, case):
     return "".join(found)
 
 
-def last_words(finished):
-    """What matters of standard error: Castor's lines, and each rank's error with the two places nearest to it."""
-    lines = finished.errors.splitlines()
-    castor = [line for line in lines if line.startswith("castor:") and not line.startswith("castor: report:")]
-    found = list(dict.fromkeys(castor))[-4:]
-    by_rank = {}
-    for line in lines:
-        rank, text = re.match(r"(\[rank\d+\]: )?(.*)", line).groups()
-        by_rank.setdefault(rank, []).append(text)
-    for rank, texts in by_rank.items():
-        starts = [number for number, text in enumerate(texts) if text.startswith("Traceback (most recent call last)")]
-        for start in starts[:2]:
-            trace = texts[start + 1 :]
-            if any("torch/distributed/launcher" in text for text in trace[:40]):
-                continue  # torchrun's own, about a rank that failed
-            end = next((n for n, text in enumerate(trace) if not text.startswith("  ")), len(trace) - 1)
-            places = [text.strip() for text in trace[:end] if text.startswith("  File ")]
-            found.append(f"{rank or ''}{trace[end][:300]}")
-            found += [f"    {place}" for place in places[-2:]]
-    noise = re.compile(r"torch/distributed/|^\s*$|^castor:|^[-=]+$")
-    return "\n".join(found or [line for line in lines if not noise.search(line)][-8:])
-
-
-def of_castor(finished):
-    """Castor's own lines, and its errors in tracebacks."""
-    return [line for line in finished.errors.splitlines() if re.search(r"(^|: )castor: ", line)]
-
-
-def says(pattern, finished):
-    return any(re.search(pattern, line) for line in of_castor(finished))
-
-
-def refusal(pattern, finished):
-    for line in of_castor(finished):
-        if re.search(pattern, line):
-            if finished.status == 0:
-                return False, f"says {line!r} but ends with status 0"
-            if finished.timed_out or finished.left_running:
-                return False, f"says {line!r} but does not end"
-            return True, "refused: " + line.rpartition("castor: ")[2].strip()
-    return False, f"expected a refusal like {pattern!r}, found status {finished.status}"
+def sampled():
+    """One row of every other script for one of the plugins beside gemini, by turns: they are presets of one engine, and do
+    the same on one node, so that a part shows whether their names still lead there. Rows that take long are left out."""
+    found = {plugin: set() for plugin in OTHERS}
+    for number, script in enumerate(list(table.TABLE)[::2]):
+        quick = [row for row in table.rows() if row.script == script and row.expect.seconds <= 15]
+        plain = [row for row in quick if not (row.expect.stages or row.expect.refused or row.expect.aside)]
+        if plain:
+            found[OTHERS[number % len(OTHERS)]].add(plain[number % len(plain)])
+    return found
 
 
 def chosen(args):
@@ -401,7 +388,7 @@ def chosen(args):
         every = [row for row in every if row.case in args.case or row.title in args.case]
     if not every:
         sys.exit("run.py: no row matches --script and --case")
-    plan = []
+    plan, part = [], sampled()
     for plugin in args.plugin:
         for ranks in args.ranks:
             for row in every:
@@ -410,6 +397,8 @@ def chosen(args):
                 if args.quick and ranks != 2 and (row.script not in AT_4 or plugin not in ENGINES):
                     continue
                 if args.quick and plugin == "none" and row.script not in WITH_NONE:
+                    continue
+                if args.quick and plugin in OTHERS and (ranks != 2 or row not in part[plugin]):
                     continue
                 plan.append((plugin, ranks, row))
     return plan
@@ -426,6 +415,7 @@ def arguments():
     parser.add_argument("--case", type=words, default=[])
     parser.add_argument("--ranks", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--plugin", type=words, help="gemini, ddp, zero1, zero2, none, plain")
+    parser.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="begin nothing later than that")
     parser.add_argument("--markdown", help="write the table of a --full run to this file")
     parser.add_argument("--build", default=os.path.join(ROOT, "build"), help="folder for references and runs")
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
@@ -436,7 +426,7 @@ def arguments():
     if args.markdown and not args.full:
         parser.error("--markdown needs --full")
     args.ranks = args.ranks or [2, 4] if args.full or args.quick else args.ranks or [2]
-    args.plugin = args.plugin or (["gemini", "none"] if args.full or args.quick else ["gemini"])
+    args.plugin = args.plugin or (["gemini", *OTHERS, "none"] if args.full or args.quick else ["gemini"])
     args.build, args.castor = os.path.abspath(args.build), os.path.abspath(args.castor)
     args.python = os.path.abspath(args.python)
     return args
@@ -463,14 +453,20 @@ def main():
     plan = [entry for entry in chosen(args) if (entry[0], entry[1], entry[2].script, entry[2].title) not in done]
     if done:
         print(f"{len(done)} rows passed before", flush=True)
+    left = 0
     for plugin in args.plugin:
         for ranks in args.ranks:
             for group in groups_of([row for p, n, row in plan if (p, n) == (plugin, ranks)]):
+                if args.seconds is not None and time.monotonic() - began >= args.seconds:
+                    left += len(group)
+                    continue
                 suite.check(group, ranks, plugin)
                 suite.store()
     if args.markdown:
         report.write(args.markdown, suite.results)
     failed = sum(not result["passed"] for result in suite.results)
+    if left:
+        print(f"{left} rows are left for another run with --continue", flush=True)
     print(f"semantics: {time.monotonic() - began:.0f} s", flush=True)
     print(f"{len(suite.results) - failed} passed, {failed} failed", flush=True)
     sys.exit(1 if failed else 0)
