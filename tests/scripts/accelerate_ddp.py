@@ -1,4 +1,4 @@
-"""A training loop on Hugging Face Accelerate: prepare, accumulate, clip, gather, checkpoints."""
+"""A training loop on Hugging Face Accelerate: prepare, accumulate, clip, gather, checkpoints, resume."""
 
 import argparse
 import os
@@ -52,6 +52,25 @@ for epoch in range(2):
     log.step(model=model, optimizer=optimizer.optimizer)
     accelerator.wait_for_everyone()
     accelerator.save(accelerator.unwrap_model(model).state_dict(), os.path.join(args.out, f"epoch{epoch}.pt"))
+    if epoch == 0:
+        accelerator.save_state(os.path.join(args.out, "state"))
 accelerator.save_model(model, os.path.join(args.out, "model"))
+
+# Back to the end of the first epoch, with everything that belongs to it.
+accelerator.load_state(os.path.join(args.out, "state"))
+log.step(model=model, optimizer=optimizer.optimizer)
+log.note("random number", torch.rand(()))
+model.train()
+for x, y in accelerator.skip_first_batches(loader, 2):
+    with accelerator.accumulate(model):
+        loss = F.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        accelerator.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    log.note("loss", loss)
+log.note("whole loss", accelerator.reduce(loss.detach(), "mean"))
+log.step(model=model, optimizer=optimizer.optimizer)
 log.close()
 accelerator.end_training()
