@@ -340,6 +340,7 @@ void tensor_forget(tensor *t) {
         return;
     pthread_mutex_lock(&s->lock);
     t->forgotten = true;
+    window_unmap_returned(t);
     if (t->mode != TENSOR_SHARED || !t->home)
         ranges_leave(t);
     pthread_mutex_unlock(&s->lock);

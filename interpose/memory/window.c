@@ -1,6 +1,7 @@
 #include "window.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 #include "../core/error.h"
 #include "../parallel/wait.h"
 #include "arena.h"
@@ -97,7 +98,22 @@ void window_return(window *w) {
         pages_edited_drop(w->address, t->span);
     w->live = false;
     lease_end(w);
+    if (t->forgotten && !t->store->detached)
+        window_unmap_returned(t);
     pthread_mutex_unlock(&t->store->lock);
+}
+
+void window_unmap_returned(tensor *t) {
+    for (window **at = &t->windows; *at;) {
+        window *w = *at;
+        if (w->live) {
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        munmap(w->address, t->span);
+        free(w);
+    }
 }
 
 castor_status window_detach_all(tensor *t) {

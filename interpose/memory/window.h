@@ -3,7 +3,8 @@
  * A window is a view of a tensor's sum. It holds a lease on the sum of one epoch from the end of that backward until
  * the script lets the tensor go (window_return, called by the storage's deleter) or until this rank's next gradient
  * of the same tensor is ready, when the window gets pages of its own (window_detach_all) and keeps its values for as
- * long as the script likes. A returned window's mapping is kept for the next epoch. */
+ * long as the script likes. A returned window's mapping is kept for the next epoch, if the tensor has one: those of a
+ * forgotten tensor end. */
 #ifndef CASTOR_MEMORY_WINDOW_H
 #define CASTOR_MEMORY_WINDOW_H
 
@@ -22,6 +23,8 @@ typedef struct window {
 castor_status window_take(tensor *t, window **out);
 /* The script dropped the tensor. From any thread. */
 void window_return(window *w);
+/* Ends the mappings that no later epoch will use. Callers hold the store's lock; the tensor is forgotten. */
+void window_unmap_returned(tensor *t);
 /* Makes every live window of the tensor independent of the store, and releases the sum. */
 castor_status window_detach_all(tensor *t);
 /* This rank's next gradient is ready and goes into the sum that stands there: `w` lets go of it without a copy and shows it

@@ -19,15 +19,15 @@ class Entry:
     """
 
     __slots__ = (
-        "parameter", "handle", "handle_id", "group", "owner", "shared", "bytes", "home", "param_alias", "sum_alias", "window",
-        "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying", "aside",
-        "__weakref__",
+        "parameter", "key", "handle", "handle_id", "group", "owner", "shared", "bytes", "home", "param_alias", "sum_alias",
+        "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying",
+        "aside", "__weakref__",
     )
 
     def __init__(self, group, p, handle):
         info = core.TensorInfo()
         core.tensor_get(handle, byref(info))
-        self.parameter = weakref.ref(p, lambda _: self.forget())
+        self.key, self.parameter = id(p), weakref.ref(p, lambda _: self.forget())
         self.handle, self.handle_id, self.group = handle, info.id, group
         self.owner, self.shared, self.bytes, self.home = info.owner, bool(info.shared), info.bytes, info.home
         like = p.data
@@ -45,6 +45,8 @@ class Entry:
         return self.owner == self.group.rank
 
     def forget(self):
+        if _entries.get(self.key) is self:
+            del _entries[self.key]
         if active():
             core.tensor_forget(self.handle)
 

@@ -1,4 +1,5 @@
 // Windows and leases: what p.grad shows stays as it was for as long as somebody looks.
+#include <fstream>
 #include <thread>
 #include "store_ranks.h"
 
@@ -47,6 +48,31 @@ TEST(StoreWindow, HeldValuesOutliveTheNextSums) {
         EXPECT_EQ(castor_window_edited(held.back().window), 0u);
         for (View &v : held)
             castor_window_return(v.window);
+    });
+}
+
+// Lines of this process's map that are views of sums.
+size_t views_of_sums() {
+    std::ifstream maps("/proc/self/maps");
+    size_t found = 0;
+    for (std::string line; std::getline(maps, line);)
+        found += line.find(" rw-p ") != std::string::npos && line.find("castor-grad") != std::string::npos;
+    return found;
+}
+
+TEST(StoreWindow, MappingsEndWithTheirTensor) {
+    Job job(2);
+    job.run([](Rank &r) {
+        Fixture f(r);
+        EXPECT_EQ(views_of_sums(), 0u);
+        View returned = window_take(f.p[0]), held = window_take(f.p[0]);
+        castor_window_return(returned.window);
+        EXPECT_EQ(views_of_sums(), 2u) << "a returned one waits for the next sum";
+        castor_tensor_forget(f.p[0].tensor);
+        EXPECT_EQ(views_of_sums(), 1u);
+        EXPECT_EQ(held.at[4999], 2.0f) << "the script holds its gradient for as long as it likes";
+        castor_window_return(held.window);
+        EXPECT_EQ(views_of_sums(), 0u);
     });
 }
 
