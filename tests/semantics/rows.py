@@ -377,9 +377,12 @@ TABLE = {
             stages=(("plain", ("--steps", "4")), ("castor", ("--steps", "6", "--resume"))),
         ),
     },
-    "accelerate_ddp.py": {"": adaptive, "no accumulation": like(adaptive, arguments=("--accumulate", "1"))},
-    "fabric_ddp.py": {"": adaptive},
-    "lightning_ddp.py": {"": like(adaptive, ignored=("best.ckpt", "last.ckpt"), seconds=30)},
+    "accelerate_ddp.py": {
+        "": like(adaptive, seconds=60),
+        "no accumulation": like(adaptive, seconds=60, arguments=("--accumulate", "1")),
+    },
+    "fabric_ddp.py": {"": like(adaptive, seconds=60)},
+    "lightning_ddp.py": {"": like(adaptive, ignored=("best.ckpt", "last.ckpt"), seconds=60)},
     # Single-process scripts
     "gpt.py": {"": adaptive},
     "loops.py": {
