@@ -73,7 +73,7 @@ CASTOR_API void castor_node_leave(castor_node *node);
 /* Calls of gloo's collectives by this process that went through the node's memory. */
 CASTOR_API uint64_t castor_node_calls(void);
 /* The test of gloo's layouts, with a process group of one rank that this thread has made while it watches: the next call
- * (0 all-reduce, 1 broadcast, 2 all-gather, 3 barrier) is to find these floats (NULL: any) and this timeout. */
+ * (a gloo_data_call) is to find these floats (NULL: any) and this timeout. */
 CASTOR_API void castor_layout_begin(void);
 CASTOR_API void castor_layout_expect(int call, const void *input, const void *output, size_t numel,
                                      int64_t timeout_ms);

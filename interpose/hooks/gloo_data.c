@@ -290,6 +290,70 @@ void wrap_GLOO_DATA_ALLGATHER(void *options) {
     leave(node_allgather(b->group, &call, o->in ? o->in->data : own, o->out->data, bytes));
 }
 
+static bool is_rank(const binding *b, int32_t rank) {
+    return rank >= 0 && rank < node_group_world(b->group);
+}
+
+void wrap_GLOO_DATA_REDUCE(void *options) {
+    const gloo_reduce_options *o = options;
+    binding *b = binding_find(GLOO_DATA_CALL_REDUCE, options);
+    size_t bytes = b ? o->numel * o->element_bytes : 0;
+    const gloo_buffer *in = b && o->in ? o->in : b ? o->out : NULL;
+    if (bytes == 0 || !in || !o->out || in->bytes != bytes || o->out->bytes != bytes || !o->reduce.invoke ||
+        !is_rank(b, o->root)) {
+        REAL(GLOO_DATA_REDUCE)(options);
+        return;
+    }
+    node_call call = call_of(b, o->tag, o->timeout_ms);
+    node_reduction reduction = {reduce_apply, (void *)&o->reduce};
+    leave(node_reduce(b->group, &call, in->data, o->out->data, o->numel, o->element_bytes, &reduction,
+                      o->root));
+}
+
+void wrap_GLOO_DATA_GATHER(void *options) {
+    const gloo_gather_options *o = options;
+    binding *b = binding_find(GLOO_DATA_CALL_GATHER, options);
+    size_t bytes = b && o->in ? o->in->bytes : 0;
+    if (bytes == 0 || !is_rank(b, o->root) ||
+        (node_group_rank(b->group) == o->root &&
+         (!o->out || o->out->bytes != bytes * (size_t)node_group_world(b->group)))) {
+        REAL(GLOO_DATA_GATHER)(options);
+        return;
+    }
+    node_call call = call_of(b, o->tag, o->timeout_ms);
+    leave(node_gather(b->group, &call, o->in->data, o->out ? o->out->data : NULL, bytes, o->root));
+}
+
+void wrap_GLOO_DATA_SCATTER(void *options) {
+    const gloo_scatter_options *o = options;
+    binding *b = binding_find(GLOO_DATA_CALL_SCATTER, options);
+    size_t bytes = b && o->out ? o->out->bytes : 0;
+    if (bytes == 0 || !is_rank(b, o->root) ||
+        (node_group_rank(b->group) == o->root &&
+         (o->in.end - o->in.begin != node_group_world(b->group) || !buffers_are(&o->in, bytes)))) {
+        REAL(GLOO_DATA_SCATTER)(options);
+        return;
+    }
+    const void *inputs[NODE_RANKS_MAX] = {NULL};
+    if (node_group_rank(b->group) == o->root)
+        for (int rank = 0; rank < node_group_world(b->group); rank++)
+            inputs[rank] = o->in.begin[rank]->data;
+    node_call call = call_of(b, o->tag, o->timeout_ms);
+    leave(node_scatter(b->group, &call, inputs, o->out->data, bytes, o->root));
+}
+
+void wrap_GLOO_DATA_ALLTOALL(void *options) {
+    const gloo_alltoall_options *o = options;
+    binding *b = binding_find(GLOO_DATA_CALL_ALLTOALL, options);
+    size_t world = b ? (size_t)node_group_world(b->group) : 1, bytes = b && o->in ? o->in->bytes / world : 0;
+    if (bytes == 0 || !o->out || o->in->bytes != bytes * world || o->out->bytes != bytes * world) {
+        REAL(GLOO_DATA_ALLTOALL)(options);
+        return;
+    }
+    node_call call = call_of(b, o->tag, o->timeout_ms);
+    leave(node_alltoall(b->group, &call, o->in->data, o->out->data, bytes));
+}
+
 void wrap_GLOO_DATA_BARRIER(void *options) {
     const gloo_barrier_options *o = options;
     binding *b = binding_find(GLOO_DATA_CALL_BARRIER, options);

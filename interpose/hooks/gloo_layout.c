@@ -74,6 +74,37 @@ static bool barrier_holds(const gloo_barrier_options *o, const gloo_layout_expec
     return context_holds(&o->context, expected) && o->timeout_ms == expected->timeout_ms;
 }
 
+static bool reduce_holds(const gloo_reduce_options *o, const gloo_layout_expected *expected) {
+    size_t bytes = expected->numel * sizeof(float);
+    return context_holds(&o->context, expected) && o->timeout_ms == expected->timeout_ms &&
+           (!o->in || buffer_holds(o->in, expected->input, bytes)) &&
+           buffer_holds(o->out, expected->output, bytes) && o->numel == expected->numel &&
+           o->element_bytes == sizeof(float) && o->root == 0 && sum_holds(&o->reduce);
+}
+
+static bool gather_holds(const gloo_gather_options *o, const gloo_layout_expected *expected) {
+    size_t bytes = expected->numel * sizeof(float);
+    return context_holds(&o->context, expected) && o->timeout_ms == expected->timeout_ms &&
+           buffer_holds(o->in, expected->input, bytes) && buffer_holds(o->out, expected->output, bytes) &&
+           o->element_bytes == sizeof(float) && o->root == 0;
+}
+
+static bool scatter_holds(const gloo_scatter_options *o, const gloo_layout_expected *expected) {
+    size_t bytes = expected->numel * sizeof(float);
+    gloo_buffer *first;
+    return context_holds(&o->context, expected) && o->timeout_ms == expected->timeout_ms &&
+           o->in.end == o->in.begin + 1 && o->in.capacity >= o->in.end &&
+           peek(o->in.begin, &first, sizeof first) && buffer_holds(first, expected->input, bytes) &&
+           buffer_holds(o->out, expected->output, bytes) && o->element_bytes == sizeof(float) && o->root == 0;
+}
+
+static bool alltoall_holds(const gloo_alltoall_options *o, const gloo_layout_expected *expected) {
+    size_t bytes = expected->numel * sizeof(float);
+    return context_holds(&o->context, expected) && o->timeout_ms == expected->timeout_ms &&
+           buffer_holds(o->in, expected->input, bytes) && buffer_holds(o->out, expected->output, bytes) &&
+           o->element_bytes == sizeof(float);
+}
+
 bool gloo_layout_holds(gloo_data_call call, const void *options, const gloo_layout_expected *expected,
                        uint32_t *tag) {
     union {
@@ -82,6 +113,10 @@ bool gloo_layout_holds(gloo_data_call call, const void *options, const gloo_layo
         gloo_broadcast_options broadcast;
         gloo_allgather_options allgather;
         gloo_barrier_options barrier;
+        gloo_reduce_options reduce;
+        gloo_gather_options gather;
+        gloo_scatter_options scatter;
+        gloo_alltoall_options alltoall;
     } o;
     if (!peek(options, &o, sizeof o))
         return false;
@@ -98,6 +133,18 @@ bool gloo_layout_holds(gloo_data_call call, const void *options, const gloo_layo
     case GLOO_DATA_CALL_BARRIER:
         *tag = o.barrier.tag;
         return barrier_holds(&o.barrier, expected);
+    case GLOO_DATA_CALL_REDUCE:
+        *tag = o.reduce.tag;
+        return reduce_holds(&o.reduce, expected);
+    case GLOO_DATA_CALL_GATHER:
+        *tag = o.gather.tag;
+        return gather_holds(&o.gather, expected);
+    case GLOO_DATA_CALL_SCATTER:
+        *tag = o.scatter.tag;
+        return scatter_holds(&o.scatter, expected);
+    case GLOO_DATA_CALL_ALLTOALL:
+        *tag = o.alltoall.tag;
+        return alltoall_holds(&o.alltoall, expected);
     default:
         return false;
     }

@@ -24,11 +24,23 @@ typedef struct node_reduction {
 /* `input` may be `output`. */
 castor_status node_allreduce(node_group *g, const node_call *call, const void *input, void *output,
                              size_t numel, size_t element_bytes, const node_reduction *reduction);
+/* The same for `root` alone; the others' `output` is not written. */
+castor_status node_reduce(node_group *g, const node_call *call, const void *input, void *output, size_t numel,
+                          size_t element_bytes, const node_reduction *reduction, int root);
 /* `root`'s bytes to all. */
 castor_status node_broadcast(node_group *g, const node_call *call, void *data, size_t bytes, int root);
 /* `bytes` bytes of each rank, in rank order; `input` may be the rank's own part of `output`. */
 castor_status node_allgather(node_group *g, const node_call *call, const void *input, void *output,
                              size_t bytes);
+/* The same for `root` alone, the only one that needs `output`. */
+castor_status node_gather(node_group *g, const node_call *call, const void *input, void *output, size_t bytes,
+                          int root);
+/* Each rank gets `bytes` bytes of its own from `root`, the only one that needs `inputs`: one for each rank. */
+castor_status node_scatter(node_group *g, const node_call *call, const void *const *inputs, void *output,
+                           size_t bytes, int root);
+/* Rank i's j-th `bytes` bytes become rank j's i-th; `input` and `output` do not overlap. */
+castor_status node_alltoall(node_group *g, const node_call *call, const void *input, void *output,
+                            size_t bytes);
 castor_status node_barrier(node_group *g, const node_call *call);
 
 #endif

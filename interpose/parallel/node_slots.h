@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include "node_group.h"
 
-#define NODE_CELLS 2
+#define NODE_CELLS 4
 #define NODE_DONE  UINT32_MAX /* as an acknowledgement: the reader has read all */
 
 /* Of a rank: a thread may go on while its last operation is read. */

@@ -47,6 +47,7 @@ def _test():
         group = ProcessGroupGloo(HashStore(), 0, 1, options)
         if core.contexts_count() != 1 or threads != _THREADS:
             return False
+        exchange = getattr(group, "alltoall_base", None) or group.all_to_all_single  # torch 2.15
         core.layout_begin()
         try:
             for numel in (7, 1000):
@@ -63,6 +64,14 @@ def _test():
                 group.allgather([[out]], [data]).wait()
                 expect(3, None, None)
                 group.barrier().wait()
+                expect(4, None, data.data_ptr())
+                group.reduce([data]).wait()
+                expect(5, data.data_ptr(), None)
+                group.gather([[out]], [data]).wait()
+                expect(6, data.data_ptr(), out.data_ptr())
+                group.scatter([out], [[data]]).wait()
+                expect(7, data.data_ptr(), out.data_ptr())
+                exchange(out, data, [], []).wait()
             text = "castor: a test, to be caught"
             core.layout_throw(text.encode())
             core.layout_expect(3, None, None, 0, _TIMEOUT_MS)

@@ -65,6 +65,44 @@ typedef struct gloo_allgather_options {
     int64_t timeout_ms;
 } gloo_allgather_options;
 
+typedef struct gloo_reduce_options {
+    gloo_shared context;
+    gloo_buffer *in, *out; /* no `in`: `out` is input as well */
+    size_t numel, element_bytes;
+    int32_t root;
+    gloo_function reduce;
+    uint32_t tag;
+    size_t segment_bytes;
+    int64_t timeout_ms;
+} gloo_reduce_options;
+
+typedef struct gloo_gather_options {
+    gloo_shared context;
+    gloo_buffer *in, *out; /* `out`: the root's */
+    size_t element_bytes;
+    int32_t root;
+    uint32_t tag;
+    int64_t timeout_ms;
+} gloo_gather_options;
+
+typedef struct gloo_scatter_options {
+    gloo_shared context;
+    gloo_buffers in; /* the root's, one for each rank */
+    gloo_buffer *out;
+    size_t element_bytes;
+    int32_t root;
+    uint32_t tag;
+    int64_t timeout_ms;
+} gloo_scatter_options;
+
+typedef struct gloo_alltoall_options {
+    gloo_shared context;
+    gloo_buffer *in, *out;
+    size_t element_bytes;
+    uint32_t tag;
+    int64_t timeout_ms;
+} gloo_alltoall_options;
+
 typedef struct gloo_barrier_options {
     gloo_shared context;
     gloo_buffer *buffer;

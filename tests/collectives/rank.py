@@ -3,6 +3,7 @@ rank-N.json: {"results": {what: digest or error}, "calls": calls that went throu
 import hashlib
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives
 
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
@@ -95,6 +97,22 @@ def case_values():
                 dist.reduce_scatter_tensor(out, values(numel * world, dtype))
                 return [out]
 
+            def one_rank_gets():
+                root = world - 1
+                t, parts = values(numel, dtype), [torch.zeros(numel, dtype=dtype) for _ in range(world)]
+                dist.reduce(t, root)
+                dist.gather(values(numel, dtype), parts if rank == root else None, root)
+                return [t, *parts] if rank == root else []
+
+            def deal():
+                mine, out = torch.zeros(numel, dtype=dtype), torch.zeros(numel * world, dtype=dtype)
+                dist.scatter(mine, [values(numel, dtype, of) for of in range(world)] if rank == 0 else None)
+                dist.all_to_all_single(out, values(numel * world, dtype))
+                assert torch.equal(mine, values(numel, dtype))
+                return [mine, out]
+
+            attempt(f"reduce, gather {dtype} {numel}", one_rank_gets)
+            attempt(f"scatter, alltoall {dtype} {numel}", deal)
             attempt(f"broadcast {dtype} {numel}", broadcast)
             attempt(f"allgather {dtype} {numel}", gather)
             attempt(f"allgather into {dtype} {numel}", gather_into)
@@ -147,6 +165,11 @@ def case_shapes():
     out = torch.zeros(world * 4)
     dist.all_to_all_single(out, values(world * 4, torch.float32))
     keep("alltoall", out)
+    out = torch.zeros(sum(range(1, world + 1)))
+    dist.all_to_all_single(out, values(world * (rank + 1), torch.float32), list(range(1, world + 1)), [rank + 1] * world)
+    keep("alltoall in unequal parts", out)
+    t = torch.distributed._functional_collectives.all_reduce(values(1000, torch.float32), "sum", dist.group.WORLD)
+    keep("functional", t + 0)
     if rank == 0:
         dist.send(values(9, torch.float32), 1)
     elif rank == 1:
@@ -200,6 +223,100 @@ def case_order():
         for other in every[1:]:
             total += other
         assert torch.equal(t, total), f"{(t != total).sum()} of {numel} differ"
+    through_memory()
+
+
+class Sequence:
+    """Operations drawn alike on all ranks, each compared with what arithmetic demands, in flight as the ranks like."""
+
+    DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int64)
+    KINDS = ("all_reduce", "all_reduce", "broadcast", "all_gather", "reduce", "gather", "scatter", "alltoall", "reduce_scatter")
+
+    def __init__(self, seed):
+        self.alike, self.own = random.Random(seed), random.Random(seed * 100 + rank)
+        members = [list(range(world)), list(range(world))] + [[0, world - 1]] * (world > 2) + [list(range(1, world))] * (world > 2)
+        self.groups = [(m, dist.new_group(m)) for m in members]
+        self.pending = []
+
+    def draw(self):
+        members, group = self.alike.choice(self.groups)
+        kind, dtype = self.alike.choice(self.KINDS), self.alike.choice(self.DTYPES)
+        numel = self.alike.choice((1, 2, 100, 5000, 40000, 600000))
+        numel = self.alike.randrange(max(1, numel // 2), numel + 1)
+        root, asynchronous, salt = self.alike.choice(members), self.alike.random() < 0.6, self.alike.randrange(1000)
+        op = self.alike.choice(("SUM", "MAX", "MIN"))
+        if rank in members:
+            self.run(members, group, kind, dtype, numel, root, asynchronous, salt, op)
+
+    def run(self, members, group, kind, dtype, numel, root, asynchronous, salt, op):
+        size, here = len(members), members.index(rank)
+        how = {"group": group, "async_op": asynchronous}
+
+        def data(of, count):
+            return values(count, dtype, of + salt)
+
+        def reduced(count):
+            every = torch.stack([data(of, count) for of in members])
+            return {"SUM": every.sum(0), "MAX": every.amax(0), "MIN": every.amin(0)}[op].to(dtype)
+
+        mine, expected = data(rank, numel), None
+        if kind == "all_reduce":
+            out, expected = mine, [reduced(numel)]
+            work = dist.all_reduce(out, op=getattr(dist.ReduceOp, op), **how)
+        elif kind == "reduce":
+            out, expected = mine, [reduced(numel)] if rank == root else None
+            work = dist.reduce(out, root, op=getattr(dist.ReduceOp, op), **how)
+        elif kind == "broadcast":
+            out, expected = mine, [data(root, numel)]
+            work = dist.broadcast(out, root, **how)
+        elif kind == "all_gather":
+            out, expected = [torch.zeros_like(mine) for _ in members], [data(of, numel) for of in members]
+            work = dist.all_gather(out, mine, **how)
+        elif kind == "gather":
+            out = [torch.zeros_like(mine) for _ in members] if rank == root else None
+            expected = [data(of, numel) for of in members] if rank == root else None
+            work = dist.gather(mine, out, root, **how)
+        elif kind == "scatter":
+            out, expected = torch.zeros_like(mine), [data(root + 7 * here, numel)]
+            parts = [data(root + 7 * i, numel) for i in range(size)] if rank == root else None
+            work = dist.scatter(out, parts, root, **how)
+        elif kind == "alltoall":
+            out = torch.zeros(numel * size, dtype=dtype)
+            expected = [torch.cat([data(of, numel * size)[here * numel :][:numel] for of in members])]
+            work = dist.all_to_all_single(out, data(rank, numel * size), **how)
+        else:
+            out, expected = torch.zeros_like(mine), [reduced(numel * size)[here * numel :][:numel]]
+            work = dist.reduce_scatter_tensor(out, data(rank, numel * size), op=getattr(dist.ReduceOp, op), **how)
+        check = (f"{kind} {op} {dtype} {numel} of {members}", out if isinstance(out, list) else [out], expected)
+        if asynchronous:
+            self.pending.append((work, check))
+        else:
+            self.check(*check)
+
+    def check(self, what, out, expected):
+        for got, wanted in zip(out if expected else [], expected or []):
+            assert torch.equal(got, wanted), what
+
+    def settle(self, left):
+        """Waits for works in flight, in an order of this rank's own."""
+        while len(self.pending) > left:
+            work, check = self.pending.pop(self.own.randrange(len(self.pending)))
+            work.wait()
+            self.check(*check)
+
+
+def case_sequence():
+    dist.init_process_group("gloo")
+    for seed in range(3):
+        sequence = Sequence(seed)
+        for _ in range(100):
+            sequence.draw()
+            if sequence.own.random() < 0.1:
+                time.sleep(sequence.own.random() * 0.02)
+            if sequence.own.random() < 0.2:
+                sequence.settle(sequence.own.randrange(10))
+        sequence.settle(0)
+    keep("done", torch.zeros(1))
     through_memory()
 
 

@@ -62,7 +62,8 @@ class CollectivesTest(unittest.TestCase):
 
     def compare(self, case, world, **how):
         """The same digests as plain PyTorch's."""
-        plain, node = self.run_job(case, world, plugin=None), self.run_job(case, world, **how)
+        jobs = [self.start(case, world, plugin=None), self.start(case, world, **how)]
+        plain, node = (self.finish(*job, world) for job in jobs)
         for rank in range(world):
             self.assertGreater(len(plain[rank]["results"]), 0)
             self.assertEqual(plain[rank]["results"], node[rank]["results"], f"rank {rank}")
@@ -85,6 +86,12 @@ class CollectivesTest(unittest.TestCase):
 
     def test_sums_are_in_rank_order(self):
         self.run_job("order", 4)
+
+    def test_sequences_on_two_ranks(self):
+        self.run_job("sequence", 2)
+
+    def test_sequences_on_four_ranks(self):
+        self.run_job("sequence", 4)
 
     def test_ddp_on_two_ranks(self):
         self.compare("ddp", 2)
@@ -114,16 +121,16 @@ class CollectivesTest(unittest.TestCase):
         self.assertEqual([rank["results"] for rank in first], [rank["results"] for rank in second])
 
     def test_ranks_of_different_nodes(self):
-        self.run_job("other_node", 3)
+        self.run_job("other_node", 2)
 
     def test_a_rank_with_another_gloo(self):
-        self.run_job("other_layout", 3)
+        self.run_job("other_layout", 2)
 
     def test_a_rank_without_memory(self):
-        self.run_job("no_memory", 3)
+        self.run_job("no_memory", 2)
 
     def test_a_rank_that_does_not_answer(self):
-        self.run_job("absent", 3)
+        self.run_job("absent", 2)
 
     def test_off(self):
         for how in ({"plugin": "none"}, {"mode": "off"}):

@@ -83,6 +83,58 @@ struct Group {
             ASSERT_EQ(out[i], value(int(i / numel), tag, i % numel)) << i << " of " << numel;
     }
 
+    void reduce(uint32_t tag, size_t numel, int root, bool in_place = true) {
+        std::vector<float> in(numel), out(numel, -1);
+        for (size_t i = 0; i < numel; i++)
+            in[i] = value(rank, tag, i);
+        node_call call = {0, tag, 20};
+        std::vector<float> &result = in_place ? in : out;
+        ASSERT_EQ(node_reduce(g, &call, in.data(), result.data(), numel, sizeof(float), &kSum, root),
+                  CASTOR_OK)
+            << error_text();
+        for (size_t i = 0; i < numel; i++) {
+            float otherwise = in_place ? value(rank, tag, i) : -1; // nothing was written
+            ASSERT_EQ(result[i], rank == root ? sum_value(world, tag, i) : otherwise) << i << " of " << numel;
+        }
+    }
+
+    void gather(uint32_t tag, size_t numel, int root) {
+        std::vector<float> out(rank == root ? numel * size_t(world) : 0, -1), in(numel);
+        for (size_t i = 0; i < numel; i++)
+            in[i] = value(rank, tag, i);
+        node_call call = {0, tag, 20};
+        ASSERT_EQ(node_gather(g, &call, in.data(), out.data(), numel * sizeof(float), root), CASTOR_OK)
+            << error_text();
+        for (size_t i = 0; i < out.size(); i++)
+            ASSERT_EQ(out[i], value(int(i / numel), tag, i % numel)) << i << " of " << numel;
+    }
+
+    void scatter(uint32_t tag, size_t numel, int root) {
+        std::vector<float> in(rank == root ? numel * size_t(world) : 0), out(numel, -1);
+        std::vector<const void *> inputs(size_t(world), nullptr);
+        for (size_t i = 0; i < in.size(); i++)
+            in[i] = value(root, tag, i);
+        for (size_t to = 0; rank == root && to < inputs.size(); to++)
+            inputs[to] = in.data() + to * numel;
+        node_call call = {0, tag, 20};
+        ASSERT_EQ(node_scatter(g, &call, inputs.data(), out.data(), numel * sizeof(float), root), CASTOR_OK)
+            << error_text();
+        for (size_t i = 0; i < numel; i++)
+            ASSERT_EQ(out[i], value(root, tag, size_t(rank) * numel + i)) << i << " of " << numel;
+    }
+
+    void alltoall(uint32_t tag, size_t numel) {
+        std::vector<float> in(numel * size_t(world)), out(in.size(), -1);
+        for (size_t i = 0; i < in.size(); i++)
+            in[i] = value(rank, tag, i);
+        node_call call = {0, tag, 20};
+        ASSERT_EQ(node_alltoall(g, &call, in.data(), out.data(), numel * sizeof(float)), CASTOR_OK)
+            << error_text();
+        for (size_t i = 0; i < out.size(); i++)
+            ASSERT_EQ(out[i], value(int(i / numel), tag, size_t(rank) * numel + i % numel))
+                << i << " of " << numel;
+    }
+
     void barrier(uint32_t tag) {
         node_call call = {0, tag, 20};
         ASSERT_EQ(node_barrier(g, &call), CASTOR_OK) << error_text();
@@ -95,13 +147,22 @@ struct Group {
 
     void any(uint32_t tag) {
         size_t numel = 1 + (tag * 2654435761u >> 7) % (tag % 5 ? 3000 : 3 * kCell / sizeof(float));
-        switch (tag % 4) {
+        int root = int(tag / 8) % world;
+        switch (tag % 8) {
         case 0:
             return allreduce(tag, numel);
         case 1:
-            return broadcast(tag, numel, int(tag / 4) % world);
+            return broadcast(tag, numel, root);
         case 2:
             return allgather(tag, numel);
+        case 3:
+            return reduce(tag, numel, root);
+        case 4:
+            return gather(tag, numel, root);
+        case 5:
+            return scatter(tag, numel, root);
+        case 6:
+            return alltoall(tag, numel);
         default:
             return barrier(tag);
         }
@@ -123,10 +184,17 @@ TEST_P(NodeCollective, AllSizesGiveWhatALoopOverTheRanksGives) {
                              cell - 1, cell, cell + 1, 2 * cell + 1, 5 * cell + 77}) {
             group.allreduce(tag++, numel);
             group.allreduce(tag++, numel, false);
-            for (int root = 0; root < r.world; root++)
+            for (int root = 0; root < r.world; root++) {
                 group.broadcast(tag++, numel, root);
+                if (root != int(numel) % r.world && numel > cell / 4)
+                    continue; // large ones take their time
+                group.reduce(tag++, numel, root, root % 2);
+                group.gather(tag++, numel, root);
+                group.scatter(tag++, numel, root);
+            }
             group.allgather(tag++, numel);
             group.allgather(tag++, numel, true);
+            group.alltoall(tag++, numel);
             group.barrier(tag++);
         }
     });
@@ -260,7 +328,7 @@ TEST_F(NodeCollectiveEnds, MoreThreadsThanSlotsAreAnError) {
             static std::atomic<bool> over{false};
             std::atomic<bool> done{false};
             threads.emplace_back([&group, &done, tag] {
-                group.any(tag);
+                group.barrier(tag); // nobody leaves it before all have come
                 done = true;
                 while (!over)
                     usleep(1000);
