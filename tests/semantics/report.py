@@ -19,12 +19,20 @@ tensor's element, relative to the tensor's largest one, and the row's tolerance:
 BY_SCRIPT = """
 ## Scripts and plugins
 
-Rows that are as the tables below say, of the rows that a script has; `-` was not run{commits}.
+Rows that are as the tables below say, of the rows that a script has; `-` was not run.
 
 """
 
+SOURCES = """
+A full run may be made in pieces, and a cell stays until its row is run again:
+
+| plugin | N | rows | Castor's code |
+| --- | --: | --: | --- |
+"""
+
 BY_ROW = """
-A cell without a plugin's name holds for {engines}, which are presets of one engine; `-` was not run.
+A cell holds for {engines}, which are presets of one engine, or for those that it names: the others were not run. `-`: none
+was.
 """
 
 
@@ -42,8 +50,6 @@ def tolerances():
 
 def told(result, row):
     """What one run showed, in a few words."""
-    if result is None:
-        return "-"
     if not result["passed"]:
         return "**FAILED**"
     if row.expect.tolerance is table.ANY and not row.expect.refused:
@@ -57,11 +63,14 @@ def cell(by_key, row, ranks):
     """What all plugins show, or each group of plugins that show the same."""
     plugins = {}
     for plugin in table.ENGINES:
-        text = told(by_key.get((row.script, row.title, plugin, ranks)), row)
-        plugins.setdefault(text, []).append(plugin)
-    if len(plugins) == 1:
+        result = by_key.get((row.script, row.title, plugin, ranks))
+        if result is not None:
+            plugins.setdefault(told(result, row), []).append(plugin)
+    if not plugins:
+        return "-"
+    if len(plugins) == 1 and len(next(iter(plugins.values()))) == len(table.ENGINES):
         return next(iter(plugins))
-    return "; ".join(f"{', '.join(names)}: {text}" for text, names in plugins.items())
+    return "; ".join(f"{text} ({', '.join(names)})" for text, names in plugins.items())
 
 
 def overview(by_key):
@@ -79,14 +88,22 @@ def overview(by_key):
     return "\n".join(lines) + "\n"
 
 
-def commits_of(results):
-    found = sorted({result["commit"] for result in results if result.get("commit")})
-    return f". Castor's code is that of {', '.join(found)}" if found else ""
+def sources(results):
+    """Which commits' code the runs are of."""
+    found = {}
+    for r in results:
+        key = r["plugin"], r["ranks"]
+        found.setdefault(key, {}).setdefault(r.get("commit") or "unknown", []).append(r)
+    text = SOURCES
+    for (plugin, ranks), commits in sorted(found.items()):
+        for commit, runs in sorted(commits.items()):
+            text += f"| {plugin} | {ranks} | {len(runs)} | {commit} |\n"
+    return text
 
 
 def write(path, results):
     by_key = {(r["script"], r["case"], r["plugin"], r["ranks"]): r for r in results}
-    text = HEAD + tolerances() + "\n" + BY_SCRIPT.format(commits=commits_of(results)) + overview(by_key)
+    text = HEAD + tolerances() + "\n" + BY_SCRIPT + overview(by_key) + sources(results)
     text += BY_ROW.format(engines=" and ".join([", ".join(table.ENGINES[:-1]), table.ENGINES[-1]]))
     for distributed, title in ((True, "DDP scripts, started by torchrun"), (False, "Single-process scripts, `--nproc N`")):
         text += f"\n## {title}\n\n| script | what it does | N = 2 | N = 4 | tolerance | note |\n| --- | --- | --- | --- | --- | --- |\n"
