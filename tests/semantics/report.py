@@ -19,7 +19,7 @@ tensor's element, relative to the tensor's largest one, and the row's tolerance:
 BY_SCRIPT = """
 ## Scripts and plugins
 
-Rows that are as the tables below say, of the rows that a script has; `-` was not run.
+Rows that are as the tables below say, of the rows that a script has. The others were not run (`-`: none was), or **FAILED**.
 
 """
 
