@@ -167,6 +167,35 @@ static unsigned long hash_seed(const char *token) {
     return seed ? seed : 1;
 }
 
+/* Another launcher around this one is not theirs: what it told its process would make each rank the only one of a group. */
+static void hide_other_launcher(run_environment *out) {
+    static const char *const names[] = {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        unset(out, names[i]);
+}
+
 bool run_environment_build(const run_job *job, char *const *base, int rank, run_environment *out) {
     if (!run_environment_settle(job->request, base, out))
         return false;
@@ -191,6 +220,7 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, run_
     int ranks = job->request->ranks;
     if (ranks > 1) {
         unsigned long threads = usable_cores() / (unsigned long)ranks;
+        hide_other_launcher(out);
         done = done && set_number(out, "CASTOR_RANK", (unsigned long)rank);
         done = done && set_number(out, "CASTOR_WORLD_SIZE", (unsigned long)ranks);
         done = done && set_number_if_unset(out, "OMP_NUM_THREADS", threads ? threads : 1);

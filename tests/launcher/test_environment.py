@@ -67,6 +67,12 @@ class Environment(CommandTest):
         self.assertEqual(len(seeds), 1)
         self.assertIn(int(seeds.pop()), range(1, 2**32))
 
+    def test_another_launcher_is_hidden_from_ranks(self):
+        others = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "29500"}
+        for environment in self.seen(ranks=2, env=others):
+            self.assertFalse(others.keys() & environment.keys())
+        self.assertEqual({name: self.seen(env=others)[name] for name in others}, others)
+
     def test_what_the_user_set_stays(self):
         for environment in self.seen(ranks=2, env={"OMP_NUM_THREADS": "7", "PYTHONHASHSEED": "0"}):
             self.assertEqual((environment["OMP_NUM_THREADS"], environment["PYTHONHASHSEED"]), ("7", "0"))
