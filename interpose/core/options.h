@@ -22,7 +22,12 @@ typedef enum castor_plugin {
 
 typedef enum castor_on_error { CASTOR_ON_ERROR_ABORT, CASTOR_ON_ERROR_PASSTHROUGH } castor_on_error;
 typedef enum castor_batch { CASTOR_BATCH_AUTO, CASTOR_BATCH_SPLIT, CASTOR_BATCH_SCALE } castor_batch;
-typedef enum castor_loss { CASTOR_LOSS_AUTO, CASTOR_LOSS_MEAN, CASTOR_LOSS_SUM } castor_loss;
+typedef enum castor_loss {
+    CASTOR_LOSS_AUTO,
+    CASTOR_LOSS_MEAN,
+    CASTOR_LOSS_SUM,
+    CASTOR_LOSS_TOKENS
+} castor_loss;
 
 #define OPTION_FIELD_STRING(f)     char f[OPTION_STRING_MAX];
 #define OPTION_FIELD_SIGNATURES(f) char f[OPTION_STRING_MAX];

@@ -92,6 +92,7 @@ class _Known:
 _lock = threading.Lock()
 _absent = None
 _disabled = []
+not_in_graphs = []  # functions of Castor's in places where the compiler expects some of PyTorch's that it knows
 
 
 def _disable(function=None, recursive=True, *, reason=None, wrapping=True):
@@ -125,6 +126,8 @@ def _load():
         dynamo.trace_rules.add(__package__)  # what Castor wraps is called, not compiled
         for disabled in _disabled:
             disabled.tell(dynamo)
+        for function in not_in_graphs:
+            dynamo.disallow_in_graph(function)
     return dynamo
 
 

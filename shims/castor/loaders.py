@@ -37,7 +37,7 @@ class _Split:
             batch = list(batch)
             first, last, weight = part_of(len(batch), self.job.rank, self.job.world)
             digest = float(zlib.crc32(repr(batch).encode()))
-            self.drawn.append((weight, digest, last - first, len(batch)))
+            self.drawn.append((weight, digest, len(batch)))
             yield batch[first:last]
 
     def hand_out(self, fetched):
@@ -55,7 +55,7 @@ class _Split:
         if not sizes:
             return data
         first, last, weight = part_of(sizes[0], self.job.rank, self.job.world)
-        self.hand_out((weight, float(sizes[0]), last - first, sizes[0]))
+        self.hand_out((weight, float(sizes[0]), sizes[0]))
         return tree_map(lambda t: _cut(t, sizes[0], first, last), data)
 
 
@@ -78,11 +78,38 @@ def _fetched_ahead():
     return False
 
 
-def _splits(job):
+def _trains(job):
     return (
-        job.mode != "scale" and torch.is_grad_enabled() and not job.evaluating and store.active() and not job.distributed
+        torch.is_grad_enabled() and not job.evaluating and store.active() and not job.distributed
         and torch.utils.data.get_worker_info() is None
     )
+
+
+def _splits(job):
+    return job.mode != "scale" and _trains(job)
+
+
+_diverged = []  # generators that draw the rank's own numbers
+
+
+def _diverge(job, loader):
+    """CASTOR_BATCH=scale: this rank's numbers, also of a generator that the script has seeded for its loader."""
+    state = float(zlib.crc32(torch.random.get_rng_state().numpy().tobytes()))
+    states = [state for state, in job.group.gather([state], "the random states")]
+    if states[0] in states[1:]:  # at first, and where the script has set a seed since
+        job.diverge()
+    for generator in (loader.generator, getattr(loader.sampler, "generator", None)):
+        if generator is not None and not any(generator is known for known in _diverged):
+            _diverged.append(generator)
+            if job.rank:
+                generator.manual_seed(job.seed_of_rank(generator.initial_seed()))
+    drawn = not isinstance(loader.sampler, torch.utils.data.SequentialSampler)
+    if loader._dataset_kind == dataloader._DatasetKind.Iterable or not drawn:
+        job.say("CASTOR_BATCH=scale, but a DataLoader draws nothing at random: every rank computes the same batches. Shuffle "
+                "them, or leave CASTOR_BATCH out", 1)
+    else:
+        job.say(f"CASTOR_BATCH=scale: each of the {job.world} ranks draws its own batches from the DataLoader, so a step sees "
+                f"{job.world} times as many samples")
 
 
 def wrap_iterations(begin, following):
@@ -130,6 +157,7 @@ def install(job):
                 split.hand_out(None)
             raise
         if split is None:
+            job.in_parts = False
             return data
         job.split_seen = True
         return split.deliver(data, iterator._castor_by_index)
@@ -145,6 +173,8 @@ def install(job):
             if not getattr(self, "in_order", True):
                 raise core.Error("castor: a DataLoader with in_order=False cannot be split: use in_order=True, or "
                                  "CASTOR_BATCH=scale")
+        elif _trains(job):
+            _diverge(job, self)
         return iterate(self)
 
     wrap_iterations(begin, following)

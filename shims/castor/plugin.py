@@ -11,6 +11,8 @@ def install():
     # Processes that this one starts (DataLoader workers, tools) inherit the environment, and are not ranks.
     is_rank = rank >= 0 and int(core.option_text("CASTOR_RANK_PROCESS")) in (0, os.getpid())
     os.environ["CASTOR_RANK_PROCESS"] = str(os.getpid())
+    if world > 1:
+        single.refuse_process_groups(world, is_rank)
     job = single.install(rank, world, core.option_text("CASTOR_JOB")) if is_rank and world > 1 else None
     observers = [] if job is None else [job]
     if accumulation.active():  # after the job, which says whether this backward is synchronized

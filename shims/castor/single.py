@@ -3,13 +3,15 @@
 Each rank computes its part of every batch; gradients are the weighted mean, and so is the loss after backward()."""
 import functools
 import hashlib
+import os
 import random
 import sys
+import weakref
 import zlib
 
 import torch
 
-from . import core, events, gradients, loaders, store, tensors, writers
+from . import batch_norm, core, events, gradients, loaders, losses, store, tensors, writers
 
 
 class Job(events.Observer):
@@ -21,15 +23,23 @@ class Job(events.Observer):
         self.parameters = []  # of all optimizers, in the order of registration
         self.mode = core.option_text("CASTOR_BATCH")
         self.weight = 1.0 / world  # of this rank's part of the current batch
-        self.samples = 0  # in this rank's part of it
+        self.share = self.weight  # what this rank's loss and gradients count for: of a mean by its size, of a sum wholly
+        self.samples = 0  # in the whole batch
+        self.in_parts = False  # the last batch that was delivered is split, each rank having its part of it
         self.counts = set()  # samples of the batches, whole, that were delivered since the last backward
         self.loss = core.option_text("CASTOR_LOSS")
         self.clipped = 0  # what must be the same on every rank: a digest of the clipping since the last step
         self.batch = 0.0  # what must be the same on every rank: a digest of the current batch's indices
         self.split_seen = False  # a DataLoader's batches were split
-        self.evaluating = False  # the script's model was last put into evaluation mode
+        self.switched = lambda: None  # weak reference to the model that was last put into a mode
         self.said = set()
         self.in_train = False  # inside Module.train
+
+    @property
+    def evaluating(self):
+        """The script's model is in evaluation mode (which Trainers also end without calling train())."""
+        model = self.switched()
+        return model is not None and not model.training
 
     @property
     def group(self):
@@ -39,13 +49,6 @@ class Job(events.Observer):
     def distributed(self):
         """The script has a process group of its own after all: then it is not a single-process script."""
         return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-    @property
-    def share(self):
-        """What this rank's loss and gradients count for: parts of a mean by their size, parts of a sum wholly."""
-        if self.loss == "sum" and self.split_seen:
-            return 1.0 if self.weight else 0.0
-        return self.weight
 
     def say(self, text, level=2):
         if text not in self.said and self.rank == 0:
@@ -93,18 +96,22 @@ class Job(events.Observer):
             numpy.random.set_state((name, keys, int.from_bytes(shared[-8:], "little"), 0, 0.0))
 
     def diverge(self):
-        """A random stream of its own for each rank: a script that draws batches by hand draws different ones."""
+        """From here on a random stream of its own for each rank: they draw different batches."""
+        self.said.add("diverged")
         if self.rank:
-            seed = torch.initial_seed() + 0x9E3779B97F4A7C15 * self.rank
-            torch.manual_seed(seed % (1 << 63))
+            seed = self.seed_of_rank(torch.initial_seed())
+            torch.manual_seed(seed)
             random.seed(seed)
             if _numpy() is not None:
                 _numpy().random.seed(seed % (1 << 32))
 
+    def seed_of_rank(self, seed):
+        return (seed + 0x9E3779B97F4A7C15 * self.rank) % (1 << 63)
+
     # ---- events
 
-    def batch_delivered(self, weight, digest, samples, count):
-        self.weight, self.batch, self.samples = weight, digest, samples
+    def batch_delivered(self, weight, digest, count):
+        self.weight, self.batch, self.samples, self.in_parts = weight, digest, count, True
         if self.counts is None:  # a backward has used those before
             self.counts = set()
         self.counts.add(count)
@@ -124,17 +131,48 @@ class Job(events.Observer):
         if create_graph:
             raise core.Error("castor: backward(create_graph=True) cannot be split over ranks: run this script on one "
                              "rank, or compute the second derivative with torch.autograd.grad")
-        if self.loss == "auto" and self.split_seen and any(_is_sum(loss, self.samples) for loss in outputs):
-            self.say("the loss looks like a sum over the batch, and is taken for a mean: gradients and loss are divided by "
-                     "the number of ranks. Set CASTOR_LOSS=sum if it is a sum, CASTOR_LOSS=mean if it is not", 1)
         if self.split_seen:
             self._check_counts()
+        batch_norm.refuse_unseen(self, outputs)
+        self._weigh(outputs)
         self.synchronizer.expecting = True
-        self.synchronizer.watch()
+
+    def _weigh(self, outputs):
+        """Sets the share of this rank's loss."""
+        if not self.split_seen:
+            self.share = self.weight
+            return
+        measure = losses.Measure(outputs) if self.loss in ("auto", "tokens") else None
+        if self.loss == "auto" and measure.unknown:
+            self.say("the loss ends in none of the sums and means that Castor knows (it was made in compiled code?), and is "
+                     "taken for a mean over samples, none of which has targets that are ignored. CASTOR_LOSS=mean says so", 1)
+        if self.loss == "auto" and measure.compares:
+            raise core.Error("castor: the loss compares the samples of a batch with each other (the class of each is its place "
+                             "in the batch), and each rank has a part of them only: run this script on one rank. Where they "
+                             "may be compared within their part, set CASTOR_LOSS=mean")
+        row = [] if measure is None else measure.row()
+        every = self.group.gather([self.weight, *row], "what the losses count for")
+        weights, rows = [weight for weight, *_ in every], [row for _, *row in every]
+        if self.loss == "auto" and self.samples > 1 and measure.looks_like_sum(self.samples, self.weight * self.samples, rows):
+            self.say("the loss looks like a sum over the batch, and is taken for a mean: gradients and loss are divided by "
+                     "the number of ranks. Set CASTOR_LOSS=sum if it is a sum, CASTOR_LOSS=mean if it is not", 1)
+        every_share = losses.shares(self.loss, weights, rows)
+        self.share = every_share[self.rank]
+        if self.loss == "auto" and every_share != weights:
+            self.say("the loss is a mean over targets that are counted (some are ignored, or classes are weighed): each rank's "
+                     "part of a batch weighs as much as it has of them (CASTOR_LOSS=mean: as many samples as it has)")
+
+    def scaled(self, roots):
+        """The sum over the ranks is a mean. What a rank's loss counts for goes into its gradients at their root: then
+        gradients that were accumulated before, on all ranks the same, stay what they are."""
+        factor = self.share * self.world
+        if self.synchronizer is None or not self.synchronizer.expecting or factor == 1.0:
+            return roots
+        return tuple(root if root is None else root * factor for root in roots)
 
     def backward_ended(self, outputs, synchronized):
         if synchronized and len(outputs) == 1 and outputs[0].numel() == 1 and not self.distributed:
-            self._show_mean([outputs[0], *_scaled_from(outputs[0])])
+            self._show_mean([outputs[0], *losses.scaled_from(outputs[0])])
 
     def gradients_taken(self, inputs, create_graph):
         """A part of a batch gives a part of the gradient. Where every rank draws whole batches, what a later backward()
@@ -151,15 +189,15 @@ class Job(events.Observer):
             raise core.Error("castor: an optimizer steps inside a backward pass, where each rank has the gradient of its "
                              "own part of the batch: step after backward(), or run this script on one rank")
 
-    def _show_mean(self, losses):
+    def _show_mean(self, shown):
         """What the script prints, and what its schedulers see, is the whole batch's."""
-        values = [self.share * loss.item() if self.share else 0.0 for loss in losses]
-        every = self.group.gather([float(len(losses)), self.batch, *(values + 3 * [0.0])[:3]], "the loss")
+        values = [self.share * loss.item() if self.share else 0.0 for loss in shown]
+        every = self.group.gather([float(len(shown)), self.batch, *(values + 3 * [0.0])[:3]], "the loss")
         if any(row[1] != every[0][1] for row in every):
             ranks = [r for r, row in enumerate(every) if row[1] != every[0][1]]
             raise core.GroupError(f"castor: rank 0 and rank {ranks[0]} drew different batches from their DataLoaders: seed "
                              "the sampler, or draw it from torch's default generator")
-        for i, loss in enumerate(losses[:3]):
+        for i, loss in enumerate(shown[:3]):
             loss.data.fill_(sum(row[2 + i] for row in every))
 
     def gradients_clipped(self, *operation):
@@ -190,44 +228,12 @@ class Job(events.Observer):
     def step_ended(self):
         if self.distributed or self.split_seen or "diverged" in self.said:
             return
-        self.said.add("diverged")
         if self.mode == "split":
             self.say("CASTOR_BATCH=split, but no DataLoader was iterated: every rank computes the same batches", 1)
             return
         self.diverge()
         self.say(f"the script draws its batches by hand: from the second step on each of the {self.world} ranks draws its "
                  f"own, so a step sees {self.world} times as many samples; a DataLoader would be split instead")
-
-
-def _before_scaling(loss):
-    """What stood before each division and multiplication that ended in the loss, the last one first."""
-    node = loss.grad_fn
-    while node is not None and type(node).__name__ in ("DivBackward0", "MulBackward0"):
-        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
-        yield node
-
-
-def _scaled_from(loss):
-    """The scalar that a wrapper (Accelerate, a Trainer) divided or multiplied before it called backward, where a calling
-    function still holds it: that is what gets printed."""
-    nodes = list(_before_scaling(loss))[:2]
-    found, frame = [], sys._getframe(1)
-    while nodes and frame is not None:
-        for value in frame.f_locals.values():
-            if isinstance(value, torch.Tensor) and value.grad_fn in nodes and value.numel() == 1:
-                if not any(value is other for other in found):
-                    found.append(value)
-        frame = frame.f_back
-    return sorted(found, key=lambda value: nodes.index(value.grad_fn))[:2]
-
-
-def _is_sum(loss, samples):
-    """Whether the loss was made by adding what there is for each of the samples."""
-    node = [loss.grad_fn, *_before_scaling(loss)][-1]
-    if type(node).__name__.startswith("SumBackward"):
-        sizes = getattr(node, "_saved_self_sym_sizes", ())
-        return len(sizes) > 0 and int(sizes[0]) == samples > 1
-    return getattr(node, "_saved_reduction", 1) == 2
 
 
 def _watch_mode(job):
@@ -243,7 +249,7 @@ def _watch_mode(job):
             if outermost:
                 job.in_train = False
                 if any(store.entry_of(p) is not None for p in self.parameters()):
-                    job.evaluating = not mode
+                    job.switched = weakref.ref(self)
 
     torch.nn.Module.train = module_train
 
@@ -262,8 +268,10 @@ class Synchronizer(gradients.Synchronizer):
             self.hook(p, e)
             self.entries.append(e)
 
-    def watch(self):
-        self.scale = self.job.share
+    def _submit(self, entry, p, grad):
+        if grad is not None and not self.job.share:
+            grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # a part without targets is 0 / 0, and counts for nothing
+        super()._submit(entry, p, grad)
 
     def _participants(self):
         """The entries that some rank's backward reached: the same list on every rank."""
@@ -286,20 +294,6 @@ def _numpy():
     return sys.modules.get("numpy")
 
 
-def _refuse_batch_norm(job):
-    forward = torch.nn.modules.batchnorm._BatchNorm.forward
-
-    @functools.wraps(forward)
-    def batch_norm_forward(self, x):
-        if self.training and torch.is_grad_enabled() and job.synchronizer is not None and not job.distributed:
-            raise core.Error("castor: BatchNorm in training mode sees only this rank's part of the batch: replace it "
-                             "by GroupNorm or LayerNorm, freeze it (module.eval()), or wrap the model with "
-                             "SyncBatchNorm and DistributedDataParallel and start it with torchrun")
-        return forward(self, x)
-
-    torch.nn.modules.batchnorm._BatchNorm.forward = batch_norm_forward
-
-
 def _adopt_at_build(job):
     optimizer = torch.optim.Optimizer
     init, add_param_group = optimizer.__init__, optimizer.add_param_group
@@ -320,6 +314,26 @@ def _adopt_at_build(job):
     optimizer.add_param_group = optimizer_add_param_group
 
 
+def refuse_process_groups(world, is_rank):
+    """A script that starts ranks of its own is no single-process script: each rank here would start them anew. One that
+    makes a group of exactly these ranks may."""
+    if not torch.distributed.is_available():
+        return
+    stock, pid = torch.distributed.init_process_group, os.getpid()
+
+    @functools.wraps(stock)
+    def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, *args, **kwargs):
+        size = world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE") or 1)
+        if size != world or not is_rank or os.getpid() != pid:
+            raise core.Error("castor: the script makes a process group of its own, and --nproc is for scripts that make none. "
+                             f"Start it without --nproc: castor run --plugin {core.option_text('CASTOR_PLUGIN')} -- torchrun "
+                             f"--nproc-per-node {world} {os.path.basename(sys.argv[0])} (or python, where the script starts its ranks)")
+        return stock(backend, init_method, timeout, world_size, *args, **kwargs)
+
+    torch.distributed.init_process_group = init_process_group
+    torch.distributed.distributed_c10d.init_process_group = init_process_group
+
+
 def install(rank, world, token):
     """Returns the job, whose methods the agent's events call."""
     job = Job(rank, world)
@@ -328,7 +342,7 @@ def install(rank, world, token):
     if _numpy() is not None:
         _numpy().random.seed(seed % (1 << 32))
     _adopt_at_build(job)
-    _refuse_batch_norm(job)
+    batch_norm.install(job)
     writers.install(job)
     _watch_mode(job)
     loaders.install(job)

@@ -110,6 +110,8 @@ def _report_files(job):
             return
         path, mode, flags = arguments
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        if writes and flags & os.O_EXCL:  # a temporary file, of this rank's own
+            return
         if not writes or not isinstance(path, (str, bytes)):
             return
         path = os.fsdecode(path)

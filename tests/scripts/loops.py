@@ -323,7 +323,7 @@ def batch_norm(log):
     train(
         log,
         lambda p: torch.optim.SGD(p, lr=0.1),
-        network=lambda: nn.Sequential(nn.Linear(FEATURES, 600), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, CLASSES)),
+        network=lambda: nn.Sequential(nn.Linear(FEATURES, 600, bias=False), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, CLASSES)),
     )
 
 

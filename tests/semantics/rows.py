@@ -414,8 +414,52 @@ TABLE = {
         ),
         "sum_of_losses: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
         "dropout": like(agreement, reason="each rank draws masks of its own", says="[Dd]ropout"),
-        "batch_norm": like(sgd, reason="statistics need the whole batch", refused="BatchNorm"),
+        "batch_norm": sgd,
         "models_one_after_another": sgd,
+    },
+    "tokens.py": {
+        name: sgd
+        for name in (
+            "ignored ignored_accumulated ignored_with_penalty ignored_in_a_whole_part ignored_index_of_its_own "
+            "ignored_in_double_precision classes_weighed labels_smoothed labels_smoothed_and_classes_weighed "
+            "classes_in_the_second_dimension log_probabilities sum_divided_by_its_count masked_sum loss_for_each_sample"
+        ).split()
+    }
+    | {
+        "ignored: CASTOR_LOSS=tokens": like(sgd, options=("CASTOR_LOSS=tokens",)),
+        "elements_selected: CASTOR_LOSS=tokens": like(sgd, options=("CASTOR_LOSS=tokens",)),
+        "sums_accumulated: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
+        "sums_accumulated": like(agreement, reason="a sum is taken for a mean; Castor says so", says="looks like a sum"),
+        "elements_selected": like(sgd, reason="they might be padding", refused="elements on the ranks.*CASTOR_LOSS=tokens"),
+        "padded_to_the_longest": like(sgd, reason="the padding of a part is not the batch's", refused="elements on the ranks"),
+        "two_heads": like(sgd, reason="each term would need another weight", refused="adds a mean over targets that are counted"),
+        "another_mean_beside": like(
+            sgd, reason="each term would need another weight", refused="adds a mean over targets that are counted"
+        ),
+        "not_counted: CASTOR_LOSS=tokens": like(
+            sgd, reason="there is no count", options=("CASTOR_LOSS=tokens",), refused="finds nothing that was counted"
+        ),
+        "not_counted": like(
+            agreement, reason="neither a sum nor a mean: it is taken for a mean, and Castor says so", says="taken for a mean over samples"
+        ),
+        "contrastive": like(sgd, reason="a part has fewer samples to compare with", refused="compares the samples of a batch"),
+    },
+    "batch_norm.py": {
+        name: sgd
+        for name in (
+            "convolution_sgd one_dimension three_dimensions vectors tails tail_of_one in_double_precision without_weights "
+            "without_running_statistics cumulative_average evaluated frozen accumulated parts_without_labels recomputed "
+            "recomputed_reentrantly without_gradients channels_last as_a_function one_batch_on_every_rank "
+            "statistics_of_an_average other_norms"
+        ).split()
+    }
+    | {
+        "convolution_adamw": adaptive,
+        "compiled": like(sgd, seconds=60),
+        "sum_of_losses: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
+        "bfloat16_model": half,
+        "autocast": half,
+        "scripted": like(sgd, reason="compiled code does not come through Python", refused="code of torch.jit"),
     },
     "batches.py": {
         name: sgd
@@ -428,6 +472,19 @@ TABLE = {
         ).split()
     }
     | {
+        f"{name}: CASTOR_BATCH=scale": like(
+            sgd,
+            options=("CASTOR_BATCH=scale",),
+            reason="each rank draws its own batches, and a step sees N of them",
+            says="each of the . ranks draws its own batches",
+            differs="event|printed",
+        )
+        for name in ("shuffled", "shuffled_with_a_generator", "forked_workers")
+    }
+    | {
+        "in_order: CASTOR_BATCH=scale": like(
+            sgd, options=("CASTOR_BATCH=scale",), reason="every rank has the same batches", says="every rank computes the same"
+        ),
         "two_loaders_of_odd_sizes": like(
             sgd, reason="parts of one loss must weigh the same in both batches", refused="cannot split them alike"
         )
@@ -453,6 +510,12 @@ TABLE = {
         "resumed": like(adaptive, stages=resumed("castor", "castor")),
         "resumed: plain, then Castor": like(adaptive, stages=resumed("plain", "castor")),
         "resumed: Castor, then plain": like(adaptive, stages=resumed("castor", "plain")),
+    },
+    "groups.py": {
+        "group_of_one": like(
+            sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run", seconds=60
+        ),
+        "spawned": like(sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run", seconds=60),
     },
     "unseeded.py": {"": like(agreement, reason="no two runs are alike, but the ranks must be", repeatable=False)},
     "trainer.py": {"": like(adaptive, ignored=("training_args.bin",), seconds=60)},
