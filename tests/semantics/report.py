@@ -24,7 +24,7 @@ Rows that are as the tables below say, of the rows that a script has. The others
 """
 
 SOURCES = """
-A full run may be made in pieces, and a cell stays until its row is run again:
+Whose code the rows were run with (`+`: with changes that were committed later):
 
 | plugin | N | rows | Castor's code |
 | --- | --: | --: | --- |
