@@ -37,6 +37,8 @@ CASTOR_API const char *castor_error(void);
 CASTOR_API const char *castor_option(const char *name);
 /* 1 when the plugin adopts parameters, 0 when it only observes. */
 CASTOR_API int castor_plugin_engine(void);
+/* What one node only keeps, of several: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too. */
+CASTOR_API int castor_plugin_shards(void);
 /* An error when the plugin cannot work with this version of PyTorch ("2.4.1+cu121"). */
 CASTOR_API int castor_torch_check(const char *version);
 /* Writes a log line: 0 error, 1 warning, 2 information, 3 debug. */
@@ -107,6 +109,10 @@ CASTOR_API void castor_event_device_data(uint64_t param_bytes, uint64_t grad_byt
 /* Opens the store of a group, on every rank. `group` names the group, the same on all of its ranks and different from
  * other groups of the job. `rank` < `world` <= 128. */
 CASTOR_API int castor_store_open(const char *group, int rank, int world, castor_store **out);
+/* The same for the ranks of one node of several: `rank` and `world` count the node's. `token` (at most 63 characters, secret;
+ * NULL: the job's) is the same on all of them, and `owners` on all nodes: ranks below it own tensors. */
+CASTOR_API int castor_store_open_node(const char *group, const char *token, int rank, int world, int owners,
+                                      castor_store **out);
 /* This rank leaves (at exit); the others stop waiting for it. */
 CASTOR_API void castor_store_leave(castor_store *store);
 CASTOR_API int castor_barrier(castor_store *store, const char *what);
@@ -149,6 +155,7 @@ typedef struct castor_tensor_info {
     int32_t owner;  /* rank */
     int32_t shared; /* 1: the parameter's bytes are the store's; 0: they stay this rank's own */
     int32_t dtype;
+    int32_t node; /* whose owner steps it, of several nodes that shard; -1: each node's owner does */
     uint64_t bytes;
     void *home;        /* the parameter's address, when shared */
     void *param_alias; /* the same bytes as the owner writes them, when shared */
@@ -199,6 +206,51 @@ CASTOR_API int castor_windows_detach(castor_tensor *tensor);
 CASTOR_API int castor_window_carry(castor_tensor *tensor, castor_window *window);
 /* This rank copied the sum and needs it no more. */
 CASTOR_API void castor_sum_release(castor_tensor *tensor);
+
+/* ---- several nodes ------------------------------------------------------------------------------------------ */
+
+/* The same for processes that can share a store, and for no others. Never 0. */
+CASTOR_API uint64_t castor_node_identity(void);
+
+/* Where a rank stands among nodes. Nodes are numbered by their first rank. A lane is the ranks of one local rank, one on
+ * each node; `lanes` is the number of ranks of the smallest node. */
+typedef struct castor_nodes {
+    int32_t node, node_count;
+    int32_t local_rank, local_world;
+    int32_t lanes;
+} castor_nodes;
+/* `identities[r]`: castor_node_identity() of rank r. `members` takes this node's ranks, `lane` those of this rank's lane (when
+ * local_rank < lanes), in order; room for `world` each. */
+CASTOR_API int castor_nodes_find(const uint64_t *identities, int world, int rank, castor_nodes *out,
+                                 int32_t *members, int32_t *lane);
+/* The ranks that differ from `rank` along an axis (0 data, 1 pipeline, 2 tensor) of a mesh data x pipeline x tensor, tensor
+ * positions side by side; room for `world`. */
+CASTOR_API int castor_mesh_ranks(int world, int tensor, int pipeline, int rank, int axis, int32_t *ranks,
+                                 int32_t *count);
+
+typedef struct castor_range {
+    void *address;
+    uint64_t numel;
+    int32_t dtype; /* as in castor_description */
+} castor_range;
+/* Where the sums (`sums` 1; after castor_gradients_finish) or the shared parameters (0) lie of what this rank owns and is
+ * wanted; room for `count`. `merge` 1: as few ranges as possible, the same on every node when the same parameters are
+ * shared there; 0: one for each, in the order given. */
+CASTOR_API int castor_node_ranges(int sums, castor_tensor *const *tensors, uint32_t count,
+                                  const uint8_t *wanted, int merge, castor_range *out, uint32_t *ranges);
+/* On every rank, after that: used[i], set by the owner of parameter i, comes to all of the node. */
+CASTOR_API int castor_sums_settle(castor_store *store, castor_tensor *const *tensors, uint32_t count,
+                                  uint8_t *used);
+/* After castor_store_open_node: what the plugin shards (castor_plugin_shards) is shared out over `node_count` nodes. */
+CASTOR_API int castor_store_shard(castor_store *store, int node, int node_count);
+/* Other nodes may read this node's optimizer states from here on: at `address` (numeric) and *port, with the token. */
+CASTOR_API int castor_serve(castor_store *store, const char *token, const char *address, int *port);
+/* Reads optimizer states of another node. `offsets` and `bytes`: places as the owner's castor_state_place gave them. Error: it
+ * cannot be reached, or says nothing for CASTOR_TIMEOUT. */
+CASTOR_API int castor_node_read(const char *address, int port, const char *token, const uint64_t *offsets,
+                                const uint64_t *bytes, void *const *out, uint32_t count);
+/* Bytes that this rank has handed to other nodes. */
+CASTOR_API void castor_node_bytes_add(uint64_t bytes);
 
 /* ---- operations that owners do for all ---------------------------------------------------------------------- */
 

@@ -122,6 +122,7 @@ typedef struct report_node {
     uint64_t param_bytes, grad_bytes, optim_bytes, private_bytes; /* at the end: the steady state */
     uint64_t store_peak_bytes, private_peak_bytes;                /* sums of each part's own peak */
     uint64_t chunk_count;
+    uint64_t sent_bytes; /* to other nodes, by all of its ranks */
 } report_node;
 
 typedef struct report_chunks {

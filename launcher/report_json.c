@@ -87,6 +87,7 @@ static void write_node_figures(json_writer *json, const report_node *node) {
     json_unsigned(json, "optim", node->optim_bytes);
     json_unsigned(json, "private", node->private_bytes);
     json_unsigned(json, "peak_bytes", report_node_peak_bytes(node));
+    json_unsigned(json, "sent_bytes", node->sent_bytes);
 }
 
 /* The figures of the fullest node, then each node's. */

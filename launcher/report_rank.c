@@ -205,6 +205,7 @@ static bool add_nodes(report *report) {
         node->store_peak_bytes = larger(node->store_peak_bytes, param.max + grad.max + optim.max);
         node->private_bytes += copies.last;
         node->private_peak_bytes += copies.max;
+        node->sent_bytes += report_gauge(process, GAUGE_NODE_BYTES).last;
         node->chunk_count = larger(node->chunk_count, report_gauge(process, GAUGE_CHUNK_COUNT).last);
     }
     return true;

@@ -134,6 +134,23 @@ static void write_times(const report *report, FILE *out) {
     text_table_print(&table, out, 2);
 }
 
+/* What went over the network between nodes, and for each of the busiest optimizer's steps. */
+static void write_sent(const report *report, FILE *out) {
+    char figure[TEXT_FIGURE_MAX];
+    uint64_t steps = 0;
+    for (size_t i = 0; i < report->rank_count; i++)
+        if (report->ranks[i].steps > steps)
+            steps = report->ranks[i].steps;
+    for (size_t i = 0; i < report->node_count; i++) {
+        const report_node *node = &report->nodes[i];
+        if (node->sent_bytes == 0)
+            continue;
+        fprintf(out, "  %s sent to other nodes: %s", node->host, text_bytes(figure, node->sent_bytes));
+        fprintf(out, steps > 0 ? ", %s a step\n" : "\n",
+                text_bytes(figure, steps > 0 ? node->sent_bytes / steps : 0));
+    }
+}
+
 static void write_model_data(const report *report, FILE *out) {
     if (report_fullest_node(report) == NULL)
         return;
@@ -157,6 +174,7 @@ static void write_model_data(const report *report, FILE *out) {
     }
     fprintf(out, "\nModel data per node\n");
     text_table_print(&table, out, 2);
+    write_sent(report, out);
 }
 
 static void write_summary(const report *report, FILE *out) {

@@ -51,6 +51,28 @@ static int check_accumulation(void) {
     return RUN_EXIT_USAGE;
 }
 
+/* The ranks of a cluster's launcher have a `castor run` each: of a directory that is named for all of them each takes a part
+ * of its own. */
+static int prepare_directory(const run_request *request, const run_environment *settled,
+                             run_directory *directory) {
+    char wanted[PATH_MAX];
+    run_cluster cluster;
+    bool of_cluster = run_environment_cluster(request, settled, &cluster);
+    if (of_cluster && !cluster.master[0] && !run_environment_get(settled, "MASTER_ADDR"))
+        LOG_W("rank %d of %d, started by %s: set MASTER_ADDR to the address of rank 0's node, which is not "
+              "told",
+              (int)cluster.rank, (int)cluster.world, cluster.launcher);
+    size_t length =
+        options()->log_dir[0] && of_cluster
+            ? log_format(wanted, sizeof wanted, "%s/rank%d", options()->log_dir, (int)cluster.rank)
+            : log_format(wanted, sizeof wanted, "%s", options()->log_dir);
+    if (length + 1 >= sizeof wanted) {
+        LOG_E("--log-dir: the name is too long");
+        return RUN_EXIT_USAGE;
+    }
+    return run_directory_prepare(wanted, directory);
+}
+
 static int make_token(char *token) {
     unsigned char bytes[RUN_TOKEN_DIGITS / 2];
     ssize_t length;
@@ -79,13 +101,13 @@ static int run_job_do(run_job *job, char *const *base) {
     if (!status)
         status = run_command_find(request->command[0], run_environment_get(&search, "PATH"), job->command,
                                   sizeof job->command);
-    run_environment_free(&search);
     if (!status)
         status = run_install_find(&job->install);
     if (!status)
         status = make_token(job->token);
     if (!status)
-        status = run_directory_prepare(options()->log_dir, &job->directory);
+        status = prepare_directory(request, &search, &job->directory);
+    run_environment_free(&search);
     if (status)
         return status;
     run_directory_clear(&job->directory);

@@ -17,6 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include "run_cluster.h"
 
 enum run_exit {
     RUN_EXIT_SYSTEM = 1, /* something outside the command line stands in the way */
@@ -101,6 +102,9 @@ typedef struct run_environment {
 bool run_environment_settle(const run_request *request, char *const *base, run_environment *out);
 /* Everything that `castor run` sets for one rank (0 when there is one process only). */
 bool run_environment_build(const run_job *job, char *const *base, int rank, run_environment *out);
+/* Whether a cluster's launcher has started this `castor run` as one of several ranks, and the command is a rank. */
+bool run_environment_cluster(const run_request *request, const run_environment *environment,
+                             run_cluster *out);
 const char *run_environment_get(const run_environment *environment, const char *name);
 void run_environment_free(run_environment *environment);
 

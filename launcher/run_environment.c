@@ -64,9 +64,15 @@ static bool set_number(run_environment *environment, const char *name, unsigned 
     return set(environment, name, text);
 }
 
-static bool set_number_if_unset(run_environment *environment, const char *name, unsigned long value) {
+static bool set_if_unset(run_environment *environment, const char *name, const char *value) {
     const char *present = run_environment_get(environment, name);
-    return present && present[0] ? true : set_number(environment, name, value);
+    return present && present[0] ? true : set(environment, name, value);
+}
+
+static bool set_number_if_unset(run_environment *environment, const char *name, unsigned long value) {
+    char text[24];
+    snprintf(text, sizeof text, "%lu", value);
+    return set_if_unset(environment, name, text);
 }
 
 const char *run_environment_get(const run_environment *environment, const char *name) {
@@ -151,6 +157,30 @@ fail:
     return false;
 }
 
+static const char *look_up(const void *context, const char *name) {
+    return run_environment_get(context, name);
+}
+
+bool run_environment_cluster(const run_request *request, const run_environment *environment,
+                             run_cluster *out) {
+    const char *fix, *rank = run_environment_get(environment, "RANK");
+    return request->ranks == 1 && !(rank && rank[0]) && run_cluster_find(look_up, environment, out) &&
+           !run_command_launcher(request->command, &fix);
+}
+
+/* What PyTorch's scripts ask for, as torchrun would tell it. */
+static bool set_place(run_environment *out, const run_cluster *cluster) {
+    bool done = set_number_if_unset(out, "RANK", (unsigned long)cluster->rank) &&
+                set_number_if_unset(out, "WORLD_SIZE", (unsigned long)cluster->world) &&
+                set_number_if_unset(out, "LOCAL_RANK", (unsigned long)cluster->local_rank) &&
+                set_number_if_unset(out, "MASTER_PORT", cluster->port);
+    if (cluster->local_world > 0)
+        done = done && set_number_if_unset(out, "LOCAL_WORLD_SIZE", (unsigned long)cluster->local_world);
+    if (cluster->master[0])
+        done = done && set_if_unset(out, "MASTER_ADDR", cluster->master);
+    return done;
+}
+
 static unsigned long usable_cores(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0)
@@ -217,6 +247,9 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, run_
         done = done && prepend(out, "PYTHONPATH", ":", names, empty);
     }
     done = done && prepend(out, "PYTHONPATH", ":", job->install.python, empty);
+    run_cluster cluster;
+    if (done && run_environment_cluster(job->request, out, &cluster))
+        done = set_place(out, &cluster);
     int ranks = job->request->ranks;
     if (ranks > 1) {
         unsigned long threads = usable_cores() / (unsigned long)ranks;

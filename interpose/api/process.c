@@ -47,6 +47,10 @@ int castor_plugin_engine(void) {
     return plugin()->engine;
 }
 
+int castor_plugin_shards(void) {
+    return options()->shard == CASTOR_SHARD_WORLD ? plugin()->shards : 0;
+}
+
 int castor_torch_check(const char *version) {
     return torch_version_check(version);
 }

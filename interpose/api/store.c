@@ -52,7 +52,14 @@ static castor_status rank_check(const store *s, const char *function) {
 }
 
 int castor_store_open(const char *group, int rank, int world, castor_store **out) {
+    return castor_store_open_node(group, NULL, rank, world, world, out);
+}
+
+int castor_store_open_node(const char *group, const char *token, int rank, int world, int owners,
+                           castor_store **out) {
     const castor_options *o = options();
+    if (owners < 1 || owners > world)
+        return error_set(CASTOR_ERR_ARGUMENT, "%d owners among %d ranks: out of range", owners, world);
     if (!store_first()) {
         castor_status status =
             start_fork_register(snapshot_fork_prepare, snapshot_fork_parent, snapshot_fork_child);
@@ -63,13 +70,13 @@ int castor_store_open(const char *group, int rank, int world, castor_store **out
             trace_name_set(TRACE_WAIT, place, store_place_names[place]);
         castor_rank_set(rank);
     }
-    castor_status status =
-        store_open(o->job, group, rank, world, o->chunk_size, o->offload_dir, o->timeout, out);
-    if (status == CASTOR_OK)
-        (*out)->gradient_return = o->gradient_return >= 0 ? o->gradient_return
-                                  : world >= MANY_RANKS   ? 100
-                                                          : 0;
-    return status;
+    castor_status status = store_open(token ? token : o->job, group, rank, world, o->chunk_size,
+                                      o->offload_dir, o->timeout, out);
+    if (status)
+        return status;
+    (*out)->owners = owners;
+    (*out)->gradient_return = o->gradient_return >= 0 ? o->gradient_return : world >= MANY_RANKS ? 100 : 0;
+    return CASTOR_OK;
 }
 
 void castor_store_leave(castor_store *s) {
@@ -156,6 +163,7 @@ void castor_tensor_get(const castor_tensor *t, castor_tensor_info *out) {
                                 .owner = t->owner,
                                 .shared = t->mode == TENSOR_SHARED,
                                 .dtype = t->dtype,
+                                .node = t->node,
                                 .bytes = t->bytes,
                                 .home = t->home,
                                 .param_alias = t->param_alias,

@@ -34,7 +34,7 @@ static const struct option_slot {
 };
 
 /* The row of CASTOR_PLUGIN names the plugins of plugins.def, in its order: the position is the plugin's id. */
-#define PLUGIN(id, name, engine, doc) "|" name
+#define PLUGIN(id, name, engine, shards, doc) "|" name
 _Static_assert(__builtin_strcmp("|" CASTOR_PLUGIN_NAMES,
 #include "plugins.def"
                                 ) == 0,

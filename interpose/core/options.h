@@ -15,7 +15,7 @@
 #define OPTION_STRING_MAX   4096
 
 typedef enum castor_plugin {
-#define PLUGIN(id, name, engine, doc) CASTOR_PLUGIN_##id,
+#define PLUGIN(id, name, engine, shards, doc) CASTOR_PLUGIN_##id,
 #include "plugins.def"
     CASTOR_PLUGIN_COUNT
 } castor_plugin;
@@ -28,6 +28,7 @@ typedef enum castor_loss {
     CASTOR_LOSS_SUM,
     CASTOR_LOSS_TOKENS
 } castor_loss;
+typedef enum castor_shard { CASTOR_SHARD_WORLD, CASTOR_SHARD_NODE } castor_shard;
 
 #define OPTION_FIELD_STRING(f)     char f[OPTION_STRING_MAX];
 #define OPTION_FIELD_SIGNATURES(f) char f[OPTION_STRING_MAX];

@@ -8,6 +8,7 @@
 typedef struct plugin_info {
     const char *name;
     bool engine; /* it adopts parameters into the node store */
+    int shards;  /* how many kinds one node only keeps: optimizer states, gradients, parameters */
 } plugin_info;
 
 extern const plugin_info plugin_table[CASTOR_PLUGIN_COUNT];

@@ -80,22 +80,28 @@ castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t byt
 
 castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes, char **out) {
     chunk_list *list = &t->list[kind];
-    for (uint32_t i = 0; i < list->count; i++) {
-        chunk *c = &list->chunks[i];
-        if (offset < c->offset || offset + bytes > c->offset + c->bytes)
-            continue;
-        if (!c->alias) {
-            castor_status status = pages_map_alias(list->fd, c->offset, c->bytes, &c->alias);
-            if (status)
-                return status;
-            /* A forked child has its own snapshot; it must never write here. */
-            madvise(c->alias, c->bytes, MADV_DONTFORK);
-        }
-        *out = c->alias + (offset - c->offset);
-        return CASTOR_OK;
+    int32_t index = chunk_index(t, kind, offset);
+    chunk *c = index < 0 ? NULL : &list->chunks[index];
+    if (!c || offset + bytes > c->offset + c->bytes)
+        return error_set(CASTOR_ERR_ARGUMENT, "no %s chunk holds offset %lu", chunk_kind_names[kind],
+                         (unsigned long)offset);
+    if (!c->alias) {
+        castor_status status = pages_map_alias(list->fd, c->offset, c->bytes, &c->alias);
+        if (status)
+            return status;
+        /* A forked child has its own snapshot; it must never write here. */
+        madvise(c->alias, c->bytes, MADV_DONTFORK);
     }
-    return error_set(CASTOR_ERR_ARGUMENT, "no %s chunk holds offset %lu", chunk_kind_names[kind],
-                     (unsigned long)offset);
+    *out = c->alias + (offset - c->offset);
+    return CASTOR_OK;
+}
+
+int32_t chunk_index(const chunk_table *t, chunk_kind kind, uint64_t offset) {
+    const chunk_list *list = &t->list[kind];
+    for (uint32_t i = 0; i < list->count; i++)
+        if (offset >= list->chunks[i].offset && offset - list->chunks[i].offset < list->chunks[i].bytes)
+            return (int32_t)i;
+    return -1;
 }
 
 castor_status chunk_write(const chunk_table *t, chunk_kind kind, uint64_t offset, const void *data,

@@ -42,6 +42,8 @@ castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t byt
                           uint64_t *offset);
 /* The alias of a range that was placed by this rank, or by another (states): mapped on first use. */
 castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes, char **out);
+/* The number of the chunk that holds an offset; -1: none does. */
+int32_t chunk_index(const chunk_table *t, chunk_kind kind, uint64_t offset);
 /* Writes to a range whose memory was given back, which brings it back; CASTOR_ERR_MEMORY when there is none. Aliases show
  * what was written. */
 castor_status chunk_write(const chunk_table *t, chunk_kind kind, uint64_t offset, const void *data,

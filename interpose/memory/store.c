@@ -202,7 +202,8 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
         goto fail;
     }
     s->rank = rank;
-    s->world = world;
+    s->world = s->owners = world;
+    s->node_count = 1;
     s->control_fd = fds[0];
     s->control = control;
     s->timeout_seconds = timeout_seconds;
@@ -231,6 +232,18 @@ fail:
             close(fds[i]);
     free(s);
     return status;
+}
+
+castor_status store_shard(store *s, int node, int node_count) {
+    if (node < 0 || node >= node_count || s->tensor_count)
+        return error_set(CASTOR_ERR_ARGUMENT,
+                         "node %d of %d: out of range, or tensors are registered already", node, node_count);
+    s->node_load = calloc((size_t)node_count * STORE_RANKS_MAX, sizeof *s->node_load);
+    if (!s->node_load)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the table of nodes");
+    s->node = node;
+    s->node_count = node_count;
+    return CASTOR_OK;
 }
 
 void store_leave(store *s) {

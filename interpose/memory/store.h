@@ -104,7 +104,10 @@ typedef struct store {
     /* Grows under `lock`; entries never move. */
     struct tensor **tensors;
     uint32_t tensor_count, tensor_capacity;
+    int owners;                           /* ranks below it own tensors; world on one node */
+    int node, node_count;                 /* 0 and 1: nothing is sharded over nodes */
     uint64_t owner_load[STORE_RANKS_MAX]; /* bytes of parameters by owner */
+    uint64_t *node_load;                  /* ... by owner and node, when there are several */
     pthread_mutex_t lock;
     double timeout_seconds;
     int gradient_return; /* percent of the sums that are returnable */
@@ -120,6 +123,9 @@ typedef struct store {
 /* Opens the store of a group, together with its other ranks. `group` names it; the same on all of them. */
 castor_status store_open(const char *token, const char *group, int rank, int world, uint64_t chunk_bytes,
                          const char *offload_dir, double timeout_seconds, store **out);
+
+/* Before the first tensor: each is stepped on one of `node_count` nodes only, of which this is `node`. */
+castor_status store_shard(store *s, int node, int node_count);
 
 /* This rank leaves: the others are told, nothing waits. The mappings stay, because tensors may still use them. */
 void store_leave(store *s);

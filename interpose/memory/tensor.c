@@ -127,10 +127,20 @@ static castor_status offers_agree(store *s, uint32_t count, struct offer *agreed
 
 static int least_loaded(const store *s) {
     int owner = 0;
-    for (int rank = 1; rank < s->world; rank++)
+    for (int rank = 1; rank < s->owners; rank++)
         if (s->owner_load[rank] < s->owner_load[owner])
             owner = rank;
     return owner;
+}
+
+/* Of an owner's tensors each goes to the node that has least of them. */
+static int least_loaded_node(const store *s, int owner) {
+    const uint64_t *load = s->node_load + (size_t)owner * (size_t)s->node_count;
+    int least = 0;
+    for (int node = 1; node < s->node_count; node++)
+        if (load[node] < load[least])
+            least = node;
+    return least;
 }
 
 static castor_status tensor_make(store *s, const struct offer *offer, tensor *same, tensor **out) {
@@ -161,20 +171,28 @@ static castor_status tensor_make(store *s, const struct offer *offer, tensor *sa
     t->mode = offer->mappable ? TENSOR_SHARED : TENSOR_VALUE;
     t->control = store_tensor_control(s, t->id);
     t->owner = same ? same->owner : least_loaded(s);
+    t->node = s->node_count == 1 || t->mode != TENSOR_SHARED ? -1
+              : same                                         ? same->node
+                                                             : least_loaded_node(s, t->owner);
     size_t grad_bytes = t->mode == TENSOR_SHARED ? t->span : t->bytes ? t->bytes : 1;
     size_t alignment = t->mode == TENSOR_SHARED ? PAGE_BYTES : 64;
     if ((status = chunk_place(&s->chunks, CHUNK_GRAD, t->owner, grad_bytes, alignment, &t->grad_offset)) ||
         (status = chunk_alias(&s->chunks, CHUNK_GRAD, t->grad_offset, grad_bytes, &t->grad_alias)))
         goto fail;
+    t->grad_chunk = chunk_index(&s->chunks, CHUNK_GRAD, t->grad_offset);
     if (t->mode == TENSOR_SHARED && same) {
         t->param_offset = same->param_offset;
         t->param_alias = same->param_alias;
+        t->param_chunk = same->param_chunk;
     } else if (t->mode == TENSOR_SHARED) {
         if ((status =
                  chunk_place(&s->chunks, CHUNK_PARAM, t->owner, t->span, PAGE_BYTES, &t->param_offset)) ||
             (status = chunk_alias(&s->chunks, CHUNK_PARAM, t->param_offset, t->span, &t->param_alias)))
             goto fail;
+        t->param_chunk = chunk_index(&s->chunks, CHUNK_PARAM, t->param_offset);
         s->owner_load[t->owner] += t->bytes;
+        if (t->node >= 0)
+            s->node_load[(size_t)t->owner * (size_t)s->node_count + (size_t)t->node] += t->bytes;
     }
     s->sum_bytes += t->span;
     t->returnable = t->mode == TENSOR_SHARED && t->span >= SUM_BYTES_WORTH &&

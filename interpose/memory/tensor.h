@@ -26,13 +26,15 @@ typedef struct tensor {
     store *store;
     uint32_t id;
     int owner;
+    int node; /* whose owner steps it, of several that shard; -1: each node's owner does */
     tensor_mode mode;
     kernel_dtype dtype;
     size_t numel, bytes, span; /* span: bytes in whole pages */
     uint32_t blocks;
     uint64_t param_offset, grad_offset;
-    char *home;        /* shared: the script's address, a view of the parameter range */
-    char *param_alias; /* shared */
+    int32_t grad_chunk, param_chunk; /* the numbers of the chunks that hold them */
+    char *home;                      /* shared: the script's address, a view of the parameter range */
+    char *param_alias;               /* shared */
     char *grad_alias;
     tensor_control *control;
     /* This rank's progress. */

@@ -302,6 +302,10 @@ bool reduce_was_used(const tensor *t) {
     return atomic_load(&t->control->used[(t->epoch - 1) % 2]) == t->epoch;
 }
 
+void reduce_used_elsewhere(tensor *t) {
+    atomic_store(&t->control->used[(t->epoch - 1) % 2], t->epoch);
+}
+
 /* The last rank's progress says it all; this rank's own orders its thread's writes before what follows, for those who
  * cannot see through the other ranks (ThreadSanitizer). */
 static bool sum_complete(void *context) {

@@ -21,5 +21,7 @@ void reduce_mark_used(tensor *t);
 castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count);
 /* Some rank used the tensor in the epoch that reduce_finish completed last. */
 bool reduce_was_used(const tensor *t);
+/* A rank of another node did; the owner says so, before a barrier. */
+void reduce_used_elsewhere(tensor *t);
 
 #endif

@@ -314,7 +314,8 @@
     section("Model data per node", "Chunks are kept once per node; private copies are those of all its ranks.");
     const figure = (name) => (row) => (row[name] > 0 ? bytes(row[name]) : null);
     table([["node", (row) => row.host, { left: true }], ["parameters", (row) => count(row.numel)], ["param", figure("param")], ["grad", figure("grad")], ["optim", figure("optim")],
-      ["private copies", figure("private")], ["sum", figure("bytes")], ["bytes per parameter", (row) => (row.bytes_per_param ? row.bytes_per_param.toFixed(2) : null)], ["peak", figure("peak_bytes")]], nodes);
+      ["private copies", figure("private")], ["sum", figure("bytes")], ["bytes per parameter", (row) => (row.bytes_per_param ? row.bytes_per_param.toFixed(2) : null)], ["peak", figure("peak_bytes")],
+      ["sent to other nodes", figure("sent_bytes")]], nodes);
   };
 
   /* ---- tables ---- */

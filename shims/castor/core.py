@@ -19,9 +19,19 @@ class Description(ctypes.Structure):
 
 class TensorInfo(ctypes.Structure):
     _fields_ = [
-        ("id", c_uint32), ("owner", c_int32), ("shared", c_int32), ("dtype", c_int32), ("bytes", c_uint64),
-        ("home", c_void_p), ("param_alias", c_void_p), ("sum", c_void_p),
+        ("id", c_uint32), ("owner", c_int32), ("shared", c_int32), ("dtype", c_int32), ("node", c_int32),
+        ("bytes", c_uint64), ("home", c_void_p), ("param_alias", c_void_p), ("sum", c_void_p),
     ]
+
+
+class Nodes(ctypes.Structure):
+    """castor_nodes: where a rank stands among nodes."""
+
+    _fields_ = [(name, c_int32) for name in ("node", "node_count", "local_rank", "local_world", "lanes")]
+
+
+class Range(ctypes.Structure):
+    _fields_ = [("address", c_void_p), ("numel", c_uint64), ("dtype", c_int32)]
 
 
 class Accumulation(ctypes.Structure):
@@ -47,6 +57,7 @@ _SIGNATURES = {
     "error": (c_char_p, []),
     "option": (c_char_p, [c_char_p]),
     "plugin_engine": (c_int, []),
+    "plugin_shards": (c_int, []),
     "torch_check": ("status", [c_char_p]),
     "log": (None, [c_int, c_char_p]),
     "rank_set": (None, [c_int]),
@@ -71,6 +82,7 @@ _SIGNATURES = {
     "event_model_data": (None, [c_uint64, c_uint64, c_uint64]),
     "event_device_data": (None, [c_uint64, c_uint64, c_uint64, c_uint64]),
     "store_open": ("status", [c_char_p, c_int, c_int, POINTER(c_void_p)]),
+    "store_open_node": ("status", [c_char_p, c_char_p, c_int, c_int, c_int, POINTER(c_void_p)]),
     "store_leave": (None, [c_void_p]),
     "barrier": ("status", [c_void_p, c_char_p]),
     "broadcast": ("status", [c_void_p, c_void_p, c_size_t, c_char_p]),
@@ -100,6 +112,14 @@ _SIGNATURES = {
     "windows_detach": ("status", [c_void_p]),
     "window_carry": ("status", [c_void_p, c_void_p]),
     "sum_release": (None, [c_void_p]),
+    "node_identity": (c_uint64, []),
+    "nodes_find": ("status", [c_void_p, c_int, c_int, POINTER(Nodes), c_void_p, c_void_p]),
+    "node_ranges": ("status", [c_int, c_void_p, c_uint32, c_void_p, c_int, c_void_p, POINTER(c_uint32)]),
+    "sums_settle": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
+    "store_shard": ("status", [c_void_p, c_int, c_int]),
+    "serve": ("status", [c_void_p, c_char_p, c_char_p, POINTER(c_int)]),
+    "node_read": ("status", [c_char_p, c_int, c_char_p, c_void_p, c_void_p, c_void_p, c_uint32]),
+    "node_bytes_add": (None, [c_uint64]),
     "together": ("status", [c_void_p, c_uint64, c_int, POINTER(c_int)]),
     "step_begin": ("status", [c_void_p, c_void_p, c_void_p, c_uint32]),
     "publish_push": (None, [c_void_p, c_uint32]),

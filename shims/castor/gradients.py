@@ -33,7 +33,7 @@ class Synchronizer:
         self.group, self.delayed = group, delayed
         self.expecting = self.begun = False
         self.unsynced = False  # a backward without synchronization came after the last one with it
-        self.scale = 1.0 / group.world  # the weight of this rank's gradients
+        self.scale = 1.0 / group.total  # the weight of this rank's gradients
         self.pending = collections.deque()  # (ticket, entry, parameter, gradient): being added
         self.entries = store.adopt(group, parameters)
         self.hooks = []
@@ -88,7 +88,10 @@ class Synchronizer:
                 source = torch.empty_strided(entry.sum_alias.shape, entry.sum_alias.stride(), dtype=grad.dtype)
                 source.copy_(grad.detach())
         ticket = c_uint64()
-        flags = core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * entry.carrying
+        # What all nodes have summed goes on at one of them only.
+        goes_on = entry.carrying and not (entry.whole and self.group.across.place.node)
+        flags = core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
+        entry.whole = False
         if not accumulation.at_boundary([p]):
             flags |= core.GRADIENT_KEEP
         core.gradient_add(entry.handle, None if source is None else source.data_ptr(), self.scale, flags, byref(ticket))
@@ -122,6 +125,8 @@ class Synchronizer:
                 self._submit(entry, p, None if p is None else p.grad)
         used = (ctypes.c_uint8 * max(len(entries), 1))()
         core.gradients_finish(self.group.handle, core.pointers([e.handle for e in entries]), len(entries), used)
+        if self.group.across is not None:
+            self.group.across.sum(entries, used)
         self.group.sums += 1
         while self.pending:
             self._added()

@@ -11,10 +11,11 @@ import functools
 import itertools
 import threading
 import weakref
+import zlib
 
 import torch
 
-from . import accumulation, core, events, states, store
+from . import accumulation, core, events, remote, states, store
 
 _thread = threading.local()
 _numbers = weakref.WeakKeyDictionary()
@@ -89,6 +90,11 @@ class _OwnerStep:
         self.untouched = set()  # places whose gradient is the sum as it is
         self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
 
+    @property
+    def sharded(self):
+        """Another node's owner steps some of these."""
+        return self.group.across is not None and self.group.across.peers is not None
+
     def begin(self):
         for _, p, e in self.shared:
             if not e.is_home(p):  # the script replaced p.data: the block that it had keeps its values
@@ -98,6 +104,10 @@ class _OwnerStep:
         if changed_on:
             labels.insert(0, f"the checksum of the gradients (the script changed them on rank {', '.join(map(str, changed_on))})")
             values.insert(0, float(_checksum(p.grad for _, p, _ in self.shared)))
+        if self.group.across is not None:
+            self.group.across.agreed = zlib.crc32(repr(values).encode(), self.group.across.agreed)
+            if self.sharded:
+                self.group.across.meet()
         core.step_begin(self.group.handle, (ctypes.c_double * len(values))(*values),
                         (ctypes.c_char_p * len(labels))(*[label.encode() for label in labels]), len(values))
 
@@ -116,7 +126,7 @@ class _OwnerStep:
 
     def show_owned(self):
         """From here the optimizer sees what this rank owns, and sees it in the store's memory."""
-        self.stepped = [t for t in self.shared if t[2].mine and t[1].grad is not None]
+        self.stepped = [t for t in self.shared if t[2].stepped_here and t[1].grad is not None]
         if self.closure:
             self._find_untouched(self.stepped)
         own = [(p, e) for _, p, e in self.stepped]
@@ -129,7 +139,7 @@ class _OwnerStep:
             if i in self.untouched:
                 self._swap(p.grad, e.sum_alias)
         self.entered = self.states.enter(self.optimizer, own)
-        self.hidden = [(p, p.grad) for _, p, e in self.shared if not e.mine and p.grad is not None]
+        self.hidden = [(p, p.grad) for _, p, e in self.shared if not e.stepped_here and p.grad is not None]
         for p, _ in self.hidden:
             p.grad = None
 
@@ -151,15 +161,21 @@ class _OwnerStep:
         self.hidden, self.swapped, self.entered = [], [], []
 
     def end(self):
-        self.states.publish(self.optimizer, self.group, self.stepped)
-        for _, _, e in self.stepped:
+        directory = self.states.publish(self.optimizer, self.group, self.stepped)
+        stepped = [e for _, _, e in self.stepped]
+        if self.sharded:
+            unscales = getattr(self.optimizer, "grad_scale", None) is not None  # a fused step does it for GradScaler
+            received, directory = self.group.across.spread([e for _, _, e in self.shared], stepped, directory, unscales)
+            stepped = stepped + received
+        states.directory_put(self.group, directory)
+        for e in stepped:
             core.publish_mark(e.handle)
         changed = (ctypes.c_uint8 * max(len(self.shared), 1))()
         core.publish_end(self.group.handle, self.handles, len(self.shared), changed)
         for (_, p, e), published in zip(self.shared, changed):
             if not published:
                 continue
-            if not e.mine:
+            if not e.stepped_here:
                 torch.autograd.graph.increment_version(p)
             if not e.is_home(p):
                 _come_home(p, e)
@@ -193,6 +209,7 @@ def leaf(func):
         if not pairs:
             return func(self, *args, **kwargs)
         if closure is None and _is_local(pairs):
+            remote.bring_here(self)
             states.of(self).local = True
             if running:
                 running.mode = core.MODE_LOCAL

@@ -1,7 +1,7 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
-from . import accumulation, clipping, compiler, core, events, failures, optimizers, reducer, single
+from . import accumulation, clipping, compiler, core, events, failures, optimizers, reducer, remote, single
 
 
 def install():
@@ -21,4 +21,6 @@ def install():
     reducer.install()
     optimizers.install(job)
     clipping.install(job)
+    if core.plugin_shards():
+        remote.install()
     failures.install(job)

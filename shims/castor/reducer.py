@@ -3,32 +3,20 @@
 `torch.nn.parallel.distributed` looks `dist.Reducer` and `dist.Logger` up when a module is wrapped. Everything else of
 DDP (broadcasts, buffers, no_sync, pickling) stays PyTorch's."""
 import functools
-import os
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import DDPLoggingData
 
-from . import core, gradients, store, tensors
+from . import core, gradients, nodes, store, tensors
 
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
-
-
-def _group_of(process_group):
-    """The store's group for a process group of the script; None with the reason when there can be none."""
-    ranks = dist.get_process_group_ranks(process_group)
-    name = "ddp " + ",".join(map(str, ranks))
-    return store.group(name, dist.get_rank(process_group), len(ranks))
 
 
 def _why_not(parameters, process_group, expect_sparse):
     """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
     if process_group.size() == 1:
         return "one rank has nothing to share: start more ranks"
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", process_group.size()))
-    if process_group.size() > here:
-        return (f"its {process_group.size()} ranks are not all on this node ({here} are), and model data is shared "
-                "within one node only")
     if any(expect_sparse):
         return "a parameter has sparse gradients"
     for p in parameters:
@@ -103,7 +91,7 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     parameters = list(parameters)
     reason = _why_not(parameters, process_group, expect_sparse)
     if reason is None:
-        return Reducer(_group_of(process_group), parameters)
+        return Reducer(nodes.group_of(process_group), parameters)
     text = f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode()
     if process_group.size() == 1 and dist.get_world_size() > 1:
         core.log(2, text)  # a group of the script's own making: the run as a whole is not plain
@@ -119,7 +107,7 @@ def _verify(stock):
     def verify_param_shape_across_processes(process_group, tensors, *args, **kwargs):
         group = None
         if _why_not(tensors, process_group, []) is None:
-            group = _group_of(process_group)
+            group = nodes.group_of(process_group)
         error = None
         try:
             result = stock(process_group, tensors, *args, **kwargs)

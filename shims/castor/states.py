@@ -2,15 +2,15 @@
 
 A state tensor of a page and more is, on every rank, a private view of the owner's chunk; during a step the owner's is
 the alias. A smaller one stays each rank's own tensor and is copied; any other object travels pickled. What the owner
-stepped, it lists in its directory: pairs of the parameter's index in the optimizer and its items (key, spec, pickled)."""
+stepped, it lists in its directory: the parameter's index in the optimizer, the node that steps it (-1: every one), and
+its items (key, spec, pickled)."""
 import pickle
-import sys
 import weakref
 from ctypes import byref, c_size_t, c_uint64, c_void_p, string_at
 
 import torch
 
-from . import core, store, tensors
+from . import core, remote, store, tensors
 
 PAGE = 4096
 _by_optimizer = weakref.WeakKeyDictionary()
@@ -100,23 +100,23 @@ class OptimizerStates:
                 place.tensor.data = place.view
 
     def publish(self, optimizer, group, stepped):
-        """After the owner's step. `stepped`: (index, parameter, entry) of what it stepped."""
+        """After the owner's step. `stepped`: (index, parameter, entry) of what it stepped. Returns its directory."""
         small, directory = [], []
         for paged in (False, True):  # small ones first, so that they come to lie together
             for _, p, entry in stepped:
                 for key, value in optimizer.state.get(p, {}).items():
                     if _sharable(value) and (value.numel() * value.element_size() >= PAGE) is paged:
                         self._keep(group, entry, key, value, small)
+        node = -1 if group.across is None or group.across.peers is None else group.across.place.node
         for index, p, entry in stepped:
             items = [
                 (key, self.places[(entry, key)].spec, None) if _sharable(value) else (key, None, pickle.dumps(value))
                 for key, value in optimizer.state.get(p, {}).items()
             ]
-            directory.append((index, items))
+            directory.append((index, node, items))
         core.copy_many(*_many(small, core.pointers([p.alias_address for p in small]),
                               core.pointers([p.tensor.data_ptr() for p in small])))
-        data = pickle.dumps(directory)
-        core.directory_put(group.handle, data, len(data))
+        return directory
 
     def _keep(self, group, entry, key, value, small):
         """A state that the optimizer made or replaced moves to its place; one that is there stays."""
@@ -148,20 +148,23 @@ class OptimizerStates:
         """After publication: the states of what the other ranks stepped."""
         fresh, edited, small = False, [], []
         for rank in range(group.world):
-            if rank == group.rank:
+            if rank == group.rank and (group.across is None or group.across.peers is None):
                 continue
             size = c_size_t()
             address = core.directory_get(group.handle, rank, byref(size))
             data = string_at(address, size.value)
             if self.directories.get(rank, (None,))[0] != data:
                 self.directories[rank] = (data, pickle.loads(data))
-            for index, items in self.directories[rank][1]:
+            for index, node, items in self.directories[rank][1]:
                 p, entry = pairs[index]
-                if p not in optimizer.state:
-                    if not items:
-                        continue
-                    fresh = True
-                self._take(group, optimizer.state[p], entry, items, edited, small)
+                here = node < 0 or node == group.across.place.node
+                if here and rank == group.rank or not items and p not in optimizer.state:
+                    continue
+                fresh = fresh or p not in optimizer.state
+                if here:
+                    self._take(group, optimizer.state[p], entry, items, edited, small)
+                else:
+                    self._take_remote(optimizer, group.across.peers[node], p, items)
         core.views_drop(core.pointers([p.view_address for p in edited]),
                         (c_uint64 * len(edited))(*[p.nbytes for p in edited]), len(edited))
         core.copy_many(*_many(small, core.pointers([p.tensor.data_ptr() for p in small]),
@@ -169,12 +172,20 @@ class OptimizerStates:
         if fresh:
             _order_as_parameters(optimizer, [p for p, _ in pairs])
 
+    @staticmethod
+    def _take_remote(optimizer, peer, p, items):
+        state = optimizer.state.get(p)
+        if isinstance(state, remote.RemoteState):
+            state.renew(items)
+        else:
+            optimizer.state[p] = remote.RemoteState(peer, items)
+
     def _take(self, group, state, entry, items, edited, small):
         names = {key for key, _, _ in items}
         for key in [k for k in state if k not in names]:
             del state[key]
         for key, spec, pickled in items:
-            key = sys.intern(key) if isinstance(key, str) else key  # as plain PyTorch's keys: pickles depend on it
+            key = remote.key_of(key)
             if spec is None:
                 state[key] = pickle.loads(pickled)
                 continue
@@ -186,6 +197,11 @@ class OptimizerStates:
             (edited if place.paged else small).append(place)
             if state.get(key) is not place.tensor:
                 state[key] = place.tensor
+
+
+def directory_put(group, directory):
+    data = pickle.dumps(directory)
+    core.directory_put(group.handle, data, len(data))
 
 
 def _order_as_parameters(optimizer, parameters):

@@ -15,13 +15,14 @@ class Entry:
 
     carried   the next backward goes on from the sum: a micro-step is over, and its step is still to come
     carrying  the running one does
+    whole     the last sum is that of all nodes, and not of this one only
     aside     what stands in p.grad meanwhile has to be None, so that autograd does not add to it
     """
 
     __slots__ = (
-        "parameter", "key", "handle", "handle_id", "group", "owner", "shared", "bytes", "home", "param_alias", "sum_alias",
+        "parameter", "key", "handle", "handle_id", "group", "owner", "node", "shared", "bytes", "home", "param_alias", "sum_alias",
         "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying",
-        "aside", "__weakref__",
+        "whole", "aside", "__weakref__",
     )
 
     def __init__(self, group, p, handle):
@@ -29,6 +30,7 @@ class Entry:
         core.tensor_get(handle, byref(info))
         self.key, self.parameter = id(p), weakref.ref(p, lambda _: self.forget())
         self.handle, self.handle_id, self.group = handle, info.id, group
+        self.node = info.node  # whose owner steps it, of several nodes that shard; -1: each node's does
         self.owner, self.shared, self.bytes, self.home = info.owner, bool(info.shared), info.bytes, info.home
         like = p.data
         self.param_alias = tensors.tensor_at(info.param_alias, like) if self.shared else None
@@ -38,11 +40,16 @@ class Entry:
         self.shown, self.shown_version = None, 0
         self.synced = True
         self.synchronizer = self.aside = None
-        self.carried = self.carrying = False
+        self.carried = self.carrying = self.whole = False
 
     @property
     def mine(self):
         return self.owner == self.group.rank
+
+    @property
+    def stepped_here(self):
+        """Of what is `mine`, whether this rank steps it, and not the owner on another node."""
+        return self.mine and (self.node < 0 or self.node == self.group.across.place.node)
 
     def forget(self):
         if _entries.get(self.key) is self:
@@ -82,12 +89,16 @@ class Entry:
 
 
 class Group:
-    """The store of one set of ranks."""
+    """The store of one set of ranks, all on this node.
 
-    def __init__(self, name, rank, world):
+    across  the other nodes of the set, and total its ranks on all of them (nodes.py); None, and world, on one node
+    """
+
+    def __init__(self, name, rank, world, token=None, owners=None, across=None, total=None):
         handle = c_void_p()
-        core.store_open(name.encode(), rank, world, byref(handle))
+        core.store_open_node(name.encode(), token, rank, world, owners or world, byref(handle))
         self.handle, self.rank, self.world, self.name = handle.value, rank, world, name
+        self.across, self.total = across, total or world
         self.sums = 0  # backward passes synchronized
         atexit.register(self._leave)
 
@@ -138,9 +149,9 @@ def groups():
     return list(_groups.values())
 
 
-def group(name, rank, world):
+def group(name, rank, world, **of_nodes):
     if name not in _groups:
-        _groups[name] = Group(name, rank, world)
+        _groups[name] = Group(name, rank, world, **of_nodes)
     return _groups[name]
 
 

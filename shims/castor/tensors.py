@@ -5,6 +5,7 @@ import weakref
 import torch
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+DTYPE_OF = {number: dtype for dtype, number in DTYPES.items()}
 
 
 def tensor_at(address, like, on_free=None):

@@ -6,6 +6,7 @@
     run.py --full --continue [--for SECONDS] --markdown FILE
                                   leaves out what has passed before with the same code and scripts, and ends in time:
                                   a full run in pieces; the file says what is still missing
+    run.py --hosts 2 --ranks 4    DDP scripts, their ranks on two hosts (tests/hosts.py), against one host's plain run
     run.py --self-test            shows that the comparison can fail
 
 The plugin `plain` runs plain PyTorch a second time: a script that differs from itself proves nothing.
@@ -29,6 +30,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 sys.path.append(os.path.join(ROOT, "tests"))
+import hosts  # noqa: E402
 import launch  # noqa: E402
 import report  # noqa: E402
 import rows as table  # noqa: E402
@@ -43,6 +45,7 @@ ENGINES = table.ENGINES
 OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
 TESTED = ("shims/castor", "interpose/memory", "interpose/parallel", "interpose/api", "kernels")
 COMPLETE = "complete"
+HOSTS = hosts.__file__
 PLAIN_TRIES = 3
 
 
@@ -84,17 +87,27 @@ class Suite:
             program += ["--case", ",".join(names)]
         if row.distributed:
             start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
-            program = [*start, "--standalone", "--nproc-per-node", str(ranks), *program]
+            program = [*start, *self.meeting(ranks, plugin), *program]
         else:
             program = [self.python, *program]
         if plugin == "plain":
             return program
-        under = [self.args.castor, "run", "--plugin", plugin, "--log-dir", logs]
+        under = [self.args.castor, "run", "--plugin", plugin, "--log-dir", logs if self.args.hosts == 1 else f"{logs}-{{host}}"]
+        if self.args.hosts > 1:
+            under = [sys.executable, HOSTS, str(self.args.hosts), *under]
         for option in row.expect.options:
             under += ["--set", option]
         if not row.distributed and plugin != "none":
             under += ["--nproc", str(ranks)]
         return [*under, "--", *program]
+
+    def meeting(self, ranks, plugin):
+        """How torchrun's ranks find each other."""
+        hosts = self.args.hosts if plugin != "plain" else 1
+        if hosts == 1:
+            return ["--standalone", "--nproc-per-node", str(ranks)]
+        return ["--nnodes", str(hosts), "--node-rank", "{host}", "--nproc-per-node", str(ranks // hosts),
+                "--master-addr", "{address}", "--master-port", "29400"]
 
     def start(self, rows, ranks, plugin, folder):
         """Runs the cases of `rows`, all of one script, in one go; returns what the last stage gave."""
@@ -206,7 +219,7 @@ class Suite:
         for number, (who, _) in enumerate(stages):
             if who != "castor":
                 continue
-            logs = os.path.join(folder, f"logs{number}")
+            logs = os.path.join(folder, f"logs{number}" if self.args.hosts == 1 else f"logs{number}-0")
             told = subprocess.run(
                 [self.args.castor, "report", logs, "--format", "json"], capture_output=True, text=True, timeout=60
             )
@@ -386,6 +399,8 @@ def chosen(args):
         every = [row for row in every if row.script in args.script or row.script[:-3] in args.script]
     if args.case:
         every = [row for row in every if row.case in args.case or row.title in args.case]
+    if args.hosts > 1:
+        every = [row for row in every if row.distributed]
     if not every:
         sys.exit("run.py: no row matches --script and --case")
     plan, part = [], sampled()
@@ -416,6 +431,7 @@ def arguments():
     parser.add_argument("--ranks", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--plugin", type=words, help="gemini, ddp, zero1, zero2, none, plain")
     parser.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="begin nothing later than that")
+    parser.add_argument("--hosts", type=int, default=1, help="share the ranks out over so many hosts")
     parser.add_argument("--markdown", help="write the table of a --full run to this file")
     parser.add_argument("--build", default=os.path.join(ROOT, "build"), help="folder for references and runs")
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
@@ -423,6 +439,10 @@ def arguments():
     parser.add_argument("--patience", type=float, default=1.0, help="factor on every time limit")
     parser.add_argument("--keep", action="store_true", help="keep the folders of runs that pass")
     args = parser.parse_args()
+    if args.hosts > 1 and any(ranks % args.hosts for ranks in args.ranks or [2]):
+        parser.error("--hosts must divide --ranks")
+    if args.hosts > 1:
+        args.build = os.path.join(args.build, f"hosts{args.hosts}")
     if args.markdown and not args.full:
         parser.error("--markdown needs --full")
     args.ranks = args.ranks or [2, 4] if args.full or args.quick else args.ranks or [2]
@@ -436,6 +456,8 @@ def main():
     args = arguments()
     if args.self_test:
         sys.exit(selftest.main())
+    if args.hosts > 1 and hosts.available():
+        sys.exit(f"run.py: no hosts can be made here: {hosts.available()}")
     for complaint in table.disagreements():
         sys.exit(f"run.py: {complaint}")
     if args.plugin != ["plain"] and not os.access(args.castor, os.X_OK):

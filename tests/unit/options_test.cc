@@ -160,7 +160,7 @@ TEST(Options, StoresEachType) {
 
 TEST(Options, EnumsArePositionsInTheirLists) {
     const char *plugins[] = {
-#define PLUGIN(id, name, engine, doc) name,
+#define PLUGIN(id, name, engine, shards, doc) name,
 #include "core/plugins.def"
     };
     for (int position = 0; position < CASTOR_PLUGIN_COUNT; position++) {

@@ -243,4 +243,29 @@ TEST_F(RunInstall, PathsThatCannotBeListed) {
     }
 }
 
+TEST_F(RunEnvironment, ARankOfAClusterGetsWhatTorchrunWouldTell) {
+    char python[] = "python", script[] = "train.py";
+    char *const command[] = {python, script, nullptr};
+    request.command = command;
+    Words slurm = {"SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=4",          "SLURM_LOCALID=1",
+                   "SLURM_NODEID=1", "SLURM_STEP_TASKS_PER_NODE=2(x2)", "SLURM_STEP_NODELIST=n[1-2]"};
+    Values values = build(slurm);
+    EXPECT_EQ(values["RANK"], "3");
+    EXPECT_EQ(values["WORLD_SIZE"], "4");
+    EXPECT_EQ(values["LOCAL_RANK"], "1");
+    EXPECT_EQ(values["LOCAL_WORLD_SIZE"], "2");
+    EXPECT_EQ(values["MASTER_ADDR"], "n1");
+    EXPECT_NE(values["MASTER_PORT"], "");
+    Words with_address = slurm;
+    with_address.push_back("MASTER_ADDR=10.0.0.7");
+    EXPECT_EQ(build(with_address)["MASTER_ADDR"], "10.0.0.7") << "what the user says counts";
+    Words with_rank = slurm;
+    with_rank.push_back("RANK=0");
+    EXPECT_EQ(build(with_rank).count("WORLD_SIZE"), 0u) << "the ranks were told already";
+    char torchrun[] = "torchrun";
+    char *const launcher[] = {torchrun, script, nullptr};
+    request.command = launcher;
+    EXPECT_EQ(build(slurm).count("RANK"), 0u) << "torchrun tells its own ranks";
+}
+
 } // namespace

@@ -1,0 +1,30 @@
+/* Ranks that a cluster's launcher starts, each with a `castor run` of its own (srun, mpirun).
+ *
+ * What PyTorch's scripts ask for (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) is set from what
+ * the launcher tells; what is set already stays. */
+#ifndef CASTOR_LAUNCHER_RUN_CLUSTER_H
+#define CASTOR_LAUNCHER_RUN_CLUSTER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { CLUSTER_HOST_MAX = 256 };
+
+typedef struct run_cluster {
+    const char *launcher; /* for messages */
+    long rank, world, local_rank;
+    long local_world;              /* 0: not told */
+    char master[CLUSTER_HOST_MAX]; /* the node of rank 0; "": not told */
+    unsigned port;
+} run_cluster;
+
+/* Whether a launcher of cluster.def has started this process as one of several ranks; `get` looks up a variable. */
+bool run_cluster_find(const char *(*get)(const void *context, const char *name), const void *context,
+                      run_cluster *out);
+
+/* The first host of a list in Slurm's notation ("gpu[007-009,12]-ib,login"). False: it is not well formed, or too long. */
+bool run_cluster_first_host(const char *list, char *out, size_t out_size);
+/* The number of ranks on a node, by Slurm's list ("4(x2),3": 4 on the first two, 3 on the third). 0: it is not told. */
+long run_cluster_ranks_of_node(const char *list, long node);
+
+#endif

@@ -1,0 +1,229 @@
+"""Ranks of several nodes: each node has its store, and the owners of the same tensors, one on each node, exchange sums.
+
+Which ranks are on which node, and which of them exchange, the core decides (parallel/grouping.h); the exchange itself goes
+over process groups of PyTorch's, in the order of the script's own calls."""
+import ctypes
+import datetime
+import os
+import pickle
+import socket
+import typing
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from . import core, store, tensors
+
+TOKEN_BYTES = 64
+_groups = {}  # ranks of a process group: its store.Group
+
+
+def on_one_node():
+    """The launcher says that all ranks of the job are here: nothing has to be asked."""
+    here, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    return here is not None and here == world
+
+
+def group_of(process_group):
+    """The store's group of this rank's node, for a process group of the script. A collective of its ranks, the first time."""
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    if ranks not in _groups:
+        _groups[ranks] = _make(process_group, ranks)
+    return _groups[ranks]
+
+
+def _make(process_group, ranks):
+    name = "ddp " + ",".join(map(str, ranks))
+    rank = dist.get_rank(process_group)
+    if on_one_node():
+        return store.group(name, rank, len(ranks))
+    identities, tokens = _introduce(process_group, len(ranks))
+    place, members, lane = _find(identities, rank)
+    if place.node_count == 1 and len(set(tokens)) == 1:
+        return store.group(name, rank, len(ranks))
+    across = Across(place, [ranks[r] for r in lane]) if place.node_count > 1 else None
+    group = store.group(f"{name} on node {place.node}", place.local_rank, place.local_world, token=tokens[members[0]],
+                        owners=place.lanes, across=across, total=len(ranks))
+    if across is not None:
+        across.group = group
+        if core.plugin_shards():
+            across.shard(process_group, identities, tokens[members[0]])
+    return group
+
+
+def _introduce(process_group, world):
+    """(the node of each rank, the token of each rank's job)"""
+    token = core.option_text("CASTOR_JOB").encode()[:TOKEN_BYTES - 1].ljust(TOKEN_BYTES, b"\0")
+    mine = torch.frombuffer(bytearray(core.node_identity().to_bytes(8, "little") + token), dtype=torch.uint8)
+    every = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(every, mine, group=process_group)
+    told = [bytes(t.tolist()) for t in every]
+    return [int.from_bytes(t[:8], "little") for t in told], [t[8:].rstrip(b"\0") for t in told]
+
+
+def _find(identities, rank):
+    world = len(identities)
+    place = core.Nodes()
+    members, lane = (ctypes.c_int32 * world)(), (ctypes.c_int32 * world)()
+    core.nodes_find((ctypes.c_uint64 * world)(*identities), world, rank, ctypes.byref(place), members, lane)
+    in_lane = place.local_rank < place.lanes
+    return place, list(members[:place.local_world]), list(lane[:place.node_count]) if in_lane else []
+
+
+class Peer(typing.NamedTuple):
+    """Where a node's states can be read (castor_serve)."""
+
+    address: bytes
+    port: int
+    token: bytes
+
+
+def _own_address():
+    """The address at which the other nodes reach this one."""
+    named = core.option_text("CASTOR_NODE_ADDRESS")
+    if named:
+        return named
+    master = os.environ.get("MASTER_ADDR", "")
+    try:
+        family, _, _, _, there = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(there)  # sends nothing
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise core.Error(f"castor: no way to MASTER_ADDR={master!r} ({error}): set CASTOR_NODE_ADDRESS to this node's address, "
+                         "or CASTOR_SHARD=node") from None
+
+
+class Across:
+    """The other nodes, for one store.Group.
+
+    group   the store's group of this node
+    place   where this rank stands (castor_nodes)
+    lane    process group of the ranks with this one's local rank; None: this rank owns nothing
+    agreed  a digest of what must be the same on every node, since the last exchange
+    peers   by node, where its optimizer states can be read; None: every node keeps them all
+    """
+
+    def __init__(self, place, lane):
+        self.group, self.place, self.agreed, self.peers, self.lane_ranks = None, place, 0, None, lane
+        self.told, self.directory = b"", []  # this rank's directory of states, and that of its lane, as they were last exchanged
+        patience = datetime.timedelta(seconds=float(core.option_text("CASTOR_TIMEOUT")))
+        self.lane = dist.new_group(lane, timeout=patience, backend="gloo", use_local_synchronization=True) if lane else None
+
+    def _exchange(self, function, *arguments):
+        """Calls what makes the lane's collectives. A rank of another node that is gone is told to this node's ranks."""
+        try:
+            return function(*arguments)
+        except core.Error:
+            raise
+        except RuntimeError as error:
+            others = [rank for node, rank in enumerate(self.lane_ranks) if node != self.place.node]
+            text = (f"rank {' or '.join(map(str, others))}, on another node, has ended or cannot be reached; what that node "
+                    f"says tells why ({str(error).strip().splitlines()[0][:120]})")
+            core.fail(self.group.handle, text.encode())
+            raise core.GroupError("castor: " + text) from error
+
+    def shard(self, process_group, identities, token):
+        """One node only keeps each optimizer state. Each node's first rank lets the others read."""
+        port = ctypes.c_int()
+        if core.plugin_shards() > 1 and dist.get_rank() == 0:
+            core.log(2, b"several nodes: optimizer states are sharded; gradients and parameters stay on every node")
+        core.store_shard(self.group.handle, self.place.node, self.place.node_count)
+        address = _own_address().encode()
+        if self.group.rank == 0:
+            core.serve(self.group.handle, token, address, ctypes.byref(port))
+        mine = Peer(address, port.value, token)
+        every = [None] * len(identities)
+        dist.all_gather_object(every, mine, group=process_group)
+        self.peers = [every[identities.index(identity)] for identity in dict.fromkeys(identities)]
+
+    def sum(self, entries, used):
+        """After the node's sums are complete: the other nodes' are added, and used[i] becomes what any node used."""
+        if self.lane is not None:
+            self._exchange(self._sum_owned, entries, used)
+        core.sums_settle(self.group.handle, core.pointers([e.handle for e in entries]), len(entries), used)
+        for entry, some_rank_used in zip(entries, used):
+            entry.whole = bool(some_rank_used)
+
+    def _sum_owned(self, entries, used):
+        mine = [i for i, e in enumerate(entries) if e.mine]
+        (agreed, self.agreed), layout = (self.agreed, 0), self._layout(entries, mine)
+        words = [*(used[i] or entries[i].carrying for i in mine), agreed, -agreed, layout, -layout]
+        words = torch.tensor(words, dtype=torch.int64)
+        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.lane)
+        *any_used, agreed, negative, layout, negative_layout = words.tolist()
+        if agreed != -negative:
+            raise core.GroupError("castor: the nodes disagree about the last optimizer steps: learning rates and other "
+                                  "hyperparameters, and the number of parameters, must be the same on every rank")
+        for i, u in zip(mine, any_used):
+            used[i] = u
+        wanted = [i for i, u in zip(mine, any_used) if u]
+        for tensor in self._ranges(entries, wanted, merge=layout == -negative_layout):
+            self.all_reduce(tensor)
+
+    def meet(self):
+        """Every rank of every node is here: what it reads of the others' states it has read."""
+        self.group.barrier("an optimizer step")
+        if self.lane is not None:
+            self._exchange(lambda: dist.all_reduce(torch.zeros(1), group=self.lane))
+
+    def spread(self, entries, stepped, directory, sums_too):
+        """After the owners' step: parameters, directories and, where it changed them as well, sums go to the other nodes.
+        `entries`: all that the step may have changed; `stepped`: those that this rank did. Returns what its counterparts
+        stepped, and the directory of its lane."""
+        if self.lane is None:
+            return [], directory
+        return self._exchange(self._spread_owned, entries, stepped, directory, sums_too)
+
+    def _spread_owned(self, entries, stepped, directory, sums_too):
+        mine = [i for i, e in enumerate(entries) if e.mine and e.node >= 0]
+        by_entry = {id(e) for e in stepped}
+        layout = self._layout(entries, mine, sums=False)
+        told = pickle.dumps(directory) != self.told
+        words = [*(id(entries[i]) in by_entry for i in mine), layout, -layout, told]
+        words = torch.tensor(words, dtype=torch.int64)
+        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.lane)
+        *any_stepped, layout, negative_layout, told = words.tolist()
+        changed = [i for i, s in zip(mine, any_stepped) if s]
+        for node in range(self.place.node_count):
+            of_node = [i for i in changed if entries[i].node == node]
+            for sums in (False, True) if sums_too else (False,):
+                for tensor in self._ranges(entries, of_node, merge=not sums and layout == -negative_layout, sums=sums):
+                    self.broadcast(tensor, node)
+        if told:  # rarely: states stay in their places
+            self.told, directories = pickle.dumps(directory), [None] * self.place.node_count
+            dist.all_gather_object(directories, directory, group=self.lane)
+            self.directory = [row for rows in directories for row in rows]
+        return [entries[i] for i in changed if not entries[i].stepped_here], self.directory
+
+    def broadcast(self, tensor, node):
+        dist.broadcast(tensor, self.lane_ranks[node], group=self.lane)
+        if node == self.place.node:
+            core.node_bytes_add((self.place.node_count - 1) * tensor.nbytes)
+
+    def _layout(self, entries, chosen, sums=True):
+        """A digest of the largest ranges: a parameter may lie in the store on one node and outside on another."""
+        numels = [t.numel() for t in self._ranges(entries, chosen, merge=True, sums=sums)]
+        return zlib.crc32(repr((numels, [entries[i].shared for i in chosen])).encode())
+
+    @staticmethod
+    def _ranges(entries, chosen, merge, sums=True):
+        """Tensors over the sums, or the parameters, of the chosen entries (indices), in the same order on every node."""
+        wanted, ranges, count = (ctypes.c_uint8 * len(entries))(), (core.Range * len(entries))(), ctypes.c_uint32()
+        for i in chosen:
+            wanted[i] = 1
+        handles = core.pointers([e.handle for e in entries])
+        core.node_ranges(sums, handles, len(entries), wanted, merge, ranges, ctypes.byref(count))
+        return [_tensor_over(r) for r in ranges[:count.value]]
+
+    def all_reduce(self, tensor):
+        """A ring's all-reduce sends each byte on 2 (n - 1) / n times per rank."""
+        dist.all_reduce(tensor, group=self.lane)
+        core.node_bytes_add(2 * (self.place.node_count - 1) * tensor.nbytes // self.place.node_count)
+
+
+def _tensor_over(r):
+    dtype = tensors.DTYPE_OF[r.dtype]
+    memory = (ctypes.c_char * (r.numel * dtype.itemsize)).from_address(r.address)
+    return torch.frombuffer(memory, dtype=dtype, count=r.numel)

@@ -1,0 +1,162 @@
+"""Several nodes: network namespaces as hosts (tests/hosts.py), each with its own `castor run` and torchrun.
+
+    tests/nodes/run.py [--castor build/bin/castor] [NAME]...
+
+Needs torch (the interpreter that runs this has it), iproute2 and the right to make network namespaces: without them it says
+so, and nothing is tested. NAMEs select tests whose id contains one of them. The last line is `N passed, N failed`.
+"""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(FOLDER))
+sys.path.append(os.path.dirname(FOLDER))
+import hosts  # noqa: E402
+import runner  # noqa: E402
+from gloo_words import without_gloo  # noqa: E402
+
+LIMIT_S = 300  # of one job; reached only by a failure
+NUMEL = 16 * 256 * 256  # of train.py's model
+GRADIENT_BYTES = 4 * NUMEL
+CASTOR = None
+PLAIN = {}  # by number of ranks: the losses without Castor
+
+
+class NodesTest(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="castor-nodes-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def environment(self):
+        foreign = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_", "GLOO_")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        return dict(clean, OMP_NUM_THREADS="1")
+
+    def run_job(self, command, status=0):
+        """(what it printed, what it said on standard error)"""
+        began = time.monotonic()
+        done = subprocess.run(command, env=self.environment(), cwd=self.folder, stdin=subprocess.DEVNULL, text=True,
+                              capture_output=True, timeout=LIMIT_S)
+        self.seconds = time.monotonic() - began
+        errors = without_gloo(done.stderr)
+        self.assertEqual(done.returncode != 0, status != 0, errors)
+        return without_gloo(done.stdout), errors
+
+    def on_hosts(self, *arguments, plugin="ddp", ranks=(2, 2), settings=(), status=0):
+        """train.py on as many hosts as `ranks` has entries."""
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "{hosts}", "--node-rank", "{host}",
+                    "--nproc-per-node", "$RANKS", "--master-addr", "{address}", "--master-port", "29400", "--monitor-interval", "5",
+                    os.path.join(FOLDER, "train.py"), *map(str, arguments)]
+        castor = [CASTOR, "run", "--plugin", plugin, "--log-dir", "log{host}"]
+        for setting in settings:
+            castor += ["--set", setting]
+        counts = " ".join(f"{host}) RANKS={count};;" for host, count in enumerate(ranks))
+        shell = f"case {{host}} in {counts} esac; exec {' '.join([*castor, '--', *torchrun])}"
+        return self.run_job([sys.executable, hosts.__file__, str(len(ranks)), "sh", "-c", shell], status)
+
+    def plain(self, ranks, *arguments):
+        """train.py with plain PyTorch, all ranks on a host of their own."""
+        return self.run_job([sys.executable, hosts.__file__, "1", sys.executable, "-m", "torch.distributed.run", "--standalone",
+                             "--nproc-per-node", str(ranks), os.path.join(FOLDER, "train.py"), *map(str, arguments)])[0]
+
+    def losses(self, printed):
+        return [float(value) for value in re.findall(r"^loss (\S+)$", printed, re.MULTILINE)]
+
+    def report(self, host):
+        told = subprocess.run([CASTOR, "report", os.path.join(self.folder, f"log{host}"), "--format", "json"],
+                              capture_output=True, text=True, check=True, timeout=LIMIT_S)
+        return json.loads(told.stdout)
+
+    def check_equal_losses(self, printed, ranks):
+        if ranks not in PLAIN:
+            PLAIN[ranks] = self.losses(self.plain(ranks))
+        ours, plain = self.losses(printed), PLAIN[ranks]
+        self.assertEqual(len(ours), 6)
+        for mine, theirs in zip(ours, plain):
+            self.assertAlmostEqual(mine, theirs, delta=2e-5)
+
+    def check_crossing(self, printed, expected):
+        """What the report says, and what the network's counters do: they have TCP's headers and small messages as well."""
+        measured = [int(count) for count in re.findall(r"^node (\d+)$", printed, re.MULTILINE)]
+        self.assertEqual(len(measured), 2)
+        for host in range(2):
+            told = self.report(host)["model_data"]["sent_bytes"] / 6
+            self.assertAlmostEqual(told, expected, delta=expected * 0.01)
+        for count in measured:
+            self.assertLess(count, expected * 1.1)
+            self.assertGreater(count, expected * 0.95)
+
+    def bytes_per_parameter(self, host):
+        return self.report(host)["model_data"]["bytes_per_param"]
+
+    def test_two_nodes_are_one_of_four_ranks(self):
+        printed, _ = self.on_hosts()
+        self.check_equal_losses(printed, 4)
+        self.check_crossing(printed, GRADIENT_BYTES)  # 2 (1 - 1/2) of the gradients
+        for host in range(2):
+            self.assertAlmostEqual(self.bytes_per_parameter(host), 16, delta=0.16)
+
+    def test_optimizer_states_are_on_one_node_only(self):
+        printed, _ = self.on_hosts(plugin="zero1")
+        self.check_equal_losses(printed, 4)
+        self.check_crossing(printed, 1.5 * GRADIENT_BYTES)  # and half of the parameters
+        for host in range(2):
+            self.assertAlmostEqual(self.bytes_per_parameter(host), 12, delta=0.12)
+
+    def test_shard_node_keeps_all_on_each(self):
+        printed, _ = self.on_hosts(plugin="zero1", settings=["CASTOR_SHARD=node"])
+        self.check_crossing(printed, GRADIENT_BYTES)
+        self.assertAlmostEqual(self.bytes_per_parameter(0), 16, delta=0.16)
+
+    def test_nodes_of_unequal_size(self):
+        printed, _ = self.on_hosts(plugin="zero1", ranks=(2, 1))
+        self.check_equal_losses(printed, 3)
+
+    def test_three_nodes_of_one_rank(self):
+        printed, _ = self.on_hosts(plugin="zero1", ranks=(1, 1, 1))
+        self.check_equal_losses(printed, 3)
+        for host in range(3):
+            self.assertAlmostEqual(self.bytes_per_parameter(host), 8 + 8 / 3, delta=1)  # 16 layers on 3 nodes
+
+    def test_ranks_that_srun_starts(self):
+        """Each has a `castor run` of its own, and so a token of its own."""
+        task = ("SLURM_PROCID=$((2 * {host} + $local)) SLURM_LOCALID=$local SLURM_NODEID={host} SLURM_STEP_NUM_TASKS=4 "
+                "SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_STEP_NODELIST={address},other SLURM_JOB_ID=17 "
+                f"{CASTOR} run --plugin zero1 --log-dir log -- {sys.executable} {os.path.join(FOLDER, 'train.py')}")
+        printed, _ = self.run_job([sys.executable, hosts.__file__, "2", "sh", "-c",
+                                   f"local=1; {task} & first=$!; local=0; {task} && wait $first"])
+        self.check_equal_losses(printed, 4)
+        for rank in range(4):
+            told = subprocess.run([CASTOR, "report", os.path.join(self.folder, "log", f"rank{rank}"), "--format", "json"],
+                                  capture_output=True, text=True, check=True, timeout=LIMIT_S)
+            self.assertEqual([r["rank"] for r in json.loads(told.stdout)["ranks"]], [rank])
+
+    def test_a_rank_that_is_killed_ends_all_nodes(self):
+        _, errors = self.on_hosts("--fail-at", 3, "--fail-rank", 3, status=1)
+        self.assertRegex(errors, r"rank \d+ \(pid \d+\) died", "the ranks of its node")
+        self.assertRegex(errors, r"castor: rank 3, on another node, has ended .*\(here: train.py, line \d+\)", "its counterpart")
+        self.assertLess(self.seconds, 150)
+
+
+def main():
+    global CASTOR
+    CASTOR, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
+    why = hosts.available()
+    if why:
+        print(f"no hosts can be made here, and nothing was tested: {why}")
+        print("0 passed, 0 failed", flush=True)
+        return
+    runner.run(unittest.defaultTestLoader.loadTestsFromTestCase(NodesTest), names)
+
+
+if __name__ == "__main__":
+    main()

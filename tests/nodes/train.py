@@ -1,0 +1,54 @@
+"""Trains a deep network of equal layers with DistributedDataParallel on several nodes, and measures what crosses eth0:
+
+    train.py --steps N [--fail-at STEP --fail-rank R]
+
+The last line of a node's first rank is `node BYTES`: what this host sent for a step, of the steps after the second."""
+import argparse
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, LAYERS, BATCH = 256, 16, 8
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=6)
+parser.add_argument("--fail-at", type=int, default=-1)
+parser.add_argument("--fail-rank", type=int, default=-1)
+args = parser.parse_args()
+
+
+def sent():
+    with open("/proc/net/dev") as file:  # of this process's namespace
+        lines = dict(line.split(":") for line in file if ":" in line)
+    return int(next(figures for name, figures in lines.items() if name.strip() == "eth0").split()[8])
+
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(1)
+layers = [module for _ in range(LAYERS) for module in (nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh())]
+model = DistributedDataParallel(nn.Sequential(*layers))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = torch.randn(args.steps, world, BATCH, WIDTH, generator=torch.Generator().manual_seed(2))
+for step in range(args.steps):
+    if step == args.fail_at and rank == args.fail_rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == 2:
+        dist.barrier()
+        begin = sent()
+    loss = model(data[step, rank]).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == 0:
+        print(f"loss {loss.item():.6f}")
+dist.barrier()
+if os.environ["LOCAL_RANK"] == "0":
+    sys.stdout.write(f"node {(sent() - begin) / (args.steps - 2):.0f}\n")
+    sys.stdout.flush()
+dist.destroy_process_group()
