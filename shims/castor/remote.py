@@ -19,11 +19,13 @@ class RemoteState(dict):
     """What stands in optimizer.state for a parameter that another node's owner steps. Edits are lost at the next step, as
     they are on every rank but the owner's."""
 
-    __slots__ = ("peer", "items_there", "here")
+    __slots__ = ("peer", "items_there", "here", "names")
 
-    def __init__(self, peer, items):
+    def __init__(self, peer, items, before):
+        """`before`: the state that stood there, whose keys stay the objects that they are."""
         super().__init__()
         self.peer, self.items_there, self.here = peer, items, False
+        self.names = {key: key for key in before or ()}
 
     def renew(self, items):
         self.items_there, self.here = items, False
@@ -79,7 +81,7 @@ def read_states(states):
                 if spec is not None:
                     places.append((spec[0], value.numel() * value.element_size()))
                     tensors.append(value)
-                dict.__setitem__(state, key_of(key), value)
+                dict.__setitem__(state, state.names.get(key) or key_of(key), value)
         if not tensors or not store.active():
             continue
         count = len(tensors)

@@ -178,7 +178,7 @@ class OptimizerStates:
         if isinstance(state, remote.RemoteState):
             state.renew(items)
         else:
-            optimizer.state[p] = remote.RemoteState(peer, items)
+            optimizer.state[p] = remote.RemoteState(peer, items, state)
 
     def _take(self, group, state, entry, items, edited, small):
         names = {key for key, _, _ in items}
