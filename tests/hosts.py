@@ -29,7 +29,7 @@ def filled_in(word, host, count):
 def available():
     """Why there can be no hosts here; empty: there can."""
     try:
-        tried = subprocess.run([*UNSHARE, "sh", "-c", "ip link add a type bridge && ip link add b type veth peer name c"],
+        tried = subprocess.run([*UNSHARE, "sh", "-c", "ip link add bridge0 type bridge && ip link add veth0 type veth peer name veth1"],
                                capture_output=True, text=True, timeout=READY_S)
     except OSError as error:
         return str(error)
