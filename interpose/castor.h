@@ -241,6 +241,8 @@ CASTOR_API int castor_node_ranges(int sums, castor_tensor *const *tensors, uint3
 /* On every rank, after that: used[i], set by the owner of parameter i, comes to all of the node. */
 CASTOR_API int castor_sums_settle(castor_store *store, castor_tensor *const *tensors, uint32_t count,
                                   uint8_t *used);
+/* The group's ranks as the whole job counts them (`world` of them): errors name these. */
+CASTOR_API int castor_store_ranks_set(castor_store *store, const int32_t *ranks);
 /* After castor_store_open_node: what the plugin shards (castor_plugin_shards) is shared out over `node_count` nodes. */
 CASTOR_API int castor_store_shard(castor_store *store, int node, int node_count);
 /* Other nodes may read this node's optimizer states from here on: at `address` (numeric) and *port, with the token. */

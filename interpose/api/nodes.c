@@ -31,6 +31,10 @@ int castor_node_ranges(int sums, castor_tensor *const *tensors, uint32_t count, 
                            (exchange_range *)out, ranges);
 }
 
+int castor_store_ranks_set(castor_store *s, const int32_t *ranks) {
+    return store_job_ranks_set(s, ranks);
+}
+
 int castor_store_shard(castor_store *s, int node, int node_count) {
     return store_shard(s, node, node_count);
 }

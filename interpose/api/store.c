@@ -48,7 +48,7 @@ static castor_status rank_check(const store *s, const char *function) {
     return error_set(CASTOR_ERR_UNSUPPORTED,
                      "%s: this process was forked from rank %d (pid %d) and is no rank itself. It sees the "
                      "parameters as they were then; let the rank make this call",
-                     function, s->rank, s->control->rank[s->rank].pid);
+                     function, store_job_rank(s, s->rank), s->control->rank[s->rank].pid);
 }
 
 int castor_store_open(const char *group, int rank, int world, castor_store **out) {
@@ -111,7 +111,8 @@ void castor_place_set(castor_store *s, int place) {
 
 void castor_fail(castor_store *s, const char *text) {
     store_fail_by(s, s->rank,
-                  error_set(CASTOR_ERR_PEER, "rank %d (pid %d) stopped: %s", s->rank, (int)getpid(), text));
+                  error_set(CASTOR_ERR_PEER, "rank %d (pid %d) stopped: %s", store_job_rank(s, s->rank),
+                            (int)getpid(), text));
 }
 
 int castor_failure_get(castor_store *s, char *text, size_t size) {

@@ -234,6 +234,16 @@ fail:
     return status;
 }
 
+castor_status store_job_ranks_set(store *s, const int32_t *ranks) {
+    int32_t *kept = malloc((size_t)s->world * sizeof *kept);
+    if (!kept)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables");
+    memcpy(kept, ranks, (size_t)s->world * sizeof *kept);
+    free(s->job_ranks);
+    s->job_ranks = kept;
+    return CASTOR_OK;
+}
+
 castor_status store_shard(store *s, int node, int node_count) {
     if (node < 0 || node >= node_count || s->tensor_count)
         return error_set(CASTOR_ERR_ARGUMENT,

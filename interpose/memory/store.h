@@ -105,6 +105,7 @@ typedef struct store {
     struct tensor **tensors;
     uint32_t tensor_count, tensor_capacity;
     int owners;                           /* ranks below it own tensors; world on one node */
+    int32_t *job_ranks;                   /* by rank, as the job counts it, for messages; NULL: the same */
     int node, node_count;                 /* 0 and 1: nothing is sharded over nodes */
     uint64_t owner_load[STORE_RANKS_MAX]; /* bytes of parameters by owner */
     uint64_t *node_load;                  /* ... by owner and node, when there are several */
@@ -123,6 +124,12 @@ typedef struct store {
 /* Opens the store of a group, together with its other ranks. `group` names it; the same on all of them. */
 castor_status store_open(const char *token, const char *group, int rank, int world, uint64_t chunk_bytes,
                          const char *offload_dir, double timeout_seconds, store **out);
+
+/* The group's ranks as the whole job counts them: what messages name. */
+castor_status store_job_ranks_set(store *s, const int32_t *ranks);
+static inline int store_job_rank(const store *s, int rank) {
+    return s->job_ranks ? s->job_ranks[rank] : rank;
+}
 
 /* Before the first tensor: each is stepped on one of `node_count` nodes only, of which this is `node`. */
 castor_status store_shard(store *s, int node, int node_count);

@@ -100,16 +100,18 @@ static castor_status offers_agree(store *s, uint32_t count, struct offer *agreed
         if (bytes != bytes0)
             return error_set(
                 CASTOR_ERR_MISMATCH,
-                "the ranks' models differ: rank 0 has %lu parameters to share, rank %d has %lu. Build "
+                "the ranks' models differ: rank %d has %lu parameters to share, rank %d has %lu. Build "
                 "the same model on every rank",
-                (unsigned long)(bytes0 / sizeof *first), rank, (unsigned long)(bytes / sizeof *first));
+                store_job_rank(s, 0), (unsigned long)(bytes0 / sizeof *first), store_job_rank(s, rank),
+                (unsigned long)(bytes / sizeof *first));
         for (uint32_t i = 0; i < count; i++) {
             if (theirs[i].numel != first[i].numel || theirs[i].dtype != first[i].dtype)
                 return error_set(
                     CASTOR_ERR_MISMATCH,
-                    "the ranks' models differ: parameter %u has %lu elements on rank 0 and %lu on rank "
+                    "the ranks' models differ: parameter %u has %lu elements on rank %d and %lu on rank "
                     "%d (or another dtype). Build the same model on every rank",
-                    i, (unsigned long)first[i].numel, (unsigned long)theirs[i].numel, rank);
+                    i, (unsigned long)first[i].numel, store_job_rank(s, 0), (unsigned long)theirs[i].numel,
+                    store_job_rank(s, rank));
             agreed[i].mappable &= theirs[i].mappable;
             if (theirs[i].same_as != first[i].same_as)
                 agreed[i].same_as = -1, agreed[i].mappable = 0;

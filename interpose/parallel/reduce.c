@@ -147,12 +147,12 @@ static castor_status carry_check(tensor *t, const struct job *job, bool fresh) {
         atomic_store(&t->control->carried, job->carry ? job->epoch + 1 : 0);
     else if ((atomic_load(&t->control->carried) == job->epoch + 1) != job->carry)
         return store_fail(
-            s,
-            error_set(CASTOR_ERR_ARGUMENT,
-                      "rank %d %s the gradients of the micro-step before and rank 0 %s: every rank must call "
-                      "backward(), optimizer.step() and no_sync() alike",
-                      s->rank, job->carry ? "goes on from" : "does not go on from",
-                      job->carry ? "does not" : "does"));
+            s, error_set(
+                   CASTOR_ERR_ARGUMENT,
+                   "rank %d %s the gradients of the micro-step before and rank %d %s: every rank must call "
+                   "backward(), optimizer.step() and no_sync() alike",
+                   store_job_rank(s, s->rank), job->carry ? "goes on from" : "does not go on from",
+                   store_job_rank(s, 0), job->carry ? "does not" : "does"));
     return CASTOR_OK;
 }
 
@@ -259,7 +259,7 @@ castor_status reduce_submit(tensor *t, const void *source, double scale, bool ca
                                      error_set(CASTOR_ERR_INTERRUPTED,
                                                "rank %d (pid %d) was interrupted by a signal in "
                                                "backward",
-                                               s->rank, (int)getpid()))
+                                               store_job_rank(s, s->rank), (int)getpid()))
                      : wanted_release(s);
         pthread_mutex_lock(&r->lock);
         if (status)

@@ -162,16 +162,17 @@ castor_status together_agree(store *s, const char *what, const double *values, c
         if (a != b)
             return error_set(
                 CASTOR_ERR_MISMATCH,
-                "the ranks disagree at %s: rank 0 brings %u values, rank %d brings %u. All ranks must "
+                "the ranks disagree at %s: rank %d brings %u values, rank %d brings %u. All ranks must "
                 "make the same calls",
-                what, a, rank, b);
+                what, store_job_rank(s, 0), a, store_job_rank(s, rank), b);
         for (uint32_t i = 0; i < a && i < 64; i++)
             if (memcmp(&first->values[i], &theirs->values[i], sizeof(double)) != 0)
                 return error_set(
                     CASTOR_ERR_MISMATCH,
-                    "the ranks disagree at %s: %s is %.9f on rank 0 and %.9f on rank %d. Set the same "
+                    "the ranks disagree at %s: %s is %.9f on rank %d and %.9f on rank %d. Set the same "
                     "on every rank",
-                    what, labels ? labels[i] : "a value", first->values[i], theirs->values[i], rank);
+                    what, labels ? labels[i] : "a value", first->values[i], store_job_rank(s, 0),
+                    theirs->values[i], store_job_rank(s, rank));
     }
     return CASTOR_OK;
 }
@@ -182,7 +183,8 @@ static castor_status take(store *s, int from, void *out, size_t bytes, const cha
     const void *area = store_exchange_get(s, EXCHANGE_CALL, from, &sent);
     if (sent != bytes)
         return error_set(CASTOR_ERR_MISMATCH, "%s: rank %d sends %lu bytes and rank %d expects %lu", what,
-                         from, (unsigned long)sent, s->rank, (unsigned long)bytes);
+                         store_job_rank(s, from), (unsigned long)sent, store_job_rank(s, s->rank),
+                         (unsigned long)bytes);
     if (bytes)
         memcpy(out, area, bytes);
     return CASTOR_OK;

@@ -47,14 +47,14 @@ castor_status wait_peers_check(store *s) {
                 error_set(CASTOR_ERR_PEER,
                           "rank %d (pid %d) has ended while other ranks wait for it: all ranks must take the "
                           "same number of steps (as many batches on each); see its own messages",
-                          rank, peer->pid));
+                          store_job_rank(s, rank), peer->pid));
         if (peer->start_ticks && process_state(peer->pid, peer->start_ticks) == 0)
             return peer_failed(
                 s, rank,
                 error_set(CASTOR_ERR_PEER,
                           "rank %d (pid %d) died (killed, or out of memory? the kernel's log, dmesg, tells) "
                           "while other ranks wait for it; its last place was %s",
-                          rank, peer->pid, store_place_names[atomic_load(&peer->place)]));
+                          store_job_rank(s, rank), peer->pid, store_place_names[atomic_load(&peer->place)]));
     }
     return CASTOR_OK;
 }
@@ -70,13 +70,14 @@ static castor_status give_up(store *s, const wait_condition *c) {
             error_set(CASTOR_ERR_TIMEOUT,
                       "rank %d waited longer than CASTOR_TIMEOUT (%.1f s) for rank %d (pid %d) at %s; that "
                       "rank is stopped by a signal (kill -CONT %d lets it go on)",
-                      s->rank, s->timeout_seconds, rank, peer->pid, c->what, peer->pid));
+                      store_job_rank(s, s->rank), s->timeout_seconds, store_job_rank(s, rank), peer->pid,
+                      c->what, peer->pid));
     return store_fail(
         s,
         error_set(CASTOR_ERR_TIMEOUT,
                   "rank %d waited longer than CASTOR_TIMEOUT (%.1f s) for rank %d (pid %d) at %s; that rank "
                   "is %s. All ranks must make the same calls; raise CASTOR_TIMEOUT if it is only slow",
-                  s->rank, s->timeout_seconds, rank, peer->pid, c->what,
+                  store_job_rank(s, s->rank), s->timeout_seconds, store_job_rank(s, rank), peer->pid, c->what,
                   store_place_names[store_place_get(s, rank)]));
 }
 
@@ -118,8 +119,8 @@ bool wait_interrupted(void) {
 static castor_status interrupted(store *s, const wait_condition *c) {
     store_fail_by(s, s->rank,
                   error_set(CASTOR_ERR_INTERRUPTED,
-                            "rank %d (pid %d) was interrupted by a signal while it waited at %s", s->rank,
-                            (int)getpid(), c->what));
+                            "rank %d (pid %d) was interrupted by a signal while it waited at %s",
+                            store_job_rank(s, s->rank), (int)getpid(), c->what));
     return CASTOR_ERR_INTERRUPTED;
 }
 

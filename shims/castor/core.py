@@ -116,6 +116,7 @@ _SIGNATURES = {
     "nodes_find": ("status", [c_void_p, c_int, c_int, POINTER(Nodes), c_void_p, c_void_p]),
     "node_ranges": ("status", [c_int, c_void_p, c_uint32, c_void_p, c_int, c_void_p, POINTER(c_uint32)]),
     "sums_settle": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
+    "store_ranks_set": ("status", [c_void_p, c_void_p]),
     "store_shard": ("status", [c_void_p, c_int, c_int]),
     "serve": ("status", [c_void_p, c_char_p, c_char_p, POINTER(c_int)]),
     "node_read": ("status", [c_char_p, c_int, c_char_p, c_void_p, c_void_p, c_void_p, c_uint32]),

@@ -45,6 +45,8 @@ def _make(process_group, ranks):
     across = Across(place, [ranks[r] for r in lane]) if place.node_count > 1 else None
     group = store.group(f"{name} on node {place.node}", place.local_rank, place.local_world, token=tokens[members[0]],
                         owners=place.lanes, across=across, total=len(ranks))
+    core.store_ranks_set(group.handle, (ctypes.c_int32 * len(members))(*(ranks[member] for member in members)))
+    core.rank_set(dist.get_rank())
     if across is not None:
         across.group = group
         if core.plugin_shards():

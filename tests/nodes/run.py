@@ -142,7 +142,7 @@ class NodesTest(unittest.TestCase):
 
     def test_a_rank_that_is_killed_ends_all_nodes(self):
         _, errors = self.on_hosts("--fail-at", 3, "--fail-rank", 3, status=1)
-        self.assertRegex(errors, r"rank \d+ \(pid \d+\) died", "the ranks of its node")
+        self.assertRegex(errors, r"\[rank2\]: castor: rank 3 \(pid \d+\) died", "the rank beside it")
         self.assertRegex(errors, r"castor: rank 3, on another node, has ended .*\(here: train.py, line \d+\)", "its counterpart")
         self.assertLess(self.seconds, 150)
 

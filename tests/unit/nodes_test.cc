@@ -282,6 +282,20 @@ TEST(Nodes, StatesAreReadWithoutTheOtherNodesScript) {
     });
 }
 
+TEST(Nodes, ErrorsNameTheRanksAsTheJobCountsThem) {
+    Job job(2);
+    job.run([&](Rank &r) {
+        const int32_t ranks[2] = {5, 7};
+        ASSERT_EQ(castor_store_ranks_set(r.store, ranks), CASTOR_OK);
+        double value = r.rank;
+        const char *label = "the value";
+        EXPECT_EQ(castor_agree(r.store, "a test", &value, &label, 1), CASTOR_ERR_MISMATCH);
+        std::string said = error_text();
+        EXPECT_NE(said.find("on rank 5 and"), std::string::npos) << said;
+        EXPECT_NE(said.find("on rank 7."), std::string::npos) << said;
+    });
+}
+
 TEST(Nodes, AddressesThatAreNoneAreErrors) {
     Job job(1);
     job.run([&](Rank &r) {
