@@ -119,6 +119,7 @@ def refuse_unseen(job, losses):
 def install(job):
     functional = torch.nn.functional
     stock = functional.batch_norm
+
     @functools.wraps(stock)
     def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-05):
         if not training or eps <= 0 or job.synchronizer is None or job.distributed or not store.active():

@@ -1,0 +1,78 @@
+"""What single-process scripts print is the same, to the printed digits, with 1, 2 and 4 ranks and without Castor.
+
+Sums in another order differ in the seventh digit. A number that lies on the border between two printed ones may therefore be
+one less or one more in its last digit: one number in ten at most, and on one rank none.
+
+    tests/printed/run.py [--castor build/bin/castor] [NAME]...
+
+Needs torch and transformers (the interpreter that runs this has them). NAMEs select tests whose id contains one of them. The
+last line is `N passed, N failed`.
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.dirname(FOLDER))
+import runner  # noqa: E402
+
+LIMIT_S = 240  # of one job; reached only by a failure
+RANKS = (1, 2, 4)
+NUMBER = re.compile(r"\d+\.\d+")
+CASTOR = None
+
+
+def environment():
+    foreign = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_")
+    return dict({name: value for name, value in os.environ.items() if not name.startswith(foreign)}, OMP_NUM_THREADS="1")
+
+
+class PrintedTest(unittest.TestCase):
+    maxDiff = None
+
+    def printed(self, *command):
+        with tempfile.TemporaryDirectory(prefix="castor-printed-") as folder:
+            done = subprocess.run(command, env=environment(), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                  timeout=LIMIT_S)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout, done.stderr
+
+    def compare(self, shown, plain, ranks):
+        self.assertEqual(NUMBER.sub("#", shown), NUMBER.sub("#", plain), f"{ranks} ranks")
+        pairs = [pair for pair in zip(NUMBER.findall(shown), NUMBER.findall(plain)) if pair[0] != pair[1]]
+        for ours, theirs in pairs:
+            digits = len(theirs.partition(".")[2])
+            self.assertAlmostEqual(float(ours), float(theirs), delta=1.01 * 10**-digits, msg=f"{ranks} ranks")
+        allowed = 0 if ranks == 1 else len(NUMBER.findall(plain)) // 10
+        self.assertLessEqual(len(pairs), allowed, f"{ranks} ranks: {pairs}")
+
+    def check(self, model, optimizer):
+        script = [sys.executable, os.path.join(FOLDER, "train.py"), model, optimizer]
+        plain, _ = self.printed(*script)
+        self.assertGreater(len(plain.splitlines()), 8)
+        for ranks in RANKS:
+            shown, said = self.printed(CASTOR, "run", "--plugin", "gemini", "--nproc", str(ranks), "--", *script)
+            self.compare(shown, plain, ranks)
+            self.assertEqual("without the plugin" in said, ranks == 1, said)
+
+
+def _add(model, optimizer):
+    setattr(PrintedTest, f"test_{model}_{optimizer}", lambda self: self.check(model, optimizer))
+
+
+for _model in ("mlp", "convolution", "gpt", "trainer"):
+    for _optimizer in ("sgd", "adamw"):
+        _add(_model, _optimizer)
+
+
+def main():
+    global CASTOR
+    CASTOR, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
+    runner.run(unittest.defaultTestLoader.loadTestsFromTestCase(PrintedTest), names)
+
+
+if __name__ == "__main__":
+    main()
