@@ -150,14 +150,9 @@ class Across:
 
     def _sum_owned(self, entries, used):
         mine = [i for i, e in enumerate(entries) if e.mine]
-        (agreed, self.agreed), layout = (self.agreed, 0), self._layout(entries, mine)
-        words = [*(used[i] or entries[i].carrying for i in mine), agreed, -agreed, layout, -layout]
-        words = torch.tensor(words, dtype=torch.int64)
-        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.lane)
-        *any_used, agreed, negative, layout, negative_layout = words.tolist()
-        if agreed != -negative:
-            raise core.GroupError("castor: the nodes disagree about the last optimizer steps: learning rates and other "
-                                  "hyperparameters, and the number of parameters, must be the same on every rank")
+        layout = self._layout(entries, mine)
+        words = (used[i] or entries[i].carrying for i in mine)
+        *any_used, layout, negative_layout = self._agree(*words, layout, -layout)
         for i, u in zip(mine, any_used):
             used[i] = u
         wanted = [i for i, u in zip(mine, any_used) if u]
@@ -168,7 +163,27 @@ class Across:
         """Every rank of every node is here: what it reads of the others' states it has read."""
         self.group.barrier("an optimizer step")
         if self.lane is not None:
-            self._exchange(lambda: dist.all_reduce(torch.zeros(1), group=self.lane))
+            self._exchange(self._agree)
+
+    def _agree(self, *words):
+        """The largest of each of the words (whole numbers), over the lane. An error when the nodes' last steps differed."""
+        agreed, self.agreed = self.agreed, 0
+        words = torch.tensor([*words, agreed, -agreed], dtype=torch.int64)
+        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.lane)
+        *words, agreed, negative = words.tolist()
+        if agreed != -negative:
+            raise core.GroupError(
+                "castor: the nodes disagree: the model's parameters and how they lie in memory, learning rates and other "
+                "hyperparameters, and what the script makes of gradients must be the same on every rank. (CASTOR_PLUGIN=none "
+                "leaves all of it to PyTorch)")
+        return words
+
+    def adopted(self, entries):
+        """Parameters have been registered: their owners, and which of them are shared, must be the same on every node."""
+        described = [(e.bytes, e.shared, e.owner, e.node) for e in entries]
+        self.agreed = zlib.crc32(repr(described).encode(), self.agreed)
+        if self.lane is not None:
+            self._exchange(self._agree)
 
     def spread(self, entries, stepped, directory, sums_too):
         """After the owners' step: parameters, directories and, where it changed them as well, sums go to the other nodes.
@@ -183,10 +198,8 @@ class Across:
         by_entry = {id(e) for e in stepped}
         layout = self._layout(entries, mine, sums=False)
         told = pickle.dumps(directory) != self.told
-        words = [*(id(entries[i]) in by_entry for i in mine), layout, -layout, told]
-        words = torch.tensor(words, dtype=torch.int64)
-        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.lane)
-        *any_stepped, layout, negative_layout, told = words.tolist()
+        words = (id(entries[i]) in by_entry for i in mine)
+        *any_stepped, layout, negative_layout, told = self._agree(*words, layout, -layout, told)
         changed = [i for i, s in zip(mine, any_stepped) if s]
         for node in range(self.place.node_count):
             of_node = [i for i in changed if entries[i].node == node]

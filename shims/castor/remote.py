@@ -107,7 +107,10 @@ def install():
 
     @functools.wraps(state_dict)
     def whole_state_dict(self, *args, **kwargs):
-        read_states([state for state in of(self) if not state.here])
+        elsewhere = of(self)
+        if not elsewhere:
+            return state_dict(self, *args, **kwargs)
+        read_states([state for state in elsewhere if not state.here])
         result = state_dict(self, *args, **kwargs)
         for key, state in result.get("state", {}).items():
             if isinstance(state, RemoteState):

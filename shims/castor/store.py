@@ -184,6 +184,8 @@ def adopt(grp, parameters):
         core.register(grp.handle, descriptions, len(fresh), handles)
         for p, handle in zip(fresh, handles):
             _entries[id(p)] = Entry(grp, p, handle)
+        if grp.across is not None:
+            grp.across.adopted([entry_of(p) for p in fresh])
     return [entry_of(p) for p in parameters]
 
 
