@@ -37,6 +37,7 @@ CONTENDERS = {c.name: c for c in (
     Contender("ddp_view", "DDP, `gradient_as_bucket_view`", TRAIN_DDP, ["--bucket-view"], tolerance=0),
     Contender("none", "`castor run --plugin none`", TRAIN_DDP, plugin="none", tolerance=0),
     Contender("castor", "`castor run --plugin gemini`", TRAIN_DDP, plugin="gemini", tolerance=1e-5),
+    Contender("castor_ddp", "`castor run --plugin ddp`", TRAIN_DDP, plugin="ddp", tolerance=1e-5),
     Contender("castor_keep", "gemini, `CASTOR_GRADIENT_RETURN=0`", TRAIN_DDP, plugin="gemini",
               options=["CASTOR_GRADIENT_RETURN=0"], tolerance=1e-5),
     Contender("castor_return", "gemini, `CASTOR_GRADIENT_RETURN=100`", TRAIN_DDP, plugin="gemini",
