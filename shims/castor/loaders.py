@@ -6,6 +6,7 @@ What has no indices (iterable datasets, no batching by the loader) is loaded who
 import collections
 import functools
 import sys
+import weakref
 import zlib
 
 import torch
@@ -155,11 +156,14 @@ def install(job):
         except StopIteration:
             if split is not None and split.ahead:
                 split.hand_out(None)
+            else:
+                job.source = lambda: None
             raise
         if split is None:
-            job.in_parts = False
+            job.source = lambda: None
             return data
         job.split_seen = True
+        job.source = weakref.ref(iterator)
         return split.deliver(data, iterator._castor_by_index)
 
     @functools.wraps(iterate)

@@ -25,7 +25,7 @@ class Job(events.Observer):
         self.weight = 1.0 / world  # of this rank's part of the current batch
         self.share = self.weight  # what this rank's loss and gradients count for: of a mean by its size, of a sum wholly
         self.samples = 0  # in the whole batch
-        self.in_parts = False  # the last batch that was delivered is split, each rank having its part of it
+        self.source = lambda: None  # weak reference to the iterator that delivered the last batch, when it splits them
         self.counts = set()  # samples of the batches, whole, that were delivered since the last backward
         self.loss = core.option_text("CASTOR_LOSS")
         self.clipped = 0  # what must be the same on every rank: a digest of the clipping since the last step
@@ -34,6 +34,11 @@ class Job(events.Observer):
         self.switched = lambda: None  # weak reference to the model that was last put into a mode
         self.said = set()
         self.in_train = False  # inside Module.train
+
+    @property
+    def in_parts(self):
+        """The loop that the script is in has its batches from a loader that splits them: each rank has its part."""
+        return self.source() is not None
 
     @property
     def evaluating(self):
@@ -111,7 +116,7 @@ class Job(events.Observer):
     # ---- events
 
     def batch_delivered(self, weight, digest, count):
-        self.weight, self.batch, self.samples, self.in_parts = weight, digest, count, True
+        self.weight, self.batch, self.samples = weight, digest, count
         if self.counts is None:  # a backward has used those before
             self.counts = set()
         self.counts.add(count)
