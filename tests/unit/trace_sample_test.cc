@@ -38,7 +38,8 @@ TEST_F(TraceSample, SetsTheSetSizeAndAsksTheModules) {
         EXPECT_EQ(sample_start(), CASTOR_OK);
         EXPECT_EQ(sample_start(), CASTOR_OK);
         EXPECT_NE(sample_register([] {}), CASTOR_OK);
-        for (int i = 0; i < 1000 && callbacks < 2; i++)
+        for (int i = 0; i < 4000 && callbacks < 2;
+             i++) /* the sampler rests longer where sampling takes long */
             usleep(10000);
         EXPECT_GE(callbacks, 2);
         EXPECT_TRUE(has_sampler_thread());
