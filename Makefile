@@ -36,7 +36,7 @@ UNIT_C := $(wildcard tests/unit/*.c)
 UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # The unit tests link the library's modules, but not its replacements of libc's functions nor its constructor;
 # tests/unit/store_inside.c stands in for what the exported functions need of them.
-UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/node.o $(B)/obj/interpose/core/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
+UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/core/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
 .PHONY: all setup demo test test-torch check bench gpu-test install clean unit semantics readme sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor

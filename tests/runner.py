@@ -19,6 +19,16 @@ def arguments(description, option, *built):
     return os.path.abspath(args.tested), args.names
 
 
+# What would change a job if it came from the caller's environment.
+FOREIGN = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_")
+
+
+def environment(*foreign):
+    """The caller's, without what would change a job, nor names that begin like one of `foreign`; one thread a process."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN + foreign)}
+    return dict(clean, OMP_NUM_THREADS="1")
+
+
 def chosen(suite, names):
     for test in suite:
         if isinstance(test, unittest.TestSuite):

@@ -2,8 +2,8 @@
 #include "castor.h"
 
 #include "core/node.h"
-#include "parallel/exchange.h"
 #include "core/options.h"
+#include "parallel/exchange.h"
 #include "parallel/grouping.h"
 #include "parallel/serve.h"
 #include "trace/trace.h"

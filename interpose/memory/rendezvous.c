@@ -13,12 +13,12 @@
 #include "../core/clock.h"
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../core/token.h"
 #include "../parallel/wait.h"
 
 #define DESCRIPTORS_MAX 8
 #define RANKS_MAX       4096
 #define RETRY_NS        10000000l
-#define TOKEN_MAX       64
 #define LOOK_SECONDS    0.1 /* how often it is seen whether signals have come */
 
 struct hello {
@@ -50,13 +50,6 @@ static bool same_user(int connection, int *pid) {
         return false;
     *pid = peer.pid;
     return true;
-}
-
-static bool tokens_equal(const char *a, const char *b) {
-    unsigned char difference = 0;
-    for (size_t i = 0; i < TOKEN_MAX; i++)
-        difference |= (unsigned char)(a[i] ^ b[i]);
-    return difference == 0;
 }
 
 static bool send_descriptors(int connection, const int *descriptors, int count) {
@@ -162,8 +155,8 @@ static castor_status serve(const char *token, const char *group, int world, cons
         if (connection < 0)
             continue;
         struct hello hello;
-        char expected[TOKEN_MAX] = {0};
-        strncpy(expected, token, TOKEN_MAX - 1);
+        char expected[TOKEN_MAX];
+        token_copy(expected, token);
         /* One that connects and says nothing must not hold up the others for long. */
         double patience = clock_seconds() + 2;
         int pid;
@@ -189,7 +182,7 @@ static castor_status join(const char *token, const char *group, int rank, int *d
     struct sockaddr_un address;
     socklen_t length = socket_name(&address, token, group);
     struct hello hello = {.rank = rank};
-    strncpy(hello.token, token, TOKEN_MAX - 1);
+    token_copy(hello.token, token);
     while (clock_seconds() < deadline) {
         int pid, connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (connection < 0)

@@ -177,7 +177,7 @@ static castor_status tensor_make(store *s, const struct offer *offer, tensor *sa
               : same                                         ? same->node
                                                              : least_loaded_node(s, t->owner);
     size_t grad_bytes = t->mode == TENSOR_SHARED ? t->span : t->bytes ? t->bytes : 1;
-    size_t alignment = t->mode == TENSOR_SHARED ? PAGE_BYTES : 64;
+    size_t alignment = t->mode == TENSOR_SHARED ? PAGE_BYTES : TENSOR_VALUE_ALIGNMENT;
     if ((status = chunk_place(&s->chunks, CHUNK_GRAD, t->owner, grad_bytes, alignment, &t->grad_offset)) ||
         (status = chunk_alias(&s->chunks, CHUNK_GRAD, t->grad_offset, grad_bytes, &t->grad_alias)))
         goto fail;

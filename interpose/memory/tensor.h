@@ -11,7 +11,8 @@
 #include "../../kernels/kernels.h"
 #include "store.h"
 
-#define TENSOR_BLOCK_BYTES (1ul << 20) /* the unit of ordered sums */
+#define TENSOR_BLOCK_BYTES     (1ul << 20) /* the unit of ordered sums */
+#define TENSOR_VALUE_ALIGNMENT 64          /* of the sums of value tensors */
 
 typedef enum tensor_mode { TENSOR_VALUE, TENSOR_SHARED } tensor_mode;
 

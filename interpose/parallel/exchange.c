@@ -5,8 +5,6 @@
 #include "reduce.h"
 #include "wait.h"
 
-#define VALUE_ALIGNMENT 64 /* of the sums of value tensors (tensor.c) */
-
 /* Where a tensor's bytes of the kind are. */
 struct place {
     const tensor *tensor;
@@ -32,7 +30,7 @@ static bool adjacent(const struct place *place, const struct place *next) {
         return false;
     if (t->mode == TENSOR_SHARED)
         return place->offset + t->span == next->offset;
-    size_t room = (t->bytes + VALUE_ALIGNMENT - 1) / VALUE_ALIGNMENT * VALUE_ALIGNMENT;
+    size_t room = (t->bytes + TENSOR_VALUE_ALIGNMENT - 1) / TENSOR_VALUE_ALIGNMENT * TENSOR_VALUE_ALIGNMENT;
     return next->tensor->mode == TENSOR_VALUE && place->offset + room == next->offset;
 }
 

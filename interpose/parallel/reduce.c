@@ -2,7 +2,6 @@
 
 #include <limits.h>
 #include <linux/futex.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../core/thread.h"
 #include "../memory/arena.h"
 #include "../memory/pages.h"
 #include "../memory/window.h"
@@ -215,17 +215,11 @@ static castor_status reducer_start(store *s) {
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&r->changed, &monotonic);
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    pthread_t thread;
-    int failed = pthread_create(&thread, NULL, reducer_main, r);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int failed = thread_start(reducer_main, r);
     if (failed) {
         free(r);
         return error_set(CASTOR_ERR_SYSTEM, "cannot start the thread castor-reduce (error %d)", failed);
     }
-    pthread_detach(thread);
     s->reducer = r;
     return CASTOR_OK;
 }

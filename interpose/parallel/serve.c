@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -15,9 +14,10 @@
 #include "../core/clock.h"
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../core/thread.h"
+#include "../core/token.h"
 #include "wait.h"
 
-#define TOKEN_MAX       64
 #define CONNECTIONS_MAX 64
 #define PATIENCE_S      10 /* that a reader may take to ask or to receive */
 #define LOOK_MS         100
@@ -34,13 +34,6 @@ struct server {
     char token[TOKEN_MAX];
     double timeout_seconds;
 };
-
-static bool tokens_equal(const char *a, const char *b) {
-    unsigned char difference = 0;
-    for (size_t i = 0; i < TOKEN_MAX; i++)
-        difference |= (unsigned char)(a[i] ^ b[i]);
-    return difference == 0;
-}
 
 static void patience_set(int fd, double seconds) {
     struct timeval limit = {(time_t)seconds, (suseconds_t)((seconds - (double)(time_t)seconds) * 1e6)};
@@ -138,24 +131,18 @@ castor_status serve_start(store *s, const char *token, const char *address, int 
         return error_set(CASTOR_ERR_MEMORY, "no memory for the thread castor-serve");
     server->file = s->chunks.list[CHUNK_OPTIM].fd;
     server->file_bytes = s->chunks.part_bytes * (uint64_t)s->world;
-    strncpy(server->token, token, TOKEN_MAX - 1);
+    token_copy(server->token, token);
     castor_status status = listen_on(address, &server->listener, port);
     if (status) {
         free(server);
         return status;
     }
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    pthread_t thread;
-    int failed = pthread_create(&thread, NULL, server_main, server);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int failed = thread_start(server_main, server);
     if (failed) {
         close(server->listener);
         free(server);
         return error_set(CASTOR_ERR_SYSTEM, "cannot start the thread castor-serve (error %d)", failed);
     }
-    pthread_detach(thread);
     return CASTOR_OK;
 }
 
@@ -221,7 +208,7 @@ castor_status serve_read(const serve_peer *peer, const uint64_t *offsets, const 
     if (status)
         return status;
     struct request request = {0};
-    strncpy(request.token, peer->token, TOKEN_MAX - 1);
+    token_copy(request.token, peer->token);
     for (uint32_t i = 0; i < count && !status; i++) {
         request.offset = offsets[i];
         request.bytes = bytes[i];

@@ -3,11 +3,12 @@
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #include "../core/log.h"
+#include "../core/thread.h"
 #include "counters.h"
 #include "file.h"
 #include "hash.h"
@@ -314,6 +315,7 @@ void live_wait_end(live_wait *wait) {
 
 static void *stack_main(void *unused) {
     (void)unused;
+    prctl(PR_SET_NAME, "castor-stack");
     live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
     void (*tell)(const char *) = __atomic_load_n(&stack_teller, __ATOMIC_ACQUIRE);
     static char path[STACK_PATH_MAX]; /* one such thread at a time */
@@ -341,19 +343,7 @@ void live_stack_look(void) {
         __atomic_exchange_n(&stack_running, 1, __ATOMIC_ACQUIRE))
         return;
     /* Its own thread: where the script holds the interpreter for long, the sampler goes on meanwhile. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_t thread;
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&thread, &attributes, stack_main, NULL);
-    if (error == 0)
-        pthread_setname_np(thread, "castor-stack");
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    if (error != 0)
+    if (thread_start(stack_main, NULL) != 0)
         __atomic_store_n(&stack_running, 0, __ATOMIC_RELEASE);
 }
 

@@ -3,13 +3,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 #include "../core/clock.h"
 #include "../core/log.h"
+#include "../core/thread.h"
 #include "counters.h"
 #include "live.h"
 #include "trace.h"
@@ -165,6 +166,7 @@ static void sample_if_due(sampling *sampling, void (*sample)(void)) {
 
 static void *sample_main(void *unused) {
     (void)unused;
+    prctl(PR_SET_NAME, "castor-sample");
     sampling rarely = {UINT64_C(200000000), 625, 0}, soon = {UINT64_C(100000000), 2500, 0};
     uint64_t next_ns, now_ns;
     do {
@@ -192,22 +194,12 @@ castor_status sample_start(void) {
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&changed, &clock);
     pthread_condattr_destroy(&clock);
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    int error = pthread_create(&thread, &attributes, sample_main, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
+    int error = thread_start(sample_main, NULL);
     if (error != 0) {
         LOG_W("cannot start the thread that samples memory (error %d): the report has no set sizes", error);
         status = CASTOR_ERR_SYSTEM;
         goto out;
     }
-    pthread_setname_np(thread, "castor-sample");
     state = SAMPLE_RUNNING;
 out:
     pthread_mutex_unlock(&lock);

@@ -90,11 +90,6 @@ class _OwnerStep:
         self.untouched = set()  # places whose gradient is the sum as it is
         self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
 
-    @property
-    def sharded(self):
-        """Another node's owner steps some of these."""
-        return self.group.across is not None and self.group.across.peers is not None
-
     def begin(self):
         for _, p, e in self.shared:
             if not e.is_home(p):  # the script replaced p.data: the block that it had keeps its values
@@ -106,7 +101,7 @@ class _OwnerStep:
             values.insert(0, float(_checksum(p.grad for _, p, _ in self.shared)))
         if self.group.across is not None:
             self.group.across.agreed = zlib.crc32(repr(values).encode(), self.group.across.agreed)
-            if self.sharded:
+            if self.group.sharded:
                 self.group.across.meet()
         core.step_begin(self.group.handle, (ctypes.c_double * len(values))(*values),
                         (ctypes.c_char_p * len(labels))(*[label.encode() for label in labels]), len(values))
@@ -163,7 +158,7 @@ class _OwnerStep:
     def end(self):
         directory = self.states.publish(self.optimizer, self.group, self.stepped)
         stepped = [e for _, _, e in self.stepped]
-        if self.sharded:
+        if self.group.sharded:
             unscales = getattr(self.optimizer, "grad_scale", None) is not None  # a fused step does it for GradScaler
             received, directory = self.group.across.spread([e for _, _, e in self.shared], stepped, directory, unscales)
             stepped = stepped + received

@@ -107,7 +107,7 @@ class OptimizerStates:
                 for key, value in optimizer.state.get(p, {}).items():
                     if _sharable(value) and (value.numel() * value.element_size() >= PAGE) is paged:
                         self._keep(group, entry, key, value, small)
-        node = -1 if group.across is None or group.across.peers is None else group.across.place.node
+        node = group.across.place.node if group.sharded else -1
         for index, p, entry in stepped:
             items = [
                 (key, self.places[(entry, key)].spec, None) if _sharable(value) else (key, None, pickle.dumps(value))
@@ -148,7 +148,7 @@ class OptimizerStates:
         """After publication: the states of what the other ranks stepped."""
         fresh, edited, small = False, [], []
         for rank in range(group.world):
-            if rank == group.rank and (group.across is None or group.across.peers is None):
+            if rank == group.rank and not group.sharded:
                 continue
             size = c_size_t()
             address = core.directory_get(group.handle, rank, byref(size))

@@ -102,6 +102,11 @@ class Group:
         self.sums = 0  # backward passes synchronized
         atexit.register(self._leave)
 
+    @property
+    def sharded(self):
+        """One node only keeps each optimizer state, and its owner there steps."""
+        return self.across is not None and self.across.peers is not None
+
     def _leave(self):
         if active():
             core.store_leave(self.handle)

@@ -33,11 +33,6 @@ class LiveTest(unittest.TestCase):
         self.folder = tempfile.mkdtemp(prefix="castor-live-")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
-    def environment(self):
-        foreign = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        return dict(clean, OMP_NUM_THREADS="1")
-
     def start(self, ranks, *arguments, limit=1, plugin="none", environment=None):
         """A job of stall_rank.py under castor run; what it says on standard error collects in `self.errors`."""
         self.errors = os.path.join(self.folder, "errors")
@@ -47,7 +42,7 @@ class LiveTest(unittest.TestCase):
             os.path.join(FOLDER, "stall_rank.py"), *map(str, arguments),
         ]
         with open(self.errors, "w") as errors:
-            job = subprocess.Popen(command, env=environment or self.environment(), cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True)
+            job = subprocess.Popen(command, env=environment or runner.environment(), cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True)
 
         def end():
             if job.poll() is None:
@@ -150,7 +145,7 @@ class LiveTest(unittest.TestCase):
         why = simulated.left_out() or simulated.make(sys.executable)
         if why:
             self.skipTest(why)
-        return simulated.environment(devices=devices, base=self.environment())
+        return simulated.environment(devices=devices, base=runner.environment())
 
     def test_collectives_that_are_enqueued(self):
         job = self.start(3, "nccl", 6, environment=self.simulated(3))
@@ -194,7 +189,7 @@ class LiveTest(unittest.TestCase):
 
     def doctor(self, *python, status=0, **environment):
         done = subprocess.run(
-            [CASTOR, "doctor", "--format", "json", "--", sys.executable, *python], env=dict(self.environment(), **environment),
+            [CASTOR, "doctor", "--format", "json", "--", sys.executable, *python], env=dict(runner.environment(), **environment),
             cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S * 2,
         )
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)

@@ -36,15 +36,10 @@ class NodesTest(unittest.TestCase):
         self.folder = tempfile.mkdtemp(prefix="castor-nodes-")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
-    def environment(self):
-        foreign = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_", "GLOO_")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        return dict(clean, OMP_NUM_THREADS="1")
-
     def run_job(self, command, status=0):
         """(what it printed, what it said on standard error)"""
         began = time.monotonic()
-        done = subprocess.run(command, env=self.environment(), cwd=self.folder, stdin=subprocess.DEVNULL, text=True,
+        done = subprocess.run(command, env=runner.environment("GLOO_", "SLURM_", "OMPI_"), cwd=self.folder, stdin=subprocess.DEVNULL, text=True,
                               capture_output=True, timeout=LIMIT_S)
         self.seconds = time.monotonic() - began
         errors = without_gloo(done.stderr)

@@ -25,17 +25,12 @@ NUMBER = re.compile(r"\d+\.\d+")
 CASTOR = None
 
 
-def environment():
-    foreign = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_")
-    return dict({name: value for name, value in os.environ.items() if not name.startswith(foreign)}, OMP_NUM_THREADS="1")
-
-
 class PrintedTest(unittest.TestCase):
     maxDiff = None
 
     def printed(self, *command):
         with tempfile.TemporaryDirectory(prefix="castor-printed-") as folder:
-            done = subprocess.run(command, env=environment(), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            done = subprocess.run(command, env=runner.environment(), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                                   timeout=LIMIT_S)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout, done.stderr
