@@ -2,7 +2,8 @@
 mode) is split over the ranks.
 
 All ranks draw the same indices (their random state is rank 0's at the start of each iteration); each loads its part.
-What has no indices (iterable datasets, no batching by the loader) is loaded whole and cut."""
+Iterable datasets give each rank the same samples, of which it collates its part. What the loader does not batch is loaded
+whole and cut."""
 import collections
 import functools
 import sys
@@ -22,6 +23,17 @@ def part_of(count, rank, world):
     if first == last:
         return 0, min(1, count), 0.0
     return first, last, (last - first) / count
+
+
+class PartOfSamples:
+    """The collation of an iterable dataset's samples: this rank's part of them, behind their number. Workers have it too."""
+
+    def __init__(self, collate, rank, world):
+        self.collate, self.rank, self.world = collate, rank, world
+
+    def __call__(self, samples):
+        first, last, _ = part_of(len(samples), self.rank, self.world)
+        return [len(samples), self.collate(samples[first:last])]
 
 
 class _Split:
@@ -48,22 +60,40 @@ class _Split:
         if fetched is not None:
             self.job.batch_delivered(*fetched)
 
-    def deliver(self, data, by_index):
-        if by_index:
+    def deliver(self, data, kind):
+        if kind == BY_INDEX:
             self.hand_out(self.drawn.popleft())
             return data
-        sizes = [len(leaf) for leaf in tree_flatten(data)[0] if isinstance(leaf, torch.Tensor) and leaf.dim()]
-        if not sizes:
+        if kind == BY_SAMPLES:
+            count, data = data
+            self.hand_out((part_of(count, self.job.rank, self.job.world)[2], float(count), count))
             return data
+        sizes = [_rows(leaf) for leaf in tree_flatten(data)[0] if _rows(leaf) is not None]
+        if not sizes:
+            self.job.say("a DataLoader that makes no batches itself gives some without a tensor to cut: every rank computes "
+                         "the whole of them", 1)
+            self.hand_out((1.0 / self.job.world, 0.0, self.job.world))
+            return data
+        if len({*sizes}) > 1:
+            self.job.say("a DataLoader that makes no batches itself gives tensors of different lengths: what is as long as the "
+                         "first of them is cut. Let the loader batch the samples where that is not what a batch has", 1)
         first, last, weight = part_of(sizes[0], self.job.rank, self.job.world)
         self.hand_out((weight, float(sizes[0]), sizes[0]))
-        return tree_map(lambda t: _cut(t, sizes[0], first, last), data)
+        is_column = functools.partial(_is_column, count=sizes[0])
+        return tree_map(lambda leaf: leaf[first:last] if is_column(leaf) else leaf, data, is_leaf=is_column)
 
 
-def _cut(leaf, count, first, last):
-    if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == count:
-        return leaf[first:last]
-    return leaf
+def _rows(leaf):
+    """The length of a tensor or an array; None of anything else."""
+    shape = getattr(leaf, "shape", None)
+    return len(leaf) if isinstance(shape, tuple) and shape else None
+
+
+def _is_column(part, count):
+    """It holds something for each of `count` samples: a tensor, an array, or words and numbers in a list."""
+    if type(part) in (list, tuple):
+        return len(part) == count and all(isinstance(item, (str, bytes, int, float)) for item in part)
+    return _rows(part) == count
 
 
 def _fetched_ahead():
@@ -88,6 +118,26 @@ def _trains(job):
 
 def _splits(job):
     return job.mode != "scale" and _trains(job)
+
+
+# How a loader's batches are split: by their indices, by the samples that are collated, or the whole batches.
+BY_INDEX, BY_SAMPLES, WHOLE = "indices", "samples", "whole"
+
+
+def _kind_of(loader):
+    if not loader._auto_collation:
+        return WHOLE
+    return BY_INDEX if loader._dataset_kind == dataloader._DatasetKind.Map else BY_SAMPLES
+
+
+def _restart_workers(loader):
+    """Workers that stay collate as at their start, parts or whole batches: those of the other kind begin anew. That draws a
+    number, which the script's next ones must not miss."""
+    loader._iterator = None
+    generator = torch.default_generator if loader.generator is None else loader.generator
+    state = generator.get_state()
+    loader._iterator = loader._get_iterator()
+    generator.set_state(state)
 
 
 _diverged = []  # generators that draw the rank's own numbers
@@ -145,9 +195,11 @@ def install(job):
             return
         iterator._castor_split = _Split(job)
         iterator._castor_split.ahead = _fetched_ahead()
-        iterator._castor_by_index = iterator._auto_collation and iterator._dataset_kind == dataloader._DatasetKind.Map
-        if iterator._castor_by_index:
+        iterator._castor_kind = _kind_of(iterator)
+        if iterator._castor_kind == BY_INDEX:
             iterator._sampler_iter = iterator._castor_split.indices(iterator._sampler_iter)
+        elif iterator._castor_kind == BY_SAMPLES and not isinstance(iterator._collate_fn, PartOfSamples):
+            iterator._collate_fn = PartOfSamples(iterator._collate_fn, job.rank, job.world)
 
     def following(iterator, draw):
         split = getattr(iterator, "_castor_split", None)
@@ -164,7 +216,7 @@ def install(job):
             return data
         job.split_seen = True
         job.source = weakref.ref(iterator)
-        return split.deliver(data, iterator._castor_by_index)
+        return split.deliver(data, iterator._castor_kind)
 
     @functools.wraps(iterate)
     def loader_iter(self):
@@ -179,6 +231,9 @@ def install(job):
                                  "CASTOR_BATCH=scale")
         elif _trains(job):
             _diverge(job, self)
+        if self._iterator is not None and _kind_of(self) == BY_SAMPLES:  # of workers that stay
+            if isinstance(self._iterator._collate_fn, PartOfSamples) != _splits(job):
+                _restart_workers(self)
         return iterate(self)
 
     wrap_iterations(begin, following)

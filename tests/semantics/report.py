@@ -1,6 +1,7 @@
 """Writes docs/semantics.md from the results of a full run."""
 
 import rows as table
+from expect import ADAPTIVE, ANY, HALF, SGD
 
 RANKS = (2, 4)
 
@@ -41,7 +42,7 @@ def tolerances():
         "| tolerance | losses | gradients | parameters | optimizer states | why |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for kind in (table.SGD, table.ADAPTIVE, table.HALF, table.ANY):
+    for kind in (SGD, ADAPTIVE, HALF, ANY):
         floor = f", or {kind.floor:g} absolute" if kind.floor else ""
         figures = f"{kind.loss:g} | {kind.gradient:g} | {kind.parameter:g}{floor} | {kind.state:g}"
         lines.append(f"| {kind.name} | {figures} | {kind.reason} |")
@@ -52,7 +53,7 @@ def told(result, row):
     """What one run showed, in a few words."""
     if not result["passed"]:
         return "**FAILED**"
-    if row.expect.tolerance is table.ANY and not row.expect.refused:
+    if row.expect.tolerance is ANY and not row.expect.refused:
         return "ranks agree"  # how far they are from another run means nothing
     if result["relative"] is None or result["bitwise"] or result["verdict"].startswith("differs"):
         return result["verdict"].replace("|", "\\|")

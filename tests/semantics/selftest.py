@@ -11,8 +11,8 @@ import torch
 
 import rows as table
 from compare import compare_runs
+from expect import ADAPTIVE, EXACT, SGD
 from record import Recorder
-from rows import ADAPTIVE, EXACT, SGD
 
 
 def write_run(folder, change=None, ranks=2):

@@ -1,0 +1,178 @@
+"""The rows of scripts of one process, which Castor starts `--nproc` times."""
+
+from expect import ADAPTIVE, accumulated, adaptive, agreement, half, like, resumed, sgd
+
+TABLE = {
+    "gpt.py": {"": adaptive},
+    "accumulate.py": {
+        "sgd": accumulated,
+        "adamw_clipped": like(accumulated, tolerance=ADAPTIVE),
+        "workers": accumulated,
+        "workers_that_stay": accumulated,
+    },
+    "loops.py": {
+        "sgd": sgd,
+        "sgd_momentum": sgd,
+        "adam": adaptive,
+        "adamw_fused": adaptive,
+        "double_precision": sgd,
+        "clipped_by_norm": sgd,
+        "clipped_by_value": sgd,
+        "clipped_by_the_loss": sgd,
+        "clipped_by_the_batch": like(
+            sgd, reason="each rank has a part of the batch, and so another limit", refused="clip the gradients by different limits"
+        ),
+        "accumulation": sgd,
+        "scaler": sgd,
+        "several_losses": sgd,
+        "plateau_and_early_stop": sgd,
+        "two_networks": sgd,
+        "ema": sgd,
+        "frozen_then_thawed": sgd,
+        "closure": sgd,
+        "inside_backward": like(sgd, reason="parts of a batch give no whole gradient there", refused="inside a backward"),
+        "local_gradients_only": like(sgd, reason="parts of a batch give no whole gradient there", refused="autograd.grad"),
+        "sum_of_losses": like(
+            agreement,
+            reason="a loss is taken for a mean over the batch, a sum is divided by N; Castor says so",
+            says="looks like a sum",
+        ),
+        "sum_of_losses: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
+        "dropout": like(agreement, reason="each rank draws masks of its own", says="[Dd]ropout"),
+        "batch_norm": sgd,
+        "models_one_after_another": sgd,
+    },
+    "tokens.py": {
+        name: sgd
+        for name in (
+            "ignored ignored_accumulated ignored_with_penalty ignored_in_a_whole_part ignored_index_of_its_own "
+            "ignored_in_double_precision classes_weighed labels_smoothed labels_smoothed_and_classes_weighed "
+            "classes_in_the_second_dimension log_probabilities sum_divided_by_its_count masked_sum loss_for_each_sample"
+        ).split()
+    }
+    | {
+        "ignored: CASTOR_LOSS=tokens": like(sgd, options=("CASTOR_LOSS=tokens",)),
+        "elements_selected: CASTOR_LOSS=tokens": like(sgd, options=("CASTOR_LOSS=tokens",)),
+        "sums_accumulated: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
+        "sums_accumulated": like(agreement, reason="a sum is taken for a mean; Castor says so", says="looks like a sum"),
+        "elements_selected": like(sgd, reason="they might be padding", refused="elements on the ranks.*CASTOR_LOSS=tokens"),
+        "padded_to_the_longest": like(sgd, reason="the padding of a part is not the batch's", refused="elements on the ranks"),
+        "two_heads": like(sgd, reason="each term would need another weight", refused="adds a mean over targets that are counted"),
+        "another_mean_beside": like(
+            sgd, reason="each term would need another weight", refused="adds a mean over targets that are counted"
+        ),
+        "not_counted: CASTOR_LOSS=tokens": like(
+            sgd, reason="there is no count", options=("CASTOR_LOSS=tokens",), refused="finds nothing that was counted"
+        ),
+        "not_counted": like(
+            agreement, reason="neither a sum nor a mean: it is taken for a mean, and Castor says so", says="taken for a mean over samples"
+        ),
+        "contrastive": like(sgd, reason="a part has fewer samples to compare with", refused="compares the samples of a batch"),
+    },
+    "batch_norm.py": {
+        name: sgd
+        for name in (
+            "convolution_sgd one_dimension three_dimensions vectors tails tail_of_one in_double_precision without_weights "
+            "without_running_statistics cumulative_average evaluated frozen accumulated parts_without_labels recomputed "
+            "recomputed_reentrantly without_gradients channels_last as_a_function one_batch_on_every_rank "
+            "statistics_of_an_average other_norms"
+        ).split()
+    }
+    | {
+        "convolution_adamw": adaptive,
+        "compiled": like(sgd, seconds=60),
+        "sum_of_losses: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
+        "bfloat16_model": half,
+        "autocast": half,
+        "scripted": like(sgd, reason="compiled code does not come through Python", refused="code of torch.jit"),
+    },
+    "batches.py": {
+        name: sgd
+        for name in (
+            "in_order shuffled shuffled_with_a_generator tail_dropped tail_of_odd_length tail_of_one odd_batches "
+            "batches_of_one batches_of_three forked_workers persistent_workers spawned_workers iterable_dataset "
+            "with_replacement restarted_iterator own_sampler batch_sampler dictionaries loader_without_batching "
+            "split_and_subset two_loaders_together evaluation evaluation_in_inference_mode "
+            "evaluation_during_the_epoch length_of_a_loader"
+        ).split()
+    }
+    | {
+        f"{name}: CASTOR_BATCH=scale": like(
+            sgd,
+            options=("CASTOR_BATCH=scale",),
+            reason="each rank draws its own batches, and a step sees N of them",
+            says="each of the . ranks draws its own batches",
+            differs="event|printed",
+        )
+        for name in ("shuffled", "shuffled_with_a_generator", "forked_workers")
+    }
+    | {
+        "in_order: CASTOR_BATCH=scale": like(
+            sgd, options=("CASTOR_BATCH=scale",), reason="every rank has the same batches", says="every rank computes the same"
+        ),
+        "two_loaders_of_odd_sizes": like(
+            sgd, reason="parts of one loss must weigh the same in both batches", refused="cannot split them alike"
+        )
+    },
+    "samplers.py": {
+        name: sgd
+        for name in (
+            "weighted_without_replacement subset class_that_draws_with_torch class_that_draws_with_random "
+            "class_with_a_generator_of_numpy class_that_knows_the_epoch class_that_draws_as_it_goes batches_of_a_sampler "
+            "batches_of_indices prefetch_of_four persistent_and_left_in_mid_epoch spawned_and_persistent sampler_with_workers "
+            "one_loader_for_both one_stream_for_both evaluated_without_no_grad stream_of_spawned_workers "
+            "stream_of_persistent_workers stream_without_tail stream_of_batches stream_shuffled_in_a_buffer"
+        ).split()
+    }
+    | {
+        name: adaptive
+        for name in (
+            "weighted random_with_replacement class_that_draws_with_numpy class_of_batches left_in_mid_epoch "
+            "stream_of_workers stream_with_a_tail_of_one"
+        ).split()
+    },
+    "shapes.py": {
+        name: sgd
+        for name in (
+            "tuples named_tuples nested single_tensors arrays_of_numpy strings_and_numbers whole_batches_with_words "
+            "collated_into_an_object padded packed_end_to_end count_beside spawned_collation collated_by_workers_that_stay"
+        ).split()
+    }
+    | {
+        name: adaptive
+        for name in (
+            "lists dictionaries collated_words ragged"
+        ).split()
+    },
+    "drawn.py": {
+        "random_windows": like(agreement, reason="each rank draws its own batches", says="CASTOR_BATCH|batch"),
+        "the_same_batch_each_time": like(sgd, reason="every rank holds the same batch"),
+        "slices_in_order": like(sgd, reason="every rank holds the same batch"),
+    },
+    "files.py": {
+        "checkpoints": adaptive,
+        "best_of_all": sgd,
+        "log_as_text": sgd,
+        "table_appended_to": like(
+            sgd,
+            reason="every rank appends its lines to a file of the script's own; Castor says so",
+            says="opens .*table.csv for writing",
+            differs="^file table.csv",
+        ),
+        "safetensors": sgd,
+        "tensorboard": sgd,
+        "arrays": like(sgd, ignored=("head.npy",)),
+        "resumed": like(adaptive, stages=resumed("castor", "castor")),
+        "resumed: plain, then Castor": like(adaptive, stages=resumed("plain", "castor")),
+        "resumed: Castor, then plain": like(adaptive, stages=resumed("castor", "plain")),
+    },
+    "groups.py": {
+        "group_of_one": like(
+            sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run", seconds=60
+        ),
+        "spawned": like(sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run", seconds=60),
+    },
+    "unseeded.py": {"": like(agreement, reason="no two runs are alike, but the ranks must be", repeatable=False)},
+    "trainer.py": {"": like(adaptive, ignored=("training_args.bin",), seconds=60)},
+    "accelerator.py": {"": adaptive},
+}
