@@ -10,7 +10,7 @@
  * to float first, except for KERNEL_F64, as PyTorch does with a Python number. A NaN becomes 0x7FC0 in BF16;
  * in F16 it keeps its sign and the upper bits of its payload.
  *
- * `dst` and `src` are aligned to the element, not more, and do not overlap. `count` is in elements. No kernel
+ * `dst` and `src` are aligned to the element, not more, and do not overlap (but see kernel_combine). `count` is in elements. No kernel
  * allocates, blocks or fails. */
 #ifndef CASTOR_KERNELS_H
 #define CASTOR_KERNELS_H
@@ -46,6 +46,39 @@ void kernel_scale_store(kernel_dtype dtype, void *dst, const void *src, size_t c
 void kernel_scale_add(kernel_dtype dtype, void *dst, const void *src, size_t count, double scale);
 /* dst[i] = dst[i] * scale */
 void kernel_scale(kernel_dtype dtype, void *dst, size_t count, double scale);
+
+/* dst = src; what is written does not stay in the caches: for more than these hold. */
+void kernel_stream(void *dst, const void *src, size_t bytes);
+
+/* What reductions of ranks apply, for the types that they know. Integers wrap; a NaN in F16 keeps
+ * its sign alone. */
+typedef enum kernel_element {
+    KERNEL_ELEMENT_F32,
+    KERNEL_ELEMENT_F64,
+    KERNEL_ELEMENT_F16,
+    KERNEL_ELEMENT_BF16,
+    KERNEL_ELEMENT_I8,
+    KERNEL_ELEMENT_U8,
+    KERNEL_ELEMENT_I32,
+    KERNEL_ELEMENT_I64,
+    KERNEL_ELEMENT_COUNT
+} kernel_element;
+typedef enum kernel_combination {
+    KERNEL_SUM,
+    KERNEL_PRODUCT,
+    KERNEL_MIN, /* the first of two, unless the second is less */
+    KERNEL_MAX,
+    KERNEL_AND,
+    KERNEL_OR,
+    KERNEL_XOR,
+    KERNEL_COMBINATION_COUNT
+} kernel_combination;
+
+/* out[i] = a[i] op b[i], which of two NaNs is not defined; `out` may be `a` or `b`, and overlaps them in no other way. */
+typedef void kernel_combine(void *out, const void *a, const void *b, size_t count);
+/* In the variant in use; NULL: bits of a float. */
+kernel_combine *kernel_combine_find(kernel_element element, kernel_combination combination);
+size_t kernel_element_bytes(kernel_element element);
 
 /* The variant in use; the first call chooses it. Tests and benchmarks may select another one, which is
  * refused (false, nothing changes) where the processor lacks it. Safe from any thread at any time. */

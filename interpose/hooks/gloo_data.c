@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include "collective.h"
+#include "gloo_reduction.h"
 #include "loader.h"
 #include "wrapper.h"
 #include "../core/error.h"
@@ -219,17 +220,25 @@ static void leave(castor_status status) {
         throw_runtime_error(error_text());
 }
 
-static void reduce_apply(void *context, void *out, const void *a, const void *b, size_t numel) {
-    const gloo_function *function = context;
-    function->invoke(function, &out, &a, &b, &numel);
+static void loop_apply(void *context, void *out, const void *a, const void *b, size_t numel) {
+    node_loop *const *loop = context;
+    (*loop)(out, a, b, numel);
+}
+
+/* The loop that does what the function does, if there is one; `*loop` outlives the reduction. */
+static node_reduction reduction_of(const gloo_function *function, size_t element_bytes, node_loop **loop) {
+    *loop = gloo_reduction_find(function, element_bytes);
+    if (*loop)
+        return (node_reduction){loop_apply, loop};
+    return (node_reduction){gloo_reduction_apply, (void *)function};
 }
 
 /* As gloo does: several inputs are reduced into the first output before. */
-static const void *local_reduce(const gloo_allreduce_options *o) {
+static const void *local_reduce(const gloo_allreduce_options *o, const node_reduction *r) {
     const gloo_buffers *in = o->in.begin == o->in.end ? &o->out : &o->in;
     const void *sum = in->begin[0]->data;
     for (gloo_buffer *const *next = in->begin + 1; next < in->end; next++) {
-        reduce_apply((void *)&o->reduce, o->out.begin[0]->data, sum, (*next)->data, o->numel);
+        r->apply(r->context, o->out.begin[0]->data, sum, (*next)->data, o->numel);
         sum = o->out.begin[0]->data;
     }
     return sum;
@@ -253,9 +262,11 @@ void wrap_GLOO_DATA_ALLREDUCE(const void *options) {
         return;
     }
     node_call call = call_of(b, o->tag, o->timeout_ms);
-    node_reduction reduction = {reduce_apply, (void *)&o->reduce};
+    node_loop *loop;
+    node_reduction reduction = reduction_of(&o->reduce, o->element_bytes, &loop);
     void *out = o->out.begin[0]->data;
-    leave(node_allreduce(b->group, &call, local_reduce(o), out, o->numel, o->element_bytes, &reduction));
+    leave(node_allreduce(b->group, &call, local_reduce(o, &reduction), out, o->numel, o->element_bytes,
+                         &reduction));
     for (gloo_buffer *const *copy = o->out.begin + 1; copy < o->out.end; copy++)
         memcpy((*copy)->data, out, bytes);
 }
@@ -305,7 +316,8 @@ void wrap_GLOO_DATA_REDUCE(void *options) {
         return;
     }
     node_call call = call_of(b, o->tag, o->timeout_ms);
-    node_reduction reduction = {reduce_apply, (void *)&o->reduce};
+    node_loop *loop;
+    node_reduction reduction = reduction_of(&o->reduce, o->element_bytes, &loop);
     leave(node_reduce(b->group, &call, in->data, o->out->data, o->numel, o->element_bytes, &reduction,
                       o->root));
 }

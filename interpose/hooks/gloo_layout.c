@@ -1,9 +1,9 @@
 #include "gloo_layout.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
+#include "gloo_reduction.h"
 #include "hooks.h"
 #include "../../shims/gloo/options.h"
 
@@ -29,17 +29,12 @@ static bool buffer_holds(const gloo_buffer *buffer, const void *data, size_t byt
     return buffer && peek(buffer, &seen, sizeof seen) && (!data || seen.data == data) && seen.bytes == bytes;
 }
 
-static bool is_in_library(const void *address, const void *other) {
-    Dl_info a, b;
-    return address && dladdr(address, &a) && dladdr(other, &b) && a.dli_fbase == b.dli_fbase;
-}
-
 static bool sum_holds(const gloo_function *function) {
     static const float a[4] = {1, 2.5f, -3, 4}, b[4] = {10, 0.25f, 3, -8}, sum[4] = {11, 2.75f, 0, -4};
     const void *real = hooks_real(HOOK_GLOO_DATA_ALLREDUCE), *left = a, *right = b;
     void *invoke = NULL;
     memcpy(&invoke, &function->invoke, sizeof invoke);
-    if (!real || !is_in_library(invoke, real) || !is_in_library(function->manager, real))
+    if (!real || !gloo_is_in_library(invoke, real) || !gloo_is_in_library(function->manager, real))
         return false;
     float out[5] = {0, 0, 0, 0, 7};
     void *to = out;

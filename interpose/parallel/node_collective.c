@@ -2,17 +2,28 @@
 
 #include <string.h>
 #include "node_operation.h"
+#include "../../kernels/kernels.h"
 
 #define PIECE_ALIGN 64u
+/* Outputs from here on are more than a core's caches hold: written past them, they need not be read before. */
+#define STREAM_BYTES ((size_t)8 << 20)
 
-/* A piece of one rank's data, and how many steps the data take. */
+/* A piece of one rank's data, and how many steps the data take. `copy` is for what a rank takes. */
 typedef struct pieces {
     size_t bytes, piece;
     uint64_t steps;
+    void (*copy)(void *to, const void *from, size_t bytes);
 } pieces;
 
-static pieces pieces_of(size_t bytes, size_t piece) {
-    return (pieces){bytes, piece, bytes ? (bytes + piece - 1) / piece : 1};
+static void copy_cached(void *to, const void *from, size_t bytes) {
+    memcpy(to, from, bytes);
+}
+
+/* `parts` of them come together on one rank. */
+static pieces pieces_of(size_t bytes, size_t piece, int parts) {
+    bool large = bytes * (size_t)parts >= STREAM_BYTES;
+    return (pieces){bytes, piece, bytes ? (bytes + piece - 1) / piece : 1,
+                    large ? kernel_stream : copy_cached};
 }
 
 static size_t piece_bytes(const pieces *p, uint64_t step) {
@@ -40,9 +51,16 @@ static castor_status step_take(node_operation *op, const pieces *p, int rank, si
     castor_status status = node_peer_await(op, rank, step + 1, 0);
     if (status != CASTOR_OK)
         return status;
-    memcpy(out + step * p->piece, node_peer_offer(op, rank, step) + at, piece_bytes(p, step));
+    p->copy(out + step * p->piece, node_peer_offer(op, rank, step) + at, piece_bytes(p, step));
     node_read_tell(op, rank, step + 1);
     return CASTOR_OK;
+}
+
+/* A rank's own part, as it gets to it. */
+static void step_own(const pieces *p, const void *input, void *output, uint64_t step) {
+    size_t begin = step * p->piece;
+    if (input != output)
+        p->copy((uint8_t *)output + begin, (const uint8_t *)input + begin, piece_bytes(p, step));
 }
 
 static castor_status begin(node_operation *op, node_group *g, const node_call *call, node_shape shape,
@@ -53,7 +71,7 @@ static castor_status begin(node_operation *op, node_group *g, const node_call *c
 
 castor_status node_broadcast(node_group *g, const node_call *call, void *data, size_t bytes, int root) {
     node_operation op;
-    pieces p = pieces_of(bytes, NODE_CELL_BYTES);
+    pieces p = pieces_of(bytes, NODE_CELL_BYTES, 1);
     node_shape shape = {NODE_BROADCAST, (uint32_t)root, bytes, 1};
     castor_status status = begin(&op, g, call, shape, g->rank == root, NODE_EVERYONE);
     for (uint64_t step = 0; step < p.steps && status == CASTOR_OK; step++) {
@@ -84,14 +102,13 @@ static castor_status step_take_all(node_operation *op, const pieces *p, size_t a
 castor_status node_allgather(node_group *g, const node_call *call, const void *input, void *output,
                              size_t bytes) {
     node_operation op;
-    pieces p = pieces_of(bytes, NODE_CELL_BYTES);
+    pieces p = pieces_of(bytes, NODE_CELL_BYTES, g->world);
     uint8_t *own = (uint8_t *)output + (size_t)g->rank * bytes;
     castor_status status =
         begin(&op, g, call, (node_shape){NODE_ALLGATHER, 0, bytes, 1}, true, NODE_EVERYONE);
-    if (status == CASTOR_OK && own != input)
-        memcpy(own, input, bytes);
     for (uint64_t step = 0; step < p.steps && status == CASTOR_OK; step++) {
         status = step_offer(&op, &p, input, step);
+        step_own(&p, input, own, step);
         if (status == CASTOR_OK)
             status = step_take_all(&op, &p, 0, output, step);
     }
@@ -103,23 +120,25 @@ castor_status node_allgather(node_group *g, const node_call *call, const void *i
 castor_status node_gather(node_group *g, const node_call *call, const void *input, void *output, size_t bytes,
                           int root) {
     node_operation op;
-    pieces p = pieces_of(bytes, NODE_CELL_BYTES);
+    pieces p = pieces_of(bytes, NODE_CELL_BYTES, g->world);
     bool takes = g->rank == root;
+    uint8_t *own = takes ? (uint8_t *)output + (size_t)root * bytes : NULL;
     castor_status status =
         begin(&op, g, call, (node_shape){NODE_GATHER, (uint32_t)root, bytes, 1}, !takes, root);
-    if (status == CASTOR_OK && takes)
-        memcpy((uint8_t *)output + (size_t)root * bytes, input, bytes);
-    for (uint64_t step = 0; step < p.steps && status == CASTOR_OK; step++)
+    for (uint64_t step = 0; step < p.steps && status == CASTOR_OK; step++) {
+        if (takes)
+            step_own(&p, input, own, step);
         status = takes ? step_take_all(&op, &p, 0, output, step) : step_offer(&op, &p, input, step);
+    }
     if (status == CASTOR_OK && takes)
         node_read_all(&op);
     return status;
 }
 
 /* A cell holds a piece for each rank. */
-static pieces pieces_shared(const node_group *g, size_t bytes) {
+static pieces pieces_shared(const node_group *g, size_t bytes, int parts) {
     size_t piece = NODE_CELL_BYTES / (size_t)g->world;
-    return pieces_of(bytes, piece / PIECE_ALIGN * PIECE_ALIGN);
+    return pieces_of(bytes, piece / PIECE_ALIGN * PIECE_ALIGN, parts);
 }
 
 static castor_status step_offer_each(node_operation *op, const pieces *p, const void *const *inputs,
@@ -139,15 +158,14 @@ static castor_status step_offer_each(node_operation *op, const pieces *p, const 
 castor_status node_scatter(node_group *g, const node_call *call, const void *const *inputs, void *output,
                            size_t bytes, int root) {
     node_operation op;
-    pieces p = pieces_shared(g, bytes);
+    pieces p = pieces_shared(g, bytes, 1);
     bool offers = g->rank == root;
     castor_status status =
         begin(&op, g, call, (node_shape){NODE_SCATTER, (uint32_t)root, bytes, 1}, offers, NODE_EVERYONE);
-    if (status == CASTOR_OK && offers)
-        memcpy(output, inputs[root], bytes);
     for (uint64_t step = 0; step < p.steps && status == CASTOR_OK; step++) {
         if (offers) {
             status = step_offer_each(&op, &p, inputs, step);
+            step_own(&p, inputs[root], output, step);
         } else {
             status = step_take(&op, &p, root, (size_t)g->rank * p.piece, output, step);
             node_notify(g, g->rank);
@@ -161,16 +179,15 @@ castor_status node_scatter(node_group *g, const node_call *call, const void *con
 castor_status node_alltoall(node_group *g, const node_call *call, const void *input, void *output,
                             size_t bytes) {
     node_operation op;
-    pieces p = pieces_shared(g, bytes);
+    pieces p = pieces_shared(g, bytes, g->world);
     const void *inputs[NODE_RANKS_MAX] = {NULL};
     size_t own = (size_t)g->rank;
     for (int rank = 0; rank < g->world; rank++)
         inputs[rank] = (const uint8_t *)input + (size_t)rank * bytes;
     castor_status status = begin(&op, g, call, (node_shape){NODE_ALLTOALL, 0, bytes, 1}, true, NODE_EVERYONE);
-    if (status == CASTOR_OK)
-        memcpy((uint8_t *)output + own * bytes, inputs[own], bytes);
     for (uint64_t step = 0; step < p.steps && status == CASTOR_OK; step++) {
         status = step_offer_each(&op, &p, inputs, step);
+        step_own(&p, inputs[own], (uint8_t *)output + own * bytes, step);
         if (status == CASTOR_OK)
             status = step_take_all(&op, &p, own * p.piece, output, step);
     }

@@ -22,7 +22,7 @@
 
 #define NODE_RANKS_MAX   64
 #define NODE_THREADS_MAX 4 /* of a rank that use one group at the same time */
-#define NODE_CELL_BYTES  (512u << 10)
+#define NODE_CELL_BYTES  (128u << 10)
 
 typedef struct node_group node_group;
 

@@ -226,6 +226,27 @@ def case_order():
     through_memory()
 
 
+def case_numbers():
+    """Any bits at all: what the library's own loops make of them is what gloo's functions do, to the last bit. Where both
+    numbers are NaN the result is either; the least of a number and a NaN depends on which is first."""
+    dist.init_process_group("gloo")
+    for dtype in FLOATS + INTEGERS:
+        for numel in (1003, 200001):
+            random_bits = torch.Generator().manual_seed(numel + rank)
+            bits = torch.randint(0, 256, (numel * dtype.itemsize,), dtype=torch.uint8, generator=random_bits).view(dtype)
+            if dtype.is_floating_point:
+                bits[rank::2] = torch.randn(bits[rank::2].numel(), generator=random_bits).to(dtype)
+
+            def reduce(op):
+                t = bits.clone()
+                dist.all_reduce(t, op=getattr(dist.ReduceOp, op))
+                return [t]
+
+            for op in ("SUM", "PRODUCT") if dtype.is_floating_point else OPS[:-1]:
+                attempt(f"{op} {dtype} {numel}", lambda: reduce(op))
+    through_memory()
+
+
 class Sequence:
     """Operations drawn alike on all ranks, each compared with what arithmetic demands, in flight as the ranks like."""
 

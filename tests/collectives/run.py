@@ -84,6 +84,9 @@ class CollectivesTest(unittest.TestCase):
     def test_groups(self):
         self.compare("groups", 4)
 
+    def test_any_numbers(self):
+        self.compare("numbers", 2)
+
     def test_sums_are_in_rank_order(self):
         self.run_job("order", 4)
 
