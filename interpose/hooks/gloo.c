@@ -5,6 +5,7 @@
  * and returns that address: on x86-64 this is a C function with a pointer in front. Elsewhere the address
  * travels in a register that C cannot name, so the layer exists on x86-64 only. */
 #include "collective.h"
+#include "gloo_wait.h"
 #include "group.h"
 #include "wrapper.h"
 #include "../core/start.h"
@@ -85,6 +86,7 @@ static void *real_function(hook_id id) {
 
 void wrap_GLOO_ENQUEUE(void *self, void *work) {
     collective_work_enqueue(*(void **)work);
+    gloo_wait_enqueued(self, *(void **)work);
     REAL(GLOO_ENQUEUE)(self, work);
 }
 
@@ -102,6 +104,11 @@ void wrap_GLOO_WORK_FINISH(void *work) {
 void wrap_GLOO_WORK_FINISH_ERROR(void *work, const void *exception) {
     collective_work_end(work);
     REAL(GLOO_WORK_FINISH_ERROR)(work, exception);
+}
+
+bool wrap_GLOO_WORK_WAIT(void *self, int64_t timeout_ms) {
+    gloo_wait_look(self);
+    return REAL(GLOO_WORK_WAIT)(self, timeout_ms);
 }
 
 bool wrap_GLOO_SEND_WAIT(void *self, int64_t timeout_ms) {
@@ -134,6 +141,7 @@ bool wrap_GLOO_RECV_WAIT(void *self, int64_t timeout_ms) {
 /* The base of every backend: the thread has said before what group it makes (live.h). */
 void wrap_BACKEND_CREATE(void *self, int rank, int size) {
     REAL(BACKEND_CREATE)(self, rank, size);
+    gloo_wait_made(self);
     group_made(self, live_group_made(self, rank, size), rank, size);
 }
 
@@ -149,6 +157,7 @@ hook_work wrap_C10D_NCCL2_COALESCING_END(void *slot, void *self) {
 #define GROUP_END(id)                                                                                        \
     void wrap_##id(void *self) {                                                                             \
         group_end(self);                                                                                     \
+        gloo_wait_end(self);                                                                                 \
         REAL(id)(self);                                                                                      \
     }
 GROUP_END(GLOO_DELETE)

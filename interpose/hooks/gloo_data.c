@@ -4,6 +4,7 @@
 #include <string.h>
 #include "collective.h"
 #include "gloo_reduction.h"
+#include "gloo_wait.h"
 #include "loader.h"
 #include "wrapper.h"
 #include "../core/error.h"
@@ -88,6 +89,7 @@ void gloo_data_watch(void) {
         throw_resolve();
     }
     watched = (watch){.on = true};
+    gloo_wait_watch();
 }
 
 uint32_t gloo_data_contexts(void) {
@@ -100,6 +102,7 @@ uint64_t gloo_data_calls(void) {
 
 void gloo_data_unwatch(void) {
     watched.on = false;
+    gloo_wait_unwatch();
 }
 
 castor_status gloo_data_bind(node_group *group) {
@@ -115,8 +118,10 @@ castor_status gloo_data_bind(node_group *group) {
         if (atomic_load(&bound_end) <= i)
             atomic_store_explicit(&bound_end, i + 1, memory_order_release);
     }
-    if (made == watched.count)
+    if (made == watched.count) {
+        gloo_wait_bind();
         return CASTOR_OK;
+    }
     for (uint32_t i = 0; i < BOUND_MAX; i++)
         if (bound[i].group == group)
             atomic_store(&bound[i].context, NULL);

@@ -19,7 +19,7 @@
 #include "../memory/rendezvous.h"
 
 #define LOOK_SECONDS 0.1 /* how often a waiter looks after the rank that it waits for */
-#define SPINS        2000
+#define PAUSES       100 /* looks that give no other thread a turn: about what a step of a running rank takes */
 #define SLOT_BYTES   ((size_t)2 * NODE_CELLS * NODE_CELL_BYTES)
 #define PAGE         4096u
 
@@ -54,10 +54,10 @@ uint8_t *node_slot_reduced(const node_group *g, int rank, int index) {
     return node_slot_offer(g, rank, index) + (size_t)NODE_CELLS * NODE_CELL_BYTES;
 }
 
-/* Looking is worth while only if the rank that is waited for runs meanwhile. */
-static int spins_for(int world) {
+/* Without giving others a turn, looking is worth while only if the rank that is waited for runs meanwhile. */
+static int pauses_for(int world) {
     cpu_set_t cpus;
-    return sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) >= world ? SPINS : 0;
+    return sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) >= world ? PAUSES : 0;
 }
 
 static int memory_file(size_t bytes) {
@@ -92,7 +92,7 @@ castor_status node_group_open(const char *token, const char *name, int rank, int
     double deadline = clock_seconds() + timeout_seconds;
     g->rank = rank;
     g->world = world;
-    g->spins = spins_for(world);
+    g->pauses = pauses_for(world);
     g->bytes = control_bytes(world) + SLOT_BYTES * NODE_SLOTS * (size_t)world;
     if (rank == 0 && (fd = memory_file(g->bytes)) < 0) {
         status = error_set(CASTOR_ERR_SYSTEM, "cannot make a group's memory file (errno %d)", errno);
@@ -252,13 +252,29 @@ static void relax(void) {
 #endif
 }
 
-castor_status node_wait_until(node_group *g, const node_wait *w) {
-    if (w->ready(w->context))
-        return CASTOR_OK;
-    for (int i = 0; i < g->spins; i++) {
+/* Looks until it is ready, at most so long; whoever else could run has a turn between the looks. */
+static bool wait_looking(const node_group *g, const node_wait *w, look_patience *patience) {
+    for (int i = 0; i < g->pauses; i++) {
         relax();
         if (w->ready(w->context))
-            return CASTOR_OK;
+            return true;
     }
+    uint32_t microseconds = look_begin(patience);
+    if (!microseconds)
+        return false;
+    double begin = clock_seconds(), now;
+    bool ready;
+    do {
+        sched_yield();
+        ready = w->ready(w->context);
+        now = clock_seconds();
+    } while (!ready && now < begin + microseconds * 1e-6);
+    look_end(patience, ready && now < begin + microseconds * 1e-6);
+    return ready;
+}
+
+castor_status node_wait_until(node_group *g, const node_wait *w) {
+    if (w->ready(w->context) || wait_looking(g, w, &g->patience))
+        return CASTOR_OK;
     return wait_asleep(g, w);
 }

@@ -6,8 +6,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "node_group.h"
+#include "../core/look.h"
 
-#define NODE_CELLS 4
+#define NODE_CELLS 8
 #define NODE_DONE  UINT32_MAX /* as an acknowledgement: the reader has read all */
 
 /* Of a rank: a thread may go on while its last operation is read. */
@@ -38,7 +39,8 @@ typedef struct node_control node_control;
 
 struct node_group {
     int rank, world;
-    int spins; /* looks before a wait sleeps */
+    int pauses;             /* looks at first, without giving others a turn */
+    look_patience patience; /* of all threads */
     node_control *control;
     uint8_t *data;
     size_t bytes; /* mapped at `control` */
