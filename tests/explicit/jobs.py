@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 
+import runner
+
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 LIMIT_S = 240  # of one job; reached only by a failure
 
@@ -19,9 +21,7 @@ def castor():
 
 
 def environment(how, more):
-    foreign = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    clean["OMP_NUM_THREADS"] = "1"
+    clean = runner.environment()
     if how == ALONE:
         clean["PYTHONPATH"] = os.path.join(os.path.dirname(os.path.dirname(castor())), "lib", "castor")
     return dict(clean, **more)
