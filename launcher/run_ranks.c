@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include "core/clock.h"
 #include "core/log.h"
+#include "core/meeting.h"
 #include "core/options.h"
 #include "core/plugin.h"
 
@@ -79,6 +80,8 @@ static void tell_to_end(rank_set *s) {
 static void rank_ended(rank_set *s, int rank, int status) {
     s->ranks[rank] = (rank_process){0, status};
     s->running--;
+    if (!has_failed(status) && s->running && plugin()->engine && !ended_tell(s->job->token, rank))
+        LOG_W("the other ranks cannot be told that rank %d has ended (%s)", rank, strerror(errno));
     if (!has_failed(status) || s->failed >= 0)
         return;
     s->failed = rank;

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,36 +11,20 @@
 #include <unistd.h>
 #include "../core/clock.h"
 #include "../core/error.h"
-#include "../core/log.h"
+#include "../core/meeting.h"
+#include "../core/options.h"
 #include "../core/token.h"
 #include "../parallel/wait.h"
 
 #define DESCRIPTORS_MAX 8
 #define RANKS_MAX       4096
 #define RETRY_NS        10000000l
-#define LOOK_SECONDS    0.1 /* how often it is seen whether signals have come */
+#define LOOK_SECONDS    0.1 /* how often it is seen whether signals have come, or ranks have ended */
 
 struct hello {
     char token[TOKEN_MAX];
     int32_t rank;
 };
-
-static uint64_t hash(uint64_t h, const char *s) {
-    for (; *s; s++)
-        h = (h ^ (unsigned char)*s) * 1099511628211ull;
-    return (h ^ 0xff) * 1099511628211ull;
-}
-
-/* The name must not give the token away: it is a hash, and everyone can list abstract sockets. */
-static socklen_t socket_name(struct sockaddr_un *address, const char *token, const char *group) {
-    uint64_t a = hash(hash(14695981039346656037ull, token), group);
-    uint64_t b = hash(hash(a ^ 0x9e3779b97f4a7c15ull, group), token);
-    memset(address, 0, sizeof *address);
-    address->sun_family = AF_UNIX;
-    size_t n = log_format(address->sun_path + 1, sizeof address->sun_path - 1, "castor-%lx%lx",
-                          (unsigned long)a, (unsigned long)b);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
-}
 
 static bool same_user(int connection, int *pid) {
     struct ucred peer;
@@ -106,6 +89,20 @@ static bool wait_readable(int fd, double deadline) {
     return false;
 }
 
+castor_status rendezvous_look(int rank, int world, int other) {
+    const castor_options *o = options();
+    if (o->world_size != world || o->rank != rank || rank == other)
+        return CASTOR_OK; /* these are not the ranks that the launcher has started, or not all of them */
+    if (!ended_told(o->job, other))
+        return CASTOR_OK;
+    return error_set(
+        CASTOR_ERR_PEER,
+        "rank %d has ended, with status 0, and has not joined the others, which wait for it: under "
+        "--nproc every rank runs the whole script and must train as the others do; see its own "
+        "messages",
+        other);
+}
+
 /* The exception has been taken (wait_interrupted): this call must end with it. */
 static castor_status interrupted(void) {
     return error_set(CASTOR_ERR_INTERRUPTED, "interrupted by a signal while the ranks meet");
@@ -117,7 +114,7 @@ static castor_status serve(const char *token, const char *group, int world, cons
     int missing = world - 1;
     castor_status status = CASTOR_OK;
     struct sockaddr_un address;
-    socklen_t length = socket_name(&address, token, group);
+    socklen_t length = meeting_address(&address, token, group);
     int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (listener < 0)
         return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);
@@ -136,14 +133,22 @@ static castor_status serve(const char *token, const char *group, int world, cons
         goto done;
     }
     while (missing) {
-        if (!wait_readable(listener, deadline)) {
+        double look = clock_seconds() + LOOK_SECONDS;
+        if (!wait_readable(listener, look < deadline ? look : deadline)) {
             if (wait_interrupted()) {
                 status = interrupted();
                 goto done;
             }
-            int first = 1;
-            while (first < world && joined[first])
-                first++;
+            int first = 0;
+            for (int rank = world - 1; rank > 0; rank--) {
+                if (joined[rank])
+                    continue;
+                first = rank;
+                if ((status = rendezvous_look(0, world, rank)) != CASTOR_OK)
+                    goto done;
+            }
+            if (clock_seconds() < deadline)
+                continue;
             status = error_set(
                 CASTOR_ERR_TIMEOUT,
                 "%d of %d ranks did not join the node store in time (the first: rank %d): every rank "
@@ -177,13 +182,20 @@ done:
     return status;
 }
 
-static castor_status join(const char *token, const char *group, int rank, int *descriptors, int count,
-                          double deadline) {
+static castor_status join(const char *token, const char *group, int rank, int world, int *descriptors,
+                          int count, double deadline) {
     struct sockaddr_un address;
-    socklen_t length = socket_name(&address, token, group);
+    socklen_t length = meeting_address(&address, token, group);
     struct hello hello = {.rank = rank};
     token_copy(hello.token, token);
-    while (clock_seconds() < deadline) {
+    for (double now, look = 0; (now = clock_seconds()) < deadline;) {
+        for (int other = 0; now >= look && other < world; other++) {
+            castor_status status = rendezvous_look(rank, world, other);
+            if (status != CASTOR_OK)
+                return status;
+        }
+        if (now >= look)
+            look = now + LOOK_SECONDS;
         int pid, connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (connection < 0)
             return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);
@@ -211,5 +223,5 @@ castor_status rendezvous_share(const char *token, const char *group, int rank, i
         return error_set(CASTOR_ERR_ARGUMENT, "rank %d of %d: out of range", rank, world);
     double deadline = clock_seconds() + timeout_seconds;
     return rank == 0 ? serve(token, group, world, descriptors, count, deadline, pids)
-                     : join(token, group, rank, descriptors, count, deadline);
+                     : join(token, group, rank, world, descriptors, count, deadline);
 }

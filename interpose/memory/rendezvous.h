@@ -14,4 +14,8 @@
 castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors,
                                int count, double timeout_seconds, int *pids);
 
+/* An error that names `other`, when it has ended well instead of joining: for a rank that waits for it, of all those
+ * that the launcher has started. */
+castor_status rendezvous_look(int rank, int world, int other);
+
 #endif

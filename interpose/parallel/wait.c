@@ -8,6 +8,7 @@
 #include "../core/clock.h"
 #include "../core/error.h"
 #include "../core/process.h"
+#include "../memory/rendezvous.h"
 #include "../trace/live.h"
 #include "../trace/trace.h"
 
@@ -39,8 +40,14 @@ castor_status wait_peers_check(store *s) {
         return error_set(CASTOR_ERR_PEER, "%s", control->failure);
     for (int rank = 0; rank < s->world; rank++) {
         rank_control *peer = &control->rank[rank];
-        if (rank == s->rank || !atomic_load(&peer->joined))
+        if (rank == s->rank)
             continue;
+        if (!atomic_load(&peer->joined)) {
+            castor_status status = rendezvous_look(s->rank, s->world, rank);
+            if (status != CASTOR_OK)
+                return peer_failed(s, rank, status);
+            continue;
+        }
         if (atomic_load(&peer->place) == PLACE_ENDED)
             return peer_failed(
                 s, rank,

@@ -90,7 +90,7 @@ def _with_rank(hook, rank):
 
 def _wrap(hook, single_job):
     def excepthook(kind, error, trace):
-        if not store.active() or not store.groups():
+        if not store.active() or not (store.groups() or single_job or issubclass(kind, core.GroupError)):
             return hook(kind, error, trace)
         reason, place = _reason(kind, error), _script_line(trace)
         line = _line(kind, error, reason, place)

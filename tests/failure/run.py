@@ -27,6 +27,7 @@ FULL = (  # tests that --full adds
     "a DataLoader's worker is killed (single)", "another shape of a parameter (ddp)", "another learning rate (single)",
 )
 ENDED = r"rank 1 \(pid \d+\) has ended while other ranks wait for it: all ranks must take the same number of steps"
+JOINED = r"rank 1 has ended, with status 0, and has not joined the others, which wait for it: .* \(here: train\.py, line \d+\)$"
 
 
 def both(name, how, says, status, raised=None, kinds=("ddp", "single"), **options):
@@ -46,6 +47,7 @@ both("the optimizer's step raises", "step", stopped("ValueError: made by the opt
 both("memory is out", "memory", stopped(r"RuntimeError: .*can't allocate memory.*"), 1, r"RuntimeError: .*can't allocate memory")
 both("a rank leaves early", "leave", ENDED, 1)
 both("a rank has fewer steps", "uneven", ENDED, 1, checkpoint=3)
+both("a rank ends before it has joined the others", "early", JOINED, 1, kinds=("single",), checkpoint=None, ranks=3)
 both("a rank calls exit(3)", "exit", ENDED, (1, 3))
 
 

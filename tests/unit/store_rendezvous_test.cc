@@ -5,6 +5,7 @@
 #include <fstream>
 #include "store_ranks.h"
 extern "C" {
+#include "core/meeting.h"
 #include "memory/rendezvous.h"
 }
 
@@ -109,6 +110,27 @@ TEST(StoreRendezvous, WithoutRankZeroThereIsAnErrorToo) {
             EXPECT_NE(strstr(error_text(), "CASTOR_TIMEOUT"), nullptr) << error_text();
         }
     });
+}
+
+TEST(StoreRendezvous, TheLauncherTellsWhoHasEnded) {
+    std::string token = "ended " + std::to_string(getpid()), other = token + " not";
+    EXPECT_FALSE(ended_told(token.c_str(), 1));
+    pid_t launcher = fork();
+    if (launcher == 0) {
+        bool told = ended_tell(token.c_str(), 1);
+        raise(SIGSTOP);
+        _exit(told ? 0 : 1);
+    }
+    int status;
+    ASSERT_EQ(waitpid(launcher, &status, WUNTRACED), launcher);
+    ASSERT_TRUE(WIFSTOPPED(status));
+    EXPECT_TRUE(ended_told(token.c_str(), 1));
+    EXPECT_FALSE(ended_told(token.c_str(), 0));
+    EXPECT_FALSE(ended_told(other.c_str(), 1));
+    kill(launcher, SIGCONT);
+    ASSERT_EQ(waitpid(launcher, &status, 0), launcher);
+    EXPECT_EQ(status, 0);
+    EXPECT_FALSE(ended_told(token.c_str(), 1)); // with the launcher its sockets are gone
 }
 
 // Strangers find the socket in the list: with a wrong token, a wrong rank, or nothing to say, they get nothing, and the
