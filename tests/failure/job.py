@@ -29,10 +29,15 @@ class Failed(Exception):
     pass
 
 
-class Job:
-    """One run of train.py under castor run. Its lines, with the time at which each came."""
+class Skipped(Exception):
+    """What the test needs cannot be had here."""
 
-    def __init__(self, kind, how, *arguments, ranks=2, settings=(), launcher=(), variables=()):
+
+class Job:
+    """One run of train.py under castor run. Its lines, with the time at which each came. `before`: a command that starts it,
+    as castor's own start; OFFLOAD in it, as @ in settings, is the folder for CASTOR_OFFLOAD_DIR."""
+
+    def __init__(self, kind, how, *arguments, ranks=2, settings=(), launcher=(), variables=(), before=()):
         self.kind, self.ranks = kind, ranks
         self.folder = tempfile.mkdtemp(prefix="castor-failure-")
         for name in ("out", "tmp", "offload"):
@@ -54,8 +59,9 @@ class Job:
         environment = runner.environment("TORCH", "FAILURE_TEST")
         environment.update(TMPDIR=self.path("tmp"), FAILURE_TEST=self.mark, PYTHONUNBUFFERED="1")
         environment.update(variables)
+        before = [word.replace("OFFLOAD", self.path("offload")) for word in before]
         self.process = subprocess.Popen(
-            [castor(), "run", *options, "--log-dir", "log", "--", *command], env=environment, cwd=self.folder,
+            [*before, castor(), "run", *options, "--log-dir", "log", "--", *command], env=environment, cwd=self.folder,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )
         self.reader = threading.Thread(target=self.read, daemon=True)
@@ -191,9 +197,9 @@ def only_one_line(job, failing):
         job.check(len(job.of_castor(rank)) == 1, f"rank {rank} says {job.of_castor(rank)}")
 
 
-def fails(kind, how, says, *, status, ranks=2, raised=None, checkpoint=2, settings=()):
+def fails(kind, how, says, *, status, ranks=2, raised=None, checkpoint=2, settings=(), **more):
     """Rank 1 fails at step 2 and says `raised`, its traceback's last line (None: nothing); the others say `says`."""
-    with started(kind, how, ranks=ranks, settings=settings) as job:
+    with started(kind, how, ranks=ranks, settings=settings, **more) as job:
         _, found = job.wait_for(r"^rank 1 fails now, at ([\d.]+)$", START_S)
         at = float(found[1])
         seconds = others_say(job, {1}, says, at)

@@ -16,15 +16,18 @@ import signal
 import sys
 import time
 
-from job import DIED, END_S, START_S, Failed, fails, only_one_line, others_say, started, stopped
+import limits
+from job import DIED, END_S, START_S, Failed, Skipped, fails, only_one_line, others_say, started, stopped
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TESTS = {}
+TESTS = dict(limits.TESTS)
 FULL = (  # tests that --full adds
     "a rank is killed, of three (ddp)", "a rank is ended by SIGSEGV (single)", "a hook in backward raises (single)",
     "a Function's backward raises (ddp)", "the optimizer's step raises (single)", "memory is out (ddp)",
     "a rank has fewer steps (single)", "a rank calls exit(3) (ddp)", "a DataLoader's worker raises (ddp)",
-    "a DataLoader's worker is killed (single)", "another shape of a parameter (ddp)", "another learning rate (single)",
+    "a DataLoader's worker is killed (single)", "the kernel ends a rank that is out of memory (ddp)",
+    "the disk has no room for gradient chunks (ddp)", "the disk has no room for parameter chunks (single)",
+    "the disk has no room for optimizer state chunks (ddp)", "another shape of a parameter (ddp)", "another learning rate (single)",
 )
 ENDED = r"rank 1 \(pid \d+\) has ended while other ranks wait for it: all ranks must take the same number of steps"
 JOINED = r"rank 1 has ended, with status 0, and has not joined the others, which wait for it: .* \(here: train\.py, line \d+\)$"
@@ -187,6 +190,8 @@ def main():
             try:
                 print(f"{started[done]} ... ok: {done.result()}", flush=True)
                 passed += 1
+            except Skipped as reason:
+                print(f"{started[done]} ... skipped: {reason}", flush=True)
             except Exception as error:  # noqa: BLE001 - whatever it is, the other tests go on
                 print(f"{started[done]} ... FAILED: {error if isinstance(error, Failed) else repr(error)}", flush=True)
                 failed += 1

@@ -120,6 +120,12 @@ network = Network(width)
 if args.how == "more" and chosen:
     network.third = nn.Linear(8, 8)
 model = nn.parallel.DistributedDataParallel(network) if distributed else network
+if at("address space"):
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    # Room for all but a chunk, where the job asks for large ones; else not even for the store's control block.
+    room = 1 << 30 if os.environ.get("CASTOR_CHUNK_SIZE") else 8 << 20
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
 optimizer = Optimizer(model.parameters(), lr=1e-3 if args.how != "lr" or not chosen else 2e-3)
 samples = Samples()
 sampler = torch.utils.data.DistributedSampler(samples, shuffle=False) if distributed else None
@@ -145,6 +151,17 @@ for step, (x, y) in enumerate(loader):
         os.kill(os.getpid(), signal.SIGSTOP)
     if at("memory", step):
         torch.empty(MEMORY_BYTES // 4)
+    if at("cgroup", step):
+        with open(os.path.join(os.environ["FAILURE_CGROUP"], "cgroup.procs"), "w") as file:
+            file.write(str(os.getpid()))
+        held = b"x" * (1 << 29)
+    if at("filled", step):
+        with open(os.path.join(os.environ["CASTOR_OFFLOAD_DIR"], "filler"), "wb", buffering=0) as file:
+            try:
+                while file.write(b"x" * 4096):
+                    pass
+            except OSError as error:
+                say(error.strerror)
     if at("segv", step):
         os.kill(os.getpid(), signal.SIGSEGV)
     if args.how == "long":

@@ -1,0 +1,118 @@
+"""Memory, address space or disk is out: the tests that need a limit which the system sets for this job alone."""
+import contextlib
+import functools
+import os
+import re
+import shutil
+import subprocess
+import time
+import uuid
+
+from job import DIED, END_S, START_S, Skipped, fails, started
+
+LIMIT_BYTES = 64 << 20  # of the cgroup; the rank takes 512 MiB
+FULL = r"no room for [\d.]+ \w+ of {} chunks: give the job more memory, more disk under CASTOR_OFFLOAD_DIR, or a smaller model"
+SPACE = r"cannot map 2.0 GiB of a chunk \(errno 12\): raise the limit on address space \(ulimit -v\)"
+TESTS = {}
+
+
+def _memory_cgroup():
+    """The cgroup in which this process's memory counts: its folder, the files with the limits of memory and of swap, and
+    the latter's value that leaves none."""
+    with open("/proc/self/cgroup") as file:
+        entries = [line.rstrip("\n").split(":", 2) for line in file]
+    for number, controllers, path in entries:
+        if "memory" in controllers.split(","):
+            return "/sys/fs/cgroup/memory" + path, "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", LIMIT_BYTES
+    own = next((path for number, _, path in entries if number == "0"), "")
+    return "/sys/fs/cgroup" + own, "memory.max", "memory.swap.max", 0
+
+
+@contextlib.contextmanager
+def memory_limit():
+    """A cgroup below this process's own, in which little memory may be used."""
+    above, limit, swap_limit, no_swap = _memory_cgroup()
+    folder = os.path.join(above, f"castor-test-{uuid.uuid4().hex[:8]}")
+    try:
+        os.mkdir(folder)
+    except OSError as error:
+        raise Skipped(f"no cgroup can be made in {above}: {error.strerror}") from None
+    try:
+        try:
+            with open(os.path.join(folder, limit), "w") as file:
+                file.write(str(LIMIT_BYTES))
+            if os.path.exists(os.path.join(folder, swap_limit)):
+                with open(os.path.join(folder, swap_limit), "w") as file:
+                    file.write(str(no_swap))
+        except OSError as error:  # cgroup v2: the one above gives its memory controller to none
+            raise Skipped(f"no limit of memory can be set below {above}: {error.strerror}") from None
+        yield folder
+    finally:
+        end = time.monotonic() + END_S
+        while True:
+            try:
+                os.rmdir(folder)
+                break
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+
+def ended_by_the_kernel(kind, status):
+    with memory_limit() as folder:
+        return fails(kind, "cgroup", DIED, status=status, variables={"FAILURE_CGROUP": folder})
+
+
+TESTS["the kernel ends a rank that is out of memory (ddp)"] = functools.partial(ended_by_the_kernel, "ddp", 1)
+TESTS["the kernel ends a rank that is out of memory (single)"] = functools.partial(ended_by_the_kernel, "single", 137)
+
+
+def no_address_space(chunk_size, reason, says):
+    """A limit of rank 1's that the store's mappings do not fit into."""
+    return fails("single", "address space", says, status=1, raised="castor.core.Error: castor: " + reason, checkpoint=None,
+                 settings=[f"CASTOR_CHUNK_SIZE={chunk_size}"] if chunk_size else ())
+
+
+TESTS["the store does not fit into the address space (single)"] = functools.partial(
+    no_address_space, "", "cannot map the store's control block: raise ulimit -v", DIED)
+TESTS["a chunk does not fit into the address space (single)"] = functools.partial(no_address_space, "2G", SPACE, SPACE)
+
+
+def mount(size):
+    """A command that starts another one, to which the offload folder is a file system of this size."""
+    script = f"mount -t tmpfs -o size={size} none OFFLOAD && exec \"$0\" \"$@\""
+    for options in (["-m"], ["-rm"]):
+        command = ["unshare", *options, "sh", "-c", "mount -t tmpfs -o size=64k none /mnt && exec true"]
+        if shutil.which("unshare") and subprocess.run(command, capture_output=True, timeout=END_S).returncode == 0:
+            return ["unshare", *options, "sh", "-c", script]
+    raise Skipped("no file system can be mounted in a namespace of one's own")
+
+
+def disk_is_full(kind, size, of):
+    """CASTOR_OFFLOAD_DIR has no room for the parameters, the gradients or the states: the rank that needs it says so."""
+    with started(kind, "none", settings=("CASTOR_OFFLOAD_DIR=@", "CASTOR_CHUNK_SIZE=64K"), before=mount(size)) as job:
+        status = job.end(START_S + END_S)
+        job.check(status == 1, f"status {status}")
+        said = [rank for rank in range(job.ranks) if re.search(rf"^\[rank{rank}\]: .*castor: .*{FULL.format(of)}", job.text(), re.M)]
+        job.check(said == [*range(job.ranks)], f"ranks {said} say what is full")
+        job.check(not re.search(r"^rank \d step ", job.text(), re.M), "a step was taken")
+        return "each rank says so"
+
+
+for kind in ("ddp", "single"):
+    for size, of in (("256k", "gradient"), ("600k", "parameter"), ("1536k", "optimizer state")):
+        TESTS[f"the disk has no room for {of} chunks ({kind})"] = functools.partial(disk_is_full, kind, size, of)
+
+
+def disk_fills_up(kind):
+    """By another file, when the store has what it needs: the run goes on."""
+    with started(kind, "filled", settings=("CASTOR_OFFLOAD_DIR=@", "CASTOR_CHUNK_SIZE=64K"), before=mount("8m")) as job:
+        job.wait_for(r"^rank 1 No space left on device$", START_S)
+        status = job.end(END_S)
+        job.check(status == 0 and len(re.findall(r"^rank \d done$", job.text(), re.M)) == job.ranks, f"status {status}")
+        job.checkpoint_is_whole(6)
+        return "the run goes on"
+
+
+TESTS["the disk fills up in mid-run (single)"] = functools.partial(disk_fills_up, "single")
