@@ -77,7 +77,7 @@ $(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernel
 .PHONY: tools
 tools: $(B)/bin/make-trace
 # Makes traces for the tests of `castor report` and for bench/report.
-$(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/trace/*.c) interpose/core/log.c interpose/core/process.c)
+$(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/trace/*.c) interpose/core/log.c interpose/core/process.c interpose/core/thread.c)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
 
