@@ -1,14 +1,20 @@
 """Who writes files under `castor run --nproc N`: rank 0 alone, as the single process would.
 
-What writes whole files (torch.save, safetensors) lets the other ranks wait until rank 0 has written; what writes logs
+What writes whole files (torch.save, safetensors) lets the other ranks wait until rank 0 has written, and what the script
+then renames or removes, rank 0 renames or removes for all; what writes logs
 (TensorBoard) is quiet on the others; any other file that another rank opens for writing is reported."""
 import functools
 import os
+import struct
 import sys
+import time
 
 import torch
 
 from . import core, store
+
+LOOK_SECONDS = 0.002  # between two looks at whether rank 0 has renamed or removed a file
+_written = {}  # path of a file that rank 0 wrote for all: which file it is
 
 
 def install(job):
@@ -17,6 +23,8 @@ def install(job):
         # wandb reads it when a run begins, often before anything else of the script is seen.
         os.environ.setdefault("WANDB_MODE", "disabled")
         _report_files(job)
+        for name in ("rename", "replace", "remove", "unlink"):
+            setattr(os, name, _left_to_rank_0(job, getattr(os, name)))
 
 
 def install_late(job):
@@ -49,14 +57,64 @@ def _once(job, write, position, name):
         result = None
         core.place_set(job.group.handle, core.PLACE_SAVE)
         try:
+            job.group.barrier(name)  # the others may still look for a file of this name, which rank 0 has removed
             if job.rank == 0:
                 result = write(*args, **kwargs)
+            _remember(job, target)
             job.group.barrier(name)
         finally:
             core.place_set(job.group.handle, core.PLACE_SCRIPT)
         return result
 
     return write_once
+
+
+def _which(path):
+    """What tells a file from another that is at its place later; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return struct.pack("<3Q", found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
+def _path(target):
+    """Of a file that is named; None of an open one."""
+    return os.path.abspath(os.fsdecode(target)) if isinstance(target, (str, bytes, os.PathLike)) else None
+
+
+def _remember(job, target):
+    """Rank 0 says which file it is: when another rank looks, it may be gone."""
+    path = _path(target)
+    if path:
+        which = _which(path) if job.rank == 0 else None
+        _written[path] = job.group.broadcast(which or bytes(24), "a file that was written")
+
+
+def _left_to_rank_0(job, change):
+    """`change`, a function that renames or removes a file, on another rank than 0. What rank 0 wrote for all is changed by
+    rank 0 alone: the second would find nothing there. Here the call ends when that has been done. No rank waits for a call
+    of this one's: a script may well rename on rank 0 only, or remove what it finds."""
+
+    @functools.wraps(change)
+    def change_once(*args, **kwargs):
+        paths, which = [_path(arg) for arg in args], None
+        if _written and not kwargs and all(paths) and _takes_part(job):
+            which = _written.pop(paths[0], None)
+        if which is None:
+            return change(*args, **kwargs)
+        until = time.monotonic() + float(core.option_text("CASTOR_TIMEOUT"))
+        while _which(paths[0]) == which and job.group.failure() is None:
+            if time.monotonic() > until:
+                return change(*args)  # rank 0 leaves it to this rank
+            time.sleep(LOOK_SECONDS)
+        for path in paths[1:]:
+            _written[path] = which
+        return None
+
+    if change in os.supports_dir_fd:
+        os.supports_dir_fd.add(change_once)
+    return change_once
 
 
 def _is_file(target):

@@ -58,6 +58,29 @@ def best_of_all(log):
 
 
 @record.case
+def checkpoints_renamed_and_removed(log):
+    """Written under another name and renamed, read at once; the one before is kept, and numbered ones are removed."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    part, last = log.path("last.part"), log.path("last.pt")
+    for step, (x, y) in enumerate(DataLoader(samples(), 4, shuffle=True)):
+        loss = train_step(model, optimizer, x, y)
+        log.step(loss, model, optimizer)
+        if os.path.exists(last):
+            os.replace(last, log.path("before.pt"))
+        torch.save({"step": step, "model": model.state_dict()}, part)
+        os.rename(part, last)
+        log.note("read", torch.load(last)["step"])
+        torch.save(model.state_dict(), log.path(f"step{step}.pt"))
+        if step >= 2:
+            os.remove(log.path(f"step{step - 2}.pt"))
+    os.unlink(log.path("step4.pt"))
+    for _ in range(3):  # nothing but files keeps the ranks together
+        torch.save(model.state_dict(), part)
+        os.remove(part)
+
+
+@record.case
 def log_as_text(log):
     """A log file that stays open."""
     model = Classifier()

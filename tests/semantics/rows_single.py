@@ -152,6 +152,7 @@ TABLE = {
     "files.py": {
         "checkpoints": adaptive,
         "best_of_all": sgd,
+        "checkpoints_renamed_and_removed": sgd,
         "log_as_text": sgd,
         "table_appended_to": like(
             sgd,
