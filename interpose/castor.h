@@ -155,7 +155,9 @@ typedef struct castor_tensor_info {
     int32_t owner;  /* rank */
     int32_t shared; /* 1: the parameter's bytes are the store's; 0: they stay this rank's own */
     int32_t dtype;
-    int32_t node; /* whose owner steps it, of several nodes that shard; -1: each node's owner does */
+    int32_t node;       /* whose owner steps it, of several nodes that shard; -1: each node's owner does */
+    int32_t single_sum; /* 1: that node alone keeps the sum between backward passes, */
+    int32_t single_parameter; /* and the parameter: the others' bytes come when they are touched */
     uint64_t bytes;
     void *home;        /* the parameter's address, when shared */
     void *param_alias; /* the same bytes as the owner writes them, when shared */
@@ -238,6 +240,9 @@ typedef struct castor_range {
  * shared there; 0: one for each, in the order given. */
 CASTOR_API int castor_node_ranges(int sums, castor_tensor *const *tensors, uint32_t count,
                                   const uint8_t *wanted, int merge, castor_range *out, uint32_t *ranges);
+/* How many of the tensors, from the first, have all parts of this node's ranks in the running sum: their owners may exchange
+ * them before castor_gradients_finish. */
+CASTOR_API uint32_t castor_sums_complete(castor_tensor *const *tensors, uint32_t count);
 /* On every rank, after that: used[i], set by the owner of parameter i, comes to all of the node. */
 CASTOR_API int castor_sums_settle(castor_store *store, castor_tensor *const *tensors, uint32_t count,
                                   uint8_t *used);
@@ -251,6 +256,25 @@ CASTOR_API int castor_serve(castor_store *store, const char *token, const char *
  * cannot be reached, or says nothing for CASTOR_TIMEOUT. */
 CASTOR_API int castor_node_read(const char *address, int port, const char *token, const uint64_t *offsets,
                                 const uint64_t *bytes, void *const *out, uint32_t count);
+/* Whether castor_demand can be called here; else the error says what the kernel asks for. */
+CASTOR_API int castor_demand_probe(void);
+/* Before the first castor_register, after castor_store_shard and castor_serve of all nodes: one node alone keeps each larger
+ * sum between backward passes (`kinds` 1), and each larger parameter (2). What another node keeps comes when something
+ * touches it. `addresses`, `ports` and `tokens`: of each node's castor_serve. */
+CASTOR_API int castor_demand(castor_store *store, int kinds, const char *const *addresses, const int *ports,
+                             const char *const *tokens);
+/* This rank's part of what other nodes keep is dropped here, of those tensors that it owns: nobody needs the bytes that are
+ * there, or they are not the keeper's any more. `sums`: of the sums, else of the parameters. */
+CASTOR_API int castor_demand_drop(int sums, castor_tensor *const *tensors, uint32_t count);
+/* out[i], of as many as there are tensors (at most `room`; the number is returned): no rank of this node holds tensor i any
+ * more, which one node only keeps. Where that is so on all nodes, castor_demand_sweep gives back what this rank owns of it. */
+CASTOR_API uint32_t castor_demand_forgotten(castor_store *store, uint8_t *out, uint32_t room);
+CASTOR_API void castor_demand_sweep(castor_store *store, const uint8_t *gone, uint32_t count);
+/* This rank reads nothing of other nodes any more. */
+CASTOR_API void castor_demand_leave(castor_store *store);
+/* On a rank that serves, after that: until the `readers` ranks of other nodes, of all stores, that called castor_demand have
+ * left. Error: interrupted by a signal; the ranks of `store` cannot go on, and so do not come to their ends. */
+CASTOR_API int castor_serve_wait(castor_store *store, int readers);
 /* Bytes that this rank has handed to other nodes. */
 CASTOR_API void castor_node_bytes_add(uint64_t bytes);
 

@@ -1,10 +1,16 @@
 /* The exported functions about several nodes: thin, over the modules. */
 #include "castor.h"
 
+#include <pthread.h>
+#include <stdlib.h>
+#include "core/error.h"
 #include "core/node.h"
 #include "core/options.h"
+#include "memory/demand.h"
 #include "parallel/exchange.h"
+#include "parallel/fetch.h"
 #include "parallel/grouping.h"
+#include "parallel/reduce.h"
 #include "parallel/serve.h"
 #include "trace/trace.h"
 
@@ -45,7 +51,102 @@ int castor_serve(castor_store *s, const char *token, const char *address, int *p
 
 int castor_node_read(const char *address, int port, const char *token, const uint64_t *offsets,
                      const uint64_t *bytes, void *const *out, uint32_t count) {
-    return serve_read(&(serve_peer){address, port, token}, offsets, bytes, out, count, options()->timeout);
+    fetch_peer peer = fetch_peer_of(address, port, token, options()->timeout);
+    castor_status status = fetch_open(&peer, false);
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = fetch_range(&peer, CHUNK_OPTIM, offsets[i], out[i], bytes[i]);
+    fetch_close(&peer);
+    return status;
+}
+
+/* ---- what one node only keeps ---- */
+
+/* Of the last ranges that came, for each rank of the node: so many chunks are kept. */
+#define CHUNKS_IN_USE 2
+
+#define LEAVE_PATIENCE_SECONDS 2.0 /* before it is said that a rank waits */
+
+/* Of a store, one for each node. */
+typedef struct node_links {
+    int node, count;
+    pthread_mutex_t lock; /* the thread castor-demand may read while the rank leaves */
+    fetch_peer peer[];
+} node_links;
+
+static castor_status links_read(void *context, int node, chunk_kind kind, uint64_t offset, void *out,
+                                size_t bytes) {
+    node_links *links = context;
+    fetch_peer *peer = &links->peer[node];
+    pthread_mutex_lock(&links->lock);
+    castor_status status = peer->connection < 0 ? fetch_open(peer, true) : CASTOR_OK;
+    if (status == CASTOR_OK)
+        status = fetch_range(peer, kind, offset, out, bytes);
+    pthread_mutex_unlock(&links->lock);
+    return status;
+}
+
+static void links_close(node_links *links) {
+    pthread_mutex_lock(&links->lock);
+    for (int node = 0; node < links->count; node++)
+        fetch_close(&links->peer[node]);
+    pthread_mutex_unlock(&links->lock);
+}
+
+int castor_demand_probe(void) {
+    return demand_probe();
+}
+
+int castor_demand(castor_store *s, int kinds, const char *const *addresses, const int *ports,
+                  const char *const *tokens) {
+    node_links *links = malloc(sizeof *links + (size_t)s->node_count * sizeof *links->peer);
+    if (!links)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the connections to other nodes");
+    *links = (node_links){s->node, s->node_count, PTHREAD_MUTEX_INITIALIZER};
+    castor_status status = CASTOR_OK;
+    for (int node = 0; node < s->node_count; node++) {
+        links->peer[node] = fetch_peer_of(addresses[node], ports[node], tokens[node], options()->timeout);
+        links->peer[node].uninterrupted = true; /* who asks holds Python's lock in a page fault */
+        if (node != s->node && !status)
+            status = fetch_open(&links->peer[node], true);
+    }
+    uint64_t room = CHUNKS_IN_USE * (uint64_t)s->world * s->chunks.chunk_bytes;
+    if (status == CASTOR_OK)
+        status = demand_start(s, kinds, &(demand_source){links_read, links}, room);
+    if (status) {
+        links_close(links);
+        free(links);
+    }
+    return status;
+}
+
+int castor_demand_drop(int sums, castor_tensor *const *tensors, uint32_t count) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
+        if (tensors[i]->owner == tensors[i]->store->rank)
+            status = demand_drop(tensors[i], sums ? CHUNK_GRAD : CHUNK_PARAM);
+    return status;
+}
+
+uint32_t castor_demand_forgotten(castor_store *s, uint8_t *out, uint32_t room) {
+    return tensor_forgotten(s, out, room);
+}
+
+void castor_demand_sweep(castor_store *s, const uint8_t *gone, uint32_t count) {
+    tensor_sweep(s, gone, count);
+}
+
+void castor_demand_leave(castor_store *s) {
+    const demand_source *source = demand_source_of(s);
+    if (source && !s->detached)
+        links_close(source->context);
+}
+
+int castor_serve_wait(castor_store *s, int readers) {
+    return serve_wait(s, readers, LEAVE_PATIENCE_SECONDS);
+}
+
+uint32_t castor_sums_complete(castor_tensor *const *tensors, uint32_t count) {
+    return reduce_complete(tensors, count);
 }
 
 int castor_sums_settle(castor_store *s, castor_tensor *const *tensors, uint32_t count, uint8_t *used) {

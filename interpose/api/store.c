@@ -12,6 +12,7 @@
 #include "core/process.h"
 #include "core/start.h"
 #include "hooks/hooks.h"
+#include "memory/demand.h"
 #include "memory/pages.h"
 #include "memory/snapshot.h"
 #include "memory/store.h"
@@ -165,6 +166,8 @@ void castor_tensor_get(const castor_tensor *t, castor_tensor_info *out) {
                                 .shared = t->mode == TENSOR_SHARED,
                                 .dtype = t->dtype,
                                 .node = t->node,
+                                .single_sum = demand_single(t, CHUNK_GRAD),
+                                .single_parameter = demand_single(t, CHUNK_PARAM),
                                 .bytes = t->bytes,
                                 .home = t->home,
                                 .param_alias = t->param_alias,

@@ -11,7 +11,7 @@
 /* A message's copy, filled up with zeros. */
 static inline void token_copy(char out[TOKEN_MAX], const char *token) {
     memset(out, 0, TOKEN_MAX);
-    strncpy(out, token, TOKEN_MAX - 1);
+    memcpy(out, token, strnlen(token, TOKEN_MAX - 1));
 }
 
 /* Takes as long for a near miss as for any other. */

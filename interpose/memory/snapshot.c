@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "../core/log.h"
+#include "demand.h"
 #include "pages.h"
 #include "tensor.h"
 #include "window.h"
@@ -22,24 +23,24 @@ typedef struct snapshot {
     uint32_t view_count, view_capacity;
 } snapshot;
 
-/* Calls `visit` for each range that this process views. */
-typedef bool (*view_visit)(store *s, chunk_kind kind, uint64_t offset, char *view, size_t bytes);
+/* Calls `visit` for each range that this process views; `t` NULL: an optimizer state's. */
+typedef bool (*view_visit)(store *s, tensor *t, chunk_kind kind, uint64_t offset, char *view, size_t bytes);
 
 static bool views_visit(store *s, view_visit visit) {
     for (uint32_t id = 0; id < s->tensor_count; id++) {
         tensor *t = s->tensors[id];
         if (t->mode != TENSOR_SHARED)
             continue;
-        if (t->home && !visit(s, CHUNK_PARAM, t->param_offset, t->home, t->span))
+        if (t->home && !visit(s, t, CHUNK_PARAM, t->param_offset, t->home, t->span))
             return false;
         for (const window *w = t->windows; w; w = w->next)
             if (w->live && w->current && !w->zeroed &&
-                !visit(s, CHUNK_GRAD, t->grad_offset, w->address, t->span))
+                !visit(s, t, CHUNK_GRAD, t->grad_offset, w->address, t->span))
                 return false;
     }
     for (uint32_t i = 0; s->snapshot && i < s->snapshot->view_count; i++) {
         const state_view *v = &s->snapshot->views[i];
-        if (!visit(s, CHUNK_OPTIM, v->offset, v->view, v->bytes))
+        if (!visit(s, NULL, CHUNK_OPTIM, v->offset, v->view, v->bytes))
             return false;
     }
     return true;
@@ -84,19 +85,24 @@ void snapshot_view_remove(store *s, char *view) {
 }
 
 /* Through the store's file and not through the view: the child keeps the parent's edits by fork itself. */
-static bool copy_range(store *s, chunk_kind kind, uint64_t offset, char *view, size_t bytes) {
+static bool copy_range(store *s, tensor *t, chunk_kind kind, uint64_t offset, char *view, size_t bytes) {
     (void)view;
     char *from;
-    if (pages_map_alias(s->chunks.list[kind].fd, offset & ~(PAGE_BYTES - 1), bytes, &from) != CASTOR_OK)
+    if (t && demand_hold(t, kind) != CASTOR_OK)
         return false;
-    size_t done = 0;
+    if (pages_map_alias(s->chunks.list[kind].fd, offset & ~(PAGE_BYTES - 1), bytes, &from) != CASTOR_OK)
+        from = NULL;
+    size_t done = from ? 0 : bytes + 1;
     while (done < bytes) {
         ssize_t n = pwrite(s->snapshot->fd[kind], from + done, bytes - done, (off_t)(offset + done));
         if (n <= 0)
             break;
         done += (size_t)n;
     }
-    munmap(from, bytes);
+    if (from)
+        munmap(from, bytes);
+    if (t)
+        demand_let_go(t, kind);
     return done == bytes;
 }
 
@@ -132,7 +138,8 @@ void snapshot_fork_parent(void) {
         pthread_mutex_unlock(&s->lock);
 }
 
-static bool map_range(store *s, chunk_kind kind, uint64_t offset, char *view, size_t bytes) {
+static bool map_range(store *s, tensor *t, chunk_kind kind, uint64_t offset, char *view, size_t bytes) {
+    (void)t;
     char *at = view;
     while (at < view + bytes) {
         page_run edited = {view + bytes, 0};

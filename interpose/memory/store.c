@@ -180,6 +180,15 @@ static void peers_announce(store *s, const int *pids) {
     }
 }
 
+static void demand_lock_make(pthread_mutex_t *lock) {
+    pthread_mutexattr_t shared;
+    pthread_mutexattr_init(&shared);
+    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(lock, &shared);
+    pthread_mutexattr_destroy(&shared);
+}
+
 castor_status store_open(const char *token, const char *group, int rank, int world, uint64_t chunk_bytes,
                          const char *offload_dir, double timeout_seconds, store **out) {
     if (world < 1 || world > STORE_RANKS_MAX || rank < 0 || rank >= world)
@@ -217,6 +226,7 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
     atomic_store(&own->joined, 1);
     if (rank == 0) {
         s->control->magic = STORE_MAGIC;
+        demand_lock_make(&s->control->demand_lock);
         s->control->world = world;
         peers_announce(s, pids);
     }

@@ -71,6 +71,8 @@ typedef struct store_control {
     _Atomic uint64_t together; /* ticket << 32 | number of ranks that came (together.h) */
     _Atomic uint64_t together_verdict[TOGETHER_VERDICTS]; /* by ticket */
     char failure[STORE_TEXT_MAX];
+    pthread_mutex_t demand_lock; /* demand.h; robust, and the words that it guards: */
+    uint64_t demand_clock, demand_bytes;
     rank_control rank[STORE_RANKS_MAX];
 } store_control;
 
@@ -90,6 +92,8 @@ typedef struct tensor_control {
     _Atomic uint32_t leases_back; /* releases of all ranks, over all epochs; any rank adds to it */
     _Atomic uint32_t given_back;  /* the epoch whose sum's memory was given back; 0: none */
     _Atomic uint32_t carried;     /* the epoch whose sum rank 0 went on with; 0: none */
+    uint32_t place[2];            /* by chunk_kind, demand_place; under demand_lock, and so is */
+    uint64_t brought[2];          /* when it was brought (demand_clock) */
     tensor_progress rank[];
 } tensor_control;
 
@@ -117,6 +121,7 @@ typedef struct store {
     _Atomic uint64_t changes;
     bool detached;           /* in a forked child: the store is not this process's any more */
     struct reducer *reducer; /* reduce.h */
+    struct demand *demand;   /* demand.h; NULL: nothing is away */
     struct snapshot *snapshot;
     struct store *next; /* list of this process's stores */
 } store;

@@ -7,6 +7,7 @@
 #include "../parallel/wait.h"
 #include "../trace/trace.h"
 #include "arena.h"
+#include "demand.h"
 #include "pages.h"
 #include "window.h"
 
@@ -26,6 +27,11 @@ static void ranges_leave(tensor *t) {
     uint32_t world = (uint32_t)s->world;
     if (atomic_fetch_add(&t->control->forgotten, 1) + 1 != world)
         return;
+    if (t->single && s->demand) { /* other nodes may still read what this one keeps */
+        demand_drop(t, CHUNK_GRAD);
+        demand_drop(t, CHUNK_PARAM);
+        return;
+    }
     chunk_punch(&s->chunks, CHUNK_GRAD, t->grad_offset, t->param_alias ? t->span : t->bytes);
     if (!t->param_alias)
         return;
@@ -56,6 +62,8 @@ static castor_status tensor_map_home(tensor *t, void *address) {
     if (status)
         return status;
     status = pages_map_view(t->store->chunks.list[CHUNK_PARAM].fd, t->param_offset, t->span, address, NULL);
+    if (status == CASTOR_OK)
+        status = demand_watch(t, CHUNK_PARAM, address);
     if (status) {
         arena_release(address);
         return status;
@@ -213,6 +221,13 @@ fail:
     return status;
 }
 
+/* What one node only is to keep, and the aliases through which others see it. A tied parameter stays on all nodes. */
+static castor_status tensor_place(const store *s, tensor *t) {
+    t->single = t->node >= 0 && demand_worth(s, t->span) && t->tied == t;
+    castor_status status = demand_watch(t, CHUNK_GRAD, t->grad_alias);
+    return status || t->mode != TENSOR_SHARED ? status : demand_watch(t, CHUNK_PARAM, t->param_alias);
+}
+
 /* Largest first, so that ownership comes out even; equal sizes in the order given. */
 static const struct offer *sort_offers;
 static int by_size(const void *a, const void *b) {
@@ -264,6 +279,8 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
         if ((status = tensor_make(s, &offers[i], same, &made[i])) == CASTOR_OK)
             ids[i] = made[i]->id;
     }
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = tensor_place(s, made[i]);
     pthread_mutex_unlock(&s->lock);
     if (status) {
         store_fail(s, status);
@@ -363,6 +380,30 @@ void tensor_forget(tensor *t) {
     window_unmap_returned(t);
     if (t->mode != TENSOR_SHARED || !t->home)
         ranges_leave(t);
+    pthread_mutex_unlock(&s->lock);
+}
+
+uint32_t tensor_forgotten(store *s, uint8_t *out, uint32_t room) {
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t id = 0; id < s->tensor_count && id < room; id++) {
+        const tensor *t = s->tensors[id];
+        out[id] = t->single && !t->swept && atomic_load(&t->control->forgotten) == (uint32_t)s->world;
+    }
+    uint32_t count = s->tensor_count;
+    pthread_mutex_unlock(&s->lock);
+    return count;
+}
+
+void tensor_sweep(store *s, const uint8_t *gone, uint32_t count) {
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t id = 0; id < s->tensor_count && id < count; id++) {
+        tensor *t = s->tensors[id];
+        if (!gone[id] || t->owner != s->rank)
+            continue;
+        chunk_punch(&s->chunks, CHUNK_GRAD, t->grad_offset, t->span);
+        chunk_punch(&s->chunks, CHUNK_PARAM, t->param_offset, t->span);
+        t->swept = true;
+    }
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -27,7 +27,8 @@ typedef struct tensor {
     store *store;
     uint32_t id;
     int owner;
-    int node; /* whose owner steps it, of several that shard; -1: each node's owner does */
+    int node;    /* whose owner steps it, of several that shard; -1: each node's owner does */
+    bool single; /* large enough that this node alone keeps it (demand.h) */
     tensor_mode mode;
     kernel_dtype dtype;
     size_t numel, bytes, span; /* span: bytes in whole pages */
@@ -50,6 +51,7 @@ typedef struct tensor {
     _Atomic uint64_t
         lent_bytes; /* of the arena's room, for this rank's part of a sum whose memory came back */
     bool forgotten;
+    bool swept; /* single: its ranges were given back */
 } tensor;
 
 /* What is known of one parameter before it is registered. */
@@ -70,6 +72,12 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
  * parameter's bytes stay until its block is freed. When nobody holds anything on any rank, the chunk ranges are given
  * back. */
 void tensor_forget(tensor *t);
+
+/* out[id]: every rank of this node has dropped the tensor, which one node only keeps, and its memory is still there. Returns
+ * the number of tensors. */
+uint32_t tensor_forgotten(store *s, uint8_t *out, uint32_t room);
+/* The ranges of those that this rank owns are given back: no rank of any node holds them. */
+void tensor_sweep(store *s, const uint8_t *gone, uint32_t count);
 
 /* Back to the script's private memory, at the same address, with the bytes that this rank sees now. */
 castor_status tensor_release(tensor *t);

@@ -5,6 +5,7 @@
 #include "../core/error.h"
 #include "../parallel/wait.h"
 #include "arena.h"
+#include "demand.h"
 #include "pages.h"
 
 /* The sum's memory is worth giving back when the script has dropped its gradients and not yet built up activations:
@@ -25,7 +26,7 @@ static void release_up_to(tensor *t, uint32_t epoch, bool dropped) {
         arena_lend(-(int64_t)lent);
     bool last = atomic_fetch_add(&t->control->leases_back, count) + count == epoch * world;
     /* Before this rank's own release shows: until then nobody writes the next sum. */
-    if (last && dropped && t->returnable && !t->kept && memory_idle()) {
+    if (last && dropped && t->returnable && !t->kept && !demand_single(t, CHUNK_GRAD) && memory_idle()) {
         chunk_punch(&t->store->chunks, CHUNK_GRAD, t->grad_offset, t->span);
         atomic_store(&t->control->given_back, epoch);
     }
@@ -41,9 +42,11 @@ void window_release_sum(tensor *t) {
 }
 
 static castor_status map_sum(window *w) {
-    const tensor *t = w->tensor;
+    tensor *t = w->tensor;
     castor_status status = pages_map_view(t->store->chunks.list[CHUNK_GRAD].fd, t->grad_offset, t->span,
                                           w->address, &w->address);
+    if (status == CASTOR_OK)
+        status = demand_watch(t, CHUNK_GRAD, w->address);
     if (status == CASTOR_OK)
         w->zeroed = false;
     return status;

@@ -12,6 +12,7 @@
 #include "../core/log.h"
 #include "../core/thread.h"
 #include "../memory/arena.h"
+#include "../memory/demand.h"
 #include "../memory/pages.h"
 #include "../memory/window.h"
 #include "../trace/trace.h"
@@ -166,7 +167,10 @@ static castor_status job_run(const struct job *job) {
         if (status)
             return status;
         if (block == 0) {
-            fresh = t->returnable && atomic_load(&t->control->given_back) == job->epoch;
+            bool elsewhere = demand_elsewhere(t, CHUNK_GRAD);
+            fresh = (t->returnable || elsewhere) && atomic_load(&t->control->given_back) == job->epoch;
+            if (elsewhere && s->rank == 0 && (status = demand_take_over(t)) != CASTOR_OK)
+                return store_fail(s, status);
             if ((status = carry_check(t, job, fresh)) != CASTOR_OK)
                 return status;
         }
@@ -309,6 +313,15 @@ static bool sum_complete(void *context) {
                           *own = &t->control->rank[t->store->rank];
     return (int32_t)(atomic_load(&last->added) - turn->need) >= 0 &&
            (int32_t)(atomic_load(&own->added) - turn->need) >= 0;
+}
+
+uint32_t reduce_complete(tensor *const *tensors, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        struct turn turn = {tensors[i], (tensors[i]->epoch + 1) * tensors[i]->blocks};
+        if (!sum_complete(&turn))
+            return i;
+    }
+    return count;
 }
 
 /* One that has not come to the end of the backward before one that is there and waits as well; never this rank, whose own

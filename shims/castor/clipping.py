@@ -39,15 +39,23 @@ class _Gradients:
         """What this rank works on: the sums that it owns, and its own copies of the small ones."""
         return [t for t in map(self.written, self.pairs) if t is not None]
 
+    def begin(self):
+        """Before the owners write: ranks of other nodes have read what their script wanted to see of the sums."""
+        if self.group.single:
+            self.group.across.meet("an operation on all gradients")
+
     @staticmethod
     def written(pair):
         p, e = pair
-        return p.grad.detach() if not e.shared else e.sum_alias if e.mine else None
+        return p.grad.detach() if not e.shared else e.sum_alias if e.summed_here else None
 
     def done(self, what):
         """After the owners wrote: nobody goes on before all have."""
         torch.autograd.graph.increment_version([p.grad for p, e in self.pairs if e.shared])
-        self.group.barrier(what)
+        if self.group.single:
+            self.group.across.changed([e for _, e in self.pairs], sums=True)
+        else:
+            self.group.barrier(what)
 
 
 def _as_list(parameters):
@@ -65,7 +73,11 @@ def _norms(gradients, norm_type, foreach):
     mine = [0.0 if gradients.written(pair) is None else next(values).item() for pair in gradients.pairs]
     every = gradients.group.gather(mine, "the norms of the gradients")
     rank = gradients.group.rank
-    return [every[e.owner if e.shared else rank][i] for i, (_, e) in enumerate(gradients.pairs)]
+    norms = [every[e.owner if e.shared else rank][i] for i, (_, e) in enumerate(gradients.pairs)]
+    if gradients.group.single:
+        total = gradients.group.across.total(norms)
+        norms = [total[i] if e.single_sum else norm for i, ((_, e), norm) in enumerate(zip(gradients.pairs, norms))]
+    return norms
 
 
 def _clip_grad_norm(stock):
@@ -115,6 +127,7 @@ def _clip_grad_value(stock):
             _job.gradients_clipped("value", float(clip_value))
         if gradients is None or not gradients.together("value", float(clip_value), foreach):
             return stock(listed, clip_value, foreach)
+        gradients.begin()
         for t in gradients.mine():
             t.clamp_(-float(clip_value), float(clip_value))
         gradients.done("clipping by value")
@@ -137,11 +150,13 @@ def _unscale(stock):
         ):
             return stock(self, optimizer, inv_scale, found_inf, allow_fp16)
         with torch.no_grad():
+            gradients.begin()
             own = gradients.mine()
             if own:
                 torch._amp_foreach_non_finite_check_and_unscale_(own, found_inf, inv_scale)
             every = gradients.group.gather([found_inf.item()], "the check of the gradients for infinities")
-            found_inf.fill_(max(value for value, in every))
+            found = max(value for value, in every)
+            found_inf.fill_(gradients.group.across.total([found], largest=True)[0] if gradients.group.single else found)
             gradients.done("unscaling the gradients")
         return {found_inf.device: found_inf}
 

@@ -20,6 +20,7 @@ class Description(ctypes.Structure):
 class TensorInfo(ctypes.Structure):
     _fields_ = [
         ("id", c_uint32), ("owner", c_int32), ("shared", c_int32), ("dtype", c_int32), ("node", c_int32),
+        ("single_sum", c_int32), ("single_parameter", c_int32),
         ("bytes", c_uint64), ("home", c_void_p), ("param_alias", c_void_p), ("sum", c_void_p),
     ]
 
@@ -120,6 +121,14 @@ _SIGNATURES = {
     "store_shard": ("status", [c_void_p, c_int, c_int]),
     "serve": ("status", [c_void_p, c_char_p, c_char_p, POINTER(c_int)]),
     "node_read": ("status", [c_char_p, c_int, c_char_p, c_void_p, c_void_p, c_void_p, c_uint32]),
+    "sums_complete": (c_uint32, [c_void_p, c_uint32]),
+    "demand_probe": ("status", []),
+    "demand": ("status", [c_void_p, c_int, c_void_p, c_void_p, c_void_p]),
+    "demand_drop": ("status", [c_int, c_void_p, c_uint32]),
+    "demand_forgotten": (c_uint32, [c_void_p, c_void_p, c_uint32]),
+    "demand_sweep": (None, [c_void_p, c_void_p, c_uint32]),
+    "demand_leave": (None, [c_void_p]),
+    "serve_wait": ("status", [c_void_p, c_int]),
     "node_bytes_add": (None, [c_uint64]),
     "together": ("status", [c_void_p, c_uint64, c_int, POINTER(c_int)]),
     "step_begin": ("status", [c_void_p, c_void_p, c_void_p, c_uint32]),

@@ -36,6 +36,10 @@ class Synchronizer:
         self.scale = 1.0 / group.total  # the weight of this rank's gradients
         self.pending = collections.deque()  # (ticket, entry, parameter, gradient): being added
         self.entries = store.adopt(group, parameters)
+        self.schedule = None  # what the nodes exchange while a backward runs (nodes.py)
+        self.let_go_before = False
+        if group.across is not None:
+            group.across.synchronizers.add(self)
         self.hooks = []
         accumulation.watch(self)
         for p, e in zip(parameters, self.entries):
@@ -59,6 +63,8 @@ class Synchronizer:
         if not self.begun:
             self.begun = True
             events.at_end(self._finish)
+            if self.group.across is not None:
+                self.group.across.begin(self)
         if self.delayed:
             return
         if entry.fired:
@@ -69,16 +75,12 @@ class Synchronizer:
         entry.fired = True
         self._submit(entry, p, p.grad)
         self._reap()
+        if self.group.across is not None:
+            self.group.across.go_on(self)
 
     def _submit(self, entry, p, grad):
+        self._let_go(entry)
         entry.carrying, entry.carried = entry.carried, False
-        if not entry.shared:
-            core.sum_release(entry.handle)
-        elif entry.carrying:
-            shows = entry.aside is not None and entry.shows_window(entry.aside)
-            core.window_carry(entry.handle, entry.window if shows else None)
-        else:
-            core.windows_detach(entry.handle)
         source = None
         if grad is not None:
             if grad.layout is not torch.strided:
@@ -88,8 +90,7 @@ class Synchronizer:
                 source = torch.empty_strided(entry.sum_alias.shape, entry.sum_alias.stride(), dtype=grad.dtype)
                 source.copy_(grad.detach())
         ticket = c_uint64()
-        # What all nodes have summed goes on at one of them only.
-        goes_on = entry.carrying and not (entry.whole and self.group.across.place.node)
+        goes_on = entry.carrying and not ((entry.whole or entry.single_sum) and not entry.goes_on_here)
         flags = core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
         entry.whole = False
         if not accumulation.at_boundary([p]):
@@ -97,6 +98,22 @@ class Synchronizer:
         core.gradient_add(entry.handle, None if source is None else source.data_ptr(), self.scale, flags, byref(ticket))
         if source is not None:
             self.pending.append((ticket.value, entry, p, grad, source))
+
+    @staticmethod
+    def _let_go(entry):
+        """The next gradient goes into the sum: nothing of this rank looks at the last one any more."""
+        if not entry.shared:
+            core.sum_release(entry.handle)
+        elif entry.carried:
+            shows = entry.aside is not None and entry.shows_window(entry.aside)
+            core.window_carry(entry.handle, entry.window if shows else None)
+        else:
+            core.windows_detach(entry.handle)
+
+    def let_go(self):
+        """Before the first gradient of a backward that makes ours."""
+        for entry in self._participants():
+            self._let_go(entry)
 
     def _reap(self):
         done = core.gradients_done(self.group.handle)
@@ -126,7 +143,8 @@ class Synchronizer:
         used = (ctypes.c_uint8 * max(len(entries), 1))()
         core.gradients_finish(self.group.handle, core.pointers([e.handle for e in entries]), len(entries), used)
         if self.group.across is not None:
-            self.group.across.sum(entries, used)
+            self.schedule = self.group.across.sum(entries, used, self.schedule)
+            self.group.across.end(self)
         self.group.sums += 1
         while self.pending:
             self._added()

@@ -119,6 +119,13 @@ class _OwnerStep:
         every = self.group.gather([float(changed)], "whether the script changed gradients")
         return [rank for rank, (flag,) in enumerate(every) if flag]
 
+    def closure_over(self):
+        """No rank reads the parameters of before any more: the owners write them next."""
+        if self.group.single:
+            self.group.across.meet()
+        else:
+            self.group.barrier("an optimizer step")
+
     def show_owned(self):
         """From here the optimizer sees what this rank owns, and sees it in the store's memory."""
         self.stepped = [t for t in self.shared if t[2].stepped_here and t[1].grad is not None]
@@ -247,6 +254,7 @@ def _closure_with_all(owner_step, closure):
             loss = closure()
         finally:
             _thread.in_leaf = True
+        owner_step.closure_over()
         with torch.no_grad():
             owner_step.show_owned()
         return loss
@@ -371,7 +379,11 @@ def _end_replicated(optimizer, running):
         running.mode = core.MODE_REPLICATED
     group = pairs[0][1].group
     handles = core.pointers([e.handle for _, e in pairs])
+    if group.single:
+        group.across.meet("the end of a replicated optimizer step")  # no rank reads the parameters of before any more
     core.publish_deduplicate(group.handle, handles, len(pairs), b"the end of a replicated optimizer step")
+    if group.single:
+        group.across.changed([e for _, e in pairs], sums=False)
 
 
 def _step_in_backward(optimizer):

@@ -20,7 +20,7 @@ class Entry:
     """
 
     __slots__ = (
-        "parameter", "key", "handle", "handle_id", "group", "owner", "node", "shared", "bytes", "home", "param_alias", "sum_alias",
+        "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "single_parameter", "shared", "bytes", "home", "param_alias", "sum_alias",
         "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying",
         "whole", "aside", "__weakref__",
     )
@@ -31,6 +31,8 @@ class Entry:
         self.key, self.parameter = id(p), weakref.ref(p, lambda _: self.forget())
         self.handle, self.handle_id, self.group = handle, info.id, group
         self.node = info.node  # whose owner steps it, of several nodes that shard; -1: each node's does
+        # That node alone keeps the sum, and the parameter: elsewhere they come when they are touched.
+        self.single_sum, self.single_parameter = bool(info.single_sum), bool(info.single_parameter)
         self.owner, self.shared, self.bytes, self.home = info.owner, bool(info.shared), info.bytes, info.home
         like = p.data
         self.param_alias = tensors.tensor_at(info.param_alias, like) if self.shared else None
@@ -50,6 +52,17 @@ class Entry:
     def stepped_here(self):
         """Of what is `mine`, whether this rank steps it, and not the owner on another node."""
         return self.mine and (self.node < 0 or self.node == self.group.across.place.node)
+
+    @property
+    def goes_on_here(self):
+        """A sum of all nodes, which the next backward adds to, goes on at one of them only."""
+        here = self.group.across.place.node
+        return here == (self.node if self.single_sum else 0)
+
+    @property
+    def summed_here(self):
+        """Of what is `mine`, whether this node keeps the sum of all nodes."""
+        return self.mine and (not self.single_sum or self.stepped_here)
 
     def forget(self):
         if _entries.get(self.key) is self:
@@ -106,6 +119,11 @@ class Group:
     def sharded(self):
         """One node only keeps each optimizer state, and its owner there steps."""
         return self.across is not None and self.across.peers is not None
+
+    @property
+    def single(self):
+        """Larger sums are kept by one node only, and so may parameters be."""
+        return self.across is not None and self.across.kinds > 0
 
     def _leave(self):
         if active():
@@ -190,7 +208,7 @@ def adopt(grp, parameters):
         for p, handle in zip(fresh, handles):
             _entries[id(p)] = Entry(grp, p, handle)
         if grp.across is not None:
-            grp.across.adopted([entry_of(p) for p in fresh])
+            grp.across.adopted([entry_of(p) for p in fresh])  # which is also where the others' bytes go
     return [entry_of(p) for p in parameters]
 
 

@@ -107,6 +107,27 @@ class NodesTest(unittest.TestCase):
         for host in range(2):
             self.assertAlmostEqual(self.bytes_per_parameter(host), 12, delta=0.12)
 
+    def test_sums_are_on_one_node_only(self):
+        printed, _ = self.on_hosts(plugin="zero2")
+        self.check_equal_losses(printed, 4)
+        self.check_crossing(printed, GRADIENT_BYTES)  # half of the gradients, half of the parameters
+        for host in range(2):
+            self.assertAlmostEqual(self.bytes_per_parameter(host), 4 + 12 / 2, delta=0.1)
+
+    def test_parameters_are_on_one_node_only(self):
+        """Two chunks for each rank are in use: here each is one parameter."""
+        printed, _ = self.on_hosts(plugin="gemini", settings=["CASTOR_CHUNK_SIZE=256K"])
+        self.check_equal_losses(printed, 4)
+        for host in range(2):
+            in_use = 4 * 256 * 1024 / NUMEL
+            self.assertLess(self.bytes_per_parameter(host), 16 / 2 + in_use + 0.1)
+
+    def test_what_others_keep_is_there_to_the_end(self):
+        printed, _ = self.on_hosts("--late", plugin="gemini", settings=["CASTOR_CHUNK_SIZE=256K"])
+        seen = re.findall(r"^(?:early|late) (\S+)$", printed, re.MULTILINE)
+        self.assertEqual(len(seen), 2, printed)
+        self.assertEqual(seen[0], seen[1])
+
     def test_shard_node_keeps_all_on_each(self):
         printed, _ = self.on_hosts(plugin="zero1", settings=["CASTOR_SHARD=node"])
         self.check_crossing(printed, GRADIENT_BYTES)

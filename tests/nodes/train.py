@@ -1,12 +1,14 @@
 """Trains a deep network of equal layers with DistributedDataParallel on several nodes, and measures what crosses eth0:
 
-    train.py --steps N [--fail-at STEP --fail-rank R]
+    train.py --steps N [--fail-at STEP --fail-rank R] [--late]
 
-The last line of a node's first rank is `node BYTES`: what this host sent for a step, of the steps after the second."""
+The last line of a node's first rank is `node BYTES`: what this host sent for a step, of the steps after the second. With
+--late the last rank looks at the parameters and the optimizer's states again when the others' scripts have ended."""
 import argparse
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--fail-rank", type=int, default=-1)
+parser.add_argument("--late", action="store_true")
 args = parser.parse_args()
 
 
@@ -41,14 +44,28 @@ for step in range(args.steps):
     if step == 2:
         dist.barrier()
         begin = sent()
-    loss = model(data[step, rank]).square().mean()
+    loss = (model(data[step, rank]) - data[step, rank].sin()).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     if rank == 0:
         print(f"loss {loss.item():.6f}")
+
+
+def looked_at():
+    states = [value for p in model.parameters() for value in optimizer.state[p].values()]
+    return ",".join(str(sum(t.double().abs().sum().item() for t in listed)) for listed in (list(model.parameters()), states))
+
+
+if args.late and rank == 0:
+    print(f"early {looked_at()}")
 dist.barrier()
 if os.environ["LOCAL_RANK"] == "0":
     sys.stdout.write(f"node {(sent() - begin) / (args.steps - 2):.0f}\n")
     sys.stdout.flush()
 dist.destroy_process_group()
+if args.late and rank == 0:
+    time.sleep(1)  # the ranks beside it have ended
+if args.late and rank == world - 1:
+    time.sleep(3)
+    print(f"late {looked_at()}", flush=True)

@@ -6,7 +6,8 @@
     run.py --full --continue [--for SECONDS] --markdown FILE
                                   leaves out what has passed before with the same code and scripts, and ends in time:
                                   a full run in pieces; the file says what is still missing
-    run.py --hosts 2 --ranks 4    DDP scripts, their ranks on two hosts (tests/hosts.py), against one host's plain run
+    run.py --hosts 2 --ranks 4    DDP scripts, their ranks on two hosts (tests/hosts.py), against one host's plain run;
+                                  --set CASTOR_CHUNK_SIZE=64K lets zero2 and gemini shard small tensors as well
     run.py --self-test            shows that the comparison can fail
 
 The plugin `plain` runs plain PyTorch a second time: a script that differs from itself proves nothing.
@@ -95,7 +96,7 @@ class Suite:
         under = [self.args.castor, "run", "--plugin", plugin, "--log-dir", logs if self.args.hosts == 1 else f"{logs}-{{host}}"]
         if self.args.hosts > 1:
             under = [sys.executable, HOSTS, str(self.args.hosts), *under]
-        for option in row.expect.options:
+        for option in (*self.args.set, *row.expect.options):
             under += ["--set", option]
         if not row.distributed and plugin != "none":
             under += ["--nproc", str(ranks)]
@@ -432,6 +433,7 @@ def arguments():
     parser.add_argument("--plugin", type=words, help="gemini, ddp, zero1, zero2, none, plain")
     parser.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="begin nothing later than that")
     parser.add_argument("--hosts", type=int, default=1, help="share the ranks out over so many hosts")
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for every run under Castor")
     parser.add_argument("--markdown", help="write the table of a --full run to this file")
     parser.add_argument("--build", default=os.path.join(ROOT, "build"), help="folder for references and runs")
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
@@ -443,6 +445,8 @@ def arguments():
         parser.error("--hosts must divide --ranks")
     if args.hosts > 1:
         args.build = os.path.join(args.build, f"hosts{args.hosts}")
+    if args.set and args.full:
+        parser.error("a --full run has the options of its rows")
     if args.markdown and not args.full:
         parser.error("--markdown needs --full")
     args.ranks = args.ranks or [2, 4] if args.full or args.quick else args.ranks or [2]
