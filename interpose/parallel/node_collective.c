@@ -32,8 +32,33 @@ static size_t piece_bytes(const pieces *p, uint64_t step) {
 }
 
 /* The step's cell may be written: all have read what it held. */
-static castor_status cell_await(const node_operation *op, uint64_t step) {
-    return step < NODE_CELLS ? CASTOR_OK : node_readers_await(op, step - NODE_CELLS + 1);
+static castor_status cell_await(node_operation *op, uint64_t step) {
+    return step < op->cells ? CASTOR_OK : node_readers_await(op, step - op->cells + 1);
+}
+
+/* Whether those who sleep are woken now. Where ranks share processors it is worth while for some steps at once: who is woken
+ * takes the place of one that is still at work. */
+static bool wakes(const node_operation *op, uint64_t step) {
+    return op->g->pauses > 0 || (step + 1) % (op->cells / 2) == 0;
+}
+
+/* How many steps a rank that offers and takes is ahead with its offers: enough for a turn where ranks share processors,
+ * else few, so that what it takes is in the caches. Ranks need not have the same: who is behind all others finds what it
+ * takes, and its cells free, as long as this is less than `cells`. */
+static uint64_t ahead(const node_operation *op) {
+    return op->g->pauses > 0 ? 1 : op->cells / 2;
+}
+
+static void step_offered(node_operation *op, const pieces *p, uint64_t step) {
+    if (step + 1 == p->steps || wakes(op, step))
+        node_offer(op, step + 1);
+    else
+        node_offer_quietly(op, step + 1);
+}
+
+static void step_taken(const node_operation *op, uint64_t step) {
+    if (wakes(op, step))
+        node_notify(op->g, op->g->rank);
 }
 
 static castor_status step_offer(node_operation *op, const pieces *p, const uint8_t *data, uint64_t step) {
@@ -41,7 +66,7 @@ static castor_status step_offer(node_operation *op, const pieces *p, const uint8
     if (status != CASTOR_OK)
         return status;
     memcpy(node_own_offer(op, step), data + step * p->piece, piece_bytes(p, step));
-    node_offer(op, step + 1);
+    step_offered(op, p, step);
     return CASTOR_OK;
 }
 
@@ -79,7 +104,7 @@ castor_status node_broadcast(node_group *g, const node_call *call, void *data, s
             status = step_offer(&op, &p, data, step);
         } else {
             status = step_take(&op, &p, root, 0, data, step);
-            node_notify(g, g->rank);
+            step_taken(&op, step);
         }
     }
     if (status == CASTOR_OK && g->rank != root)
@@ -95,7 +120,7 @@ static castor_status step_take_all(node_operation *op, const pieces *p, size_t a
         int rank = (op->g->rank + i) % op->g->world;
         status = step_take(op, p, rank, at, output + (size_t)rank * p->bytes, step);
     }
-    node_notify(op->g, op->g->rank);
+    step_taken(op, step);
     return status;
 }
 
@@ -106,11 +131,14 @@ castor_status node_allgather(node_group *g, const node_call *call, const void *i
     uint8_t *own = (uint8_t *)output + (size_t)g->rank * bytes;
     castor_status status =
         begin(&op, g, call, (node_shape){NODE_ALLGATHER, 0, bytes, 1}, true, NODE_EVERYONE);
-    for (uint64_t step = 0; step < p.steps && status == CASTOR_OK; step++) {
-        status = step_offer(&op, &p, input, step);
-        step_own(&p, input, own, step);
-        if (status == CASTOR_OK)
-            status = step_take_all(&op, &p, 0, output, step);
+    uint64_t lag = ahead(&op);
+    for (uint64_t step = 0; step < p.steps + lag && status == CASTOR_OK; step++) {
+        if (step < p.steps) {
+            status = step_offer(&op, &p, input, step);
+            step_own(&p, input, own, step);
+        }
+        if (status == CASTOR_OK && step >= lag)
+            status = step_take_all(&op, &p, 0, output, step - lag);
     }
     if (status == CASTOR_OK)
         node_read_all(&op);
@@ -151,7 +179,7 @@ static castor_status step_offer_each(node_operation *op, const pieces *p, const 
         if (rank != op->g->rank)
             memcpy(to + (size_t)rank * p->piece, (const uint8_t *)inputs[rank] + step * p->piece,
                    piece_bytes(p, step));
-    node_offer(op, step + 1);
+    step_offered(op, p, step);
     return CASTOR_OK;
 }
 
@@ -168,7 +196,7 @@ castor_status node_scatter(node_group *g, const node_call *call, const void *con
             step_own(&p, inputs[root], output, step);
         } else {
             status = step_take(&op, &p, root, (size_t)g->rank * p.piece, output, step);
-            node_notify(g, g->rank);
+            step_taken(&op, step);
         }
     }
     if (status == CASTOR_OK && !offers)
@@ -185,11 +213,14 @@ castor_status node_alltoall(node_group *g, const node_call *call, const void *in
     for (int rank = 0; rank < g->world; rank++)
         inputs[rank] = (const uint8_t *)input + (size_t)rank * bytes;
     castor_status status = begin(&op, g, call, (node_shape){NODE_ALLTOALL, 0, bytes, 1}, true, NODE_EVERYONE);
-    for (uint64_t step = 0; step < p.steps && status == CASTOR_OK; step++) {
-        status = step_offer_each(&op, &p, inputs, step);
-        step_own(&p, inputs[own], (uint8_t *)output + own * bytes, step);
-        if (status == CASTOR_OK)
-            status = step_take_all(&op, &p, own * p.piece, output, step);
+    uint64_t lag = ahead(&op);
+    for (uint64_t step = 0; step < p.steps + lag && status == CASTOR_OK; step++) {
+        if (step < p.steps) {
+            status = step_offer_each(&op, &p, inputs, step);
+            step_own(&p, inputs[own], (uint8_t *)output + own * bytes, step);
+        }
+        if (status == CASTOR_OK && step >= lag)
+            status = step_take_all(&op, &p, own * p.piece, output, step - lag);
     }
     if (status == CASTOR_OK)
         node_read_all(&op);

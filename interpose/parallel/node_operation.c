@@ -23,9 +23,15 @@ castor_status node_prepare(node_operation *op, node_group *g, const node_call *c
     op->shape = shape;
     op->own = -1;
     op->untold = false;
+    op->cells = shape.kind == NODE_ALLREDUCE || shape.kind == NODE_REDUCE ? NODE_CELLS : 2 * NODE_CELLS;
     for (int rank = 0; rank < NODE_RANKS_MAX; rank++)
         op->slot[rank] = -1;
     return CASTOR_OK;
+}
+
+static void tell(node_operation *op) {
+    op->untold = false;
+    node_notify(op->g, op->g->rank);
 }
 
 /* ---- this rank's slot ---- */
@@ -55,24 +61,26 @@ static castor_status readers_await(const node_operation *op, int index, uint32_t
     return status;
 }
 
-castor_status node_readers_await(const node_operation *op, uint64_t steps) {
-    return readers_await(op, op->own, (uint32_t)steps);
-}
-
-static bool slot_is_free(const node_operation *op, int index) {
+static bool all_have_read(const node_operation *op, int index, uint32_t steps) {
     for (int rank = 0; rank < op->g->world; rank++) {
-        struct own_wait w = {op, rank, index, NODE_DONE};
+        struct own_wait w = {op, rank, index, steps};
         if (rank != op->g->rank && !has_read(&w))
             return false;
     }
     return true;
 }
 
+castor_status node_readers_await(node_operation *op, uint64_t steps) {
+    if (op->untold && !all_have_read(op, op->own, (uint32_t)steps))
+        tell(op);
+    return readers_await(op, op->own, (uint32_t)steps);
+}
+
 castor_status node_slot_take(node_operation *op, int reader) {
     const node_group *g = op->g;
     int index = op->first;
     bool never_used = atomic_load(&node_slot_of(g, g->rank, index)->key) == 0;
-    if (!never_used && !slot_is_free(op, index)) {
+    if (!never_used && !all_have_read(op, index, NODE_DONE)) {
         index++;
         never_used = atomic_load(&node_slot_of(g, g->rank, index)->key) == 0;
         castor_status status = never_used ? CASTOR_OK : readers_await(op, index, NODE_DONE);
@@ -89,11 +97,6 @@ castor_status node_slot_take(node_operation *op, int reader) {
                               memory_order_relaxed);
     op->own = index;
     return CASTOR_OK;
-}
-
-static void tell(node_operation *op) {
-    op->untold = false;
-    node_notify(op->g, op->g->rank);
 }
 
 void node_offer_quietly(node_operation *op, uint64_t steps) {
@@ -115,16 +118,16 @@ void node_offer_reduced(node_operation *op, uint64_t steps) {
     tell(op);
 }
 
-static uint8_t *cell(uint8_t *half, uint64_t step) {
-    return half + step % NODE_CELLS * NODE_CELL_BYTES;
+static uint8_t *cell(uint8_t *first, uint64_t step, uint32_t cells) {
+    return first + step % cells * NODE_CELL_BYTES;
 }
 
 uint8_t *node_own_offer(const node_operation *op, uint64_t step) {
-    return cell(node_slot_offer(op->g, op->g->rank, op->own), step);
+    return cell(node_slot_offer(op->g, op->g->rank, op->own), step, op->cells);
 }
 
 uint8_t *node_own_reduced(const node_operation *op, uint64_t step) {
-    return cell(node_slot_reduced(op->g, op->g->rank, op->own), step);
+    return cell(node_slot_reduced(op->g, op->g->rank, op->own), step, NODE_CELLS);
 }
 
 /* ---- the slots of others ---- */
@@ -174,21 +177,22 @@ castor_status node_peer_await(node_operation *op, int rank, uint64_t offered, ui
 }
 
 const uint8_t *node_peer_offer(const node_operation *op, int rank, uint64_t step) {
-    return cell(node_slot_offer(op->g, rank, op->slot[rank]), step);
+    return cell(node_slot_offer(op->g, rank, op->slot[rank]), step, op->cells);
 }
 
 const uint8_t *node_peer_reduced(const node_operation *op, int rank, uint64_t step) {
-    return cell(node_slot_reduced(op->g, rank, op->slot[rank]), step);
+    return cell(node_slot_reduced(op->g, rank, op->slot[rank]), step, NODE_CELLS);
 }
 
-void node_read_tell(const node_operation *op, int rank, uint64_t steps) {
+void node_read_tell(node_operation *op, int rank, uint64_t steps) {
     atomic_store_explicit(&node_slot_of(op->g, rank, op->slot[rank])->read[op->g->rank], (uint32_t)steps,
                           memory_order_release);
+    op->untold = true;
 }
 
-void node_read_all(const node_operation *op) {
+void node_read_all(node_operation *op) {
     for (int rank = 0; rank < op->g->world; rank++)
         if (rank != op->g->rank && op->slot[rank] >= 0)
             node_read_tell(op, rank, NODE_DONE);
-    node_notify(op->g, op->g->rank);
+    tell(op);
 }

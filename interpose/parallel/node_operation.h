@@ -25,7 +25,8 @@ typedef struct node_operation {
     node_shape shape;
     int first;                /* the thread's own slots: this one and the next */
     int own;                  /* index of this rank's slot, -1: it offers nothing */
-    bool untold;              /* it has offered what nobody was woken for */
+    bool untold;              /* it has offered or read what nobody was woken for */
+    uint32_t cells;           /* that its offers go through */
     int slot[NODE_RANKS_MAX]; /* of each other rank, -1: not seen yet */
 } node_operation;
 
@@ -39,14 +40,14 @@ void node_offer(node_operation *op, uint64_t steps);
 void node_offer_quietly(node_operation *op, uint64_t steps);
 void node_offer_reduced(node_operation *op, uint64_t steps);
 /* Until all readers of this rank's slot have read so many steps. */
-castor_status node_readers_await(const node_operation *op, uint64_t steps);
+castor_status node_readers_await(node_operation *op, uint64_t steps);
 
 /* Until `rank` has offered, and reduced, so many steps. CASTOR_ERR_MISMATCH: it calls something else. */
 castor_status node_peer_await(node_operation *op, int rank, uint64_t offered, uint64_t reduced);
-/* This rank has read so many steps of `rank`'s slot; nobody is woken. */
-void node_read_tell(const node_operation *op, int rank, uint64_t steps);
+/* This rank has read so many steps of `rank`'s slot. Who sleeps is woken before this rank waits. */
+void node_read_tell(node_operation *op, int rank, uint64_t steps);
 /* It needs nothing more of any slot that it has seen. */
-void node_read_all(const node_operation *op);
+void node_read_all(node_operation *op);
 
 /* A step's cells. */
 uint8_t *node_own_offer(const node_operation *op, uint64_t step);

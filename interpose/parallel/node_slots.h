@@ -8,7 +8,7 @@
 #include "node_group.h"
 #include "../core/look.h"
 
-#define NODE_CELLS 8
+#define NODE_CELLS 8          /* of half a slot */
 #define NODE_DONE  UINT32_MAX /* as an acknowledgement: the reader has read all */
 
 /* Of a rank: a thread may go on while its last operation is read. */
@@ -48,7 +48,7 @@ struct node_group {
 };
 
 node_slot *node_slot_of(const node_group *g, int rank, int index);
-/* The two halves of a slot's data, NODE_CELLS cells each. */
+/* The two halves of a slot's data, NODE_CELLS cells each, one after the other. What reduces nothing offers in both. */
 uint8_t *node_slot_offer(const node_group *g, int rank, int index);
 uint8_t *node_slot_reduced(const node_group *g, int rank, int index);
 

@@ -181,7 +181,7 @@ TEST_P(NodeCollective, AllSizesGiveWhatALoopOverTheRanksGives) {
         uint32_t tag = 7;
         constexpr size_t cell = kCell / sizeof(float);
         for (size_t numel : {size_t(1), size_t(2), size_t(63), size_t(1000), cell / 16, cell / 4 + 1,
-                             cell - 1, cell, cell + 1, 2 * cell + 1, 5 * cell + 77}) {
+                             cell - 1, cell, cell + 1, 2 * cell + 1, 5 * cell + 77, 19 * cell + 3}) {
             group.allreduce(tag++, numel);
             group.allreduce(tag++, numel, false);
             for (int root = 0; root < r.world; root++) {
