@@ -97,12 +97,14 @@ void gloo_wait_look(void *work) {
     uint32_t microseconds = completed ? look_begin(&patience) : 0;
     if (!microseconds)
         return;
-    double end = clock_seconds() + microseconds * 1e-6, now;
+    double before = clock_seconds(), now = before, end = before + microseconds * 1e-6, turn = 0;
     bool done;
     do {
+        before = now;
         sched_yield();
         done = completed(work);
         now = clock_seconds();
+        turn = now - before > turn ? now - before : turn;
     } while (!done && now < end);
-    look_end(&patience, done && now < end);
+    look_end(&patience, done && now < end, turn);
 }

@@ -262,14 +262,16 @@ static bool wait_looking(const node_group *g, const node_wait *w, look_patience 
     uint32_t microseconds = look_begin(patience);
     if (!microseconds)
         return false;
-    double begin = clock_seconds(), now;
+    double before = clock_seconds(), now = before, end = before + microseconds * 1e-6, turn = 0;
     bool ready;
     do {
+        before = now;
         sched_yield();
         ready = w->ready(w->context);
         now = clock_seconds();
-    } while (!ready && now < begin + microseconds * 1e-6);
-    look_end(patience, ready && now < begin + microseconds * 1e-6);
+        turn = now - before > turn ? now - before : turn;
+    } while (!ready && now < end);
+    look_end(patience, ready && now < end, turn);
     return ready;
 }
 
