@@ -214,7 +214,8 @@ class Across:
             used[i] = u
         self.merges = layout == -negative_layout
         early = schedule.chosen if schedule is not None else ()
-        self.exchange(self.plan(entries, [i for i, u in zip(mine, any_used) if u and i not in early]))
+        for work in self.exchange(self.plan(entries, [i for i, u in zip(mine, any_used) if u and i not in early])):
+            work.wait()
         self.drop([entries[i] for i in mine], sums=True)
         if self.kinds:
             dist.barrier(group=self.lane)  # the keepers have added what was sent to them: it can be read there
@@ -228,11 +229,12 @@ class Across:
         return found
 
     def exchange(self, plan):
+        """Goes through the plan as its works end: it waits for none of those that it yields."""
         for tensor, node in plan:
             if node is None:
-                self.all_reduce(tensor)
+                yield self.all_reduce(tensor)
             else:
-                self.reduce(tensor, node)
+                yield from self.reduce(tensor, node)
 
     def drop(self, entries, sums):
         """What other nodes keep of these does not stay here. On the owners; after the last who needs what is there."""
@@ -346,35 +348,35 @@ class Across:
 
     def all_reduce(self, tensor):
         """A ring's all-reduce sends each byte on 2 (n - 1) / n times per rank."""
-        dist.all_reduce(tensor, group=self.lane)
         core.node_bytes_add(2 * (self.place.node_count - 1) * tensor.nbytes // self.place.node_count)
-
+        return dist.all_reduce(tensor, group=self.lane, async_op=True)
 
     def reduce(self, tensor, node):
         """The sum over the lane, in the order of the nodes after the keeper's own, at that node only."""
         keeps = node == self.place.node
-        others = [rank for other, rank in enumerate(self.lane_ranks) if other != node]
         for piece in tensor.split(REDUCE_BYTES // tensor.element_size()):
+            parts = [torch.empty_like(piece) for _ in self.lane_ranks] if keeps else None
+            yield dist.gather(piece, parts, self.lane_ranks[node], group=self.lane, async_op=True)
             if not keeps:
-                dist.send(piece, self.lane_ranks[node], group=self.lane)
                 core.node_bytes_add(piece.nbytes)
                 continue
-            theirs = torch.empty_like(piece)
-            for rank in others:
-                dist.recv(theirs, rank, group=self.lane)
-                piece.add_(theirs)
+            for other, part in enumerate(parts):
+                if other != node:
+                    piece.add_(part)
 
 
 class Schedule:
     """What the owners of a lane exchange while a backward runs: the sums of the parameters that the last one used, from the
-    last parameter to the first, in units. A unit's turn comes when all sums before its end are complete on this node, those of
-    other owners as well: then a node never waits for one that waits for it, in whatever order gradients come.
+    last parameter to the first, in units, one after the other. A unit's turn comes when its sums are complete on this node. While
+    gradients come, a rank never waits for another node: the ranks beside it wait for its gradients, and those that another
+    node waits for would not come.
 
     chosen  the indices of the entries that this rank exchanges
     """
 
     def __init__(self, across, entries, used):
         self.across, self.entries, self.used, self.next = across, entries, bytes(used), 0
+        self.works = self.work = None  # of the unit before `next`, which is under way, and what it waits for
         order = [i for i in reversed(range(len(entries))) if used[i]]
         self.handles = core.pointers([entries[i].handle for i in order])
         self.chosen, self.units = set(), []  # (sums that must be complete, what is exchanged, entries)
@@ -394,20 +396,27 @@ class Schedule:
         self.next = 0
 
     def go_on(self):
-        if self.next < len(self.units):
+        if self.works is not None or self.next < len(self.units):
             complete = core.sums_complete(self.handles, len(self.handles))
-            while self.next < len(self.units) and self.units[self.next][0] <= complete:
-                self._exchange_next()
+            self.across.guarded(self._exchange, lambda end: end <= complete, lambda work: work.is_completed())
 
     def finish(self):
-        while self.next < len(self.units):
-            self._exchange_next()
+        """The rest, when the sums are complete."""
+        self.across.guarded(self._exchange, lambda end: True, lambda work: True)
 
-    def _exchange_next(self):
-        _, plan, entries = self.units[self.next]
-        self.next += 1
-        self.across.guarded(self.across.exchange, plan)
-        self.across.drop(entries, sums=True)
+    def _exchange(self, may_begin, may_wait):
+        while self.works is not None or self.next < len(self.units) and may_begin(self.units[self.next][0]):
+            if self.works is None:
+                self.works = self.across.exchange(self.units[self.next][1])
+                self.next += 1
+                self.work = next(self.works, None)
+            while self.work is not None:
+                if not may_wait(self.work):
+                    return
+                self.work.wait()
+                self.work = next(self.works, None)
+            self.works = None
+            self.across.drop(self.units[self.next - 1][2], sums=True)
 
 
 _singles = []  # those whose larger sums one node only keeps
