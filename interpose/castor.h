@@ -70,19 +70,30 @@ CASTOR_API int castor_node_open(const char *name, int rank, int world, double ti
                                 castor_node **out);
 /* The collected contexts use it from now on, and end it. */
 CASTOR_API int castor_node_bind(castor_node *node);
+/* The same for a group whose ranks are on several nodes, place[i] that of rank i from 0 on: `node` was opened by those of
+ * this rank's node, NULL if it is alone there. The first rank of each node has made a group with the others between
+ * castor_leaders_watch and castor_leaders_unwatch, tested it as below, and keeps it as long as the bound one. */
+CASTOR_API int castor_node_bind_across(castor_node *node, int rank, const int32_t *place, int world,
+                                       const void *leaders);
+/* 1: a group is bound with these `leaders`, whatever their address stands for. */
+CASTOR_API int castor_across_bound(const void *leaders);
+CASTOR_API void castor_leaders_watch(void);
+CASTOR_API void castor_leaders_unwatch(void);
 /* It is not bound after all. */
 CASTOR_API void castor_node_leave(castor_node *node);
 /* Calls of gloo's collectives by this process that went through the node's memory. */
 CASTOR_API uint64_t castor_node_calls(void);
 /* The test of gloo's layouts, with a process group of one rank that this thread has made while it watches: the next call
- * (a gloo_data_call) is to find these floats (NULL: any) and this timeout. */
+ * (a gloo_data_call) is to find these floats (NULL: any), this timeout, and a context of this rank and size. */
 CASTOR_API void castor_layout_begin(void);
 CASTOR_API void castor_layout_expect(int call, const void *input, const void *output, size_t numel,
-                                     int64_t timeout_ms);
+                                     int64_t timeout_ms, int rank, int size);
 /* The next call throws a std::runtime_error with this text. */
 CASTOR_API void castor_layout_throw(const char *text);
 /* 1: every call found what was expected. */
 CASTOR_API int castor_layout_end(void);
+/* 1: so did what leaders need, at an allreduce of the last test. */
+CASTOR_API int castor_layout_leads(void);
 
 /* PyTorch's CPU blocks in Castor's arena, in bytes: handed out, the most of that, freed but still resident, and those
  * of the handed out over which the store is mapped. Zeros when the arena is off. */

@@ -25,6 +25,23 @@ int castor_node_bind(castor_node *node) {
     return gloo_data_bind(node);
 }
 
+int castor_node_bind_across(castor_node *node, int rank, const int32_t *place, int world,
+                            const void *leaders) {
+    return gloo_data_bind_across(node, rank, place, world, leaders);
+}
+
+int castor_across_bound(const void *leaders) {
+    return gloo_data_bound_across(leaders);
+}
+
+void castor_leaders_watch(void) {
+    gloo_data_leaders_watch();
+}
+
+void castor_leaders_unwatch(void) {
+    gloo_data_leaders_unwatch();
+}
+
 void castor_node_leave(castor_node *node) {
     node_group_leave(node);
 }
@@ -37,8 +54,9 @@ void castor_layout_begin(void) {
     gloo_data_test_begin();
 }
 
-void castor_layout_expect(int call, const void *input, const void *output, size_t numel, int64_t timeout_ms) {
-    gloo_data_test_expect((gloo_data_call)call, input, output, numel, timeout_ms);
+void castor_layout_expect(int call, const void *input, const void *output, size_t numel, int64_t timeout_ms,
+                          int rank, int size) {
+    gloo_data_test_expect((gloo_data_call)call, input, output, numel, timeout_ms, rank, size);
 }
 
 void castor_layout_throw(const char *text) {
@@ -47,4 +65,8 @@ void castor_layout_throw(const char *text) {
 
 int castor_layout_end(void) {
     return gloo_data_test_end();
+}
+
+int castor_layout_leads(void) {
+    return gloo_data_leads();
 }

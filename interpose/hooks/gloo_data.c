@@ -1,8 +1,10 @@
 #include "gloo_data.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include "collective.h"
+#include "gloo_across.h"
 #include "gloo_reduction.h"
 #include "gloo_wait.h"
 #include "loader.h"
@@ -21,6 +23,7 @@
 typedef struct binding {
     _Atomic(const void *) context;
     node_group *group;
+    gloo_across *across; /* the ranks are on several nodes */
     uint32_t channel;
 } binding;
 
@@ -32,15 +35,19 @@ typedef struct watch {
     bool on;
     uint32_t count;
     const void *context[WATCHED_MAX];
+    gloo_shared tested; /* the first of them, after a self-test that ended well */
 } watch;
 
-HOOK_THREAD_LOCAL watch watched;
+HOOK_THREAD_LOCAL watch watched, outer;
+HOOK_THREAD_LOCAL gloo_shared leaders; /* of the group that is to be bound */
 
 static struct {
     _Atomic(const void *) context; /* NULL: no test is on */
     gloo_data_call call;
     gloo_layout_expected expected;
     uint32_t expectations, held, last_tag;
+    gloo_shared shared;
+    bool leads;
     char text[128]; /* empty: the next call does not throw */
 } test;
 
@@ -67,12 +74,25 @@ static void binding_end(const void *context) {
     if (!b)
         return;
     node_group *group = b->group;
+    free(b->across);
     b->group = NULL;
+    b->across = NULL;
     atomic_store_explicit(&b->context, NULL, memory_order_release);
     for (uint32_t i = 0; i < BOUND_MAX; i++)
         if (atomic_load(&bound[i].context) && bound[i].group == group)
             return;
-    node_group_leave(group);
+    if (group)
+        node_group_leave(group);
+}
+
+void gloo_data_leaders_watch(void) {
+    outer = watched;
+    watched = (watch){.on = true};
+}
+
+void gloo_data_leaders_unwatch(void) {
+    leaders = watched.tested;
+    watched = outer;
 }
 
 /* A child's groups have no threads and their memory is not mapped there. */
@@ -103,9 +123,10 @@ uint64_t gloo_data_calls(void) {
 void gloo_data_unwatch(void) {
     watched.on = false;
     gloo_wait_unwatch();
+    leaders = (gloo_shared){NULL, NULL};
 }
 
-castor_status gloo_data_bind(node_group *group) {
+static castor_status bind(node_group *group, gloo_across *across) {
     if (watched.count == 0 || watched.count > WATCHED_MAX)
         return error_set(CASTOR_ERR_ARGUMENT, "a process group with %u contexts", watched.count);
     uint32_t made = 0;
@@ -113,6 +134,7 @@ castor_status gloo_data_bind(node_group *group) {
         if (atomic_load(&bound[i].context))
             continue;
         bound[i].group = group;
+        bound[i].across = across;
         bound[i].channel = made;
         atomic_store_explicit(&bound[i].context, watched.context[made++], memory_order_release);
         if (atomic_load(&bound_end) <= i)
@@ -128,19 +150,48 @@ castor_status gloo_data_bind(node_group *group) {
     return error_set(CASTOR_ERR_MEMORY, "more than %u process groups", BOUND_MAX);
 }
 
+castor_status gloo_data_bind(node_group *group) {
+    return bind(group, NULL);
+}
+
+castor_status gloo_data_bind_across(node_group *group, int rank, const int32_t *place, int world,
+                                    const void *owner) {
+    if (watched.count != 1)
+        return error_set(CASTOR_ERR_ARGUMENT, "a process group with %u contexts", watched.count);
+    gloo_across *across = gloo_across_new(group, leaders, rank, place, world);
+    castor_status status =
+        across ? CASTOR_OK : error_set(CASTOR_ERR_MEMORY, "no memory for a group's places");
+    if (status == CASTOR_OK) {
+        across->owner = owner;
+        status = bind(group, across);
+    }
+    if (status != CASTOR_OK)
+        free(across);
+    return status;
+}
+
+bool gloo_data_bound_across(const void *owner) {
+    for (uint32_t i = 0; i < BOUND_MAX; i++)
+        if (atomic_load(&bound[i].context) && bound[i].across && bound[i].across->owner == owner)
+            return true;
+    return false;
+}
+
 /* ---- the self-test ---- */
 
 void gloo_data_test_begin(void) {
     collective_hide(true);
     test.expectations = test.held = test.last_tag = 0;
     test.text[0] = 0;
+    test.leads = false;
     atomic_store(&test.context, watched.count == 1 ? watched.context[0] : NULL);
 }
 
 void gloo_data_test_expect(gloo_data_call call, const void *input, const void *output, size_t numel,
-                           int64_t timeout_ms) {
+                           int64_t timeout_ms, int rank, int size) {
     test.call = call;
-    test.expected = (gloo_layout_expected){atomic_load(&test.context), input, output, numel, timeout_ms};
+    test.expected =
+        (gloo_layout_expected){atomic_load(&test.context), input, output, numel, timeout_ms, rank, size};
     test.expectations++;
 }
 
@@ -151,7 +202,14 @@ void gloo_data_test_throw(const char *text) {
 bool gloo_data_test_end(void) {
     bool begun = atomic_exchange(&test.context, NULL) != NULL;
     collective_hide(false);
-    return begun && throw_runtime_error && test.held == test.expectations;
+    bool held = begun && throw_runtime_error && test.held == test.expectations;
+    if (held)
+        watched.tested = test.shared;
+    return held;
+}
+
+bool gloo_data_leads(void) {
+    return test.leads;
 }
 
 static void test_look(gloo_data_call call, const void *options) {
@@ -161,6 +219,10 @@ static void test_look(gloo_data_call call, const void *options) {
     holds = holds && (test.held == 0 || tag == test.last_tag + 1);
     test.last_tag = tag;
     test.held += holds;
+    if (holds) {
+        test.shared = *(const gloo_shared *)options;
+        test.leads |= call == GLOO_DATA_CALL_ALLREDUCE && gloo_across_holds(&test.shared);
+    }
     if (test.text[0] && throw_runtime_error)
         throw_runtime_error(test.text);
 }
@@ -205,13 +267,19 @@ void wrap_GLOO_CONTEXT_END(void *self) {
 }
 
 /* The binding of the context that the options begin with; NULL: the call is gloo's. */
-static binding *binding_find(gloo_data_call call, const void *options) {
+static binding *binding_any(gloo_data_call call, const void *options) {
     const void *tested = atomic_load_explicit(&test.context, memory_order_acquire);
     if (__builtin_expect(tested != NULL, 0) && ((const gloo_shared *)options)->object == tested)
         test_look(call, options);
     if (atomic_load_explicit(&bound_end, memory_order_acquire) == 0)
         return NULL;
     return binding_of(((const gloo_shared *)options)->object);
+}
+
+/* Of a group whose ranks are all on this node. */
+static binding *binding_find(gloo_data_call call, const void *options) {
+    binding *b = binding_any(call, options);
+    return b && !b->across ? b : NULL;
 }
 
 static node_call call_of(const binding *b, uint32_t tag, int64_t timeout_ms) {
@@ -258,7 +326,7 @@ static bool buffers_are(const gloo_buffers *buffers, size_t bytes) {
 
 void wrap_GLOO_DATA_ALLREDUCE(const void *options) {
     const gloo_allreduce_options *o = options;
-    binding *b = binding_find(GLOO_DATA_CALL_ALLREDUCE, options);
+    binding *b = binding_any(GLOO_DATA_CALL_ALLREDUCE, options);
     size_t bytes = b ? o->numel * o->element_bytes : 0;
     /* gloo says what is wrong with the others. */
     if (bytes == 0 || o->out.begin == o->out.end || !buffers_are(&o->in, bytes) ||
@@ -270,26 +338,28 @@ void wrap_GLOO_DATA_ALLREDUCE(const void *options) {
     node_loop *loop;
     node_reduction reduction = reduction_of(&o->reduce, o->element_bytes, &loop);
     void *out = o->out.begin[0]->data;
-    leave(node_allreduce(b->group, &call, local_reduce(o, &reduction), out, o->numel, o->element_bytes,
-                         &reduction));
+    const void *in = local_reduce(o, &reduction);
+    leave(b->across ? gloo_across_allreduce(b->across, &call, o, in, out, &reduction)
+                    : node_allreduce(b->group, &call, in, out, o->numel, o->element_bytes, &reduction));
     for (gloo_buffer *const *copy = o->out.begin + 1; copy < o->out.end; copy++)
         memcpy((*copy)->data, out, bytes);
 }
 
 void wrap_GLOO_DATA_BROADCAST(void *options) {
     const gloo_broadcast_options *o = options;
-    binding *b = binding_find(GLOO_DATA_CALL_BROADCAST, options);
+    binding *b = binding_any(GLOO_DATA_CALL_BROADCAST, options);
     size_t bytes = b ? o->numel * o->element_bytes : 0;
     const gloo_buffer *buffer = b && o->out ? o->out : b ? o->in : NULL;
     if (bytes == 0 || !buffer || buffer->bytes != bytes || (o->in && o->in->bytes != bytes) || o->root < 0 ||
-        o->root >= node_group_world(b->group)) {
+        o->root >= o->context.object->size) {
         REAL(GLOO_DATA_BROADCAST)(options);
         return;
     }
-    if (node_group_rank(b->group) == o->root && o->in && o->in->data != buffer->data)
+    if (o->context.object->rank == o->root && o->in && o->in->data != buffer->data)
         memcpy(buffer->data, o->in->data, bytes);
     node_call call = call_of(b, o->tag, o->timeout_ms);
-    leave(node_broadcast(b->group, &call, buffer->data, bytes, o->root));
+    leave(b->across ? gloo_across_broadcast(b->across, &call, o, buffer->data)
+                    : node_broadcast(b->group, &call, buffer->data, bytes, o->root));
 }
 
 void wrap_GLOO_DATA_ALLGATHER(void *options) {
@@ -373,13 +443,13 @@ void wrap_GLOO_DATA_ALLTOALL(void *options) {
 
 void wrap_GLOO_DATA_BARRIER(void *options) {
     const gloo_barrier_options *o = options;
-    binding *b = binding_find(GLOO_DATA_CALL_BARRIER, options);
+    binding *b = binding_any(GLOO_DATA_CALL_BARRIER, options);
     if (!b) {
         REAL(GLOO_DATA_BARRIER)(options);
         return;
     }
     node_call call = call_of(b, o->tag, o->timeout_ms);
-    leave(node_barrier(b->group, &call));
+    leave(b->across ? gloo_across_barrier(b->across, &call, o) : node_barrier(b->group, &call));
 }
 
 #endif

@@ -21,7 +21,7 @@ static bool peek(const void *address, void *out, size_t bytes) {
 static bool context_holds(const gloo_shared *shared, const gloo_layout_expected *expected) {
     gloo_context context;
     return shared->object == expected->context && peek(shared->object, &context, sizeof context) &&
-           context.rank == 0 && context.size == 1;
+           context.rank == expected->rank && context.size == expected->size;
 }
 
 static bool buffer_holds(const gloo_buffer *buffer, const void *data, size_t bytes) {

@@ -1,5 +1,5 @@
 /* Whether gloo's objects look as shims/gloo/options.h says: a process group of one rank, which the agent makes for
- * this, calls each collective once with what the test expects to find. Nothing is read through a pointer that may not be
+ * this, calls each collective once with what the test expects to find; and so does the group of the leaders of nodes. Nothing is read through a pointer that may not be
  * one, and no function is called that does not lie in PyTorch's library. Private to hooks/. */
 #ifndef CASTOR_HOOKS_GLOO_LAYOUT_H
 #define CASTOR_HOOKS_GLOO_LAYOUT_H
@@ -25,6 +25,7 @@ typedef struct gloo_layout_expected {
     const void *input, *output; /* NULL: unknown */
     size_t numel;               /* of float */
     int64_t timeout_ms;
+    int32_t rank, size; /* of the context */
 } gloo_layout_expected;
 
 /* The options of a call on the expected context: do they say what is expected? */

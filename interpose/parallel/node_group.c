@@ -93,6 +93,8 @@ castor_status node_group_open(const char *token, const char *name, int rank, int
     g->rank = rank;
     g->world = world;
     g->pauses = pauses_for(world);
+    for (int peer = 0; peer < world; peer++)
+        g->called[peer] = peer;
     g->bytes = control_bytes(world) + SLOT_BYTES * NODE_SLOTS * (size_t)world;
     if (rank == 0 && (fd = memory_file(g->bytes)) < 0) {
         status = error_set(CASTOR_ERR_SYSTEM, "cannot make a group's memory file (errno %d)", errno);
@@ -138,6 +140,14 @@ void node_group_leave(node_group *g) {
     node_notify(g, g->rank);
     munmap(g->control, g->bytes);
     free(g);
+}
+
+void node_group_call_ranks(node_group *g, const int32_t *names) {
+    memcpy(g->called, names, (size_t)g->world * sizeof *names);
+}
+
+void node_group_fail(node_group *g, castor_status status) {
+    node_fail(g, status);
 }
 
 int node_group_rank(const node_group *g) {
@@ -206,13 +216,13 @@ static castor_status peer_check(node_group *g, const node_wait *w) {
     if (atomic_load(&peer->left))
         return error_set(CASTOR_ERR_PEER,
                          "rank %d (pid %d) has left the process group while rank %d waits for it in %s",
-                         w->rank, peer->pid, g->rank, w->what);
+                         g->called[w->rank], peer->pid, g->called[g->rank], w->what);
     if (peer->start_ticks && process_state(peer->pid, peer->start_ticks) == 0)
         return error_set(
             CASTOR_ERR_PEER,
             "rank %d (pid %d) died (killed, or out of memory?) while rank %d waits for it in %s; "
             "connection closed by peer",
-            w->rank, peer->pid, g->rank, w->what);
+            g->called[w->rank], peer->pid, g->called[g->rank], w->what);
     return CASTOR_OK;
 }
 
@@ -228,7 +238,7 @@ static castor_status wait_asleep(node_group *g, const node_wait *w) {
         double now = clock_seconds(), left = w->deadline - now;
         if (left <= 0) {
             status = error_set(CASTOR_ERR_TIMEOUT, "Timed out: rank %d waited for rank %d (pid %d) in %s",
-                               g->rank, w->rank, peer->pid, w->what);
+                               g->called[g->rank], g->called[w->rank], peer->pid, w->what);
             break;
         }
         if (now >= look || atomic_load(&g->control->failed) == 2) {

@@ -18,6 +18,7 @@
 #define CASTOR_PARALLEL_NODE_GROUP_H
 
 #include <stddef.h>
+#include <stdint.h>
 #include "../core/status.h"
 
 #define NODE_RANKS_MAX   64
@@ -32,6 +33,10 @@ castor_status node_group_open(const char *token, const char *name, int rank, int
 /* This rank takes part no more: who waits for it gets an error. */
 void node_group_leave(node_group *g);
 
+/* Errors name rank i of the group names[i]; its own number otherwise. */
+void node_group_call_ranks(node_group *g, const int32_t *names);
+/* What has an error's text set ends the group on all ranks. */
+void node_group_fail(node_group *g, castor_status status);
 int node_group_rank(const node_group *g);
 int node_group_world(const node_group *g);
 

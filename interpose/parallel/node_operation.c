@@ -171,9 +171,10 @@ castor_status node_peer_await(node_operation *op, int rank, uint64_t offered, ui
             "the ranks of a process group disagree: rank %d calls %s of %lu bytes, elements of %lu, root "
             "%u, and rank %d calls %s of %lu bytes, elements of %lu, root %u. All ranks must make the same "
             "calls",
-            op->g->rank, kind_names[op->shape.kind], (unsigned long)op->shape.bytes,
-            (unsigned long)op->shape.element_bytes, op->shape.root, rank, kind_names[theirs->kind],
-            (unsigned long)theirs->bytes, (unsigned long)theirs->element_bytes, theirs->root));
+            op->g->called[op->g->rank], kind_names[op->shape.kind], (unsigned long)op->shape.bytes,
+            (unsigned long)op->shape.element_bytes, op->shape.root, op->g->called[rank],
+            kind_names[theirs->kind], (unsigned long)theirs->bytes, (unsigned long)theirs->element_bytes,
+            theirs->root));
 }
 
 const uint8_t *node_peer_offer(const node_operation *op, int rank, uint64_t step) {

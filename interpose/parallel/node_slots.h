@@ -39,8 +39,9 @@ typedef struct node_control node_control;
 
 struct node_group {
     int rank, world;
-    int pauses;             /* looks at first, without giving others a turn */
-    look_patience patience; /* of all threads */
+    int32_t called[NODE_RANKS_MAX]; /* how errors name each rank */
+    int pauses;                     /* looks at first, without giving others a turn */
+    look_patience patience;         /* of all threads */
     node_control *control;
     uint8_t *data;
     size_t bytes; /* mapped at `control` */

@@ -1,4 +1,5 @@
-"""Collectives of gloo go through the node's memory, for process groups whose ranks are all on this node.
+"""Collectives of gloo go through the node's memory, for process groups whose ranks are on this node; of those on several
+nodes, reductions, broadcasts and barriers do in part.
 
 Nothing is replaced unless gloo's objects look as the core expects them (a process group of one rank shows that, once
 per process) and all ranks of a group agree, when they make it, over the store that they make it with."""
@@ -14,7 +15,8 @@ _PATIENCE = timedelta(seconds=30)  # for ranks that make the same group
 _TIMEOUT_MS = 54321  # an odd one, to be found again
 _THREADS = 2  # of a process group of gloo
 
-_holds = None
+_holds, _leads = None, False
+_kept = {}  # groups of leaders, by their ids
 
 
 def wanted():
@@ -23,10 +25,11 @@ def wanted():
 
 def _layouts_hold():
     """Whether gloo's objects look as the core expects them."""
-    global _holds
+    global _holds, _leads
     if _holds is None:
         try:
             _holds = _test()
+            _leads = bool(core.layout_leads())
         except Exception as error:  # another version of PyTorch: anything may be missing
             _holds = False
             core.log(2, f"gloo's collectives stay as they are: the test of its layouts ended with {error!r}".encode())
@@ -53,7 +56,7 @@ def _test():
                 data, out = torch.ones(numel), torch.zeros(numel)
 
                 def expect(call, *places):
-                    core.layout_expect(call, *places, numel, _TIMEOUT_MS)
+                    core.layout_expect(call, *places, numel, _TIMEOUT_MS, 0, 1)
 
                 expect(0, None, data.data_ptr())
                 group.allreduce([data]).wait()
@@ -73,7 +76,7 @@ def _test():
                 exchange(out, data, [], []).wait()
             text = "castor: a test, to be caught"
             core.layout_throw(text.encode())
-            core.layout_expect(3, None, None, 0, _TIMEOUT_MS)
+            core.layout_expect(3, None, None, 0, _TIMEOUT_MS, 0, 1)
             try:
                 group.barrier().wait()
                 thrown = False
@@ -92,22 +95,72 @@ def _place():
     return hashlib.sha256(f"{job} {core.node_identity()}".encode()).hexdigest() if job else ""
 
 
-def _agree(store, rank, world, stage, mine):
-    """Whether all ranks bring the same text, which is not empty: all get the same answer. Who comes first with an answer
-    decides for all; only rank 0 can say yes, when it has seen all texts."""
+def _same(texts):
+    return "yes" if all(text == texts[0] for text in texts) else ""
+
+
+def _nodes_of(texts):
+    """The number of each rank's node, in rank order; nothing where no memory can help. Each text is a place, and what must
+    be the same of all places: how many contexts there are, and whether leaders of nodes have what they need."""
+    places = [text.split()[0] for text in texts]
+    contexts, leads = texts[0].split()[1:]
+    if any(text.split()[1:] != [contexts, leads] for text in texts):
+        return ""
+    order = list(dict.fromkeys(places))
+    spans = len(order) > 1
+    if spans and (leads != "1" or contexts != "1" or len(order) == len(places)):
+        return ""
+    return " ".join(str(order.index(place)) for place in places)
+
+
+def _agree(store, rank, world, stage, mine, judge=_same):
+    """What rank 0 makes of the ranks' texts, none of them empty: all get the same answer. Nothing, when a rank has no text
+    or does not come: who comes first with an answer decides for all, and only rank 0 has another answer than that."""
     store.set(f"{stage} {rank}", mine or "-")
-    verdict, answer = f"{stage} verdict", "no"
+    verdict, answer = f"{stage} verdict", ""
     try:
         if rank == 0:
             others = [f"{stage} {other}" for other in range(1, world)]
             store.wait(others, _PATIENCE)
-            if mine and all(store.get(other).decode() == mine for other in others):
-                answer = "yes"
+            texts = [mine, *(store.get(other).decode() for other in others)]
+            if mine and "-" not in texts:
+                answer = judge(texts)
         else:
             store.wait([verdict], _PATIENCE)
     except RuntimeError:  # somebody does not come
         pass
-    return store.compare_set(verdict, "", answer).decode() == "yes"
+    given = store.compare_set(verdict, "", answer or "no").decode()
+    return "" if given == "no" else given
+
+
+def _leaders(store, node, nodes):
+    """gloo's process group of the first ranks of all nodes; it has the layouts that the core expects."""
+    from torch.distributed import ProcessGroupGloo
+
+    core.leaders_watch()
+    try:
+        group = ProcessGroupGloo(store, node, nodes, timedelta(milliseconds=_TIMEOUT_MS))
+        core.layout_begin()
+        try:
+            core.layout_expect(3, None, None, 0, _TIMEOUT_MS, node, nodes)
+            group.barrier().wait()
+        finally:
+            held = core.layout_end()
+        if not held:
+            raise RuntimeError("the leaders' process group does not look as expected")
+        return group
+    finally:
+        core.leaders_unwatch()
+
+
+def _keep(leaders):
+    """The core uses the leaders' group on threads that end with the process group above it, which may be after Python has
+    taken its modules down: the reference is one that nobody holds, until the core has done with it."""
+    for key in [key for key in _kept if not core.across_bound(key)]:
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(_kept.pop(key)))
+    if leaders is not None:
+        _kept[id(leaders)] = leaders
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(leaders))
 
 
 class Making:
@@ -121,9 +174,13 @@ class Making:
     def made(self):
         """On every rank of the group, when it is made."""
         contexts = core.contexts_count()
-        core.contexts_unwatch()
-        if contexts == 0:  # no rank of this group, or a group of another backend
-            return
+        try:
+            if contexts:  # else no rank of this group, or a group of another backend
+                self._bind(contexts)
+        finally:
+            core.contexts_unwatch()
+
+    def _bind(self, contexts):
         rank, world = int(self.given["group_rank"]), int(self.given["group_size"])
         if world < 2:
             return
@@ -135,17 +192,30 @@ class Making:
         place = _place() if self.able and _threads(self.given) * contexts <= 2 * _THREADS else ""
         if rank == 0:
             store.set("name", secrets.token_hex(16))
-        if not _agree(store, rank, world, "place", place and f"{place} {contexts}"):
+        places = _agree(store, rank, world, "place", place and f"{place} {contexts} {int(_leads)}", _nodes_of)
+        if not places:
             return
-        node = ctypes.c_void_p()
+        nodes = [int(node) for node in places.split()]
+        here = [peer for peer in range(world) if nodes[peer] == nodes[rank]]
+        node, leaders = ctypes.c_void_p(), None
         try:
-            core.node_open(store.get("name"), rank, world, _PATIENCE.total_seconds(), ctypes.byref(node))
-        except core.Error as error:
+            if len(here) > 1:
+                name = store.get("name") + b" %d" % nodes[rank]
+                core.node_open(name, here.index(rank), len(here), _PATIENCE.total_seconds(), ctypes.byref(node))
+            if max(nodes) and rank == here[0]:
+                leaders = _leaders(PrefixStore("leaders", store), nodes[rank], max(nodes) + 1)
+            opened = "open"
+        except (core.Error, RuntimeError) as error:
+            opened = ""
             core.log(1, f"gloo's collectives stay as they are in a process group: {error}".encode())
-        if _agree(store, rank, world, "memory", "open" if node else ""):
+        if not _agree(store, rank, world, "memory", opened):
+            if node:
+                core.node_leave(node)
+        elif max(nodes):
+            core.node_bind_across(node, rank, (ctypes.c_int32 * world)(*nodes), world, id(leaders) if leaders else None)
+            _keep(leaders)
+        else:
             core.node_bind(node)
-        elif node:
-            core.node_leave(node)
 
     def failed(self):
         core.contexts_unwatch()

@@ -46,6 +46,7 @@ typedef struct gloo_allreduce_options {
     size_t numel, element_bytes;
     gloo_function reduce;
     uint32_t tag;
+    size_t segment_bytes;
 } gloo_allreduce_options;
 
 typedef struct gloo_broadcast_options {

@@ -1,4 +1,4 @@
-"""A rank of a job that run.py starts: `rank.py CASE FOLDER`. It checks what it can by itself, and writes
+"""A rank of a job that run.py starts: `rank.py CASE FOLDER [NODE]...`, where NODE i is said to be that of rank i. It checks what it can by itself, and writes
 rank-N.json: {"results": {what: digest or error}, "calls": calls that went through the node's memory}."""
 import hashlib
 import json
@@ -17,9 +17,14 @@ import torch.distributed._functional_collectives
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
 case, folder = sys.argv[1:3]
+nodes = [int(node) for node in sys.argv[3:]]  # of each rank, as if it were so
 plain = "libcastor" not in os.environ.get("LD_PRELOAD", "")
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 results = {}
+if nodes and not plain:
+    from castor import core as castor_core
+
+    castor_core.node_identity = lambda: nodes[rank]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)

@@ -29,12 +29,12 @@ class CollectivesTest(unittest.TestCase):
         self.folder = tempfile.mkdtemp(prefix="castor-collectives-")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
-    def start(self, case, world, plugin="gemini", mode="auto", **environment):
+    def start(self, case, world, plugin="gemini", mode="auto", nodes=(), **environment):
         """A job of rank.py, under `castor run` unless plugin is None; returns it and its folder."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         folder = tempfile.mkdtemp(dir=self.folder)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-        command += [os.path.join(FOLDER, "rank.py"), case, folder]
+        command += [os.path.join(FOLDER, "rank.py"), case, folder, *map(str, nodes)]
         if plugin is not None:
             given = ["--plugin", plugin, "--set", f"CASTOR_NODE_COLLECTIVES={mode}", "--log-dir", os.path.join(folder, "log")]
             command = [CASTOR, "run", *given, "--", *command]
@@ -80,6 +80,25 @@ class CollectivesTest(unittest.TestCase):
 
     def test_shapes_on_four_ranks(self):
         self.compare("shapes", 4)
+
+    def test_values_on_two_nodes(self):
+        self.compare("values", 4, nodes=(0, 0, 1, 1))
+
+    def test_values_on_nodes_of_unequal_size(self):
+        self.compare("values", 4, nodes=(0, 1, 0, 0))
+
+    def test_shapes_on_two_nodes(self):
+        self.compare("shapes", 4, nodes=(0, 1, 1, 0))
+
+    def test_groups_on_two_nodes(self):
+        self.compare("groups", 4, nodes=(0, 0, 1, 1))
+
+    def test_sequences_on_two_nodes(self):
+        self.run_job("sequence", 4, nodes=(0, 0, 1, 1))
+
+    def test_a_killed_rank_of_another_node(self):
+        for found in self.run_job("killed", 4, fails=True, missing=(1,), nodes=(0, 0, 1, 1)):
+            self.assertLess(found["results"]["seconds"], 60)
 
     def test_groups(self):
         self.compare("groups", 4)

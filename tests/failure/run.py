@@ -108,7 +108,8 @@ def stops(kind):
                 r"signal \(kill -CONT \d+ lets it go on\) \(here: train\.py, line \d+\)$")
         when, line = job.wait_for(rf"^\[rank0\]: castor: {says}", END_S)
         took = when - float(found[1])
-        job.check(took >= seconds, f"after {took} s, before CASTOR_TIMEOUT")
+        # The other may have waited for it already: it comes to a step earlier, by less than one takes.
+        job.check(took >= seconds - 1, f"after {took} s, before CASTOR_TIMEOUT")
         try:
             os.kill(int(line[1]), signal.SIGCONT)
         except ProcessLookupError:

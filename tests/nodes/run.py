@@ -46,11 +46,11 @@ class NodesTest(unittest.TestCase):
         self.assertEqual(done.returncode != 0, status != 0, errors)
         return without_gloo(done.stdout), errors
 
-    def on_hosts(self, *arguments, plugin="ddp", ranks=(2, 2), settings=(), status=0):
-        """train.py on as many hosts as `ranks` has entries."""
+    def on_hosts(self, *arguments, script="train.py", plugin="ddp", ranks=(2, 2), settings=(), status=0):
+        """The script on as many hosts as `ranks` has entries."""
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "{hosts}", "--node-rank", "{host}",
                     "--nproc-per-node", "$RANKS", "--master-addr", "{address}", "--master-port", "29400", "--monitor-interval", "5",
-                    os.path.join(FOLDER, "train.py"), *map(str, arguments)]
+                    os.path.join(FOLDER, script), *map(str, arguments)]
         castor = [CASTOR, "run", "--plugin", plugin, "--log-dir", "log{host}"]
         for setting in settings:
             castor += ["--set", setting]
@@ -142,6 +142,22 @@ class NodesTest(unittest.TestCase):
         self.check_equal_losses(printed, 3)
         for host in range(3):
             self.assertAlmostEqual(self.bytes_per_parameter(host), 8 + 8 / 3, delta=1)  # 16 layers on 3 nodes
+
+    def collectives(self, **how):
+        """What each node sent for an all-reduce, and how many calls went through its memory."""
+        printed, _ = self.on_hosts(script="collectives.py", **how)
+        return [[int(count) for count in re.findall(f"^{what} (\\d+)$", printed, re.MULTILINE)] for what in ("node", "calls")]
+
+    def test_a_reduction_crosses_once_for_each_node(self):
+        size = 4 << 20
+        for ranks in ((2, 2), (1, 2, 2)):
+            sent, calls = self.collectives(ranks=ranks, settings=["CASTOR_NODE_COLLECTIVES=auto"])
+            self.assertEqual(len(sent), len(ranks))
+            self.assertGreater(min(calls), 0)
+            self.assertLess(max(sent), 2 * (1 - 1 / len(ranks)) * size * 1.1)
+        sent, calls = self.collectives(settings=["CASTOR_NODE_COLLECTIVES=off"])
+        self.assertEqual(max(calls), 0)
+        self.assertGreater(max(sent), 1.4 * size, "gloo's ring of four ranks")
 
     def test_ranks_that_srun_starts(self):
         """Each has a `castor run` of its own, and so a token of its own."""
