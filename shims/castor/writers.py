@@ -1,10 +1,11 @@
 """Who writes files under `castor run --nproc N`: rank 0 alone, as the single process would.
 
 What writes whole files (torch.save, safetensors) lets the other ranks wait until rank 0 has written, and what the script
-then renames or removes, rank 0 renames or removes for all; what writes logs
-(TensorBoard) is quiet on the others; any other file that another rank opens for writing is reported."""
+then renames or removes, rank 0 renames or removes for all; of what it copies, each rank puts a whole file in place; what
+writes logs (TensorBoard) is quiet on the others; any other file that another rank opens for writing is reported."""
 import functools
 import os
+import shutil
 import struct
 import sys
 import time
@@ -15,10 +16,12 @@ from . import core, store
 
 LOOK_SECONDS = 0.002  # between two looks at whether rank 0 has renamed or removed a file
 _written = {}  # path of a file that rank 0 wrote for all: which file it is
+_copied = set()  # paths of files that each rank copied from those
 
 
 def install(job):
     torch.save = torch.serialization.save = _once(job, torch.save, 1, "torch.save")
+    shutil.copyfile = _whole(job, shutil.copyfile)
     if job.rank:
         # wandb reads it when a run begins, often before anything else of the script is seen.
         os.environ.setdefault("WANDB_MODE", "disabled")
@@ -115,6 +118,32 @@ def _left_to_rank_0(job, change):
     if change in os.supports_dir_fd:
         os.supports_dir_fd.add(change_once)
     return change_once
+
+
+def _whole(job, copy):
+    """shutil.copyfile: a copy of what rank 0 wrote for all is made beside its place and put there whole, since every rank
+    makes one: they are the same, and no rank finds one half written."""
+
+    @functools.wraps(copy)
+    def copy_whole(src, dst, *, follow_symlinks=True):
+        source, place = _path(src), _path(dst)
+        shared = source in _written or source in _copied
+        if not shared or place in (None, source) or os.path.islink(place) or not follow_symlinks or not _takes_part(job):
+            return copy(src, dst, follow_symlinks=follow_symlinks)
+        part = os.path.join(os.path.dirname(place), f".{os.path.basename(place)}.{os.getpid()}")
+        job.said.add(part)  # nothing to report: it is this rank's own
+        try:
+            copy(src, part)
+            if os.path.exists(place):
+                shutil.copymode(place, part)
+            os.replace(part, place)
+            _copied.add(place)
+        finally:
+            if os.path.exists(part):
+                os.remove(part)
+        return dst
+
+    return copy_whole
 
 
 def _is_file(target):

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +79,22 @@ def checkpoints_renamed_and_removed(log):
     for _ in range(3):  # nothing but files keeps the ranks together
         torch.save(model.state_dict(), part)
         os.remove(part)
+
+
+@record.case
+def best_is_a_copy(log):
+    """Each checkpoint is written, the best one copied, over the one before, and read at once."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, (x, y) in enumerate(DataLoader(samples(), 4, shuffle=True)):
+        loss = train_step(model, optimizer, x, y)
+        torch.save({"step": step, "model": model.state_dict(), "more": torch.ones(1 << 20)}, log.path("last.pt"))
+        shutil.copy(log.path("last.pt"), log.path("best.pt"))
+        read = torch.load(log.path("best.pt"))
+        log.note("read", [read["step"], read["more"].sum().item()])
+        shutil.copyfile(log.path("best.pt"), log.path("another.pt"))
+        log.note("read again", torch.load(log.path("another.pt"))["step"])
+        log.step(loss, model, optimizer)
 
 
 @record.case

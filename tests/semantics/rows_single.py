@@ -153,6 +153,7 @@ TABLE = {
         "checkpoints": adaptive,
         "best_of_all": sgd,
         "checkpoints_renamed_and_removed": sgd,
+        "best_is_a_copy": sgd,
         "log_as_text": sgd,
         "table_appended_to": like(
             sgd,
