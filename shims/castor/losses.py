@@ -102,6 +102,10 @@ def _compares_samples(node):
     return _is(node, "MmBackward") and not any(_of_parameters(parent, set()) for parent in _parents(node))
 
 
+def _reduces(node):
+    return _is(node, ("SumBackward", "MeanBackward")) or _saved(node, "reduction") in (1, 2)
+
+
 class Measure:
     """The terms of a loss, [(kind, count)], of those that depend on the batch."""
 
@@ -111,7 +115,7 @@ class Measure:
         self.compares = False  # the samples of a batch are each other's classes
         self._sources = set()  # what the means of targets were made of
         self._later = []  # (kind, count, node): terms that may belong to one of those
-        self._walk([(loss.grad_fn, None) for loss in losses if loss.grad_fn is not None])
+        self._walk([(loss.grad_fn, None, None) for loss in losses if loss.grad_fn is not None])
         for kind, count, node in self._later:
             if not (self._sources and _smoothed(node, self._sources)) and not _of_parameters(node, set()):
                 if kind in (SUM, SUM_DIVIDED):
@@ -121,19 +125,20 @@ class Measure:
             self.terms = [(SUM_DIVIDED, 0.0)]  # nothing was counted, and the script avoids a division by zero
 
     def _walk(self, reached):
-        """`reached`: [(node, what it is divided by on the way to the loss; None: by nothing)]"""
+        """`reached`: [(node, what it is divided by on the way to the loss; None: by nothing, and the same two of the sum or
+        mean over one sample that led there; None: there was none)]"""
         reached.reverse()
         for _ in range(NODES):
             if not reached:
                 return
-            node, divisor = reached.pop()
+            node, divisor, single = reached.pop()
             if _is(node, _SCALINGS):
                 factor, parent = self._scaling(node)
                 if factor is not None:
                     if _is(node, "DivBackward"):  # by zero, where a part has nothing to count
-                        reached.append((parent, factor if divisor is None else divisor * factor))
+                        reached.append((parent, factor if divisor is None else divisor * factor, single))
                     elif factor:
-                        reached.append((parent, None if divisor is None else divisor / factor))
+                        reached.append((parent, None if divisor is None else divisor / factor, single))
                     continue
             elif _is(node, "NllLoss") and _saved(node, "reduction") == 1:
                 self.compares = self.compares or _compares_samples(node)
@@ -141,8 +146,12 @@ class Measure:
                 self._sources.add(_source_of(node))
                 continue
             elif _is(node, _PASSED) or _is(node, ("SumBackward", "MeanBackward")) and self._over_terms(node):
-                reached += [(parent, divisor) for parent in reversed(_parents(node))]
+                if _is(node, ("SumBackward", "MeanBackward")) and _saved(node, "self_sym_sizes"):
+                    single = (node, divisor)
+                reached += [(parent, divisor, single) for parent in reversed(_parents(node))]
                 continue
+            if single and (_is(node, ("SumBackward1", "MeanBackward1")) or not _reduces(node)):
+                node, divisor = single  # a part of one sample: what is below is that sample's own
             self._leaf(node, divisor)
         self.terms.append((OTHER, 0.0))
 
@@ -159,7 +168,7 @@ class Measure:
 
     @staticmethod
     def _over_terms(node):
-        """A sum or a mean over a list of losses, or over one."""
+        """A sum or a mean over a list of losses, or over one. (Where that one is a sample's, it is counted: `single`.)"""
         return _numel(node) == 1 or any(_is(parent, ("StackBackward", "CatBackward")) for parent in _parents(node))
 
     def _leaf(self, node, divisor):

@@ -31,8 +31,12 @@ def of_castor(finished):
     return [line for line in finished.errors.splitlines() if re.search(r"(^|: )castor: ", line)]
 
 
-def says(pattern, finished):
-    return any(re.search(pattern, line) for line in of_castor(finished))
+def what_it_says(expect, finished):
+    """What is wrong with Castor's lines; empty: nothing."""
+    lines = of_castor(finished)
+    if expect.says and not any(re.search(expect.says, line) for line in lines):
+        return f"expected a line like {expect.says!r} on standard error"
+    return next((f"says {line!r}" for line in lines if expect.says_not and re.search(expect.says_not, line)), "")
 
 
 def refusal(pattern, finished):

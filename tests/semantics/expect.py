@@ -52,6 +52,7 @@ class Expect:
     reason: str = ""
     refused: str = ""  # pattern that one line of Castor's must match
     says: str = ""  # pattern that one line of Castor's must match where the run goes on
+    says_not: str = ""  # pattern that none may match
     aside: str = ""  # why Castor leaves the synchronization to PyTorch; the result must be equal all the same
     differs: str = ""  # pattern of the difference that is meant to be there, for the `reason`
     exact_at_2: bool = True

@@ -46,7 +46,8 @@ class Row:
     @property
     def alone(self):
         """Rows that need a process of their own: whole scripts, and cases that Castor may end or leave to PyTorch."""
-        return bool(not self.case or self.expect.refused or self.expect.aside or self.expect.stages or self.expect.arguments)
+        e = self.expect
+        return bool(not self.case or e.refused or e.says_not or e.aside or e.stages or e.arguments)
 
     def tolerance(self, ranks, plugin):
         if not self.expect.repeatable:

@@ -51,6 +51,7 @@ TABLE = {
         ).split()
     }
     | {
+        "one_sample_left": like(sgd, says_not="the loss"),
         "ignored: CASTOR_LOSS=tokens": like(sgd, options=("CASTOR_LOSS=tokens",)),
         "elements_selected: CASTOR_LOSS=tokens": like(sgd, options=("CASTOR_LOSS=tokens",)),
         "sums_accumulated: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
