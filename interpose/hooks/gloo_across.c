@@ -5,6 +5,7 @@
 #include "loader.h"
 #include "wrapper.h"
 #include "../core/error.h"
+#include "../../shims/torch/stable.h"
 
 /* std::unique_ptr<UnboundBuffer> gloo::Context::createUnboundBuffer(void *, size_t): what it returns is written where
  * its caller says. */
@@ -14,8 +15,8 @@ typedef void (*call_function)(const void *options);
 
 static buffer_make_function buffer_make;
 
-bool gloo_across_resolve(void) {
-    void *library = loader_library("libtorch_cpu.so"), *found = NULL;
+static bool resolve(void) {
+    void *library = loader_library(TORCH_CPU_LIBRARY), *found = NULL;
     if (library)
         found = loader_symbol(library, "_ZN4gloo7Context19createUnboundBufferEPvm");
     memcpy(&buffer_make, &found, sizeof found);
@@ -32,7 +33,7 @@ static void buffer_end(gloo_buffer *buffer) {
 bool gloo_across_holds(const gloo_shared *context) {
     char data[24];
     gloo_buffer *buffer = NULL;
-    if (!gloo_across_resolve())
+    if (!resolve())
         return false;
     buffer_make(&buffer, context->object, data, sizeof data);
     if (!buffer)
@@ -48,7 +49,6 @@ gloo_across *gloo_across_new(node_group *group, gloo_shared leaders, int rank, c
     if (!a)
         return NULL;
     memcpy(a->place, place, (size_t)world * sizeof *place);
-    a->world = world;
     a->node = place[rank];
     a->group = group;
     int32_t here[NODE_RANKS_MAX];
@@ -72,9 +72,8 @@ typedef struct exchange {
 /* Runs as well when gloo throws. */
 static void exchange_end(exchange *e) {
     if (!e->done && e->group)
-        node_group_fail(e->group,
-                        error_set(CASTOR_ERR_PEER, "the exchange with other nodes failed on the first "
-                                                   "rank of this node; connection closed by peer"));
+        node_fail(e->group, error_set(CASTOR_ERR_PEER, "the exchange with other nodes failed on the first "
+                                                       "rank of this node; connection closed by peer"));
     if (e->buffer)
         buffer_end(e->buffer);
 }

@@ -17,13 +17,10 @@ typedef struct gloo_across {
     node_group *group;   /* NULL: alone on its node */
     const void *owner;
     int node;
-    int world;       /* ranks of the process group */
-    int32_t place[]; /* [world]: the node of each rank, from 0 */
+    int32_t place[]; /* the node of each rank of the process group, from 0 */
 } gloo_across;
 
-/* gloo's functions and one of PyTorch's library are found; once, before the first use. */
-bool gloo_across_resolve(void);
-/* Whether buffers that are made in this context look as they should. */
+/* Whether buffers can be made in this context, and look as they should: once, before the first use of what follows. */
 bool gloo_across_holds(const gloo_shared *context);
 /* NULL: no memory. `leaders` may have no object. */
 gloo_across *gloo_across_new(node_group *group, gloo_shared leaders, int rank, const int32_t *place,

@@ -1,6 +1,7 @@
 /* Whether gloo's objects look as shims/gloo/options.h says: a process group of one rank, which the agent makes for
- * this, calls each collective once with what the test expects to find; and so does the group of the leaders of nodes. Nothing is read through a pointer that may not be
- * one, and no function is called that does not lie in PyTorch's library. Private to hooks/. */
+ * this, calls each collective once with what the test expects to find; and so does the group of the leaders of nodes.
+ * Nothing is read through a pointer that may not be one, and no function is called that does not lie in PyTorch's
+ * library. Private to hooks/. */
 #ifndef CASTOR_HOOKS_GLOO_LAYOUT_H
 #define CASTOR_HOOKS_GLOO_LAYOUT_H
 

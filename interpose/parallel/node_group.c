@@ -146,10 +146,6 @@ void node_group_call_ranks(node_group *g, const int32_t *names) {
     memcpy(g->called, names, (size_t)g->world * sizeof *names);
 }
 
-void node_group_fail(node_group *g, castor_status status) {
-    node_fail(g, status);
-}
-
 int node_group_rank(const node_group *g) {
     return g->rank;
 }

@@ -35,8 +35,8 @@ void node_group_leave(node_group *g);
 
 /* Errors name rank i of the group names[i]; its own number otherwise. */
 void node_group_call_ranks(node_group *g, const int32_t *names);
-/* What has an error's text set ends the group on all ranks. */
-void node_group_fail(node_group *g, castor_status status);
+/* Records this thread's error for all ranks, unless there is one already. Returns `status`. */
+castor_status node_fail(node_group *g, castor_status status);
 int node_group_rank(const node_group *g);
 int node_group_world(const node_group *g);
 

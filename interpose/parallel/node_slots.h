@@ -67,8 +67,6 @@ typedef struct node_wait {
 castor_status node_wait_until(node_group *g, const node_wait *w);
 /* Something of `rank`'s has changed that others, or its own threads, may wait for. */
 void node_notify(node_group *g, int rank);
-/* Records this thread's error for all ranks, unless there is one already. Returns `status`. */
-castor_status node_fail(node_group *g, castor_status status);
 /* The group has failed before: the error's text is set. */
 castor_status node_check(node_group *g);
 
