@@ -7,6 +7,8 @@
 #define PIECE_ALIGN 64u
 /* Outputs from here on are more than a core's caches hold: written past them, they need not be read before. */
 #define STREAM_BYTES ((size_t)8 << 20)
+/* The same for what c10d reads at once: where they are in the caches of all, better so. */
+#define STREAM_READ_BYTES ((size_t)16 << 20)
 
 /* A piece of one rank's data, and how many steps the data take. `copy` is for what a rank takes. */
 typedef struct pieces {
@@ -20,8 +22,8 @@ static void copy_cached(void *to, const void *from, size_t bytes) {
 }
 
 /* `parts` of them come together on one rank. */
-static pieces pieces_of(size_t bytes, size_t piece, int parts) {
-    bool large = bytes * (size_t)parts >= STREAM_BYTES;
+static pieces pieces_of(size_t bytes, size_t piece, int parts, size_t stream_from) {
+    bool large = bytes * (size_t)parts >= stream_from;
     return (pieces){bytes, piece, bytes ? (bytes + piece - 1) / piece : 1,
                     large ? kernel_stream : copy_cached};
 }
@@ -46,7 +48,7 @@ static bool wakes(const node_operation *op, uint64_t step) {
  * else few, so that what it takes is in the caches. Ranks need not have the same: who is behind all others finds what it
  * takes, and its cells free, as long as this is less than `cells`. */
 static uint64_t ahead(const node_operation *op) {
-    return op->g->pauses > 0 ? 1 : op->cells / 2;
+    return op->g->pauses > 0 ? 2 : op->cells / 2;
 }
 
 static void step_offered(node_operation *op, const pieces *p, uint64_t step) {
@@ -96,7 +98,7 @@ static castor_status begin(node_operation *op, node_group *g, const node_call *c
 
 castor_status node_broadcast(node_group *g, const node_call *call, void *data, size_t bytes, int root) {
     node_operation op;
-    pieces p = pieces_of(bytes, NODE_CELL_BYTES, 1);
+    pieces p = pieces_of(bytes, g->cell_bytes, 1, STREAM_BYTES);
     node_shape shape = {NODE_BROADCAST, (uint32_t)root, bytes, 1};
     castor_status status = begin(&op, g, call, shape, g->rank == root, NODE_EVERYONE);
     for (uint64_t step = 0; step < p.steps && status == CASTOR_OK; step++) {
@@ -127,7 +129,7 @@ static castor_status step_take_all(node_operation *op, const pieces *p, size_t a
 castor_status node_allgather(node_group *g, const node_call *call, const void *input, void *output,
                              size_t bytes) {
     node_operation op;
-    pieces p = pieces_of(bytes, NODE_CELL_BYTES, g->world);
+    pieces p = pieces_of(bytes, g->cell_bytes, g->world, STREAM_READ_BYTES);
     uint8_t *own = (uint8_t *)output + (size_t)g->rank * bytes;
     castor_status status =
         begin(&op, g, call, (node_shape){NODE_ALLGATHER, 0, bytes, 1}, true, NODE_EVERYONE);
@@ -148,7 +150,7 @@ castor_status node_allgather(node_group *g, const node_call *call, const void *i
 castor_status node_gather(node_group *g, const node_call *call, const void *input, void *output, size_t bytes,
                           int root) {
     node_operation op;
-    pieces p = pieces_of(bytes, NODE_CELL_BYTES, g->world);
+    pieces p = pieces_of(bytes, g->cell_bytes, g->world, STREAM_READ_BYTES);
     bool takes = g->rank == root;
     uint8_t *own = takes ? (uint8_t *)output + (size_t)root * bytes : NULL;
     castor_status status =
@@ -165,8 +167,8 @@ castor_status node_gather(node_group *g, const node_call *call, const void *inpu
 
 /* A cell holds a piece for each rank. */
 static pieces pieces_shared(const node_group *g, size_t bytes, int parts) {
-    size_t piece = NODE_CELL_BYTES / (size_t)g->world;
-    return pieces_of(bytes, piece / PIECE_ALIGN * PIECE_ALIGN, parts);
+    size_t piece = g->cell_bytes / (size_t)g->world;
+    return pieces_of(bytes, piece / PIECE_ALIGN * PIECE_ALIGN, parts, STREAM_BYTES);
 }
 
 static castor_status step_offer_each(node_operation *op, const pieces *p, const void *const *inputs,

@@ -31,6 +31,7 @@ typedef struct node_rank {
 } __attribute__((aligned(128))) node_rank;
 
 struct node_control {
+    uint32_t cell_bytes;     /* by rank 0 before it has joined */
     _Atomic uint32_t failed; /* 1: somebody writes `failure`, 2: it is written */
     char failure[508];
     node_rank rank[NODE_RANKS_MAX];
@@ -52,6 +53,11 @@ uint8_t *node_slot_offer(const node_group *g, int rank, int index) {
 
 uint8_t *node_slot_reduced(const node_group *g, int rank, int index) {
     return node_slot_offer(g, rank, index) + (size_t)NODE_CELLS * NODE_CELL_BYTES;
+}
+
+/* Where every rank has a processor, small cells stay in the caches; else large ones give each rank longer turns. */
+static uint32_t cell_bytes_for(int pauses) {
+    return pauses > 0 ? NODE_CELL_BYTES / 2 : NODE_CELL_BYTES;
 }
 
 /* Without giving others a turn, looking is worth while only if the rank that is waited for runs meanwhile. */
@@ -115,6 +121,8 @@ castor_status node_group_open(const char *token, const char *name, int rank, int
     node_rank *own = &g->control->rank[rank];
     own->pid = getpid();
     own->start_ticks = process_start_ticks(own->pid);
+    if (rank == 0)
+        g->control->cell_bytes = cell_bytes_for(g->pauses);
     atomic_store(&own->joined, 1);
     node_notify(g, rank);
     for (int peer = 0; peer < world && status == CASTOR_OK; peer++) {
@@ -126,6 +134,7 @@ castor_status node_group_open(const char *token, const char *name, int rank, int
         node_group_leave(g);
         return status;
     }
+    g->cell_bytes = g->control->cell_bytes;
     *out = g;
     return CASTOR_OK;
 fail:

@@ -22,8 +22,8 @@
 #include "../core/status.h"
 
 #define NODE_RANKS_MAX   64
-#define NODE_THREADS_MAX 4 /* of a rank that use one group at the same time */
-#define NODE_CELL_BYTES  (128u << 10)
+#define NODE_THREADS_MAX 4            /* of a rank that use one group at the same time */
+#define NODE_CELL_BYTES  (128u << 10) /* at most */
 
 typedef struct node_group node_group;
 

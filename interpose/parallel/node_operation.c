@@ -118,16 +118,16 @@ void node_offer_reduced(node_operation *op, uint64_t steps) {
     tell(op);
 }
 
-static uint8_t *cell(uint8_t *first, uint64_t step, uint32_t cells) {
-    return first + step % cells * NODE_CELL_BYTES;
+static uint8_t *cell(const node_group *g, uint8_t *first, uint64_t step, uint32_t cells) {
+    return first + step % cells * g->cell_bytes;
 }
 
 uint8_t *node_own_offer(const node_operation *op, uint64_t step) {
-    return cell(node_slot_offer(op->g, op->g->rank, op->own), step, op->cells);
+    return cell(op->g, node_slot_offer(op->g, op->g->rank, op->own), step, op->cells);
 }
 
 uint8_t *node_own_reduced(const node_operation *op, uint64_t step) {
-    return cell(node_slot_reduced(op->g, op->g->rank, op->own), step, NODE_CELLS);
+    return cell(op->g, node_slot_reduced(op->g, op->g->rank, op->own), step, NODE_CELLS);
 }
 
 /* ---- the slots of others ---- */
@@ -178,11 +178,11 @@ castor_status node_peer_await(node_operation *op, int rank, uint64_t offered, ui
 }
 
 const uint8_t *node_peer_offer(const node_operation *op, int rank, uint64_t step) {
-    return cell(node_slot_offer(op->g, rank, op->slot[rank]), step, op->cells);
+    return cell(op->g, node_slot_offer(op->g, rank, op->slot[rank]), step, op->cells);
 }
 
 const uint8_t *node_peer_reduced(const node_operation *op, int rank, uint64_t step) {
-    return cell(node_slot_reduced(op->g, rank, op->slot[rank]), step, NODE_CELLS);
+    return cell(op->g, node_slot_reduced(op->g, rank, op->slot[rank]), step, NODE_CELLS);
 }
 
 void node_read_tell(node_operation *op, int rank, uint64_t steps) {

@@ -52,7 +52,7 @@ typedef struct segment {
 } segment;
 
 static size_t segment_bytes(const reduce_call *c) {
-    return NODE_CELL_BYTES / c->element_bytes * c->element_bytes;
+    return c->op.g->cell_bytes / c->element_bytes * c->element_bytes;
 }
 
 static segment segment_of(const reduce_call *c, uint64_t step) {

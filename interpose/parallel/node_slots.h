@@ -44,7 +44,8 @@ struct node_group {
     look_patience patience;         /* of all threads */
     node_control *control;
     uint8_t *data;
-    size_t bytes; /* mapped at `control` */
+    size_t bytes;      /* mapped at `control` */
+    size_t cell_bytes; /* at most NODE_CELL_BYTES, the same on all ranks */
     node_thread thread[NODE_THREADS_MAX];
 };
 
