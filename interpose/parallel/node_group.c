@@ -22,12 +22,14 @@
 #define PAUSES       100 /* looks that give no other thread a turn: about what a step of a running rank takes */
 #define SLOT_BYTES   ((size_t)2 * NODE_CELLS * NODE_CELL_BYTES)
 #define PAGE         4096u
+#define MOVE_SECONDS 0.0002 /* between two looks of a rank whether it shall move to another processor */
 
 typedef struct node_rank {
     int32_t pid; /* by its rank before `joined` */
     uint64_t start_ticks;
     _Atomic uint32_t joined, left;
     _Atomic uint32_t event, waiters;
+    _Atomic int32_t processor; /* on which it last said something */
 } __attribute__((aligned(128))) node_rank;
 
 struct node_control {
@@ -189,6 +191,8 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value, double seconds) {
 
 void node_notify(node_group *g, int rank) {
     node_rank *r = &g->control->rank[rank];
+    if (rank == g->rank)
+        atomic_store_explicit(&r->processor, sched_getcpu(), memory_order_relaxed);
     atomic_fetch_add(&r->event, 1);
     if (atomic_load(&r->waiters))
         syscall(SYS_futex, &r->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
@@ -267,8 +271,34 @@ static void relax(void) {
 #endif
 }
 
+/* Threads that look and yield in turns may share one processor for milliseconds while another has less to do: each
+ * processor has something to run, so the system sees nothing to balance. Who waits where more ranks than an even share are
+ * moves once, and stays free to run anywhere. */
+static void processors_share(node_group *g) {
+    double now = clock_seconds();
+    if (now < atomic_load_explicit(&g->moves_from, memory_order_relaxed))
+        return;
+    atomic_store_explicit(&g->moves_from, now + (g->pauses > 0 ? MOVE_SECONDS : NODE_CROWDED_SECONDS),
+                          memory_order_relaxed);
+    cpu_set_t allowed, others;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+        return;
+    int processors = CPU_COUNT(&allowed), own = sched_getcpu(), here = 1;
+    for (int rank = 0; rank < g->world; rank++)
+        here += rank != g->rank &&
+                atomic_load_explicit(&g->control->rank[rank].processor, memory_order_relaxed) == own;
+    others = allowed;
+    CPU_CLR((size_t)own, &others);
+    if (here <= (g->world + processors - 1) / processors || CPU_COUNT(&others) == 0)
+        return;
+    if (sched_setaffinity(0, sizeof others, &others) == 0)
+        sched_setaffinity(0, sizeof allowed, &allowed);
+    atomic_store_explicit(&g->control->rank[g->rank].processor, sched_getcpu(), memory_order_relaxed);
+}
+
 /* Looks until it is ready, at most so long; whoever else could run has a turn between the looks. */
-static bool wait_looking(const node_group *g, const node_wait *w, look_patience *patience) {
+static bool wait_looking(node_group *g, const node_wait *w, look_patience *patience) {
+    processors_share(g);
     for (int i = 0; i < g->pauses; i++) {
         relax();
         if (w->ready(w->context))

@@ -19,7 +19,10 @@ castor_status node_prepare(node_operation *op, node_group *g, const node_call *c
     thread->last = last;
     op->g = g;
     op->key = last | (uint64_t)(thread->repeated & 0xffffff) << 32;
-    op->deadline = clock_seconds() + call->timeout_seconds;
+    double now = clock_seconds();
+    op->deadline = now + call->timeout_seconds;
+    if (g->pauses == 0)
+        atomic_store_explicit(&g->moves_from, now + NODE_CROWDED_SECONDS, memory_order_relaxed);
     op->shape = shape;
     op->own = -1;
     op->untold = false;

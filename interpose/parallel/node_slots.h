@@ -10,6 +10,8 @@
 
 #define NODE_CELLS 8          /* of half a slot */
 #define NODE_DONE  UINT32_MAX /* as an acknowledgement: the reader has read all */
+/* Where ranks outnumber processors, moving to another one is worth while only in operations that take longer. */
+#define NODE_CROWDED_SECONDS 0.002
 
 /* Of a rank: a thread may go on while its last operation is read. */
 enum { NODE_SLOTS = 2 * NODE_THREADS_MAX };
@@ -42,6 +44,7 @@ struct node_group {
     int32_t called[NODE_RANKS_MAX]; /* how errors name each rank */
     int pauses;                     /* looks at first, without giving others a turn */
     look_patience patience;         /* of all threads */
+    _Atomic double moves_from;      /* when a thread may move to another processor again */
     node_control *control;
     uint8_t *data;
     size_t bytes;      /* mapped at `control` */

@@ -1,5 +1,6 @@
 // Collectives through a group's memory: ranks are processes, each with worker threads that come to the operations in
 // their own time. Every result is compared with what a loop over the ranks gives.
+#include <sched.h>
 #include <optional>
 #include <thread>
 #include "store_ranks.h"
@@ -249,6 +250,27 @@ TEST_P(NodeCollective, GroupsDoNotMeetEachOther) {
                     own->any(tag);
                 all.any(1000 + tag);
             }
+        }
+    });
+}
+
+// All begin on one processor, and part; none is bound to where it went.
+TEST_P(NodeCollective, RanksStayFreeToRunAnywhere) {
+    job.run([](Rank &r) {
+        Group group(r);
+        cpu_set_t before, after, first;
+        ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+        CPU_ZERO(&first);
+        for (size_t cpu = 0; CPU_COUNT(&first) == 0 && cpu < CPU_SETSIZE; cpu++)
+            if (CPU_ISSET(cpu, &before))
+                CPU_SET(cpu, &first);
+        for (uint32_t tag = 0; tag < 8; tag++) {
+            ASSERT_EQ(sched_setaffinity(0, sizeof first, &first), 0);
+            group.barrier(2 * tag);
+            ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+            group.allreduce(2 * tag + 1, 40 * kCell / sizeof(float));
+            ASSERT_EQ(sched_getaffinity(0, sizeof after, &after), 0);
+            ASSERT_TRUE(CPU_EQUAL(&before, &after));
         }
     });
 }
