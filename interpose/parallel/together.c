@@ -12,7 +12,9 @@ struct meeting {
     uint64_t key;
     uint32_t ticket;
     double since;
-    uint32_t place_changes[STORE_RANKS_MAX]; /* of the others, when this rank came */
+    /* Of the others: when this rank came, or since then, at the end of a backward. */
+    uint32_t place_changes[STORE_RANKS_MAX];
+    double stayed_since[STORE_RANKS_MAX];
 };
 
 static uint32_t ticket_of(uint64_t word) {
@@ -53,9 +55,16 @@ static bool somebody_elsewhere(struct meeting *m) {
                 return true;
             continue;
         }
-        /* It may be on its way out of the backward or the collective that this rank has just left. */
-        bool stayed = atomic_load(&peer->place_changes) == m->place_changes[rank];
-        if (stayed ? clock_seconds() - m->since > ELSEWHERE_SECONDS : place != PLACE_COLLECTIVE)
+        /* It may be on its way out of the backward or the collective that this rank has just left; or come to the end of
+         * that backward only now, when its sums have long been added in the background. */
+        uint32_t changes = atomic_load(&peer->place_changes);
+        bool stayed = changes == m->place_changes[rank];
+        if (!stayed && place == PLACE_BACKWARD) {
+            m->place_changes[rank] = changes;
+            m->stayed_since[rank] = clock_seconds();
+            continue;
+        }
+        if (stayed ? clock_seconds() - m->stayed_since[rank] > ELSEWHERE_SECONDS : place != PLACE_COLLECTIVE)
             return true;
     }
     return false;
@@ -104,8 +113,10 @@ castor_status together_try(store *s, uint64_t key, bool able, double patience_se
     struct meeting m = {.s = s, .key = key, .since = clock_seconds()};
     castor_status status = CASTOR_OK;
     *committed = false;
-    for (int rank = 0; rank < s->world; rank++)
+    for (int rank = 0; rank < s->world; rank++) {
         m.place_changes[rank] = atomic_load(&c->rank[rank].place_changes);
+        m.stayed_since[rank] = m.since;
+    }
     atomic_store(&own->together_key, key);
     store_place_set(s, PLACE_TOGETHER);
     uint64_t word = atomic_load(&c->together);

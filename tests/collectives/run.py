@@ -18,6 +18,7 @@ sys.path.append(os.path.dirname(FOLDER))
 import runner  # noqa: E402
 
 LIMIT_S = 240  # of one job; reached only by a failure
+PLAIN_TRIES = 3
 FOREIGN = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_", "GLOO_")
 CASTOR = None
 
@@ -56,14 +57,25 @@ class CollectivesTest(unittest.TestCase):
         except FileNotFoundError:
             self.fail(output)
 
+    def finish_plain(self, started, case, world):
+        """Made again when it fails: a rank of plain PyTorch may abort at its exit (docs/decisions.md). Nothing of Castor's is
+        in the process."""
+        for _ in range(PLAIN_TRIES - 1):
+            status = started[0].wait(timeout=LIMIT_S)
+            if status == 0:
+                break
+            print(f"{case}: plain PyTorch ended with status {status}; it runs again", flush=True)
+            started = self.start(case, world, plugin=None)
+        return self.finish(*started, world)
+
     def run_job(self, case, world, **how):
         finish = {name: how.pop(name) for name in ("fails", "missing") if name in how}
         return self.finish(*self.start(case, world, **how), world, **finish)
 
     def compare(self, case, world, **how):
         """The same digests as plain PyTorch's."""
-        jobs = [self.start(case, world, plugin=None), self.start(case, world, **how)]
-        plain, node = (self.finish(*job, world) for job in jobs)
+        plain, node = self.start(case, world, plugin=None), self.start(case, world, **how)
+        plain, node = self.finish_plain(plain, case, world), self.finish(*node, world)
         for rank in range(world):
             self.assertGreater(len(plain[rank]["results"]), 0)
             self.assertEqual(plain[rank]["results"], node[rank]["results"], f"rank {rank}")

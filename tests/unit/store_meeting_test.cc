@@ -1,5 +1,7 @@
 // Where ranks meet: barriers, values that must agree, gather, broadcast, and operations that all do or none.
+#include <chrono>
 #include <random>
+#include <thread>
 #include "store_ranks.h"
 
 namespace {
@@ -192,6 +194,27 @@ TEST(StoreTogether, ACollectiveOfTheScriptsIsElsewhere) {
             EXPECT_EQ(inside_place(r.store, 1), INSIDE_COLLECTIVE);
             flag_raise(r.board, 0);
             flag_await(r.board, 1);
+        }
+    });
+}
+
+// Its sums were added in the background: the first rank has left the end of the backward before the other came there.
+TEST(StoreTogether, WhoComesToTheEndOfTheBackwardLateIsAwaited) {
+    Job job(2);
+    job.run([](Rank &r) {
+        for (uint64_t key = 1; key <= 20; key++) {
+            if (r.rank == 1) {
+                while (inside_place(r.store, 0) != INSIDE_TOGETHER)
+                    std::this_thread::yield();
+                std::this_thread::sleep_for(std::chrono::milliseconds(2));
+                castor_place_set(r.store, INSIDE_BACKWARD);
+                std::this_thread::sleep_for(std::chrono::milliseconds(2));
+                castor_place_set(r.store, INSIDE_SCRIPT);
+            }
+            int committed = 0;
+            ASSERT_EQ(inside_together(r.store, key, 1, 1e6, &committed), CASTOR_OK) << error_text();
+            EXPECT_EQ(committed, 1);
+            r.barrier();
         }
     });
 }
