@@ -224,7 +224,8 @@ static castor_status peer_check(node_group *g, const node_wait *w) {
         return status;
     if (atomic_load(&peer->left))
         return error_set(CASTOR_ERR_PEER,
-                         "rank %d (pid %d) has left the process group while rank %d waits for it in %s",
+                         "rank %d (pid %d) has left the process group while rank %d waits for it in %s; "
+                         "connection closed by peer",
                          g->called[w->rank], peer->pid, g->called[g->rank], w->what);
     if (peer->start_ticks && process_state(peer->pid, peer->start_ticks) == 0)
         return error_set(

@@ -36,9 +36,10 @@ def _reason(kind, error):
 
 
 def _lost_connection(error):
-    """What gloo raises when the process at the other end has ended."""
+    """What gloo raises when the process at the other end has ended, and its collectives through the node's memory."""
     text = str(error)
-    return isinstance(error, RuntimeError) and "gloo" in text and ("Connection closed" in text or "reset by peer" in text)
+    gloo = "gloo" in text and ("Connection closed" in text or "reset by peer" in text)
+    return isinstance(error, RuntimeError) and (gloo or "; connection closed by peer" in text)
 
 
 def _said_by_others():
