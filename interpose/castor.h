@@ -332,6 +332,35 @@ CASTOR_API void castor_copy_many(void *const *to, const void *const *from, const
 CASTOR_API int castor_directory_put(castor_store *store, const void *data, size_t bytes);
 CASTOR_API const void *castor_directory_get(castor_store *store, int rank, size_t *bytes);
 
+/* ---- the explicit API: Gemini's chunk search ---------------------------------------------------------------------
+ *
+ * A plain function of its arguments, the same on every rank. */
+
+/* The tensors of one data-parallel degree, in module order. */
+typedef struct castor_chunk_group {
+    const uint64_t *numel; /* elements of each tensor */
+    uint64_t count;        /* tensors */
+    uint64_t degree;       /* at least 1 */
+    uint64_t chunk_numel;  /* found: the elements of a chunk */
+    int32_t keep_gathered; /* found: 1 where the group is one chunk below `minimum` */
+    int32_t reserved;
+} castor_chunk_group;
+
+typedef struct castor_chunk_range {
+    uint64_t numel,
+        interval; /* sizes from the first one up to and with that one + numel, by interval >= 1; elements */
+    uint64_t minimum; /* elements of a chunk */
+    int32_t filter;   /* 1: tensors above the mean + 3 population standard deviations do not decide */
+    int32_t reserved;
+} castor_chunk_range;
+
+/* A group of fewer than `minimum` elements is one chunk, kept gathered. For the others: the size with least waste, the first
+ * of such, rounded up to the least common multiple of all degrees. The first size is the largest tensor or `minimum`, rounded
+ * up to `interval`; the waste is what stays free when tensors go into chunks in order and a new chunk begins where the next one does not
+ * fit. `numel` takes the elements of all tensors, `wasted` that waste. CASTOR_ERR_ARGUMENT. Source: Gemini's chunk search. */
+CASTOR_API int castor_chunk_search(castor_chunk_group *groups, uint32_t count,
+                                   const castor_chunk_range *range, uint64_t *numel, uint64_t *wasted);
+
 /* ---- the explicit API: what training loops count --------------------------------------------------------------
  *
  * Plain functions of their arguments: they need no store, no PyTorch and no `castor run`. */

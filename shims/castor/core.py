@@ -41,6 +41,21 @@ class Accumulation(ctypes.Structure):
     _fields_ = [("size", c_int64), ("count", c_int64)]
 
 
+class ChunkGroup(ctypes.Structure):
+    """castor_chunk_group: the tensors of one data-parallel degree, and what the search finds for them."""
+
+    _fields_ = [
+        ("numel", POINTER(c_uint64)), ("count", c_uint64), ("degree", c_uint64), ("chunk_numel", c_uint64),
+        ("keep_gathered", c_int32), ("reserved", c_int32),
+    ]
+
+
+class ChunkRange(ctypes.Structure):
+    """castor_chunk_range: which sizes are tried."""
+
+    _fields_ = [("numel", c_uint64), ("interval", c_uint64), ("minimum", c_uint64), ("filter", c_int32), ("reserved", c_int32)]
+
+
 class ArenaInfo(ctypes.Structure):
     _fields_ = [(name, c_uint64) for name in ("live_bytes", "live_peak_bytes", "dirty_bytes", "adopted_bytes")]
 
@@ -149,6 +164,7 @@ _SIGNATURES = {
     "copy_many": (None, [c_void_p, c_void_p, c_void_p, c_uint32]),
     "directory_put": ("status", [c_void_p, c_char_p, c_size_t]),
     "directory_get": (c_void_p, [c_void_p, c_int, POINTER(c_size_t)]),
+    "chunk_search": ("status", [POINTER(ChunkGroup), c_uint32, POINTER(ChunkRange), POINTER(c_uint64), POINTER(c_uint64)]),
     "annealing": (c_double, [c_double, c_double, c_double, c_double, c_double]),
     "accumulation_begin": ("status", [POINTER(Accumulation), c_int64]),
     "accumulation_count": (c_int, [POINTER(Accumulation)]),

@@ -16,7 +16,7 @@ class Package(unittest.TestCase):
         self.assertIn("AttributeError: module 'castor' has no attribute 'nothing'", done.stderr)
 
     def test_without_the_library(self):
-        for module in ("castor.trainer.utils", "castor.utils.gradient_accumulation", "castor.engine", "castor.engine.schedule", "castor.engine.gradient_handler"):
+        for module in ("castor.trainer.utils", "castor.utils.gradient_accumulation", "castor.engine", "castor.engine.schedule", "castor.engine.gradient_handler", "castor.gemini"):
             done = jobs.start(["-c", f"import castor\ntry:\n    import {module}\nexcept ImportError as error:\n    print(error)"], jobs.ALONE)
             self.assertEqual(done.stdout, "castor: libcastor.so is not in this process: start the script with `castor run -- python ...`\n", done.stderr)
 

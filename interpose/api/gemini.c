@@ -1,0 +1,21 @@
+/* The exported functions about Gemini: thin, over the modules. */
+#include "castor.h"
+
+#include "memory/chunk_search.h"
+
+_Static_assert(sizeof(castor_chunk_group) == sizeof(chunk_search_group) &&
+                   offsetof(castor_chunk_group, keep_gathered) == offsetof(chunk_search_group, keep_gathered),
+               "one layout, two names");
+_Static_assert(sizeof(castor_chunk_range) == sizeof(chunk_search_range) &&
+                   offsetof(castor_chunk_range, filter) == offsetof(chunk_search_range, filter),
+               "one layout, two names");
+
+int castor_chunk_search(castor_chunk_group *groups, uint32_t count, const castor_chunk_range *range,
+                        uint64_t *numel, uint64_t *wasted) {
+    chunk_search_result found;
+    castor_status status =
+        chunk_search((chunk_search_group *)groups, count, (const chunk_search_range *)range, &found);
+    *numel = found.numel;
+    *wasted = found.wasted;
+    return status;
+}
