@@ -343,15 +343,13 @@ typedef struct castor_chunk_group {
     uint64_t degree;       /* at least 1 */
     uint64_t chunk_numel;  /* found: the elements of a chunk */
     int32_t keep_gathered; /* found: 1 where the group is one chunk below `minimum` */
-    int32_t reserved;
 } castor_chunk_group;
 
 typedef struct castor_chunk_range {
-    uint64_t numel,
-        interval; /* sizes from the first one up to and with that one + numel, by interval >= 1; elements */
-    uint64_t minimum; /* elements of a chunk */
-    int32_t filter;   /* 1: tensors above the mean + 3 population standard deviations do not decide */
-    int32_t reserved;
+    uint64_t numel;    /* elements: from the first size up to and with that + numel */
+    uint64_t interval; /* between sizes, at least 1 */
+    uint64_t minimum;  /* elements of a chunk */
+    int32_t filter;    /* 1: tensors above the mean + 3 population standard deviations do not decide */
 } castor_chunk_range;
 
 /* A group of fewer than `minimum` elements is one chunk, kept gathered. For the others: the size with least waste, the first

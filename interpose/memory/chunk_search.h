@@ -18,14 +18,13 @@ typedef struct chunk_search_group {
     /* Found: */
     uint64_t chunk_numel;
     int32_t keep_gathered;
-    int32_t reserved;
 } chunk_search_group;
 
 typedef struct chunk_search_range {
-    uint64_t numel, interval; /* sizes from the first one up to and with that one + numel, by interval */
-    uint64_t minimum;         /* of a chunk */
-    int32_t filter; /* tensors far larger than the others do not decide: they get chunks of their own */
-    int32_t reserved;
+    uint64_t numel;    /* sizes from the first one up to and with that one + numel */
+    uint64_t interval; /* by so many elements */
+    uint64_t minimum;  /* of a chunk */
+    int32_t filter;    /* tensors far larger than the others do not decide: they get chunks of their own */
 } chunk_search_range;
 
 typedef struct chunk_search_result {

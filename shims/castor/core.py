@@ -46,14 +46,14 @@ class ChunkGroup(ctypes.Structure):
 
     _fields_ = [
         ("numel", POINTER(c_uint64)), ("count", c_uint64), ("degree", c_uint64), ("chunk_numel", c_uint64),
-        ("keep_gathered", c_int32), ("reserved", c_int32),
+        ("keep_gathered", c_int32),
     ]
 
 
 class ChunkRange(ctypes.Structure):
     """castor_chunk_range: which sizes are tried."""
 
-    _fields_ = [("numel", c_uint64), ("interval", c_uint64), ("minimum", c_uint64), ("filter", c_int32), ("reserved", c_int32)]
+    _fields_ = [("numel", c_uint64), ("interval", c_uint64), ("minimum", c_uint64), ("filter", c_int32)]
 
 
 class ArenaInfo(ctypes.Structure):

@@ -20,7 +20,7 @@ class Model(torch.nn.Module):
 
 
 def search(*sizes, span, interval=1, minimum=2, **more):
-    """All in elements; the numbers of elements have no dimension to divide by, so that units are fractions here."""
+    """All in elements: fractions of the units of 2^20 that the function takes."""
     found, total, wasted = search_chunk_configuration(Model(*sizes), span / UNIT, interval, minimum / UNIT, **more)
     (degree, chosen), = found.items()
     return [degree, chosen["chunk_size"], chosen["keep_gathered"], total, wasted]

@@ -28,10 +28,9 @@ class Search(unittest.TestCase):
         self.check("ignored by DDP", [10, 2], [10, 2])  # 6, and 4 in another of 6
 
     def test_bad_input(self):
-        for name in ("range", "interval", "minimum"):
-            found = jobs.once("gemini_rank.py", 1, jobs.NONE)[0][f"bad {name}"]
-            self.assertIn("search_interval" if name == "interval" else f"_{name}_m" if name == "range" else "min_chunk_size_m", found)
         found = jobs.once("gemini_rank.py", 1, jobs.NONE)[0]
+        for name, argument in (("range", "search_range_m"), ("interval", "search_interval"), ("minimum", "min_chunk_size_m")):
+            self.assertIn(argument, found[f"bad {name}"])
         self.assertIn("the largest size of a chunk", found["too far"])
         self.assertIn("a search of 4294967296 chunk sizes: raise its interval or lower its range", found["too long"])
 
