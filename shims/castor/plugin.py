@@ -1,7 +1,7 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
-from . import accumulation, clipping, compiler, core, events, failures, optimizers, reducer, remote, single
+from . import accumulation, clipping, compiler, core, events, failures, leaving, optimizers, reducer, remote, single
 
 
 def install():
@@ -24,3 +24,4 @@ def install():
     if core.plugin_shards():
         remote.install()
     failures.install(job)
+    leaving.install()

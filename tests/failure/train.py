@@ -183,5 +183,12 @@ for step, (x, y) in enumerate(loader):
         at("uneven")
         break
 say("done")
-if distributed:
+if args.how == "at once":
+    # The thread that carries this rank's collective has its turn late: all that the job runs shares one processor with it.
+    for task in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(task), {min(os.sched_getaffinity(0))})
+        if int(task) != os.getpid():
+            os.setpriority(os.PRIO_PROCESS, int(task), 19)
+    dist.all_reduce(torch.ones(4))
+elif distributed:
     dist.destroy_process_group()
