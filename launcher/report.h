@@ -126,7 +126,7 @@ typedef struct report_node {
 } report_node;
 
 typedef struct report_chunks {
-    uint64_t size, count, moves, bytes_moved;
+    uint64_t size, count, wasted, moves, bytes_moved;
 } report_chunks;
 
 typedef struct report {

@@ -146,6 +146,7 @@ void report_json_object(json_writer *json, const report *report, const report_li
     json_object_begin(json, "chunks");
     json_unsigned(json, "size", report->chunks.size);
     json_unsigned(json, "count", report->chunks.count);
+    json_unsigned(json, "wasted", report->chunks.wasted);
     json_unsigned(json, "moves", report->chunks.moves);
     json_unsigned(json, "bytes_moved", report->chunks.bytes_moved);
     write_counters(json, "events", &report->chunk_events, limits);

@@ -231,6 +231,7 @@ static void add_totals(report *report) {
     for (size_t i = 0; i < report->rank_count; i++) {
         const report_process *process = report->ranks[i].process;
         report->chunks.size = larger(report->chunks.size, report_gauge(process, GAUGE_CHUNK_SIZE).last);
+        report->chunks.wasted = larger(report->chunks.wasted, report_gauge(process, GAUGE_CHUNK_WASTED).last);
         report->chunks.moves += report_gauge(process, GAUGE_CHUNK_MOVES).last;
         report->chunks.bytes_moved += report_gauge(process, GAUGE_CHUNK_BYTES_MOVED).last;
         report->hooked = larger(report->hooked, report_gauge(process, GAUGE_HOOKS_FOUND).last);

@@ -181,9 +181,10 @@ static void write_summary(const report *report, FILE *out) {
     char figure[TEXT_FIGURE_MAX], other[TEXT_FIGURE_MAX];
     fprintf(out, "\n");
     if (report->chunks.count > 0)
-        fprintf(out, "Chunks    %s of %s; %s moved between tiers, %s\n",
+        fprintf(out, "Chunks    %s of %s (%s that no parameter fills); %s moved between tiers, %s\n",
                 text_count(figure, report->chunks.count),
                 text_bytes((char[TEXT_FIGURE_MAX]){0}, report->chunks.size),
+                text_bytes((char[TEXT_FIGURE_MAX]){0}, report->chunks.wasted),
                 text_count(other, report->chunks.moves),
                 text_bytes((char[TEXT_FIGURE_MAX]){0}, report->chunks.bytes_moved));
     if (report->hooked + report->missed > 0)

@@ -10,7 +10,7 @@ enum { EXIT_USAGE = 2 };
 
 /* ---- options ---- */
 
-/* "none, gemini", "64K to 16G", "0 or 1"; each value between `quote`s. */
+/* "none, gemini", "64K to 16G", "auto, or 64K to 16G"; each value between `quote`s. */
 static void write_allowed(FILE *out, const option_info *row, const char *quote) {
     const char *range = strstr(row->allowed, "..");
     if (!row->allowed[0]) {
@@ -18,8 +18,10 @@ static void write_allowed(FILE *out, const option_info *row, const char *quote) 
         return;
     }
     if (strcmp(row->type, "ENUM") != 0 && range) {
-        fprintf(out, "%s%.*s%s to %s%s%s", quote, (int)(range - row->allowed), row->allowed, quote, quote,
-                range + 2, quote);
+        const char *bar = strchr(row->allowed, '|'), *low = bar ? bar + 1 : row->allowed;
+        if (bar)
+            fprintf(out, "%s%.*s%s, or ", quote, (int)(bar - row->allowed), row->allowed, quote);
+        fprintf(out, "%s%.*s%s to %s%s%s", quote, (int)(range - low), low, quote, quote, range + 2, quote);
         if (strcmp(row->type, "SECONDS") == 0)
             fputs(" seconds", out);
         return;

@@ -60,7 +60,7 @@ static void sample_rank(void) {
 
 /* The node's chunks, whose last values are the steady state. */
 static void sample_node(void) {
-    uint64_t node[CHUNK_KIND_COUNT] = {0}, chunks = 0;
+    uint64_t node[CHUNK_KIND_COUNT] = {0}, chunks = 0, largest = 0, wasted = 0;
     const store *first = store_first();
     if (!first || first->detached)
         return;
@@ -70,13 +70,16 @@ static void sample_node(void) {
             node[kind] += store_resident_bytes(s, (chunk_kind)kind);
             chunks += s->chunks.list[kind].count;
         }
+        wasted += s->chunks.wasted_bytes;
+        largest = s->chunks.chunk_bytes > largest ? s->chunks.chunk_bytes : largest;
         pthread_mutex_unlock(&s->lock);
     }
     trace_gauge_set(GAUGE_STORE_PARAM_BYTES, node[CHUNK_PARAM]);
     trace_gauge_set(GAUGE_STORE_GRAD_BYTES, node[CHUNK_GRAD]);
     trace_gauge_set(GAUGE_STORE_OPTIM_BYTES, node[CHUNK_OPTIM]);
     trace_gauge_set(GAUGE_CHUNK_COUNT, chunks);
-    trace_gauge_set(GAUGE_CHUNK_SIZE, options()->chunk_size);
+    trace_gauge_set(GAUGE_CHUNK_SIZE, largest);
+    trace_gauge_set(GAUGE_CHUNK_WASTED, wasted);
 }
 
 void gauges_sample(void) {

@@ -62,7 +62,8 @@ int castor_node_read(const char *address, int port, const char *token, const uin
 /* ---- what one node only keeps ---- */
 
 /* Of the last ranges that came, for each rank of the node: so many chunks are kept. */
-#define CHUNKS_IN_USE 2
+#define CHUNKS_IN_USE     2
+#define CHUNK_USUAL_BYTES (32ul << 20) /* where no parameter has decided yet */
 
 #define LEAVE_PATIENCE_SECONDS 2.0 /* before it is said that a rank waits */
 
@@ -109,7 +110,8 @@ int castor_demand(castor_store *s, int kinds, const char *const *addresses, cons
         if (node != s->node && !status)
             status = fetch_open(&links->peer[node], true);
     }
-    uint64_t room = CHUNKS_IN_USE * (uint64_t)s->world * s->chunks.chunk_bytes;
+    uint64_t chunk = s->chunks.chunk_bytes ? s->chunks.chunk_bytes : CHUNK_USUAL_BYTES;
+    uint64_t room = CHUNKS_IN_USE * (uint64_t)s->world * chunk;
     if (status == CASTOR_OK)
         status = demand_start(s, kinds, &(demand_source){links_read, links}, room);
     if (status) {

@@ -71,8 +71,9 @@ int castor_store_open_node(const char *group, const char *token, int rank, int w
             trace_name_set(TRACE_WAIT, place, store_place_names[place]);
         castor_rank_set(rank);
     }
-    castor_status status = store_open(token ? token : o->job, group, rank, world, o->chunk_size,
-                                      o->offload_dir, o->timeout, out);
+    uint64_t chunk_bytes = o->chunk_size == OPTION_BYTES_AUTO ? 0 : o->chunk_size;
+    castor_status status =
+        store_open(token ? token : o->job, group, rank, world, chunk_bytes, o->offload_dir, o->timeout, out);
     if (status)
         return status;
     (*out)->owners = owners;

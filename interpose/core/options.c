@@ -6,6 +6,7 @@
 #include "signature.h"
 
 #define PREFIX "CASTOR_"
+#define AUTO   "auto" /* of BYTES; the bounds follow it in the table, after a bar */
 
 typedef enum value_type {
     TYPE_STRING,
@@ -164,8 +165,14 @@ static int find_item(const char *list, const char *value) {
     return -1;
 }
 
+/* Of a number: its bounds, behind the word that stands for no number. */
+static const char *bounds_of(const option_info *row) {
+    const char *bar = strchr(row->allowed, '|');
+    return bar ? bar + 1 : row->allowed;
+}
+
 static bool within_bounds(const option_info *row, value_type type, option_value value) {
-    const char *low = row->allowed, *high = strstr(row->allowed, "..");
+    const char *low = bounds_of(row), *high = strstr(row->allowed, "..");
     option_value min, max;
     if (!high)
         return false;
@@ -209,6 +216,10 @@ static bool parse_value(option_id id, const char *text, option_value *out) {
     case TYPE_SECONDS:
         return parse_seconds(text, &out->seconds) && within_bounds(row, type, *out);
     case TYPE_BYTES:
+        if (bounds_of(row) != row->allowed && strcmp(text, AUTO) == 0) {
+            out->bytes = OPTION_BYTES_AUTO;
+            return true;
+        }
         return parse_bytes(text, &out->bytes) && within_bounds(row, type, *out);
     }
     return false;
@@ -276,7 +287,7 @@ static void explain_value(option_id id, const char *text, char *message, size_t 
     size_t used = log_format(message, size, "%s=%.*s%s: ", row->env, SHOWN_MAX, text, cut);
     message += used;
     size -= used;
-    const char *low = row->allowed, *high = strstr(low, "..");
+    const char *low = bounds_of(row), *high = strstr(low, "..");
     int low_length = high ? (int)(high - low) : 0;
     char list[256];
     switch (option_slots[id].type) {
@@ -306,8 +317,8 @@ static void explain_value(option_id id, const char *text, char *message, size_t 
         break;
     case TYPE_BYTES:
         log_format(message, size,
-                   "must be a number of bytes from %.*s to %s (K, M, G and T are powers of 1024)", low_length,
-                   low, high + 2);
+                   "must be %sa number of bytes from %.*s to %s (K, M, G and T are powers of 1024)",
+                   low != row->allowed ? AUTO ", or " : "", low_length, low, high + 2);
         break;
     }
 }
@@ -432,6 +443,8 @@ size_t option_format(option_id id, char *out, size_t out_size) {
     case TYPE_SECONDS:
         return format_seconds(*(const double *)field, out, out_size);
     case TYPE_BYTES:
+        if (*(const uint64_t *)field == OPTION_BYTES_AUTO)
+            return log_format(out, out_size, AUTO);
         return format_bytes(*(const uint64_t *)field, out, out_size);
     case TYPE_ENUM: {
         const char *list = option_table[id].allowed, *item = "";

@@ -13,6 +13,7 @@
 
 #define CASTOR_PLUGIN_NAMES "none|ddp|zero1|zero2|gemini"
 #define OPTION_STRING_MAX   4096
+#define OPTION_BYTES_AUTO   UINT64_MAX
 
 typedef enum castor_plugin {
 #define PLUGIN(id, name, engine, shards, doc) CASTOR_PLUGIN_##id,

@@ -2,6 +2,12 @@
 
 #include <stdbool.h>
 #include "../core/error.h"
+#include "pages.h"
+
+/* Of a job that does not name the size: elements. */
+#define ADOPT_MINIMUM  (UINT64_C(32) << 20)
+#define ADOPT_RANGE    (UINT64_C(32) << 20)
+#define ADOPT_INTERVAL 1024
 
 #define NUMEL_MAX (UINT64_MAX >> 1)
 #define SIZES_MAX (UINT64_C(1) << 32) /* more of them take hours */
@@ -152,5 +158,24 @@ castor_status chunk_search(chunk_search_group *groups, uint32_t count, const chu
     for (uint32_t g = 0; g < count; g++)
         if (!groups[g].keep_gathered)
             groups[g].chunk_numel = chunk;
+    return CASTOR_OK;
+}
+
+castor_status chunk_search_adopt(chunk_table *t, const uint64_t *numel, uint64_t count, uint64_t degree,
+                                 uint64_t element_bytes) {
+    chunk_search_group group = {.numel = numel, .count = count, .degree = degree};
+    chunk_search_result found;
+    castor_status status = chunk_search(
+        &group, 1, &(chunk_search_range){ADOPT_RANGE, ADOPT_INTERVAL, ADOPT_MINIMUM, true}, &found);
+    if (status || found.numel == 0)
+        return status;
+    uint64_t bytes = 0;
+    if (group.keep_gathered) /* each parameter begins on a page of its own */
+        for (uint64_t i = 0; i < count; i++)
+            bytes += pages_round(numel[i] * element_bytes);
+    else
+        bytes = pages_round(group.chunk_numel * element_bytes);
+    t->chunk_bytes = bytes;
+    t->wasted_bytes = found.wasted * element_bytes;
     return CASTOR_OK;
 }

@@ -10,6 +10,7 @@
 
 #include <stdint.h>
 #include "../core/status.h"
+#include "chunk.h"
 
 typedef struct chunk_search_group {
     const uint64_t *numel; /* of each tensor */
@@ -39,5 +40,11 @@ typedef struct chunk_search_result {
  * sums beyond 63 bits. */
 castor_status chunk_search(chunk_search_group *groups, uint32_t count, const chunk_search_range *range,
                            chunk_search_result *out);
+
+/* Chooses the size of the chunks of a table that has none yet, for parameters of so many elements in the model's order: one
+ * chunk of all where they are fewer than 32 Mi, kept whole; else the best of 32 Mi to 64 Mi elements by 1024, outliers
+ * aside. `element_bytes`: of the widest dtype. No elements: nothing is chosen. */
+castor_status chunk_search_adopt(chunk_table *t, const uint64_t *numel, uint64_t count, uint64_t degree,
+                                 uint64_t element_bytes);
 
 #endif

@@ -126,7 +126,8 @@ typedef struct store {
     struct store *next; /* list of this process's stores */
 } store;
 
-/* Opens the store of a group, together with its other ranks. `group` names it; the same on all of them. */
+/* Opens the store of a group, together with its other ranks. `group` names it; the same on all of them. `chunk_bytes` 0:
+ * chosen for the first tensors that are registered. */
 castor_status store_open(const char *token, const char *group, int rank, int world, uint64_t chunk_bytes,
                          const char *offload_dir, double timeout_seconds, store **out);
 

@@ -4,9 +4,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include "../core/error.h"
+#include "../core/log.h"
 #include "../parallel/wait.h"
 #include "../trace/trace.h"
 #include "arena.h"
+#include "chunk_search.h"
 #include "demand.h"
 #include "pages.h"
 #include "window.h"
@@ -20,6 +22,10 @@ struct offer {
     int32_t mappable;
     int64_t same_as; /* index of an earlier parameter at the same address; -1 */
 };
+
+static uint64_t offer_bytes(const struct offer *offer) {
+    return offer->numel * kernel_dtype_bytes((kernel_dtype)offer->dtype);
+}
 
 /* This rank holds nothing of the tensor any more; the last such rank gives its ranges back. */
 static void ranges_leave(tensor *t) {
@@ -153,7 +159,66 @@ static int least_loaded_node(const store *s, int owner) {
     return least;
 }
 
-static castor_status tensor_make(store *s, const struct offer *offer, tensor *same, tensor **out) {
+/* Who steps a parameter. */
+struct keeper {
+    int owner;
+    int node; /* tensor.node */
+};
+
+/* Largest first, so that ownership comes out even; equal sizes in the order given. */
+static const struct offer *sort_offers;
+static int by_size(const void *a, const void *b) {
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    uint64_t bx = offer_bytes(&sort_offers[x]), by = offer_bytes(&sort_offers[y]);
+    return bx != by ? (bx < by) - (bx > by) : (x > y) - (x < y);
+}
+
+/* Under the store's lock, which guards sort_offers as well. */
+static void keepers_choose(store *s, const struct offer *offers, uint32_t count, uint32_t *order,
+                           struct keeper *out) {
+    for (uint32_t i = 0; i < count; i++)
+        order[i] = i;
+    sort_offers = offers;
+    qsort(order, count, sizeof *order, by_size);
+    for (uint32_t k = 0; k < count; k++) {
+        uint32_t i = order[k];
+        const struct offer *offer = &offers[i];
+        if (offer->same_as >= 0) {
+            out[i] = out[offer->same_as]; /* of the same size, and earlier */
+            continue;
+        }
+        int owner = least_loaded(s);
+        int node = s->node_count == 1 || !offer->mappable ? -1 : least_loaded_node(s, owner);
+        out[i] = (struct keeper){owner, node};
+        if (!offer->mappable)
+            continue;
+        s->owner_load[owner] += offer_bytes(offer);
+        if (node >= 0)
+            s->node_load[(size_t)owner * (size_t)s->node_count + (size_t)node] += offer_bytes(offer);
+    }
+}
+
+/* Before a store's first tensor, where the job has not named the size of its chunks. */
+static castor_status chunks_size(store *s, const struct offer *offers, uint32_t count) {
+    uint64_t *numel = calloc(count + 1, sizeof *numel), parameters = 0, widest = 1;
+    if (!numel)
+        return error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t bytes = kernel_dtype_bytes((kernel_dtype)offers[i].dtype);
+        widest = bytes > widest ? bytes : widest;
+        if (offers[i].same_as < 0)
+            numel[parameters++] = offers[i].numel;
+    }
+    castor_status status = chunk_search_adopt(&s->chunks, numel, parameters, (uint64_t)s->owners, widest);
+    free(numel);
+    if (status == CASTOR_OK && s->rank == 0 && s->chunks.chunk_bytes)
+        LOG_I("chunks of %B, for %lu parameter tensors; %B of them stay free (CASTOR_CHUNK_SIZE=auto)",
+              s->chunks.chunk_bytes, (unsigned long)parameters, s->chunks.wasted_bytes);
+    return status;
+}
+
+static castor_status tensor_make(store *s, const struct offer *offer, const struct keeper *keeper,
+                                 tensor *same, tensor **out) {
     castor_status status = CASTOR_OK;
     if (s->tensor_count == STORE_TENSORS_MAX)
         return error_set(CASTOR_ERR_ARGUMENT, "more than %u parameters in one group", STORE_TENSORS_MAX);
@@ -173,17 +238,15 @@ static castor_status tensor_make(store *s, const struct offer *offer, tensor *sa
     t->tied = t;
     t->dtype = (kernel_dtype)offer->dtype;
     t->numel = offer->numel;
-    t->bytes = offer->numel * kernel_dtype_bytes(t->dtype);
+    t->bytes = offer_bytes(offer);
     t->span = pages_round(t->bytes);
     t->blocks = (uint32_t)((t->bytes + TENSOR_BLOCK_BYTES - 1) / TENSOR_BLOCK_BYTES);
     if (!t->blocks)
         t->blocks = 1; /* an empty tensor too has one turn for each rank */
     t->mode = offer->mappable ? TENSOR_SHARED : TENSOR_VALUE;
     t->control = store_tensor_control(s, t->id);
-    t->owner = same ? same->owner : least_loaded(s);
-    t->node = s->node_count == 1 || t->mode != TENSOR_SHARED ? -1
-              : same                                         ? same->node
-                                                             : least_loaded_node(s, t->owner);
+    t->owner = keeper->owner;
+    t->node = keeper->node;
     size_t grad_bytes = t->mode == TENSOR_SHARED ? t->span : t->bytes ? t->bytes : 1;
     size_t alignment = t->mode == TENSOR_SHARED ? PAGE_BYTES : TENSOR_VALUE_ALIGNMENT;
     if ((status = chunk_place(&s->chunks, CHUNK_GRAD, t->owner, grad_bytes, alignment, &t->grad_offset)) ||
@@ -200,9 +263,6 @@ static castor_status tensor_make(store *s, const struct offer *offer, tensor *sa
             (status = chunk_alias(&s->chunks, CHUNK_PARAM, t->param_offset, t->span, &t->param_alias)))
             goto fail;
         t->param_chunk = chunk_index(&s->chunks, CHUNK_PARAM, t->param_offset);
-        s->owner_load[t->owner] += t->bytes;
-        if (t->node >= 0)
-            s->node_load[(size_t)t->owner * (size_t)s->node_count + (size_t)t->node] += t->bytes;
     }
     s->sum_bytes += t->span;
     t->returnable = t->mode == TENSOR_SHARED && t->span >= SUM_BYTES_WORTH &&
@@ -228,15 +288,6 @@ static castor_status tensor_place(const store *s, tensor *t) {
     return status || t->mode != TENSOR_SHARED ? status : demand_watch(t, CHUNK_PARAM, t->param_alias);
 }
 
-/* Largest first, so that ownership comes out even; equal sizes in the order given. */
-static const struct offer *sort_offers;
-static int by_size(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    uint64_t bx = sort_offers[x].numel * kernel_dtype_bytes((kernel_dtype)sort_offers[x].dtype);
-    uint64_t by = sort_offers[y].numel * kernel_dtype_bytes((kernel_dtype)sort_offers[y].dtype);
-    return bx != by ? (bx < by) - (bx > by) : (x > y) - (x < y);
-}
-
 /* Gives back the states that this rank owns of tensors that no rank holds any more. */
 static void states_sweep(store *s) {
     pthread_mutex_lock(&s->lock);
@@ -259,8 +310,9 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
     castor_status status = CASTOR_ERR_MEMORY;
     struct offer *offers = calloc(count + 1, sizeof *offers);
     uint32_t *order = calloc(count + 1, sizeof *order);
+    struct keeper *keepers = calloc(count + 1, sizeof *keepers);
     tensor **made = calloc(count + 1, sizeof *made);
-    if (!offers || !order || !made) {
+    if (!offers || !order || !keepers || !made) {
         error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count);
         goto done;
     }
@@ -268,15 +320,14 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
     if ((status = offers_exchange(s, descriptions, count, offers)) ||
         (status = offers_agree(s, count, offers)))
         goto done;
-    for (uint32_t i = 0; i < count; i++)
-        order[i] = i;
     pthread_mutex_lock(&s->lock);
-    sort_offers = offers;
-    qsort(order, count, sizeof *order, by_size);
-    for (uint32_t k = 0; k < count && !status; k++) {
-        uint32_t i = order[k];
+    if (!s->chunks.chunk_bytes)
+        status = chunks_size(s, offers, count);
+    keepers_choose(s, offers, count, order, keepers);
+    /* In the model's order: what is used together lies together. */
+    for (uint32_t i = 0; i < count && !status; i++) {
         tensor *same = offers[i].same_as >= 0 ? made[offers[i].same_as] : NULL;
-        if ((status = tensor_make(s, &offers[i], same, &made[i])) == CASTOR_OK)
+        if ((status = tensor_make(s, &offers[i], &keepers[i], same, &made[i])) == CASTOR_OK)
             ids[i] = made[i]->id;
     }
     for (uint32_t i = 0; i < count && !status; i++)
@@ -313,6 +364,7 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
 done:
     free(offers);
     free(order);
+    free(keepers);
     free(made);
     return status;
 }

@@ -6,6 +6,10 @@
 
 #include "castor.h"
 
+extern "C" {
+#include "memory/chunk_search.h"
+}
+
 namespace {
 
 struct Group {
@@ -153,6 +157,36 @@ TEST(ChunkSearch, IsWhatASlowLoopFinds) {
         }
         EXPECT_EQ(f.wasted, all_gathered ? 0 : least) << round;
     }
+}
+
+struct Adopted {
+    uint64_t bytes, wasted;
+};
+
+Adopted adopt(const std::vector<uint64_t> &numel, uint64_t degree, uint64_t element_bytes) {
+    chunk_table table = {};
+    EXPECT_EQ(chunk_search_adopt(&table, numel.data(), numel.size(), degree, element_bytes), CASTOR_OK);
+    return {table.chunk_bytes, table.wasted_bytes};
+}
+
+TEST(ChunkSearch, AJobThatNamesNoSizeGetsOne) {
+    constexpr uint64_t kMi = 1 << 20;
+    Adopted found = adopt({1000, 2000}, 2, 4); // few: one chunk, each parameter on its own pages
+    EXPECT_EQ(found.bytes, 4096u + 8192u);
+    EXPECT_EQ(found.wasted, 0u);
+    EXPECT_EQ(adopt({}, 2, 4).bytes, 0u);
+    // From 32 Mi on in three chunks, from 40 Mi on in two, from 60 Mi on in one.
+    found = adopt({20 * kMi, 20 * kMi, 20 * kMi}, 3, 4);
+    EXPECT_EQ(found.bytes, 240 * kMi);
+    EXPECT_EQ(found.wasted, 0u);
+    // Four do not fit into one: two chunks of 40 Mi.
+    EXPECT_EQ(adopt({20 * kMi, 20 * kMi, 20 * kMi, 20 * kMi}, 1, 2).bytes, 80 * kMi);
+    // Seven: 32 Mi wastes 7 * 12, 40 Mi 20 of its fourth chunk, 60 Mi 40 of its third.
+    found = adopt(std::vector<uint64_t>(7, 20 * kMi), 1, 4);
+    EXPECT_EQ(found.bytes, 160 * kMi);
+    EXPECT_EQ(found.wasted, 80 * kMi);
+    // 60 Mi elements, up to a multiple of 7 (4 more) and to whole pages.
+    EXPECT_EQ(adopt({20 * kMi, 20 * kMi, 20 * kMi}, 7, 4).bytes, 240 * kMi + 4096);
 }
 
 TEST(ChunkSearch, BadInputIsAnError) {
