@@ -74,6 +74,11 @@ $(B)/bin/castor-unit: $(UNIT_O) $(UNIT_LIB_O)
 $(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernels/variant.o
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -o $@ $^
+# Its step is to wait for memory, not for arithmetic.
+$(B)/obj/bench/disk/disk.o: CFLAGS_ALL += -O3
+$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,memory/disk_calls memory/disk_queue memory/disk_ring memory/disk_threads memory/pages core/error core/log core/thread)
+	@mkdir -p $(@D)
+	$(CC) -pthread $(SANFLAGS) -o $@ $^
 .PHONY: tools
 tools: $(B)/bin/make-trace
 # Makes traces for the tests of `castor report` and for bench/report.

@@ -232,12 +232,14 @@ castor_status disk_queue_start(const disk_settings *settings, disk_queue **out) 
         pieces = PIECES_DEFAULT;
     q->pieces_max = pieces == 0 ? 1 : pieces > DISK_PIECES_MAX ? DISK_PIECES_MAX : (unsigned)pieces;
     int why = 0;
-    q->engine = settings->engine;
-    if (q->engine == DISK_ENGINE_RING && !disk_ring_start(q, &why)) {
+    bool ring = settings->engine == DISK_ENGINE_RING;
+    q->engine = settings->engine; /* the ring's thread may change it as soon as it runs */
+    if (ring && !disk_ring_start(q, &why)) {
         LOG_D("io_uring cannot be used here (errno %d): threads move chunks to and from disk", why);
         q->engine = DISK_ENGINE_THREADS;
+        ring = false;
     }
-    if (q->engine == DISK_ENGINE_THREADS && !disk_threads_start(q, &why)) {
+    if (!ring && !disk_threads_start(q, &why)) {
         munmap(q, sizeof *q);
         return error_set(CASTOR_ERR_SYSTEM,
                          "no thread for disk operations can be started (errno %d): raise the limit on "
