@@ -279,7 +279,7 @@ static void run_round(void) {
     for (int e = 0; e < 2; e++) {
         int engine = (e + turn) % 2;
         evict_all();
-        step_all(names[engine][3], queues[engine], DISK_MAP_READ);
+        step_all(names[engine][3], queues[engine], DISK_MAP_NONE);
         evict_all();
         step_all(names[engine][4], queues[engine], DISK_MAP_WRITE);
     }

@@ -64,10 +64,24 @@ static int64_t read_by_copy(int fd, uint64_t offset, uint64_t bytes) {
     return (int64_t)done;
 }
 
-/* Pages go to /dev/null by reference: the kernel reads them with large pages and in long requests, as it does for any
+/* Faults in a mapping that wants huge pages read 2 MiB at a time into one page of that size, at a tenth of the CPU time of
+ * single pages; and who writes to such a page faults once, not 512 times. */
+static bool read_by_faults(int fd, uint64_t offset, uint64_t bytes) {
+    char *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+    if (mapped == MAP_FAILED)
+        return false;
+    madvise(mapped, bytes, MADV_DONTFORK); /* in a child, pages would stay mapped */
+    bool done = madvise(mapped, bytes, MADV_HUGEPAGE) == 0 && madvise(mapped, bytes, MADV_POPULATE_READ) == 0;
+    munmap(mapped, bytes);
+    return done;
+}
+
+/* Where that cannot be, or to learn what is wrong, pages go to /dev/null by reference: the kernel reads them as for any
  * sequential reader, and no byte is copied. readahead(2) and MADV_WILLNEED read single pages, at several times the CPU time. */
 static int64_t call_read_ahead(void *context, int fd, uint64_t offset, uint64_t bytes) {
     (void)context;
+    if (read_by_faults(fd, offset, bytes))
+        return (int64_t)bytes;
     int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     /* An open file of its own, because the kernel's guess of what is read next belongs to the open file. */
     char path[32];

@@ -37,7 +37,7 @@ typedef struct disk_calls {
 extern const disk_calls disk_calls_system;
 
 /* Bytes of the file's range that are in memory, whoever brought them. cachestat(2) where there is one (Linux 6.5), which takes
- * a microsecond for each 10 MiB or less; else mincore on `alias`, a mapping of the range, or on a mapping for the call where
+ * up to 8 microseconds for each MiB that is there; else mincore on `alias`, a mapping of the range, or on a mapping for the call where
  * it is NULL. From any thread. */
 castor_status disk_resident(int fd, uint64_t offset, uint64_t bytes, const char *alias, uint64_t *out);
 

@@ -30,7 +30,8 @@
 typedef enum disk_action { DISK_EVICT, DISK_BRING } disk_action;
 #define DISK_ACTIONS 2
 
-/* DISK_ENGINE_RING: threads where the kernel or a sandbox has no io_uring for us. */
+/* Threads are the one to take (docs/decisions.md). DISK_ENGINE_RING: threads where the kernel or a sandbox has no io_uring
+ * for us. */
 typedef enum disk_engine { DISK_ENGINE_THREADS, DISK_ENGINE_RING } disk_engine;
 
 typedef enum disk_state { DISK_IDLE, DISK_WAITING, DISK_RUNNING, DISK_ENDED } disk_state;
@@ -79,8 +80,8 @@ typedef struct disk_queue disk_queue;
 
 /* CASTOR_ERR_MEMORY, CASTOR_ERR_SYSTEM (no thread can be started). */
 castor_status disk_queue_start(const disk_settings *settings, disk_queue **out);
-/* Cancels what has not begun, waits for the rest for at most so many seconds, ends the engine. CASTOR_ERR_TIMEOUT: a disk does
- * not answer; the queue's memory then stays, and the records of its running operations must. */
+/* Cancels what has not begun, waits for the rest for at most so many seconds, ends the engine. Nobody else may be in a
+ * function of the queue. CASTOR_ERR_TIMEOUT: a disk does not answer; the queue's memory then stays, and the records of its running operations must. */
 castor_status disk_queue_stop(disk_queue *q, double seconds);
 
 /* From any thread; returns at once. CASTOR_ERR_ARGUMENT: no whole pages, or the operation has not ended yet.
