@@ -20,9 +20,9 @@
 
 #define MIB         (1ul << 20)
 #define CHUNK_BYTES (32 * MIB)
-#define AHEAD       2  /* chunks that are brought ahead of the step */
-#define DIRECT_MAX  4  /* threads */
-#define PATIENCE    60 /* seconds */
+#define AHEAD       2ul /* chunks that are brought ahead of the step */
+#define DIRECT_MAX  4   /* threads */
+#define PATIENCE    60  /* seconds */
 
 static const char *folder;
 static size_t bytes;
