@@ -1,0 +1,556 @@
+/* What the manager is told: chunks and tensors, accesses, events. */
+#include "chunk_manager.h"
+
+#include <string.h>
+#include "../core/error.h"
+#include "../core/log.h"
+#include "chunk_manager_inside.h"
+
+#define CHUNKS_FIRST    64 /* room at first; a power of two */
+#define MOVES_AT_A_TIME 32 /* at most: two directions on each of three tiers stay far below FLIGHTS_MAX */
+
+chunk_manager_settings chunk_manager_defaults(placement_policy policy) {
+    return (chunk_manager_settings){.placement = placement_defaults(policy),
+                                    .moments = {16384, 65536, 4},
+                                    .timeout_ns = UINT64_C(600000000000),
+                                    .moves_at_a_time = 4};
+}
+
+castor_status chunk_manager_create(chunk_manager **out, const chunk_backend *backend,
+                                   const chunk_manager_settings *settings) {
+    castor_status status = placement_settings_check(&settings->placement);
+    if (status != CASTOR_OK)
+        return status;
+    if (backend->tiers < 2 || backend->tiers > TIERS_MAX || settings->moves_at_a_time == 0 ||
+        settings->moves_at_a_time > MOVES_AT_A_TIME || settings->moments.moments_max == 0)
+        return error_set(CASTOR_ERR_ARGUMENT,
+                         "a chunk manager needs 2 or %d tiers, 1 to %d moves at a time and room for moments",
+                         TIERS_MAX, MOVES_AT_A_TIME);
+    uint64_t tables_bytes = moments_bytes(&settings->moments);
+    chunk_manager *m = backend->allocate(backend->context, sizeof *m);
+    void *tables = m ? backend->allocate(backend->context, tables_bytes) : NULL;
+    if (!tables) {
+        if (m)
+            backend->deallocate(backend->context, m, sizeof *m);
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the chunk manager's tables: %B", tables_bytes);
+    }
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&m->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_mutex_init(&m->lock, NULL);
+    m->backend = *backend;
+    m->settings = *settings;
+    m->moments_tables = tables;
+    moments_init(&m->moments, &settings->moments, tables, manager_now(m));
+    *out = m;
+    return CASTOR_OK;
+}
+
+/* Tables by chunk, in one block: chunks, then keys and winners of each tier, then those of moments. */
+static uint64_t chunk_tables_bytes(const chunk_manager *m, uint32_t room) {
+    return (uint64_t)room * (sizeof(managed_chunk) +
+                             m->backend.tiers * (sizeof *m->victims->key + sizeof *m->victims->winner) +
+                             (2 + MOMENT_RECORDINGS) * sizeof(uint32_t));
+}
+
+void chunk_manager_destroy(chunk_manager *m) {
+    if (!m)
+        return;
+    chunk_backend b = m->backend;
+    pthread_mutex_lock(&m->lock);
+    uint64_t deadline = wait_deadline(m);
+    while (m->flights_count && move_await(m, m->flights[0], deadline) != CASTOR_ERR_TIMEOUT)
+        ;
+    pthread_mutex_unlock(&m->lock);
+    pthread_cond_destroy(&m->changed);
+    pthread_mutex_destroy(&m->lock);
+    if (m->chunks)
+        b.deallocate(b.context, m->chunks, chunk_tables_bytes(m, m->chunks_room));
+    if (m->tensors)
+        b.deallocate(b.context, m->tensors, m->tensors_room * sizeof *m->tensors);
+    b.deallocate(b.context, m->moments_tables, moments_bytes(&m->settings.moments));
+    b.deallocate(b.context, m, sizeof *m);
+}
+
+static castor_status grow_chunks(chunk_manager *m) {
+    uint32_t room = m->chunks_room ? 2 * m->chunks_room : CHUNKS_FIRST;
+    managed_chunk *old = m->chunks, *chunks = NULL;
+    if (room < MOMENT_NONE / 2)
+        chunks = m->backend.allocate(m->backend.context, chunk_tables_bytes(m, room));
+    if (!chunks)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for a table of %u chunks", room);
+    if (old)
+        memcpy(chunks, old, m->chunks_count * sizeof *chunks);
+    uint64_t *keys = (uint64_t *)(chunks + room);
+    uint32_t *winners = (uint32_t *)(keys + (uint64_t)m->backend.tiers * room);
+    for (uint32_t tier = 0; tier < m->backend.tiers; tier++, keys += room, winners += room) {
+        if (old)
+            memcpy(keys, m->victims[tier].key, m->chunks_count * sizeof *keys);
+        victims_init(&m->victims[tier], keys, winners, room);
+    }
+    moments_grow(&m->moments, winners, room);
+    if (old)
+        m->backend.deallocate(m->backend.context, old, chunk_tables_bytes(m, m->chunks_room));
+    m->chunks = chunks;
+    m->chunks_room = room;
+    return CASTOR_OK;
+}
+
+castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_t bytes, uint32_t tier,
+                                      uint32_t *chunk) {
+    if (kind >= CHUNK_KIND_COUNT || tier >= m->backend.tiers || bytes == 0)
+        return error_set(CASTOR_ERR_ARGUMENT, "a chunk of %B, kind %d, on tier %u: there is no such one",
+                         bytes, (int)kind, tier);
+    pthread_mutex_lock(&m->lock);
+    castor_status status = m->chunks_count < m->chunks_room ? CASTOR_OK : grow_chunks(m);
+    if (status == CASTOR_OK) {
+        *chunk = m->chunks_count++;
+        m->chunks[*chunk] = (managed_chunk){.bytes = bytes,
+                                            .kind = (uint8_t)kind,
+                                            .tier = (uint8_t)tier,
+                                            .home = 0,
+                                            .sharded = kind == CHUNK_PARAM,
+                                            .dirty = tier == 0,
+                                            .last_use = m->uses,
+                                            .first_tensor = MOMENT_NONE};
+        moments_add_chunk(&m->moments);
+        chunk_statistics_place(&m->statistics, kind, tier, bytes, 1);
+        chunk_refresh(m, *chunk);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+static castor_status grow_tensors(chunk_manager *m) {
+    uint32_t room = m->tensors_room ? 2 * m->tensors_room : 2 * CHUNKS_FIRST;
+    managed_tensor *tensors = m->backend.allocate(m->backend.context, room * sizeof *tensors);
+    if (!tensors)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for a table of %u tensors", room);
+    if (m->tensors) {
+        memcpy(tensors, m->tensors, m->tensors_count * sizeof *tensors);
+        m->backend.deallocate(m->backend.context, m->tensors, m->tensors_room * sizeof *tensors);
+    }
+    m->tensors = tensors;
+    m->tensors_room = room;
+    return CASTOR_OK;
+}
+
+static castor_status chunk_known(const chunk_manager *m, uint32_t chunk) {
+    if (chunk < m->chunks_count)
+        return CASTOR_OK;
+    return error_set(CASTOR_ERR_ARGUMENT, "chunk %u is not one of the %u that were registered", chunk,
+                     m->chunks_count);
+}
+
+castor_status chunk_manager_add_tensor(chunk_manager *m, uint32_t chunk, const char *name, uint32_t *tensor) {
+    pthread_mutex_lock(&m->lock);
+    castor_status status = chunk_known(m, chunk);
+    if (status == CASTOR_OK && m->tensors_count == m->tensors_room)
+        status = grow_tensors(m);
+    if (status == CASTOR_OK) {
+        managed_chunk *c = &m->chunks[chunk];
+        *tensor = m->tensors_count++;
+        m->tensors[*tensor] = (managed_tensor){name, chunk, c->first_tensor, TENSOR_HOLD};
+        c->first_tensor = *tensor;
+        c->states.of[TENSOR_HOLD]++;
+        chunk_refresh(m, chunk);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+static void refresh_all(chunk_manager *m) {
+    for (uint32_t chunk = 0; chunk < m->chunks_count; chunk++)
+        chunk_refresh(m, chunk);
+}
+
+castor_status chunk_manager_place(chunk_manager *m, bool *whole) {
+    *whole = true;
+    if (m->settings.placement.policy != PLACEMENT_STATIC)
+        return CASTOR_OK;
+    pthread_mutex_lock(&m->lock);
+    castor_status status = CASTOR_OK;
+    uint64_t bytes = m->chunks_count * sizeof(placement_chunk);
+    placement_chunk *placed = bytes ? m->backend.allocate(m->backend.context, bytes) : NULL;
+    if (bytes && !placed)
+        status = error_set(CASTOR_ERR_MEMORY, "no memory to place %u chunks", m->chunks_count);
+    if (placed) {
+        for (uint32_t i = 0; i < m->chunks_count; i++)
+            placed[i] = (placement_chunk){m->chunks[i].kind, m->chunks[i].bytes, 0, false};
+        *whole = placement_static(&m->settings.placement, placed, m->chunks_count);
+        for (uint32_t i = 0; i < m->chunks_count; i++) {
+            m->chunks[i].home = (uint8_t)placed[i].tier;
+            m->chunks[i].sharded = placed[i].sharded;
+        }
+        m->backend.deallocate(m->backend.context, placed, bytes);
+        refresh_all(m);
+        room_plan(m);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+bool chunk_manager_sharded(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    bool sharded = chunk < m->chunks_count && m->chunks[chunk].sharded;
+    pthread_mutex_unlock(&m->lock);
+    return sharded;
+}
+
+/* The peak of the moment that ends; the next one begins with what there is now. */
+static uint64_t moment_peak(chunk_manager *m) {
+    non_model_look(m);
+    uint64_t peak = m->non_model;
+    m->non_model = 0;
+    non_model_look(m);
+    return peak;
+}
+
+static uint64_t headroom(chunk_manager *m) {
+    return placement_headroom(&m->settings.placement, m->backend.capacity_bytes(m->backend.context, 0));
+}
+
+void chunk_manager_event(chunk_manager *m, moment_event event, uint32_t identity) {
+    pthread_mutex_lock(&m->lock);
+    moves_collect(m);
+    m->event_ns = manager_now(m);
+    moments_verdict verdict =
+        moments_begin(&m->moments, event, identity, m->event_ns, moment_peak(m), headroom(m));
+    if (verdict.change == MOMENTS_ALL) {
+        m->scan = 0;
+        refresh_all(m);
+    }
+    const moment_use *uses = m->moments.recordings[m->moments.current].uses;
+    for (uint32_t i = verdict.passed_first; i < verdict.passed_end; i++) {
+        managed_chunk *c = &m->chunks[uses[i].chunk];
+        if (c->prefetched && c->tier == 0 && m->moments.passed[uses[i].chunk] == i) {
+            c->prefetched = false;
+            m->statistics.wasted++;
+        }
+        chunk_refresh(m, uses[i].chunk);
+    }
+    room_plan(m);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void chunk_manager_step_end(chunk_manager *m) {
+    pthread_mutex_lock(&m->lock);
+    moves_collect(m);
+    m->event_ns = manager_now(m);
+    moments_step_end(&m->moments, m->event_ns, moment_peak(m), headroom(m));
+    m->scan = 0;
+    for (uint32_t chunk = 0; chunk < m->chunks_count; chunk++)
+        m->chunks[chunk].failed = false;
+    refresh_all(m);
+    room_plan(m);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void chunk_manager_advance(chunk_manager *m) {
+    pthread_mutex_lock(&m->lock);
+    moves_collect(m);
+    non_model_look(m);
+    room_plan(m);
+    pthread_cond_broadcast(&m->changed);
+    pthread_mutex_unlock(&m->lock);
+}
+
+static void note_use(chunk_manager *m, uint32_t chunk, bool write) {
+    managed_chunk *c = &m->chunks[chunk];
+    c->prefetched = false;
+    c->dirty |= write;
+    c->last_use = ++m->uses;
+    if (moments_use(&m->moments, chunk, write)) {
+        chunk_refresh(m, chunk);
+        return;
+    }
+    m->scan = 0;
+    refresh_all(m);
+}
+
+/* Room, then the move; the lock may have been let go. */
+static castor_status bring(chunk_manager *m, uint32_t chunk, uint32_t tier, uint64_t deadline) {
+    uint64_t freed = 0;
+    m->chunks[chunk].bringing = true;
+    chunk_refresh(m, chunk);
+    castor_status status = room_make(m, tier, chunk, deadline);
+    if (status == CASTOR_OK)
+        status = move_begin(m, chunk, tier);
+    /* There is less room than the manager knows: victims leave until as much is free again. */
+    while (status == CASTOR_ERR_MEMORY && freed < m->chunks[chunk].bytes) {
+        uint32_t victim = victims_first(&m->victims[tier]);
+        if (victim == VICTIM_NONE)
+            break;
+        if (victim_evict(m, victim) != CASTOR_OK)
+            continue; /* it is no victim any more */
+        freed += m->chunks[victim].bytes;
+        while (m->chunks[victim].moving && (status = move_await(m, victim, deadline)) == CASTOR_OK)
+            ;
+        if (status != CASTOR_ERR_TIMEOUT)
+            status = move_begin(m, chunk, tier);
+    }
+    m->chunks[chunk].bringing = false;
+    chunk_refresh(m, chunk);
+    pthread_cond_broadcast(&m->changed);
+    return status;
+}
+
+/* Until the chunk rests on tier 0. */
+static castor_status arrive(chunk_manager *m, uint32_t chunk) {
+    uint64_t deadline = wait_deadline(m);
+    for (uint32_t failures = 0;;) {
+        managed_chunk *c = &m->chunks[chunk];
+        castor_status status;
+        if (!c->moving && c->tier == 0)
+            return CASTOR_OK;
+        if (c->moving && c->to != 0 && move_cancel(m, chunk))
+            continue;
+        bool moves = c->moving;
+        if (moves)
+            status = move_await(m, chunk, deadline);
+        else if (c->bringing)
+            status = change_await(m, chunk, deadline);
+        else
+            status = bring(m, chunk, 0, deadline);
+        if (status == CASTOR_ERR_TIMEOUT)
+            return status;
+        /* A move away that failed is all the better; a prefetch that failed is tried again, once. */
+        if (status != CASTOR_OK && m->chunks[chunk].tier != 0 && !(moves && failures++ == 0))
+            return status;
+    }
+}
+
+castor_status chunk_manager_access(chunk_manager *m, uint32_t chunk, bool write) {
+    pthread_mutex_lock(&m->lock);
+    castor_status status = chunk_known(m, chunk);
+    if (status == CASTOR_OK) {
+        managed_chunk *c = &m->chunks[chunk];
+        chunk_statistics *s = &m->statistics;
+        bool there = c->tier == 0 && !c->moving, comes = c->moving && c->to == 0;
+        s->accesses++;
+        s->hits += there && c->prefetched;
+        s->late += comes && c->prefetched;
+        s->misses += !there && !comes;
+        c->users++; /* from here on nobody moves it away */
+        chunk_refresh(m, chunk);
+        if (!there) {
+            uint64_t begin = m->backend.now_ns(m->backend.context);
+            status = arrive(m, chunk);
+            s->stall_ns += m->backend.now_ns(m->backend.context) - begin;
+        }
+        if (status == CASTOR_OK) {
+            note_use(m, chunk, write);
+        } else {
+            m->chunks[chunk].users--;
+            chunk_refresh(m, chunk);
+        }
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+castor_status chunk_manager_release(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    castor_status status = chunk_known(m, chunk);
+    if (status == CASTOR_OK && m->chunks[chunk].users == 0)
+        status =
+            error_set(CASTOR_ERR_ARGUMENT, "chunk %u is released more often than it was accessed", chunk);
+    if (status == CASTOR_OK) {
+        m->chunks[chunk].users--;
+        chunk_refresh(m, chunk);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+/* The chunk is on that tier, whatever the manager thought; where room for that is refused, it goes on thinking so. */
+static bool believe(chunk_manager *m, uint32_t chunk, uint32_t tier) {
+    managed_chunk *c = &m->chunks[chunk];
+    chunk_backend *b = &m->backend;
+    if (c->moving || c->bringing || tier == c->tier || tier >= b->tiers ||
+        b->room_take(b->context, chunk, tier, c->bytes) != CASTOR_OK)
+        return false;
+    b->room_give(b->context, chunk, c->tier, c->bytes);
+    m->statistics.unnoticed++;
+    chunk_settle(m, chunk, tier);
+    return true;
+}
+
+static void touch(chunk_manager *m, uint32_t chunk, bool write) {
+    managed_chunk *c = &m->chunks[chunk];
+    if (c->moving && c->to != 0)
+        move_cancel(m, chunk);
+    believe(m, chunk, 0);
+    note_use(m, chunk, write);
+}
+
+void chunk_manager_touch(chunk_manager *m, uint32_t chunk, bool write) {
+    pthread_mutex_lock(&m->lock);
+    if (chunk < m->chunks_count)
+        touch(m, chunk, write);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void chunk_manager_resync(chunk_manager *m, uint32_t count) {
+    pthread_mutex_lock(&m->lock);
+    if (count > m->chunks_count)
+        count = m->chunks_count;
+    for (uint32_t i = 0; m->backend.residency && i < count; i++) {
+        uint32_t chunk = m->resync_next < m->chunks_count ? m->resync_next : 0;
+        m->resync_next = chunk + 1;
+        if (!m->chunks[chunk].moving && !m->chunks[chunk].users)
+            believe(m, chunk, m->backend.residency(m->backend.context, chunk));
+    }
+    pthread_mutex_unlock(&m->lock);
+}
+
+static void state_set(chunk_manager *m, managed_tensor *t, tensor_state state) {
+    managed_chunk *c = &m->chunks[t->chunk];
+    c->states.of[t->state]--;
+    c->states.of[state]++;
+    t->state = state;
+    chunk_refresh(m, t->chunk);
+}
+
+castor_status chunk_manager_tensor_set(chunk_manager *m, uint32_t tensor, tensor_state state) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&m->lock);
+    managed_tensor *t = tensor < m->tensors_count ? &m->tensors[tensor] : NULL;
+    if (!t || state >= TENSOR_STATE_COUNT) {
+        status = error_set(CASTOR_ERR_ARGUMENT, "tensor %u, state %d: there are %u tensors and %d states",
+                           tensor, (int)state, m->tensors_count, TENSOR_STATE_COUNT);
+    } else if (!tensor_state_legal(t->state, state)) {
+        status = error_set(CASTOR_ERR_ARGUMENT, "tensor %s cannot go from '%s' to '%s'", t->name,
+                           tensor_state_names[t->state], tensor_state_names[state]);
+    } else if (t->state != state && !tensor_state_ignored(t->state, state)) {
+        state_set(m, t, state);
+        managed_chunk *c = &m->chunks[t->chunk];
+        if (state == TENSOR_COMPUTE && (c->tier != 0 || c->moving))
+            touch(m, t->chunk, false);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+castor_status chunk_manager_reduce(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    castor_status status = chunk_known(m, chunk);
+    uint32_t first = status == CASTOR_OK ? m->chunks[chunk].first_tensor : MOMENT_NONE;
+    for (uint32_t i = first; i != MOMENT_NONE && status == CASTOR_OK; i = m->tensors[i].next_of_chunk)
+        if (m->tensors[i].state != TENSOR_READY_FOR_REDUCE)
+            status =
+                error_set(CASTOR_ERR_ARGUMENT, "chunk %u cannot be reduced: tensor %s is in '%s', not '%s'",
+                          chunk, m->tensors[i].name, tensor_state_names[m->tensors[i].state],
+                          tensor_state_names[TENSOR_READY_FOR_REDUCE]);
+    if (status == CASTOR_OK && m->backend.reduce) {
+        m->chunks[chunk].users++;
+        chunk_refresh(m, chunk);
+        pthread_mutex_unlock(&m->lock);
+        status = m->backend.reduce(m->backend.context, chunk);
+        pthread_mutex_lock(&m->lock);
+        m->chunks[chunk].users--;
+        chunk_refresh(m, chunk);
+    }
+    for (uint32_t i = first; i != MOMENT_NONE && status == CASTOR_OK; i = m->tensors[i].next_of_chunk)
+        if (m->tensors[i].state == TENSOR_READY_FOR_REDUCE)
+            state_set(m, &m->tensors[i], TENSOR_HOLD);
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+static castor_status may_move(const chunk_manager *m, uint32_t chunk, uint32_t tier) {
+    const managed_chunk *c = &m->chunks[chunk];
+    tensor_state state = tensor_state_of_chunk(&c->states);
+    if (c->users || c->pins || !tensor_state_movable(state))
+        return error_set(CASTOR_ERR_ARGUMENT,
+                         "chunk %u cannot move to tier %s: %u users, %u pins, its state is '%s'", chunk,
+                         m->backend.tier_names[tier], c->users, c->pins, tensor_state_names[state]);
+    return CASTOR_OK;
+}
+
+castor_status chunk_manager_move(chunk_manager *m, uint32_t chunk, uint32_t tier) {
+    pthread_mutex_lock(&m->lock);
+    uint64_t deadline = wait_deadline(m);
+    castor_status status = chunk_known(m, chunk);
+    if (status == CASTOR_OK && tier >= m->backend.tiers)
+        status = error_set(CASTOR_ERR_ARGUMENT, "tier %u: there are %u", tier, m->backend.tiers);
+    while (status == CASTOR_OK) {
+        managed_chunk *c = &m->chunks[chunk];
+        if (c->moving) {
+            status = move_await(m, chunk, deadline);
+        } else if (c->bringing) {
+            status = change_await(m, chunk, deadline);
+        } else if (c->tier == tier) {
+            break;
+        } else {
+            status = may_move(m, chunk, tier);
+            if (status == CASTOR_OK)
+                status = bring(m, chunk, tier, deadline);
+        }
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+static castor_status pin(chunk_manager *m, uint32_t chunk, bool more) {
+    pthread_mutex_lock(&m->lock);
+    castor_status status = chunk_known(m, chunk);
+    if (status == CASTOR_OK && !more && m->chunks[chunk].pins == 0)
+        status = error_set(CASTOR_ERR_ARGUMENT, "chunk %u is unpinned more often than it was pinned", chunk);
+    if (status == CASTOR_OK) {
+        m->chunks[chunk].pins += more ? 1u : -1u;
+        chunk_refresh(m, chunk);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+castor_status chunk_manager_pin(chunk_manager *m, uint32_t chunk) {
+    return pin(m, chunk, true);
+}
+
+castor_status chunk_manager_unpin(chunk_manager *m, uint32_t chunk) {
+    return pin(m, chunk, false);
+}
+
+uint32_t chunk_manager_tier(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    uint32_t tier = chunk < m->chunks_count ? m->chunks[chunk].tier : 0;
+    pthread_mutex_unlock(&m->lock);
+    return tier;
+}
+
+tensor_state chunk_manager_state(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    tensor_state state =
+        chunk < m->chunks_count ? tensor_state_of_chunk(&m->chunks[chunk].states) : TENSOR_FREE;
+    pthread_mutex_unlock(&m->lock);
+    return state;
+}
+
+void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out) {
+    pthread_mutex_lock(&m->lock);
+    *out = m->statistics;
+    out->steps = m->moments.steps;
+    out->warmups = m->moments.warmups;
+    out->deviations = m->moments.deviations;
+    pthread_mutex_unlock(&m->lock);
+}
+
+bool chunk_manager_write_recording(chunk_manager *m, moments_sink *sink, void *context) {
+    char line[128];
+    pthread_mutex_lock(&m->lock);
+    bool known = m->moments.following;
+    if (known) {
+        sink(context, line, log_format(line, sizeof line, "castor-moments 1\n"));
+        for (uint32_t i = 0; i < m->chunks_count; i++)
+            sink(context, line,
+                 log_format(line, sizeof line, "chunk %u %s %llu\n", i, chunk_kind_names[m->chunks[i].kind],
+                            (unsigned long long)m->chunks[i].bytes));
+        moments_write(&m->moments, sink, context);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return known;
+}

@@ -1,0 +1,37 @@
+/* What a chunk manager has done: plain sums, under its lock. */
+#ifndef CASTOR_MEMORY_CHUNK_STATISTICS_H
+#define CASTOR_MEMORY_CHUNK_STATISTICS_H
+
+#include <stdint.h>
+#include "backend.h"
+#include "chunk.h"
+
+typedef struct chunk_statistics {
+    /* A chunk that moves counts on both tiers. */
+    uint64_t bytes[CHUNK_KIND_COUNT][TIERS_MAX], peak_bytes[CHUNK_KIND_COUNT][TIERS_MAX];
+    uint64_t tier_bytes[TIERS_MAX], tier_peak_bytes[TIERS_MAX];
+    uint64_t moves[TIERS_MAX][TIERS_MAX], moved_bytes[TIERS_MAX][TIERS_MAX]; /* from, to; done, and copied */
+    uint64_t dropped_bytes; /* left a tier without a copy: a slower one had the same bytes */
+    uint64_t failed_moves, cancelled_moves;
+
+    uint64_t accesses;
+    uint64_t hits;      /* prefetched, and there in time */
+    uint64_t late;      /* prefetched, and still on their way */
+    uint64_t misses;    /* brought by the access itself */
+    uint64_t unnoticed; /* told late: found to be there, or used without an access */
+    uint64_t wasted;    /* prefetched, and gone before they were used */
+    uint64_t stall_ns;  /* accesses waited for moves, all threads together */
+    uint64_t
+        over_limit; /* times that the policy's limit was passed, within the capacity, because all chunks were in use */
+
+    uint64_t steps, warmups, deviations;
+    uint64_t non_model_peak_bytes;
+} chunk_statistics;
+
+/* `sign` 1: bytes come to a tier; -1: they leave it. */
+void chunk_statistics_place(chunk_statistics *s, chunk_kind kind, uint32_t tier, uint64_t bytes, int sign);
+void chunk_statistics_move(chunk_statistics *s, const chunk_move *move);
+/* Of the moves that accesses needed, how many were prefetched in time: 0 to 1; 1 if none was needed. */
+double chunk_statistics_hit_rate(const chunk_statistics *s);
+
+#endif
