@@ -539,6 +539,9 @@ void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out) {
     pthread_mutex_unlock(&m->lock);
 }
 
+/* One word each (moments.h). */
+static const char *const kind_words[CHUNK_KIND_COUNT] = {"parameter", "gradient", "state"};
+
 bool chunk_manager_write_recording(chunk_manager *m, moments_sink *sink, void *context) {
     char line[128];
     pthread_mutex_lock(&m->lock);
@@ -547,7 +550,7 @@ bool chunk_manager_write_recording(chunk_manager *m, moments_sink *sink, void *c
         sink(context, line, log_format(line, sizeof line, "castor-moments 1\n"));
         for (uint32_t i = 0; i < m->chunks_count; i++)
             sink(context, line,
-                 log_format(line, sizeof line, "chunk %u %s %llu\n", i, chunk_kind_names[m->chunks[i].kind],
+                 log_format(line, sizeof line, "chunk %u %s %llu\n", i, kind_words[m->chunks[i].kind],
                             (unsigned long long)m->chunks[i].bytes));
         moments_write(&m->moments, sink, context);
     }

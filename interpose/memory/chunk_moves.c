@@ -39,6 +39,13 @@ void chunk_settle(chunk_manager *m, uint32_t chunk, uint32_t tier) {
     chunk_refresh(m, chunk);
 }
 
+/* What the other tier has already need not be copied there. */
+static chunk_move move_of(const chunk_manager *m, uint32_t chunk, uint32_t to) {
+    const managed_chunk *c = &m->chunks[chunk];
+    bool copies = to < c->tier || c->dirty || !m->backend.keeps_copies;
+    return (chunk_move){chunk, c->tier, to, c->bytes, copies};
+}
+
 castor_status move_begin(chunk_manager *m, uint32_t chunk, uint32_t to) {
     managed_chunk *c = &m->chunks[chunk];
     chunk_backend *b = &m->backend;
@@ -47,7 +54,7 @@ castor_status move_begin(chunk_manager *m, uint32_t chunk, uint32_t to) {
     castor_status status = b->room_take(b->context, chunk, to, c->bytes);
     if (status != CASTOR_OK)
         return status;
-    chunk_move move = {chunk, c->tier, to, c->bytes, to < c->tier || c->dirty};
+    chunk_move move = move_of(m, chunk, to);
     c->begin_ns = b->now_ns(b->context);
     status = b->move_start(b->context, &move, &c->handle);
     if (status != CASTOR_OK) {
@@ -79,7 +86,7 @@ static void move_end(chunk_manager *m, uint32_t chunk, bool moved, uint64_t fini
     chunk_statistics_place(&m->statistics, c->kind, to, c->bytes, -1);
     m->backend.room_give(m->backend.context, chunk, left, c->bytes);
     if (moved) {
-        chunk_move move = {chunk, from, to, c->bytes, to < from || c->dirty};
+        chunk_move move = move_of(m, chunk, to);
         if (move.dirty)
             bandwidth_add(&m->bandwidth[from][to], c->bytes, c->begin_ns, finished_ns);
         chunk_statistics_move(&m->statistics, &move);

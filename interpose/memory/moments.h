@@ -17,7 +17,7 @@
  *
  * Text, by which a recording can be kept and replayed (bench/policy), one item a line:
  *     castor-moments 1
- *     chunk INDEX KIND BYTES                         for each chunk; KIND: param, grad or optim
+ *     chunk INDEX KIND BYTES                         for each chunk; KIND: parameter, gradient or state
  *     moment EVENT IDENTITY BEGIN_NS NON_MODEL_BYTES EVENT: forward, backward, gradient or optimizer
  *     use CHUNK r|w                                  in the moment above
  *     end STEP_NS

@@ -236,8 +236,9 @@ uint64_t fake_next_end(fake_backend *f) {
     uint64_t next = UINT64_MAX;
     enter(f);
     for (uint32_t chunk = 0; chunk < FAKE_CHUNKS; chunk++)
-        if (f->moves[chunk].running && f->moves[chunk].end_ns > f->now_ns && f->moves[chunk].end_ns < next)
+        if (f->moves[chunk].running && f->moves[chunk].end_ns < next)
             next = f->moves[chunk].end_ns;
+    next = next < f->now_ns ? f->now_ns : next;
     leave(f);
     return next;
 }
