@@ -1,4 +1,4 @@
-/* What the parts of the chunk manager share: chunk_manager.c (what is told), chunk_moves.c (moves and waits),
+/* What the parts of the chunk manager share: chunk_register.c, chunk_manager.c (what is told), chunk_moves.c (moves and waits),
  * chunk_room.c (victims and prefetch), chunk_manager_check.c. Every field is guarded by `lock`, and every function here is
  * called with it; those that say so let go of it while they wait, so that anything may have changed when they return. */
 #ifndef CASTOR_MEMORY_CHUNK_MANAGER_INSIDE_H
@@ -68,8 +68,12 @@ uint64_t manager_now(chunk_manager *m);
 /* Asks for non-model data. */
 void non_model_look(chunk_manager *m);
 
+/* An error: there is no such chunk. */
+castor_status chunk_known(const chunk_manager *m, uint32_t chunk);
+
 /* The chunk's place in the order of victims, after anything that decides it has changed. */
 void chunk_refresh(chunk_manager *m, uint32_t chunk);
+void chunks_refresh(chunk_manager *m); /* of all */
 bool chunk_may_leave(const chunk_manager *m, uint32_t chunk);
 uint64_t chunk_key(const chunk_manager *m, uint32_t chunk);
 /* The chunk is on another tier, without a move. */

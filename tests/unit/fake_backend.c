@@ -91,6 +91,7 @@ static castor_status move_start(void *context, const chunk_move *move, uint64_t 
         else
             m->end_ns = f->now_ns;
         f->begun_ns[move->chunk] = f->now_ns;
+        f->chunks = move->chunk >= f->chunks ? move->chunk + 1 : f->chunks;
         f->started++;
         *handle = move->chunk;
     }
@@ -235,7 +236,7 @@ void fake_advance(fake_backend *f, uint64_t ns) {
 uint64_t fake_next_end(fake_backend *f) {
     uint64_t next = UINT64_MAX;
     enter(f);
-    for (uint32_t chunk = 0; chunk < FAKE_CHUNKS; chunk++)
+    for (uint32_t chunk = 0; chunk < f->chunks; chunk++)
         if (f->moves[chunk].running && f->moves[chunk].end_ns < next)
             next = f->moves[chunk].end_ns;
     next = next < f->now_ns ? f->now_ns : next;

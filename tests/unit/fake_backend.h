@@ -29,6 +29,7 @@ typedef struct fake_backend {
     uint64_t non_model, non_model_peak;
     uint32_t *tier;   /* by chunk, FAKE_CHUNKS of them: where it really is */
     fake_move *moves; /* by chunk: handles are chunks */
+    uint32_t chunks;  /* those that ever moved have lower numbers */
     int stuck;        /* moves never end */
     int can_cancel;
 
