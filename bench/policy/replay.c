@@ -79,7 +79,7 @@ static bool recording_read(const char *path, step *s) {
         }
     }
     fclose(file);
-    return s->moments_count && s->uses_count && s->step_ns;
+    return s->chunks && s->moments_count && s->uses_count && s->step_ns;
 }
 
 static uint32_t uses_end(const step *s, uint32_t at) {
@@ -194,10 +194,9 @@ static void print_figures(const char *name, const figures *f, uint32_t steps) {
            name, f->read_bytes / steps, f->written_bytes / steps, f->stall_ns / steps);
 }
 
-/* Frees nothing when it fails: the process ends. */
 int main(int count, char **argument) {
     static fake_backend fake;
-    step s = {0};
+    static step s;
     if (count < 6 || !recording_read(argument[1], &s)) {
         fprintf(stderr,
                 "usage: replay RECORDING BUDGET READ_BYTES_PER_SECOND WRITE_BYTES_PER_SECOND STEPS [half]\n");
