@@ -391,6 +391,86 @@ CASTOR_API int castor_accumulation_every(castor_accumulation *accumulation);
  * below 1 or a count below 0. */
 CASTOR_API int castor_accumulation_length(int64_t count, int64_t size, int64_t *length, int64_t *steps);
 
+/* ---- optimizer steps ---------------------------------------------------------------------------------------- */
+
+/* One pass over parameter, gradient and states, in float, on `threads` threads (torch.get_num_threads()) of the pool that
+ * PyTorch uses, in the order and with the rounding of its own operations on CPUs: with float parameters and gradients each bit
+ * is what torch.optim's class gives (of no numbers: no number again). That holds as long as capturable, differentiable and
+ * complex numbers stay out, betas and weight_decay are Python numbers, lr is one or a tensor's item(), and
+ * torch.set_flush_denormal(True) was not called; with fused=True, without a GradScaler (it hands its scale to such an optimizer,
+ * which divides by it). 16-bit gradients and parameters are widened, stepped as float and rounded to nearest even: that is what
+ * torch.optim gives for a float copy (`master`), not what it gives for 16-bit parameters, which have 16-bit states.
+ *
+ * A gradient is multiplied by inv_scale and then by clip; 1 is nothing, and what torch's unscale and clipping give otherwise if
+ * it is float. The gradient itself stays as it is; those write it, and so does SGD with foreach and nesterov. `decay` is weight_decay, or 1 - lr * weight_decay for
+ * CASTOR_DECAY_DECOUPLED; CASTOR_DECAY_NONE when weight_decay == 0.
+ *
+ * All doubles are Python's, before any rounding, as the expressions beside them give them; `t` is the step, counted from 1. The
+ * caller counts it (state["step"]), and steps tensors of other `t` by another call. Memory is dense, in one order of
+ * elements for all arrays of a range. */
+enum { CASTOR_DECAY_NONE, CASTOR_DECAY_COUPLED, CASTOR_DECAY_DECOUPLED };
+enum { CASTOR_DTYPE_F32 = 0, CASTOR_DTYPE_F16 = 2, CASTOR_DTYPE_BF16 = 3 };
+
+/* `count` elements of a tensor of `numel`, from its element `offset` on; a whole one: 0, numel, numel. The pointers are those
+ * of the first of them. A step may be made range by range, in any order. */
+typedef struct castor_step_range {
+    void *param;
+    const void *grad;
+    float *master;    /* or NULL; else it is stepped, and the parameter becomes its rounded value */
+    float *states[3]; /* as each step says; else NULL */
+    size_t offset, count, numel;
+} castor_step_range;
+
+typedef struct castor_step {
+    int32_t param_dtype, grad_dtype; /* CASTOR_DTYPE_ */
+    int32_t decay_kind;              /* CASTOR_DECAY_ */
+    int32_t fused;                   /* 1: as with fused=True; 0: as by default and with foreach=True */
+    int32_t separate;                /* 1: torch.backends.cpu.get_cpu_capability() is "DEFAULT", on x86 */
+    int32_t maximize;
+    int32_t variation; /* Adam: amsgrad; SGD: nesterov; else 0 */
+    int32_t unused;
+    double inv_scale, clip, decay;
+} castor_step;
+
+/* Adam and AdamW. States: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq. */
+typedef struct castor_adam {
+    castor_step step;
+    double mean_weight;   /* 1 - beta1 */
+    double square_keep;   /* beta2 */
+    double square_weight; /* 1 - beta2 */
+    double root_divisor;  /* (1 - beta2 ** t) ** 0.5 */
+    double epsilon;       /* eps */
+    double negative_step; /* -(lr / (1 - beta1 ** t)) */
+} castor_adam;
+
+/* SGD; no decoupled decay. States: momentum_buffer; none with momentum == 0. At the first step of a tensor, where torch has no
+ * buffer yet: memory of its size and first = 1. */
+typedef struct castor_sgd {
+    castor_step step;
+    double momentum;
+    double grad_weight; /* 1 - dampening */
+    double negative_lr; /* -lr */
+    int32_t first, unused;
+} castor_sgd;
+
+/* Lion. States: exp_avg. With operations of torch: p.mul_(decay) if decoupled; u = exp_avg.mul(beta1).add_(grad, alpha=1 - beta1);
+ * p.add_(u.sign_(), alpha=-lr); exp_avg.mul_(beta2).add_(grad, alpha=1 - beta2). */
+typedef struct castor_lion {
+    castor_step step;
+    double update_keep, update_weight;     /* beta1, 1 - beta1 */
+    double momentum_keep, momentum_weight; /* beta2, 1 - beta2 */
+    double negative_lr;                    /* -lr */
+} castor_lion;
+
+/* `count` ranges, which do not overlap. CASTOR_ERR_ARGUMENT, and nothing was stepped: a missing pointer, an unknown type or
+ * kind, a range beyond its tensor. */
+CASTOR_API int castor_optimizer_adam(const castor_adam *adam, const castor_step_range *ranges, uint32_t count,
+                                     int threads);
+CASTOR_API int castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_range *ranges, uint32_t count,
+                                    int threads);
+CASTOR_API int castor_optimizer_lion(const castor_lion *lion, const castor_step_range *ranges, uint32_t count,
+                                     int threads);
+
 #ifdef __cplusplus
 }
 #endif

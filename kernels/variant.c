@@ -29,7 +29,7 @@ bool kernel_variant_supported(kernel_variant variant) {
 #if defined(__x86_64__)
     /* The compiler's support library also asks whether the operating system saves the registers. */
     case KERNEL_VARIANT_AVX2:
-        return __builtin_cpu_supports("avx2") && cpu_has_f16c();
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
     case KERNEL_VARIANT_AVX512:
         return kernel_variant_supported(KERNEL_VARIANT_AVX2) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&

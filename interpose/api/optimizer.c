@@ -1,0 +1,156 @@
+/* The exported functions about optimizer steps: what they are given is checked, and PyTorch's threads are found. */
+#include "castor.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include "../../kernels/optimizer.h"
+#include "core/error.h"
+
+#define SAME(outer, inner, last)                                                                             \
+    _Static_assert(sizeof(outer) == sizeof(inner) && offsetof(outer, last) == offsetof(inner, last),         \
+                   "one layout, two names")
+SAME(castor_step_range, kernel_range, numel);
+SAME(castor_step, kernel_step, decay);
+SAME(castor_adam, kernel_adam, negative_step);
+SAME(castor_sgd, kernel_sgd, first);
+SAME(castor_lion, kernel_lion, negative_lr);
+_Static_assert((int)CASTOR_DTYPE_F32 == (int)KERNEL_F32 && (int)CASTOR_DTYPE_F16 == (int)KERNEL_F16 &&
+                   (int)CASTOR_DTYPE_BF16 == (int)KERNEL_BF16 &&
+                   (int)CASTOR_DECAY_DECOUPLED == (int)KERNEL_DECAY_DECOUPLED,
+               "one value, two names");
+
+#define TORCH_CPU "libtorch_cpu.so"
+
+/* What compilers call for a parallel region; every OpenMP library that PyTorch is built with has it. */
+typedef void parallel_function(void (*body)(void *), void *context, unsigned threads, unsigned flags);
+/* MKL's square roots of floats, with `int` for its integers as PyTorch is built. */
+typedef void root_function(int count, const float *values, float *roots, long long mode);
+
+/* As PyTorch asks for: of high accuracy, denormals as they are, no errors reported. */
+#define ROOT_MODE (0x2 | 0x140000 | 0x100)
+
+static struct torch_functions {
+    _Atomic(parallel_function *) parallel;
+    _Atomic(root_function *) root;
+    atomic_bool looked;
+} torch;
+
+/* Before PyTorch is there, nothing is noted. */
+static void find_functions(void) {
+    if (atomic_load_explicit(&torch.looked, memory_order_acquire))
+        return;
+    void *library = dlopen(TORCH_CPU, RTLD_NOLOAD | RTLD_LAZY);
+    if (!library)
+        return;
+    atomic_store(&torch.parallel, (parallel_function *)dlsym(library, "GOMP_parallel"));
+    atomic_store(&torch.root, (root_function *)dlsym(library, "vmsSqrt"));
+    atomic_store_explicit(&torch.looked, true, memory_order_release);
+    dlclose(library); /* PyTorch is never unloaded */
+}
+
+typedef struct parallel_parts {
+    void (*body)(void *context, int part);
+    void *context;
+    int parts;
+    atomic_int next;
+} parallel_parts;
+
+/* However many threads come: within another parallel region it is one. */
+static void take_parts(void *all_) {
+    parallel_parts *all = all_;
+    for (int part; (part = atomic_fetch_add_explicit(&all->next, 1, memory_order_relaxed)) < all->parts;)
+        all->body(all->context, part);
+}
+
+static void run_parts(void (*body)(void *context, int part), void *context, int parts) {
+    parallel_parts all = {.body = body, .context = context, .parts = parts};
+    parallel_function *parallel = atomic_load_explicit(&torch.parallel, memory_order_relaxed);
+    if (parallel)
+        parallel(take_parts, &all, (unsigned)parts, 0);
+    else
+        take_parts(&all);
+}
+
+static void find_roots(float *values, size_t count) {
+    atomic_load_explicit(&torch.root, memory_order_relaxed)((int)count, values, values, ROOT_MODE);
+}
+
+/* A second pool of threads would compete with PyTorch's for the processors. */
+static kernel_host host_of(int threads) {
+    find_functions();
+    return (kernel_host){
+        .run = run_parts, .threads = threads, .root = atomic_load(&torch.root) ? find_roots : NULL};
+}
+
+static bool dtype_known(int32_t dtype) {
+    return dtype == CASTOR_DTYPE_F32 || dtype == CASTOR_DTYPE_F16 || dtype == CASTOR_DTYPE_BF16;
+}
+
+static castor_status check_step(const castor_step *step) {
+    if (!dtype_known(step->param_dtype) || !dtype_known(step->grad_dtype))
+        return error_set(CASTOR_ERR_ARGUMENT,
+                         "optimizer step: parameters of type %d and gradients of type %d; expected float "
+                         "(0), half (2) or bfloat16 (3)",
+                         step->param_dtype, step->grad_dtype);
+    if (step->decay_kind < 0 || step->decay_kind >= KERNEL_DECAY_COUNT)
+        return error_set(CASTOR_ERR_ARGUMENT, "optimizer step: there is no decay of kind %d",
+                         step->decay_kind);
+    return CASTOR_OK;
+}
+
+/* The first `states` of each range are needed. */
+static castor_status check_ranges(const castor_step_range *ranges, uint32_t count, int states) {
+    for (uint32_t i = 0; i < count; i++) {
+        const castor_step_range *range = &ranges[i];
+        if (range->offset > range->numel || range->count > range->numel - range->offset)
+            return error_set(
+                CASTOR_ERR_ARGUMENT,
+                "optimizer step: range %u, %zu elements from %zu on, is beyond its tensor of %zu", i,
+                range->count, range->offset, range->numel);
+        bool missing = !range->param || !range->grad;
+        for (int state = 0; state < states; state++)
+            missing |= !range->states[state];
+        if (missing && range->count)
+            return error_set(
+                CASTOR_ERR_ARGUMENT,
+                "optimizer step: range %u lacks its parameter, its gradient or one of its %d states", i,
+                states);
+    }
+    return CASTOR_OK;
+}
+
+int castor_optimizer_adam(const castor_adam *adam, const castor_step_range *ranges, uint32_t count,
+                          int threads) {
+    castor_status status = check_step(&adam->step);
+    if (status == CASTOR_OK)
+        status = check_ranges(ranges, count, adam->step.variation ? 3 : 2);
+    kernel_host host = host_of(threads);
+    if (status == CASTOR_OK)
+        kernel_adam_step((const kernel_adam *)adam, (const kernel_range *)ranges, count, &host);
+    return status;
+}
+
+int castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_range *ranges, uint32_t count,
+                         int threads) {
+    castor_status status = check_step(&sgd->step);
+    if (status == CASTOR_OK && sgd->step.decay_kind == CASTOR_DECAY_DECOUPLED)
+        status = error_set(CASTOR_ERR_ARGUMENT, "optimizer step: SGD has no decoupled decay");
+    if (status == CASTOR_OK)
+        status = check_ranges(ranges, count, sgd->momentum != 0 ? 1 : 0);
+    kernel_host host = host_of(threads);
+    if (status == CASTOR_OK)
+        kernel_sgd_step((const kernel_sgd *)sgd, (const kernel_range *)ranges, count, &host);
+    return status;
+}
+
+int castor_optimizer_lion(const castor_lion *lion, const castor_step_range *ranges, uint32_t count,
+                          int threads) {
+    castor_status status = check_step(&lion->step);
+    if (status == CASTOR_OK)
+        status = check_ranges(ranges, count, 1);
+    kernel_host host = host_of(threads);
+    if (status == CASTOR_OK)
+        kernel_lion_step((const kernel_lion *)lion, (const kernel_range *)ranges, count, &host);
+    return status;
+}

@@ -1,0 +1,117 @@
+/* Optimizer steps in one pass: each element of the parameter, its gradient and its states is read once and written once.
+ *
+ * Vocabulary
+ *   range   consecutive elements of one tensor, with what an optimizer keeps for them
+ *   tail    the last numel % 8 elements of a tensor: PyTorch's fused kernels compute them one by one, by another formula
+ *   master  a float copy of a 16-bit parameter: it is stepped, and its rounded value becomes the parameter
+ *
+ * Arithmetic is in float, whatever the types of parameter and gradient: a gradient is widened, multiplied by `inv_scale` and
+ * then by `clip` (each product rounded; 1 leaves it as it is), negated for `maximize`, and goes on as in PyTorch's own
+ * operations, in their order and with their rounding. The other numbers of a step are the caller's, computed in double as
+ * PyTorch's Python code does, and rounded to float here. With float parameters and gradients every bit of the result is
+ * PyTorch's (payloads of what is no number excepted), with 16-bit ones that of the float step on the widened values, rounded to
+ * nearest even. Where a range begins or ends, and which variant or how many threads work, changes nothing.
+ *
+ * Ranges do not overlap each other. Pointers are aligned to their elements, not more. Nothing here allocates or fails. */
+#ifndef CASTOR_KERNELS_OPTIMIZER_H
+#define CASTOR_KERNELS_OPTIMIZER_H
+
+#include <stdint.h>
+#include "kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kernel_decay {
+    KERNEL_DECAY_NONE,
+    KERNEL_DECAY_COUPLED,   /* gradient + decay * parameter */
+    KERNEL_DECAY_DECOUPLED, /* parameter * decay, where decay is 1 - lr * weight_decay */
+    KERNEL_DECAY_COUNT
+} kernel_decay;
+
+enum { KERNEL_OPTIMIZER_STATES = 3 };
+
+/* `count` elements from element `offset` on of a tensor that has `numel`. The pointers are those of the range's first element. */
+typedef struct kernel_range {
+    void *param;
+    const void *grad;
+    float *master;                          /* NULL: the parameter itself is stepped */
+    float *states[KERNEL_OPTIMIZER_STATES]; /* which, is said at each step */
+    size_t offset, count, numel;
+} kernel_range;
+
+typedef struct kernel_step {
+    int32_t param_dtype, grad_dtype; /* kernel_dtype; not KERNEL_F64 */
+    int32_t decay_kind;              /* kernel_decay */
+    int32_t fused;    /* as PyTorch's fused kernels; 0: as its loops over tensors and its foreach */
+    int32_t separate; /* a * b + c is rounded twice, as on x86 without FMA; 0: once */
+    int32_t maximize;
+    int32_t variation; /* Adam: with the maximum of squares; SGD: Nesterov */
+    int32_t unused;
+    double inv_scale, clip, decay;
+} kernel_step;
+
+/* States: mean of gradients, mean of squares and, with `variation`, the largest mean of squares so far. */
+typedef struct kernel_adam {
+    kernel_step step;
+    double mean_weight;   /* 1 - beta1 */
+    double square_keep;   /* beta2 */
+    double square_weight; /* 1 - beta2 */
+    double root_divisor;  /* (1 - beta2 ** t) ** 0.5 */
+    double epsilon;
+    double negative_step; /* -(lr / (1 - beta1 ** t)) */
+} kernel_adam;
+
+/* States: the momentum; none where `momentum` is 0. */
+typedef struct kernel_sgd {
+    kernel_step step; /* decoupled decay is not SGD's */
+    double momentum;
+    double grad_weight; /* 1 - dampening */
+    double negative_lr; /* -lr */
+    int32_t first;      /* the momentum becomes the gradient */
+    int32_t unused;
+} kernel_sgd;
+
+/* States: the momentum. */
+typedef struct kernel_lion {
+    kernel_step step;
+    double update_keep, update_weight;     /* beta1, 1 - beta1 */
+    double momentum_keep, momentum_weight; /* beta2, 1 - beta2 */
+    double negative_lr;                    /* -lr */
+} kernel_lion;
+
+/* What the process lends. Each may be NULL.
+ *   run   calls body(context, part) once for each part from 0 to `parts` - 1, on any threads, and returns when all have
+ *         returned; NULL, or `threads` 1: the caller's thread does all
+ *   root  writes square roots over `values`, for steps that are not `fused`; NULL: the processor's. PyTorch takes those of a
+ *         library, which are off by a bit here and there */
+typedef void kernel_root(float *values, size_t count);
+typedef struct kernel_host {
+    void (*run)(void (*body)(void *context, int part), void *context, int parts);
+    int threads;
+    kernel_root *root;
+} kernel_host;
+
+void kernel_adam_step(const kernel_adam *adam, const kernel_range *ranges, size_t count,
+                      const kernel_host *host);
+void kernel_sgd_step(const kernel_sgd *sgd, const kernel_range *ranges, size_t count,
+                     const kernel_host *host);
+void kernel_lion_step(const kernel_lion *lion, const kernel_range *ranges, size_t count,
+                      const kernel_host *host);
+
+/* ---- for the files of the optimizers ------------------------------------------------------------------------- */
+
+/* A step over a range whose `count` is a multiple of the variant's lanes; `tail`: by the formulas of the tail; root: as in
+ * kernel_host. */
+typedef void kernel_step_loop(const void *step, const kernel_range *range, bool tail, kernel_root *root);
+
+/* Splits the ranges over the threads, and each piece in what is left to whole vectors, the rest and the tail. */
+void kernel_step_run(kernel_step_loop *const loop_of[KERNEL_VARIANT_COUNT], const void *step,
+                     const kernel_range *ranges, size_t count, const kernel_host *host);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
