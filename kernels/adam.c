@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-enum { ROOT_BLOCK = 1024 };
+enum { ROOT_BLOCK = 512 };
 
 #define NAME(x) reference_##x
 #define TARGET

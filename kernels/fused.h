@@ -2,6 +2,7 @@
 #ifndef CASTOR_KERNELS_FUSED_H
 #define CASTOR_KERNELS_FUSED_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #if defined(__aarch64__) || defined(__FMA__)
@@ -21,8 +22,10 @@ static inline float kernel_fused(float a, float b, float c) {
     double rest = sum.value - product;
     double lost = (product - (sum.value - rest)) + (addend - rest);
     /* Of infinities and what is no number, `lost` is no number either. */
-    if ((lost < 0 || lost > 0) && !(sum.bits & 1))
-        sum.bits += (lost > 0) == (sum.value > 0) ? 1 : (uint64_t)-1;
+    if ((lost < 0 || lost > 0) && !(sum.bits & 1)) {
+        bool outward = (lost > 0) == (sum.value > 0);
+        sum.bits += outward ? 1 : (uint64_t)-1;
+    }
     return (float)sum.value;
 }
 #endif
