@@ -56,6 +56,37 @@ class ChunkRange(ctypes.Structure):
     _fields_ = [("numel", c_uint64), ("interval", c_uint64), ("minimum", c_uint64), ("filter", c_int32)]
 
 
+class StepRange(ctypes.Structure):
+    """castor_step_range: elements of one tensor, with what an optimizer keeps for them."""
+
+    _fields_ = [
+        ("param", c_void_p), ("grad", c_void_p), ("master", c_void_p), ("states", c_void_p * 3),
+        ("offset", c_size_t), ("count", c_size_t), ("numel", c_size_t),
+    ]
+
+
+class Step(ctypes.Structure):
+    """castor_step: what all optimizers' steps have."""
+
+    _fields_ = [(name, c_int32) for name in (
+        "param_dtype", "grad_dtype", "decay_kind", "fused", "separate", "maximize", "variation", "unused")] + [
+        (name, c_double) for name in ("inv_scale", "clip", "decay")]
+
+
+class AdamStep(ctypes.Structure):
+    """castor_adam."""
+
+    _fields_ = [("step", Step)] + [(name, c_double) for name in (
+        "mean_weight", "square_keep", "square_weight", "root_divisor", "epsilon", "negative_step")]
+
+
+class SgdStep(ctypes.Structure):
+    """castor_sgd."""
+
+    _fields_ = [("step", Step)] + [(name, c_double) for name in ("momentum", "grad_weight", "negative_lr")] + [
+        (name, c_int32) for name in ("first", "unused")]
+
+
 class ArenaInfo(ctypes.Structure):
     _fields_ = [(name, c_uint64) for name in ("live_bytes", "live_peak_bytes", "dirty_bytes", "adopted_bytes")]
 
@@ -102,6 +133,8 @@ _SIGNATURES = {
     "event_backward": (None, [c_uint64, c_uint64, c_int]),
     "event_model_data": (None, [c_uint64, c_uint64, c_uint64]),
     "event_device_data": (None, [c_uint64, c_uint64, c_uint64, c_uint64]),
+    "optimizer_adam": ("status", [c_void_p, c_void_p, c_uint32, c_int]),
+    "optimizer_sgd": ("status", [c_void_p, c_void_p, c_uint32, c_int]),
     "store_open": ("status", [c_char_p, c_int, c_int, POINTER(c_void_p)]),
     "store_open_node": ("status", [c_char_p, c_char_p, c_int, c_int, c_int, POINTER(c_void_p)]),
     "store_leave": (None, [c_void_p]),

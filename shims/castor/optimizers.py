@@ -15,7 +15,7 @@ import zlib
 
 import torch
 
-from . import accumulation, core, events, remote, states, store
+from . import accumulation, core, events, optimizer_kernels, remote, states, store
 
 _thread = threading.local()
 _numbers = weakref.WeakKeyDictionary()
@@ -404,6 +404,7 @@ def install(single_job):
     """`single_job`: the ranks of a single-process script, None for other scripts."""
     global _job, _shares
     _job, _shares = single_job, True
+    optimizer_kernels.install(core.option_text("CASTOR_OPTIMIZER"))
     for name in SEPARABLE:
         cls = getattr(torch.optim, name, None)
         if cls is not None and "step" in cls.__dict__:

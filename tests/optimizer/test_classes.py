@@ -1,0 +1,50 @@
+"""torch.optim's classes with Castor's kernels in the place of their loops (CASTOR_OPTIMIZER)."""
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+def run(*arguments):
+    library = os.environ["OPTIMIZER_TEST_LIBRARY"]
+    environment = dict(os.environ, PYTHONPATH=os.path.join(os.path.dirname(library), "castor"), CASTOR_LOG_LEVEL="info")
+    done = subprocess.run([sys.executable, os.path.join(FOLDER, "classes.py"), *arguments], env=environment, text=True,
+                          capture_output=True, timeout=300)
+    if done.returncode:
+        raise AssertionError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1]), [line for line in done.stderr.splitlines() if line.startswith("castor:")]
+
+
+class Classes(unittest.TestCase):
+    def check(self, found, **expected):
+        self.assertGreater(found["rows"], 150)
+        for name in ("differ", "native", "kernels"):
+            self.assertEqual(found[name], expected.get(name, []), name)
+
+    def test_auto_steps_bit_for_bit(self):
+        found, said = run("auto")
+        self.check(found)
+        self.assertEqual(said, [])
+
+    def test_hybrid_steps_bit_for_bit_too(self):
+        self.check(run("hybrid")[0])
+
+    def test_native_leaves_all_to_pytorch(self):
+        found, _ = run("native")
+        self.assertEqual((found["differ"], found["kernels"]), ([], []))
+        self.assertGreater(len(found["native"]), 2 * 140)
+
+    def test_auto_keeps_loops_that_round_otherwise(self):
+        found, said = run("auto", "other bits")
+        loops = [name for name in found["native"] if name.startswith("Adam") and "fused" not in name]
+        self.assertEqual(found["native"], loops, "all others are stepped by kernels")
+        self.assertGreater(len(loops), 90)
+        self.assertEqual(len(said), 2, said)  # once for each function
+        self.assertIn("torch.optim's own steps stay: a kernel gives other bits than _", said[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
