@@ -100,6 +100,7 @@ struct Calls {
     std::mutex lock;
     std::condition_variable change;
     bool held = false;
+    int let = 0;
 
     Calls() {
         table.context = this;
@@ -151,6 +152,16 @@ struct Calls {
         held = on;
         change.notify_all();
     }
+    // Of the calls that are held, so many go on.
+    void let_pass(int more) {
+        std::lock_guard<std::mutex> guard(lock);
+        let += more;
+        change.notify_all();
+    }
+    int left_to_pass() {
+        std::lock_guard<std::mutex> guard(lock);
+        return let;
+    }
     struct Passage {
         Calls &calls;
         uint64_t bytes;
@@ -159,7 +170,9 @@ struct Calls {
             while (now > most && !calls.most_in_flight.compare_exchange_weak(most, now)) {
             }
             std::unique_lock<std::mutex> guard(calls.lock);
-            calls.change.wait(guard, [&] { return !calls.held; });
+            calls.change.wait(guard, [&] { return !calls.held || calls.let > 0; });
+            if (calls.held)
+                calls.let--;
         }
         ~Passage() { calls.in_flight -= bytes; }
     };

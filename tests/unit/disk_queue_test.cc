@@ -203,17 +203,26 @@ TEST_P(DiskQueue, AtMostTheBoundIsInWork) {
     Queue queue(GetParam(), &calls.table, 3 * DISK_PIECE_BYTES);
     calls.hold(true);
     disk_operation evict = f.operation(DISK_EVICT), bring = f.operation(DISK_BRING);
-    ASSERT_EQ(disk_queue_submit(queue.q, &evict), CASTOR_OK);
-    ASSERT_EQ(disk_queue_submit(queue.q, &bring), CASTOR_OK);
     disk_statistics s;
-    do {
+    auto full = [&] {
         s = queue.statistics();
+        return s.traffic[0].running_bytes + s.traffic[1].running_bytes == 3 * DISK_PIECE_BYTES;
+    };
+    ASSERT_EQ(disk_queue_submit(queue.q, &evict), CASTOR_OK);
+    while (!full())
         std::this_thread::yield();
-    } while (s.traffic[0].running_bytes + s.traffic[1].running_bytes < 3 * DISK_PIECE_BYTES);
-    // Neither waits for all of the other.
-    EXPECT_GT(s.traffic[DISK_EVICT].running_bytes, 0u);
-    EXPECT_GT(s.traffic[DISK_BRING].running_bytes, 0u);
+    ASSERT_EQ(disk_queue_submit(queue.q, &bring), CASTOR_OK);
+    s = queue.statistics();
     EXPECT_EQ(s.traffic[0].waiting_bytes + s.traffic[1].waiting_bytes, 2 * f.bytes - 3 * DISK_PIECE_BYTES);
+    // From here on both wait, and neither for all of the other.
+    while (!disk_operation_ended(&evict) &&
+           (s = queue.statistics(), s.traffic[0].running_bytes == 0 || s.traffic[1].running_bytes == 0)) {
+        if (calls.left_to_pass() == 0)
+            calls.let_pass(1);
+        std::this_thread::yield();
+    }
+    EXPECT_FALSE(disk_operation_ended(&evict));
+    EXPECT_GT(s.traffic[DISK_EVICT].waiting_bytes, 0u);
     calls.hold(false);
     EXPECT_EQ(disk_queue_wait(queue.q, &evict, LONG), CASTOR_OK) << error_text();
     EXPECT_EQ(disk_queue_wait(queue.q, &bring, LONG), CASTOR_OK) << error_text();
