@@ -79,6 +79,16 @@ static uint32_t leaving(const chunk_manager *m, uint32_t tier) {
     return VICTIM_NONE;
 }
 
+/* One that comes to the tier ahead of its use, and can go again when it is there; VICTIM_NONE: none does. */
+static uint32_t coming(const chunk_manager *m, uint32_t tier) {
+    for (uint32_t i = m->flights_count; i-- > 0;) {
+        const managed_chunk *c = &m->chunks[m->flights[i]];
+        if (c->to == tier && !c->users && !c->pins)
+            return m->flights[i];
+    }
+    return VICTIM_NONE;
+}
+
 static castor_status no_room(chunk_manager *m, uint32_t tier, uint32_t chunk) {
     const managed_chunk *c = &m->chunks[chunk];
     return error_set(
@@ -91,6 +101,7 @@ static castor_status no_room(chunk_manager *m, uint32_t tier, uint32_t chunk) {
 
 castor_status room_make(chunk_manager *m, uint32_t tier, uint32_t chunk, uint64_t deadline) {
     uint64_t bytes = m->chunks[chunk].bytes;
+    castor_status status = CASTOR_OK;
     for (;;) {
         moves_collect(m);
         non_model_look(m);
@@ -105,7 +116,7 @@ castor_status room_make(chunk_manager *m, uint32_t tier, uint32_t chunk, uint64_
             continue;
         }
         if (gone != VICTIM_NONE) {
-            castor_status status = move_await(m, gone, deadline);
+            status = move_await(m, gone, deadline);
             if (status == CASTOR_ERR_TIMEOUT)
                 return status;
             continue; /* what failed is no victim any more */
@@ -114,6 +125,12 @@ castor_status room_make(chunk_manager *m, uint32_t tier, uint32_t chunk, uint64_
         if (fits(held, bytes, most)) {
             m->statistics.over_limit++;
             return CASTOR_OK;
+        }
+        uint32_t early = coming(m, tier);
+        if (early != VICTIM_NONE) {
+            if (!move_cancel(m, early) && (status = move_await(m, early, deadline)) == CASTOR_ERR_TIMEOUT)
+                return status;
+            continue;
         }
         return no_room(m, tier, chunk);
     }

@@ -285,6 +285,35 @@ TEST_F(ChunkManagerSteps, APrefetchBeginsAtTheLastMomentThatIsInTime) {
     EXPECT_GE(statistics().hits, 2u);
 }
 
+TEST_F(ChunkManagerSteps, WhatComesAheadOfItsUseMakesWay) {
+    for (int cancels = 0; cancels < 2; cancels++) {
+        fresh(2);
+        fake.can_cancel = cancels;
+        settings = chunk_manager_defaults(PLACEMENT_AUTO);
+        settings.moments = {64, 64, 2};
+        create(settings, 1000);
+        add(CHUNK_PARAM, 400, 0);
+        add(CHUNK_PARAM, 500, 1);
+        add(CHUNK_PARAM, 500, 1);
+        for (int step = 0; step < 2; step++) {
+            moment(MOMENT_FORWARD, 0, {0});
+            moment(MOMENT_FORWARD, 1, {1});
+            ASSERT_EQ(chunk_manager_move(m, 1, 1), CASTOR_OK) << error_text();
+            end();
+        }
+        chunk_manager_event(m, MOMENT_FORWARD, 0);
+        ASSERT_EQ(chunk_manager_access(m, 0, false), CASTOR_OK) << error_text();
+        EXPECT_EQ(resident(), "0b") << "the next one comes";
+        // There is room for two of the three, and none of those that are there may leave.
+        ASSERT_EQ(chunk_manager_access(m, 2, false), CASTOR_OK) << error_text();
+        EXPECT_EQ(resident(), "02");
+        check();
+        EXPECT_EQ(chunk_manager_release(m, 2), CASTOR_OK);
+        EXPECT_EQ(chunk_manager_release(m, 0), CASTOR_OK);
+        done();
+    }
+}
+
 TEST_F(ChunkManagerSteps, OptimizerStatesAreStreamed) {
     backend.keeps_copies = true;
     settings = chunk_manager_defaults(PLACEMENT_AUTO);
