@@ -31,7 +31,7 @@ KERNEL_CFLAGS := -O3 -ffp-contract=off -fno-math-errno
 LIB_C := $(wildcard interpose/*/*.c) $(wildcard kernels/*.c)
 LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)
 LAUNCHER_C := $(wildcard launcher/*.c)
-LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options log meeting plugin process)
+LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options log machine meeting plugin process)
 UNIT_CC := $(wildcard tests/unit/*.cc)
 UNIT_C := $(wildcard tests/unit/*.c)
 UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)

@@ -14,6 +14,7 @@
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
+#include "core/machine.h"
 #include "doctor.h"
 #include "text_table.h"
 
@@ -23,70 +24,6 @@
 
 #define MAPS_WANTED 65530 /* the kernel's own default */
 #define GIB         (UINT64_C(1) << 30)
-
-/* ---- small files ---- */
-
-static bool read_small(const char *path, char *out, size_t out_size) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t length = fd < 0 ? -1 : read(fd, out, out_size - 1);
-    if (fd >= 0)
-        close(fd);
-    out[length > 0 ? length : 0] = '\0';
-    return length > 0;
-}
-
-static bool read_number(const char *path, uint64_t *out) {
-    char text[64], *end;
-    if (!read_small(path, text, sizeof text))
-        return false;
-    *out = strtoull(text, &end, 10);
-    return end != text;
-}
-
-/* A line "NAME:   123 kB" of /proc/meminfo, in bytes. */
-static bool read_meminfo(const char *name, uint64_t *out) {
-    char text[8192];
-    if (!read_small("/proc/meminfo", text, sizeof text))
-        return false;
-    for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
-        line += *line == '\n';
-        size_t length = strlen(name);
-        if (strncmp(line, name, length) == 0 && line[length] == ':') {
-            *out = strtoull(line + length + 1, NULL, 10) * 1024;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The smallest limit of the control group and those above it; version 2, then version 1. */
-static bool read_group_limit(const char *controller, const char *file_v2, const char *file_v1, char out[64]) {
-    char text[4096], path[4400];
-    if (!read_small("/proc/self/cgroup", text, sizeof text))
-        return false;
-    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
-        char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (group == NULL)
-            continue;
-        *group++ = '\0';
-        bool v2 = controllers[1] == '\0';
-        if (!v2 && strstr(controllers + 1, controller) == NULL)
-            continue;
-        const char *file = v2 ? file_v2 : file_v1;
-        /* Inside a container the path may be the host's: the root of the mount counts then. */
-        for (;;) {
-            snprintf(path, sizeof path, "/sys/fs/cgroup%s%s%s/%s", v2 ? "" : "/", v2 ? "" : controller,
-                     strcmp(group, "/") == 0 ? "" : group, file);
-            if (read_small(path, out, 64) && strncmp(out, "max", 3) != 0)
-                return true;
-            char *slash = strrchr(group, '/');
-            if (slash == NULL || group[0] == '\0')
-                break;
-            *slash = '\0';
-        }
-    }
-    return false;
-}
 
 /* ---- machine ---- */
 
@@ -112,7 +49,7 @@ static void check_machine(doctor_checks *checks) {
         sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
     char quota[64];
     double limit = 0, period = 0;
-    if (read_group_limit("cpu", "cpu.max", "cpu.cfs_quota_us", quota) &&
+    if (machine_group_limit("", &(machine_controller){"cpu", "cpu.max", "cpu.cfs_quota_us"}, quota) &&
         sscanf(quota, "%lf %lf", &limit, &period) > 0 && limit > 0)
         limit /= period > 0 ? period : 100000;
     if (limit > 0 && limit < (double)usable)
@@ -127,7 +64,7 @@ static void check_machine(doctor_checks *checks) {
 static void check_memory(doctor_checks *checks) {
     uint64_t total = 0, available = 0, value, committed;
     char a[TEXT_FIGURE_MAX], b[TEXT_FIGURE_MAX], text[64];
-    if (read_meminfo("MemTotal", &total) && read_meminfo("MemAvailable", &available)) {
+    if (machine_meminfo("", "MemTotal", &total) && machine_meminfo("", "MemAvailable", &available)) {
         bool little = available < GIB;
         doctor_add(checks, GROUP_MEMORY, "memory", little ? DOCTOR_WARN : DOCTOR_OK,
                    "%s, of which %s available", text_bytes(a, total), text_bytes(b, available));
@@ -135,9 +72,10 @@ static void check_memory(doctor_checks *checks) {
             doctor_advise(checks, "a process with PyTorch alone takes about 0.3 GiB: end other programs");
     } else
         doctor_add(checks, GROUP_MEMORY, "memory", DOCTOR_WARN, "/proc/meminfo cannot be read");
-    uint64_t limit = read_group_limit("memory", "memory.max", "memory.limit_in_bytes", text)
-                         ? strtoull(text, NULL, 10)
-                         : 0;
+    uint64_t limit =
+        machine_group_limit("", &(machine_controller){"memory", "memory.max", "memory.limit_in_bytes"}, text)
+            ? strtoull(text, NULL, 10)
+            : 0;
     if (limit > 0 && (total == 0 || limit < total)) {
         doctor_add(checks, GROUP_MEMORY, "control group", limit < GIB ? DOCTOR_WARN : DOCTOR_OK, "at most %s",
                    text_bytes(a, limit));
@@ -153,18 +91,19 @@ static void check_memory(doctor_checks *checks) {
                       "control group, which counts memory instead");
     } else
         doctor_add(checks, GROUP_MEMORY, "ulimit -v", DOCTOR_OK, "unlimited");
-    if (read_number("/proc/sys/vm/overcommit_memory", &value)) {
+    if (machine_read_number("", "/proc/sys/vm/overcommit_memory", &value)) {
         static const char *const names[] = {"0 (heuristic)", "1 (always)", "2 (never)"};
         bool strict = value == 2;
         doctor_add(checks, GROUP_MEMORY, "overcommit", strict ? DOCTOR_WARN : DOCTOR_OK, "%s",
                    value < 3 ? names[value] : "unknown");
-        if (strict && read_meminfo("CommitLimit", &value) && read_meminfo("Committed_AS", &committed))
+        if (strict && machine_meminfo("", "CommitLimit", &value) &&
+            machine_meminfo("", "Committed_AS", &committed))
             doctor_advise(checks,
                           "each rank's private view of the parameters counts in full; %s are left of %s: "
                           "sysctl vm.overcommit_memory=0",
                           text_bytes(a, value > committed ? value - committed : 0), text_bytes(b, value));
     }
-    if (read_number("/proc/sys/vm/max_map_count", &value)) {
+    if (machine_read_number("", "/proc/sys/vm/max_map_count", &value)) {
         doctor_add(checks, GROUP_MEMORY, "vm.max_map_count", value < MAPS_WANTED ? DOCTOR_WARN : DOCTOR_OK,
                    "%llu", (unsigned long long)value);
         if (value < MAPS_WANTED)
