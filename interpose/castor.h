@@ -391,6 +391,34 @@ CASTOR_API int castor_accumulation_every(castor_accumulation *accumulation);
  * below 1 or a count below 0. */
 CASTOR_API int castor_accumulation_length(int64_t count, int64_t size, int64_t *length, int64_t *steps);
 
+/* ---- memory budget ------------------------------------------------------------------------------------------ */
+
+/* Under CASTOR_MEMORY_BUDGET an optimizer's step, and what else works on all gradients, is made in parts: bytes of parameters that
+ * one may have. 0: all at once. */
+CASTOR_API uint64_t castor_part_bytes(const castor_store *s);
+/* Part `number`: the tensors' chunks of these kinds (1 parameters, 2 sums, 4 states) are in memory when this returns, as far as
+ * this rank owns them, and stay there until castor_part_end. CASTOR_ERR_MEMORY: the budget has no room for them. */
+CASTOR_API int castor_part_begin(castor_store *s, int kinds, uint32_t number, castor_tensor *const *tensors,
+                                 uint32_t count);
+/* States that were placed since the last part may leave from here on, as what the part used may. */
+CASTOR_API int castor_part_end(castor_store *s);
+
+/* What of this rank's data is where, in bytes. Kinds: parameters, gradients, optimizer states; tiers: device, host, disk; moments:
+ * forward, backward, gradient, optimizer. */
+typedef struct castor_memory {
+    uint64_t budget_bytes;    /* of the node; 0: none */
+    uint64_t chunk_bytes;     /* of one chunk; 0: no chunks */
+    uint64_t bytes[3][3];     /* by kind and tier: of the chunks that this rank owns */
+    uint64_t other_bytes;     /* of its other CPU blocks, now */
+    uint64_t moment_bytes[4]; /* under a budget, the most in memory while in such moments: of its chunks */
+    uint64_t moment_other_bytes[4]; /* ... and its share of the node's other data */
+    uint64_t moves, moved_bytes;    /* between tiers */
+    uint64_t hits, late,
+        misses;        /* accesses of chunks that were away: brought ahead in time, too late, not ahead */
+    uint64_t stall_ns; /* that accesses waited */
+} castor_memory;
+CASTOR_API void castor_memory_get(castor_memory *out);
+
 /* ---- optimizer steps ---------------------------------------------------------------------------------------- */
 
 /* One pass over parameter, gradient and states, in float, on `threads` threads (torch.get_num_threads()) of the pool that

@@ -1,8 +1,10 @@
 #include "gauges.h"
+#include "castor.h"
 
 #include <stdatomic.h>
 #include "core/options.h"
 #include "memory/arena.h"
+#include "memory/budget.h"
 #include "memory/store.h"
 #include "memory/tensor.h"
 #include "trace/sample.h"
@@ -29,6 +31,33 @@ static void add_own(const store *s, uint64_t own[]) {
     }
 }
 
+/* Under a budget: what of this rank's chunks is on disk alone, and what the chunk manager has done. */
+static void sample_budget(void) {
+    uint64_t away[CHUNK_KIND_COUNT] = {0}, moves = 0, moved = 0, hits = 0, late = 0, misses = 0, stall_ns = 0;
+    for (store *s = store_first(); s && !s->detached; s = s->next) {
+        chunk_statistics found;
+        if (!budget_statistics(s, &found))
+            continue;
+        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+            away[kind] += found.bytes[kind][1];
+        moves += found.moves[0][1] + found.moves[1][0];
+        moved += found.moved_bytes[0][1] + found.moved_bytes[1][0];
+        hits += found.hits;
+        late += found.late;
+        misses += found.misses;
+        stall_ns += found.stall_ns;
+    }
+    trace_gauge_set(GAUGE_DISK_PARAM_BYTES, away[CHUNK_PARAM]);
+    trace_gauge_set(GAUGE_DISK_GRAD_BYTES, away[CHUNK_GRAD]);
+    trace_gauge_set(GAUGE_DISK_OPTIM_BYTES, away[CHUNK_OPTIM]);
+    trace_gauge_set(GAUGE_CHUNK_MOVES, moves);
+    trace_gauge_set(GAUGE_CHUNK_BYTES_MOVED, moved);
+    trace_gauge_set(GAUGE_PREFETCH_HITS, hits);
+    trace_gauge_set(GAUGE_PREFETCH_LATE, late);
+    trace_gauge_set(GAUGE_PREFETCH_MISSES, misses);
+    trace_gauge_set(GAUGE_STALL_NS, stall_ns);
+}
+
 /* What this rank holds. */
 static void sample_rank(void) {
     uint64_t own[CHUNK_KIND_COUNT] = {0};
@@ -37,7 +66,9 @@ static void sample_rank(void) {
         add_own(s, own);
         pthread_mutex_unlock(&s->lock);
     }
-    if (options()->offload_dir[0] != '\0') {
+    if (store_first() && store_first()->budget) {
+        sample_budget();
+    } else if (options()->offload_dir[0] != '\0') {
         trace_gauge_set(GAUGE_DISK_PARAM_BYTES, own[CHUNK_PARAM]);
         trace_gauge_set(GAUGE_DISK_GRAD_BYTES, own[CHUNK_GRAD]);
         trace_gauge_set(GAUGE_DISK_OPTIM_BYTES, own[CHUNK_OPTIM]);
@@ -65,6 +96,8 @@ static void sample_node(void) {
     if (!first || first->detached)
         return;
     for (store *s = store_first(); s && !s->detached; s = s->next) {
+        if (s->budget && s->rank)
+            continue; /* to look costs time, and the report takes the largest of all ranks */
         pthread_mutex_lock(&s->lock);
         for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
             node[kind] += store_resident_bytes(s, (chunk_kind)kind);
@@ -80,6 +113,42 @@ static void sample_node(void) {
     trace_gauge_set(GAUGE_CHUNK_COUNT, chunks);
     trace_gauge_set(GAUGE_CHUNK_SIZE, largest);
     trace_gauge_set(GAUGE_CHUNK_WASTED, wasted);
+}
+
+void castor_memory_get(castor_memory *out) {
+    enum { HOST = 1, DISK = 2 };
+    uint64_t own[CHUNK_KIND_COUNT] = {0};
+    *out = (castor_memory){.budget_bytes = options()->memory_budget};
+    for (store *s = store_first(); s && !s->detached; s = s->next) {
+        pthread_mutex_lock(&s->lock);
+        add_own(s, own);
+        out->chunk_bytes =
+            s->chunks.chunk_bytes > out->chunk_bytes ? s->chunks.chunk_bytes : out->chunk_bytes;
+        pthread_mutex_unlock(&s->lock);
+        chunk_statistics found;
+        if (!budget_statistics(s, &found))
+            continue;
+        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+            out->bytes[kind][DISK] += found.bytes[kind][1];
+        for (int event = 0; event < MOMENT_EVENT_COUNT; event++) {
+            out->moment_bytes[event] += found.moment_bytes[event];
+            out->moment_other_bytes[event] += found.moment_non_model_bytes[event];
+        }
+        out->moves += found.moves[0][1] + found.moves[1][0];
+        out->moved_bytes += found.moved_bytes[0][1] + found.moved_bytes[1][0];
+        out->hits += found.hits;
+        out->late += found.late;
+        out->misses += found.misses;
+        out->stall_ns += found.stall_ns;
+    }
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        uint64_t away = out->bytes[kind][DISK] < own[kind] ? out->bytes[kind][DISK] : own[kind];
+        out->bytes[kind][DISK] = away;
+        out->bytes[kind][HOST] = own[kind] - away + atomic_load(&outside[kind]);
+    }
+    arena_stats arena;
+    arena_get_stats(&arena);
+    out->other_bytes = arena.live_bytes - arena.adopted_bytes;
 }
 
 void gauges_sample(void) {

@@ -15,6 +15,8 @@
 #include "memory/demand.h"
 #include "memory/pages.h"
 #include "memory/snapshot.h"
+#include "memory/budget.h"
+#include "memory/touches.h"
 #include "memory/store.h"
 #include "memory/tensor.h"
 #include "memory/window.h"
@@ -72,12 +74,24 @@ int castor_store_open_node(const char *group, const char *token, int rank, int w
         castor_rank_set(rank);
     }
     uint64_t chunk_bytes = o->chunk_size == OPTION_BYTES_AUTO ? 0 : o->chunk_size;
-    castor_status status =
-        store_open(token ? token : o->job, group, rank, world, chunk_bytes, o->offload_dir, o->timeout, out);
+    store_settings settings = {
+        .chunk_bytes = chunk_bytes,
+        .offload_dir = o->offload_dir,
+        .budget_bytes = o->memory_budget,
+        .placement = {.policy = o->placement == CASTOR_PLACEMENT_STATIC ? PLACEMENT_STATIC : PLACEMENT_AUTO,
+                      .shard_param_frac = o->shard_param_frac,
+                      .offload_optim_frac = o->offload_optim_frac,
+                      .offload_param_frac = o->offload_param_frac,
+                      .warmup_non_model_data_ratio = o->warmup_non_model_data_ratio,
+                      .steady_cap_ratio = o->steady_cap_ratio},
+        .timeout_seconds = o->timeout};
+    castor_status status = store_open(token ? token : o->job, group, rank, world, &settings, out);
     if (status)
         return status;
     (*out)->owners = owners;
-    (*out)->gradient_return = o->gradient_return >= 0 ? o->gradient_return : world >= MANY_RANKS ? 100 : 0;
+    (*out)->gradient_return = o->gradient_return >= 0                 ? o->gradient_return
+                              : world >= MANY_RANKS || (*out)->budget ? 100
+                                                                      : 0;
     return CASTOR_OK;
 }
 
@@ -197,6 +211,8 @@ int castor_gradient_add(castor_tensor *t, const void *source, double scale, int 
         return status;
     if (flags & CASTOR_GRADIENT_USED)
         reduce_mark_used(t);
+    touches_backward(t->store, true);
+    budget_sum_begin(t);
     t->kept = flags & CASTOR_GRADIENT_KEEP;
     return reduce_submit(t, source, scale, flags & CASTOR_GRADIENT_CARRY, options()->reduce_queue, ticket);
 }
@@ -211,6 +227,8 @@ int castor_gradients_finish(castor_store *s, castor_tensor *const *tensors, uint
         status = reduce_finish(s, tensors, count);
     for (uint32_t i = 0; i < count && !status; i++)
         used[i] = reduce_was_used(tensors[i]);
+    touches_backward(s, false);
+    budget_backward_end(s);
     return status;
 }
 
@@ -267,6 +285,27 @@ int castor_step_begin(castor_store *s, const double *values, const char *const *
     return status ? status : publish_begin(s, values, labels, count);
 }
 
+uint64_t castor_part_bytes(const castor_store *s) {
+    return budget_part_bytes(s);
+}
+
+int castor_part_begin(castor_store *s, int kinds, uint32_t number, castor_tensor *const *tensors,
+                      uint32_t count) {
+    castor_status status = rank_check(s, __func__);
+    return status ? status : budget_part_begin(s, kinds, number, tensors, count);
+}
+
+int castor_part_end(castor_store *s) {
+    castor_status status = rank_check(s, __func__);
+    if (status)
+        return status;
+    budget_part_end(s);
+    pthread_mutex_lock(&s->lock);
+    status = budget_close(s);
+    pthread_mutex_unlock(&s->lock);
+    return status;
+}
+
 void castor_publish_push(castor_tensor *const *tensors, uint32_t count) {
     publish_push(tensors, count);
 }
@@ -279,6 +318,8 @@ int castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t 
     castor_status status = rank_check(s, __func__);
     if (status == CASTOR_OK)
         status = publish_end(s, tensors, count, changed);
+    touches_drop(s);
+    budget_step_end(s);
     if (status == CASTOR_OK && options()->debug && !store_check(s))
         return store_fail(s, CASTOR_ERR_ARGUMENT);
     return status;

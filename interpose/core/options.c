@@ -14,6 +14,7 @@ typedef enum value_type {
     TYPE_BOOL,
     TYPE_INT,
     TYPE_SECONDS,
+    TYPE_FRACTION,
     TYPE_BYTES,
     TYPE_ENUM
 } value_type;
@@ -55,7 +56,7 @@ option_source option_set_by(option_id id) {
 typedef union option_value {
     int64_t integer;
     uint64_t bytes;
-    double seconds;
+    double decimal;
     const char *string;
 } option_value;
 
@@ -126,7 +127,7 @@ static bool parse_bytes(const char *p, uint64_t *out) {
 }
 
 /* strtod would follow the locale. */
-static bool parse_seconds(const char *p, double *out) {
+static bool parse_decimal(const char *p, double *out) {
     uint64_t whole, fraction = 0, scale = 1;
     if (!read_digits(&p, &whole))
         return false;
@@ -182,8 +183,9 @@ static bool within_bounds(const option_info *row, value_type type, option_value 
         return parse_integer(low, &min.integer) && parse_integer(high, &max.integer) &&
                value.integer >= min.integer && value.integer <= max.integer;
     case TYPE_SECONDS:
-        return parse_seconds(low, &min.seconds) && parse_seconds(high, &max.seconds) &&
-               value.seconds >= min.seconds && value.seconds <= max.seconds;
+    case TYPE_FRACTION:
+        return parse_decimal(low, &min.decimal) && parse_decimal(high, &max.decimal) &&
+               value.decimal >= min.decimal && value.decimal <= max.decimal;
     case TYPE_BYTES:
         return parse_bytes(low, &min.bytes) && parse_bytes(high, &max.bytes) && value.bytes >= min.bytes &&
                value.bytes <= max.bytes;
@@ -214,7 +216,8 @@ static bool parse_value(option_id id, const char *text, option_value *out) {
     case TYPE_INT:
         return parse_integer(text, &out->integer) && within_bounds(row, type, *out);
     case TYPE_SECONDS:
-        return parse_seconds(text, &out->seconds) && within_bounds(row, type, *out);
+    case TYPE_FRACTION:
+        return parse_decimal(text, &out->decimal) && within_bounds(row, type, *out);
     case TYPE_BYTES:
         if (bounds_of(row) != row->allowed && strcmp(text, AUTO) == 0) {
             out->bytes = OPTION_BYTES_AUTO;
@@ -242,7 +245,8 @@ static void store_value(option_id id, option_value value, option_source source) 
         *(int *)field = (int)value.integer;
         break;
     case TYPE_SECONDS:
-        *(double *)field = value.seconds;
+    case TYPE_FRACTION:
+        *(double *)field = value.decimal;
         break;
     case TYPE_BYTES:
         *(uint64_t *)field = value.bytes;
@@ -314,6 +318,9 @@ static void explain_value(option_id id, const char *text, char *message, size_t 
         break;
     case TYPE_SECONDS:
         log_format(message, size, "must be a number of seconds from %.*s to %s", low_length, low, high + 2);
+        break;
+    case TYPE_FRACTION:
+        log_format(message, size, "must be a number from %.*s to %s", low_length, low, high + 2);
         break;
     case TYPE_BYTES:
         log_format(message, size,
@@ -418,8 +425,8 @@ static size_t format_bytes(uint64_t bytes, char *out, size_t out_size) {
     return log_format(out, out_size, "%llu", (unsigned long long)bytes);
 }
 
-static size_t format_seconds(double seconds, char *out, size_t out_size) {
-    size_t length = log_format(out, out_size, "%.9f", seconds);
+static size_t format_decimal(double value, char *out, size_t out_size) {
+    size_t length = log_format(out, out_size, "%.9f", value);
     if (memchr(out, '.', length)) {
         while (out[length - 1] == '0')
             length--;
@@ -441,7 +448,8 @@ size_t option_format(option_id id, char *out, size_t out_size) {
     case TYPE_INT:
         return log_format(out, out_size, "%d", *(const int *)field);
     case TYPE_SECONDS:
-        return format_seconds(*(const double *)field, out, out_size);
+    case TYPE_FRACTION:
+        return format_decimal(*(const double *)field, out, out_size);
     case TYPE_BYTES:
         if (*(const uint64_t *)field == OPTION_BYTES_AUTO)
             return log_format(out, out_size, AUTO);

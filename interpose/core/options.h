@@ -29,6 +29,7 @@ typedef enum castor_loss {
     CASTOR_LOSS_SUM,
     CASTOR_LOSS_TOKENS
 } castor_loss;
+typedef enum castor_placement { CASTOR_PLACEMENT_AUTO, CASTOR_PLACEMENT_STATIC } castor_placement;
 typedef enum castor_shard { CASTOR_SHARD_WORLD, CASTOR_SHARD_NODE } castor_shard;
 
 #define OPTION_FIELD_STRING(f)     char f[OPTION_STRING_MAX];
@@ -36,6 +37,7 @@ typedef enum castor_shard { CASTOR_SHARD_WORLD, CASTOR_SHARD_NODE } castor_shard
 #define OPTION_FIELD_BOOL(f)       bool f;
 #define OPTION_FIELD_INT(f)        int f;
 #define OPTION_FIELD_SECONDS(f)    double f;
+#define OPTION_FIELD_FRACTION(f)   double f;
 #define OPTION_FIELD_BYTES(f)      uint64_t f;
 #define OPTION_FIELD_ENUM(f)       int f; /* position in the allowed list */
 typedef struct castor_options {

@@ -9,10 +9,12 @@
 #include "caller.h"
 #include "../core/start.h"
 #include "../memory/arena.h"
+#include "../memory/touches.h"
 #include "../trace/counters.h"
 
 #define ARENA_SIZE_MIN      4096
 #define ARENA_ALIGNMENT_MAX 4096
+#define LOOK_SIZE_MIN       65536      /* of an activation: what is smaller comes with others */
 #define RECORD_SIZE_MIN     (1u << 20) /* smaller allocations are only counted */
 
 /* Serves what the look-up of the real functions itself allocates. Never given back. */
@@ -72,6 +74,8 @@ static void *torch_alloc(size_t alignment, size_t size) {
     void *block = NULL;
     if (size >= ARENA_SIZE_MIN && alignment <= ARENA_ALIGNMENT_MAX && start_arena())
         block = arena_alloc(size);
+    if (size >= LOOK_SIZE_MIN)
+        touches_look();
     allocation_trace(begin_ns, size, block);
     return block;
 }

@@ -23,6 +23,7 @@ static uint64_t retain_limit;
 static uint32_t committed_pages; /* accessible from the base of the region */
 static uint64_t window_peak, last_window_peak, window_allocated;
 static uint64_t step_peak; /* since nothing was lent, that is since the step began */
+static uint64_t held_peak; /* since arena_peak_take */
 static arena_stats stats;
 
 static void *page_address(uint32_t page) {
@@ -95,6 +96,8 @@ static void window_advance(uint64_t allocated) {
         window_peak = anonymous;
     if (anonymous > step_peak)
         step_peak = anonymous;
+    if (anonymous + dirty_bytes() > held_peak)
+        held_peak = anonymous + dirty_bytes();
     window_allocated += allocated;
     if (window_allocated < WINDOW_BYTES_MIN || window_allocated / WINDOW_PEAKS < window_peak)
         return;
@@ -263,6 +266,14 @@ void arena_lend(int64_t bytes) {
         step_peak = anonymous_bytes();
     dirty_purge();
     pthread_mutex_unlock(&lock);
+}
+
+uint64_t arena_peak_take(void) {
+    pthread_mutex_lock(&lock);
+    uint64_t now = anonymous_bytes() + dirty_bytes(), peak = held_peak > now ? held_peak : now;
+    held_peak = now;
+    pthread_mutex_unlock(&lock);
+    return peak;
 }
 
 void arena_get_stats(arena_stats *out) {

@@ -52,6 +52,9 @@ size_t arena_block_size(const void *address);
 castor_status arena_adopt(void *block, void (*on_free)(void *context, void *block), void *context);
 void arena_release(void *block); /* no longer adopted; the caller has put anonymous memory back */
 
+/* The most bytes that blocks which are not adopted and freed pages that are resident have had since the last call. */
+uint64_t arena_peak_take(void);
+
 /* Others use so many bytes more (less, if negative) of what the recent peak has room for: that many fewer freed bytes stay
  * resident. */
 void arena_lend(int64_t bytes);

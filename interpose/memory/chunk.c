@@ -124,3 +124,8 @@ void chunk_punch(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes)
         fallocate(t->list[kind].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from,
                   (off_t)(to - from));
 }
+
+void chunk_close(chunk_table *t, chunk_kind kind) {
+    for (int owner = 0; owner < 128; owner++)
+        t->list[kind].current[owner] = -1;
+}

@@ -50,6 +50,8 @@ int32_t chunk_index(const chunk_table *t, chunk_kind kind, uint64_t offset);
  * what was written. */
 castor_status chunk_write(const chunk_table *t, chunk_kind kind, uint64_t offset, const void *data,
                           size_t bytes);
+/* Nothing is added to the chunks of a kind any more: the next tensor begins one. */
+void chunk_close(chunk_table *t, chunk_kind kind);
 /* Gives the memory of a range back; its bytes read as zero afterwards. Whole pages inside the range only. */
 void chunk_punch(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes);
 

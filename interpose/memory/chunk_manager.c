@@ -43,6 +43,7 @@ void chunk_manager_event(chunk_manager *m, moment_event event, uint32_t identity
     m->event_ns = manager_now(m);
     moments_verdict verdict =
         moments_begin(&m->moments, event, identity, m->event_ns, moment_peak(m), headroom(m));
+    chunk_statistics_moment(&m->statistics, event);
     if (verdict.change == MOMENTS_ALL) {
         m->scan = 0;
         chunks_refresh(m);

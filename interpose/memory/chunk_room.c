@@ -18,8 +18,7 @@ uint64_t room_limit(chunk_manager *m) {
 void non_model_look(chunk_manager *m) {
     uint64_t bytes = m->backend.non_model_bytes(m->backend.context);
     m->non_model = bytes > m->non_model ? bytes : m->non_model;
-    if (bytes > m->statistics.non_model_peak_bytes)
-        m->statistics.non_model_peak_bytes = bytes;
+    chunk_statistics_non_model(&m->statistics, bytes);
 }
 
 bool chunk_may_leave(const chunk_manager *m, uint32_t chunk) {

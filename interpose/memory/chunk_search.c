@@ -162,7 +162,7 @@ castor_status chunk_search(chunk_search_group *groups, uint32_t count, const chu
 }
 
 castor_status chunk_search_adopt(chunk_table *t, const uint64_t *numel, uint64_t count, uint64_t degree,
-                                 uint64_t element_bytes) {
+                                 uint64_t element_bytes, uint64_t most_bytes) {
     chunk_search_group group = {.numel = numel, .count = count, .degree = degree};
     chunk_search_result found;
     castor_status status = chunk_search(
@@ -175,7 +175,7 @@ castor_status chunk_search_adopt(chunk_table *t, const uint64_t *numel, uint64_t
             bytes += pages_round(numel[i] * element_bytes);
     else
         bytes = pages_round(group.chunk_numel * element_bytes);
-    t->chunk_bytes = bytes;
+    t->chunk_bytes = bytes < most_bytes ? bytes : pages_round(most_bytes);
     t->wasted_bytes = found.wasted * element_bytes;
     return CASTOR_OK;
 }

@@ -1,5 +1,19 @@
 #include "chunk_statistics.h"
 
+static void raise_to(uint64_t *most, uint64_t bytes) {
+    *most = bytes > *most ? bytes : *most;
+}
+
+void chunk_statistics_moment(chunk_statistics *s, moment_event event) {
+    s->event = event;
+    raise_to(&s->moment_bytes[event], s->tier_bytes[0]);
+}
+
+void chunk_statistics_non_model(chunk_statistics *s, uint64_t bytes) {
+    raise_to(&s->non_model_peak_bytes, bytes);
+    raise_to(&s->moment_non_model_bytes[s->event], bytes);
+}
+
 void chunk_statistics_place(chunk_statistics *s, chunk_kind kind, uint32_t tier, uint64_t bytes, int sign) {
     uint64_t *now = &s->bytes[kind][tier], *all = &s->tier_bytes[tier];
     if (sign < 0) {
@@ -9,10 +23,9 @@ void chunk_statistics_place(chunk_statistics *s, chunk_kind kind, uint32_t tier,
     }
     *now += bytes;
     *all += bytes;
-    if (*now > s->peak_bytes[kind][tier])
-        s->peak_bytes[kind][tier] = *now;
-    if (*all > s->tier_peak_bytes[tier])
-        s->tier_peak_bytes[tier] = *all;
+    raise_to(&s->peak_bytes[kind][tier], *now);
+    raise_to(&s->tier_peak_bytes[tier], *all);
+    raise_to(&s->moment_bytes[s->event], s->tier_bytes[0]);
 }
 
 void chunk_statistics_move(chunk_statistics *s, const chunk_move *move) {

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include "backend.h"
 #include "chunk.h"
+#include "moments.h"
 
 typedef struct chunk_statistics {
     /* A chunk that moves counts on both tiers. */
@@ -26,8 +27,15 @@ typedef struct chunk_statistics {
 
     uint64_t steps, warmups, deviations;
     uint64_t non_model_peak_bytes;
+
+    /* By the event that began the moment: the most on tier 0 meanwhile, of each for itself. */
+    moment_event event;
+    uint64_t moment_bytes[MOMENT_EVENT_COUNT], moment_non_model_bytes[MOMENT_EVENT_COUNT];
 } chunk_statistics;
 
+/* A moment begins. */
+void chunk_statistics_moment(chunk_statistics *s, moment_event event);
+void chunk_statistics_non_model(chunk_statistics *s, uint64_t bytes);
 /* `sign` 1: bytes come to a tier; -1: they leave it. */
 void chunk_statistics_place(chunk_statistics *s, chunk_kind kind, uint32_t tier, uint64_t bytes, int sign);
 void chunk_statistics_move(chunk_statistics *s, const chunk_move *move);

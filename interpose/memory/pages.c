@@ -41,8 +41,11 @@ static int pagemap_descriptor(void) {
     return fresh;
 }
 
+/* Edited pages, or the store's own that are in the page tables. */
+typedef enum page_sort { PAGES_EDITED, PAGES_OF_STORE } page_sort;
+
 /* 1: found, 0: none, -1: the kernel has no PAGEMAP_SCAN. */
-static int scan_by_ioctl(int fd, char *start, size_t bytes, page_run *out) {
+static int scan_by_ioctl(int fd, char *start, size_t bytes, page_sort sort, page_run *out) {
     struct pagemap_region region;
     struct pagemap_scan_argument argument = {
         .size = sizeof argument,
@@ -50,8 +53,9 @@ static int scan_by_ioctl(int fd, char *start, size_t bytes, page_run *out) {
         .end = (uintptr_t)start + bytes,
         .vec = (uintptr_t)&region,
         .vec_len = 1,
-        .category_inverted = CATEGORY_FILE,
-        .category_mask = CATEGORY_FILE,
+        .max_pages = sort == PAGES_OF_STORE, /* one is enough; 0: all */
+        .category_inverted = sort == PAGES_EDITED ? CATEGORY_FILE : 0,
+        .category_mask = sort == PAGES_EDITED ? CATEGORY_FILE : CATEGORY_FILE | CATEGORY_PRESENT,
         .category_anyof_mask = CATEGORY_PRESENT | CATEGORY_SWAPPED,
         .return_mask = CATEGORY_FILE,
     };
@@ -64,11 +68,13 @@ static int scan_by_ioctl(int fd, char *start, size_t bytes, page_run *out) {
     return 1;
 }
 
-static bool entry_edited(uint64_t entry) {
+static bool entry_is(uint64_t entry, page_sort sort) {
+    if (sort == PAGES_OF_STORE)
+        return (entry & ENTRY_PRESENT) && (entry & ENTRY_FILE);
     return (entry & (ENTRY_PRESENT | ENTRY_SWAPPED)) && !(entry & ENTRY_FILE);
 }
 
-static bool scan_by_entries(int fd, char *start, size_t bytes, page_run *out) {
+static bool scan_by_entries(int fd, char *start, size_t bytes, page_sort sort, page_run *out) {
     uint64_t entries[512];
     size_t pages = bytes / PAGE_BYTES;
     out->bytes = 0;
@@ -77,14 +83,14 @@ static bool scan_by_entries(int fd, char *start, size_t bytes, page_run *out) {
         off_t at = (off_t)(((uintptr_t)start / PAGE_BYTES + page) * sizeof *entries);
         ssize_t got = pread(fd, entries, want * sizeof *entries, at);
         if (got < (ssize_t)sizeof *entries) {
-            /* Nothing is known about the rest: it counts as edited. */
+            /* Nothing is known about the rest: it counts as such. */
             if (!out->bytes)
                 out->start = start + page * PAGE_BYTES;
             out->bytes = (size_t)(start + bytes - out->start);
             return true;
         }
         for (size_t i = 0; i < (size_t)got / sizeof *entries; i++, page++) {
-            if (entry_edited(entries[i])) {
+            if (entry_is(entries[i], sort)) {
                 if (!out->bytes)
                     out->start = start + page * PAGE_BYTES;
                 out->bytes += PAGE_BYTES;
@@ -96,7 +102,7 @@ static bool scan_by_entries(int fd, char *start, size_t bytes, page_run *out) {
     return out->bytes != 0;
 }
 
-bool pages_edited_next(char *start, size_t bytes, page_run *out) {
+static bool pages_next(char *start, size_t bytes, page_sort sort, page_run *out) {
     static _Atomic bool no_ioctl;
     if (!bytes)
         return false;
@@ -106,13 +112,22 @@ bool pages_edited_next(char *start, size_t bytes, page_run *out) {
         return true;
     }
     if (!atomic_load_explicit(&no_ioctl, memory_order_relaxed)) {
-        int found = scan_by_ioctl(fd, start, bytes, out);
+        int found = scan_by_ioctl(fd, start, bytes, sort, out);
         if (found >= 0)
             return found;
         if (errno == ENOTTY || errno == EINVAL)
             atomic_store_explicit(&no_ioctl, true, memory_order_relaxed);
     }
-    return scan_by_entries(fd, start, bytes, out);
+    return scan_by_entries(fd, start, bytes, sort, out);
+}
+
+bool pages_edited_next(char *start, size_t bytes, page_run *out) {
+    return pages_next(start, bytes, PAGES_EDITED, out);
+}
+
+bool pages_of_store(char *view, size_t bytes) {
+    page_run found;
+    return pages_next(view, bytes, PAGES_OF_STORE, &found);
 }
 
 /* Walks the edited runs of a view: for (page_run r = {0}; next_run(view, bytes, &r);) */
@@ -144,6 +159,15 @@ size_t pages_edited_drop(char *view, size_t bytes) {
         total += run.bytes;
     }
     return total;
+}
+
+void pages_unedited_drop(char *view, size_t bytes) {
+    char *from = view;
+    for (page_run run = {0}; next_run(view, bytes, &run); from = run.start + run.bytes)
+        if (run.start > from)
+            madvise(from, (size_t)(run.start - from), MADV_DONTNEED);
+    if (from < view + bytes)
+        madvise(from, (size_t)(view + bytes - from), MADV_DONTNEED);
 }
 
 size_t pages_edited_drop_equal(char *view, const char *alias, size_t bytes) {

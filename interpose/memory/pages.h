@@ -33,6 +33,10 @@ typedef struct page_run {
  * multiples of PAGE_BYTES. Where the kernel does not tell, the whole range counts as edited. */
 bool pages_edited_next(char *start, size_t bytes, page_run *out);
 
+/* Whether pages of the store are in this process's page tables in the range. */
+bool pages_of_store(char *view, size_t bytes);
+/* Takes those pages of a view out of the page tables that are the store's: it shows the same. Nobody edits the view meanwhile. */
+void pages_unedited_drop(char *view, size_t bytes);
 /* Bytes of edited pages of a view. */
 size_t pages_edited_bytes(char *view, size_t bytes);
 /* Copies the edited pages of a view to its alias; returns the bytes copied. */

@@ -40,6 +40,11 @@ static uint64_t bytes_of(const placement_chunk *chunks, uint32_t count, chunk_ki
     return bytes;
 }
 
+bool placement_offloads(const placement_settings *settings) {
+    return settings->policy == PLACEMENT_STATIC &&
+           (settings->offload_optim_frac > 0 || settings->offload_param_frac > 0);
+}
+
 bool placement_static(const placement_settings *settings, placement_chunk *chunks, uint32_t count) {
     bool params_may = settings->shard_param_frac == 1 && settings->offload_optim_frac == 1;
     double share[CHUNK_KIND_COUNT], wanted[CHUNK_KIND_COUNT], sharded = 0, wanted_sharded = 0;

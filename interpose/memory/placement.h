@@ -28,6 +28,9 @@ placement_settings placement_defaults(placement_policy policy);
 /* CASTOR_ERR_ARGUMENT: a share that is not between 0 and 1. */
 castor_status placement_settings_check(const placement_settings *settings);
 
+/* Whether chunks lie on slower tiers whatever the budget. */
+bool placement_offloads(const placement_settings *settings);
+
 typedef struct placement_chunk {
     chunk_kind kind;
     uint64_t bytes;

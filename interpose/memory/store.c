@@ -11,16 +11,18 @@
 #include "../core/log.h"
 #include "../core/process.h"
 #include "../parallel/wait.h"
+#include "budget.h"
 #include "pages.h"
 #include "rendezvous.h"
 #include "tensor.h"
 
-#define STORE_MAGIC        0x31524f5453415343ull
-#define CONTROL_BYTES      (1ul << 20)
-#define EXCHANGE_CALL_SIZE (16ul << 20)
-#define EXCHANGE_SIZE      (64ul << 20)
-#define PART_BYTES         (1ull << 40) /* of memory files; sparse */
-#define PART_BYTES_DISK    (1ull << 37) /* file systems limit a file to 16 TiB */
+#define STORE_MAGIC         0x31524f5453415343ull
+#define CONTROL_BYTES       (1ul << 20)
+#define EXCHANGE_CALL_SIZE  (16ul << 20)
+#define EXCHANGE_SIZE       (64ul << 20)
+#define PART_BYTES          (1ull << 40) /* of memory files; sparse */
+#define PART_BYTES_DISK     (1ull << 37) /* file systems limit a file to 16 TiB */
+#define OFFLOAD_DIR_DEFAULT "/var/tmp"   /* for large files, and no part of memory */
 
 #ifndef F_ADD_SEALS
 #define F_ADD_SEALS   1033
@@ -189,21 +191,25 @@ static void demand_lock_make(pthread_mutex_t *lock) {
     pthread_mutexattr_destroy(&shared);
 }
 
-castor_status store_open(const char *token, const char *group, int rank, int world, uint64_t chunk_bytes,
-                         const char *offload_dir, double timeout_seconds, store **out) {
+castor_status store_open(const char *token, const char *group, int rank, int world,
+                         const store_settings *settings, store **out) {
     if (world < 1 || world > STORE_RANKS_MAX || rank < 0 || rank >= world)
         return error_set(CASTOR_ERR_ARGUMENT, "%d ranks on one node: at most %d are supported", world,
                          STORE_RANKS_MAX);
     int fds[4] = {-1, -1, -1, -1}, pids[STORE_RANKS_MAX] = {0};
-    uint64_t part_bytes = *offload_dir ? PART_BYTES_DISK : PART_BYTES;
+    const char *folder = settings->offload_dir;
+    bool places = settings->budget_bytes || placement_offloads(&settings->placement);
+    if (!*folder && places)
+        folder = OFFLOAD_DIR_DEFAULT;
+    uint64_t part_bytes = *folder ? PART_BYTES_DISK : PART_BYTES;
     castor_status status = CASTOR_OK;
     store *s = calloc(1, sizeof *s);
     if (!s)
         return error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables");
-    if (rank == 0 && (status = files_make(world, offload_dir, part_bytes, fds)) != CASTOR_OK)
+    if (rank == 0 && (status = files_make(world, folder, part_bytes, fds)) != CASTOR_OK)
         goto fail;
-    if (world > 1 &&
-        (status = rendezvous_share(token, group, rank, world, fds, 4, timeout_seconds, pids)) != CASTOR_OK)
+    if (world > 1 && (status = rendezvous_share(token, group, rank, world, fds, 4, settings->timeout_seconds,
+                                                pids)) != CASTOR_OK)
         goto fail;
     void *control = mmap(NULL, control_file_bytes(world), PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     if (control == MAP_FAILED) {
@@ -215,9 +221,9 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
     s->node_count = 1;
     s->control_fd = fds[0];
     s->control = control;
-    s->timeout_seconds = timeout_seconds;
+    s->timeout_seconds = settings->timeout_seconds;
     pthread_mutex_init(&s->lock, NULL);
-    chunk_table_init(&s->chunks, chunk_bytes, part_bytes);
+    chunk_table_init(&s->chunks, settings->chunk_bytes, part_bytes);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         s->chunks.list[kind].fd = fds[1 + kind];
     rank_control *own = &s->control->rank[rank];
@@ -232,6 +238,12 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
     }
     if ((status = wait_barrier(s, "the opening of the node store")) != CASTOR_OK)
         goto fail; /* s->control stays mapped: a peer's thread may be in it, and the process is about to end */
+    s->budget_bytes = settings->budget_bytes;
+    s->placement = settings->placement;
+    if (places && (status = budget_start(s)) != CASTOR_OK) {
+        store_fail(s, status);
+        goto fail;
+    }
     s->next = atomic_load(&first_store);
     atomic_store(&first_store, s);
     *out = s;
@@ -267,12 +279,15 @@ castor_status store_shard(store *s, int node, int node_count) {
 }
 
 void store_leave(store *s) {
+    budget_stop(s);
     if (!s->detached)
         store_place_set(s, PLACE_ENDED);
 }
 
 uint64_t store_resident_bytes(const store *s, chunk_kind kind) {
     struct stat st;
+    if (s->budget)
+        return budget_resident_bytes(s, kind);
     return fstat(s->chunks.list[kind].fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
 }
 

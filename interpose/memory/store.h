@@ -24,6 +24,7 @@
 #include <stdint.h>
 #include "../core/status.h"
 #include "chunk.h"
+#include "placement.h"
 
 #define STORE_RANKS_MAX   128
 #define STORE_TENSORS_MAX 262144u
@@ -56,6 +57,7 @@ typedef struct rank_control {
     _Atomic uint64_t together_abandoned_key; /* of the last one that it did for itself */
     _Atomic uint64_t exchange_bytes[2];
     _Atomic uint64_t private_bytes; /* of its views, at its last step */
+    _Atomic uint64_t other_bytes;   /* of its blocks that are no model data, of late; under a budget */
     double values[64];              /* together_agree */
     _Atomic uint32_t value_count;
 } rank_control;
@@ -122,14 +124,26 @@ typedef struct store {
     bool detached;           /* in a forked child: the store is not this process's any more */
     struct reducer *reducer; /* reduce.h */
     struct demand *demand;   /* demand.h; NULL: nothing is away */
+    struct budget *budget;   /* budget.h; NULL: no chunks are placed */
+    struct touches *touches; /* touches.h; where chunks are placed */
+    uint64_t budget_bytes;   /* 0: none */
+    placement_settings placement;
     struct snapshot *snapshot;
     struct store *next; /* list of this process's stores */
 } store;
 
-/* Opens the store of a group, together with its other ranks. `group` names it; the same on all of them. `chunk_bytes` 0:
- * chosen for the first tensors that are registered. */
-castor_status store_open(const char *token, const char *group, int rank, int world, uint64_t chunk_bytes,
-                         const char *offload_dir, double timeout_seconds, store **out);
+typedef struct store_settings {
+    uint64_t chunk_bytes;         /* 0: chosen for the first tensors that are registered */
+    const char *offload_dir;      /* "": the files are in memory, unless chunks are placed */
+    uint64_t budget_bytes;        /* 0: none */
+    placement_settings placement; /* chunks are placed under a budget, and where a static share is not 0 */
+    double timeout_seconds;
+} store_settings;
+
+/* Opens the store of a group, together with its other ranks. `group` names it; the same on all of them, as the settings
+ * are. */
+castor_status store_open(const char *token, const char *group, int rank, int world,
+                         const store_settings *settings, store **out);
 
 /* The group's ranks as the whole job counts them: what messages name. */
 castor_status store_job_ranks_set(store *s, const int32_t *ranks);

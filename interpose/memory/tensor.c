@@ -8,12 +8,16 @@
 #include "../parallel/wait.h"
 #include "../trace/trace.h"
 #include "arena.h"
+#include "budget.h"
 #include "chunk_search.h"
 #include "demand.h"
 #include "pages.h"
+#include "touches.h"
 #include "window.h"
 
-#define SUM_BYTES_WORTH (64ul << 10) /* a smaller sum is not worth the system calls of giving it back */
+#define CHUNKS_OF_BUDGET  64
+#define CHUNK_BYTES_LEAST (1ul << 20)
+#define SUM_BYTES_WORTH   (64ul << 10) /* a smaller sum is not worth the system calls of giving it back */
 
 /* What each rank tells the others of a parameter. */
 struct offer {
@@ -198,6 +202,14 @@ static void keepers_choose(store *s, const struct offer *offers, uint32_t count,
     }
 }
 
+/* Under a budget chunks are small beside it: some are used while others come and go. */
+static uint64_t chunk_most_bytes(const store *s) {
+    if (!s->budget_bytes)
+        return UINT64_MAX;
+    uint64_t part = s->budget_bytes / CHUNKS_OF_BUDGET;
+    return part > CHUNK_BYTES_LEAST ? part : CHUNK_BYTES_LEAST;
+}
+
 /* Before a store's first tensor, where the job has not named the size of its chunks. */
 static castor_status chunks_size(store *s, const struct offer *offers, uint32_t count) {
     uint64_t *numel = calloc(count + 1, sizeof *numel), parameters = 0, widest = 1;
@@ -209,7 +221,8 @@ static castor_status chunks_size(store *s, const struct offer *offers, uint32_t 
         if (offers[i].same_as < 0)
             numel[parameters++] = offers[i].numel;
     }
-    castor_status status = chunk_search_adopt(&s->chunks, numel, parameters, (uint64_t)s->owners, widest);
+    castor_status status =
+        chunk_search_adopt(&s->chunks, numel, parameters, (uint64_t)s->owners, widest, chunk_most_bytes(s));
     free(numel);
     if (status == CASTOR_OK && s->rank == 0 && s->chunks.chunk_bytes)
         LOG_I("chunks of %B, for %lu parameter tensors; %B of them stay free (CASTOR_CHUNK_SIZE=auto)",
@@ -305,6 +318,14 @@ static void states_sweep(store *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Rank 0's value, into the parameter, or into the room of its sum; which can leave again. */
+static void value_write(tensor *t, const void *value) {
+    bool shared = t->mode == TENSOR_SHARED;
+    memcpy(shared ? t->param_alias : t->grad_alias, value, t->bytes);
+    if (shared && t->store->budget)
+        madvise(t->param_alias, t->span, MADV_DONTNEED);
+}
+
 castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count,
                               uint32_t *ids) {
     castor_status status = CASTOR_ERR_MEMORY;
@@ -332,6 +353,8 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
     }
     for (uint32_t i = 0; i < count && !status; i++)
         status = tensor_place(s, made[i]);
+    if (status == CASTOR_OK && s->budget && (status = budget_close(s)) == CASTOR_OK)
+        status = touches_grow(s);
     pthread_mutex_unlock(&s->lock);
     if (status) {
         store_fail(s, status);
@@ -340,8 +363,7 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
     /* Rank 0's values win. Those of value tensors travel through the room of their sums. */
     for (uint32_t i = 0; i < count && s->rank == 0; i++)
         if (offers[i].same_as < 0)
-            memcpy(made[i]->mode == TENSOR_SHARED ? made[i]->param_alias : made[i]->grad_alias,
-                   descriptions[i].address, made[i]->bytes);
+            value_write(made[i], descriptions[i].address);
     if ((status = wait_barrier(s, "the adoption of parameters")))
         goto done;
     for (uint32_t i = 0; i < count && s->rank != 0; i++)

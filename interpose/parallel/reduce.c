@@ -4,6 +4,7 @@
 #include <linux/futex.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -12,6 +13,7 @@
 #include "../core/log.h"
 #include "../core/thread.h"
 #include "../memory/arena.h"
+#include "../memory/budget.h"
 #include "../memory/demand.h"
 #include "../memory/pages.h"
 #include "../memory/window.h"
@@ -36,6 +38,9 @@ typedef struct reducer {
     struct job *jobs; /* ring */
     uint64_t capacity, head, tail;
     uint64_t queued_bytes;
+    /* Under a budget: sums that this rank has added to, in order, until all ranks have. */
+    struct job *open_sums;
+    uint32_t open_first, open_count, open_capacity;
     castor_status failed; /* of the thread; failure holds the text */
     char failure[STORE_TEXT_MAX];
 } reducer;
@@ -181,9 +186,45 @@ static castor_status job_run(const struct job *job) {
         atomic_store(&t->control->rank[s->rank].added, job->epoch * t->blocks + block + 1);
         wait_notify(&t->control->event, &t->control->waiters);
     }
+    if (s->budget && t->mode == TENSOR_SHARED) /* nothing is lost: the mapping is shared */
+        madvise(t->grad_alias, t->span, MADV_DONTNEED);
     trace_record_write(TRACE_REDUCE, t->id, begin_ns, trace_now_ns(), t->bytes, (uint64_t)s->rank, job->epoch,
                        0);
     return CASTOR_OK;
+}
+
+/* ---- under a budget: a chunk may leave when its sums are made */
+
+static bool sum_complete(void *context);
+
+/* Callers hold the queue's lock. Ends those at the front that all ranks have added to. */
+static void open_sums_end(reducer *r) {
+    while (r->open_first < r->open_count) {
+        const struct job *job = &r->open_sums[r->open_first];
+        struct turn turn = {job->tensor, (job->epoch + 1) * job->tensor->blocks};
+        if (!sum_complete(&turn))
+            return;
+        budget_sum_end(job->tensor);
+        r->open_first++;
+    }
+    r->open_first = r->open_count = 0;
+}
+
+static void open_sums_add(reducer *r, const struct job *job) {
+    if (!r->store->budget)
+        return;
+    if (r->open_count == r->open_capacity) {
+        uint32_t capacity = r->open_capacity ? r->open_capacity * 2 : 256;
+        struct job *grown = realloc(r->open_sums, capacity * sizeof *grown);
+        if (!grown) { /* it stays in memory */
+            budget_sum_end(job->tensor);
+            return;
+        }
+        r->open_sums = grown;
+        r->open_capacity = capacity;
+    }
+    r->open_sums[r->open_count++] = *job;
+    open_sums_end(r);
 }
 
 static void *reducer_main(void *context) {
@@ -201,6 +242,7 @@ static void *reducer_main(void *context) {
             r->failed = status;
             log_format(r->failure, sizeof r->failure, "%s", error_text());
         }
+        open_sums_add(r, &job);
         r->tail++;
         if (job.source)
             r->queued_bytes -= job.tensor->bytes;
@@ -360,6 +402,7 @@ castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count) {
         pthread_mutex_lock(&r->lock);
         if (r->failed)
             status = error_set(r->failed, "%s", r->failure);
+        open_sums_end(r);
         pthread_mutex_unlock(&r->lock);
     }
     return status;

@@ -5,7 +5,7 @@ What needs PyTorch is imported when it is asked for: `import castor` alone costs
 __version__ = "0.1.0"
 
 _SUBMODULES = {"engine", "gemini", "trainer", "utils"}
-_FUNCTIONS = {"initialize", "launch", "launch_from_torch"}
+_FUNCTIONS = {"initialize": "launching", "launch": "launching", "launch_from_torch": "launching", "memory_stats": "memory"}
 
 
 def __getattr__(name):
@@ -14,7 +14,7 @@ def __getattr__(name):
     if name in _SUBMODULES:
         return importlib.import_module("." + name, __name__)
     if name in _FUNCTIONS:
-        return getattr(importlib.import_module(".launching", __name__), name)
+        return getattr(importlib.import_module("." + _FUNCTIONS[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -8,7 +8,7 @@ import zlib
 import torch
 from torch.nn.utils import clip_grad
 
-from . import accumulation, core, store
+from . import accumulation, core, parts, store
 
 
 _job = None  # the ranks of a single-process script
@@ -36,8 +36,12 @@ class _Gradients:
         return self.group.together(key, self.able)
 
     def mine(self):
-        """What this rank works on: the sums that it owns, and its own copies of the small ones."""
-        return [t for t in map(self.written, self.pairs) if t is not None]
+        """What this rank works on, the sums that it owns and its own copies of the small ones: lists, which are in memory one
+        after the other."""
+        own = [(t, e) for t, (_, e) in zip(map(self.written, self.pairs), self.pairs) if t is not None]
+        for number, part in enumerate(parts.divide(self.group, own, lambda each: each[1].bytes)):
+            with parts.in_memory(self.group, parts.SUMS, number, [e for _, e in part]):
+                yield [t for t, _ in part]
 
     def begin(self):
         """Before the owners write: ranks of other nodes have read what their script wanted to see of the sums."""
@@ -64,11 +68,12 @@ def _as_list(parameters):
 
 def _norms(gradients, norm_type, foreach):
     """The norm of each gradient: owners compute theirs, everyone gets all."""
-    own = gradients.mine()
-    if foreach is None or foreach:
-        norms = torch._foreach_norm(own, norm_type) if own else []
-    else:
-        norms = [torch.linalg.vector_norm(t, norm_type) for t in own]
+    norms = []
+    for own in gradients.mine():  # a rank may own none of them
+        if own and (foreach is None or foreach):
+            norms += torch._foreach_norm(own, norm_type)
+        else:
+            norms += [torch.linalg.vector_norm(t, norm_type) for t in own]
     values = iter(norms)
     mine = [0.0 if gradients.written(pair) is None else next(values).item() for pair in gradients.pairs]
     every = gradients.group.gather(mine, "the norms of the gradients")
@@ -103,12 +108,12 @@ def _clip_grad_norm(stock):
             clip_grad._get_total_norm([total], norm_type, True)  # raises PyTorch's own error
         coefficient = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
         if coefficient.item() != 1.0:
-            own = gradients.mine()
-            if own and (foreach is None or foreach):  # a rank may own none of them
-                torch._foreach_mul_(own, coefficient)
-            else:
-                for t in own:
-                    t.mul_(coefficient)
+            for own in gradients.mine():
+                if own and (foreach is None or foreach):
+                    torch._foreach_mul_(own, coefficient)
+                else:
+                    for t in own:
+                        t.mul_(coefficient)
         gradients.done("clipping by norm")
         return total
 
@@ -128,8 +133,9 @@ def _clip_grad_value(stock):
         if gradients is None or not gradients.together("value", float(clip_value), foreach):
             return stock(listed, clip_value, foreach)
         gradients.begin()
-        for t in gradients.mine():
-            t.clamp_(-float(clip_value), float(clip_value))
+        for own in gradients.mine():
+            for t in own:
+                t.clamp_(-float(clip_value), float(clip_value))
         gradients.done("clipping by value")
         return None
 
@@ -151,9 +157,9 @@ def _unscale(stock):
             return stock(self, optimizer, inv_scale, found_inf, allow_fp16)
         with torch.no_grad():
             gradients.begin()
-            own = gradients.mine()
-            if own:
-                torch._amp_foreach_non_finite_check_and_unscale_(own, found_inf, inv_scale)
+            for own in gradients.mine():
+                if own:
+                    torch._amp_foreach_non_finite_check_and_unscale_(own, found_inf, inv_scale)
             every = gradients.group.gather([found_inf.item()], "the check of the gradients for infinities")
             found = max(value for value, in every)
             found_inf.fill_(gradients.group.across.total([found], largest=True)[0] if gradients.group.single else found)

@@ -87,6 +87,15 @@ class SgdStep(ctypes.Structure):
         (name, c_int32) for name in ("first", "unused")]
 
 
+class Memory(ctypes.Structure):
+    """castor_memory: what of this rank's data is where."""
+
+    _fields_ = [
+        ("budget_bytes", c_uint64), ("chunk_bytes", c_uint64), ("bytes", c_uint64 * 3 * 3), ("other_bytes", c_uint64),
+        ("moment_bytes", c_uint64 * 4), ("moment_other_bytes", c_uint64 * 4),
+    ] + [(name, c_uint64) for name in ("moves", "moved_bytes", "hits", "late", "misses", "stall_ns")]
+
+
 class ArenaInfo(ctypes.Structure):
     _fields_ = [(name, c_uint64) for name in ("live_bytes", "live_peak_bytes", "dirty_bytes", "adopted_bytes")]
 
@@ -128,6 +137,7 @@ _SIGNATURES = {
     "layout_end": (c_int, []),
     "layout_leads": (c_int, []),
     "arena_get": (None, [POINTER(ArenaInfo)]),
+    "memory_get": (None, [POINTER(Memory)]),
     "now_ns": (c_uint64, []),
     "event_step": (None, [c_uint64, c_uint64, c_uint32, c_uint32]),
     "event_backward": (None, [c_uint64, c_uint64, c_int]),
@@ -135,6 +145,9 @@ _SIGNATURES = {
     "event_device_data": (None, [c_uint64, c_uint64, c_uint64, c_uint64]),
     "optimizer_adam": ("status", [c_void_p, c_void_p, c_uint32, c_int]),
     "optimizer_sgd": ("status", [c_void_p, c_void_p, c_uint32, c_int]),
+    "part_bytes": (c_uint64, [c_void_p]),
+    "part_begin": ("status", [c_void_p, c_int, c_uint32, c_void_p, c_uint32]),
+    "part_end": ("status", [c_void_p]),
     "store_open": ("status", [c_char_p, c_int, c_int, POINTER(c_void_p)]),
     "store_open_node": ("status", [c_char_p, c_char_p, c_int, c_int, c_int, POINTER(c_void_p)]),
     "store_leave": (None, [c_void_p]),

@@ -15,7 +15,7 @@ import zlib
 
 import torch
 
-from . import accumulation, core, events, optimizer_kernels, remote, states, store
+from . import accumulation, core, events, optimizer_kernels, parts, remote, states, store
 
 _thread = threading.local()
 _numbers = weakref.WeakKeyDictionary()
@@ -81,8 +81,8 @@ def _checksum(gradients):
 class _OwnerStep:
     """One leaf step in owner mode, over one group."""
 
-    def __init__(self, optimizer, group, pairs, closure):
-        self.optimizer, self.group, self.closure = optimizer, group, closure
+    def __init__(self, optimizer, group, pairs, closure, divisible):
+        self.optimizer, self.group, self.closure, self.divisible = optimizer, group, closure, divisible
         self.pairs = pairs
         self.shared = [(i, p, e) for i, (p, e) in enumerate(pairs) if e.shared]
         self.handles = core.pointers([e.handle for _, _, e in self.shared])
@@ -126,24 +126,35 @@ class _OwnerStep:
         else:
             self.group.barrier("an optimizer step")
 
-    def show_owned(self):
-        """From here the optimizer sees what this rank owns, and sees it in the store's memory."""
-        self.stepped = [t for t in self.shared if t[2].stepped_here and t[1].grad is not None]
+    def owned(self):
+        """(place, parameter, entry) of what this rank steps."""
+        return [t for t in self.shared if t[2].stepped_here and t[1].grad is not None]
+
+    def show_owned(self, part):
+        """From here the optimizer sees what this rank owns of `part`, and sees it in the store's memory. What is not shared it
+        sees in the first part."""
         if self.closure:
-            self._find_untouched(self.stepped)
-        own = [(p, e) for _, p, e in self.stepped]
+            self._find_untouched(part)
+        own = [(p, e) for _, p, e in part]
         at_home = core.pointers([e.handle for p, e in own if e.is_home(p)])
         core.publish_push(at_home, len(at_home))
-        for i, p, e in self.stepped:
+        for i, p, e in part:
             if not e.is_home(p):  # the script replaced p.data
                 e.param_alias.copy_(p.data)
             self._swap(p, e.param_alias)
             if i in self.untouched:
                 self._swap(p.grad, e.sum_alias)
         self.entered = self.states.enter(self.optimizer, own)
-        self.hidden = [(p, p.grad) for _, p, e in self.shared if not e.stepped_here and p.grad is not None]
+        here = {i for i, _, _ in part}
+        self.hidden = [(p, p.grad) for i, p, _ in self.shared if i not in here and p.grad is not None]
+        if self.stepped and not self.closure:
+            self.hidden += [(p, p.grad) for p in self._not_shared() if p.grad is not None]
         for p, _ in self.hidden:
             p.grad = None
+
+    def _not_shared(self):
+        shared = {id(p) for _, p, _ in self.shared}
+        return (p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in shared)
 
     def _swap(self, t, alias):
         self.swapped.append((t, t.data, alias))
@@ -162,8 +173,22 @@ class _OwnerStep:
         self.states.leave(self.entered)
         self.hidden, self.swapped, self.entered = [], [], []
 
+    def step_in_parts(self, step):
+        for number, part in enumerate(parts.divide(self.group, self.owned(), lambda t: t[2].bytes, self.divisible)):
+            kinds = parts.PARAMETERS | parts.SUMS | parts.STATES
+            with parts.in_memory(self.group, kinds, number, [e for _, _, e in part]):
+                self.show_owned(part)
+                result = step()
+                with torch.no_grad():
+                    self.show_all()
+                    self.states.keep(self.optimizer, self.group, part)
+            self.stepped += part
+        return result
+
     def end(self):
-        directory = self.states.publish(self.optimizer, self.group, self.stepped)
+        if self.closure:
+            self.states.keep(self.optimizer, self.group, self.stepped)
+        directory = self.states.directory(self.optimizer, self.group, self.stepped)
         stepped = [e for _, _, e in self.stepped]
         if self.group.sharded:
             unscales = getattr(self.optimizer, "grad_scale", None) is not None  # a fused step does it for GradScaler
@@ -196,8 +221,9 @@ def _is_local(pairs):
     return any(p.grad is not None and not e.synced for p, e in pairs)
 
 
-def leaf(func):
-    """Wraps the `step` of a separable class."""
+def leaf(func, divisible=False):
+    """Wraps the `step` of a separable class. `divisible`: it counts no steps but by parameter, and may be called for some
+    parameters now and for others later."""
 
     @functools.wraps(func)
     def step(self, *args, **kwargs):
@@ -223,15 +249,15 @@ def leaf(func):
         for p, e in pairs:
             if e.shared and not e.is_home(p) and p.is_shared():
                 e.leave_store()  # the script moved it to memory that other processes look at
-        owner_step = _OwnerStep(self, pairs[0][1].group, pairs, closure)
+        owner_step = _OwnerStep(self, pairs[0][1].group, pairs, closure, divisible)
         owner_step.begin()
         _thread.in_leaf = True
         try:
             if closure is None:
-                owner_step.show_owned()
+                result = owner_step.step_in_parts(lambda: func(self, *args, **kwargs))
             else:
                 args, kwargs = _replace_closure(args, kwargs, _closure_with_all(owner_step, closure))
-            result = func(self, *args, **kwargs)
+                result = func(self, *args, **kwargs)
         finally:
             _thread.in_leaf = False
             with torch.no_grad():
@@ -255,8 +281,9 @@ def _closure_with_all(owner_step, closure):
         finally:
             _thread.in_leaf = True
         owner_step.closure_over()
+        owner_step.stepped = owner_step.owned()
         with torch.no_grad():
-            owner_step.show_owned()
+            owner_step.show_owned(owner_step.stepped)
         return loss
 
     return run
@@ -408,7 +435,7 @@ def install(single_job):
     for name in SEPARABLE:
         cls = getattr(torch.optim, name, None)
         if cls is not None and "step" in cls.__dict__:
-            cls.step = leaf(cls.__dict__["step"])
+            cls.step = leaf(cls.__dict__["step"], divisible=True)
             _leaf_classes.add(cls)
     named = {n.strip() for n in core.option_text("CASTOR_SEPARABLE").split(",") if n.strip()}
     install_counting()

@@ -99,14 +99,20 @@ class OptimizerStates:
             if place.tensor.data_ptr() == place.alias_address:
                 place.tensor.data = place.view
 
-    def publish(self, optimizer, group, stepped):
-        """After the owner's step. `stepped`: (index, parameter, entry) of what it stepped. Returns its directory."""
-        small, directory = [], []
+    def keep(self, optimizer, group, stepped):
+        """After the owner has stepped (index, parameter, entry) each: their states are in the store from here on."""
+        small = []
         for paged in (False, True):  # small ones first, so that they come to lie together
             for _, p, entry in stepped:
                 for key, value in optimizer.state.get(p, {}).items():
                     if _sharable(value) and (value.numel() * value.element_size() >= PAGE) is paged:
                         self._keep(group, entry, key, value, small)
+        core.copy_many(*_many(small, core.pointers([p.alias_address for p in small]),
+                              core.pointers([p.tensor.data_ptr() for p in small])))
+
+    def directory(self, optimizer, group, stepped):
+        """What the other ranks need to find the states of (index, parameter, entry) each, all that this owner has stepped."""
+        directory = []
         node = group.across.place.node if group.sharded else -1
         for index, p, entry in stepped:
             items = [
@@ -114,8 +120,6 @@ class OptimizerStates:
                 for key, value in optimizer.state.get(p, {}).items()
             ]
             directory.append((index, node, items))
-        core.copy_many(*_many(small, core.pointers([p.alias_address for p in small]),
-                              core.pointers([p.tensor.data_ptr() for p in small])))
         return directory
 
     def _keep(self, group, entry, key, value, small):

@@ -19,6 +19,8 @@ Plan plan_of(uint64_t seed) {
     plan.world = 2 + int(mix(seed) % 3);
     plan.operations = 60;
     plan.options.push_back(std::string("CASTOR_CHUNK_SIZE=") + chunk_sizes[mix(seed + 1) % 3]);
+    static const char *const budgets[] = {"0", "1M", "4M", "32M"};
+    plan.options.push_back(std::string("CASTOR_MEMORY_BUDGET=") + budgets[mix(seed + 4) % 4]);
     return plan;
 }
 

@@ -208,11 +208,14 @@ void Script::step() {
             for (size_t k = 0; k < q.numel; k++)
                 v[k] = stepped(v[k], g.values[k]);
             if (q.owner == r.rank) {
+                int part = castor_part_begin(r.store, 7, uint32_t(i), &q.p.tensor, 1);
+                EXPECT_TRUE(part == CASTOR_OK || part == CASTOR_ERR_MEMORY) << where() << error_text();
                 castor_publish_push(&q.p.tensor, 1);
                 const float *from = g.untouched ? q.p.sum() : grad_address(q);
                 for (size_t k = 0; k < q.numel; k++)
                     q.p.alias()[k] = stepped(q.p.alias()[k], from[k]);
                 castor_publish_mark(q.p.tensor);
+                EXPECT_EQ(castor_part_end(r.store), CASTOR_OK) << where() << error_text();
             }
             q.stored = v;
             q.seen.assign(size_t(r.world), q.stored);

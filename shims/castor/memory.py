@@ -1,0 +1,48 @@
+"""What of a rank's data is where (Colossal-AI: the chunk manager's and the memory tracers' figures)."""
+from ctypes import byref
+
+from . import core
+
+core.require()
+
+__all__ = ["memory_stats"]
+
+KINDS, TIERS = ("parameters", "gradients", "optimizer_states"), ("device", "host", "disk")
+MOMENTS = ("forward", "backward", "gradient", "optimizer")
+
+
+def memory_stats():
+    """Where this rank's data is, now.
+
+    Returns a dict, in bytes unless said otherwise:
+        budget: CASTOR_MEMORY_BUDGET, of the node; 0: none.
+        chunk_size: of one chunk; 0: there are none.
+        parameters, gradients, optimizer_states: {"device", "host", "disk"}: of the chunks that this rank owns, in memory (host)
+            or on disk alone; what is in no chunk counts as host.
+        other: this rank's other CPU tensors.
+        moments: {"forward", "backward", "gradient", "optimizer"}: {"model", "other"}, under a budget the most in memory during such
+            moments: of this rank's chunks, and its share of the node's other data.
+        moves, moved: chunks that went from one tier to another, and their bytes.
+        prefetch: {"hits", "late", "misses", "hit_rate"}: accesses of chunks that had been away: brought ahead in time, ahead but
+            too late, not ahead; hit_rate: 0 to 1, 1 if there was none.
+        stall_seconds: that accesses waited for chunks."""
+    found = core.Memory()
+    core.memory_get(byref(found))
+    needed = found.hits + found.late + found.misses
+    return {
+        "budget": found.budget_bytes,
+        "chunk_size": found.chunk_bytes,
+        **{kind: dict(zip(TIERS, of_kind)) for kind, of_kind in zip(KINDS, found.bytes)},
+        "other": found.other_bytes,
+        "moments": {
+            moment: {"model": model, "other": other}
+            for moment, model, other in zip(MOMENTS, found.moment_bytes, found.moment_other_bytes)
+        },
+        "moves": found.moves,
+        "moved": found.moved_bytes,
+        "prefetch": {
+            "hits": found.hits, "late": found.late, "misses": found.misses,
+            "hit_rate": found.hits / needed if needed else 1.0,
+        },
+        "stall_seconds": found.stall_ns * 1e-9,
+    }
