@@ -100,6 +100,13 @@ uint32_t budget_number(budget *b, chunk_kind kind, int32_t index) {
     return number;
 }
 
+budget_chunk *budget_chunk_at(budget *b, uint64_t number) {
+    pthread_mutex_lock(&b->lock);
+    budget_chunk *found = b->chunks[number];
+    pthread_mutex_unlock(&b->lock);
+    return found;
+}
+
 static castor_status no_memory(void) {
     return error_set(CASTOR_ERR_MEMORY, "no memory for the tables of CASTOR_MEMORY_BUDGET");
 }
@@ -191,7 +198,8 @@ uint64_t budget_part_bytes(const store *s) {
 }
 
 static castor_status part_add(budget *b, uint32_t number) {
-    if (number == BUDGET_NONE || b->chunks[number]->used_in == b->parts)
+    budget_chunk *c = number == BUDGET_NONE ? NULL : budget_chunk_at(b, number);
+    if (!c || c->used_in == b->parts)
         return CASTOR_OK;
     if (b->part_count == b->part_capacity) {
         uint32_t capacity = b->part_capacity ? b->part_capacity * 2 : 64;
@@ -203,7 +211,7 @@ static castor_status part_add(budget *b, uint32_t number) {
     }
     castor_status status = chunk_manager_access(b->manager, number, true);
     if (status == CASTOR_OK) {
-        b->chunks[number]->used_in = b->parts;
+        c->used_in = b->parts;
         b->part[b->part_count++] = number;
     }
     return status;
@@ -267,11 +275,12 @@ static void sum_count(tensor *t, int change) {
     if (number == BUDGET_NONE)
         return;
     pthread_mutex_lock(&b->lock);
-    uint32_t before = b->chunks[number]->computing;
-    b->chunks[number]->computing += (uint32_t)change;
-    bool first = change > 0 && b->chunks[number]->summed_in != b->backwards;
+    budget_chunk *c = b->chunks[number];
+    uint32_t before = c->computing;
+    c->computing += (uint32_t)change;
+    bool first = change > 0 && c->summed_in != b->backwards;
     if (first)
-        b->chunks[number]->summed_in = b->backwards;
+        c->summed_in = b->backwards;
     pthread_mutex_unlock(&b->lock);
     if (change > 0 && before == 0)
         chunk_manager_pin(b->manager, number);

@@ -62,7 +62,7 @@ static void move_done(disk_operation *operation, void *context) {
 
 static castor_status move_start(void *context, const chunk_move *move, uint64_t *handle) {
     budget *b = context;
-    budget_chunk *c = b->chunks[move->chunk];
+    budget_chunk *c = budget_chunk_at(b, move->chunk);
     chunk *of_store = &b->store->chunks.list[c->kind].chunks[c->index];
     uint64_t until = clock_ns(CLOCK_MONOTONIC) + RECORD_NS;
     disk_operation *o = &c->operation;
@@ -89,14 +89,13 @@ static castor_status move_over(budget_chunk *c, chunk_move_end *end, uint64_t *f
 }
 
 static castor_status move_poll(void *context, uint64_t handle, chunk_move_end *end, uint64_t *finished_ns) {
-    const budget *b = context;
-    return move_over(b->chunks[handle], end, finished_ns);
+    return move_over(budget_chunk_at(context, handle), end, finished_ns);
 }
 
 static castor_status move_wait(void *context, uint64_t handle, uint64_t timeout_ns, chunk_move_end *end,
                                uint64_t *finished_ns) {
     budget *b = context;
-    budget_chunk *c = b->chunks[handle];
+    budget_chunk *c = budget_chunk_at(b, handle);
     castor_status status = disk_queue_wait(b->queue, &c->operation, (double)timeout_ns * 1e-9);
     if (status == CASTOR_ERR_TIMEOUT && !atomic_load(&c->finished_ns)) {
         *end = MOVE_RUNNING;
@@ -108,13 +107,13 @@ static castor_status move_wait(void *context, uint64_t handle, uint64_t timeout_
 /* What is being written back or read is let finish. */
 static bool move_cancel(void *context, uint64_t handle) {
     budget *b = context;
-    budget_chunk *c = b->chunks[handle];
+    budget_chunk *c = budget_chunk_at(b, handle);
     return disk_queue_cancel(b->queue, &c->operation) && disk_operation_ended(&c->operation);
 }
 
 static uint32_t residency(void *context, uint32_t number) {
-    const budget *b = context;
-    const budget_chunk *c = b->chunks[number];
+    budget *b = context;
+    const budget_chunk *c = budget_chunk_at(b, number);
     uint64_t resident = 0;
     disk_resident(b->store->chunks.list[c->kind].fd, c->offset, c->bytes, NULL, &resident);
     return resident * 2 >= c->bytes ? TIER_HOST : TIER_DISK;
