@@ -9,6 +9,9 @@
 #include "../core/error.h"
 #include "pages.h"
 
+/* Of a kind. The table is reserved as a whole, and takes memory as it fills: other threads read it while it grows. */
+#define CHUNKS_MAX (1 << 20)
+
 const char *const chunk_kind_names[CHUNK_KIND_COUNT] = {"parameter", "gradient", "optimizer state"};
 
 void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes) {
@@ -30,14 +33,18 @@ static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uin
     int part = kind == CHUNK_OPTIM ? owner : 0;
     if (list->next_offset[part] + bytes > (uint64_t)(part + 1) * t->part_bytes)
         return error_set(CASTOR_ERR_MEMORY, "the file of the %s chunks is full", chunk_kind_names[kind]);
-    if (list->count == list->capacity) {
-        uint32_t capacity = list->capacity ? list->capacity * 2 : 64;
-        chunk *grown = realloc(list->chunks, capacity * sizeof *grown);
-        if (!grown)
+    if (!list->chunks) {
+        void *reserved = mmap(NULL, CHUNKS_MAX * sizeof(chunk), PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (reserved == MAP_FAILED)
             return error_set(CASTOR_ERR_MEMORY, "no memory for the table of chunks");
-        list->chunks = grown;
-        list->capacity = capacity;
+        list->chunks = reserved;
     }
+    if (list->count == CHUNKS_MAX)
+        return error_set(CASTOR_ERR_MEMORY,
+                         "there are %d %s chunks, and there is room for no more: set a larger "
+                         "CASTOR_CHUNK_SIZE",
+                         CHUNKS_MAX, chunk_kind_names[kind]);
     *index = (int32_t)list->count++;
     list->chunks[*index] = (chunk){.offset = list->next_offset[part], .bytes = bytes, .owner = owner};
     list->next_offset[part] += bytes;

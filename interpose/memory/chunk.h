@@ -24,7 +24,7 @@ typedef struct chunk {
 typedef struct chunk_list {
     int fd;
     chunk *chunks; /* in order of making */
-    uint32_t count, capacity;
+    uint32_t count;
     uint64_t next_offset[128]; /* by part: 0 for parameters and gradients, the owner for states */
     int32_t current[128];      /* the chunk being filled, by owner; -1: none */
 } chunk_list;

@@ -32,7 +32,6 @@ class StoreChunk : public testing::Test {
             for (uint32_t i = 0; i < list.count; i++)
                 if (list.chunks[i].alias)
                     munmap(list.chunks[i].alias, list.chunks[i].bytes);
-            free(list.chunks);
             close(list.fd);
         }
     }
