@@ -2,13 +2,17 @@
 
 `Adam.step` and its like leave the arithmetic to one function for each implementation: a loop over tensors, foreach, fused.
 These functions are replaced, so that parameter groups, states, their layout and every check stay PyTorch's. What a kernel cannot
-do, and what it has not been seen to do bit for bit in this process (CASTOR_OPTIMIZER=auto), PyTorch's function does."""
+do, and what it has not been seen to do bit for bit in this process (CASTOR_OPTIMIZER=auto), PyTorch's function does.
+
+Then a float parameter may also have a 16-bit gradient: it is stepped as with the gradient widened."""
+import contextlib
 import ctypes
 import functools
 import importlib
 import inspect
 import math
 import platform
+import threading
 from collections import defaultdict
 
 import torch
@@ -19,9 +23,39 @@ NO_DECAY, COUPLED, DECOUPLED = range(3)  # castor.h: CASTOR_DECAY_
 TRIED_SIZES = (1, 37, 1029)  # less than a vector, a tail, several vectors and a tail
 TRIED_STEPS = 2
 
+NARROW = (torch.bfloat16, torch.float16)
+
 _chosen = "auto"
 _equal = {}  # what was compared: whether the bits were the same
 _told = set()  # PyTorch's functions of which it was said that they stay
+
+
+class _Asked(threading.local):
+    """What `publishing` asks of the steps of this thread."""
+
+    factor, working = 1.0, {}
+
+
+_asked = _Asked()
+
+
+@contextlib.contextmanager
+def publishing(working, factor=1.0):
+    """Steps of this thread within it multiply gradients by `factor`, in float, before all else (the gradients themselves stay as they are),
+    and leave the new value of each float parameter whose address is a key of `working`, rounded to nearest even, in the 16-bit tensor
+    that is its value, whose elements are in the same order. One pass does all where a kernel steps; else the bits are the same.
+    Of Adam, AdamW and SGD only."""
+    _replace_all()
+    before = _asked.factor, _asked.working
+    _asked.factor, _asked.working = factor, working
+    try:
+        yield
+    finally:
+        _asked.factor, _asked.working = before
+
+
+def _working_of(p):
+    return _asked.working.get(p.data_ptr()) if _asked.working else None
 
 
 def _fits(*lists):
@@ -32,22 +66,36 @@ def _fits(*lists):
         if not (first.is_contiguous() or tensors.is_dense(first)):
             return False
         for t in each:
-            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.dtype is not torch.float32 or t.device.type != "cpu":
+            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device.type != "cpu":
+                return False
+            if t.dtype is not torch.float32 and not (t is each[1] and t.dtype in NARROW):  # parameters come first, then gradients
                 return False
             if t.layout is not torch.strided or t.shape != first.shape or t.stride() != strides or t.is_inference():
                 return False
     return True
 
 
-def _ranges(parameters, gradients, states):
-    """One range for each tensor, whole; `states`: a list for each kind."""
-    ranges = (core.StepRange * len(parameters))()
-    for i, (r, p, g) in enumerate(zip(ranges, parameters, gradients)):
-        r.param, r.grad, r.count = p.data_ptr(), g.data_ptr(), p.numel()
+def _ranges(places, parameters, gradients, states):
+    """One range for each tensor of `places`, whole; `states`: a list for each kind."""
+    ranges = (core.StepRange * len(places))()
+    for r, i in zip(ranges, places):
+        p, working = parameters[i], _working_of(parameters[i])
+        r.param, r.grad, r.count = p.data_ptr(), gradients[i].data_ptr(), p.numel()
+        if working is not None:
+            r.master, r.param = r.param, working.data_ptr()
         r.numel = r.count
         for kind, of_kind in enumerate(states):
             r.states[kind] = of_kind[i].data_ptr()
     return ranges
+
+
+def _alike(parameters, gradients, more):
+    """The places that one call may step: {(type of what is published, type of the gradient, what `more` has there): places}."""
+    found = defaultdict(list)
+    for place, (p, g) in enumerate(zip(parameters, gradients)):
+        working = _working_of(p)
+        found[p.dtype if working is None else working.dtype, g.dtype, more[place]].append(place)
+    return found.items()
 
 
 def _changed(fused, *lists):
@@ -56,25 +104,23 @@ def _changed(fused, *lists):
         torch.autograd.graph.increment_version([t for of_kind in lists for t in of_kind])
 
 
-def _step(fused, decay_kind, decay, maximize, variation):
+def _step(fused, param_dtype, grad_dtype, decay_kind, decay, maximize, variation):
     separate = torch.backends.cpu.get_cpu_capability() == "DEFAULT" and platform.machine() == "x86_64"
-    return core.Step(0, 0, decay_kind, fused, separate, maximize, variation, 0, 1.0, 1.0, decay)
+    dtypes = tensors.DTYPES[param_dtype], tensors.DTYPES[grad_dtype]
+    return core.Step(*dtypes, decay_kind, fused, separate, maximize, variation, 0, _asked.factor, 1.0, decay)
 
 
 def _adam(fused, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, amsgrad, beta1, beta2, lr,
           weight_decay, eps, maximize, decoupled_weight_decay):
     kind = NO_DECAY if weight_decay == 0 else DECOUPLED if decoupled_weight_decay else COUPLED
-    step = _step(fused, kind, 1 - lr * weight_decay if kind == DECOUPLED else weight_decay, maximize, amsgrad)
+    decay = 1 - lr * weight_decay if kind == DECOUPLED else weight_decay
     root = math.sqrt if fused else lambda x: x**0.5  # as each of them does
     kept = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if amsgrad else (exp_avgs, exp_avg_sqs)
     torch._foreach_add_(state_steps, 1)
-    places = defaultdict(list)  # by the number of the step
-    for place, t in enumerate(state_steps):
-        places[t.item()].append(place)
-    for t, here in places.items():
+    for (param_dtype, grad_dtype, t), here in _alike(params, grads, [t.item() for t in state_steps]):
+        step = _step(fused, param_dtype, grad_dtype, kind, decay, maximize, amsgrad)
         numbers = core.AdamStep(step, 1 - beta1, beta2, 1 - beta2, root(1 - beta2**t), eps, -(lr / (1 - beta1**t)))
-        ranges = _ranges(*([of_kind[i] for i in here] for of_kind in (params, grads)), [[of_kind[i] for i in here] for of_kind in kept])
-        core.optimizer_adam(ctypes.byref(numbers), ranges, len(ranges), torch.get_num_threads())
+        core.optimizer_adam(ctypes.byref(numbers), _ranges(here, params, grads, kept), len(here), torch.get_num_threads())
     _changed(fused, params, *kept)
 
 
@@ -88,18 +134,15 @@ def _adam_can(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
 
 
 def _sgd(fused, params, grads, momentum_buffer_list, *, weight_decay, momentum, lr, dampening, nesterov, maximize):
-    step = _step(fused, COUPLED if weight_decay else NO_DECAY, weight_decay, maximize, nesterov)
-    for first in (0, 1):
-        here = [i for i in range(len(params)) if (momentum != 0 and momentum_buffer_list[i] is None) == bool(first)]
-        if not here:
-            continue
+    first_of = [momentum != 0 and momentum_buffer_list[i] is None for i in range(len(params))]
+    for (param_dtype, grad_dtype, first), here in _alike(params, grads, first_of):
         if first:
             for i in here:
-                momentum_buffer_list[i] = torch.empty_like(grads[i])
+                momentum_buffer_list[i] = torch.empty_like(grads[i], dtype=torch.float32)
+        step = _step(fused, param_dtype, grad_dtype, COUPLED if weight_decay else NO_DECAY, weight_decay, maximize, nesterov)
         numbers = core.SgdStep(step, momentum, 1 - dampening, -lr, first, 0)
-        kept = [[momentum_buffer_list[i] for i in here]] if momentum else []
-        ranges = _ranges([params[i] for i in here], [grads[i] for i in here], kept)
-        core.optimizer_sgd(ctypes.byref(numbers), ranges, len(ranges), torch.get_num_threads())
+        kept = (momentum_buffer_list,) if momentum else ()
+        core.optimizer_sgd(ctypes.byref(numbers), _ranges(here, params, grads, kept), len(here), torch.get_num_threads())
     _changed(fused, params, momentum_buffer_list if momentum else ())
 
 
@@ -107,8 +150,8 @@ def _sgd_can(params, grads, momentum_buffer_list, *, grad_scale, found_inf, weig
     numbers = all(type(x) in (float, int) for x in (weight_decay, momentum, lr, dampening))
     if not numbers or grad_scale is not None or found_inf is not None or has_sparse_grad:
         return False
-    pairs = [(p, b) for p, b in zip(params, momentum_buffer_list) if b is not None] if momentum else []
-    return _fits(params, grads) and (not pairs or _fits(*zip(*pairs)))
+    kept = [(p, g, b) for p, g, b in zip(params, grads, momentum_buffer_list) if b is not None] if momentum else []
+    return _fits(params, grads) and (not kept or _fits(*zip(*kept)))
 
 
 class _Kind:
@@ -129,7 +172,8 @@ def _same_bits(kind, fused, stock, arguments):
     """Whether the kernel gives what PyTorch's function gives, for the options of this call. Looked at once."""
     key = (stock, *(bool(arguments[name]) for name in kind.flags))
     if key not in _equal:
-        _equal[key] = _try(kind, fused, stock, arguments)
+        with publishing({}):
+            _equal[key] = _try(kind, fused, stock, arguments)
         if not _equal[key] and stock not in _told:
             _told.add(stock)
             core.log(1, f"torch.optim's own steps stay: a kernel gives other bits than {stock.__name__} of torch {torch.__version__}".encode())
@@ -160,6 +204,19 @@ def _try(kind, fused, stock, arguments):
     return all(torch.equal(a, b) for a, b in pairs)
 
 
+def _step_by_stock(stock, arguments):
+    """PyTorch's function, and around it what the kernels do in their pass."""
+    params, grads = arguments["params"], arguments["grads"]
+    if _asked.factor != 1 or any(g.dtype in NARROW and p.dtype is torch.float32 for p, g in zip(params, grads)):
+        widened = [g.float() if p.dtype is torch.float32 else g for p, g in zip(params, grads)]
+        arguments = dict(arguments, grads=[g * _asked.factor for g in widened] if _asked.factor != 1 else widened)
+    stock(**arguments)
+    for p in params if _asked.working else ():
+        working = _working_of(p)
+        if working is not None:
+            working.copy_(p)
+
+
 def _replacement(kind, fused, stock):
     names = kind.names
 
@@ -172,8 +229,8 @@ def _replacement(kind, fused, stock):
             able = kind.can(**arguments)
         except TypeError:  # a version of PyTorch that passes something else
             able = False
-        if not able or _chosen == "auto" and not _same_bits(kind, fused, stock, arguments):
-            return stock(*args, **kwargs)
+        if not able or _chosen == "native" or _chosen == "auto" and not _same_bits(kind, fused, stock, arguments):
+            return _step_by_stock(stock, arguments)
         return kind.step(fused, *(arguments[name] for name in names[: kind.lists]),
                          **{name: arguments[name] for name in kind.keywords})
 
@@ -184,8 +241,12 @@ def install(choice):
     """`choice`: CASTOR_OPTIMIZER."""
     global _chosen
     _chosen = choice
-    if choice == "native":
-        return
+    if choice != "native":
+        _replace_all()
+
+
+@functools.cache
+def _replace_all():
     for kind in (ADAM, SGD):
         module = importlib.import_module(f"torch.optim.{kind.name}")
         for form, fused in (("single_tensor", False), ("multi_tensor", False), ("fused", True)):

@@ -8,10 +8,10 @@ import unittest
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-def run(*arguments):
+def run(script, *arguments):
     library = os.environ["OPTIMIZER_TEST_LIBRARY"]
     environment = dict(os.environ, PYTHONPATH=os.path.join(os.path.dirname(library), "castor"), CASTOR_LOG_LEVEL="info")
-    done = subprocess.run([sys.executable, os.path.join(FOLDER, "classes.py"), *arguments], env=environment, text=True,
+    done = subprocess.run([sys.executable, os.path.join(FOLDER, script), *arguments], env=environment, text=True,
                           capture_output=True, timeout=300)
     if done.returncode:
         raise AssertionError(done.stderr[-2000:])
@@ -25,25 +25,36 @@ class Classes(unittest.TestCase):
             self.assertEqual(found[name], expected.get(name, []), name)
 
     def test_auto_steps_bit_for_bit(self):
-        found, said = run("auto")
+        found, said = run("classes.py", "auto")
         self.check(found)
         self.assertEqual(said, [])
 
     def test_hybrid_steps_bit_for_bit_too(self):
-        self.check(run("hybrid")[0])
+        self.check(run("classes.py", "hybrid")[0])
 
     def test_native_leaves_all_to_pytorch(self):
-        found, _ = run("native")
+        found, _ = run("classes.py", "native")
         self.assertEqual((found["differ"], found["kernels"]), ([], []))
         self.assertGreater(len(found["native"]), 2 * 140)
 
     def test_auto_keeps_loops_that_round_otherwise(self):
-        found, said = run("auto", "other bits")
+        found, said = run("classes.py", "auto", "other bits")
         loops = [name for name in found["native"] if name.startswith("Adam") and "fused" not in name]
         self.assertEqual(found["native"], loops, "all others are stepped by kernels")
         self.assertGreater(len(loops), 90)
         self.assertEqual(len(said), 2, said)  # once for each function
         self.assertIn("torch.optim's own steps stay: a kernel gives other bits than _", said[0])
+
+    def test_float_masters_of_16_bit_parameters(self):
+        for choice in ("auto", "hybrid", "native"):
+            found, said = run("masters.py", choice)
+            self.assertEqual((found["differ"], said), ([], []), choice)
+            self.assertEqual(found["calls"] > 0, choice != "native", choice)
+            self.assertGreater(found["rows"], 100)
+
+    def test_float_masters_where_loops_round_otherwise(self):
+        found, _ = run("masters.py", "auto", "other bits")
+        self.assertEqual(found["differ"], [])
 
 
 if __name__ == "__main__":
