@@ -27,6 +27,8 @@ def _attach():
 
         compat.install()
     if not core.plugin_engine():
+        if core.option_text("CASTOR_PRECISION") != "fp32":
+            core.log(1, b"CASTOR_PRECISION has no effect under the plugin none, which only observes: choose another plugin")
         from . import observe
 
         observe.install()

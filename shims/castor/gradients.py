@@ -8,7 +8,7 @@ from ctypes import byref, c_uint64
 
 import torch
 
-from . import accumulation, core, events, store, tensors
+from . import accumulation, core, events, precision, store, tensors
 
 
 def _references(grad):
@@ -35,7 +35,7 @@ class Synchronizer:
         self.unsynced = False  # a backward without synchronization came after the last one with it
         self.scale = 1.0 / group.total  # the weight of this rank's gradients
         self.pending = collections.deque()  # (ticket, entry, parameter, gradient): being added
-        self.entries = store.adopt(group, parameters)
+        self.entries = precision.adopt(group, parameters)
         self.schedule = None  # what the nodes exchange while a backward runs (nodes.py)
         self.let_go_before = False
         if group.across is not None:

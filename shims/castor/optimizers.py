@@ -15,7 +15,7 @@ import zlib
 
 import torch
 
-from . import accumulation, core, events, optimizer_kernels, parts, remote, states, store
+from . import accumulation, core, events, optimizer_kernels, parts, precision, remote, states, store
 
 _thread = threading.local()
 _numbers = weakref.WeakKeyDictionary()
@@ -89,6 +89,7 @@ class _OwnerStep:
         self.states = states.of(optimizer)
         self.untouched = set()  # places whose gradient is the sum as it is
         self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
+        self.raised = None
 
     def begin(self):
         for _, p, e in self.shared:
@@ -141,9 +142,12 @@ class _OwnerStep:
         for i, p, e in part:
             if not e.is_home(p):  # the script replaced p.data
                 e.param_alias.copy_(p.data)
+            if precision.of(p) is not None:
+                continue
             self._swap(p, e.param_alias)
             if i in self.untouched:
                 self._swap(p.grad, e.sum_alias)
+        self._raise(part)
         self.entered = self.states.enter(self.optimizer, own)
         here = {i for i, _, _ in part}
         self.hidden = [(p, p.grad) for i, p, _ in self.shared if i not in here and p.grad is not None]
@@ -151,6 +155,12 @@ class _OwnerStep:
             self.hidden += [(p, p.grad) for p in self._not_shared() if p.grad is not None]
         for p, _ in self.hidden:
             p.grad = None
+
+    def _raise(self, part):
+        seen = [(p, e.param_alias, e.sum_alias if i in self.untouched else p.grad) for i, p, e in part]
+        if not self.stepped:
+            seen += [(p, p.data, p.grad) for p, e in self.pairs if not e.shared and p.grad is not None]
+        self.raised = precision.Raised(self.optimizer, [s for s in seen if precision.of(s[0]) is not None])
 
     def _not_shared(self):
         shared = {id(p) for _, p, _ in self.shared}
@@ -161,6 +171,8 @@ class _OwnerStep:
         t.data = alias
 
     def show_all(self):
+        if self.raised is not None:
+            self.raised.leave()
         for p, grad in self.hidden:
             if p.grad is None:
                 p.grad = grad
@@ -174,7 +186,8 @@ class _OwnerStep:
         self.hidden, self.swapped, self.entered = [], [], []
 
     def step_in_parts(self, step):
-        for number, part in enumerate(parts.divide(self.group, self.owned(), lambda t: t[2].bytes, self.divisible)):
+        most = precision.PART_BYTES if precision.dtype is not None else 0
+        for number, part in enumerate(parts.divide(self.group, self.owned(), lambda t: t[2].bytes, self.divisible, most)):
             kinds = parts.PARAMETERS | parts.SUMS | parts.STATES
             with parts.in_memory(self.group, kinds, number, [e for _, _, e in part]):
                 self.show_owned(part)
@@ -206,6 +219,7 @@ class _OwnerStep:
                 torch.autograd.graph.increment_version(p)
             if not e.is_home(p):
                 _come_home(p, e)
+        precision.published([p for (_, p, _), published in zip(self.shared, changed) if published])
         self.states.fetch(self.optimizer, self.group, self.pairs)
 
 
@@ -237,6 +251,7 @@ def leaf(func, divisible=False):
         if not pairs:
             return func(self, *args, **kwargs)
         if closure is None and _is_local(pairs):
+            precision.refuse_local(pairs)
             remote.bring_here(self)
             states.of(self).local = True
             if running:
@@ -248,6 +263,7 @@ def leaf(func, divisible=False):
             running.mode = core.MODE_OWNER
         for p, e in pairs:
             if e.shared and not e.is_home(p) and p.is_shared():
+                precision.refuse_leaving(p)
                 e.leave_store()  # the script moved it to memory that other processes look at
         owner_step = _OwnerStep(self, pairs[0][1].group, pairs, closure, divisible)
         owner_step.begin()
@@ -266,6 +282,7 @@ def leaf(func, divisible=False):
             owner_step.end()
         return result
 
+    step.castor_leaf = True  # as it is for those that wrap it, and those who inherit it
     return step
 
 
@@ -321,6 +338,7 @@ def _outermost(wrapper):
         if getattr(_thread, "running", None) is not None or not store.active():
             return wrapper(*args, **kwargs)
         closure = _closure_of(args[1:], kwargs)
+        precision.check_optimizer(self, closure)
         if accumulation.active() and accumulation.skips_step(self, closure, _is_exact(type(self))):
             return _micro_step(self, closure)
         running = _thread.running = _InStep(self)
@@ -417,6 +435,8 @@ def _step_in_backward(optimizer):
     if _job is not None:
         _job.step_inside_backward()
     pairs = _pairs(optimizer)
+    if any(precision.of(p) is not None for p, _ in pairs):
+        precision.refuse("an optimizer steps inside a backward pass")
     if pairs:
         core.passthrough(b"an optimizer steps inside a backward pass: its parameters leave the store")
         store.release([p for p, _ in pairs])

@@ -6,9 +6,12 @@ from . import core
 PARAMETERS, SUMS, STATES = 1, 2, 4
 
 
-def divide(group, items, bytes_of, divisible=True):
-    """`items` in their order, as a list of lists; one, perhaps empty, at least."""
+def divide(group, items, bytes_of, divisible=True, most=0):
+    """`items` in their order, as a list of lists; one, perhaps empty, at least. `most`: bytes of a part, 0: as many as there
+    is room for."""
     room = core.part_bytes(group.handle) if divisible else 0
+    if divisible and most:
+        room = min(room, most) if room else most
     parts, used = [[]], 0
     for item in items:
         size = bytes_of(item)

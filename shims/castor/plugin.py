@@ -1,7 +1,7 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
-from . import accumulation, clipping, compiler, core, events, failures, leaving, optimizers, reducer, remote, single
+from . import accumulation, clipping, compiler, core, events, failures, leaving, optimizers, precision, reducer, remote, single
 
 
 def install():
@@ -18,6 +18,7 @@ def install():
     if accumulation.active():  # after the job, which says whether this backward is synchronized
         observers.append(accumulation.Observer())
     events.install(*observers)
+    precision.install()
     reducer.install()
     optimizers.install(job)
     clipping.install(job)

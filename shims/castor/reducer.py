@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import DDPLoggingData
 
-from . import core, gradients, nodes, store, tensors
+from . import casts, core, gradients, nodes, precision, store, tensors
 
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
 
@@ -126,6 +126,22 @@ def _verify(stock):
     return verify_param_shape_across_processes
 
 
+def _init_helper(stock):
+    """CASTOR_PRECISION: what is adopted meanwhile is of this module; PyTorch's own reducer would know no masters."""
+
+    @functools.wraps(stock)
+    def _ddp_init_helper(self, parameters, expect_sparse_gradient, *args, **kwargs):
+        reason = _why_not(parameters, self.process_group, expect_sparse_gradient)
+        if reason is None and self.mixed_precision is not None:
+            reason = "DistributedDataParallel(mixed_precision=...) casts as well"
+        if reason is not None:
+            precision.refuse(reason)
+        with casts.wrapping(self.module):
+            return stock(self, parameters, expect_sparse_gradient, *args, **kwargs)
+
+    return _ddp_init_helper
+
+
 def _make_logger(reducer):
     return Logger(reducer) if isinstance(reducer, Reducer) else _real_logger(reducer)
 
@@ -134,6 +150,8 @@ def step_aside(ddp, reason):
     """Gives a wrapped module PyTorch's own reducer back, before it trains on."""
     if not isinstance(ddp.reducer, Reducer):
         return
+    if precision.dtype is not None:
+        precision.refuse(reason)
     core.passthrough(f"DistributedDataParallel gets PyTorch's reducer back: {reason}".encode())
     ddp.reducer.remove_hooks()
     parameters, expect_sparse = ddp._build_params_for_reducer()
@@ -148,6 +166,8 @@ def step_aside(ddp, reason):
 def install():
     dist.Reducer, dist.Logger = _make_reducer, _make_logger
     ddp = torch.nn.parallel.DistributedDataParallel
+    if precision.dtype is not None:
+        ddp._ddp_init_helper = _init_helper(ddp._ddp_init_helper)
     module = torch.nn.parallel.distributed
     if hasattr(module, "_verify_param_shape_across_processes"):
         module._verify_param_shape_across_processes = _verify(module._verify_param_shape_across_processes)

@@ -11,7 +11,7 @@ import zlib
 
 import torch
 
-from . import batch_norm, core, events, gradients, loaders, losses, store, tensors, writers
+from . import batch_norm, core, events, gradients, loaders, losses, precision, store, tensors, writers
 
 
 class Job(events.Observer):
@@ -268,7 +268,7 @@ class Synchronizer(gradients.Synchronizer):
         self.watched = []  # parameters that had no gradient yet when they were registered
 
     def add(self, parameters):
-        entries = store.adopt(self.group, parameters)
+        entries = precision.adopt(self.group, parameters)
         for p, e in zip(parameters, entries):
             self.hook(p, e)
             self.entries.append(e)

@@ -1,0 +1,32 @@
+"""Starts train.py under Castor, and gives what its ranks saved."""
+import os
+import subprocess
+import sys
+import tempfile
+
+import runner
+import torch
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+LIMIT_S = 180  # of one job; reached only by a failure
+
+
+class Job:
+    def __init__(self, status, said, told):
+        self.status, self.said, self.told = status, said, told
+
+
+def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), script="train.py", plain=False):
+    """`arguments`: of the script. Its results are `told`, one of each rank."""
+    with tempfile.TemporaryDirectory(prefix="castor-precision-") as folder:
+        out = os.path.join(folder, "out")
+        under = [os.environ["PRECISION_TEST_CASTOR"], "run", "--plugin", plugin, "--log-dir", os.path.join(folder, "logs"),
+                 "--set", f"CASTOR_PRECISION={precision}"]
+        for setting in settings:
+            under += ["--set", setting]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+                   os.path.join(FOLDER, script), "--out", out, *map(str, arguments)]
+        done = subprocess.run(command if plain else [*under, "--", *command], env=runner.environment(), cwd=FOLDER,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+        told = [torch.load(f"{out}.{rank}") for rank in range(ranks)] if done.returncode == 0 else []
+        return Job(done.returncode, done.stderr, told)

@@ -1,0 +1,87 @@
+"""What scripts do between steps, and what cannot be done."""
+import os
+import tempfile
+
+import jobs
+import torch
+from beside import PrecisionTest
+from reference import Reference, narrow_from
+
+
+class HabitsTest(PrecisionTest):
+    def plain(self, model, optimizer, steps, after=None, **options):
+        torch.set_num_threads(1)
+        plain = Reference(model, optimizer, torch.bfloat16, 2, **options)
+        for step in range(steps):
+            plain.step(step)
+            if after:
+                after(plain)
+        return plain
+
+    def same(self, job, plain):
+        self.assertEqual(job.status, 0, job.said)
+        for rank, told in enumerate(job.told):
+            self.assertEqual(told["losses"], plain.losses[rank])
+            self.same_state(told, plain, f"rank {rank}")
+
+    def test_edited_parameters(self):
+        """A weight that is edited in 16 bits is the master's value; one that is not keeps the master's."""
+
+        def clamp(plain):
+            narrow, wide = plain.narrow.head.weight.data, plain.wide.head.weight.data
+            held = narrow.clamp(-0.1, 0.1)
+            wide.copy_(torch.where(held != narrow, held.float(), wide))
+            narrow.copy_(held)
+
+        job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "edit")
+        self.same(job, self.plain("mlp", "adamw", 4, clamp))
+
+    def test_swapped_parameters(self):
+        """Masters survive weights that are put away and come back."""
+        job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "swap")
+        self.same(job, self.plain("mlp", "adamw", 4))
+
+    def test_written_through_state_dict(self):
+        def halve(plain):
+            plain.wide.head.weight.data.mul_(0.5)
+            plain.wide.head.bias.data.mul_(0.5)
+            narrow_from(plain.narrow, plain.wide)
+
+        job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "write through")
+        self.same(job, self.plain("mlp", "adamw", 4, halve))
+
+    def test_resumed(self):
+        """Two steps, a checkpoint, two steps: as four. The checkpoint is one of float tensors."""
+        for optimizer in ("sgd", "adamw"):
+            first = jobs.start("--model", "mlp", "--optimizer", optimizer, "--steps", 2)
+            self.assertEqual(first.status, 0, first.said)
+            self.assertEqual({str(t.dtype) for t in first.told[1]["model"].values()}, {"torch.float32"})
+            with tempfile.TemporaryDirectory(prefix="castor-precision-") as folder:
+                kept = os.path.join(folder, "kept")
+                torch.save({"model": first.told[0]["model"], "optimizer": first.told[0]["optimizer"]}, kept)
+                second = jobs.start("--model", "mlp", "--optimizer", optimizer, "--steps", 2, "--first", 2, "--load", kept)
+            plain = self.plain("mlp", optimizer, 4)
+            plain.losses = [losses[2:] for losses in plain.losses]
+            self.same(second, plain)
+
+    def refused(self, pattern, *arguments, **options):
+        job = jobs.start(*arguments, **options)
+        self.assertNotEqual(job.status, 0)
+        self.assertRegex(job.said, pattern)
+
+    def test_closure_is_refused(self):
+        self.refused("castor: .*LBFGS", "--model", "mlp", "--optimizer", "lbfgs")
+
+    def test_autocast_is_refused(self):
+        self.refused("castor: .*autocast", "--model", "mlp", "--optimizer", "sgd", "--habit", "autocast")
+
+    def test_16_bits_already_is_refused(self):
+        self.refused("castor: .*bfloat16 already", "--model", "mlp", "--optimizer", "sgd", "--habit", "narrow")
+
+    def test_one_rank_is_refused(self):
+        self.refused("castor: .*more ranks", "--model", "mlp", "--optimizer", "sgd", ranks=1)
+
+    def test_none_says_so(self):
+        job = jobs.start("--model", "mlp", "--optimizer", "sgd", plugin="none")
+        self.assertEqual(job.status, 0, job.said)
+        self.assertIn("CASTOR_PRECISION has no effect under the plugin none", job.said)

@@ -1,0 +1,64 @@
+"""A script for torchrun that knows nothing of Castor: trains, and saves what it saw.
+
+    train.py --model mlp --optimizer sgd --out FILE [--steps N] [--first N] [--clip NORM] [--load FILE] [--habit NAME]
+"""
+import argparse
+
+import torch
+import torch.distributed as dist
+from models import batch, build, loss_of, optimizer_for
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("model", "optimizer", "out", "load", "habit"):
+        parser.add_argument("--" + name)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--clip", type=float)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = build(args.model)
+    if args.habit == "narrow":
+        model.bfloat16()
+    wrapped = DistributedDataParallel(model)
+    optimizer = optimizer_for(args.optimizer, [p for p in model.parameters() if p.requires_grad])
+    if args.load:
+        kept = torch.load(args.load)
+        model.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+    losses, norms = [], []
+    for step in range(args.first, args.first + args.steps):
+        x, y = batch(args.model, step, rank)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.habit == "autocast"):
+            loss = loss_of(wrapped(x), y)
+        loss.backward()
+        if args.clip:
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip).item())
+        optimizer.step()
+        losses.append(loss.item())
+        if args.habit == "edit":
+            with torch.no_grad():
+                model.head.weight.data.clamp_(-0.1, 0.1)
+        if args.habit == "swap":  # as for an evaluation with averaged weights
+            saved = [p.detach().clone() for p in model.parameters()]
+            for p in model.parameters():
+                p.data.mul_(0.5)
+            for p, s in zip(model.parameters(), saved):
+                p.data.copy_(s)
+        if args.habit == "write through":
+            for name, value in model.state_dict().items():
+                if name.startswith("head"):
+                    value.mul_(0.5)
+    told = {"losses": losses, "norms": norms, "types": [str(p.dtype) for p in model.parameters()],
+            "model": model.state_dict(), "optimizer": optimizer.state_dict(), "grads": [p.grad for p in model.parameters()]}
+    torch.save(told, f"{args.out}.{rank}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
