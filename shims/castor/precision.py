@@ -325,6 +325,8 @@ def install():
     dtype = DTYPES[core.option_text("CASTOR_PRECISION")]
     if dtype is None:
         return
+    if dtype is torch.float16:
+        raise core.Error("castor: CASTOR_PRECISION=fp16 is not there yet: use bf16")
     module, optimizer = torch.nn.Module, torch.optim.Optimizer
     module._save_to_state_dict = _saving(module._save_to_state_dict)
     module._load_from_state_dict = _loading(module._load_from_state_dict)
