@@ -322,10 +322,10 @@ CASTOR_API int castor_state_place(castor_tensor *tensor, uint64_t bytes, uint64_
 CASTOR_API int castor_state_view(castor_store *store, uint64_t offset, uint64_t bytes, void **out);
 CASTOR_API void castor_state_unview(castor_store *store, void *view, uint64_t bytes);
 /* The owner's edits of its own views go to the aliases. Arrays of `count`. */
-CASTOR_API void castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes,
-                                  uint32_t count);
-/* Edits of views are dropped. */
-CASTOR_API void castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count);
+CASTOR_API int castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes,
+                                 uint32_t count);
+/* Edits of views are dropped. Both fail where the kernel keeps them. */
+CASTOR_API int castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count);
 CASTOR_API void castor_copy_many(void *const *to, const void *const *from, const uint64_t *bytes,
                                  uint32_t count);
 /* This rank's directory of states, for the others (at most 48 MiB), and theirs: valid until the next barrier. */

@@ -319,10 +319,12 @@ int castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t 
     if (status == CASTOR_OK)
         status = publish_end(s, tensors, count, changed);
     touches_drop(s);
+    if (status) /* what has been said stays said: moves may fail as well */
+        return status;
     budget_step_end(s);
-    if (status == CASTOR_OK && options()->debug && !store_check(s))
+    if (options()->debug && !store_check(s))
         return store_fail(s, CASTOR_ERR_ARGUMENT);
-    return status;
+    return CASTOR_OK;
 }
 
 int castor_publish_deduplicate(castor_store *s, castor_tensor *const *tensors, uint32_t count,
@@ -357,15 +359,19 @@ void castor_state_unview(castor_store *s, void *view, uint64_t bytes) {
     munmap(from, pages_round((size_t)((char *)view - from) + bytes));
 }
 
-void castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++)
+int castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes, uint32_t count) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
         if (pages_edited_copy(views[i], aliases[i], pages_round(bytes[i])))
-            pages_edited_drop(views[i], pages_round(bytes[i]));
+            status = pages_edited_drop(views[i], pages_round(bytes[i]));
+    return status;
 }
 
-void castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++)
-        pages_edited_drop(views[i], pages_round(bytes[i]));
+int castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = pages_edited_drop(views[i], pages_round(bytes[i]));
+    return status;
 }
 
 void castor_copy_many(void *const *to, const void *const *from, const uint64_t *bytes, uint32_t count) {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include "../core/clock.h"
 #include "../core/error.h"
+#include "../core/log.h"
 #include "arena.h"
 #include "budget_inside.h"
 
@@ -53,7 +54,9 @@ static void room_give(void *context, uint32_t chunk, uint32_t tier, uint64_t byt
 static void move_done(disk_operation *operation, void *context) {
     budget_chunk *c = context;
     budget *b = c->store->budget;
-    (void)operation;
+    if (!operation->cancelled && disk_operation_error(operation) != CASTOR_OK &&
+        !atomic_exchange(&b->disk_told, true))
+        LOG_W("%s", error_text());
     atomic_store(&c->finished_ns, clock_ns(CLOCK_MONOTONIC));
     pthread_mutex_lock(&b->lock);
     pthread_cond_signal(&b->moved);

@@ -38,7 +38,8 @@ typedef struct budget {
     pthread_cond_t moved; /* a move has ended, or the thread has to end */
     uint32_t backwards;   /* from 1 on */
     bool stopping, running;
-    bool told; /* that a share is left out */
+    bool told;              /* that a share is left out */
+    _Atomic bool disk_told; /* that a move has failed */
 } budget;
 
 chunk_backend budget_backend(budget *b);

@@ -51,7 +51,13 @@ static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uin
     return CASTOR_OK;
 }
 
-static castor_status no_room(chunk_kind kind, size_t bytes) {
+static castor_status no_room(chunk_kind kind, size_t bytes, int error) {
+    if (error != ENOSPC && error != EDQUOT && error != ENOMEM && error != EFBIG)
+        return error_set(
+            CASTOR_ERR_SYSTEM,
+            "cannot take room for %B of %s chunks (errno %d): see the kernel's log (dmesg), or set "
+            "CASTOR_OFFLOAD_DIR to a folder on another disk",
+            (uint64_t)bytes, chunk_kind_names[kind], error);
     return error_set(CASTOR_ERR_MEMORY,
                      "no room for %B of %s chunks: give the job more memory, more disk under "
                      "CASTOR_OFFLOAD_DIR, or a smaller model",
@@ -79,7 +85,7 @@ castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t byt
     for (int tries = 0; failed == EINTR && tries < 1000; tries++)
         failed = posix_fallocate(list->fd, (off_t)(c->offset + at), (off_t)bytes);
     if (failed)
-        return no_room(kind, bytes);
+        return no_room(kind, bytes, failed);
     c->used = at + bytes;
     *offset = c->offset + at;
     return CASTOR_OK;
@@ -119,7 +125,7 @@ castor_status chunk_write(const chunk_table *t, chunk_kind kind, uint64_t offset
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return no_room(kind, bytes);
+            return no_room(kind, bytes, got < 0 ? errno : ENOSPC);
         written += (size_t)got;
     }
     return CASTOR_OK;

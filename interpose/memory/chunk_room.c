@@ -50,12 +50,12 @@ static bool fits(uint64_t held, uint64_t bytes, uint64_t limit) {
 
 castor_status victim_evict(chunk_manager *m, uint32_t chunk) {
     managed_chunk *c = &m->chunks[chunk];
-    castor_status status =
-        error_set(CASTOR_ERR_MEMORY, "chunk %u (%B) cannot leave tier %s: there is no room on a slower one",
-                  chunk, c->bytes, m->backend.tier_names[c->tier]);
+    castor_status status = CASTOR_OK;
+    bool tried = false;
     for (uint32_t tier = c->tier + 1u; tier < m->backend.tiers; tier++) {
         if (!fits(m->statistics.tier_bytes[tier], c->bytes, capacity_of(m, tier)))
             continue;
+        tried = true;
         status = move_begin(m, chunk, tier);
         if (status == CASTOR_OK) {
             /* It is needed again, perhaps before those that were already looked at. */
@@ -64,6 +64,10 @@ castor_status victim_evict(chunk_manager *m, uint32_t chunk) {
             return status;
         }
     }
+    if (!tried)
+        status = error_set(CASTOR_ERR_MEMORY,
+                           "chunk %u (%B) cannot leave tier %s: there is no room on a slower one", chunk,
+                           c->bytes, m->backend.tier_names[c->tier]);
     c->failed = true;
     m->statistics.failed_moves++;
     chunk_refresh(m, chunk);

@@ -33,8 +33,11 @@ static int pagemap_descriptor(void) {
     static _Atomic pid_t opened_by;
     if (atomic_load(&descriptor) >= 0 && atomic_load(&opened_by) == getpid())
         return atomic_load(&descriptor);
+    int old = atomic_exchange(&descriptor, -1);
+    if (old >= 0)
+        close(old); /* first: a child may have no other descriptor left */
     int fresh = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    int old = atomic_exchange(&descriptor, fresh);
+    old = atomic_exchange(&descriptor, fresh);
     if (old >= 0)
         close(old);
     atomic_store(&opened_by, getpid());
@@ -121,6 +124,10 @@ static bool pages_next(char *start, size_t bytes, page_sort sort, page_run *out)
     return scan_by_entries(fd, start, bytes, sort, out);
 }
 
+bool pages_told(void) {
+    return pagemap_descriptor() >= 0;
+}
+
 bool pages_edited_next(char *start, size_t bytes, page_run *out) {
     return pages_next(start, bytes, PAGES_EDITED, out);
 }
@@ -152,13 +159,29 @@ size_t pages_edited_copy(char *view, char *alias, size_t bytes) {
     return total;
 }
 
-size_t pages_edited_drop(char *view, size_t bytes) {
-    size_t total = 0;
-    for (page_run run = {0}; next_run(view, bytes, &run);) {
-        madvise(run.start, run.bytes, MADV_DONTNEED);
-        total += run.bytes;
-    }
-    return total;
+/* A page that stays would hide what owners publish: training would go on with old values. */
+static castor_status let_go(char *start, size_t bytes) {
+    int tries = 0, failed;
+    do {
+        failed = madvise(start, bytes, MADV_DONTNEED) == 0 ? 0 : errno;
+        if (failed == EINVAL &&
+            madvise(start, bytes, MADV_DONTNEED_LOCKED) == 0) /* the script locks its memory */
+            failed = 0;
+    } while ((failed == EINTR || failed == EAGAIN) && ++tries < 1000);
+    if (failed == 0)
+        return CASTOR_OK;
+    return error_set(
+        CASTOR_ERR_SYSTEM,
+        "cannot let go of %B that this rank has written (errno %d): memory that is locked (mlock, "
+        "mlockall) needs Linux 5.18",
+        (uint64_t)bytes, failed);
+}
+
+castor_status pages_edited_drop(char *view, size_t bytes) {
+    castor_status status = CASTOR_OK;
+    for (page_run run = {0}; !status && next_run(view, bytes, &run);)
+        status = let_go(run.start, run.bytes);
+    return status;
 }
 
 void pages_unedited_drop(char *view, size_t bytes) {
@@ -170,24 +193,22 @@ void pages_unedited_drop(char *view, size_t bytes) {
         madvise(from, (size_t)(view + bytes - from), MADV_DONTNEED);
 }
 
-size_t pages_edited_drop_equal(char *view, const char *alias, size_t bytes) {
-    size_t total = 0;
-    for (page_run run = {0}; next_run(view, bytes, &run);) {
+castor_status pages_edited_drop_equal(char *view, const char *alias, size_t bytes) {
+    castor_status status = CASTOR_OK;
+    for (page_run run = {0}; !status && next_run(view, bytes, &run);) {
         char *equal = run.start; /* start of the pages before `page` that were found equal */
         for (char *page = run.start;; page += PAGE_BYTES) {
             bool end = page == run.start + run.bytes;
             if (!end && memcmp(page, alias + (page - view), PAGE_BYTES) == 0)
                 continue;
-            if (page > equal) {
-                madvise(equal, (size_t)(page - equal), MADV_DONTNEED);
-                total += (size_t)(page - equal);
-            }
-            if (end)
+            if (page > equal)
+                status = let_go(equal, (size_t)(page - equal));
+            if (end || status)
                 break;
             equal = page + PAGE_BYTES;
         }
     }
-    return total;
+    return status;
 }
 
 castor_status pages_privatize(char *view, size_t bytes) {

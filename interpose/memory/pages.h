@@ -18,6 +18,9 @@
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MADV_DONTNEED_LOCKED /* Linux 5.18 */
+#define MADV_DONTNEED_LOCKED 24
+#endif
 
 static inline size_t pages_round(size_t bytes) {
     return (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
@@ -33,6 +36,8 @@ typedef struct page_run {
  * multiples of PAGE_BYTES. Where the kernel does not tell, the whole range counts as edited. */
 bool pages_edited_next(char *start, size_t bytes, page_run *out);
 
+/* Whether the kernel tells; asks for it where it has not yet been asked in this process. */
+bool pages_told(void);
 /* Whether pages of the store are in this process's page tables in the range. */
 bool pages_of_store(char *view, size_t bytes);
 /* Takes those pages of a view out of the page tables that are the store's: it shows the same. Nobody edits the view meanwhile. */
@@ -41,10 +46,10 @@ void pages_unedited_drop(char *view, size_t bytes);
 size_t pages_edited_bytes(char *view, size_t bytes);
 /* Copies the edited pages of a view to its alias; returns the bytes copied. */
 size_t pages_edited_copy(char *view, char *alias, size_t bytes);
-/* Lets go of the edited pages of a view: it shows the store's bytes again. Returns the bytes dropped. */
-size_t pages_edited_drop(char *view, size_t bytes);
+/* Lets go of the edited pages of a view: it shows the store's bytes again. After an error it may not. */
+castor_status pages_edited_drop(char *view, size_t bytes);
 /* The same, for those edited pages alone that hold what the alias holds. */
-size_t pages_edited_drop_equal(char *view, const char *alias, size_t bytes);
+castor_status pages_edited_drop_equal(char *view, const char *alias, size_t bytes);
 /* Makes every page of a view this process's own, so that later writes to the store do not show in it. */
 castor_status pages_privatize(char *view, size_t bytes);
 

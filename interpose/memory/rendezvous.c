@@ -20,6 +20,7 @@
 #define RANKS_MAX       4096
 #define RETRY_NS        10000000l
 #define LOOK_SECONDS    0.1 /* how often it is seen whether signals have come, or ranks have ended */
+#define REFUSALS_MAX    200 /* calls that fail on this rank, RETRY_NS apart, before the meeting does */
 
 struct hello {
     char token[TOKEN_MAX];
@@ -54,7 +55,8 @@ static bool send_descriptors(int connection, const int *descriptors, int count) 
     return sendmsg(connection, &message, MSG_NOSIGNAL) == 1;
 }
 
-static bool receive_descriptors(int connection, int *descriptors, int count) {
+/* An errno; 0: these are they; -1: the other end has none for this rank, now. */
+static int receive_descriptors(int connection, int *descriptors, int count) {
     union {
         char bytes[CMSG_SPACE(sizeof(int) * DESCRIPTORS_MAX)];
         struct cmsghdr align;
@@ -65,14 +67,17 @@ static bool receive_descriptors(int connection, int *descriptors, int count) {
                              .msg_iovlen = 1,
                              .msg_control = control.bytes,
                              .msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)count)};
-    if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != 1)
-        return false;
+    ssize_t got;
+    while ((got = recvmsg(connection, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
+        ;
+    if (got != 1)
+        return got < 0 && errno != ECONNRESET ? errno : -1;
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     if (!header || header->cmsg_type != SCM_RIGHTS ||
         header->cmsg_len != CMSG_LEN(sizeof(int) * (size_t)count))
-        return false;
+        return EMFILE; /* the kernel has cut them off */
     memcpy(descriptors, CMSG_DATA(header), sizeof(int) * (size_t)count);
-    return true;
+    return 0;
 }
 
 /* Ends early when a signal's handler raised an exception. */
@@ -111,7 +116,7 @@ static castor_status interrupted(void) {
 static castor_status serve(const char *token, const char *group, int world, const int *descriptors, int count,
                            double deadline, int *pids) {
     bool joined[RANKS_MAX] = {true};
-    int missing = world - 1;
+    int missing = world - 1, refusals = 0;
     castor_status status = CASTOR_OK;
     struct sockaddr_un address;
     socklen_t length = meeting_address(&address, token, group);
@@ -157,8 +162,17 @@ static castor_status serve(const char *token, const char *group, int world, cons
             goto done;
         }
         int connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (connection < 0)
+        if (connection < 0 && ++refusals < REFUSALS_MAX) {
+            nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
             continue;
+        }
+        if (connection < 0) {
+            status = error_set(
+                CASTOR_ERR_SYSTEM,
+                "the other ranks cannot be let in (errno %d): raise the limit on open files (ulimit -n)",
+                errno);
+            goto done;
+        }
         struct hello hello;
         char expected[TOKEN_MAX];
         token_copy(expected, token);
@@ -199,13 +213,20 @@ static castor_status join(const char *token, const char *group, int rank, int wo
         int pid, connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (connection < 0)
             return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);
-        bool joined =
-            connect(connection, (struct sockaddr *)&address, length) == 0 && same_user(connection, &pid) &&
-            send(connection, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello &&
-            wait_readable(connection, deadline) && receive_descriptors(connection, descriptors, count);
+        bool met = connect(connection, (struct sockaddr *)&address, length) == 0 &&
+                   same_user(connection, &pid) &&
+                   send(connection, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello &&
+                   wait_readable(connection, deadline);
+        int why = met ? receive_descriptors(connection, descriptors, count) : -1;
         close(connection);
-        if (joined)
+        if (why == 0)
             return CASTOR_OK;
+        if (why > 0) /* rank 0 has given them away: they will not come again */
+            return error_set(
+                CASTOR_ERR_SYSTEM,
+                "cannot take the descriptors of the node store (errno %d): raise the limit on open files "
+                "(ulimit -n)",
+                why);
         if (wait_interrupted())
             return interrupted();
         nanosleep(&(struct timespec){0, RETRY_NS}, NULL);

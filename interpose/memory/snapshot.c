@@ -1,5 +1,6 @@
 #include "snapshot.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -95,6 +96,8 @@ static bool copy_range(store *s, tensor *t, chunk_kind kind, uint64_t offset, ch
     size_t done = from ? 0 : bytes + 1;
     while (done < bytes) {
         ssize_t n = pwrite(s->snapshot->fd[kind], from + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
         if (n <= 0)
             break;
         done += (size_t)n;
@@ -154,6 +157,11 @@ static bool map_range(store *s, tensor *t, chunk_kind kind, uint64_t offset, cha
 }
 
 void snapshot_fork_child(void) {
+    if (store_first() && !store_first()->detached && !pages_told())
+        LOG_W("/proc/self/pagemap does not tell this forked child which pages are its own (errno %d): it may "
+              "see later "
+              "weights than those of the fork; raise the limit on open files (ulimit -n)",
+              errno);
     for (store *s = store_first(); s; s = s->next) {
         if (s->snapshot && s->snapshot->good && !s->detached)
             views_visit(s, map_range);

@@ -97,8 +97,8 @@ static void lease_end(window *w) {
 void window_return(window *w) {
     tensor *t = w->tensor;
     pthread_mutex_lock(&t->store->lock);
-    if (!t->store->detached)
-        pages_edited_drop(w->address, t->span);
+    if (!t->store->detached && pages_edited_drop(w->address, t->span) != CASTOR_OK)
+        w->zeroed = true; /* to be mapped anew before it shows a sum again */
     w->live = false;
     lease_end(w);
     if (t->forgotten && !t->store->detached)
@@ -150,10 +150,8 @@ castor_status window_carry(tensor *t, window *w) {
 castor_status window_refresh(window *w) {
     castor_status status = CASTOR_OK;
     pthread_mutex_lock(&w->tensor->store->lock);
-    if (w->zeroed)
+    if (w->zeroed || pages_edited_drop(w->address, w->tensor->span) != CASTOR_OK)
         status = map_sum(w);
-    else
-        pages_edited_drop(w->address, w->tensor->span);
     if (status == CASTOR_OK)
         w->current = true;
     w->tensor->store->changes++;

@@ -19,6 +19,7 @@ castor_status publish_begin(store *s, const double *values, const char *const *l
     return status;
 }
 
+/* A page that stays edited is seen at the end of the step. */
 void publish_push(tensor *const *tensors, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         if (owned_view(tensors[i]) &&
@@ -42,10 +43,12 @@ castor_status publish_end(store *s, tensor *const *tensors, uint32_t count, uint
         if (t->mode != TENSOR_SHARED || !t->home)
             continue;
         if (changed[i])
-            pages_edited_drop(t->home, t->span);
+            status = pages_edited_drop(t->home, t->span);
         else
             private_bytes += pages_edited_bytes(t->home, t->span);
     }
+    if (status)
+        store_fail(s, status);
     atomic_store(&s->control->rank[s->rank].private_bytes, private_bytes);
     trace_gauge_set(GAUGE_PRIVATE_BYTES, private_bytes);
     store_place_set(s, PLACE_SCRIPT);
@@ -64,8 +67,10 @@ castor_status publish_deduplicate(store *s, tensor *const *tensors, uint32_t cou
     for (uint32_t i = 0; i < count && !status; i++) {
         const tensor *t = tensors[i];
         if (t->mode == TENSOR_SHARED && t->home)
-            pages_edited_drop_equal(t->home, t->param_alias, t->span);
+            status = pages_edited_drop_equal(t->home, t->param_alias, t->span);
     }
+    if (status)
+        store_fail(s, status);
     store_place_set(s, PLACE_SCRIPT);
     return status;
 }
