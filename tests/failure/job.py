@@ -39,12 +39,7 @@ class Job:
 
     def __init__(self, kind, how, *arguments, ranks=2, settings=(), launcher=(), variables=(), before=()):
         self.kind, self.ranks = kind, ranks
-        self.folder = tempfile.mkdtemp(prefix="castor-failure-")
-        for name in ("out", "tmp", "offload"):
-            os.mkdir(self.path(name))
-        self.mark = uuid.uuid4().hex
-        self.lines = []  # (time, text)
-        self.changed = threading.Condition()
+        self.folder_make()
         script = [os.path.join(FOLDER, "train.py"), kind, how, *map(str, arguments)]
         if kind == "ddp":
             # torchrun looks at its workers now and then, and ends all when one has failed: here, after they have said why.
@@ -54,7 +49,19 @@ class Job:
         else:
             command = [sys.executable, *script]
             options = ["--plugin", "gemini", "--nproc", str(ranks), "--all-output"]
-        for setting in (f"CASTOR_TIMEOUT={TIMEOUT_S}", *settings):
+        self.start(options, (f"CASTOR_TIMEOUT={TIMEOUT_S}", *settings), command, variables, before)
+
+    def folder_make(self):
+        self.folder = tempfile.mkdtemp(prefix="castor-failure-")
+        for name in ("out", "tmp", "offload"):
+            os.mkdir(self.path(name))
+
+    def start(self, options, settings, command, variables=(), before=()):
+        self.mark = uuid.uuid4().hex
+        self.lines = []  # (time, text)
+        self.changed = threading.Condition()
+        options = [*options]
+        for setting in settings:
             options += ["--set", setting.replace("@", self.path("offload"))]
         environment = runner.environment("TORCH", "FAILURE_TEST")
         environment.update(TMPDIR=self.path("tmp"), FAILURE_TEST=self.mark, PYTHONUNBUFFERED="1")

@@ -1,9 +1,9 @@
 """Ranks that fail, in each of the ways that a job may see: what every rank says, how the job ends, what is left.
 
-    tests/failure/run.py [--castor build/bin/castor] [--jobs 3] [--full] [NAME]...
+    tests/failure/run.py [--castor build/bin/castor] [--jobs 3] [--full] [--calls 2] [NAME]...
 
 Needs torch (the interpreter that runs this has it). NAMEs select tests whose name contains one of them, --full those of both
-kinds of scripts where one stands for the other; several jobs run at a time. The last line is `N passed, N failed`.
+kinds of scripts where one stands for the other, and --calls of each function of libc, which fail one by one (0: all of them; hours); several jobs run at a time. The last line is `N passed, N failed`.
 
 A job has CASTOR_TIMEOUT=300 and must end within a minute of the failure, however busy the machine: an error that comes so
 soon comes from the failure's detection.
@@ -16,11 +16,13 @@ import signal
 import sys
 import time
 
+import disks
+import faults
 import limits
 from job import DIED, END_S, START_S, Failed, Skipped, fails, only_one_line, others_say, started, stopped
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TESTS = dict(limits.TESTS)
+TESTS = {**limits.TESTS, **disks.TESTS, **faults.TESTS}
 FULL = (  # tests that --full adds
     "a rank is killed, of three (ddp)", "a rank is ended by SIGSEGV (single)", "a hook in backward raises (single)",
     "a Function's backward raises (ddp)", "the optimizer's step raises (single)", "memory is out (ddp)",
@@ -28,6 +30,7 @@ FULL = (  # tests that --full adds
     "a DataLoader's worker is killed (single)", "the kernel ends a rank that is out of memory (ddp)",
     "the disk has no room for gradient chunks (ddp)", "the disk has no room for parameter chunks (single)",
     "the disk has no room for optimizer state chunks (ddp)", "another shape of a parameter (ddp)", "another learning rate (single)",
+    *disks.FULL, *faults.FULL,
 )
 ENDED = r"rank 1 \(pid \d+\) has ended while other ranks wait for it: all ranks must take the same number of steps"
 JOINED = r"rank 1 has ended, with status 0, and has not joined the others, which wait for it: .* \(here: train\.py, line \d+\)$"
@@ -189,10 +192,12 @@ def main():
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--calls", type=int, default=faults.MOST)
     parser.add_argument("names", nargs="*", metavar="NAME")
     args = parser.parse_args()
     if not os.access(args.castor, os.X_OK):
         sys.exit(f"{args.castor} is missing; run make first")
+    faults.MOST = args.calls
     os.environ["FAILURE_TEST_CASTOR"] = os.path.abspath(args.castor)
     assert all(name in TESTS for name in FULL)
     passed = failed = 0
