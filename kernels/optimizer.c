@@ -14,7 +14,7 @@ static const size_t lanes_of[KERNEL_VARIANT_COUNT] = {
 
 typedef struct step_job {
     kernel_step_loop *loop;
-    kernel_root *root;
+    const kernel_roots *roots;
     size_t lanes;
     const kernel_step *step;
     const kernel_range *ranges;
@@ -65,7 +65,7 @@ static void step_rest(const step_job *job, const kernel_range *range, bool tail)
         padded.states[i] = range->states[i] ? states[i] : NULL;
         copy(padded.states[i], range->states[i], float_bytes);
     }
-    job->loop(job->step, &padded, tail, job->root);
+    job->loop(job->step, &padded, tail, job->roots);
     copy(range->param, param, param_bytes);
     copy(range->master, padded.master, float_bytes);
     for (size_t i = 0; i < KERNEL_OPTIMIZER_STATES; i++)
@@ -76,7 +76,7 @@ static void step_span(const step_job *job, const kernel_range *range, size_t beg
     size_t whole = begin + (end - begin) / job->lanes * job->lanes;
     if (begin < whole) {
         kernel_range part = range_part(job->step, range, begin, whole);
-        job->loop(job->step, &part, tail, job->root);
+        job->loop(job->step, &part, tail, job->roots);
     }
     if (whole < end) {
         kernel_range part = range_part(job->step, range, whole, end);
@@ -115,7 +115,7 @@ void kernel_step_run(kernel_step_loop *const loop_of[KERNEL_VARIANT_COUNT], cons
                      const kernel_range *ranges, size_t count, const kernel_host *host) {
     kernel_variant variant = kernel_variant_current();
     step_job job = {.loop = loop_of[variant],
-                    .root = host && !((const kernel_step *)step)->fused ? host->root : NULL,
+                    .roots = host && !((const kernel_step *)step)->fused ? host->roots : NULL,
                     .lanes = lanes_of[variant],
                     .step = step,
                     .ranges = ranges,

@@ -18,6 +18,7 @@
 
 #include <stdint.h>
 #include "kernels.h"
+#include "root.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -82,15 +83,13 @@ typedef struct kernel_lion {
 } kernel_lion;
 
 /* What the process lends. Each may be NULL.
- *   run   calls body(context, part) once for each part from 0 to `parts` - 1, on any threads, and returns when all have
- *         returned; NULL, or `threads` 1: the caller's thread does all
- *   root  writes square roots over `values`, for steps that are not `fused`; NULL: the processor's. PyTorch takes those of a
- *         library, which are off by a bit here and there */
-typedef void kernel_root(float *values, size_t count);
+ *   run    calls body(context, part) once for each part from 0 to `parts` - 1, on any threads, and returns when all have
+ *          returned; NULL, or `threads` 1: the caller's thread does all
+ *   roots  for steps that are not `fused`; NULL: the processor's. PyTorch takes those of a library (root.h) */
 typedef struct kernel_host {
     void (*run)(void (*body)(void *context, int part), void *context, int parts);
     int threads;
-    kernel_root *root;
+    const kernel_roots *roots;
 } kernel_host;
 
 void kernel_adam_step(const kernel_adam *adam, const kernel_range *ranges, size_t count,
@@ -102,9 +101,10 @@ void kernel_lion_step(const kernel_lion *lion, const kernel_range *ranges, size_
 
 /* ---- for the files of the optimizers ------------------------------------------------------------------------- */
 
-/* A step over a range whose `count` is a multiple of the variant's lanes; `tail`: by the formulas of the tail; root: as in
+/* A step over a range whose `count` is a multiple of the variant's lanes; `tail`: by the formulas of the tail; roots: as in
  * kernel_host. */
-typedef void kernel_step_loop(const void *step, const kernel_range *range, bool tail, kernel_root *root);
+typedef void kernel_step_loop(const void *step, const kernel_range *range, bool tail,
+                              const kernel_roots *roots);
 
 /* Splits the ranges over the threads, and each piece in what is left to whole vectors, the rest and the tail. */
 void kernel_step_run(kernel_step_loop *const loop_of[KERNEL_VARIANT_COUNT], const void *step,

@@ -33,8 +33,13 @@ typedef void root_function(int count, const float *values, float *roots, long lo
 static struct torch_functions {
     _Atomic(parallel_function *) parallel;
     _Atomic(root_function *) root;
+    atomic_int root_kind; /* kernel_root_kind */
     atomic_bool looked;
 } torch;
+
+static void find_roots(float *values, size_t count) {
+    atomic_load_explicit(&torch.root, memory_order_relaxed)((int)count, values, values, ROOT_MODE);
+}
 
 /* Before PyTorch is there, nothing is noted. */
 static void find_functions(void) {
@@ -45,6 +50,8 @@ static void find_functions(void) {
         return;
     atomic_store(&torch.parallel, (parallel_function *)dlsym(library, "GOMP_parallel"));
     atomic_store(&torch.root, (root_function *)dlsym(library, "vmsSqrt"));
+    if (atomic_load(&torch.root))
+        atomic_store(&torch.root_kind, kernel_roots_find(find_roots).kind);
     atomic_store_explicit(&torch.looked, true, memory_order_release);
     dlclose(library); /* PyTorch is never unloaded */
 }
@@ -72,15 +79,12 @@ static void run_parts(void (*body)(void *context, int part), void *context, int 
         take_parts(&all);
 }
 
-static void find_roots(float *values, size_t count) {
-    atomic_load_explicit(&torch.root, memory_order_relaxed)((int)count, values, values, ROOT_MODE);
-}
-
 /* A second pool of threads would compete with PyTorch's for the processors. */
-static kernel_host host_of(int threads) {
+static kernel_host host_of(int threads, kernel_roots *roots) {
     find_functions();
+    *roots = (kernel_roots){.function = find_roots, .kind = (kernel_root_kind)atomic_load(&torch.root_kind)};
     return (kernel_host){
-        .run = run_parts, .threads = threads, .root = atomic_load(&torch.root) ? find_roots : NULL};
+        .run = run_parts, .threads = threads, .roots = atomic_load(&torch.root) ? roots : NULL};
 }
 
 static bool dtype_known(int32_t dtype) {
@@ -125,7 +129,8 @@ int castor_optimizer_adam(const castor_adam *adam, const castor_step_range *rang
     castor_status status = check_step(&adam->step);
     if (status == CASTOR_OK)
         status = check_ranges(ranges, count, adam->step.variation ? 3 : 2);
-    kernel_host host = host_of(threads);
+    kernel_roots roots;
+    kernel_host host = host_of(threads, &roots);
     if (status == CASTOR_OK)
         kernel_adam_step((const kernel_adam *)adam, (const kernel_range *)ranges, count, &host);
     return status;
@@ -138,7 +143,8 @@ int castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_range *ranges,
         status = error_set(CASTOR_ERR_ARGUMENT, "optimizer step: SGD has no decoupled decay");
     if (status == CASTOR_OK)
         status = check_ranges(ranges, count, sgd->momentum != 0 ? 1 : 0);
-    kernel_host host = host_of(threads);
+    kernel_roots roots;
+    kernel_host host = host_of(threads, &roots);
     if (status == CASTOR_OK)
         kernel_sgd_step((const kernel_sgd *)sgd, (const kernel_range *)ranges, count, &host);
     return status;
@@ -149,7 +155,8 @@ int castor_optimizer_lion(const castor_lion *lion, const castor_step_range *rang
     castor_status status = check_step(&lion->step);
     if (status == CASTOR_OK)
         status = check_ranges(ranges, count, 1);
-    kernel_host host = host_of(threads);
+    kernel_roots roots;
+    kernel_host host = host_of(threads, &roots);
     if (status == CASTOR_OK)
         kernel_lion_step((const kernel_lion *)lion, (const kernel_range *)ranges, count, &host);
     return status;

@@ -123,6 +123,21 @@ class ExactTest(unittest.TestCase):
                 native.adam(grad)
             self.compare("adam", native, param.detach(), [], "scaled")
 
+    def test_square_roots(self):
+        """Those of every mantissa, at an even and an odd exponent, and of any float; a step shows 1 / root."""
+        def steps_equal(squares):
+            native = Native(torch.zeros(squares.numel()), False, 2)
+            native.states = [torch.ones(squares.numel()), squares.clone()]
+            zero = torch.zeros(squares.numel())
+            step = step_of(native.param, zero, False, 0, 1.0)
+            native.go("adam", AdamNumbers(step, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0), zero)
+            self.assertEqual(differences(native.param, 1 / squares.sqrt()), 0)
+
+        for first in range(0x3F800000, 0x40800000, 1 << 21):
+            steps_equal(torch.arange(first, first + (1 << 21), dtype=torch.int32).view(torch.float32))
+        steps_equal(torch.randint(0, 0x7F800001, (1 << 20,), dtype=torch.int32).view(torch.float32))
+        steps_equal(torch.zeros(1000))
+
     def test_narrow_types(self):
         """A float copy stepped by torch, with the gradients widened, and rounded after each step."""
         generator = torch.Generator().manual_seed(1)

@@ -150,7 +150,8 @@ TEST_F(Optimizer, FusedIsRoundedOnce) {
 TEST_F(Optimizer, VariantsAgree) {
     const int32_t dtypes[] = {KERNEL_F32, KERNEL_F16, KERNEL_BF16};
     const size_t numel = 101;
-    kernel_host host = {nullptr, 1, strange_roots};
+    const kernel_roots roots = {strange_roots, KERNEL_ROOT_CALLED};
+    kernel_host host = {nullptr, 1, &roots};
     unsigned seed = 0;
     for (int32_t param_dtype : dtypes)
         for (int32_t grad_dtype : dtypes)
