@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include "../core/error.h"
 #include "../core/log.h"
 #include "demand.h"
 #include "pages.h"
@@ -70,6 +71,8 @@ castor_status snapshot_view_add(store *s, uint64_t offset, char *view, size_t by
         snap->views[snap->view_count++] = (state_view){offset, view, bytes};
         s->changes++;
         status = CASTOR_OK;
+    } else {
+        error_set(status, "no memory for the table of optimizer states");
     }
     pthread_mutex_unlock(&s->lock);
     return status;
