@@ -120,6 +120,9 @@ CASTOR_API void castor_event_device_data(uint64_t param_bytes, uint64_t grad_byt
 /* Opens the store of a group, on every rank. `group` names the group, the same on all of its ranks and different from
  * other groups of the job. `rank` < `world` <= 128. */
 CASTOR_API int castor_store_open(const char *group, int rank, int world, castor_store **out);
+/* Whether some of the data of a model whose parameters have so many bytes may lie on disk alone: CASTOR_MEMORY_BUDGET, as it
+ * stands or (auto) by what memory is free now, or a static share. */
+CASTOR_API int castor_places(uint64_t parameter_bytes);
 /* The same for the ranks of one node of several: `rank` and `world` count the node's. `token` (at most 63 characters, secret;
  * NULL: the job's) is the same on all of them, and `owners` on all nodes: ranks below it own tensors. */
 CASTOR_API int castor_store_open_node(const char *group, const char *token, int rank, int world, int owners,

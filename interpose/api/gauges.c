@@ -118,10 +118,12 @@ static void sample_node(void) {
 void castor_memory_get(castor_memory *out) {
     enum { HOST = 1, DISK = 2 };
     uint64_t own[CHUNK_KIND_COUNT] = {0};
-    *out = (castor_memory){.budget_bytes = options()->memory_budget};
+    *out = (castor_memory){0};
     for (store *s = store_first(); s && !s->detached; s = s->next) {
         pthread_mutex_lock(&s->lock);
         add_own(s, own);
+        if (s->budget_bytes > out->budget_bytes)
+            out->budget_bytes = s->budget_bytes;
         out->chunk_bytes =
             s->chunks.chunk_bytes > out->chunk_bytes ? s->chunks.chunk_bytes : out->chunk_bytes;
         pthread_mutex_unlock(&s->lock);

@@ -8,17 +8,18 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/machine.h"
 #include "core/options.h"
 #include "core/process.h"
 #include "core/start.h"
 #include "hooks/hooks.h"
+#include "memory/budget.h"
 #include "memory/demand.h"
 #include "memory/pages.h"
 #include "memory/snapshot.h"
-#include "memory/budget.h"
-#include "memory/touches.h"
 #include "memory/store.h"
 #include "memory/tensor.h"
+#include "memory/touches.h"
 #include "memory/window.h"
 #include "parallel/publish.h"
 #include "parallel/reduce.h"
@@ -58,6 +59,21 @@ int castor_store_open(const char *group, int rank, int world, castor_store **out
     return castor_store_open_node(group, NULL, rank, world, world, out);
 }
 
+static placement_settings placement_of(const castor_options *o) {
+    return (placement_settings){.policy = o->placement == CASTOR_PLACEMENT_STATIC ? PLACEMENT_STATIC
+                                                                                  : PLACEMENT_AUTO,
+                                .shard_param_frac = o->shard_param_frac,
+                                .offload_optim_frac = o->offload_optim_frac,
+                                .offload_param_frac = o->offload_param_frac,
+                                .warmup_non_model_data_ratio = o->warmup_non_model_data_ratio,
+                                .steady_cap_ratio = o->steady_cap_ratio};
+}
+
+static void gradient_return_set(store *s) {
+    int asked = options()->gradient_return;
+    s->gradient_return = asked >= 0 ? asked : s->world >= MANY_RANKS || s->budget ? 100 : 0;
+}
+
 int castor_store_open_node(const char *group, const char *token, int rank, int world, int owners,
                            castor_store **out) {
     const castor_options *o = options();
@@ -74,25 +90,28 @@ int castor_store_open_node(const char *group, const char *token, int rank, int w
         castor_rank_set(rank);
     }
     uint64_t chunk_bytes = o->chunk_size == OPTION_BYTES_AUTO ? 0 : o->chunk_size;
-    store_settings settings = {
-        .chunk_bytes = chunk_bytes,
-        .offload_dir = o->offload_dir,
-        .budget_bytes = o->memory_budget,
-        .placement = {.policy = o->placement == CASTOR_PLACEMENT_STATIC ? PLACEMENT_STATIC : PLACEMENT_AUTO,
-                      .shard_param_frac = o->shard_param_frac,
-                      .offload_optim_frac = o->offload_optim_frac,
-                      .offload_param_frac = o->offload_param_frac,
-                      .warmup_non_model_data_ratio = o->warmup_non_model_data_ratio,
-                      .steady_cap_ratio = o->steady_cap_ratio},
-        .timeout_seconds = o->timeout};
+    store_settings settings = {.chunk_bytes = chunk_bytes,
+                               .offload_dir = o->offload_dir,
+                               .budget_bytes = o->memory_budget == OPTION_BYTES_AUTO ? STORE_BUDGET_AUTO
+                                                                                     : o->memory_budget,
+                               .placement = placement_of(o),
+                               .timeout_seconds = o->timeout};
     castor_status status = store_open(token ? token : o->job, group, rank, world, &settings, out);
     if (status)
         return status;
     (*out)->owners = owners;
-    (*out)->gradient_return = o->gradient_return >= 0                 ? o->gradient_return
-                              : world >= MANY_RANKS || (*out)->budget ? 100
-                                                                      : 0;
+    gradient_return_set(*out);
     return CASTOR_OK;
+}
+
+int castor_places(uint64_t parameter_bytes) {
+    const castor_options *o = options();
+    placement_settings placement = placement_of(o);
+    if (placement_offloads(&placement))
+        return 1;
+    if (o->memory_budget != OPTION_BYTES_AUTO)
+        return o->memory_budget != 0;
+    return store_budget_automatic(parameter_bytes, machine_memory_available("")) != 0;
 }
 
 void castor_store_leave(castor_store *s) {
@@ -167,7 +186,13 @@ int castor_register(castor_store *s, const castor_description *descriptions, uin
     if (status)
         return status;
     uint32_t ids[count ? count : 1];
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += descriptions[i].numel * kernel_dtype_bytes((kernel_dtype)descriptions[i].dtype);
     store_place_set(s, PLACE_ADOPT);
+    if ((status = store_budget_decide(s, bytes)) != CASTOR_OK)
+        return status;
+    gradient_return_set(s);
     status = tensor_register(s, (const tensor_description *)descriptions, count, ids);
     store_place_set(s, PLACE_SCRIPT);
     for (uint32_t i = 0; i < count && !status; i++)

@@ -1,7 +1,5 @@
 #include "store.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,27 +7,21 @@
 #include <unistd.h>
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../core/machine.h"
 #include "../core/process.h"
+#include "../parallel/together.h"
 #include "../parallel/wait.h"
 #include "budget.h"
 #include "pages.h"
 #include "rendezvous.h"
+#include "store_files.h"
 #include "tensor.h"
 
-#define STORE_MAGIC         0x31524f5453415343ull
-#define CONTROL_BYTES       (1ul << 20)
-#define EXCHANGE_CALL_SIZE  (16ul << 20)
-#define EXCHANGE_SIZE       (64ul << 20)
-#define PART_BYTES          (1ull << 40) /* of memory files; sparse */
-#define PART_BYTES_DISK     (1ull << 37) /* file systems limit a file to 16 TiB */
-#define OFFLOAD_DIR_DEFAULT "/var/tmp"   /* for large files, and no part of memory */
-
-#ifndef F_ADD_SEALS
-#define F_ADD_SEALS   1033
-#define F_SEAL_SEAL   1
-#define F_SEAL_SHRINK 2
-#define F_SEAL_GROW   4
-#endif
+#define STORE_MAGIC        0x31524f5453415343ull
+#define CONTROL_BYTES      (1ul << 20)
+#define EXCHANGE_CALL_SIZE (16ul << 20)
+#define MODEL_DATA_FACTOR  4 /* parameters, gradients, and two states as Adam keeps them */
+#define EXCHANGE_SIZE      (64ul << 20)
 
 const char *const store_place_names[PLACE_COUNT] = {
     "in the script's own code", "building a model wrapper or an optimizer", "at the end of a backward",
@@ -119,56 +111,6 @@ int store_blamed(const store *s) {
     return atomic_load(&control->failed) == 2 && control->blamed != s->rank ? control->blamed : -1;
 }
 
-static int memory_file(const char *name, uint64_t bytes) {
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0)
-        return -1;
-    if (ftruncate(fd, (off_t)bytes) != 0 ||
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-}
-
-static int disk_file(const char *directory, uint64_t bytes) {
-    int fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd >= 0 && ftruncate(fd, (off_t)bytes) != 0) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-}
-
-static castor_status files_make(int world, const char *offload_dir, uint64_t part_bytes, int fds[4]) {
-    static const char *const names[3] = {"castor-param", "castor-grad", "castor-optim"};
-    fds[0] = memory_file("castor-control", control_file_bytes(world));
-    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
-        uint64_t bytes = kind == CHUNK_OPTIM ? part_bytes * (uint64_t)world : part_bytes;
-        fds[1 + kind] = *offload_dir ? disk_file(offload_dir, bytes) : memory_file(names[kind], bytes);
-    }
-    for (int i = 0; i < 4; i++) {
-        if (fds[i] >= 0)
-            continue;
-        castor_status status =
-            i && *offload_dir
-                ? error_set(CASTOR_ERR_SYSTEM,
-                            "cannot make a chunk file in CASTOR_OFFLOAD_DIR=%s (errno %d): name a writable "
-                            "directory "
-                            "of a local file system that has O_TMPFILE (ext4, xfs, btrfs, tmpfs)",
-                            offload_dir, errno)
-                : error_set(CASTOR_ERR_SYSTEM,
-                            "cannot make the store's memory files (errno %d): raise the limit on "
-                            "file size (ulimit -f) or on open files (ulimit -n)",
-                            errno);
-        for (int j = 0; j < 4; j++)
-            if (fds[j] >= 0)
-                close(fds[j]);
-        return status;
-    }
-    return CASTOR_OK;
-}
-
 /* From here on every rank looks after the processes that came to rank 0, also before they have opened their part. */
 static void peers_announce(store *s, const int *pids) {
     for (int rank = 1; rank < s->world; rank++) {
@@ -197,16 +139,14 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
         return error_set(CASTOR_ERR_ARGUMENT, "%d ranks on one node: at most %d are supported", world,
                          STORE_RANKS_MAX);
     int fds[4] = {-1, -1, -1, -1}, pids[STORE_RANKS_MAX] = {0};
-    const char *folder = settings->offload_dir;
-    bool places = settings->budget_bytes || placement_offloads(&settings->placement);
-    if (!*folder && places)
-        folder = OFFLOAD_DIR_DEFAULT;
-    uint64_t part_bytes = *folder ? PART_BYTES_DISK : PART_BYTES;
+    bool automatic = settings->budget_bytes == STORE_BUDGET_AUTO;
+    bool places = (settings->budget_bytes && !automatic) || placement_offloads(&settings->placement);
+    const char *folder = store_files_folder(settings->offload_dir, places);
     castor_status status = CASTOR_OK;
     store *s = calloc(1, sizeof *s);
     if (!s)
         return error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables");
-    if (rank == 0 && (status = files_make(world, folder, part_bytes, fds)) != CASTOR_OK)
+    if (rank == 0 && (status = store_files_make(world, control_file_bytes(world), folder, fds)) != CASTOR_OK)
         goto fail;
     if (world > 1 && (status = rendezvous_share(token, group, rank, world, fds, 4, settings->timeout_seconds,
                                                 pids)) != CASTOR_OK)
@@ -223,7 +163,7 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
     s->control = control;
     s->timeout_seconds = settings->timeout_seconds;
     pthread_mutex_init(&s->lock, NULL);
-    chunk_table_init(&s->chunks, settings->chunk_bytes, part_bytes);
+    chunk_table_init(&s->chunks, settings->chunk_bytes, store_files_part_bytes(folder));
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         s->chunks.list[kind].fd = fds[1 + kind];
     rank_control *own = &s->control->rank[rank];
@@ -238,8 +178,13 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
     }
     if ((status = wait_barrier(s, "the opening of the node store")) != CASTOR_OK)
         goto fail; /* s->control stays mapped: a peer's thread may be in it, and the process is about to end */
-    s->budget_bytes = settings->budget_bytes;
+    s->budget_bytes = automatic ? 0 : settings->budget_bytes;
     s->placement = settings->placement;
+    if (automatic && !places) {
+        s->offload_dir = settings->offload_dir;
+        s->token = strdup(token);
+        s->group = strdup(group);
+    }
     if (places && (status = budget_start(s)) != CASTOR_OK) {
         store_fail(s, status);
         goto fail;
@@ -253,6 +198,55 @@ fail:
         if (fds[i] >= 0)
             close(fds[i]);
     free(s);
+    return status;
+}
+
+uint64_t store_budget_automatic(uint64_t parameter_bytes, uint64_t available) {
+    if (available == UINT64_MAX || parameter_bytes <= available / 10 * 8 / MODEL_DATA_FACTOR)
+        return 0;
+    return available / 10 * 9;
+}
+
+/* The files that the store began with, which nothing is in yet, give way to files on disk. */
+static castor_status files_to_disk(store *s) {
+    const char *folder = store_files_folder(s->offload_dir, true);
+    int fds[CHUNK_KIND_COUNT] = {-1, -1, -1};
+    castor_status status = CASTOR_OK;
+    if (s->rank == 0)
+        status = store_files_make_chunks(s->world, folder, fds);
+    if (status == CASTOR_OK && s->world > 1)
+        status = rendezvous_share(s->token, s->group, s->rank, s->world, fds, CHUNK_KIND_COUNT,
+                                  s->timeout_seconds, NULL);
+    if (status)
+        return store_fail(s, status);
+    chunk_table_init(&s->chunks, s->chunks.chunk_bytes, store_files_part_bytes(folder));
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        s->chunks.list[kind].fd = fds[kind];
+    return CASTOR_OK;
+}
+
+castor_status store_budget_decide(store *s, uint64_t parameter_bytes) {
+    if (!s->token)
+        return CASTOR_OK;
+    uint64_t available = s->rank == 0 ? machine_memory_available("") : 0;
+    uint64_t budget = store_budget_automatic(parameter_bytes, available);
+    castor_status status = together_broadcast(s, &budget, sizeof budget, "the memory budget");
+    if (status == CASTOR_OK && budget) {
+        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+            close(s->chunks.list[kind].fd);
+        status = files_to_disk(s);
+        s->budget_bytes = status ? 0 : budget;
+        if (status == CASTOR_OK && (status = budget_start(s)) != CASTOR_OK)
+            store_fail(s, status);
+        if (s->rank == 0)
+            LOG_I("parameters, gradients and states of Adam would take %B, and %B of memory are free: what "
+                  "has no room in a "
+                  "budget of %B lies on disk (CASTOR_MEMORY_BUDGET=auto)",
+                  parameter_bytes * MODEL_DATA_FACTOR, available, budget);
+    }
+    free(s->token);
+    free(s->group);
+    s->token = s->group = NULL;
     return status;
 }
 

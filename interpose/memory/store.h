@@ -128,14 +128,19 @@ typedef struct store {
     struct touches *touches; /* touches.h; where chunks are placed */
     uint64_t budget_bytes;   /* 0: none */
     placement_settings placement;
+    /* Until the first tensors say whether an automatic budget is needed (store_budget_decide): of the opening. NULL: decided. */
+    char *token, *group;
+    const char *offload_dir;
     struct snapshot *snapshot;
     struct store *next; /* list of this process's stores */
 } store;
 
+#define STORE_BUDGET_AUTO UINT64_MAX
+
 typedef struct store_settings {
     uint64_t chunk_bytes;         /* 0: chosen for the first tensors that are registered */
     const char *offload_dir;      /* "": the files are in memory, unless chunks are placed */
-    uint64_t budget_bytes;        /* 0: none */
+    uint64_t budget_bytes;        /* 0: none; STORE_BUDGET_AUTO */
     placement_settings placement; /* chunks are placed under a budget, and where a static share is not 0 */
     double timeout_seconds;
 } store_settings;
@@ -144,6 +149,13 @@ typedef struct store_settings {
  * are. */
 castor_status store_open(const char *token, const char *group, int rank, int world,
                          const store_settings *settings, store **out);
+
+/* Before the first tensor, on every rank: under an automatic budget there is one from here on, if the model's data would not
+ * fit into what rank 0 finds available. Nothing, where that is decided. */
+castor_status store_budget_decide(store *s, uint64_t parameter_bytes);
+/* The budget of a node for a model whose parameters have so many bytes, when so many are available (UINT64_MAX: not known);
+ * 0: none is needed. */
+uint64_t store_budget_automatic(uint64_t parameter_bytes, uint64_t available);
 
 /* The group's ranks as the whole job counts them: what messages name. */
 castor_status store_job_ranks_set(store *s, const int32_t *ranks);

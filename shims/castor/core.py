@@ -148,6 +148,7 @@ _SIGNATURES = {
     "part_bytes": (c_uint64, [c_void_p]),
     "part_begin": ("status", [c_void_p, c_int, c_uint32, c_void_p, c_uint32]),
     "part_end": ("status", [c_void_p]),
+    "places": (c_int, [c_uint64]),
     "store_open": ("status", [c_char_p, c_int, c_int, POINTER(c_void_p)]),
     "store_open_node": ("status", [c_char_p, c_char_p, c_int, c_int, c_int, POINTER(c_void_p)]),
     "store_leave": (None, [c_void_p]),

@@ -87,6 +87,7 @@ class _OwnerStep:
         self.shared = [(i, p, e) for i, (p, e) in enumerate(pairs) if e.shared]
         self.handles = core.pointers([e.handle for _, _, e in self.shared])
         self.states = states.of(optimizer)
+        self.known = len(optimizer.state)
         self.untouched = set()  # places whose gradient is the sum as it is
         self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
         self.raised = None
@@ -220,7 +221,8 @@ class _OwnerStep:
             if not e.is_home(p):
                 _come_home(p, e)
         precision.published([p for (_, p, _), published in zip(self.shared, changed) if published])
-        self.states.fetch(self.optimizer, self.group, self.pairs)
+        added = len(self.optimizer.state) > self.known  # by parts, which have an order of their own
+        self.states.fetch(self.optimizer, self.group, self.pairs, added)
 
 
 def _come_home(p, entry):
@@ -357,7 +359,7 @@ def _outermost(wrapper):
             _end_replicated(self, running)
         if _job is not None:
             _job.step_ended()
-        elif not _numbers and _shares and not store.groups():
+        if not _numbers and _shares and not store.groups():
             _say_alone()
         if self not in _numbers:
             if not _numbers and torch.distributed.is_available() and torch.distributed.is_initialized():

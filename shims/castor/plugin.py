@@ -1,19 +1,22 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
-from . import accumulation, clipping, compiler, core, events, failures, leaving, optimizers, precision, reducer, remote, single
+from . import accumulation, alone, clipping, compiler, core, events, failures, leaving, optimizers, precision, reducer, remote, single
 
 
 def install():
     compiler.install()
     accumulation.install()
     rank, world = (int(core.option_text(name)) for name in ("CASTOR_RANK", "CASTOR_WORLD_SIZE"))
-    # Processes that this one starts (DataLoader workers, tools) inherit the environment, and are not ranks.
-    is_rank = rank >= 0 and int(core.option_text("CASTOR_RANK_PROCESS")) in (0, os.getpid())
+    # Processes that this one starts (DataLoader workers, tools, ranks of the script's own) inherit the environment.
+    is_first = int(core.option_text("CASTOR_RANK_PROCESS")) in (0, os.getpid())
+    is_rank = rank >= 0 and is_first
+    is_alone = is_first and world <= 1 and os.environ.get("WORLD_SIZE", "1") == "1"
     os.environ["CASTOR_RANK_PROCESS"] = str(os.getpid())
     if world > 1:
         single.refuse_process_groups(world, is_rank)
-    job = single.install(rank, world, core.option_text("CASTOR_JOB")) if is_rank and world > 1 else None
+    ranks = single.install(rank, world, core.option_text("CASTOR_JOB")) if is_rank and world > 1 else None
+    job = alone.install() if is_alone else ranks
     observers = [] if job is None else [job]
     if accumulation.active():  # after the job, which says whether this backward is synchronized
         observers.append(accumulation.Observer())
@@ -21,8 +24,8 @@ def install():
     precision.install()
     reducer.install()
     optimizers.install(job)
-    clipping.install(job)
+    clipping.install(ranks)
     if core.plugin_shards():
         remote.install()
-    failures.install(job)
+    failures.install(ranks)
     leaving.install()

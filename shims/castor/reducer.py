@@ -15,7 +15,7 @@ _real_reducer, _real_logger = dist.Reducer, dist.Logger
 
 def _why_not(parameters, process_group, expect_sparse):
     """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
-    if process_group.size() == 1:
+    if process_group.size() == 1 and not core.places(sum(p.nbytes for p in parameters)):
         return "one rank has nothing to share: start more ranks"
     if any(expect_sparse):
         return "a parameter has sparse gradients"

@@ -299,7 +299,7 @@ def _numpy():
     return sys.modules.get("numpy")
 
 
-def _adopt_at_build(job):
+def adopt_at_build(job):
     optimizer = torch.optim.Optimizer
     init, add_param_group = optimizer.__init__, optimizer.add_param_group
 
@@ -346,7 +346,7 @@ def install(rank, world, token):
     random.seed(seed)  # what a script leaves unseeded must still be the same on every rank
     if _numpy() is not None:
         _numpy().random.seed(seed % (1 << 32))
-    _adopt_at_build(job)
+    adopt_at_build(job)
     batch_norm.install(job)
     writers.install(job)
     _watch_mode(job)

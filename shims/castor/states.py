@@ -148,9 +148,9 @@ class OptimizerStates:
 
     # ---- the other ranks' side
 
-    def fetch(self, optimizer, group, pairs):
-        """After publication: the states of what the other ranks stepped."""
-        fresh, edited, small = False, [], []
+    def fetch(self, optimizer, group, pairs, fresh):
+        """After publication: the states of what the other ranks stepped. `fresh`: this rank's step has added some."""
+        edited, small = [], []
         for rank in range(group.world):
             if rank == group.rank and not group.sharded:
                 continue

@@ -3,7 +3,8 @@
 Scripts that end in `_ddp.py` are started by torchrun; the others are one process, which Castor starts `--nproc` times.
 At N = 2 a DDP script must be bitwise equal: Castor and gloo scale by 1/N and then add two numbers. At N = 4 gloo's order
 of summation differs from Castor's (rank order), and a single-process script adds its whole batch in one order that no
-split has; there the kind of the row gives the tolerance (expect.py). The rows are in rows_ddp.py and rows_single.py.
+split has; there the kind of the row gives the tolerance (expect.py). The rows are in rows_ddp.py, rows_single.py
+and rows_placed.py.
 """
 
 import ast
@@ -12,6 +13,7 @@ import os
 from dataclasses import dataclass, field
 
 import rows_ddp
+import rows_placed
 import rows_single
 from expect import ANY, EXACT, Expect
 
@@ -20,7 +22,7 @@ SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "script
 ENGINES = ("gemini", "ddp", "zero1", "zero2")  # the plugins that do something
 HELPERS = ("model.py", "parts.py", "record.py", "steps.py", "text.py")  # what the scripts import of each other
 
-TABLE = {**rows_ddp.TABLE, **rows_single.TABLE}
+TABLE = rows_placed.placed({**rows_ddp.TABLE, **rows_single.TABLE})
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Row:
     def tolerance(self, ranks, plugin):
         if not self.expect.repeatable:
             return ANY
-        if plugin in ("none", "plain") or (self.distributed and ranks == 2 and self.expect.exact_at_2):
+        if plugin in ("none", "plain") or self.expect.one_rank or (self.distributed and ranks == 2 and self.expect.exact_at_2):
             return EXACT
         return self.expect.tolerance
 

@@ -98,7 +98,7 @@ class Suite:
             under = [sys.executable, HOSTS, str(self.args.hosts), *under]
         for option in (*self.args.set, *row.expect.options):
             under += ["--set", option]
-        if not row.distributed and plugin != "none":
+        if not row.distributed and plugin != "none" and ranks > 1:
             under += ["--nproc", str(ranks)]
         return [*under, "--", *program]
 
@@ -408,7 +408,7 @@ def chosen(args):
     for plugin in args.plugin:
         for ranks in args.ranks:
             for row in every:
-                if plugin == "none" and ranks != args.ranks[0]:
+                if (plugin == "none" or row.expect.one_rank) and ranks != args.ranks[0]:
                     continue  # nothing of it depends on the number of ranks
                 if args.quick and ranks != 2 and (row.script not in AT_4 or plugin not in ENGINES):
                     continue
@@ -416,7 +416,7 @@ def chosen(args):
                     continue
                 if args.quick and plugin in OTHERS and (ranks != 2 or row not in part[plugin]):
                     continue
-                plan.append((plugin, ranks, row))
+                plan.append((plugin, 1 if row.expect.one_rank else ranks, row))
     return plan
 
 
@@ -481,7 +481,7 @@ def main():
         print(f"{len(done)} rows passed before", flush=True)
     left = 0
     for plugin in args.plugin:
-        for ranks in args.ranks:
+        for ranks in sorted({ranks for _, ranks, _ in plan}):
             for group in groups_of([row for p, n, row in plan if (p, n) == (plugin, ranks)]):
                 if args.seconds is not None and time.monotonic() - began >= args.seconds:
                     left += len(group)

@@ -1,0 +1,62 @@
+"""One process alone, which shares nothing with others: its model's data is placed over memory and disk.
+
+Only where a budget of memory or static shares place it (core.places); else the script runs as plain PyTorch would."""
+from . import core, single, store, tensors
+
+
+class Alone(single.Job):
+    """The one rank of this run."""
+
+    def __init__(self):
+        super().__init__(0, 1)
+
+    def adopt(self, optimizer):
+        if self.distributed or not store.active():
+            return
+        fresh = [p for group in optimizer.param_groups for p in group["params"]
+                 if p.requires_grad and store.entry_of(p) is None and self._supports(p)]
+        if not fresh or self.synchronizer is None and not core.places(sum(p.nbytes for p in fresh)):
+            return
+        if self.synchronizer is None:
+            self.synchronizer = single.Synchronizer(self)
+        self.synchronizer.add(fresh)
+
+    def _supports(self, p):
+        why = tensors.why_unsupported(p)
+        if why:
+            self.say(f"a parameter of shape {tuple(p.shape)} stays in memory, outside of the budget: {why}")
+        return not why
+
+    def backward_begun(self, outputs, create_graph):
+        if self.synchronizer is None or self.distributed:
+            return
+        if create_graph:
+            self.say("backward(create_graph=True): these gradients and the optimizer's states stay in memory, outside of the "
+                     "budget", 1)
+        self.synchronizer.expecting = not create_graph
+
+    def scaled(self, roots):
+        return roots
+
+    def backward_ended(self, outputs, synchronized):
+        pass
+
+    def gradients_taken(self, inputs, create_graph):
+        pass
+
+    def step_begins(self, optimizer):
+        pass
+
+    def step_inside_backward(self):
+        if self.synchronizer is not None and not self.distributed:
+            raise core.Error("castor: an optimizer steps inside a backward pass, while gradients are on their way to where the "
+                             "budget has them: step after backward(), or run this script with CASTOR_MEMORY_BUDGET=0")
+
+    def step_ended(self):
+        pass
+
+
+def install():
+    job = Alone()
+    single.adopt_at_build(job)
+    return job

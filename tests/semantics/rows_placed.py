@@ -1,0 +1,50 @@
+"""Rows of other tables once more, with chunks that lie on disk alone while they are not used.
+
+`on disk`: all of them, whatever they are. `under a budget`: as many as it has no room for. `one process`: which shares
+nothing with others, and places its data all the same; what it shows is bitwise that of plain PyTorch."""
+
+from expect import like
+
+SMALL = "CASTOR_CHUNK_SIZE=64K"
+ON_DISK = (SMALL, "CASTOR_PLACEMENT=static", "CASTOR_SHARD_PARAM_FRAC=1", "CASTOR_OFFLOAD_OPTIM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=1")
+BUDGETS = {"gpt_ddp.py": "80M", "gpt.py": "64M"}
+
+DISTRIBUTED = {
+    "gpt_ddp.py": ("",),
+    "loops_ddp.py": ("sgd_momentum", "adam_amsgrad", "adafactor", "groups", "learning_rate_tensor", "two_models"),
+    "clip_ddp.py": ("norm_sgd", "value"),
+    "gradients_ddp.py": ("never_zeroed", "kept_in_a_list", "edited_in_place", "two_backwards_of_one_graph"),
+    "accumulate_ddp.py": ("sgd", "clipped_by_norm"),
+    "amp_ddp.py": ("overflow_on_one_rank", "bfloat16_model_sgd"),
+    "weights_ddp.py": ("ema_swapped_in_and_out", "edited_through_data", "data_replaced", "tied_by_data"),
+    "frozen_ddp.py": ("thawed_under_the_same_wrapper", "unused_on_some_ranks"),
+    "sync_ddp.py": ("no_sync", "local_then_synchronized"),
+    "copies_ddp.py": ("deepcopy_of_the_optimizer", "forked_workers_that_run_the_model"),
+    "checkpoint_ddp.py": ("loaded_in_mid_run", "resumed"),
+    "optimizers_ddp.py": ("closure_sgd", "lookahead"),
+}
+ALONE = {
+    "gpt.py": ("",),
+    "loops.py": ("sgd_momentum", "adam", "double_precision", "clipped_by_norm", "clipped_by_the_batch", "accumulation", "scaler",
+                 "two_networks", "ema", "frozen_then_thawed", "closure", "inside_backward", "local_gradients_only"),
+}
+
+
+def placed(table):
+    """The table, with these rows among its own."""
+    found = {script: dict(rows) for script, rows in table.items()}
+
+    def add(script, case, what, options, **changes):
+        row = table[script][case]
+        found[script][f"{case}: {what}" if case else what] = like(row, options=(*row.options, *options), **changes)
+
+    for script, cases in DISTRIBUTED.items():
+        for case in cases:
+            add(script, case, "on disk", ON_DISK)
+    for script, cases in ALONE.items():
+        for case in cases:
+            refused = "inside a backward" if case == "inside_backward" else ""
+            add(script, case, "one process, on disk", ON_DISK, one_rank=True, refused=refused, reason="")
+    for script, budget in BUDGETS.items():
+        add(script, "", "under a budget", (SMALL, f"CASTOR_MEMORY_BUDGET={budget}"), one_rank=script in ALONE)
+    return found
