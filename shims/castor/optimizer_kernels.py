@@ -59,16 +59,17 @@ def _working_of(p):
 
 
 def _fits(*lists):
-    """Plain float tensors on the CPU, each parameter's with its elements in the same order."""
+    """Plain tensors of the types that a kernel steps, on the CPU, each parameter's (its gradient, its states) with its elements in the same
+    order. Of 16 bits may be a float parameter's gradient, and under `hybrid` all that a parameter of that type has."""
     for each in zip(*lists):
         first = each[0]
-        strides = first.stride()
+        strides, allowed = first.stride(), (first.dtype,) if _chosen == "hybrid" and first.dtype in NARROW else ()
         if not (first.is_contiguous() or tensors.is_dense(first)):
             return False
         for t in each:
             if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device.type != "cpu":
                 return False
-            if t.dtype is not torch.float32 and not (t is each[1] and t.dtype in NARROW):  # parameters come first, then gradients
+            if t.dtype is not torch.float32 and t.dtype not in allowed and not (t is each[1] and t.dtype in NARROW):
                 return False
             if t.layout is not torch.strided or t.shape != first.shape or t.stride() != strides or t.is_inference():
                 return False
@@ -98,6 +99,14 @@ def _alike(parameters, gradients, more):
     return found.items()
 
 
+def _widen_states(states):
+    """A 16-bit parameter's states are float from its first step on, and again after load_state_dict, which rounds them."""
+    for of_kind in states:
+        for t in of_kind:
+            if t is not None and t.dtype is not torch.float32:
+                t.data = t.float()
+
+
 def _changed(fused, *lists):
     """For autograd: these were written. PyTorch's fused functions do not say so."""
     if not fused:
@@ -116,6 +125,7 @@ def _adam(fused, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_st
     decay = 1 - lr * weight_decay if kind == DECOUPLED else weight_decay
     root = math.sqrt if fused else lambda x: x**0.5  # as each of them does
     kept = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if amsgrad else (exp_avgs, exp_avg_sqs)
+    _widen_states(kept)
     torch._foreach_add_(state_steps, 1)
     for (param_dtype, grad_dtype, t), here in _alike(params, grads, [t.item() for t in state_steps]):
         step = _step(fused, param_dtype, grad_dtype, kind, decay, maximize, amsgrad)
@@ -134,6 +144,7 @@ def _adam_can(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
 
 
 def _sgd(fused, params, grads, momentum_buffer_list, *, weight_decay, momentum, lr, dampening, nesterov, maximize):
+    _widen_states([momentum_buffer_list] if momentum else [])
     first_of = [momentum != 0 and momentum_buffer_list[i] is None for i in range(len(params))]
     for (param_dtype, grad_dtype, first), here in _alike(params, grads, first_of):
         if first:
@@ -155,17 +166,18 @@ def _sgd_can(params, grads, momentum_buffer_list, *, grad_scale, found_inf, weig
 
 
 class _Kind:
-    """One functional of torch.optim: its name, how the kernel steps, when it can, on which options its arithmetic depends, and how
-    many of its arguments are lists of tensors."""
+    """One functional of torch.optim: its name, how the kernel steps, when it can, on which options its arithmetic depends, how
+    many of its arguments are lists of tensors, and which of these are states."""
 
-    def __init__(self, name, step, can, flags, lists):
-        self.name, self.step, self.can, self.flags, self.lists = name, step, can, flags, lists
+    def __init__(self, name, step, can, flags, lists, states):
+        self.name, self.step, self.can, self.flags, self.lists, self.states = name, step, can, flags, lists, states
         self.keywords = [p.name for p in inspect.signature(step).parameters.values() if p.kind is p.KEYWORD_ONLY]
         self.names = ()  # of the arguments of PyTorch's functions
 
 
-ADAM = _Kind("adam", _adam, _adam_can, ("amsgrad", "maximize", "weight_decay", "decoupled_weight_decay"), 6)
-SGD = _Kind("sgd", _sgd, _sgd_can, ("momentum", "dampening", "nesterov", "maximize", "weight_decay"), 3)
+ADAM = _Kind("adam", _adam, _adam_can, ("amsgrad", "maximize", "weight_decay", "decoupled_weight_decay"), 6,
+             ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"))
+SGD = _Kind("sgd", _sgd, _sgd_can, ("momentum", "dampening", "nesterov", "maximize", "weight_decay"), 3, ("momentum_buffer_list",))
 
 
 def _same_bits(kind, fused, stock, arguments):
@@ -204,13 +216,19 @@ def _try(kind, fused, stock, arguments):
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def _step_by_stock(stock, arguments):
+def _step_by_stock(kind, stock, arguments):
     """PyTorch's function, and around it what the kernels do in their pass."""
     params, grads = arguments["params"], arguments["grads"]
-    if _asked.factor != 1 or any(g.dtype in NARROW and p.dtype is torch.float32 for p, g in zip(params, grads)):
-        widened = [g.float() if p.dtype is torch.float32 else g for p, g in zip(params, grads)]
+    kept = [arguments[name] for name in kind.states]
+    wide = [p.float() if p.dtype in NARROW and any(i < len(k) and k[i] is not None and k[i].dtype is torch.float32 for k in kept) else p
+            for i, p in enumerate(params)]  # what a kernel stepped before
+    if _asked.factor != 1 or any(g.dtype in NARROW and p.dtype is torch.float32 for p, g in zip(wide, grads)):
+        widened = [g.float() if p.dtype is torch.float32 else g for p, g in zip(wide, grads)]
         arguments = dict(arguments, grads=[g * _asked.factor for g in widened] if _asked.factor != 1 else widened)
-    stock(**arguments)
+    stock(**dict(arguments, params=wide))
+    for p, stepped in zip(params, wide):
+        if stepped is not p:
+            p.copy_(stepped)
     for p in params if _asked.working else ():
         working = _working_of(p)
         if working is not None:
@@ -230,7 +248,7 @@ def _replacement(kind, fused, stock):
         except TypeError:  # a version of PyTorch that passes something else
             able = False
         if not able or _chosen == "native" or _chosen == "auto" and not _same_bits(kind, fused, stock, arguments):
-            return _step_by_stock(stock, arguments)
+            return _step_by_stock(kind, stock, arguments)
         return kind.step(fused, *(arguments[name] for name in names[: kind.lists]),
                          **{name: arguments[name] for name in kind.keywords})
 

@@ -52,6 +52,11 @@ class Classes(unittest.TestCase):
             self.assertEqual(found["calls"] > 0, choice != "native", choice)
             self.assertGreater(found["rows"], 100)
 
+    def test_16_bit_parameters_stay_within_the_bound(self):
+        found, _ = run("narrow.py")
+        self.assertEqual((found["beyond"], found["native"]), ([], []))
+        self.assertGreater(found["rows"], 50)
+
     def test_float_masters_where_loops_round_otherwise(self):
         found, _ = run("masters.py", "auto", "other bits")
         self.assertEqual(found["differ"], [])
