@@ -16,7 +16,7 @@ class Job:
         self.status, self.said, self.told = status, said, told
 
 
-def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), script="train.py", plain=False):
+def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), single=False):
     """`arguments`: of the script. Its results are `told`, one of each rank."""
     with tempfile.TemporaryDirectory(prefix="castor-precision-") as folder:
         out = os.path.join(folder, "out")
@@ -24,9 +24,12 @@ def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), s
                  "--set", f"CASTOR_PRECISION={precision}"]
         for setting in settings:
             under += ["--set", setting]
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-                   os.path.join(FOLDER, script), "--out", out, *map(str, arguments)]
-        done = subprocess.run(command if plain else [*under, "--", *command], env=runner.environment(), cwd=FOLDER,
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        if single:
+            under += ["--nproc", str(ranks)]
+        command = [sys.executable, *(() if single else torchrun), os.path.join(FOLDER, "single.py" if single else "train.py"),
+                   "--out", out, *map(str, arguments)]
+        done = subprocess.run([*under, "--", *command], env=runner.environment(), cwd=FOLDER,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
-        told = [torch.load(f"{out}.{rank}") for rank in range(ranks)] if done.returncode == 0 else []
+        told = [torch.load(f"{out}.{rank}") for rank in range(1 if single else ranks)] if done.returncode == 0 else []
         return Job(done.returncode, done.stderr, told)

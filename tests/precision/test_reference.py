@@ -18,5 +18,17 @@ class ReferenceTest(PrecisionTest):
     def test_gpt_adamw(self):
         self.check("gpt", "adamw")
 
+    def test_single_process_sgd(self):
+        self.check("mlp", "sgd", single=True)
+
+    def test_single_process_gpt_adamw(self):
+        self.check("gpt", "adamw", single=True)
+
+    def test_three_ranks(self):
+        self.check("mlp", "adamw", ranks=3)
+
+    def test_budget(self):
+        self.check("mlp", "adamw", settings=("CASTOR_MEMORY_BUDGET=16M", "CASTOR_OFFLOAD_DIR=/var/tmp", "CASTOR_CHUNK_SIZE=64K"))
+
     def test_convolution_sgd(self):
         self.check("convolution", "sgd")

@@ -1,0 +1,44 @@
+"""A script of one process that knows nothing of Castor: trains from a DataLoader, and saves what it saw.
+
+    single.py --model mlp --optimizer sgd --out FILE [--steps N] [--clip NORM]
+"""
+import argparse
+
+import torch
+from models import batch, build, loss_of, optimizer_for
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def dataset(name, steps):
+    """Each rank's part of a batch is what batch() gives it, where there are two ranks."""
+    every = [batch(name, step, rank) for step in range(steps) for rank in range(2)]
+    return TensorDataset(*(torch.cat(column) for column in zip(*every)))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("model", "optimizer", "out"):
+        parser.add_argument("--" + name)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--clip", type=float)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    model = build(args.model)
+    optimizer = optimizer_for(args.optimizer, [p for p in model.parameters() if p.requires_grad])
+    samples = dataset(args.model, args.steps)
+    losses, norms = [], []
+    for x, y in DataLoader(samples, len(samples) // args.steps):
+        optimizer.zero_grad()
+        loss = loss_of(model(x), y)
+        loss.backward()
+        if args.clip:
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip).item())
+        optimizer.step()
+        losses.append(loss.item())
+    told = {"losses": losses, "norms": norms, "types": [str(p.dtype) for p in model.parameters()],
+            "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(told, f"{args.out}.0")
+
+
+if __name__ == "__main__":
+    main()
