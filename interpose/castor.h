@@ -157,11 +157,13 @@ CASTOR_API int castor_store_check(castor_store *store);
 
 /* ---- parameters --------------------------------------------------------------------------------------------- */
 
+#define CASTOR_WHOLE     1 /* its storage holds exactly these elements */
+#define CASTOR_FLOAT_SUM 2 /* its gradients, as they are added, and their sum are float32; on one node only */
 typedef struct castor_description {
     void *address;  /* of the parameter's first element */
     uint64_t numel; /* dense, in any order of dimensions */
     int32_t dtype;  /* 0 float32, 1 float64, 2 float16, 3 bfloat16 */
-    int32_t whole;  /* 1: its storage holds exactly these elements */
+    int32_t flags;  /* CASTOR_WHOLE, CASTOR_FLOAT_SUM */
 } castor_description;
 
 typedef struct castor_tensor_info {

@@ -281,7 +281,7 @@ int castor_window_zero(castor_window *w) {
 
 uint64_t castor_window_edited(castor_window *w) {
     bool shows_sum = w->current && !w->zeroed;
-    return shows_sum ? pages_edited_bytes(w->address, w->tensor->span) : w->tensor->span;
+    return shows_sum ? pages_edited_bytes(w->address, w->tensor->sum_span) : w->tensor->sum_span;
 }
 
 int castor_windows_detach(castor_tensor *t) {

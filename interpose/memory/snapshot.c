@@ -37,7 +37,7 @@ static bool views_visit(store *s, view_visit visit) {
             return false;
         for (const window *w = t->windows; w; w = w->next)
             if (w->live && w->current && !w->zeroed &&
-                !visit(s, t, CHUNK_GRAD, t->grad_offset, w->address, t->span))
+                !visit(s, t, CHUNK_GRAD, t->grad_offset, w->address, t->sum_span))
                 return false;
     }
     for (uint32_t i = 0; s->snapshot && i < s->snapshot->view_count; i++) {

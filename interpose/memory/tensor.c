@@ -24,6 +24,8 @@ struct offer {
     uint64_t numel;
     int32_t dtype;
     int32_t mappable;
+    int32_t sum_dtype;
+    int32_t unused;
     int64_t same_as; /* index of an earlier parameter at the same address; -1 */
 };
 
@@ -42,7 +44,7 @@ static void ranges_leave(tensor *t) {
         demand_drop(t, CHUNK_PARAM);
         return;
     }
-    chunk_punch(&s->chunks, CHUNK_GRAD, t->grad_offset, t->param_alias ? t->span : t->bytes);
+    chunk_punch(&s->chunks, CHUNK_GRAD, t->grad_offset, t->param_alias ? t->sum_span : t->sum_bytes);
     if (!t->param_alias)
         return;
     /* Tied parameters share the range: it goes with the last of them. */
@@ -85,9 +87,14 @@ static castor_status tensor_map_home(tensor *t, void *address) {
 static castor_status offers_exchange(store *s, const tensor_description *d, uint32_t count,
                                      struct offer *offers) {
     for (uint32_t i = 0; i < count; i++) {
+        if (d[i].flags & DESCRIPTION_FLOAT_SUM && s->node_count > 1)
+            return error_set(CASTOR_ERR_UNSUPPORTED,
+                             "float sums of 16-bit parameters work on one node: use CASTOR_PRECISION=bf16");
         size_t bytes = d[i].numel * kernel_dtype_bytes((kernel_dtype)d[i].dtype);
-        offers[i] = (struct offer){d[i].numel, d[i].dtype, 0, -1};
-        offers[i].mappable = d[i].mappable && bytes >= PAGE_BYTES && arena_block_size(d[i].address) >= bytes;
+        int32_t sum_dtype = d[i].flags & DESCRIPTION_FLOAT_SUM ? KERNEL_F32 : d[i].dtype;
+        offers[i] = (struct offer){d[i].numel, d[i].dtype, 0, sum_dtype, 0, -1};
+        offers[i].mappable =
+            d[i].flags & DESCRIPTION_WHOLE && bytes >= PAGE_BYTES && arena_block_size(d[i].address) >= bytes;
         for (uint32_t j = 0; j < i && d[i].numel; j++)
             if (d[j].address == d[i].address && d[j].numel == d[i].numel && d[j].dtype == d[i].dtype) {
                 offers[i].same_as = j;
@@ -123,7 +130,8 @@ static castor_status offers_agree(store *s, uint32_t count, struct offer *agreed
                 store_job_rank(s, 0), (unsigned long)(bytes0 / sizeof *first), store_job_rank(s, rank),
                 (unsigned long)(bytes / sizeof *first));
         for (uint32_t i = 0; i < count; i++) {
-            if (theirs[i].numel != first[i].numel || theirs[i].dtype != first[i].dtype)
+            if (theirs[i].numel != first[i].numel || theirs[i].dtype != first[i].dtype ||
+                theirs[i].sum_dtype != first[i].sum_dtype)
                 return error_set(
                     CASTOR_ERR_MISMATCH,
                     "the ranks' models differ: parameter %u has %lu elements on rank %d and %lu on rank "
@@ -250,17 +258,20 @@ static castor_status tensor_make(store *s, const struct offer *offer, const stru
     t->id = s->tensor_count;
     t->tied = t;
     t->dtype = (kernel_dtype)offer->dtype;
+    t->sum_dtype = (kernel_dtype)offer->sum_dtype;
     t->numel = offer->numel;
     t->bytes = offer_bytes(offer);
     t->span = pages_round(t->bytes);
-    t->blocks = (uint32_t)((t->bytes + TENSOR_BLOCK_BYTES - 1) / TENSOR_BLOCK_BYTES);
+    t->sum_bytes = t->numel * kernel_dtype_bytes(t->sum_dtype);
+    t->sum_span = pages_round(t->sum_bytes);
+    t->blocks = (uint32_t)((t->sum_bytes + TENSOR_BLOCK_BYTES - 1) / TENSOR_BLOCK_BYTES);
     if (!t->blocks)
         t->blocks = 1; /* an empty tensor too has one turn for each rank */
     t->mode = offer->mappable ? TENSOR_SHARED : TENSOR_VALUE;
     t->control = store_tensor_control(s, t->id);
     t->owner = keeper->owner;
     t->node = keeper->node;
-    size_t grad_bytes = t->mode == TENSOR_SHARED ? t->span : t->bytes ? t->bytes : 1;
+    size_t grad_bytes = t->mode == TENSOR_SHARED ? t->sum_span : t->sum_bytes ? t->sum_bytes : 1;
     size_t alignment = t->mode == TENSOR_SHARED ? PAGE_BYTES : TENSOR_VALUE_ALIGNMENT;
     if ((status = chunk_place(&s->chunks, CHUNK_GRAD, t->owner, grad_bytes, alignment, &t->grad_offset)) ||
         (status = chunk_alias(&s->chunks, CHUNK_GRAD, t->grad_offset, grad_bytes, &t->grad_alias)))
@@ -277,11 +288,12 @@ static castor_status tensor_make(store *s, const struct offer *offer, const stru
             goto fail;
         t->param_chunk = chunk_index(&s->chunks, CHUNK_PARAM, t->param_offset);
     }
-    s->sum_bytes += t->span;
-    t->returnable = t->mode == TENSOR_SHARED && t->span >= SUM_BYTES_WORTH &&
-                    (s->sum_returnable_bytes + t->span) * 100 <= s->sum_bytes * (uint64_t)s->gradient_return;
+    s->sum_bytes += t->sum_span;
+    t->returnable =
+        t->mode == TENSOR_SHARED && t->sum_span >= SUM_BYTES_WORTH &&
+        (s->sum_returnable_bytes + t->sum_span) * 100 <= s->sum_bytes * (uint64_t)s->gradient_return;
     if (t->returnable)
-        s->sum_returnable_bytes += t->span;
+        s->sum_returnable_bytes += t->sum_span;
     if (same) {
         t->tied = same->tied;
         same->tied = t;
@@ -474,7 +486,7 @@ void tensor_sweep(store *s, const uint8_t *gone, uint32_t count) {
         tensor *t = s->tensors[id];
         if (!gone[id] || t->owner != s->rank)
             continue;
-        chunk_punch(&s->chunks, CHUNK_GRAD, t->grad_offset, t->span);
+        chunk_punch(&s->chunks, CHUNK_GRAD, t->grad_offset, t->sum_span);
         chunk_punch(&s->chunks, CHUNK_PARAM, t->param_offset, t->span);
         t->swept = true;
     }

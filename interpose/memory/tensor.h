@@ -30,9 +30,10 @@ typedef struct tensor {
     int node;    /* whose owner steps it, of several that shard; -1: each node's owner does */
     bool single; /* large enough that this node alone keeps it (demand.h) */
     tensor_mode mode;
-    kernel_dtype dtype;
-    size_t numel, bytes, span; /* span: bytes in whole pages */
-    uint32_t blocks;
+    kernel_dtype dtype, sum_dtype; /* of the parameter; of its gradients and their sum */
+    size_t numel, bytes, span;     /* span: bytes in whole pages */
+    size_t sum_bytes, sum_span;    /* of the sum */
+    uint32_t blocks;               /* of the sum */
     uint64_t param_offset, grad_offset;
     int32_t grad_chunk, param_chunk; /* the numbers of the chunks that hold them */
     char *home;                      /* shared: the script's address, a view of the parameter range */
@@ -54,13 +55,15 @@ typedef struct tensor {
     bool swept; /* single: its ranges were given back */
 } tensor;
 
+enum { DESCRIPTION_WHOLE = 1, DESCRIPTION_FLOAT_SUM = 2 };
+
 /* What is known of one parameter before it is registered. */
 typedef struct tensor_description {
     void *address; /* of its first byte */
     uint64_t numel;
     int32_t dtype; /* kernel_dtype */
     int32_t
-        mappable; /* the caller knows that the whole storage is this parameter, dense, from its first byte */
+        flags; /* DESCRIPTION_WHOLE: the caller knows that the whole storage is this parameter, dense, from its first byte */
 } tensor_description;
 
 /* Registers parameters, on every rank together, and adopts those that all ranks can (rank 0's bytes win). ids[i]

@@ -27,7 +27,7 @@ static void release_up_to(tensor *t, uint32_t epoch, bool dropped) {
     bool last = atomic_fetch_add(&t->control->leases_back, count) + count == epoch * world;
     /* Before this rank's own release shows: until then nobody writes the next sum. */
     if (last && dropped && t->returnable && !t->kept && !demand_single(t, CHUNK_GRAD) && memory_idle()) {
-        chunk_punch(&t->store->chunks, CHUNK_GRAD, t->grad_offset, t->span);
+        chunk_punch(&t->store->chunks, CHUNK_GRAD, t->grad_offset, t->sum_span);
         atomic_store(&t->control->given_back, epoch);
     }
     t->released = epoch;
@@ -43,7 +43,7 @@ void window_release_sum(tensor *t) {
 
 static castor_status map_sum(window *w) {
     tensor *t = w->tensor;
-    castor_status status = pages_map_view(t->store->chunks.list[CHUNK_GRAD].fd, t->grad_offset, t->span,
+    castor_status status = pages_map_view(t->store->chunks.list[CHUNK_GRAD].fd, t->grad_offset, t->sum_span,
                                           w->address, &w->address);
     if (status == CASTOR_OK)
         status = demand_watch(t, CHUNK_GRAD, w->address);
@@ -97,7 +97,7 @@ static void lease_end(window *w) {
 void window_return(window *w) {
     tensor *t = w->tensor;
     pthread_mutex_lock(&t->store->lock);
-    if (!t->store->detached && pages_edited_drop(w->address, t->span) != CASTOR_OK)
+    if (!t->store->detached && pages_edited_drop(w->address, t->sum_span) != CASTOR_OK)
         w->zeroed = true; /* to be mapped anew before it shows a sum again */
     w->live = false;
     lease_end(w);
@@ -114,7 +114,7 @@ void window_unmap_returned(tensor *t) {
             continue;
         }
         *at = w->next;
-        munmap(w->address, t->span);
+        munmap(w->address, t->sum_span);
         free(w);
     }
 }
@@ -123,7 +123,7 @@ castor_status window_detach_all(tensor *t) {
     castor_status status = CASTOR_OK;
     pthread_mutex_lock(&t->store->lock);
     for (window *w = t->windows; w && !status; w = w->next)
-        if (w->live && w->current && (status = pages_privatize(w->address, t->span)) == CASTOR_OK)
+        if (w->live && w->current && (status = pages_privatize(w->address, t->sum_span)) == CASTOR_OK)
             w->current = false;
     if (status == CASTOR_OK)
         release_up_to(t, t->epoch, false);
@@ -136,7 +136,7 @@ castor_status window_carry(tensor *t, window *w) {
     pthread_mutex_lock(&t->store->lock);
     for (window *other = t->windows; other && !status; other = other->next)
         if (other != w && other->live && other->current &&
-            (status = pages_privatize(other->address, t->span)) == CASTOR_OK)
+            (status = pages_privatize(other->address, t->sum_span)) == CASTOR_OK)
             other->current = false;
     if (status == CASTOR_OK) {
         if (w)
@@ -150,7 +150,7 @@ castor_status window_carry(tensor *t, window *w) {
 castor_status window_refresh(window *w) {
     castor_status status = CASTOR_OK;
     pthread_mutex_lock(&w->tensor->store->lock);
-    if (w->zeroed || pages_edited_drop(w->address, w->tensor->span) != CASTOR_OK)
+    if (w->zeroed || pages_edited_drop(w->address, w->tensor->sum_span) != CASTOR_OK)
         status = map_sum(w);
     if (status == CASTOR_OK)
         w->current = true;
@@ -161,7 +161,7 @@ castor_status window_refresh(window *w) {
 
 castor_status window_zero(window *w) {
     pthread_mutex_lock(&w->tensor->store->lock);
-    castor_status status = pages_map_zero(w->address, w->tensor->span);
+    castor_status status = pages_map_zero(w->address, w->tensor->sum_span);
     if (status == CASTOR_OK) {
         w->zeroed = true;
         lease_end(w);

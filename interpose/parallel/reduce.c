@@ -116,8 +116,8 @@ static castor_status block_write(tensor *t, const struct job *job, size_t from, 
     for (size_t end = from + bytes; from < end && !status; from += PIECE_BYTES) {
         size_t size = end - from < PIECE_BYTES ? end - from : PIECE_BYTES;
         if (job->source)
-            kernel_scale_store(t->dtype, piece, job->source + from, size / kernel_dtype_bytes(t->dtype),
-                               job->scale);
+            kernel_scale_store(t->sum_dtype, piece, job->source + from,
+                               size / kernel_dtype_bytes(t->sum_dtype), job->scale);
         else
             memset(piece, 0, size);
         status = chunk_write(&t->store->chunks, CHUNK_GRAD, t->grad_offset + from, piece, size);
@@ -128,18 +128,18 @@ static castor_status block_write(tensor *t, const struct job *job, size_t from, 
 /* Adds this rank's part to a block of the sum; rank 0's is the first. `fresh`: the block's memory was given back. */
 static castor_status block_add(tensor *t, const struct job *job, size_t from, size_t bytes, bool fresh) {
     char *sum = t->grad_alias + from;
-    size_t items = bytes / kernel_dtype_bytes(t->dtype);
+    size_t items = bytes / kernel_dtype_bytes(t->sum_dtype);
     if (fresh)
         block_borrow(t, pages_round(bytes));
     bool first = t->store->rank == 0 && !job->carry;
     if (first && fresh)
         return block_write(t, job, from, bytes);
     if (first && job->source)
-        kernel_scale_store(t->dtype, sum, job->source + from, items, job->scale);
+        kernel_scale_store(t->sum_dtype, sum, job->source + from, items, job->scale);
     else if (first)
         memset(sum, 0, bytes);
     else if (job->source)
-        kernel_scale_add(t->dtype, sum, job->source + from, items, job->scale);
+        kernel_scale_add(t->sum_dtype, sum, job->source + from, items, job->scale);
     return CASTOR_OK;
 }
 
@@ -180,16 +180,16 @@ static castor_status job_run(const struct job *job) {
                 return status;
         }
         size_t from = (size_t)block * TENSOR_BLOCK_BYTES;
-        size_t bytes = t->bytes - from < TENSOR_BLOCK_BYTES ? t->bytes - from : TENSOR_BLOCK_BYTES;
+        size_t bytes = t->sum_bytes - from < TENSOR_BLOCK_BYTES ? t->sum_bytes - from : TENSOR_BLOCK_BYTES;
         if ((status = block_add(t, job, from, bytes, fresh)) != CASTOR_OK)
             return status;
         atomic_store(&t->control->rank[s->rank].added, job->epoch * t->blocks + block + 1);
         wait_notify(&t->control->event, &t->control->waiters);
     }
     if (s->budget && t->mode == TENSOR_SHARED) /* nothing is lost: the mapping is shared */
-        madvise(t->grad_alias, t->span, MADV_DONTNEED);
-    trace_record_write(TRACE_REDUCE, t->id, begin_ns, trace_now_ns(), t->bytes, (uint64_t)s->rank, job->epoch,
-                       0);
+        madvise(t->grad_alias, t->sum_span, MADV_DONTNEED);
+    trace_record_write(TRACE_REDUCE, t->id, begin_ns, trace_now_ns(), t->sum_bytes, (uint64_t)s->rank,
+                       job->epoch, 0);
     return CASTOR_OK;
 }
 
@@ -245,7 +245,7 @@ static void *reducer_main(void *context) {
         open_sums_add(r, &job);
         r->tail++;
         if (job.source)
-            r->queued_bytes -= job.tensor->bytes;
+            r->queued_bytes -= job.tensor->sum_bytes;
         pthread_cond_broadcast(&r->changed);
     }
     return NULL;
@@ -292,7 +292,7 @@ castor_status reduce_submit(tensor *t, const void *source, double scale, bool ca
     reducer *r = s->reducer;
     pthread_mutex_lock(&r->lock);
     /* One gradient larger than the bound must still get through. The thread's own waits are bounded. */
-    while (source && r->queued_bytes && r->queued_bytes + t->bytes > queue_bytes) {
+    while (source && r->queued_bytes && r->queued_bytes + t->sum_bytes > queue_bytes) {
         pthread_mutex_unlock(&r->lock);
         status = wait_interrupted()
                      ? store_fail_by(s, s->rank,
@@ -309,14 +309,14 @@ castor_status reduce_submit(tensor *t, const void *source, double scale, bool ca
         until.tv_nsec += LOOK_NS;
         until.tv_sec += until.tv_nsec / 1000000000l;
         until.tv_nsec %= 1000000000l;
-        if (r->queued_bytes && r->queued_bytes + t->bytes > queue_bytes)
+        if (r->queued_bytes && r->queued_bytes + t->sum_bytes > queue_bytes)
             pthread_cond_timedwait(&r->changed, &r->lock, &until);
     }
     if (r->head - r->tail == r->capacity && (status = ring_grow(r)) != CASTOR_OK)
         goto done;
     r->jobs[r->head++ % r->capacity] = (struct job){t, source, scale, t->epoch, carry};
     if (source)
-        r->queued_bytes += t->bytes;
+        r->queued_bytes += t->sum_bytes;
     *ticket = r->head;
     pthread_cond_broadcast(&r->changed);
 done:

@@ -8,7 +8,7 @@ import zlib
 import torch
 from torch.nn.utils import clip_grad
 
-from . import accumulation, core, parts, store
+from . import accumulation, core, parts, precision, store
 
 
 _job = None  # the ranks of a single-process script
@@ -25,7 +25,11 @@ class _Gradients:
             e is not None and e.group is self.group and e.synced
             and (not e.shared or (e.shows_window(p.grad) and not core.window_edited(e.window)))
             for p, e in self.pairs
-        ) and len({p.grad.dtype for p, _ in self.pairs}) == 1
+        ) and (precision.dtype is not None or len({p.grad.dtype for p, _ in self.pairs}) == 1)
+
+    def norm_dtype(self):
+        """CASTOR_PRECISION: as of the float gradients that the optimizer is to see."""
+        return self.pairs[0][0].grad.dtype if precision.dtype is None else torch.float32
 
     def together(self, *operation):
         """Whether every rank came here with this operation on these gradients."""
@@ -68,12 +72,12 @@ def _as_list(parameters):
 
 def _norms(gradients, norm_type, foreach):
     """The norm of each gradient: owners compute theirs, everyone gets all."""
-    norms = []
+    norms, dtype = [], None if precision.dtype is None else torch.float32
     for own in gradients.mine():  # a rank may own none of them
         if own and (foreach is None or foreach):
-            norms += torch._foreach_norm(own, norm_type)
+            norms += torch._foreach_norm(own, norm_type, dtype=dtype)
         else:
-            norms += [torch.linalg.vector_norm(t, norm_type) for t in own]
+            norms += [torch.linalg.vector_norm(t, norm_type, dtype=dtype) for t in own]
     values = iter(norms)
     mine = [0.0 if gradients.written(pair) is None else next(values).item() for pair in gradients.pairs]
     every = gradients.group.gather(mine, "the norms of the gradients")
@@ -102,7 +106,7 @@ def _clip_grad_norm(stock):
             # A generator must reach the stock function as it came when it is empty: that warns.
             return stock(listed if listed else parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         norms = _norms(gradients, float(norm_type), foreach)
-        norms = torch.tensor(norms, dtype=torch.float64).to(gradients.pairs[0][0].grad.dtype)
+        norms = torch.tensor(norms, dtype=torch.float64).to(gradients.norm_dtype())
         total = torch.linalg.vector_norm(norms, float(norm_type))
         if error_if_nonfinite and not torch.isfinite(total):
             clip_grad._get_total_norm([total], norm_type, True)  # raises PyTorch's own error
@@ -110,7 +114,7 @@ def _clip_grad_norm(stock):
         if coefficient.item() != 1.0:
             for own in gradients.mine():
                 if own and (foreach is None or foreach):
-                    torch._foreach_mul_(own, coefficient)
+                    torch._foreach_mul_(own, coefficient if precision.dtype is None else coefficient.item())
                 else:
                     for t in own:
                         t.mul_(coefficient)

@@ -14,7 +14,7 @@ class GroupError(Error):
 
 
 class Description(ctypes.Structure):
-    _fields_ = [("address", c_void_p), ("numel", c_uint64), ("dtype", c_int32), ("whole", c_int32)]
+    _fields_ = [("address", c_void_p), ("numel", c_uint64), ("dtype", c_int32), ("flags", c_int32)]
 
 
 class TensorInfo(ctypes.Structure):
@@ -103,6 +103,7 @@ class ArenaInfo(ctypes.Structure):
 # Places of a rank (store_place in interpose/memory/store.h).
 PLACE_SCRIPT, PLACE_ADOPT, PLACE_BACKWARD, PLACE_STEP, PLACE_TOGETHER, PLACE_COLLECTIVE, PLACE_SAVE, PLACE_DATA = range(8)
 GRADIENT_USED, GRADIENT_CARRY, GRADIENT_KEEP = 1, 2, 4
+DESCRIPTION_WHOLE, DESCRIPTION_FLOAT_SUM = 1, 2
 MODE_PLAIN, MODE_OWNER, MODE_REPLICATED, MODE_LOCAL = range(4)
 
 # name: (result, arguments). "status" results become exceptions.

@@ -8,7 +8,7 @@ from ctypes import byref, c_uint64
 
 import torch
 
-from . import accumulation, core, events, precision, store, tensors
+from . import accumulation, core, events, loss_scale, precision, store, tensors
 
 
 def _references(grad):
@@ -86,8 +86,10 @@ class Synchronizer:
             if grad.layout is not torch.strided:
                 raise core.Error("castor: a gradient is sparse: use the dense form, or CASTOR_PLUGIN=none")
             source = grad.detach()
+            if source.dtype is not entry.sum_alias.dtype:
+                source = source.to(entry.sum_alias.dtype)
             if source.stride() != entry.sum_alias.stride():
-                source = torch.empty_strided(entry.sum_alias.shape, entry.sum_alias.stride(), dtype=grad.dtype)
+                source = torch.empty_strided(entry.sum_alias.shape, entry.sum_alias.stride(), dtype=entry.sum_alias.dtype)
                 source.copy_(grad.detach())
         ticket = c_uint64()
         goes_on = entry.carrying and not ((entry.whole or entry.single_sum) and not entry.goes_on_here)
@@ -145,6 +147,8 @@ class Synchronizer:
         if self.group.across is not None:
             self.schedule = self.group.across.sum(entries, used, self.schedule)
             self.group.across.end(self)
+        if loss_scale.active():
+            loss_scale.check(self.group, entries, used)
         self.group.sums += 1
         while self.pending:
             self._added()
@@ -162,7 +166,7 @@ class Synchronizer:
             core.sum_release(entry.handle)  # p.grad stays as it was
         elif not entry.shared:
             if p.grad is None:
-                p.grad = torch.empty_like(p)
+                p.grad = torch.empty_like(p, dtype=entry.sum_alias.dtype)
             p.grad.copy_(entry.sum_alias)
             core.sum_release(entry.handle)
         elif entry.shows_window(p.grad):

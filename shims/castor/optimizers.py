@@ -15,7 +15,7 @@ import zlib
 
 import torch
 
-from . import accumulation, core, events, optimizer_kernels, parts, precision, remote, states, store
+from . import accumulation, core, events, loss_scale, optimizer_kernels, parts, precision, remote, states, store
 
 _thread = threading.local()
 _numbers = weakref.WeakKeyDictionary()
@@ -343,6 +343,8 @@ def _outermost(wrapper):
         precision.check_optimizer(self, closure)
         if accumulation.active() and accumulation.skips_step(self, closure, _is_exact(type(self))):
             return _micro_step(self, closure)
+        if loss_scale.skips(self):
+            return _skipped_step(self)
         running = _thread.running = _InStep(self)
         begin = core.now_ns()
         if events.depth():
@@ -353,6 +355,8 @@ def _outermost(wrapper):
             result = wrapper(*args, **kwargs)
         finally:
             _thread.running = None
+        if loss_scale.active():
+            loss_scale.stepped(self)
         if accumulation.active():
             accumulation.step_over(self)
         if store.groups() and (not _is_exact(type(self)) or states.of(self).local):
@@ -385,6 +389,14 @@ def _micro_step(optimizer, closure):
     if _job is not None:
         _job.step_ended()
     return result
+
+
+def _skipped_step(optimizer):
+    """A step whose gradients overflowed, on some rank (CASTOR_PRECISION=fp16)."""
+    if accumulation.active():
+        accumulation.step_over(optimizer)
+    if _job is not None:
+        _job.step_ended()
 
 
 def _tell_model_data():

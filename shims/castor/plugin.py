@@ -20,8 +20,10 @@ def install():
     observers = [] if job is None else [job]
     if accumulation.active():  # after the job, which says whether this backward is synchronized
         observers.append(accumulation.Observer())
+    scaling = precision.install()
+    if scaling is not None:
+        observers.append(scaling)
     events.install(*observers)
-    precision.install()
     reducer.install()
     optimizers.install(job)
     clipping.install(ranks)

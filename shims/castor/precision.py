@@ -12,7 +12,7 @@ from ctypes import byref, c_uint64, c_void_p
 
 import torch
 
-from . import casts, core, states, store, tensors
+from . import casts, core, loss_scale, states, store, tensors
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 BROADCAST_BYTES = 16 << 20
@@ -82,7 +82,7 @@ def adopt(group, parameters):
         raise core.Error("castor: CASTOR_PRECISION works on one node: leave it at fp32 on several")
     with torch.no_grad():
         kept = _lower(group, fresh)
-        entries = store.adopt(group, parameters)
+        entries = store.adopt(group, parameters, float_sums=loss_scale.active())
         _place_masters(group, kept)
     return entries
 
@@ -106,12 +106,17 @@ def _lower(group, parameters):
         values = p.data if of(p) is None else of(p).shown()  # it was frozen until now
         _of_rank_0(group, values)
         p.data = values.to(dtype)
+        if loss_scale.active():
+            p.grad_dtype = torch.float32
         kept.append((p, values))
     for t in others:
         if id(t) not in ours and t.dtype is torch.float32 and of(t) is None:
             wide = t.data
             t.data = wide.to(dtype)
             Wide(t, wide)
+    if loss_scale.active():
+        for p in parameters:
+            loss_scale.hook(p)
     if not kept and group.rank == 0:
         core.log(1, f"CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')}: none of the {len(parameters)} parameters that "
                     "are trained is a float parameter of a module: they stay as they are".encode())
@@ -321,15 +326,15 @@ def _accumulators(stock):
 
 
 def install():
+    """Returns what observes backward passes, None where nothing has to."""
     global dtype
     dtype = DTYPES[core.option_text("CASTOR_PRECISION")]
     if dtype is None:
-        return
-    if dtype is torch.float16:
-        raise core.Error("castor: CASTOR_PRECISION=fp16 is not there yet: use bf16")
+        return None
     module, optimizer = torch.nn.Module, torch.optim.Optimizer
     module._save_to_state_dict = _saving(module._save_to_state_dict)
     module._load_from_state_dict = _loading(module._load_from_state_dict)
     optimizer._process_value_according_to_param_policy = _state_loading(optimizer._process_value_according_to_param_policy)
     torch.optim.Adagrad.__init__ = _accumulators(torch.optim.Adagrad.__init__)
     casts.install(settle_written)
+    return loss_scale.install() if dtype is torch.float16 else None

@@ -22,10 +22,10 @@ class Entry:
     __slots__ = (
         "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "single_parameter", "shared", "bytes", "home", "param_alias", "sum_alias",
         "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying",
-        "whole", "aside", "__weakref__",
+        "whole", "aside", "overflowed", "__weakref__",
     )
 
-    def __init__(self, group, p, handle):
+    def __init__(self, group, p, handle, sum_dtype):
         info = core.TensorInfo()
         core.tensor_get(handle, byref(info))
         self.key, self.parameter = id(p), weakref.ref(p, lambda _: self.forget())
@@ -36,11 +36,12 @@ class Entry:
         self.owner, self.shared, self.bytes, self.home = info.owner, bool(info.shared), info.bytes, info.home
         like = p.data
         self.param_alias = tensors.tensor_at(info.param_alias, like) if self.shared else None
-        self.sum_alias = tensors.tensor_at(info.sum, like)
+        self.sum_alias = tensors.tensor_at(info.sum, like.to(sum_dtype) if sum_dtype is not like.dtype else like)
         self.window = self.window_address = None
         self.fired = self.used = False
         self.shown, self.shown_version = None, 0
         self.synced = True
+        self.overflowed = False
         self.synchronizer = self.aside = None
         self.carried = self.carrying = self.whole = False
 
@@ -192,21 +193,26 @@ def release(parameters):
             del _entries[id(p)]
 
 
-def adopt(grp, parameters):
+def adopt(grp, parameters, float_sums=False):
     """Registers those of `parameters` that are not yet, on every rank of the group together. Returns the entries, in
-    the order given."""
+    the order given. `float_sums`: the gradients of 16-bit parameters, and their sums, are float."""
     fresh = [p for p in parameters if entry_of(p) is None]
     if fresh:
         descriptions = (core.Description * len(fresh))()
+
+        def widened(p):
+            return float_sums and p.dtype in (torch.float16, torch.bfloat16)
+
         for p, d in zip(fresh, descriptions):
             whole = tensors.owns_whole_storage(p)
             if not whole_block(p, whole):
                 whole = move_to_own_block(p)
-            d.address, d.numel, d.dtype, d.whole = p.data_ptr(), p.numel(), tensors.DTYPES[p.dtype], int(whole)
+            d.address, d.numel, d.dtype = p.data_ptr(), p.numel(), tensors.DTYPES[p.dtype]
+            d.flags = core.DESCRIPTION_WHOLE * whole | core.DESCRIPTION_FLOAT_SUM * widened(p)
         handles = (c_void_p * len(fresh))()
         core.register(grp.handle, descriptions, len(fresh), handles)
         for p, handle in zip(fresh, handles):
-            _entries[id(p)] = Entry(grp, p, handle)
+            _entries[id(p)] = Entry(grp, p, handle, torch.float32 if widened(p) else p.dtype)
         if grp.across is not None:
             grp.across.adopted([entry_of(p) for p in fresh])  # which is also where the others' bytes go
     return [entry_of(p) for p in parameters]

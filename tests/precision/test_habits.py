@@ -50,6 +50,43 @@ class HabitsTest(PrecisionTest):
         job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "write through")
         self.same(job, self.plain("mlp", "adamw", 4, halve))
 
+    def near(self, job, plain, precision):
+        """Gradients are rounded once more: by 2^-9 of them, which a step multiplies by the learning rate."""
+        self.assertEqual(job.status, 0, job.said)
+        for name, value in plain.wide.state_dict().items():
+            bound = dict(rtol=1e-6, atol=1e-7) if precision == "fp16" else dict(rtol=2e-3, atol=1e-4)
+            error = (job.told[1]["model"][name] - value).abs().max()
+            self.assertTrue(torch.allclose(job.told[1]["model"][name], value, **bound), f"{name}: {error}")
+
+    def check_clipped(self, precision, dtype):
+        job = jobs.start("--model", "mlp", "--optimizer", "sgd", "--clip", 0.5, precision=precision)
+        plain = Reference("mlp", "sgd", dtype, 2, clip=0.5)
+        for step in range(4):
+            plain.step(step)
+        self.near(job, plain, precision)
+        norms = torch.tensor(job.told[0]["norms"]), torch.tensor(plain.norms)
+        self.assertTrue((norms[1] > 0.5).all())
+        self.assertTrue(torch.allclose(*norms, rtol=1e-5 if precision == "fp16" else 1e-3), norms)
+
+    def test_clipped(self):
+        self.check_clipped("bf16", torch.bfloat16)
+
+    def test_clipped_float16(self):
+        self.check_clipped("fp16", torch.float16)
+
+    def check_accumulated(self, precision, dtype):
+        job = jobs.start("--model", "mlp", "--optimizer", "sgd", "--steps", 6, precision=precision, settings=("CASTOR_ACCUMULATE=3",))
+        plain = Reference("mlp", "sgd", dtype, 2)
+        plain.step(0, 1, 2)
+        plain.step(3, 4, 5)
+        self.near(job, plain, precision)
+
+    def test_accumulated(self):
+        self.check_accumulated("bf16", torch.bfloat16)
+
+    def test_accumulated_float16(self):
+        self.check_accumulated("fp16", torch.float16)
+
     def test_resumed(self):
         """Two steps, a checkpoint, two steps: as four. The checkpoint is one of float tensors."""
         for optimizer in ("sgd", "adamw"):

@@ -30,5 +30,20 @@ class ReferenceTest(PrecisionTest):
     def test_budget(self):
         self.check("mlp", "adamw", settings=("CASTOR_MEMORY_BUDGET=16M", "CASTOR_OFFLOAD_DIR=/var/tmp", "CASTOR_CHUNK_SIZE=64K"))
 
+    def test_float16_mlp_sgd(self):
+        self.check("mlp", "sgd", precision="fp16")
+
+    def test_float16_gpt_adamw(self):
+        self.check("gpt", "adamw", precision="fp16")
+
+    def test_float16_convolution_adam(self):
+        self.check("convolution", "adam", precision="fp16")
+
+    def test_float16_single_process(self):
+        self.check("mlp", "adamw", precision="fp16", single=True)
+
+    def test_float16_three_ranks(self):
+        self.check("mlp", "adamw", precision="fp16", ranks=3)
+
     def test_convolution_sgd(self):
         self.check("convolution", "sgd")

@@ -30,15 +30,23 @@ def main():
         kept = torch.load(args.load)
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
-    losses, norms = [], []
+    losses, norms, outside = [], [], []
     for step in range(args.first, args.first + args.steps):
         x, y = batch(args.model, step, rank)
+        x.requires_grad_(args.habit == "foreign")
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=args.habit == "autocast"):
             loss = loss_of(wrapped(x), y)
+        if args.habit == "overflow" and (step, rank) == (1, 1):
+            loss = loss * 1e6
+        if args.habit == "penalty":
+            loss = loss + 0.01 * sum(p.float().pow(2).sum() for p in model.parameters())
         loss.backward()
         if args.clip:
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip).item())
+        if args.habit == "foreign":
+            outside.append(x.grad)
+        grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
         optimizer.step()
         losses.append(loss.item())
         if args.habit == "edit":
@@ -55,7 +63,7 @@ def main():
                 if name.startswith("head"):
                     value.mul_(0.5)
     told = {"losses": losses, "norms": norms, "types": [str(p.dtype) for p in model.parameters()],
-            "model": model.state_dict(), "optimizer": optimizer.state_dict(), "grads": [p.grad for p in model.parameters()]}
+            "model": model.state_dict(), "optimizer": optimizer.state_dict(), "grads": grads, "outside": outside}
     torch.save(told, f"{args.out}.{rank}")
     dist.destroy_process_group()
 
