@@ -11,6 +11,7 @@ import torch
 from . import core, events, store
 
 INITIAL, LARGEST, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0**24, 2.0, 0.5, 1000
+LAST, EARLIER = "in the last backward", "before a step that was skipped"  # when the sum of a parameter's gradients overflowed
 KEY = "castor_loss_scale"  # in an optimizer's state_dict(), beside what PyTorch has there
 
 scale, good = INITIAL, 0  # good: steps since the scale changed, or a step was skipped
@@ -80,7 +81,7 @@ def check(group, entries, used):
     overflowed = any(flag for flag, in group.gather([float(not finite)], "the check of the gradients for infinities"))
     for e, some_rank_used in zip(entries, used):
         if some_rank_used:
-            e.overflowed = overflowed
+            e.overflowed = LAST if overflowed else None
     if overflowed:
         scale, good = scale * BACKOFF, 0
         if group.rank == 0:
@@ -91,8 +92,14 @@ def skips(optimizer):
     """Whether the step that is to begin has gradients that overflowed."""
     if not _active:
         return False
-    entries = (store.entry_of(p) for group in optimizer.param_groups for p in group["params"])
-    return any(e is not None and e.overflowed for e in entries)
+    pairs = [(p, store.entry_of(p)) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    found = [(p, e) for p, e in pairs if e is not None and e.overflowed]
+    # What was skipped before and had no gradient since counts as long as the script keeps the old one.
+    if not any(e.overflowed is LAST or not torch.isfinite(p.grad).all() for p, e in found):
+        return False
+    for _, e in found:
+        e.overflowed = EARLIER
+    return True
 
 
 def stepped(optimizer):

@@ -41,7 +41,7 @@ class Entry:
         self.fired = self.used = False
         self.shown, self.shown_version = None, 0
         self.synced = True
-        self.overflowed = False
+        self.overflowed = None  # loss_scale.py
         self.synchronizer = self.aside = None
         self.carried = self.carrying = self.whole = False
 

@@ -51,10 +51,11 @@ class HabitsTest(PrecisionTest):
         self.same(job, self.plain("mlp", "adamw", 4, halve))
 
     def near(self, job, plain, precision):
-        """Gradients are rounded once more: by 2^-9 of them, which a step multiplies by the learning rate."""
+        """Gradients are rounded once more: by 2^-9 of them under bf16, which a step multiplies by the learning rate, by 2^-24 under
+        fp16, which may round a master to the next 16-bit number."""
         self.assertEqual(job.status, 0, job.said)
         for name, value in plain.wide.state_dict().items():
-            bound = dict(rtol=1e-6, atol=1e-7) if precision == "fp16" else dict(rtol=2e-3, atol=1e-4)
+            bound = dict(rtol=1e-6, atol=1e-5) if precision == "fp16" else dict(rtol=2e-3, atol=1e-4)
             error = (job.told[1]["model"][name] - value).abs().max()
             self.assertTrue(torch.allclose(job.told[1]["model"][name], value, **bound), f"{name}: {error}")
 
