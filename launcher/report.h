@@ -127,6 +127,8 @@ typedef struct report_node {
 
 typedef struct report_chunks {
     uint64_t size, count, wasted, moves, bytes_moved;
+    uint64_t hits, late, misses; /* of chunks that had been away when they were needed */
+    uint64_t stall_ns;
 } report_chunks;
 
 typedef struct report {

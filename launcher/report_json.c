@@ -149,6 +149,12 @@ void report_json_object(json_writer *json, const report *report, const report_li
     json_unsigned(json, "wasted", report->chunks.wasted);
     json_unsigned(json, "moves", report->chunks.moves);
     json_unsigned(json, "bytes_moved", report->chunks.bytes_moved);
+    json_object_begin(json, "prefetch");
+    json_unsigned(json, "hits", report->chunks.hits);
+    json_unsigned(json, "late", report->chunks.late);
+    json_unsigned(json, "misses", report->chunks.misses);
+    json_object_end(json);
+    json_number(json, "stall_seconds", (double)report->chunks.stall_ns * 1e-9);
     write_counters(json, "events", &report->chunk_events, limits);
     json_object_end(json);
     json_object_begin(json, "coverage");

@@ -234,6 +234,10 @@ static void add_totals(report *report) {
         report->chunks.wasted = larger(report->chunks.wasted, report_gauge(process, GAUGE_CHUNK_WASTED).last);
         report->chunks.moves += report_gauge(process, GAUGE_CHUNK_MOVES).last;
         report->chunks.bytes_moved += report_gauge(process, GAUGE_CHUNK_BYTES_MOVED).last;
+        report->chunks.hits += report_gauge(process, GAUGE_PREFETCH_HITS).last;
+        report->chunks.late += report_gauge(process, GAUGE_PREFETCH_LATE).last;
+        report->chunks.misses += report_gauge(process, GAUGE_PREFETCH_MISSES).last;
+        report->chunks.stall_ns += report_gauge(process, GAUGE_STALL_NS).last;
         report->hooked = larger(report->hooked, report_gauge(process, GAUGE_HOOKS_FOUND).last);
         report->missed = larger(report->missed, report_gauge(process, GAUGE_HOOKS_MISSED).last);
         report->export_tables =

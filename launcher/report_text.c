@@ -177,6 +177,16 @@ static void write_model_data(const report *report, FILE *out) {
     write_sent(report, out);
 }
 
+/* How well chunks that had been away were there when they were needed. */
+static void write_prefetch(const report_chunks *chunks, FILE *out) {
+    uint64_t needed = chunks->hits + chunks->late + chunks->misses;
+    if (needed == 0)
+        return;
+    fprintf(out, "          %.0f%% of %s that had been away were brought in time; waits for them %s\n",
+            100.0 * (double)chunks->hits / (double)needed, text_count((char[TEXT_FIGURE_MAX]){0}, needed),
+            text_seconds((char[TEXT_FIGURE_MAX]){0}, (double)chunks->stall_ns * 1e-9));
+}
+
 static void write_summary(const report *report, FILE *out) {
     char figure[TEXT_FIGURE_MAX], other[TEXT_FIGURE_MAX];
     fprintf(out, "\n");
@@ -187,6 +197,7 @@ static void write_summary(const report *report, FILE *out) {
                 text_bytes((char[TEXT_FIGURE_MAX]){0}, report->chunks.wasted),
                 text_count(other, report->chunks.moves),
                 text_bytes((char[TEXT_FIGURE_MAX]){0}, report->chunks.bytes_moved));
+    write_prefetch(&report->chunks, out);
     if (report->hooked + report->missed > 0)
         fprintf(out, "Coverage  %" PRIu64 " functions hooked, %" PRIu64 " missed\n", report->hooked,
                 report->missed);
