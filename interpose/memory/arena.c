@@ -24,6 +24,7 @@ static uint32_t committed_pages; /* accessible from the base of the region */
 static uint64_t window_peak, last_window_peak, window_allocated;
 static uint64_t step_peak; /* since nothing was lent, that is since the step began */
 static uint64_t held_peak; /* since arena_peak_take */
+static uint64_t retain_most = UINT64_MAX;
 static arena_stats stats;
 
 static void *page_address(uint32_t page) {
@@ -112,7 +113,8 @@ static uint64_t dirty_limit(void) {
     if (stats.lent_bytes && peak > step_peak)
         peak = step_peak;
     uint64_t room = retain_limit + peak - anonymous_bytes();
-    return room > stats.lent_bytes ? room - stats.lent_bytes : 0;
+    room = room > stats.lent_bytes ? room - stats.lent_bytes : 0;
+    return room < retain_most ? room : retain_most;
 }
 
 /* Gives pages back, those that were freed longest ago first, until the dirty extents are within their limit. */
@@ -264,6 +266,13 @@ void arena_lend(int64_t bytes) {
         stats.lent_bytes += (uint64_t)bytes;
     if (!stats.lent_bytes)
         step_peak = anonymous_bytes();
+    dirty_purge();
+    pthread_mutex_unlock(&lock);
+}
+
+void arena_retain_most(uint64_t bytes) {
+    pthread_mutex_lock(&lock);
+    retain_most = bytes;
     dirty_purge();
     pthread_mutex_unlock(&lock);
 }

@@ -55,6 +55,9 @@ void arena_release(void *block); /* no longer adopted; the caller has put anonym
 /* The most bytes that blocks which are not adopted and freed pages that are resident have had since the last call. */
 uint64_t arena_peak_take(void);
 
+/* From now on at most so many freed bytes stay resident, whatever the recent peak was. */
+void arena_retain_most(uint64_t bytes);
+
 /* Others use so many bytes more (less, if negative) of what the recent peak has room for: that many fewer freed bytes stay
  * resident. */
 void arena_lend(int64_t bytes);

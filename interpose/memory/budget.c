@@ -7,12 +7,15 @@
 #include "../core/error.h"
 #include "../core/log.h"
 #include "../core/thread.h"
+#include "arena.h"
 #include "budget_inside.h"
 #include "pages.h"
 #include "tensor.h"
 
-#define PART_SHARE      16 /* a part's parameters have this part of the rank's share at most */
-#define PART_BYTES_MIN  (1ul << 20)
+#define PART_SHARE     16 /* a part's parameters have this part of the rank's share at most */
+#define PART_BYTES_MIN (1ul << 20)
+#define FREED_SHARE                                                                                          \
+    32 /* a rank keeps freed blocks resident for this part of its share of the budget at most */
 #define LOOK_NS         100000000l /* how often what is resident is looked at */
 #define LOOK_CHUNKS     4          /* ... of so many chunks */
 #define STOP_SECONDS    5.0
@@ -62,6 +65,8 @@ castor_status budget_start(store *s) {
     if (status == CASTOR_OK) {
         s->budget = b;
         b->running = true;
+        if (s->budget_bytes)
+            arena_retain_most(s->budget_bytes / (uint64_t)s->world / FREED_SHARE);
         if (thread_start(budget_main, b) == 0)
             return CASTOR_OK;
         status =
