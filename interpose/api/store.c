@@ -307,7 +307,10 @@ int castor_together(castor_store *s, uint64_t key, int able, int *committed) {
 
 int castor_step_begin(castor_store *s, const double *values, const char *const *labels, uint32_t count) {
     castor_status status = rank_check(s, __func__);
-    return status ? status : publish_begin(s, values, labels, count);
+    if (status)
+        return status;
+    touches_step(s);
+    return publish_begin(s, values, labels, count);
 }
 
 uint64_t castor_part_bytes(const castor_store *s) {

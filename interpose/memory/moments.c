@@ -173,16 +173,22 @@ static bool switch_recording(moments *m, uint64_t prefix, uint32_t position, uin
     return false;
 }
 
+/* More than recorded in one moment may be a matter of threads, more than in any one is another kind of step. */
 static void end_moment(moments *m, uint64_t non_model_bytes, uint64_t headroom) {
     if (m->position == MOMENT_NONE)
         return;
-    moment *at = &current_of(m)->moments[m->position];
-    uint64_t recorded = at->non_model_bytes;
-    if (non_model_bytes <= recorded)
+    moment_recording *r = current_of(m);
+    moment *at = &r->moments[m->position];
+    if (non_model_bytes <= at->non_model_bytes)
         return;
+    uint64_t recorded = 0;
+    for (uint32_t i = 0; m->following && i < r->moments_count; i++)
+        recorded = r->moments[i].non_model_bytes > recorded ? r->moments[i].non_model_bytes : recorded;
     at->non_model_bytes = non_model_bytes;
-    if (m->following && non_model_bytes - recorded > headroom) {
+    if (m->following && non_model_bytes > recorded && non_model_bytes - recorded > headroom) {
         m->deviations++;
+        LOG_D("moments: %u has %B of other data, %B more than recorded", m->position, non_model_bytes,
+              non_model_bytes - recorded);
         record_anew(m);
     }
 }
@@ -201,6 +207,10 @@ moments_verdict moments_begin(moments *m, moment_event event, uint32_t identity,
     uint32_t position = m->position == MOMENT_NONE ? 0 : m->position + 1;
     if (position >= r->moments_count || r->moments[position].prefix != prefix) {
         m->deviations++;
+        LOG_D("moments: %u of %u is %s %u, not %s %u as recorded", position, r->moments_count,
+              moment_event_names[event], identity,
+              position < r->moments_count ? moment_event_names[r->moments[position].event] : "the end",
+              position < r->moments_count ? r->moments[position].identity : 0);
         if (!switch_recording(m, prefix, position, MOMENT_NONE)) {
             record_anew(m);
             append_moment(m, event, identity, begin_ns);
@@ -252,6 +262,8 @@ bool moments_use(moments *m, uint32_t chunk, bool write) {
     if (m->unforeseen <= TOLERATED(r->uses_count))
         return true;
     m->deviations++;
+    LOG_D("moments: %u uses were not foreseen, the last in %u of %u", m->unforeseen, m->position,
+          r->moments_count);
     record_anew(m);
     append_use(m, chunk, write);
     return false;
@@ -294,6 +306,7 @@ void moments_step_end(moments *m, uint64_t now_ns, uint64_t non_model_bytes, uin
     uint32_t count = m->position + 1;
     if (m->following && count != current_of(m)->moments_count) {
         m->deviations++;
+        LOG_D("moments: %u of %u, and the step is over", count, current_of(m)->moments_count);
         if (!switch_recording(m, prefix_of(current_of(m), m->position), m->position, count))
             record_anew(m);
     }

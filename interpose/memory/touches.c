@@ -21,6 +21,7 @@ typedef struct touches {
     uint32_t seen_capacity;
     uint32_t pass, pass_chunks; /* a pass is a forward or a backward; chunks that it has touched */
     bool backward;
+    bool stepping; /* the optimizer says itself what it uses */
     uint64_t next_look_ns;
 } touches;
 
@@ -107,7 +108,7 @@ void touches_look(void) {
         return;
     uint64_t now = clock_ns(CLOCK_MONOTONIC);
     for (; s; s = s->next) {
-        if (!s->touches || now < s->touches->next_look_ns)
+        if (!s->touches || s->touches->stepping || now < s->touches->next_look_ns)
             continue;
         look(s);
         uint64_t end = clock_ns(CLOCK_MONOTONIC);
@@ -116,21 +117,35 @@ void touches_look(void) {
     }
 }
 
-void touches_backward(store *s, bool begun) {
-    if (!s->touches)
-        return;
-    touches *t = s->touches;
-    if (t->backward == begun)
-        return;
-    t->backward = begun;
+static void pass_begin(touches *t, bool backward) {
+    t->backward = backward;
     t->pass++;
     t->pass_chunks = 0;
 }
 
+/* What a forward has touched last is seen in every step or in none: how many chunks it touched is the same each time. */
+void touches_backward(store *s, bool begun) {
+    touches *t = s->touches;
+    if (!t || t->backward == begun)
+        return;
+    if (begun && !s->detached && on_main_thread())
+        look(s);
+    pass_begin(t, begun);
+}
+
+void touches_step(store *s) {
+    if (s->touches)
+        s->touches->stepping = true;
+}
+
 void touches_drop(store *s) {
     touches *t = s->touches;
-    if (!t || s->detached || !on_main_thread())
+    if (!t)
         return;
+    t->stepping = false;
+    if (s->detached || !on_main_thread())
+        return;
+    pass_begin(t, false);
     pthread_mutex_lock(&s->lock);
     for (uint32_t id = 0; id < t->count; id++)
         view_drop(t, s->tensors[id]);

@@ -16,7 +16,9 @@ castor_status touches_grow(store *s);
 void touches_look(void);
 /* A backward has begun, has ended. */
 void touches_backward(store *s, bool begun);
-/* Lets go of all views. */
+/* An optimizer's step begins: it touches what its parts say. */
+void touches_step(store *s);
+/* It is over: lets go of all views, and the next pass begins. */
 void touches_drop(store *s);
 
 #endif

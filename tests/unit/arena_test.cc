@@ -324,6 +324,17 @@ TEST_F(ArenaTest, ASinglePeakIsForgottenAndItsPagesAreGivenBack) {
     EXPECT_LT(resident_bytes(high, 256 * kMiB), 64 * kMiB);
 }
 
+TEST_F(ArenaTest, FreedPagesStayUpToALimitWhateverThePeakWas) {
+    arena_free(arena_alloc(64 * kMiB));
+    EXPECT_GT(stats().dirty_bytes, 2 * kMiB);
+    arena_retain_most(2 * kMiB);
+    EXPECT_LE(stats().dirty_bytes, 2 * kMiB);
+    arena_free(arena_alloc(64 * kMiB));
+    EXPECT_LE(stats().dirty_bytes, 2 * kMiB);
+    EXPECT_TRUE(arena_check());
+    arena_retain_most(UINT64_MAX);
+}
+
 TEST_F(ArenaTest, RoomThatIsLentIsNotKept) {
     void *block = arena_alloc(64 * kMiB);
     block_fill(block, 64 * kMiB, 9);

@@ -169,6 +169,18 @@ TEST_F(Moments, AStepThatEndsEarlyIsOneOfItsOwn) {
     EXPECT_EQ(m.warmups, 2u);
 }
 
+// Threads have their peaks a moment earlier or later.
+TEST_F(Moments, APeakThatMovesWithinTheStepIsNoDeviation) {
+    step(kTrain);
+    std::vector<Event> moved = kTrain; // its peak is 120
+    moved[0].non_model = 210;          // 160 more than in this moment, 90 more than in any
+    step(moved);
+    EXPECT_TRUE(m.following);
+    EXPECT_EQ(m.deviations, 0u);
+    event(kTrain[0]);
+    EXPECT_EQ(moments_non_model(&m), 210u); // what is known is the higher of both
+}
+
 TEST_F(Moments, MoreNonModelDataThanThereIsHeadroomForRecordsAnew) {
     step(kTrain);
     std::vector<Event> longer = kTrain;
