@@ -52,6 +52,7 @@ castor_status budget_start(store *s) {
         return error_set(CASTOR_ERR_MEMORY, "no memory for the tables of CASTOR_MEMORY_BUDGET");
     b->store = s;
     b->bytes = s->budget_bytes;
+    s->chunks.unit_bytes = BUDGET_UNIT_BYTES;
     b->backwards = 1;
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->moved, NULL);
@@ -140,7 +141,7 @@ static bool tables_grow(budget *b, chunk_kind kind) {
 /* The chunk with the next index of its kind. */
 static castor_status close_next(budget *b, chunk_kind kind) {
     const chunk *c = &b->store->chunks.list[kind].chunks[b->closed[kind]];
-    uint64_t bytes = pages_round(c->used);
+    uint64_t unit = b->store->chunks.unit_bytes, bytes = (c->used + unit - 1) & ~(unit - 1);
     bool mine = c->owner == b->store->rank && bytes;
     budget_chunk *made = mine ? calloc(1, sizeof *made) : NULL;
     pthread_mutex_lock(&b->lock);

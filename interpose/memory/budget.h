@@ -25,6 +25,10 @@
 struct tensor;
 typedef struct budget budget;
 
+/* What is brought comes in pages of this size, which the kernel gives up only as a whole: one that two chunks share would stay
+ * for ever. */
+#define BUDGET_UNIT_BYTES (2ul << 20)
+
 /* For a store whose files are on disk, before its first tensor. */
 castor_status budget_start(store *s);
 /* Before the process ends: what is under way is waited for, for a moment. */

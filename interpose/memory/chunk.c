@@ -18,6 +18,7 @@ void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes)
     memset(t, 0, sizeof *t);
     t->chunk_bytes = pages_round(chunk_bytes);
     t->part_bytes = part_bytes;
+    t->unit_bytes = PAGE_BYTES;
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
         chunk_list *list = &t->list[kind];
         list->fd = -1;
@@ -31,6 +32,7 @@ void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes)
 static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uint64_t bytes, int32_t *index) {
     chunk_list *list = &t->list[kind];
     int part = kind == CHUNK_OPTIM ? owner : 0;
+    bytes = (bytes + t->unit_bytes - 1) & ~(t->unit_bytes - 1);
     if (list->next_offset[part] + bytes > (uint64_t)(part + 1) * t->part_bytes)
         return error_set(CASTOR_ERR_MEMORY, "the file of the %s chunks is full", chunk_kind_names[kind]);
     if (!list->chunks) {

@@ -33,6 +33,8 @@ typedef struct chunk_table {
     uint64_t chunk_bytes;  /* 0: not chosen yet (chunk_search_adopt) */
     uint64_t wasted_bytes; /* of parameter chunks that no parameter fills, as the search counts them */
     uint64_t part_bytes;
+    uint64_t
+        unit_bytes; /* chunks begin and end at multiples of it in their file: a power of two, a page at least */
     chunk_list list[CHUNK_KIND_COUNT];
 } chunk_table;
 
