@@ -8,6 +8,7 @@ from torch.nn import functional as F
 SIZES = {
     "60M": dict(vocabulary=4096, width=768, layers=8, heads=12, context=128),
     "150M": dict(vocabulary=4096, width=768, layers=20, heads=12, context=128),
+    "8M": dict(vocabulary=4096, width=256, layers=8, heads=4, context=128),
     "tiny": dict(vocabulary=256, width=64, layers=2, heads=4, context=32),
 }
 
