@@ -219,7 +219,7 @@ def main():
     rows, complaints = summary(args, runs, disk)
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     results = dict(bench="budget", date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                   command=shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]), version=git.stdout.strip(),
+                   command=shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv), version=git.stdout.strip(),
                    machine=dict(cores=os.cpu_count(), kernel=platform.release(), load=os.getloadavg()[0]), notes=args.note,
                    budget_bytes=round(budget), disk_bytes_per_second=disk, rows=rows, complaints=complaints, runs=runs)
     with open(args.output + ".part", "w") as out:
