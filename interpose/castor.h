@@ -194,6 +194,24 @@ CASTOR_API int castor_tensor_keep_home(castor_tensor *tensor);
 /* The script's parameter is at another address now: maps that block, if it can. 1 when it is a view of the store. */
 CASTOR_API int castor_tensor_rehome(castor_tensor *tensor, void *address);
 
+/* ---- the pool: parameters before they are registered --------------------------------------------------------- */
+
+/* From now on this process looks for the other processes of the job on this node, and has `sweep(NULL)` called by
+ * `schedule(sweep, NULL)` (Py_AddPendingCall) whenever it has come to hold more memory of its own. The sweep decides which
+ * blocks are parameters, and that nobody is writing them. Until castor_pool_stop. */
+CASTOR_API int castor_pool_start(int (*schedule)(int (*)(void *), void *), int (*sweep)(void *));
+CASTOR_API void castor_pool_stop(void);
+/* 1: no collective of this process is on its way, that could write to a parameter. */
+CASTOR_API int castor_pool_is_safe(void);
+/* What the sweep that was asked for does: the contents of those of `blocks` (first bytes of storages) that PyTorch got from
+ * Castor's arena are kept once for all processes that have the same, at the same addresses; nothing that can be seen
+ * changes. The caller says that no thread writes to them meanwhile. Then waits a while, if this process is far ahead of the
+ * others. Returns the bytes that are no longer this process's own. `blocks` NULL: it could not be done now. */
+CASTOR_API uint64_t castor_pool_sweep(void *const *blocks, uint32_t count);
+/* Bytes that the pool holds now, for all processes; and of what this process has swept, what others had brought before, and
+ * what it was the first to bring. */
+CASTOR_API void castor_pool_get(uint64_t *held, uint64_t *found, uint64_t *made);
+
 /* ---- gradients ---------------------------------------------------------------------------------------------- */
 
 #define CASTOR_GRADIENT_USED 1 /* the script used the parameter */

@@ -32,11 +32,19 @@ static struct {
 } works[WORKS_MAX];
 
 static void (*observer)(hook_id id);
+static bool received; /* atomic: this process has called for a message */
 
 HOOK_THREAD_LOCAL collective_call *current;
 
 void hooks_collective_observe(void (*entered)(hook_id id)) {
     __atomic_store_n(&observer, entered, __ATOMIC_RELEASE);
+}
+
+bool hooks_collective_pending(void) {
+    bool pending = __atomic_load_n(&received, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < FLIGHTS_MAX && !pending; i++)
+        pending = __atomic_load_n(&flights[i].claimed, __ATOMIC_ACQUIRE) != 0;
+    return pending;
 }
 
 /* Messages between two ranks: the others of the group do not come. */
@@ -161,6 +169,8 @@ bool collective_enter(collective_call *call, hook_id id, const void *group) {
 void collective_begin(collective_call *call) {
     call->begin_ns = trace_now_ns();
     bool enqueued = hook_table[call->id].layer == HOOK_LAYER_C10D_NCCL;
+    if (is_message(call->id) && !is_send(call->id))
+        __atomic_store_n(&received, true, __ATOMIC_RELAXED);
     if (is_message(call->id))
         call->message = live_message_begin(call->group_address, is_send(call->id) ? LIVE_SENT : LIVE_RECEIVED,
                                            call->peer, call->tag, enqueued, call->begin_ns);

@@ -62,4 +62,8 @@ void hooks_resolve(void);
  * the real function runs. One observer; NULL removes it. */
 void hooks_collective_observe(void (*entered)(hook_id id));
 
+/* Another thread may be writing to tensors in the name of a process group: a collective has not ended, or messages are
+ * received in this process, of which it is not known when they end. */
+bool hooks_collective_pending(void);
+
 #endif

@@ -66,8 +66,15 @@ static castor_status no_room(chunk_kind kind, size_t bytes, int error) {
                      (uint64_t)bytes, chunk_kind_names[kind]);
 }
 
-castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
-                          uint64_t *offset) {
+castor_status chunk_fill(const chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes) {
+    int failed = EINTR; /* signals may come often; they do not come for ever */
+    for (int tries = 0; failed == EINTR && tries < 1000; tries++)
+        failed = posix_fallocate(t->list[kind].fd, (off_t)offset, (off_t)bytes);
+    return failed ? no_room(kind, bytes, failed) : CASTOR_OK;
+}
+
+castor_status chunk_reserve(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
+                            uint64_t *offset) {
     chunk_list *list = &t->list[kind];
     int32_t index = list->current[owner];
     uint64_t at = 0;
@@ -83,14 +90,19 @@ castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t byt
         at = 0;
     }
     chunk *c = &list->chunks[index];
-    int failed = EINTR; /* signals may come often; they do not come for ever */
-    for (int tries = 0; failed == EINTR && tries < 1000; tries++)
-        failed = posix_fallocate(list->fd, (off_t)(c->offset + at), (off_t)bytes);
-    if (failed)
-        return no_room(kind, bytes, failed);
     c->used = at + bytes;
     *offset = c->offset + at;
     return CASTOR_OK;
+}
+
+castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
+                          uint64_t *offset) {
+    castor_status status = chunk_reserve(t, kind, owner, bytes, alignment, offset);
+    if (status || (status = chunk_fill(t, kind, *offset, bytes)) == CASTOR_OK)
+        return status;
+    chunk *c = &t->list[kind].chunks[chunk_index(t, kind, *offset)];
+    c->used = *offset - c->offset; /* another one may fit there */
+    return status;
 }
 
 castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes, char **out) {

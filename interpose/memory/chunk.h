@@ -44,6 +44,10 @@ void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes)
  * lack of it is an error here and not a signal later. */
 castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
                           uint64_t *offset);
+/* The same in two steps: the range is nothing but a place before it is filled. */
+castor_status chunk_reserve(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
+                            uint64_t *offset);
+castor_status chunk_fill(const chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes);
 /* The alias of a range that was placed by this rank, or by another (states): mapped on first use. */
 castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes, char **out);
 /* The number of the chunk that holds an offset; -1: none does. */

@@ -19,6 +19,7 @@
 #define DESCRIPTORS_MAX 8
 #define RANKS_MAX       4096
 #define RETRY_NS        10000000l
+#define ASK_SECONDS     1.0
 #define LOOK_SECONDS    0.1 /* how often it is seen whether signals have come, or ranks have ended */
 #define REFUSALS_MAX    200 /* calls that fail on this rank, RETRY_NS apart, before the meeting does */
 
@@ -245,4 +246,46 @@ castor_status rendezvous_share(const char *token, const char *group, int rank, i
     double deadline = clock_seconds() + timeout_seconds;
     return rank == 0 ? serve(token, group, world, descriptors, count, deadline, pids)
                      : join(token, group, rank, world, descriptors, count, deadline);
+}
+
+int rendezvous_listen(const char *token, const char *what) {
+    struct sockaddr_un address;
+    socklen_t length = meeting_address(&address, token, what);
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (listener >= 0 &&
+        (bind(listener, (struct sockaddr *)&address, length) != 0 || listen(listener, SOMAXCONN) != 0)) {
+        close(listener);
+        return -1;
+    }
+    return listener;
+}
+
+void rendezvous_answer(int listener, const char *token, const int *descriptors, int count) {
+    int connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC), pid;
+    if (connection < 0)
+        return;
+    struct hello hello;
+    char expected[TOKEN_MAX];
+    token_copy(expected, token);
+    if (same_user(connection, &pid) && wait_readable(connection, clock_seconds() + ASK_SECONDS) &&
+        recv(connection, &hello, sizeof hello, 0) == sizeof hello && tokens_equal(hello.token, expected))
+        send_descriptors(connection, descriptors, count);
+    close(connection);
+}
+
+bool rendezvous_ask(const char *token, const char *what, int *descriptors, int count) {
+    struct sockaddr_un address;
+    socklen_t length = meeting_address(&address, token, what);
+    struct hello hello = {.rank = 0};
+    token_copy(hello.token, token);
+    int pid, connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (connection < 0)
+        return false;
+    bool handed = connect(connection, (struct sockaddr *)&address, length) == 0 &&
+                  same_user(connection, &pid) &&
+                  send(connection, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello &&
+                  wait_readable(connection, clock_seconds() + ASK_SECONDS) &&
+                  receive_descriptors(connection, descriptors, count);
+    close(connection);
+    return handed;
 }

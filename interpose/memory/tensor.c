@@ -12,11 +12,13 @@
 #include "chunk_search.h"
 #include "demand.h"
 #include "pages.h"
+#include "pool.h"
 #include "touches.h"
 #include "window.h"
 
 #define CHUNKS_OF_BUDGET  64
 #define CHUNK_BYTES_LEAST (1ul << 20)
+#define GRADUAL_BYTES     (32ul << 20) /* of parameters that are adopted at a time where memory is short */
 #define SUM_BYTES_WORTH   (64ul << 10) /* a smaller sum is not worth the system calls of giving it back */
 
 /* What each rank tells the others of a parameter. */
@@ -27,6 +29,7 @@ struct offer {
     int32_t sum_dtype;
     int32_t unused;
     int64_t same_as; /* index of an earlier parameter at the same address; -1 */
+    int64_t gradual; /* the parameters lie in the pool: they are adopted without twice their memory */
 };
 
 static uint64_t offer_bytes(const struct offer *offer) {
@@ -70,6 +73,7 @@ static void on_block_freed(void *context, void *block) {
 }
 
 static castor_status tensor_map_home(tensor *t, void *address) {
+    pool_block *from_pool = pool_take_out(address);
     castor_status status = arena_adopt(address, on_block_freed, t);
     if (status)
         return status;
@@ -80,19 +84,21 @@ static castor_status tensor_map_home(tensor *t, void *address) {
         arena_release(address);
         return status;
     }
+    pool_leave(from_pool);
     t->home = address;
     return CASTOR_OK;
 }
 
 static castor_status offers_exchange(store *s, const tensor_description *d, uint32_t count,
                                      struct offer *offers) {
+    bool gradual = pool_in_use() && !s->budget;
     for (uint32_t i = 0; i < count; i++) {
         if (d[i].flags & DESCRIPTION_FLOAT_SUM && s->node_count > 1)
             return error_set(CASTOR_ERR_UNSUPPORTED,
                              "float sums of 16-bit parameters work on one node: use CASTOR_PRECISION=bf16");
         size_t bytes = d[i].numel * kernel_dtype_bytes((kernel_dtype)d[i].dtype);
         int32_t sum_dtype = d[i].flags & DESCRIPTION_FLOAT_SUM ? KERNEL_F32 : d[i].dtype;
-        offers[i] = (struct offer){d[i].numel, d[i].dtype, 0, sum_dtype, 0, -1};
+        offers[i] = (struct offer){d[i].numel, d[i].dtype, 0, sum_dtype, 0, -1, gradual};
         offers[i].mappable =
             d[i].flags & DESCRIPTION_WHOLE && bytes >= PAGE_BYTES && arena_block_size(d[i].address) >= bytes;
         for (uint32_t j = 0; j < i && d[i].numel; j++)
@@ -273,7 +279,9 @@ static castor_status tensor_make(store *s, const struct offer *offer, const stru
     t->node = keeper->node;
     size_t grad_bytes = t->mode == TENSOR_SHARED ? t->sum_span : t->sum_bytes ? t->sum_bytes : 1;
     size_t alignment = t->mode == TENSOR_SHARED ? PAGE_BYTES : TENSOR_VALUE_ALIGNMENT;
-    if ((status = chunk_place(&s->chunks, CHUNK_GRAD, t->owner, grad_bytes, alignment, &t->grad_offset)) ||
+    t->unfilled = s->gradual && t->mode == TENSOR_SHARED;
+    if ((status = (t->unfilled ? chunk_reserve : chunk_place)(&s->chunks, CHUNK_GRAD, t->owner, grad_bytes,
+                                                              alignment, &t->grad_offset)) ||
         (status = chunk_alias(&s->chunks, CHUNK_GRAD, t->grad_offset, grad_bytes, &t->grad_alias)))
         goto fail;
     t->grad_chunk = chunk_index(&s->chunks, CHUNK_GRAD, t->grad_offset);
@@ -282,8 +290,8 @@ static castor_status tensor_make(store *s, const struct offer *offer, const stru
         t->param_alias = same->param_alias;
         t->param_chunk = same->param_chunk;
     } else if (t->mode == TENSOR_SHARED) {
-        if ((status =
-                 chunk_place(&s->chunks, CHUNK_PARAM, t->owner, t->span, PAGE_BYTES, &t->param_offset)) ||
+        if ((status = (s->gradual ? chunk_reserve : chunk_place)(&s->chunks, CHUNK_PARAM, t->owner, t->span,
+                                                                 PAGE_BYTES, &t->param_offset)) ||
             (status = chunk_alias(&s->chunks, CHUNK_PARAM, t->param_offset, t->span, &t->param_alias)))
             goto fail;
         t->param_chunk = chunk_index(&s->chunks, CHUNK_PARAM, t->param_offset);
@@ -331,11 +339,55 @@ static void states_sweep(store *s) {
 }
 
 /* Rank 0's value, into the parameter, or into the room of its sum; which can leave again. */
-static void value_write(tensor *t, const void *value) {
+static castor_status value_write(tensor *t, const void *value) {
+    store *s = t->store;
     bool shared = t->mode == TENSOR_SHARED;
+    if (shared && s->gradual) {
+        castor_status status = chunk_fill(&s->chunks, CHUNK_PARAM, t->param_offset, t->span);
+        if (status)
+            return store_fail(s, status);
+    }
     memcpy(shared ? t->param_alias : t->grad_alias, value, t->bytes);
-    if (shared && t->store->budget)
+    if (shared && s->budget)
         madvise(t->param_alias, t->span, MADV_DONTNEED);
+    return CASTOR_OK;
+}
+
+/* Of one parameter: rank 0's value into the private memory, or the store's pages over it. Returns elements by `adopted`. */
+static castor_status value_take(tensor *t, void *address, bool tied, uint64_t *adopted) {
+    castor_status status = CASTOR_OK;
+    if (t->mode == TENSOR_VALUE && t->store->rank != 0 && !tied)
+        memcpy(address, t->grad_alias, t->bytes);
+    if (t->mode == TENSOR_SHARED && tied)
+        t->home = address;
+    else if (t->mode == TENSOR_SHARED && (status = tensor_map_home(t, address)) == CASTOR_OK)
+        *adopted += t->numel;
+    return status;
+}
+
+/* Rank 0's values win. Those of value tensors travel through the room of their sums. Gradually: so many at a time that what is
+ * in the pool, or each rank's own, and what is in the store already are never much more than the model. */
+static castor_status values_adopt(store *s, const tensor_description *descriptions,
+                                  const struct offer *offers, tensor *const *made, uint32_t count) {
+    castor_status status = CASTOR_OK;
+    uint64_t adopted = 0;
+    for (uint32_t from = 0, to = 0; from < count && !status; from = to) {
+        uint64_t bytes = 0;
+        do
+            bytes += made[to++]->bytes;
+        while (to < count && (!s->gradual || bytes + made[to]->bytes <= GRADUAL_BYTES));
+        for (uint32_t i = from; i < to && s->rank == 0 && !status; i++)
+            if (offers[i].same_as < 0)
+                status = value_write(made[i], descriptions[i].address);
+        if (status || (status = wait_barrier(s, "the adoption of parameters")))
+            return status;
+        for (uint32_t i = from; i < to && !status; i++)
+            status = value_take(made[i], descriptions[i].address, offers[i].same_as >= 0, &adopted);
+        if (status)
+            store_fail(s, status);
+    }
+    trace_counter_add(GAUGE_MODEL_NUMEL, adopted);
+    return status ? status : wait_barrier(s, "the adoption of parameters"); /* the room of the sums is free */
 }
 
 castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count,
@@ -354,6 +406,7 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
         (status = offers_agree(s, count, offers)))
         goto done;
     pthread_mutex_lock(&s->lock);
+    s->gradual = count && offers[0].gradual; /* rank 0's word, on every rank */
     if (!s->chunks.chunk_bytes)
         status = chunks_size(s, offers, count);
     keepers_choose(s, offers, count, order, keepers);
@@ -372,29 +425,7 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
         store_fail(s, status);
         goto done;
     }
-    /* Rank 0's values win. Those of value tensors travel through the room of their sums. */
-    for (uint32_t i = 0; i < count && s->rank == 0; i++)
-        if (offers[i].same_as < 0)
-            value_write(made[i], descriptions[i].address);
-    if ((status = wait_barrier(s, "the adoption of parameters")))
-        goto done;
-    for (uint32_t i = 0; i < count && s->rank != 0; i++)
-        if (made[i]->mode == TENSOR_VALUE && offers[i].same_as < 0)
-            memcpy(descriptions[i].address, made[i]->grad_alias, made[i]->bytes);
-    uint64_t adopted = 0;
-    for (uint32_t i = 0; i < count && !status; i++) {
-        if (made[i]->mode != TENSOR_SHARED)
-            continue;
-        if (offers[i].same_as >= 0)
-            made[i]->home = descriptions[i].address;
-        else if ((status = tensor_map_home(made[i], descriptions[i].address)) == CASTOR_OK)
-            adopted += made[i]->numel;
-    }
-    if (status)
-        store_fail(s, status);
-    else
-        status = wait_barrier(s, "the adoption of parameters"); /* the room of the sums is free again */
-    trace_counter_add(GAUGE_MODEL_NUMEL, adopted);
+    status = values_adopt(s, descriptions, offers, made, count);
 done:
     free(offers);
     free(order);

@@ -173,7 +173,8 @@ static castor_status job_run(const struct job *job) {
             return status;
         if (block == 0) {
             bool elsewhere = demand_elsewhere(t, CHUNK_GRAD);
-            fresh = (t->returnable || elsewhere) && atomic_load(&t->control->given_back) == job->epoch;
+            fresh = (t->returnable || t->unfilled || elsewhere) &&
+                    atomic_load(&t->control->given_back) == job->epoch;
             if (elsewhere && s->rank == 0 && (status = demand_take_over(t)) != CASTOR_OK)
                 return store_fail(s, status);
             if ((status = carry_check(t, job, fresh)) != CASTOR_OK)

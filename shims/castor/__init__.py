@@ -4,7 +4,7 @@ What needs PyTorch is imported when it is asked for: `import castor` alone costs
 
 __version__ = "0.1.0"
 
-_SUBMODULES = {"engine", "gemini", "trainer", "utils"}
+_SUBMODULES = {"engine", "gemini", "lazy", "trainer", "utils"}
 _FUNCTIONS = {"initialize": "launching", "launch": "launching", "launch_from_torch": "launching", "memory_stats": "memory"}
 
 

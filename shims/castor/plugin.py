@@ -1,7 +1,7 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
-from . import accumulation, alone, clipping, compiler, core, events, failures, leaving, optimizers, precision, reducer, remote, single
+from . import accumulation, alone, clipping, compiler, core, events, failures, leaving, optimizers, pool, precision, reducer, remote, single
 
 
 def install():
@@ -23,6 +23,9 @@ def install():
     scaling = precision.install()
     if scaling is not None:
         observers.append(scaling)
+    if core.option_text("CASTOR_LAZY_INIT") == "1":
+        pool.install()
+        observers.append(pool.Observer())
     events.install(*observers)
     reducer.install()
     optimizers.install(job)

@@ -13,7 +13,7 @@ from . import casts, core, gradients, nodes, precision, store, tensors
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
 
 
-def _why_not(parameters, process_group, expect_sparse):
+def why_not(parameters, process_group, expect_sparse):
     """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
     if process_group.size() == 1 and not core.places(sum(p.nbytes for p in parameters)):
         return "one rank has nothing to share: start more ranks"
@@ -89,7 +89,7 @@ class Logger:
 
 def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more):
     parameters = list(parameters)
-    reason = _why_not(parameters, process_group, expect_sparse)
+    reason = why_not(parameters, process_group, expect_sparse)
     if reason is None:
         return Reducer(nodes.group_of(process_group), parameters)
     text = f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode()
@@ -106,7 +106,7 @@ def _verify(stock):
     @functools.wraps(stock)
     def verify_param_shape_across_processes(process_group, tensors, *args, **kwargs):
         group = None
-        if _why_not(tensors, process_group, []) is None:
+        if why_not(tensors, process_group, []) is None:
             group = nodes.group_of(process_group)
         error = None
         try:

@@ -22,6 +22,10 @@ void inside_collective_enter(void) {
         collective_entered((hook_id)0);
 }
 
+bool hooks_collective_pending(void) {
+    return false;
+}
+
 void *hooks_real(hook_id id) {
     (void)id;
     return NULL;

@@ -1,0 +1,19 @@
+/* The thread `castor-pool`: finds the job's pool, or makes it, and asks for a sweep whenever this process has come to
+ * hold so many more bytes of its own. The sweep itself runs where it is safe: `schedule` has it called by a thread of the
+ * script between two of its steps (Py_AddPendingCall). */
+#ifndef CASTOR_MEMORY_POOL_WATCH_H
+#define CASTOR_MEMORY_POOL_WATCH_H
+
+#include "../core/status.h"
+
+/* `schedule(sweep, NULL)` may be called from any thread, and returns 0 when sweep(NULL) will be called. Idempotent until
+ * pool_watch_stop. */
+castor_status pool_watch_start(const char *token, int (*schedule)(int (*)(void *), void *),
+                               int (*sweep)(void *));
+/* No sweep is scheduled after this call. The pool stays, also for those who come later. */
+void pool_watch_stop(void);
+
+/* What was scheduled was done; `swept` false: it could not be done now. */
+void pool_watch_done(int swept);
+
+#endif

@@ -1,0 +1,190 @@
+"""Parameters under construction: what all ranks of a node initialize alike is kept once (docs/lazy.md).
+
+Every rank runs the script's own initialization, so values and random states are what they are without Castor. Now and then the
+core asks for a sweep (memory/pool_watch.h): this module says which memory is parameters, and whether nobody writes to it."""
+import atexit
+import ctypes
+import functools
+import sys
+import threading
+import weakref
+
+import torch
+
+from . import core, events, nodes, reducer, store
+
+BYTES_WORTH = 64 << 10  # smaller parameters are not worth a mapping of their own
+_IDLE_THREADS = {"TMonitor"}  # classes of threads that touch no tensor: tqdm's
+
+_modules = {}  # id: weak reference to a module that the main thread has put parameters into
+_said = set()
+_wanted = False  # modules are watched
+_started = False
+
+
+def _say(text, level=2):
+    if text not in _said:
+        core.log(level, f"CASTOR_LAZY_INIT: {text}".encode())
+    _said.add(text)
+
+
+def _remember(module):
+    if threading.get_ident() != threading.main_thread().ident or not _wanted or not store.active():
+        return
+    key = id(module)
+    if key not in _modules:
+        _modules[key] = weakref.ref(module, lambda _: _modules.pop(key, None))
+
+
+def _storages():
+    """By address, the storages of all parameters, as they are now."""
+    found = {}
+    for reference in list(_modules.values()):
+        module = reference()
+        for p in module._parameters.values() if module is not None else ():
+            if type(p) is torch.nn.Parameter and p.device.type == "cpu" and p.layout is torch.strided:
+                storage = p.untyped_storage()
+                if storage.nbytes() >= BYTES_WORTH:
+                    found[storage.data_ptr()] = storage
+    return found
+
+
+def _who_may_write():
+    """What else runs in this process that could be writing to a parameter; None: nothing."""
+    main = threading.main_thread().ident
+    for identity in sys._current_frames():
+        thread = threading._active.get(identity)
+        if identity != main and type(thread).__name__ not in _IDLE_THREADS:
+            return f"the thread {thread.name!r}" if thread is not None else "a thread that is not Python's"
+    return None if core.pool_is_safe() else "a collective or a message"
+
+
+def _sweep():
+    """Between two instructions of the main thread, which is in no operation of PyTorch."""
+    if not _started or not store.active():
+        return
+    writer = _who_may_write()
+    if writer is not None:
+        core.pool_sweep(None, 0)
+        _say(f"while {writer} is there, which could write to parameters, each rank keeps its own", 1)
+        return
+    with torch._C.DisableTorchFunction():
+        storages = _storages()
+        core.pool_sweep(core.pointers(list(storages)), len(storages))
+
+
+@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def _scheduled(_):
+    try:
+        _sweep()
+    except Exception as error:
+        stop()
+        _say(f"stopped: {type(error).__name__}: {error}", 1)
+    except BaseException as error:  # a signal's handler raised: it is the script's, not this function's
+        core.pool_sweep(None, 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(type(error)))
+    return 0
+
+
+def _start():
+    """With the first module: what makes no model (torchrun itself, a tool) needs no pool."""
+    global _started
+    _started = True
+    core.pool_start(ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p), ctypes.cast(_scheduled, ctypes.c_void_p))
+    atexit.register(core.pool_stop)
+
+
+def begin():
+    """Modules that are made from here on are watched, until stop()."""
+    global _wanted
+    _patch()
+    _wanted = True
+
+
+def wanted():
+    return _wanted
+
+
+def end():
+    """The models are made: what is not shared yet is swept once more."""
+    _sweep()
+    stop()
+
+
+def stop():
+    global _wanted, _started
+    _wanted = False
+    _modules.clear()
+    if _started:
+        _started = False
+        core.pool_stop()
+
+
+def figures():
+    """(bytes that the pool holds, bytes that processes found there, bytes that they were the first to bring)"""
+    values = [ctypes.c_uint64() for _ in range(3)]
+    core.pool_get(*map(ctypes.byref, values))
+    return tuple(value.value for value in values)
+
+
+@functools.cache
+def _patch():
+    module = torch.nn.Module
+    register, set_state = module.register_parameter, module.__setstate__
+
+    @functools.wraps(register)
+    def register_parameter(self, name, param):
+        register(self, name, param)
+        if _wanted and param is not None:
+            _remember(self)
+            if not _started and store.active():
+                _start()
+
+    @functools.wraps(set_state)
+    def setstate(self, state):  # copy.deepcopy and pickle put the parameters in place themselves
+        set_state(self, state)
+        if _wanted:
+            _remember(self)
+
+    module.register_parameter, module.__setstate__ = register_parameter, setstate
+
+
+class Observer(events.Observer):
+    """Training has begun: nothing is swept any more."""
+
+    def backward_begun(self, outputs, create_graph):
+        if not _wanted:
+            return
+        _, found, made = figures()
+        if made > 64 << 20:
+            _say(f"{made >> 20} MiB of parameters were made, and {found >> 20} MiB more were the same on another rank")
+            if found * 4 < made:
+                _say("the ranks initialize their parameters differently (do they seed alike?): each kept its own until the "
+                     "model was wrapped", 1)
+        stop()
+
+
+def _adopt_before_broadcast(stock):
+    """DistributedDataParallel sends rank 0's parameters to all, who write them over their own, equal as they are. Adoption
+    does that without a copy for each rank; the rest is sent."""
+
+    @functools.wraps(stock)
+    def sync_module_states(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs):
+        ignored = set(params_and_buffers_to_ignore)
+        named = {name: p for name, p in module.named_parameters() if name not in ignored and p.requires_grad}
+        sparse = any(getattr(m, "sparse", False) for m in module.modules())
+        if src == 0 and named and not reducer.why_not(named.values(), process_group, [sparse]):
+            store.adopt(nodes.group_of(process_group), list(named.values()))
+            ignored |= named.keys()
+        return stock(module, process_group, broadcast_bucket_size, src, ignored, *args, **kwargs)
+
+    return sync_module_states
+
+
+def install():
+    """CASTOR_LAZY_INIT=1."""
+    begin()
+    module = torch.nn.parallel.distributed
+    if hasattr(module, "_sync_module_states"):
+        module._sync_module_states = _adopt_before_broadcast(module._sync_module_states)
