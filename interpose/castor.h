@@ -208,8 +208,8 @@ CASTOR_API int castor_pool_is_safe(void);
  * changes. The caller says that no thread writes to them meanwhile. Then waits a while, if this process is far ahead of the
  * others. Returns the bytes that are no longer this process's own. `blocks` NULL: it could not be done now. */
 CASTOR_API uint64_t castor_pool_sweep(void *const *blocks, uint32_t count);
-/* Bytes that the pool holds now, for all processes; and of what this process has swept, what others had brought before, and
- * what it was the first to bring. */
+/* Bytes that the pool holds now; and of what processes have swept so far, what others had brought before, and what was new.
+ * */
 CASTOR_API void castor_pool_get(uint64_t *held, uint64_t *found, uint64_t *made);
 
 /* ---- gradients ---------------------------------------------------------------------------------------------- */

@@ -16,7 +16,7 @@ int castor_pool_start(int (*schedule)(int (*)(void *), void *), int (*sweep)(voi
             return error_set(status, "no room for the pool's fork handlers");
         watched = true;
     }
-    return pool_watch_start(options()->job, schedule, sweep);
+    return pool_watch_start(options()->job, options()->lazy_bytes, schedule, sweep);
 }
 
 void castor_pool_stop(void) {

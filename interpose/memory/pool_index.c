@@ -17,7 +17,7 @@
 #define WRITE_SECONDS 1.0 /* a piece is written in a fraction of it */
 
 /* How far a process may be ahead of those that bring the same, and how long it waits for one that makes no progress. */
-#define LEAD_BYTES       (96ul << 20)
+#define LEAD_BYTES       (64ul << 20)
 #define PATIENCE_SECONDS 0.5
 
 enum slot_state { SLOT_FREE, SLOT_WRITING, SLOT_READY };
@@ -81,7 +81,7 @@ bool pool_index_open(const int fds[2], pool_index *out) {
     if (shared == MAP_FAILED)
         return false;
     uint32_t member = atomic_fetch_add(&shared->members, 1);
-    *out = (pool_index){shared, fds[0], fds[1], member < MEMBERS ? member : MEMBERS};
+    *out = (pool_index){shared, fds[0], fds[1], member < MEMBERS ? member : MEMBERS, UINT64_MAX};
     return true;
 }
 
@@ -312,28 +312,30 @@ uint32_t pool_index_hold(const pool_index *index, const void *contents, size_t b
     return written ? slot : POOL_NO_SLOT;
 }
 
-void pool_index_await_others(const pool_index *index) {
+void pool_index_await_others(pool_index *index) {
     struct pool_shared *shared = index->shared;
     struct member *own = &shared->member[index->member];
-    if (index->member == MEMBERS)
-        return;
-    uint64_t seen = atomic_load(&shared->progress);
+    uint64_t alone, seen = atomic_load(&shared->progress);
     double until = clock_seconds() + PATIENCE_SECONDS;
-    while (atomic_load(&own->alone_bytes) > LEAD_BYTES && clock_seconds() < until) {
-        /* Others that never bring what this one brings are not worth waiting for. */
-        uint64_t made = atomic_load(&own->made_bytes), alone = atomic_load(&own->alone_bytes);
-        if (made > 4 * LEAD_BYTES && alone * 2 > made)
+    while (index->member != MEMBERS && (alone = atomic_load(&own->alone_bytes)) > LEAD_BYTES) {
+        uint64_t left =
+            atomic_load(&own->made_bytes) - alone; /* by this process alone: to others, or for good */
+        if (left == index->vainly_at)
             return;
         uint64_t now = atomic_load(&shared->progress);
         if (now != seen)
             until = clock_seconds() + PATIENCE_SECONDS;
+        else if (clock_seconds() > until)
+            index->vainly_at = left;
         seen = now;
         nanosleep(&(struct timespec){0, 10 * LOOK_NS}, NULL);
     }
 }
 
 void pool_index_figures(const pool_index *index, pool_figures *out) {
-    const struct member *own = &index->shared->member[index->member];
-    *out = (pool_figures){atomic_load(&index->shared->held_bytes), atomic_load(&own->found_bytes),
-                          atomic_load(&own->made_bytes)};
+    *out = (pool_figures){.held_bytes = atomic_load(&index->shared->held_bytes)};
+    for (uint32_t member = 0; member <= MEMBERS; member++) {
+        out->found_bytes += atomic_load(&index->shared->member[member].found_bytes);
+        out->made_bytes += atomic_load(&index->shared->member[member].made_bytes);
+    }
 }

@@ -26,6 +26,8 @@ typedef struct pool_index {
     struct pool_shared *shared; /* NULL: there is none */
     int index_fd, bytes_fd;
     uint32_t member; /* this process, among those that have the pool */
+    uint64_t
+        vainly_at; /* bytes that others had found when it was waited for them in vain; UINT64_MAX: never */
 } pool_index;
 
 /* Makes the two files, of which the pool can be opened in any process. */
@@ -43,14 +45,14 @@ void pool_index_leave(const pool_index *index, uint32_t slot);
 /* Its bytes stay until the end of the job. */
 void pool_index_pin(const pool_index *index, uint32_t slot);
 
-/* Waits while this process is far ahead: many bytes of its pieces were held by others as well, and too many of the last
- * ones are not yet. Ends when the others do not come nearer. */
-void pool_index_await_others(const pool_index *index);
+/* Waits while many of the pieces that this process has brought were found by no other one yet: what they replaced is still
+ * held by the others. Ends when these make no progress; then it does not wait again before they have found some. */
+void pool_index_await_others(pool_index *index);
 
 typedef struct pool_figures {
     uint64_t held_bytes;  /* of slots that somebody holds, once each */
-    uint64_t found_bytes; /* pieces that this process found there, since the beginning */
-    uint64_t made_bytes;  /* pieces that it was the first to bring */
+    uint64_t found_bytes; /* pieces that a process found there, since the beginning */
+    uint64_t made_bytes;  /* pieces that a process was the first to bring */
 } pool_figures;
 void pool_index_figures(const pool_index *index, pool_figures *out);
 

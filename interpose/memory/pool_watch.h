@@ -4,12 +4,13 @@
 #ifndef CASTOR_MEMORY_POOL_WATCH_H
 #define CASTOR_MEMORY_POOL_WATCH_H
 
+#include <stdint.h>
 #include "../core/status.h"
 
-/* `schedule(sweep, NULL)` may be called from any thread, and returns 0 when sweep(NULL) will be called. Idempotent until
- * pool_watch_stop. */
-castor_status pool_watch_start(const char *token, int (*schedule)(int (*)(void *), void *),
-                               int (*sweep)(void *));
+/* `own_bytes`: so many more than after the last sweep are time for the next one. `schedule(sweep, NULL)` may be called from
+ * any thread, and returns 0 when sweep(NULL) will be called. Idempotent; goes on after pool_watch_stop. */
+castor_status pool_watch_start(const char *token, uint64_t own_bytes,
+                               int (*schedule)(int (*)(void *), void *), int (*sweep)(void *));
 /* No sweep is scheduled after this call. The pool stays, also for those who come later. */
 void pool_watch_stop(void);
 

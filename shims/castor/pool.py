@@ -29,11 +29,19 @@ def _say(text, level=2):
 
 
 def _remember(module):
-    if threading.get_ident() != threading.main_thread().ident or not _wanted or not store.active():
+    if threading.get_ident() != threading.main_thread().ident or not store.active():
         return
     key = id(module)
-    if key not in _modules:
+    with torch._C.DisableTorchFunction():
+        if key in _modules or not any(map(_is_worth, module._parameters.values())):
+            return
         _modules[key] = weakref.ref(module, lambda _: _modules.pop(key, None))
+    if not _started:
+        _start()
+
+
+def _is_worth(p):
+    return type(p) is torch.nn.Parameter and p.device.type == "cpu" and p.numel() * p.element_size() >= BYTES_WORTH
 
 
 def _storages():
@@ -42,10 +50,9 @@ def _storages():
     for reference in list(_modules.values()):
         module = reference()
         for p in module._parameters.values() if module is not None else ():
-            if type(p) is torch.nn.Parameter and p.device.type == "cpu" and p.layout is torch.strided:
+            if _is_worth(p) and p.layout is torch.strided:
                 storage = p.untyped_storage()
-                if storage.nbytes() >= BYTES_WORTH:
-                    found[storage.data_ptr()] = storage
+                found[storage.data_ptr()] = storage
     return found
 
 
@@ -61,7 +68,10 @@ def _who_may_write():
 
 def _sweep():
     """Between two instructions of the main thread, which is in no operation of PyTorch."""
-    if not _started or not store.active():
+    if not store.active():
+        return
+    if not _started:
+        core.pool_sweep(None, 0)
         return
     writer = _who_may_write()
     if writer is not None:
@@ -92,7 +102,6 @@ def _start():
     global _started
     _started = True
     core.pool_start(ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p), ctypes.cast(_scheduled, ctypes.c_void_p))
-    atexit.register(core.pool_stop)
 
 
 def begin():
@@ -100,6 +109,15 @@ def begin():
     global _wanted
     _patch()
     _wanted = True
+
+
+def pause():
+    """Nothing is swept before the next module is made."""
+    global _started
+    _modules.clear()
+    if _started:
+        _started = False
+        core.pool_stop()
 
 
 def wanted():
@@ -113,12 +131,9 @@ def end():
 
 
 def stop():
-    global _wanted, _started
+    global _wanted
     _wanted = False
-    _modules.clear()
-    if _started:
-        _started = False
-        core.pool_stop()
+    pause()
 
 
 def figures():
@@ -130,6 +145,7 @@ def figures():
 
 @functools.cache
 def _patch():
+    atexit.register(core.pool_stop)
     module = torch.nn.Module
     register, set_state = module.register_parameter, module.__setstate__
 
@@ -138,8 +154,6 @@ def _patch():
         register(self, name, param)
         if _wanted and param is not None:
             _remember(self)
-            if not _started and store.active():
-                _start()
 
     @functools.wraps(set_state)
     def setstate(self, state):  # copy.deepcopy and pickle put the parameters in place themselves
@@ -151,18 +165,19 @@ def _patch():
 
 
 class Observer(events.Observer):
-    """Training has begun: nothing is swept any more."""
+    """Training has begun: nothing is swept any more, until another model is made."""
 
     def backward_begun(self, outputs, create_graph):
-        if not _wanted:
+        if not _started:
             return
+        pause()
         _, found, made = figures()
-        if made > 64 << 20:
-            _say(f"{made >> 20} MiB of parameters were made, and {found >> 20} MiB more were the same on another rank")
-            if found * 4 < made:
-                _say("the ranks initialize their parameters differently (do they seed alike?): each kept its own until the "
-                     "model was wrapped", 1)
-        stop()
+        if made:
+            core.log(2, f"CASTOR_LAZY_INIT: {made >> 10} KiB of parameters were made on this node, and {found >> 10} KiB were the same "
+                        "again".encode())
+        if made > 256 << 20 and found * 20 < made:
+            _say("the ranks initialize their parameters differently (do they seed alike?): each held its own until the model "
+                 "was wrapped", 1)
 
 
 def _adopt_before_broadcast(stock):

@@ -5,6 +5,9 @@ from expect import ADAPTIVE, accumulated, adaptive, half, like, resumed, sgd
 DRIFTS = "the ranks' gradients are no longer equal, and their replicas would drift apart"
 UNCOMPILED = "a step in the store is not compiled, and PyTorch's compiled one adds in another order (foreach)"
 
+# So often that sweeps come between any two lines of a script.
+LAZY = {"options": ("CASTOR_LAZY_INIT=1", "CASTOR_LAZY_BYTES=64K"), "says": "were the same again"}
+
 TABLE = {
     "gpt_ddp.py": {
         "": adaptive,
@@ -123,6 +126,15 @@ TABLE = {
         "clamp_through_data": adaptive,
         "frozen_critic": adaptive,
         "one_optimizer_for_both": adaptive,
+    },
+    "construct_ddp.py": {
+        name: like(adaptive, **LAZY)
+        for name in (
+            "plain plain_adam applied truncated orthogonal kaiming constants sparse_initialization edited copied_from_numpy "
+            "read_while_it_is_made tied copies_of_a_half_built_module loaded parametrized other_types with_buffers seeded_inside "
+            "ranks_seed_apart one_rank_edits rank_0_loads made_by_threads sent_while_it_is_made lists_and_aliases frozen_parts "
+            "forked_while_it_is_made"
+        ).split()
     },
     "weights_ddp.py": {
         "ema_swapped_in_and_out": adaptive,
