@@ -17,7 +17,7 @@
 #define WRITE_SECONDS 1.0 /* a piece is written in a fraction of it */
 
 /* How far a process may be ahead of those that bring the same, and how long it waits for one that makes no progress. */
-#define LEAD_BYTES       (64ul << 20)
+#define LEAD_BYTES       (32ul << 20)
 #define PATIENCE_SECONDS 0.5
 
 enum slot_state { SLOT_FREE, SLOT_WRITING, SLOT_READY };

@@ -22,10 +22,10 @@ _wanted = False  # modules are watched
 _started = False
 
 
-def _say(text, level=2):
-    if text not in _said:
+def _say(text, level=1, once=None):
+    if (once or text) not in _said:
         core.log(level, f"CASTOR_LAZY_INIT: {text}".encode())
-    _said.add(text)
+    _said.add(once or text)
 
 
 def _remember(module):
@@ -76,7 +76,7 @@ def _sweep():
     writer = _who_may_write()
     if writer is not None:
         core.pool_sweep(None, 0)
-        _say(f"while {writer} is there, which could write to parameters, each rank keeps its own", 1)
+        _say(f"while there is {writer}, which could write to parameters, this rank holds its own", once="writer")
         return
     with torch._C.DisableTorchFunction():
         storages = _storages()
@@ -89,7 +89,7 @@ def _scheduled(_):
         _sweep()
     except Exception as error:
         stop()
-        _say(f"stopped: {type(error).__name__}: {error}", 1)
+        _say(f"stopped: {type(error).__name__}: {error}")
     except BaseException as error:  # a signal's handler raised: it is the script's, not this function's
         core.pool_sweep(None, 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -172,12 +172,17 @@ class Observer(events.Observer):
             return
         pause()
         _, found, made = figures()
-        if made:
-            core.log(2, f"CASTOR_LAZY_INIT: {made >> 10} KiB of parameters were made on this node, and {found >> 10} KiB were the same "
-                        "again".encode())
+        if made and _is_first_rank():
+            _say(f"{made >> 10} KiB of parameters were made on this node, and {found >> 10} KiB were the same again", 2)
         if made > 256 << 20 and found * 20 < made:
             _say("the ranks initialize their parameters differently (do they seed alike?): each held its own until the model "
-                 "was wrapped", 1)
+                 "was wrapped")
+
+
+def _is_first_rank():
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() == 0
+    return core.option_text("CASTOR_RANK") == "0"
 
 
 def _adopt_before_broadcast(stock):
