@@ -12,7 +12,7 @@ __all__ = ["LazyInitContext"]
 
 class LazyInitContext:
     """While it is entered, models are made without their memory on every rank: what the ranks of a node initialize alike is kept
-    once, from each module's initialization on.
+    once, from each module's initialization on. Under the plugin `none` it does nothing.
 
     Args:
         tensor_cls: accepted, and ignored: tensors are PyTorch's own, with their values, at any moment.

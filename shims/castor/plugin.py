@@ -24,7 +24,7 @@ def install():
     if scaling is not None:
         observers.append(scaling)
     if core.option_text("CASTOR_LAZY_INIT") == "1":
-        pool.install()
+        pool.begin()
         observers.append(pool.Observer())
     events.install(*observers)
     reducer.install()

@@ -11,7 +11,7 @@ import weakref
 
 import torch
 
-from . import core, events, nodes, reducer, store
+from . import core, events, nodes, precision, reducer, store
 
 BYTES_WORTH = 64 << 10  # smaller parameters are not worth a mapping of their own
 _IDLE_THREADS = {"TMonitor"}  # classes of threads that touch no tensor: tqdm's
@@ -162,6 +162,9 @@ def _patch():
             _remember(self)
 
     module.register_parameter, module.__setstate__ = register_parameter, setstate
+    wrapper = torch.nn.parallel.distributed
+    if core.plugin_engine() and hasattr(wrapper, "_sync_module_states"):
+        wrapper._sync_module_states = _adopt_before_broadcast(wrapper._sync_module_states)
 
 
 class Observer(events.Observer):
@@ -194,17 +197,10 @@ def _adopt_before_broadcast(stock):
         ignored = set(params_and_buffers_to_ignore)
         named = {name: p for name, p in module.named_parameters() if name not in ignored and p.requires_grad}
         sparse = any(getattr(m, "sparse", False) for m in module.modules())
-        if src == 0 and named and not reducer.why_not(named.values(), process_group, [sparse]):
+        if src == 0 and named and precision.dtype is None and not reducer.why_not(named.values(), process_group, [sparse]):
             store.adopt(nodes.group_of(process_group), list(named.values()))
             ignored |= named.keys()
         return stock(module, process_group, broadcast_bucket_size, src, ignored, *args, **kwargs)
 
     return sync_module_states
 
-
-def install():
-    """CASTOR_LAZY_INIT=1."""
-    begin()
-    module = torch.nn.parallel.distributed
-    if hasattr(module, "_sync_module_states"):
-        module._sync_module_states = _adopt_before_broadcast(module._sync_module_states)

@@ -131,7 +131,7 @@ def _init_helper(stock):
 
     @functools.wraps(stock)
     def _ddp_init_helper(self, parameters, expect_sparse_gradient, *args, **kwargs):
-        reason = _why_not(parameters, self.process_group, expect_sparse_gradient)
+        reason = why_not(parameters, self.process_group, expect_sparse_gradient)
         if reason is None and self.mixed_precision is not None:
             reason = "DistributedDataParallel(mixed_precision=...) casts as well"
         if reason is not None:
