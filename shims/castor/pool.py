@@ -91,7 +91,8 @@ def _scheduled(_):
         stop()
         _say(f"stopped: {type(error).__name__}: {error}")
     except BaseException as error:  # a signal's handler raised: it is the script's, not this function's
-        core.pool_sweep(None, 0)
+        if store.active():
+            core.pool_sweep(None, 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(type(error)))
     return 0
@@ -99,9 +100,14 @@ def _scheduled(_):
 
 def _start():
     """With the first module: what makes no model (torchrun itself, a tool) needs no pool."""
-    global _started
-    _started = True
-    core.pool_start(ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p), ctypes.cast(_scheduled, ctypes.c_void_p))
+    global _started, _wanted
+    later = ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p)
+    try:
+        core.pool_start(later, ctypes.cast(_scheduled, ctypes.c_void_p))
+        _started = True
+    except core.Error as error:
+        _wanted = False
+        _say(f"{str(error).removeprefix('castor: ')}: parameters are made as without it")
 
 
 def begin():
@@ -117,6 +123,11 @@ def pause():
     _modules.clear()
     if _started:
         _started = False
+        _stop_thread()
+
+
+def _stop_thread():
+    if store.active():  # a forked child has no such thread, and maybe its lock
         core.pool_stop()
 
 
@@ -145,7 +156,7 @@ def figures():
 
 @functools.cache
 def _patch():
-    atexit.register(core.pool_stop)
+    atexit.register(_stop_thread)
     module = torch.nn.Module
     register, set_state = module.register_parameter, module.__setstate__
 
