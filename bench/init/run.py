@@ -177,7 +177,7 @@ def main():
                     wrong.append(f"{contender}, {variant}: a peak of {run['peak']} is above {args.limit}")
     version = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True).stdout
     results = dict(bench="init", date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                   command=shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+                   command=shlex.join(os.path.basename(word) if word.startswith(os.sep) else word for word in sys.argv),
                    machine=dict(cpus=os.cpu_count(), system=platform.platform()), versions=dict(torch=version.strip()), runs=runs)
     with open(args.output + ".part", "w") as file:
         json.dump(results, file, indent=1)
