@@ -285,7 +285,7 @@ bool rendezvous_ask(const char *token, const char *what, int *descriptors, int c
                   same_user(connection, &pid) &&
                   send(connection, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello &&
                   wait_readable(connection, clock_seconds() + ASK_SECONDS) &&
-                  receive_descriptors(connection, descriptors, count);
+                  receive_descriptors(connection, descriptors, count) == 0;
     close(connection);
     return handed;
 }
