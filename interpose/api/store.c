@@ -253,6 +253,7 @@ int castor_gradients_finish(castor_store *s, castor_tensor *const *tensors, uint
     for (uint32_t i = 0; i < count && !status; i++)
         used[i] = reduce_was_used(tensors[i]);
     touches_backward(s, false);
+    touches_drop(s); /* until the next forward only owners look at parameters, through aliases */
     budget_backward_end(s);
     return status;
 }

@@ -16,12 +16,22 @@
 #define PART_BYTES_MIN (1ul << 20)
 #define FREED_SHARE                                                                                          \
     32 /* a rank keeps freed blocks resident for this part of its share of the budget at most */
-#define LOOK_NS         100000000l /* how often what is resident is looked at */
-#define LOOK_CHUNKS     4          /* ... of so many chunks */
+#define LOOK_NS         50000000l /* how often what is resident is looked at */
+#define LOOK_CHUNKS     4         /* ... of so many chunks */
 #define STOP_SECONDS    5.0
 #define TIMEOUT_NS_EACH 1000000000ull
 
 /* ---- the thread that goes on with moves when one has ended */
+
+/* Pages that somebody had mapped when their chunk left: the views may be gone by now. */
+static void left_evict(budget *b) {
+    pthread_mutex_lock(&b->lock);
+    uint32_t count = b->count;
+    pthread_mutex_unlock(&b->lock);
+    for (uint32_t number = 0; number < count; number++)
+        if (atomic_exchange(&budget_chunk_at(b, number)->left, false))
+            chunk_manager_leave_again(b->manager, number);
+}
 
 static void *budget_main(void *context) {
     budget *b = context;
@@ -35,8 +45,10 @@ static void *budget_main(void *context) {
         until.tv_nsec %= 1000000000;
         int late = pthread_cond_timedwait(&b->moved, &b->lock, &until);
         pthread_mutex_unlock(&b->lock);
-        if (late)
+        if (late) {
             chunk_manager_resync(b->manager, LOOK_CHUNKS);
+            left_evict(b);
+        }
         chunk_manager_advance(b->manager);
         pthread_mutex_lock(&b->lock);
     }
@@ -141,8 +153,8 @@ static bool tables_grow(budget *b, chunk_kind kind) {
 /* The chunk with the next index of its kind. */
 static castor_status close_next(budget *b, chunk_kind kind) {
     const chunk *c = &b->store->chunks.list[kind].chunks[b->closed[kind]];
-    uint64_t unit = b->store->chunks.unit_bytes, bytes = (c->used + unit - 1) & ~(unit - 1);
-    bool mine = c->owner == b->store->rank && bytes;
+    uint64_t bytes = chunk_unit_round(&b->store->chunks, c->used);
+    bool mine = c->owner == b->store->rank && bytes && !c->small;
     budget_chunk *made = mine ? calloc(1, sizeof *made) : NULL;
     pthread_mutex_lock(&b->lock);
     bool room = (made || !mine) && tables_grow(b, kind);

@@ -57,6 +57,8 @@ static void move_done(disk_operation *operation, void *context) {
     if (!operation->cancelled && disk_operation_error(operation) != CASTOR_OK &&
         !atomic_exchange(&b->disk_told, true))
         LOG_W("%s", error_text());
+    if (operation->action == DISK_EVICT && !operation->cancelled && operation->left_bytes)
+        atomic_store(&c->left, true);
     atomic_store(&c->finished_ns, clock_ns(CLOCK_MONOTONIC));
     pthread_mutex_lock(&b->lock);
     pthread_cond_signal(&b->moved);
@@ -69,7 +71,7 @@ static castor_status move_start(void *context, const chunk_move *move, uint64_t 
     chunk *of_store = &b->store->chunks.list[c->kind].chunks[c->index];
     uint64_t until = clock_ns(CLOCK_MONOTONIC) + RECORD_NS;
     disk_operation *o = &c->operation;
-    while (o->state != DISK_IDLE && !disk_operation_ended(o) && clock_ns(CLOCK_MONOTONIC) < until)
+    while (disk_operation_busy(o) && clock_ns(CLOCK_MONOTONIC) < until)
         sched_yield();
     atomic_store(&c->finished_ns, 0);
     /* Set one by one: `state` is the queue's. */

@@ -17,6 +17,7 @@ typedef struct budget_chunk {
     uint64_t offset, bytes;
     disk_operation operation;
     _Atomic uint64_t finished_ns; /* 0: the operation goes on */
+    _Atomic bool left;            /* its last eviction left pages in memory: somebody had them mapped */
     uint32_t summed_in;           /* the number of the last backward that made a sum of it, from 1 on */
     uint32_t computing;           /* tensors whose sums are being made; under the budget's lock */
     uint32_t used_in;             /* the number of the last part that used it, counted over all steps */

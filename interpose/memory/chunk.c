@@ -24,15 +24,22 @@ void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes)
         list->fd = -1;
         for (int part = 0; part < 128; part++) {
             list->next_offset[part] = kind == CHUNK_OPTIM ? (uint64_t)part * part_bytes : 0;
-            list->current[part] = -1;
+            list->current[part] = list->small[part] = -1;
         }
     }
+}
+
+uint64_t chunk_unit_round(const chunk_table *t, uint64_t bytes) {
+    uint64_t unit = t->unit_bytes;
+    while (unit > PAGE_BYTES && unit > t->chunk_bytes)
+        unit /= 2;
+    return (bytes + unit - 1) & ~(unit - 1);
 }
 
 static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uint64_t bytes, int32_t *index) {
     chunk_list *list = &t->list[kind];
     int part = kind == CHUNK_OPTIM ? owner : 0;
-    bytes = (bytes + t->unit_bytes - 1) & ~(t->unit_bytes - 1);
+    bytes = chunk_unit_round(t, bytes);
     if (list->next_offset[part] + bytes > (uint64_t)(part + 1) * t->part_bytes)
         return error_set(CASTOR_ERR_MEMORY, "the file of the %s chunks is full", chunk_kind_names[kind]);
     if (!list->chunks) {
@@ -76,7 +83,8 @@ castor_status chunk_fill(const chunk_table *t, chunk_kind kind, uint64_t offset,
 castor_status chunk_reserve(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
                             uint64_t *offset) {
     chunk_list *list = &t->list[kind];
-    int32_t index = list->current[owner];
+    bool small = kind == CHUNK_OPTIM && alignment < PAGE_BYTES;
+    int32_t *current = small ? &list->small[owner] : &list->current[owner], index = *current;
     uint64_t at = 0;
     if (index >= 0)
         at = (list->chunks[index].used + alignment - 1) & ~(uint64_t)(alignment - 1);
@@ -86,7 +94,8 @@ castor_status chunk_reserve(chunk_table *t, chunk_kind kind, int owner, size_t b
         if (status)
             return status;
         if (!own) /* a chunk of its own does not end the one being filled */
-            list->current[owner] = index;
+            *current = index;
+        list->chunks[index].small = small;
         at = 0;
     }
     chunk *c = &list->chunks[index];

@@ -18,6 +18,7 @@ extern const char *const chunk_kind_names[CHUNK_KIND_COUNT];
 typedef struct chunk {
     uint64_t offset, bytes, used; /* in the kind's file */
     int owner;
+    bool small;  /* of small states, which every rank reads in every step: stays in memory */
     char *alias; /* NULL until it is mapped */
 } chunk;
 
@@ -27,6 +28,7 @@ typedef struct chunk_list {
     uint32_t count;
     uint64_t next_offset[128]; /* by part: 0 for parameters and gradients, the owner for states */
     int32_t current[128];      /* the chunk being filled, by owner; -1: none */
+    int32_t small[128];        /* the one of small states */
 } chunk_list;
 
 typedef struct chunk_table {
@@ -40,6 +42,8 @@ typedef struct chunk_table {
 
 void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes);
 
+/* Up to where the chunk of so many bytes ends. Units are no larger than chunks, so that small chunks stay small. */
+uint64_t chunk_unit_round(const chunk_table *t, uint64_t bytes);
 /* A place for `bytes`, aligned to `alignment` (a power of two up to a page). The range is given memory, so that a
  * lack of it is an error here and not a signal later. */
 castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,

@@ -199,16 +199,20 @@ static bool believe(chunk_manager *m, uint32_t chunk, uint32_t tier) {
         b->room_take(b->context, chunk, tier, c->bytes) != CASTOR_OK)
         return false;
     b->room_give(b->context, chunk, c->tier, c->bytes);
-    m->statistics.unnoticed++;
     chunk_settle(m, chunk, tier);
     return true;
+}
+
+/* ... and the manager had not noticed. */
+static void believe_late(chunk_manager *m, uint32_t chunk, uint32_t tier) {
+    m->statistics.unnoticed += believe(m, chunk, tier);
 }
 
 static void touch(chunk_manager *m, uint32_t chunk, bool write) {
     managed_chunk *c = &m->chunks[chunk];
     if (c->moving && c->to != 0)
         move_cancel(m, chunk);
-    believe(m, chunk, 0);
+    believe_late(m, chunk, 0);
     note_use(m, chunk, write);
 }
 
@@ -227,8 +231,16 @@ void chunk_manager_resync(chunk_manager *m, uint32_t count) {
         uint32_t chunk = m->resync_next < m->chunks_count ? m->resync_next : 0;
         m->resync_next = chunk + 1;
         if (!m->chunks[chunk].moving && !m->chunks[chunk].users)
-            believe(m, chunk, m->backend.residency(m->backend.context, chunk));
+            believe_late(m, chunk, m->backend.residency(m->backend.context, chunk));
     }
+    pthread_mutex_unlock(&m->lock);
+}
+
+void chunk_manager_leave_again(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    managed_chunk *c = chunk < m->chunks_count ? &m->chunks[chunk] : NULL;
+    if (c && c->tier != 0 && !c->users && believe(m, chunk, 0) && chunk_may_leave(m, chunk))
+        victim_evict(m, chunk);
     pthread_mutex_unlock(&m->lock);
 }
 

@@ -67,6 +67,8 @@ castor_status chunk_manager_release(chunk_manager *m, uint32_t chunk);
 void chunk_manager_touch(chunk_manager *m, uint32_t chunk, bool write);
 /* Asks the backend where the next `count` idle chunks are, in turn, and believes it. */
 void chunk_manager_resync(chunk_manager *m, uint32_t count);
+/* It left tier 0, and parts of it are there all the same: they follow, unless it is used by now. */
+void chunk_manager_leave_again(chunk_manager *m, uint32_t chunk);
 
 /* CASTOR_ERR_ARGUMENT: no legal transition; the error names the tensor and both states. A tensor that computes without an access
  * of its chunk counts as a touch. */

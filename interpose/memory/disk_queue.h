@@ -88,6 +88,11 @@ castor_status disk_queue_stop(disk_queue *q, double seconds);
  * CASTOR_ERR_UNSUPPORTED: this process was forked from the one that started the queue, or it stops. */
 castor_status disk_queue_submit(disk_queue *q, disk_operation *operation);
 /* Whether it has ended. Never blocks. */
+/* It was submitted, and has not ended. */
+static inline bool disk_operation_busy(const disk_operation *operation) {
+    int state = __atomic_load_n(&operation->state, __ATOMIC_ACQUIRE);
+    return state != DISK_IDLE && state != DISK_ENDED;
+}
 static inline bool disk_operation_ended(const disk_operation *operation) {
     return __atomic_load_n(&operation->state, __ATOMIC_ACQUIRE) == DISK_ENDED;
 }
