@@ -188,6 +188,11 @@ castor_status budget_close(store *s) {
     castor_status status = CASTOR_OK;
     if (!b)
         return CASTOR_OK;
+    uint64_t all = 0;
+    for (int owner = 0; owner < s->owners; owner++)
+        all += s->owner_load[owner];
+    atomic_store(&b->own_load, s->owner_load[s->rank]);
+    atomic_store(&b->all_load, all);
     for (int kind = 0; kind < CHUNK_KIND_COUNT && !status; kind++) {
         chunk_close(&s->chunks, (chunk_kind)kind);
         while (b->closed[kind] < s->chunks.list[kind].count && !status)

@@ -18,16 +18,14 @@ static uint64_t now_ns(void *context) {
 }
 
 /* This rank's share of `bytes`, which is the node's. */
-static uint64_t share_of(const store *s, uint64_t bytes) {
-    uint64_t all = 0;
-    for (int owner = 0; owner < s->owners; owner++)
-        all += s->owner_load[owner];
-    return all ? (uint64_t)((double)bytes * ((double)s->owner_load[s->rank] / (double)all)) : bytes;
+static uint64_t share_of(const budget *b, uint64_t bytes) {
+    uint64_t all = atomic_load(&b->all_load);
+    return all ? (uint64_t)((double)bytes * ((double)atomic_load(&b->own_load) / (double)all)) : bytes;
 }
 
 static uint64_t capacity_bytes(void *context, uint32_t tier) {
     const budget *b = context;
-    return tier == TIER_HOST && b->bytes ? share_of(b->store, b->bytes) : UINT64_MAX;
+    return tier == TIER_HOST && b->bytes ? share_of(b, b->bytes) : UINT64_MAX;
 }
 
 /* The peak of this rank's since it last asked, and what the others have told. */
@@ -38,7 +36,7 @@ static uint64_t non_model_bytes(void *context) {
     uint64_t all = 0;
     for (int rank = 0; rank < s->world; rank++)
         all += atomic_load(&s->control->rank[rank].other_bytes);
-    return share_of(s, all);
+    return share_of(b, all);
 }
 
 /* Disk blocks are taken where a chunk is placed, memory is the kernel's. */

@@ -279,7 +279,8 @@ static castor_status tensor_make(store *s, const struct offer *offer, const stru
     t->node = keeper->node;
     size_t grad_bytes = t->mode == TENSOR_SHARED ? t->sum_span : t->sum_bytes ? t->sum_bytes : 1;
     size_t alignment = t->mode == TENSOR_SHARED ? PAGE_BYTES : TENSOR_VALUE_ALIGNMENT;
-    t->unfilled = s->gradual && t->mode == TENSOR_SHARED;
+    t->sum_paged = t->mode == TENSOR_SHARED;
+    t->unfilled = s->gradual && t->sum_paged;
     if ((status = (t->unfilled ? chunk_reserve : chunk_place)(&s->chunks, CHUNK_GRAD, t->owner, grad_bytes,
                                                               alignment, &t->grad_offset)) ||
         (status = chunk_alias(&s->chunks, CHUNK_GRAD, t->grad_offset, grad_bytes, &t->grad_alias)))

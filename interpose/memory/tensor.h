@@ -48,8 +48,9 @@ typedef struct tensor {
     state_range *states;     /* of the owner, under store->lock */
     struct tensor *tied; /* the next of those at the same home, in a ring; itself when there is no other */
     bool returnable;     /* the sum's memory may be given back while nobody looks at it */
-    bool unfilled;       /* the sum has no memory before its first epoch */
-    bool kept;           /* not now: the next sum goes on from this one */
+    bool sum_paged; /* the sum has whole pages of its own; as it was made, whatever the parameter is now */
+    bool unfilled;  /* the sum has no memory before its first epoch */
+    bool kept;      /* not now: the next sum goes on from this one */
     _Atomic uint64_t
         lent_bytes; /* of the arena's room, for this rank's part of a sum whose memory came back */
     bool forgotten;
