@@ -71,7 +71,7 @@ static placement_settings placement_of(const castor_options *o) {
 
 static void gradient_return_set(store *s) {
     int asked = options()->gradient_return;
-    s->gradient_return = asked >= 0 ? asked : s->world >= MANY_RANKS || s->budget ? 100 : 0;
+    s->gradient_return = asked >= 0 ? asked : s->world >= MANY_RANKS || budget_moves_parameters(s) ? 100 : 0;
 }
 
 int castor_store_open_node(const char *group, const char *token, int rank, int world, int owners,

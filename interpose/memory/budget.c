@@ -344,6 +344,10 @@ void budget_touch(store *s, bool backward, uint32_t number, uint32_t param_chunk
         chunk_manager_touch(b->manager, known, false);
 }
 
+bool budget_moves_parameters(const store *s) {
+    return s->budget && placement_moves_parameters(&s->placement);
+}
+
 /* ---- what there is */
 
 uint64_t budget_resident_bytes(const store *s, chunk_kind kind) {

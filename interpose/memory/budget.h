@@ -54,6 +54,9 @@ void budget_backward_end(store *s);
 /* The parameters of a chunk are used, the `number`th in this forward or backward. */
 void budget_touch(store *s, bool backward, uint32_t number, uint32_t param_chunk);
 
+/* Whether parameters and gradients may be on disk alone, and not only states. */
+bool budget_moves_parameters(const store *s);
+
 /* Bytes of a range that are in memory. */
 uint64_t budget_resident_bytes(const store *s, chunk_kind kind);
 bool budget_statistics(const store *s, chunk_statistics *out); /* false: no budget */

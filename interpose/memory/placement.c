@@ -45,6 +45,12 @@ bool placement_offloads(const placement_settings *settings) {
            (settings->offload_optim_frac > 0 || settings->offload_param_frac > 0);
 }
 
+bool placement_moves_parameters(const placement_settings *settings) {
+    return settings->policy != PLACEMENT_STATIC ||
+           (settings->offload_param_frac > 0 && settings->shard_param_frac == 1 &&
+            settings->offload_optim_frac == 1);
+}
+
 bool placement_static(const placement_settings *settings, placement_chunk *chunks, uint32_t count) {
     bool params_may = settings->shard_param_frac == 1 && settings->offload_optim_frac == 1;
     double share[CHUNK_KIND_COUNT], wanted[CHUNK_KIND_COUNT], sharded = 0, wanted_sharded = 0;

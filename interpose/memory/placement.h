@@ -30,6 +30,8 @@ castor_status placement_settings_check(const placement_settings *settings);
 
 /* Whether chunks lie on slower tiers whatever the budget. */
 bool placement_offloads(const placement_settings *settings);
+/* Whether parameters and gradients may leave the first tier, and not only states. */
+bool placement_moves_parameters(const placement_settings *settings);
 
 typedef struct placement_chunk {
     chunk_kind kind;

@@ -419,7 +419,9 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
     }
     for (uint32_t i = 0; i < count && !status; i++)
         status = tensor_place(s, made[i]);
-    if (status == CASTOR_OK && s->budget && (status = budget_close(s)) == CASTOR_OK)
+    if (status == CASTOR_OK && s->budget)
+        status = budget_close(s);
+    if (status == CASTOR_OK && budget_moves_parameters(s))
         status = touches_grow(s);
     pthread_mutex_unlock(&s->lock);
     if (status) {

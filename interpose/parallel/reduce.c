@@ -187,7 +187,7 @@ static castor_status job_run(const struct job *job) {
         atomic_store(&t->control->rank[s->rank].added, job->epoch * t->blocks + block + 1);
         wait_notify(&t->control->event, &t->control->waiters);
     }
-    if (s->budget && t->sum_paged) /* nothing is lost: the mapping is shared */
+    if (t->sum_paged && budget_moves_parameters(s)) /* nothing is lost: the mapping is shared */
         madvise(t->grad_alias, t->sum_span, MADV_DONTNEED);
     trace_record_write(TRACE_REDUCE, t->id, begin_ns, trace_now_ns(), t->sum_bytes, (uint64_t)s->rank,
                        job->epoch, 0);
