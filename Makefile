@@ -81,7 +81,7 @@ $(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Replays recorded moments through the chunk manager on the unit tests' fake backend; bench/policy.
-$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/unit/fake_backend.o $(patsubst %,$(B)/obj/interpose/memory/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments pages placement prefetch tensor_state victims) $(patsubst %,$(B)/obj/interpose/core/%.o,error log)
+$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/unit/fake_backend.o $(patsubst %,$(B)/obj/interpose/memory/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments pages placement prefetch tensor_state victims) $(patsubst %,$(B)/obj/interpose/core/%.o,error file_bytes log)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
 .PHONY: tools

@@ -6,6 +6,7 @@
 #include <time.h>
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../core/table.h"
 #include "../core/thread.h"
 #include "arena.h"
 #include "budget_inside.h"
@@ -131,23 +132,14 @@ static castor_status no_memory(void) {
 
 /* Makes room for one more; callers hold the lock. */
 static bool tables_grow(budget *b, chunk_kind kind) {
-    if (b->closed[kind] == b->numbers_capacity[kind]) {
-        uint32_t capacity = b->closed[kind] ? b->closed[kind] * 2 : 64;
-        uint32_t *grown = realloc(b->numbers[kind], capacity * sizeof *grown);
-        if (!grown)
-            return false;
-        b->numbers[kind] = grown;
-        b->numbers_capacity[kind] = capacity;
-    }
-    if (b->count == b->capacity) {
-        uint32_t capacity = b->capacity ? b->capacity * 2 : 64;
-        budget_chunk **grown = realloc(b->chunks, capacity * sizeof *grown);
-        if (!grown)
-            return false;
-        b->chunks = grown;
-        b->capacity = capacity;
-    }
-    return true;
+    uint32_t *numbers =
+        table_room(b->numbers[kind], &b->numbers_capacity[kind], b->closed[kind], sizeof *numbers);
+    if (numbers)
+        b->numbers[kind] = numbers;
+    budget_chunk **chunks = table_room(b->chunks, &b->capacity, b->count, sizeof *chunks);
+    if (chunks)
+        b->chunks = chunks;
+    return numbers && chunks;
 }
 
 /* The chunk with the next index of its kind. */
@@ -224,14 +216,10 @@ static castor_status part_add(budget *b, uint32_t number) {
     budget_chunk *c = number == BUDGET_NONE ? NULL : budget_chunk_at(b, number);
     if (!c || c->used_in == b->parts)
         return CASTOR_OK;
-    if (b->part_count == b->part_capacity) {
-        uint32_t capacity = b->part_capacity ? b->part_capacity * 2 : 64;
-        uint32_t *grown = realloc(b->part, capacity * sizeof *grown);
-        if (!grown)
-            return no_memory();
-        b->part = grown;
-        b->part_capacity = capacity;
-    }
+    uint32_t *part = table_room(b->part, &b->part_capacity, b->part_count, sizeof *part);
+    if (!part)
+        return no_memory();
+    b->part = part;
     castor_status status = chunk_manager_access(b->manager, number, true);
     if (status == CASTOR_OK) {
         c->used_in = b->parts;

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "../core/error.h"
+#include "../core/file_bytes.h"
 #include "pages.h"
 
 /* Of a kind. The table is reserved as a whole, and takes memory as it fills: other threads read it while it grows. */
@@ -142,16 +143,8 @@ int32_t chunk_index(const chunk_table *t, chunk_kind kind, uint64_t offset) {
 
 castor_status chunk_write(const chunk_table *t, chunk_kind kind, uint64_t offset, const void *data,
                           size_t bytes) {
-    for (size_t written = 0; written < bytes;) {
-        ssize_t got = pwrite(t->list[kind].fd, (const char *)data + written, bytes - written,
-                             (off_t)(offset + written));
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return no_room(kind, bytes, got < 0 ? errno : ENOSPC);
-        written += (size_t)got;
-    }
-    return CASTOR_OK;
+    int failed = file_bytes_write(t->list[kind].fd, data, bytes, offset);
+    return failed ? no_room(kind, bytes, failed) : CASTOR_OK;
 }
 
 void chunk_punch(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes) {

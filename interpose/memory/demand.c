@@ -13,6 +13,7 @@
 #include <unistd.h>
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../core/table.h"
 #include "../core/thread.h"
 #include "pages.h"
 
@@ -276,18 +277,13 @@ castor_status demand_watch(tensor *t, chunk_kind kind, char *address) {
             d->mappings[i].address >= address + t->span)
             d->mappings[kept++] = d->mappings[i];
     d->count = kept;
-    if (d->count == d->capacity) {
-        uint32_t capacity = d->capacity ? d->capacity * 2 : 256;
-        watched *grown = realloc(d->mappings, capacity * sizeof *grown);
-        if (grown) {
-            d->mappings = grown;
-            d->capacity = capacity;
-        } else {
-            status = error_set(CASTOR_ERR_MEMORY, "no memory for the table of watched mappings");
-        }
-    }
-    if (status == CASTOR_OK)
+    watched *mappings = table_room(d->mappings, &d->capacity, d->count, sizeof *mappings);
+    if (mappings) {
+        d->mappings = mappings;
         d->mappings[d->count++] = (watched){address, t, kind};
+    } else {
+        status = error_set(CASTOR_ERR_MEMORY, "no memory for the table of watched mappings");
+    }
     pthread_mutex_unlock(&d->lock);
     struct uffdio_register range = {{(uintptr_t)address, t->span}, UFFDIO_REGISTER_MODE_MISSING, 0};
     if (status == CASTOR_OK && ioctl(d->descriptor, UFFDIO_REGISTER, &range) != 0)

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "../core/clock.h"
+#include "../core/file_bytes.h"
 
 #define SLOTS         (1u << 19) /* of the bytes' file, 1 TiB; sparse */
 #define CHAINS        (1u << 16)
@@ -122,43 +123,23 @@ static uint64_t hash(const void *contents, size_t bytes) {
     return sum[0] ^ (sum[0] >> 32);
 }
 
-static off_t slot_offset(uint32_t slot) {
-    return (off_t)(slot * POOL_PIECE_BYTES);
+static uint64_t slot_offset(uint32_t slot) {
+    return slot * (uint64_t)POOL_PIECE_BYTES;
 }
 
 static bool slot_write(const pool_index *index, uint32_t slot, const char *contents, size_t bytes) {
-    for (size_t at = 0; at < bytes;) {
-        ssize_t got = pwrite(index->bytes_fd, contents + at, bytes - at, slot_offset(slot) + (off_t)at);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return false;
-        at += (size_t)got;
-    }
-    return true;
-}
-
-static bool range_read(const pool_index *index, off_t from, void *out, size_t bytes) {
-    for (size_t at = 0; at < bytes;) {
-        ssize_t got = pread(index->bytes_fd, (char *)out + at, bytes - at, from + (off_t)at);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return false;
-        at += (size_t)got;
-    }
-    return true;
+    return file_bytes_write(index->bytes_fd, contents, bytes, slot_offset(slot)) == 0;
 }
 
 bool pool_index_read(const pool_index *index, uint32_t slot, void *out, size_t bytes) {
-    return range_read(index, slot_offset(slot), out, bytes);
+    return file_bytes_read(index->bytes_fd, out, bytes, slot_offset(slot)) == 0;
 }
 
 static bool slot_equals(const pool_index *index, uint32_t slot, const char *contents, size_t bytes) {
     char part[32768];
     for (size_t at = 0; at < bytes;) {
         size_t size = bytes - at < sizeof part ? bytes - at : sizeof part;
-        if (!range_read(index, slot_offset(slot) + (off_t)at, part, size) ||
+        if (file_bytes_read(index->bytes_fd, part, size, slot_offset(slot) + at) != 0 ||
             memcmp(part, contents + at, size) != 0)
             return false;
         at += size;
@@ -192,7 +173,7 @@ static void slot_give_back(const pool_index *index, uint32_t slot) {
     struct pool_shared *shared = index->shared;
     struct slot *s = &shared->slots[slot];
     chain_remove(shared, slot);
-    fallocate(index->bytes_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, slot_offset(slot),
+    fallocate(index->bytes_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)slot_offset(slot),
               POOL_PIECE_BYTES);
     atomic_fetch_sub(&shared->held_bytes, s->bytes);
     alone_end(shared, s);

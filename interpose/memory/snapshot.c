@@ -5,7 +5,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "../core/error.h"
+#include "../core/file_bytes.h"
 #include "../core/log.h"
+#include "../core/table.h"
 #include "demand.h"
 #include "pages.h"
 #include "tensor.h"
@@ -59,15 +61,10 @@ castor_status snapshot_view_add(store *s, uint64_t offset, char *view, size_t by
     castor_status status = CASTOR_ERR_MEMORY;
     pthread_mutex_lock(&s->lock);
     snapshot *snap = snapshot_of(s);
-    if (snap && snap->view_count == snap->view_capacity) {
-        uint32_t capacity = snap->view_capacity ? snap->view_capacity * 2 : 256;
-        state_view *grown = realloc(snap->views, capacity * sizeof *grown);
-        if (grown) {
-            snap->views = grown;
-            snap->view_capacity = capacity;
-        }
-    }
-    if (snap && snap->view_count < snap->view_capacity) {
+    state_view *views =
+        snap ? table_room(snap->views, &snap->view_capacity, snap->view_count, sizeof *views) : NULL;
+    if (views) {
+        snap->views = views;
         snap->views[snap->view_count++] = (state_view){offset, view, bytes};
         s->changes++;
         status = CASTOR_OK;
@@ -96,20 +93,12 @@ static bool copy_range(store *s, tensor *t, chunk_kind kind, uint64_t offset, ch
         return false;
     if (pages_map_alias(s->chunks.list[kind].fd, offset & ~(PAGE_BYTES - 1), bytes, &from) != CASTOR_OK)
         from = NULL;
-    size_t done = from ? 0 : bytes + 1;
-    while (done < bytes) {
-        ssize_t n = pwrite(s->snapshot->fd[kind], from + done, bytes - done, (off_t)(offset + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            break;
-        done += (size_t)n;
-    }
+    bool done = from && file_bytes_write(s->snapshot->fd[kind], from, bytes, offset) == 0;
     if (from)
         munmap(from, bytes);
     if (t)
         demand_let_go(t, kind);
-    return done == bytes;
+    return done;
 }
 
 static bool take(store *s) {

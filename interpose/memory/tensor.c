@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../core/table.h"
 #include "../parallel/wait.h"
 #include "../trace/trace.h"
 #include "arena.h"
@@ -249,15 +250,10 @@ static castor_status tensor_make(store *s, const struct offer *offer, const stru
     castor_status status = CASTOR_OK;
     if (s->tensor_count == STORE_TENSORS_MAX)
         return error_set(CASTOR_ERR_ARGUMENT, "more than %u parameters in one group", STORE_TENSORS_MAX);
-    if (s->tensor_count == s->tensor_capacity) {
-        uint32_t capacity = s->tensor_capacity ? s->tensor_capacity * 2 : 256;
-        tensor **grown = realloc(s->tensors, capacity * sizeof *grown);
-        if (!grown)
-            return error_set(CASTOR_ERR_MEMORY, "no memory for the table of parameters");
-        s->tensors = grown;
-        s->tensor_capacity = capacity;
-    }
-    tensor *t = calloc(1, sizeof *t);
+    tensor **tensors = table_room(s->tensors, &s->tensor_capacity, s->tensor_count, sizeof *tensors);
+    if (tensors)
+        s->tensors = tensors;
+    tensor *t = tensors ? calloc(1, sizeof *t) : NULL;
     if (!t)
         return error_set(CASTOR_ERR_MEMORY, "no memory for the table of parameters");
     t->store = s;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include "../core/error.h"
 #include "../core/log.h"
+#include "../core/table.h"
 #include "../core/thread.h"
 #include "../memory/arena.h"
 #include "../memory/budget.h"
@@ -214,16 +215,12 @@ static void open_sums_end(reducer *r) {
 static void open_sums_add(reducer *r, const struct job *job) {
     if (!r->store->budget)
         return;
-    if (r->open_count == r->open_capacity) {
-        uint32_t capacity = r->open_capacity ? r->open_capacity * 2 : 256;
-        struct job *grown = realloc(r->open_sums, capacity * sizeof *grown);
-        if (!grown) { /* it stays in memory */
-            budget_sum_end(job->tensor);
-            return;
-        }
-        r->open_sums = grown;
-        r->open_capacity = capacity;
+    struct job *sums = table_room(r->open_sums, &r->open_capacity, r->open_count, sizeof *sums);
+    if (!sums) { /* it stays in memory */
+        budget_sum_end(job->tensor);
+        return;
     }
+    r->open_sums = sums;
     r->open_sums[r->open_count++] = *job;
     open_sums_end(r);
 }
