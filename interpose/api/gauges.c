@@ -10,6 +10,8 @@
 #include "trace/sample.h"
 #include "trace/trace.h"
 
+enum { HOST = 1, DISK = 2 }; /* tiers of castor_memory */
+
 #define NODE_INTERVAL_NS UINT64_C(100000000)
 
 static uint64_t import_bytes; /* set size when the agent attached */
@@ -31,31 +33,39 @@ static void add_own(const store *s, uint64_t own[]) {
     }
 }
 
-/* Under a budget: what of this rank's chunks is on disk alone, and what the chunk manager has done. */
-static void sample_budget(void) {
-    uint64_t away[CHUNK_KIND_COUNT] = {0}, moves = 0, moved = 0, hits = 0, late = 0, misses = 0, stall_ns = 0;
+/* Under a budget: adds what of this rank's chunks is on disk alone, and what the chunk managers have done. */
+static void add_budgets(castor_memory *out) {
     for (store *s = store_first(); s && !s->detached; s = s->next) {
         chunk_statistics found;
         if (!budget_statistics(s, &found))
             continue;
         for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
-            away[kind] += found.bytes[kind][1];
-        moves += found.moves[0][1] + found.moves[1][0];
-        moved += found.moved_bytes[0][1] + found.moved_bytes[1][0];
-        hits += found.hits;
-        late += found.late;
-        misses += found.misses;
-        stall_ns += found.stall_ns;
+            out->bytes[kind][DISK] += found.bytes[kind][1];
+        for (int event = 0; event < MOMENT_EVENT_COUNT; event++) {
+            out->moment_bytes[event] += found.moment_bytes[event];
+            out->moment_other_bytes[event] += found.moment_non_model_bytes[event];
+        }
+        out->moves += found.moves[0][1] + found.moves[1][0];
+        out->moved_bytes += found.moved_bytes[0][1] + found.moved_bytes[1][0];
+        out->hits += found.hits;
+        out->late += found.late;
+        out->misses += found.misses;
+        out->stall_ns += found.stall_ns;
     }
-    trace_gauge_set(GAUGE_DISK_PARAM_BYTES, away[CHUNK_PARAM]);
-    trace_gauge_set(GAUGE_DISK_GRAD_BYTES, away[CHUNK_GRAD]);
-    trace_gauge_set(GAUGE_DISK_OPTIM_BYTES, away[CHUNK_OPTIM]);
-    trace_gauge_set(GAUGE_CHUNK_MOVES, moves);
-    trace_gauge_set(GAUGE_CHUNK_BYTES_MOVED, moved);
-    trace_gauge_set(GAUGE_PREFETCH_HITS, hits);
-    trace_gauge_set(GAUGE_PREFETCH_LATE, late);
-    trace_gauge_set(GAUGE_PREFETCH_MISSES, misses);
-    trace_gauge_set(GAUGE_STALL_NS, stall_ns);
+}
+
+static void sample_budget(void) {
+    castor_memory found = {0};
+    add_budgets(&found);
+    trace_gauge_set(GAUGE_DISK_PARAM_BYTES, found.bytes[CHUNK_PARAM][DISK]);
+    trace_gauge_set(GAUGE_DISK_GRAD_BYTES, found.bytes[CHUNK_GRAD][DISK]);
+    trace_gauge_set(GAUGE_DISK_OPTIM_BYTES, found.bytes[CHUNK_OPTIM][DISK]);
+    trace_gauge_set(GAUGE_CHUNK_MOVES, found.moves);
+    trace_gauge_set(GAUGE_CHUNK_BYTES_MOVED, found.moved_bytes);
+    trace_gauge_set(GAUGE_PREFETCH_HITS, found.hits);
+    trace_gauge_set(GAUGE_PREFETCH_LATE, found.late);
+    trace_gauge_set(GAUGE_PREFETCH_MISSES, found.misses);
+    trace_gauge_set(GAUGE_STALL_NS, found.stall_ns);
 }
 
 /* What this rank holds. */
@@ -116,7 +126,6 @@ static void sample_node(void) {
 }
 
 void castor_memory_get(castor_memory *out) {
-    enum { HOST = 1, DISK = 2 };
     uint64_t own[CHUNK_KIND_COUNT] = {0};
     *out = (castor_memory){0};
     for (store *s = store_first(); s && !s->detached; s = s->next) {
@@ -127,22 +136,8 @@ void castor_memory_get(castor_memory *out) {
         out->chunk_bytes =
             s->chunks.chunk_bytes > out->chunk_bytes ? s->chunks.chunk_bytes : out->chunk_bytes;
         pthread_mutex_unlock(&s->lock);
-        chunk_statistics found;
-        if (!budget_statistics(s, &found))
-            continue;
-        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
-            out->bytes[kind][DISK] += found.bytes[kind][1];
-        for (int event = 0; event < MOMENT_EVENT_COUNT; event++) {
-            out->moment_bytes[event] += found.moment_bytes[event];
-            out->moment_other_bytes[event] += found.moment_non_model_bytes[event];
-        }
-        out->moves += found.moves[0][1] + found.moves[1][0];
-        out->moved_bytes += found.moved_bytes[0][1] + found.moved_bytes[1][0];
-        out->hits += found.hits;
-        out->late += found.late;
-        out->misses += found.misses;
-        out->stall_ns += found.stall_ns;
     }
+    add_budgets(out);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
         uint64_t away = out->bytes[kind][DISK] < own[kind] ? out->bytes[kind][DISK] : own[kind];
         out->bytes[kind][DISK] = away;
