@@ -190,10 +190,10 @@ int castor_register(castor_store *s, const castor_description *descriptions, uin
     for (uint32_t i = 0; i < count; i++)
         bytes += descriptions[i].numel * kernel_dtype_bytes((kernel_dtype)descriptions[i].dtype);
     store_place_set(s, PLACE_ADOPT);
-    if ((status = store_budget_decide(s, bytes)) != CASTOR_OK)
-        return status;
+    status = store_budget_decide(s, bytes);
     gradient_return_set(s);
-    status = tensor_register(s, (const tensor_description *)descriptions, count, ids);
+    if (status == CASTOR_OK)
+        status = tensor_register(s, (const tensor_description *)descriptions, count, ids);
     store_place_set(s, PLACE_SCRIPT);
     for (uint32_t i = 0; i < count && !status; i++)
         out[i] = s->tensors[ids[i]];

@@ -184,6 +184,10 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
         s->offload_dir = settings->offload_dir;
         s->token = strdup(token);
         s->group = strdup(group);
+        if (!s->token || !s->group) {
+            status = store_fail(s, error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables"));
+            goto fail;
+        }
     }
     if (places && (status = budget_start(s)) != CASTOR_OK) {
         store_fail(s, status);
@@ -219,6 +223,8 @@ static castor_status files_to_disk(store *s) {
                                   s->timeout_seconds, NULL);
     if (status)
         return store_fail(s, status);
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        close(s->chunks.list[kind].fd);
     chunk_table_init(&s->chunks, s->chunks.chunk_bytes, store_files_part_bytes(folder));
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         s->chunks.list[kind].fd = fds[kind];
@@ -231,17 +237,13 @@ castor_status store_budget_decide(store *s, uint64_t parameter_bytes) {
     uint64_t available = s->rank == 0 ? machine_memory_available("") : 0;
     uint64_t budget = store_budget_automatic(parameter_bytes, available);
     castor_status status = together_broadcast(s, &budget, sizeof budget, "the memory budget");
-    if (status == CASTOR_OK && budget) {
-        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
-            close(s->chunks.list[kind].fd);
-        status = files_to_disk(s);
-        s->budget_bytes = status ? 0 : budget;
-        if (status == CASTOR_OK && (status = budget_start(s)) != CASTOR_OK)
+    if (status == CASTOR_OK && budget && (status = files_to_disk(s)) == CASTOR_OK) {
+        s->budget_bytes = budget;
+        if ((status = budget_start(s)) != CASTOR_OK)
             store_fail(s, status);
-        if (s->rank == 0)
+        else if (s->rank == 0)
             LOG_I("parameters, gradients and states of Adam would take %B, and %B of memory are free: what "
-                  "has no room in a "
-                  "budget of %B lies on disk (CASTOR_MEMORY_BUDGET=auto)",
+                  "has no room in a budget of %B lies on disk (CASTOR_MEMORY_BUDGET=auto)",
                   parameter_bytes * MODEL_DATA_FACTOR, available, budget);
     }
     free(s->token);
