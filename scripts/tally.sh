@@ -7,6 +7,7 @@
 tally_passed=0
 tally_failed=0
 tally_failures=()
+tally_excerpts=() # logs that hold the words of what failed
 
 tally_pass() { # NAME
     tally_passed=$((tally_passed + 1))
@@ -55,6 +56,7 @@ tally_suite() { # NAME SECONDS COMMAND [ARG]...
     wait "$show"
     rm -f "$fifo"
     counts=$(tally_counts "$log")
+    [ "$status" -eq 0 ] || tally_excerpts+=("$log")
     if [ -n "$counts" ]; then
         tally_passed=$((tally_passed + ${counts% *}))
         tally_failed=$((tally_failed + ${counts#* }))
@@ -71,11 +73,26 @@ tally_suite() { # NAME SECONDS COMMAND [ARG]...
     fi
 }
 
-# The closing line; the status is zero only when something ran and nothing failed.
+# What a log says of its failures: its own closing list where it has one, or the begin of each failure's lines.
+tally_excerpt() { # LOG
+    awk -v each=30 -v most=120 '
+        /^Failed:$/ { count = 0; list = 1 }
+        list || /FAILED|: Failure$|^(FAIL|ERROR): / { left = each }
+        left > 0 && count < most { kept[++count] = substr($0, 1, 400); left-- }
+        END { for (i = 1 + (kept[1] == "Failed:"); i <= count; i++) print "    " kept[i] }' "$1"
+}
+
+# The closing lines; the status is zero only when something ran and nothing failed. Who sees only the end of a long output
+# must find there what failed, and how.
 tally_close() {
+    local log
     if [ "$tally_failed" -gt 0 ]; then
         printf '\nFailed:\n'
         printf '  %s\n' "${tally_failures[@]}"
+        for log in ${tally_excerpts[@]+"${tally_excerpts[@]}"}; do
+            printf '  -- %s\n' "${log#"$PWD"/}"
+            tally_excerpt "$log"
+        done
     fi
     printf '\n%d passed, %d failed\n' "$tally_passed" "$tally_failed"
     [ "$tally_failed" -eq 0 ] && [ "$tally_passed" -gt 0 ]
