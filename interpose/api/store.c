@@ -95,6 +95,7 @@ int castor_store_open_node(const char *group, const char *token, int rank, int w
                                .budget_bytes = o->memory_budget == OPTION_BYTES_AUTO ? STORE_BUDGET_AUTO
                                                                                      : o->memory_budget,
                                .placement = placement_of(o),
+                               .moments_dir = o->moments_dir,
                                .timeout_seconds = o->timeout};
     castor_status status = store_open(token ? token : o->job, group, rank, world, &settings, out);
     if (status)

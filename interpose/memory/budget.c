@@ -11,6 +11,7 @@
 #include "arena.h"
 #include "budget_inside.h"
 #include "pages.h"
+#include "recording.h"
 #include "tensor.h"
 
 #define PART_SHARE     16 /* a part's parameters have this part of the rank's share at most */
@@ -108,6 +109,8 @@ void budget_stop(store *s) {
         ;
     pthread_mutex_unlock(&b->lock);
     disk_queue_stop(b->queue, STOP_SECONDS);
+    if (s->moments_dir && *s->moments_dir)
+        recording_keep(b->manager, s->moments_dir, store_job_rank(s, s->rank));
 }
 
 /* ---- chunks */

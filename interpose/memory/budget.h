@@ -31,7 +31,7 @@ typedef struct budget budget;
 
 /* For a store whose files are on disk, before its first tensor. */
 castor_status budget_start(store *s);
-/* Before the process ends: what is under way is waited for, for a moment. */
+/* Before the process ends: what is under way is waited for, for a moment, and what was recorded is kept (recording.h). */
 void budget_stop(store *s);
 
 /* Tensors were registered, or this rank has placed states: the chunks that they are in are closed. Callers hold the store's lock. */

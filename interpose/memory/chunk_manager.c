@@ -383,7 +383,7 @@ static const char *const kind_words[CHUNK_KIND_COUNT] = {"parameter", "gradient"
 bool chunk_manager_write_recording(chunk_manager *m, moments_sink *sink, void *context) {
     char line[128];
     pthread_mutex_lock(&m->lock);
-    bool known = m->moments.following;
+    bool known = moments_known(&m->moments);
     if (known) {
         sink(context, line, log_format(line, sizeof line, "castor-moments 1\n"));
         for (uint32_t i = 0; i < m->chunks_count; i++)

@@ -85,7 +85,7 @@ castor_status chunk_manager_unpin(chunk_manager *m, uint32_t chunk);
 uint32_t chunk_manager_tier(chunk_manager *m, uint32_t chunk);
 tensor_state chunk_manager_state(chunk_manager *m, uint32_t chunk);
 void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out);
-/* The recording that is followed, as text (moments.h); false: there is none yet. */
+/* The recording that is followed, or was last, as text (moments.h); false: there is none yet. */
 bool chunk_manager_write_recording(chunk_manager *m, moments_sink *sink, void *context);
 
 /* CASTOR_ERR_MISMATCH: an invariant does not hold. */

@@ -395,10 +395,23 @@ void moments_times(const moments *m, uint64_t *present_ns, uint64_t *next_ns) {
     *next_ns = next < r->moments_count ? r->moments[next].begin_ns : r->step_ns;
 }
 
+/* The recording that is followed, or was last; NULL: no step is over. */
+static const moment_recording *latest(const moments *m) {
+    const moment_recording *found = m->following ? &m->recordings[m->current] : NULL;
+    for (uint32_t i = 0; i < MOMENT_RECORDINGS && !m->following; i++)
+        if (m->recordings[i].complete && (!found || m->recordings[i].followed > found->followed))
+            found = &m->recordings[i];
+    return found;
+}
+
+bool moments_known(const moments *m) {
+    return latest(m) != NULL;
+}
+
 bool moments_write(const moments *m, moments_sink *sink, void *context) {
-    const moment_recording *r = &m->recordings[m->current];
+    const moment_recording *r = latest(m);
     char line[160];
-    if (!m->following)
+    if (!r)
         return false;
     for (uint32_t i = 0; i < r->moments_count; i++) {
         const moment *at = &r->moments[i];

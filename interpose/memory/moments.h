@@ -134,8 +134,10 @@ uint64_t moments_number_of(const moments *m, uint32_t chunk);
 /* When the present moment and the next one begin, since the step began. */
 void moments_times(const moments *m, uint64_t *present_ns, uint64_t *next_ns);
 
-/* Writes the text, without the lines of chunks, piece by piece, of the recording that is followed; false: there is none. */
+/* Writes the text but for its first line and those of chunks, piece by piece, of the recording that is followed, or was last;
+ * false: there is none. */
 typedef void moments_sink(void *context, const char *text, uint64_t length);
+bool moments_known(const moments *m);
 bool moments_write(const moments *m, moments_sink *sink, void *context);
 
 /* NULL, or what is not as it must be. */

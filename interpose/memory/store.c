@@ -180,6 +180,7 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
         goto fail; /* s->control stays mapped: a peer's thread may be in it, and the process is about to end */
     s->budget_bytes = automatic ? 0 : settings->budget_bytes;
     s->placement = settings->placement;
+    s->moments_dir = settings->moments_dir;
     if (automatic && !places) {
         s->offload_dir = settings->offload_dir;
         s->token = strdup(token);

@@ -105,6 +105,7 @@ struct tensor;
 typedef struct store {
     int rank, world;
     int control_fd;
+    const char *moments_dir; /* as in store_settings */
     store_control *control;
     chunk_table chunks;
     /* Grows under `lock`; entries never move. */
@@ -143,6 +144,7 @@ typedef struct store_settings {
     const char *offload_dir;      /* "": the files are in memory, unless chunks are placed */
     uint64_t budget_bytes;        /* 0: none; STORE_BUDGET_AUTO */
     placement_settings placement; /* chunks are placed under a budget, and where a static share is not 0 */
+    const char *moments_dir;      /* where each rank leaves what it has recorded; NULL or "": nowhere */
     double timeout_seconds;
 } store_settings;
 
