@@ -379,6 +379,8 @@ int castor_state_view(castor_store *s, uint64_t offset, uint64_t bytes, void **o
     if (status == CASTOR_OK && (status = snapshot_view_add(s, from, view, span)) != CASTOR_OK)
         munmap(view, span);
     if (status == CASTOR_OK)
+        chunk_units_map(&s->chunks, view, span);
+    if (status == CASTOR_OK)
         *out = view + (offset - from);
     return status;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include "../core/clock.h"
 #include "../core/error.h"
 #include "../core/log.h"
 #include "../core/table.h"
@@ -15,11 +16,11 @@
 #include "tensor.h"
 
 #define PART_SHARE     16 /* a part's parameters have this part of the rank's share at most */
-#define PART_BYTES_MIN (1ul << 20)
+#define PART_BYTES_MIN (1ul << 16)
 #define FREED_SHARE                                                                                          \
     32 /* a rank keeps freed blocks resident for this part of its share of the budget at most */
-#define LOOK_NS         50000000l /* how often what is resident is looked at */
-#define LOOK_CHUNKS     4         /* ... of so many chunks */
+#define LOOK_NS         20000000ul /* how often what is resident is looked at */
+#define LOOK_CHUNKS     32         /* ... of so many chunks */
 #define STOP_SECONDS    5.0
 #define TIMEOUT_NS_EACH 1000000000ull
 
@@ -38,18 +39,22 @@ static void left_evict(budget *b) {
 static void *budget_main(void *context) {
     budget *b = context;
     prctl(PR_SET_NAME, "castor-budget");
+    uint64_t look_ns = 0;
     pthread_mutex_lock(&b->lock);
     while (!b->stopping) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += LOOK_NS;
+        until.tv_nsec += (long)LOOK_NS;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
-        int late = pthread_cond_timedwait(&b->moved, &b->lock, &until);
+        pthread_cond_timedwait(&b->moved, &b->lock, &until);
         pthread_mutex_unlock(&b->lock);
-        if (late) {
+        /* Also while moves come one after another: that is when others bring what this rank let go. */
+        uint64_t now = clock_ns(CLOCK_MONOTONIC);
+        if (now >= look_ns) {
             chunk_manager_resync(b->manager, LOOK_CHUNKS);
             left_evict(b);
+            look_ns = clock_ns(CLOCK_MONOTONIC) + LOOK_NS;
         }
         chunk_manager_advance(b->manager);
         pthread_mutex_lock(&b->lock);
@@ -171,6 +176,7 @@ static castor_status close_next(budget *b, chunk_kind kind) {
             return status;
         }
     }
+    atomic_fetch_add(&b->used[kind], mine ? c->used : 0);
     pthread_mutex_lock(&b->lock);
     b->count += mine;
     b->numbers[kind][b->closed[kind]++] = number;
@@ -357,5 +363,12 @@ bool budget_statistics(const store *s, chunk_statistics *out) {
     if (!s->budget)
         return false;
     chunk_manager_statistics(s->budget->manager, out);
+    /* The manager counts chunks up to the ends of their units, and who asks wants to know where the data is. */
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        uint64_t *bytes = out->bytes[kind], used = atomic_load(&s->budget->used[kind]),
+                 all = bytes[0] + bytes[1];
+        bytes[1] = all ? (uint64_t)((double)used * ((double)bytes[1] / (double)all)) : 0;
+        bytes[0] = used - bytes[1];
+    }
     return true;
 }

@@ -36,9 +36,10 @@ typedef struct budget {
     uint32_t closed[CHUNK_KIND_COUNT], numbers_capacity[CHUNK_KIND_COUNT];
     uint32_t *part; /* the running part's chunks, accessed */
     uint32_t part_count, part_capacity, parts;
-    _Atomic uint64_t own_load, all_load; /* bytes of parameters that this rank owns, and all do */
-    pthread_cond_t moved;                /* a move has ended, or the thread has to end */
-    uint32_t backwards;                  /* from 1 on */
+    _Atomic uint64_t used[CHUNK_KIND_COUNT]; /* bytes of data in the chunks that the manager knows */
+    _Atomic uint64_t own_load, all_load;     /* bytes of parameters that this rank owns, and all do */
+    pthread_cond_t moved;                    /* a move has ended, or the thread has to end */
+    uint32_t backwards;                      /* from 1 on */
     bool stopping, running;
     bool told;              /* that a share is left out */
     _Atomic bool disk_told; /* that a move has failed */

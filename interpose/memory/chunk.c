@@ -10,6 +10,8 @@
 #include "../core/file_bytes.h"
 #include "pages.h"
 
+#define UNIT_BYTES_HUGE (2ull << 20) /* of a huge page */
+
 /* Of a kind. The table is reserved as a whole, and takes memory as it fills: other threads read it while it grows. */
 #define CHUNKS_MAX (1 << 20)
 
@@ -35,6 +37,14 @@ uint64_t chunk_unit_round(const chunk_table *t, uint64_t bytes) {
     while (unit > PAGE_BYTES && unit > t->chunk_bytes)
         unit /= 2;
     return (bytes + unit - 1) & ~(unit - 1);
+}
+
+void chunk_units_map(const chunk_table *t, void *mapped, size_t bytes) {
+    if (t->unit_bytes < UNIT_BYTES_HUGE || t->chunk_bytes < UNIT_BYTES_HUGE)
+        return;
+    /* Both together mean one huge page at a time, also where the file system has none and the pages are single ones. */
+    if (madvise(mapped, bytes, MADV_HUGEPAGE) == 0)
+        madvise(mapped, bytes, MADV_RANDOM);
 }
 
 static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uint64_t bytes, int32_t *index) {
@@ -126,6 +136,7 @@ castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size
         castor_status status = pages_map_alias(list->fd, c->offset, c->bytes, &c->alias);
         if (status)
             return status;
+        chunk_units_map(t, c->alias, c->bytes);
         /* A forked child has its own snapshot; it must never write here. */
         madvise(c->alias, c->bytes, MADV_DONTFORK);
     }

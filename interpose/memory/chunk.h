@@ -44,6 +44,9 @@ void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes)
 
 /* Up to where the chunk of so many bytes ends. Units are no larger than chunks, so that small chunks stay small. */
 uint64_t chunk_unit_round(const chunk_table *t, uint64_t bytes);
+/* For a mapping of chunks: a fault brings the unit that it is in and nothing beside it, where the kernel would read as far around
+ * it as the disk's read-ahead goes (often megabytes, of chunks that were sent away). */
+void chunk_units_map(const chunk_table *t, void *mapped, size_t bytes);
 /* A place for `bytes`, aligned to `alignment` (a power of two up to a page). The range is given memory, so that a
  * lack of it is an error here and not a signal later. */
 castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,

@@ -72,6 +72,8 @@ void moments_add_chunk(moments *m) {
     m->next_use[chunk] = m->passed[chunk] = MOMENT_NONE;
     for (uint32_t i = 0; i < MOMENT_RECORDINGS; i++)
         m->recordings[i].first_use[chunk] = MOMENT_NONE;
+    /* What was recorded of this step lacks the uses that it has had already: its next step is recorded. */
+    m->lost |= !m->following && m->position != MOMENT_NONE;
 }
 
 /* From the present moment on, by the current recording. */

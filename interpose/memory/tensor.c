@@ -85,6 +85,7 @@ static castor_status tensor_map_home(tensor *t, void *address) {
         arena_release(address);
         return status;
     }
+    chunk_units_map(&t->store->chunks, address, t->span);
     pool_leave(from_pool);
     t->home = address;
     return CASTOR_OK;

@@ -48,6 +48,8 @@ static castor_status map_sum(window *w) {
     if (status == CASTOR_OK)
         status = demand_watch(t, CHUNK_GRAD, w->address);
     if (status == CASTOR_OK)
+        chunk_units_map(&t->store->chunks, w->address, t->sum_span);
+    if (status == CASTOR_OK)
         w->zeroed = false;
     return status;
 }

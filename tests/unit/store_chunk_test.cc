@@ -11,6 +11,7 @@
 extern "C" {
 #include "core/error.h"
 #include "memory/chunk.h"
+#include "memory/disk_queue.h"
 #include "memory/pages.h"
 }
 
@@ -47,6 +48,45 @@ class StoreChunk : public testing::Test {
     }
     chunk_table table;
 };
+
+/* Where the disk's read-ahead is larger, the kernel alone would bring what lies around. */
+TEST(StoreChunks, OfUnitsComeOneUnitAtATime) {
+    constexpr uint64_t kUnit = 2 << 20, kBytes = 32 << 20;
+    chunk_table table;
+    chunk_table_init(&table, 4 * kUnit, kBytes);
+    table.unit_bytes = kUnit;
+    int fd = table.list[CHUNK_PARAM].fd = open("/var/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0)
+        GTEST_SKIP() << "/var/tmp has no files without names";
+    std::vector<char> data(kBytes, 'x');
+    ASSERT_EQ(pwrite(fd, data.data(), kBytes, 0), ssize_t(kBytes));
+    ASSERT_EQ(fsync(fd), 0);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    auto resident = [&] {
+        uint64_t found = ~0ull;
+        EXPECT_EQ(disk_resident(fd, 0, kBytes, nullptr, &found), CASTOR_OK);
+        return found;
+    };
+    if (resident() != 0)
+        GTEST_SKIP() << "/var/tmp is in memory";
+    uint64_t offset = 0;
+    char *alias = nullptr, *view = nullptr;
+    for (int i = 0; i < 2; i++) /* the second chunk lies amid the file */
+        ASSERT_EQ(chunk_place(&table, CHUNK_PARAM, 0, 4 * kUnit, 4096, &offset), CASTOR_OK);
+    ASSERT_EQ(chunk_alias(&table, CHUNK_PARAM, offset, 4 * kUnit, &alias), CASTOR_OK);
+    EXPECT_EQ(alias[kUnit], 'x');
+    EXPECT_LE(resident(), kUnit);
+    alias[0] = 'y';
+    EXPECT_LE(resident(), 2 * kUnit);
+    ASSERT_EQ(pages_map_view(fd, offset, 4 * kUnit, nullptr, &view), CASTOR_OK);
+    chunk_units_map(&table, view, 4 * kUnit);
+    EXPECT_EQ(view[0], 'y');
+    EXPECT_EQ(view[3 * kUnit + 5], 'x');
+    EXPECT_LE(resident(), 3 * kUnit);
+    munmap(view, 4 * kUnit);
+    munmap(alias, 4 * kUnit);
+    close(fd);
+}
 
 TEST_F(StoreChunk, FillsAChunkOfTheOwnerBeforeTheNext) {
     EXPECT_EQ(place(CHUNK_GRAD, 0, 100, 64), 0u);
