@@ -2,11 +2,13 @@
 """Recorded moments replayed at other budgets and bandwidths: stalls and bytes moved of the chunk manager, beside plain LRU
 without prefetch and Belady's optimum, and what a call of the manager costs.
 
-    bench/policy/run.py [--recording FILE]... [--steps 6] [--replay build/bin/replay-moments] [-o FILE]
+    bench/policy/run.py [--recording FILE]... [--measure SIZE:SHARE]... [--steps 6] [--replay build/bin/replay-moments] [-o FILE]
 
 The recordings of models from 10 B to 1 T parameters are made here, by arithmetic: they mimic the step of a GPT on one of
 its ranks, as the notes in the result say. --recording replays what a manager has written (interpose/memory/moments.h) as well.
-Nothing is moved and nobody waits: time is the fake backend's. Only ns_per_call is measured, on this machine.
+--measure, as 60M:0.25, trains that GPT under this share of its model data (measured.py; needs torch) and replays what its
+first rank has recorded, at the same budget and this machine's disk beside what was measured, and at the others.
+In a replay nothing is moved and nobody waits: time is the fake backend's, and only ns_per_call is measured, on this machine.
 """
 
 import argparse
@@ -16,6 +18,8 @@ import platform
 import subprocess
 import tempfile
 import time
+
+import measured
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -95,10 +99,10 @@ def sizes_of(path):
     return model, peak
 
 
-def replay(args, path, model, peak, share, disk):
+def replay(args, path, model, peak, share, disk, bandwidth, budget=None):
     """One case. The budget leaves that share of the model data beside the peak, after the steady ratio of 0.9."""
-    budget = int((model * share + peak) / 0.9)
-    read, write = DISKS[disk]
+    budget = budget or int((model * share + peak) / 0.9)
+    read, write = bandwidth
     command = [args.replay, path, str(budget), str(int(read)), str(int(write)), str(args.steps), "half"]
     out = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return {"share": share, "disk": disk, "budget_bytes": budget, **out}
@@ -106,12 +110,12 @@ def replay(args, path, model, peak, share, disk):
 
 def row(name, case):
     if case["status"]:
-        return f"{name:8}{case['share']:6} {case['disk']:8} short of room"
-    step = case["step_ns"]
+        return f"{name:10}{case['share']:6} {case['disk']:8} short of room"
+    step = case["step_ns"]  # of the recording: without waits for moves
     times = [1 + case[who]["stall_ns"] / step for who in ("castor", "belady", "lru")]
     moved = [(case[who]["read_bytes"] + case[who]["written_bytes"]) / 1e9 for who in ("castor", "belady", "lru")]
     return (
-        f"{name:8}{case['share']:6} {case['disk']:8}{step / 1e9:8.1f} s "
+        f"{name:10}{case['share']:6} {case['disk']:8}{step / 1e9:8.1f} s "
         + "".join(f"{value:8.2f}" for value in times)
         + "  "
         + "".join(f"{value:9.1f}" for value in moved)
@@ -122,6 +126,9 @@ def row(name, case):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recording", action="append", default=[], help="replay this one as well")
+    parser.add_argument("--measure", action="append", default=[], metavar="SIZE:SHARE", help="train, and replay what was recorded")
+    parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="interpreter with torch")
+    parser.add_argument("--folder", default="/var/tmp", help="CASTOR_OFFLOAD_DIR of what is trained")
     parser.add_argument("--replay", default=os.path.join(ROOT, "build", "bin", "replay-moments"))
     parser.add_argument("--steps", type=int, default=6, help="the first two are warm-up")
     parser.add_argument("-o", "--output", default=os.path.join(ROOT, "bench", "results", "policy.json"))
@@ -134,17 +141,31 @@ def main():
         for name, model in MODELS.items():
             path = os.path.join(folder, name)
             recordings.append((name, path, *recording(path, *model)))
+        own = measured.disk_bandwidth(args.folder) if args.measure else None
+        for number, wanted in enumerate(args.measure):
+            size, share = wanted.split(":")
+            inside = os.path.join(folder, str(number))
+            os.mkdir(inside)
+            path, budget, figures = measured.run(args.python, size, float(share), args.steps, args.folder, inside)
+            model, peak = sizes_of(path)
+            case = replay(args, path, model, peak, float(share), "this one", own, budget)
+            cases[wanted] = [{**case, "measured": figures}]
+            print(row(size, case), flush=True)
+            print(f"  measured: {figures['step_ns'] / 1e9:.2f} s, waits {figures['stall_ns'] / 1e9:.2f} s, "
+                  f"{figures['moved_bytes'] / 1e9:.2f} GB, hits {figures['hit_rate']:.3f}", flush=True)
+            recordings.append((wanted, path, model, peak))
         for name, path, model, peak in recordings:
-            cases[name] = []
-            for disk in DISKS:
+            cases.setdefault(name, [])
+            for disk, bandwidth in DISKS.items():
                 for share in BUDGETS:
-                    cases[name].append(replay(args, path, model, peak, share, disk))
+                    cases[name].append(replay(args, path, model, peak, share, disk, bandwidth))
                     print(row(name, cases[name][-1]), flush=True)
     result = {
         "bench": "policy",
-        "command": f"bench/policy/run.py --steps {args.steps}",
+        "command": " ".join(["bench/policy/run.py", *(f"--measure {wanted}" for wanted in args.measure), f"--steps {args.steps}"]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg()[0]},
+        "disk_bytes_per_second": own,
         "notes": NOTES,
         "cases": cases,
     }

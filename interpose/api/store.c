@@ -189,7 +189,10 @@ int castor_register(castor_store *s, const castor_description *descriptions, uin
     uint32_t ids[count ? count : 1];
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++)
-        bytes += descriptions[i].numel * kernel_dtype_bytes((kernel_dtype)descriptions[i].dtype);
+        bytes += descriptions[i].numel *
+                 (descriptions[i].flags & CASTOR_FLOAT_SUM /* masters and states are floats too */
+                      ? kernel_dtype_bytes(KERNEL_F32)
+                      : kernel_dtype_bytes((kernel_dtype)descriptions[i].dtype));
     store_place_set(s, PLACE_ADOPT);
     status = store_budget_decide(s, bytes);
     gradient_return_set(s);

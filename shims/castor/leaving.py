@@ -9,7 +9,9 @@ import time
 
 THREAD = "pt_gloo_runloop"  # PyTorch's name of these threads
 LOOK_SECONDS = 0.001
-LONGEST_SECONDS = 0.5  # a thread may also be in a collective that others never join
+# Such a thread is let run as long as this, on a machine that has no processor for it. One that is in a collective which others
+# never join sleeps, and is not waited for.
+LONGEST_SECONDS = 5
 
 
 def _threads():
