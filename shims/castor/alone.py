@@ -1,10 +1,10 @@
 """One process alone, which shares nothing with others: its model's data is placed over memory and disk.
 
 Only where a budget of memory or static shares place it (core.places); else the script runs as plain PyTorch would."""
-from . import core, single, store, tensors
+from . import core, processes, store, tensors
 
 
-class Alone(single.Job):
+class Alone(processes.Process):
     """The one rank of this run."""
 
     def __init__(self):
@@ -18,7 +18,7 @@ class Alone(single.Job):
         if not fresh or self.synchronizer is None and not core.places(sum(p.nbytes for p in fresh)):
             return
         if self.synchronizer is None:
-            self.synchronizer = single.Synchronizer(self)
+            self.synchronizer = processes.Synchronizer(self)
         self.synchronizer.add(fresh)
 
     def _supports(self, p):
@@ -35,28 +35,13 @@ class Alone(single.Job):
                      "budget", 1)
         self.synchronizer.expecting = not create_graph
 
-    def scaled(self, roots):
-        return roots
-
-    def backward_ended(self, outputs, synchronized):
-        pass
-
-    def gradients_taken(self, inputs, create_graph):
-        pass
-
-    def step_begins(self, optimizer):
-        pass
-
     def step_inside_backward(self):
         if self.synchronizer is not None and not self.distributed:
             raise core.Error("castor: an optimizer steps inside a backward pass, while gradients are on their way to where the "
                              "budget has them: step after backward(), or run this script with CASTOR_MEMORY_BUDGET=0")
 
-    def step_ended(self):
-        pass
-
 
 def install():
     job = Alone()
-    single.adopt_at_build(job)
+    processes.adopt_at_build(job)
     return job

@@ -11,15 +11,14 @@ import zlib
 
 import torch
 
-from . import batch_norm, core, events, gradients, loaders, losses, precision, store, tensors, writers
+from . import batch_norm, core, loaders, losses, processes, store, tensors, writers
 
 
-class Job(events.Observer):
+class Job(processes.Process):
     """The ranks of this run, opened when the first optimizer is built or a DataLoader is iterated."""
 
     def __init__(self, rank, world):
-        self.rank, self.world = rank, world
-        self.synchronizer = None
+        super().__init__(rank, world)
         self.parameters = []  # of all optimizers, in the order of registration
         self.mode = core.option_text("CASTOR_BATCH")
         self.weight = 1.0 / world  # of this rank's part of the current batch
@@ -32,7 +31,6 @@ class Job(events.Observer):
         self.batch = 0.0  # what must be the same on every rank: a digest of the current batch's indices
         self.split_seen = False  # a DataLoader's batches were split
         self.switched = lambda: None  # weak reference to the model that was last put into a mode
-        self.said = set()
         self.in_train = False  # inside Module.train
 
     @property
@@ -45,20 +43,6 @@ class Job(events.Observer):
         """The script's model is in evaluation mode (which Trainers also end without calling train())."""
         model = self.switched()
         return model is not None and not model.training
-
-    @property
-    def group(self):
-        return store.group("nproc", self.rank, self.world)
-
-    @property
-    def distributed(self):
-        """The script has a process group of its own after all: then it is not a single-process script."""
-        return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-    def say(self, text, level=2):
-        if text not in self.said and self.rank == 0:
-            core.log(level, text.encode())
-        self.said.add(text)
 
     # ---- parameters
 
@@ -79,7 +63,7 @@ class Job(events.Observer):
         if not fresh:
             return
         if self.synchronizer is None:
-            self.synchronizer = Synchronizer(self)
+            self.synchronizer = processes.Synchronizer(self)
         self.synchronizer.add(fresh)
 
     # ---- random numbers
@@ -259,64 +243,8 @@ def _watch_mode(job):
     torch.nn.Module.train = module_train
 
 
-class Synchronizer(gradients.Synchronizer):
-    """Sums what any rank's backward used, of all optimizers' parameters."""
-
-    def __init__(self, job):
-        super().__init__(job.group, [])
-        self.job = job
-        self.watched = []  # parameters that had no gradient yet when they were registered
-
-    def add(self, parameters):
-        entries = precision.adopt(self.group, parameters)
-        for p, e in zip(parameters, entries):
-            self.hook(p, e)
-            self.entries.append(e)
-
-    def _submit(self, entry, p, grad):
-        if grad is not None and not self.job.share:
-            grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # a part without targets is 0 / 0, and counts for nothing
-        super()._submit(entry, p, grad)
-
-    def _participants(self):
-        """The entries that some rank's backward reached: the same list on every rank."""
-        mine = [float(e.fired) for e in self.entries]
-        packed = [float(int("".join("1" if v else "0" for v in mine[i:i + 48]), 2)) for i in range(0, len(mine), 48)]
-        every = self.group.gather(packed + [float(len(mine))], "the end of backward")
-        if any(row[-1] != len(mine) for row in every):
-            raise core.GroupError("castor: the ranks have registered different numbers of parameters: the script must "
-                             "build the same optimizers on every rank")
-        union = [0] * len(packed)
-        for row in every:
-            union = [u | int(v) for u, v in zip(union, row)]
-        bits = "".join(
-            format(u, "0%db" % min(48, len(mine) - 48 * i)) for i, u in enumerate(union)
-        )
-        return [e for e, bit in zip(self.entries, bits) if bit == "1"]
-
-
 def _numpy():
     return sys.modules.get("numpy")
-
-
-def adopt_at_build(job):
-    optimizer = torch.optim.Optimizer
-    init, add_param_group = optimizer.__init__, optimizer.add_param_group
-
-    @functools.wraps(init)
-    def optimizer_init(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        self._castor_built = True
-        job.adopt(self)
-
-    @functools.wraps(add_param_group)
-    def optimizer_add_param_group(self, *args, **kwargs):
-        add_param_group(self, *args, **kwargs)
-        if getattr(self, "_castor_built", False):
-            job.adopt(self)
-
-    optimizer.__init__ = optimizer_init
-    optimizer.add_param_group = optimizer_add_param_group
 
 
 def refuse_process_groups(world, is_rank):
@@ -346,7 +274,7 @@ def install(rank, world, token):
     random.seed(seed)  # what a script leaves unseeded must still be the same on every rank
     if _numpy() is not None:
         _numpy().random.seed(seed % (1 << 32))
-    adopt_at_build(job)
+    processes.adopt_at_build(job)
     batch_norm.install(job)
     writers.install(job)
     _watch_mode(job)

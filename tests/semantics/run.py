@@ -316,7 +316,7 @@ class Suite:
             self.check(missed[1:], ranks, plugin)
 
 
-ONLY_SINGLE = ("batch_norm.py", "single.py", "loaders.py", "losses.py", "writers.py")  # parts of the agent that scripts under torchrun never reach
+ONLY_SINGLE = ("alone.py", "batch_norm.py", "processes.py", "single.py", "loaders.py", "losses.py", "writers.py")  # parts of the agent that scripts under torchrun never reach
 
 
 @functools.cache

@@ -1,0 +1,99 @@
+"""What a process of a script without process groups has, be it a rank of `--nproc` (single.py) or alone (alone.py)."""
+import functools
+
+import torch
+
+from . import core, events, gradients, precision, store
+
+
+class Process(events.Observer):
+    """One rank of this run. What its kind has nothing to do at does nothing."""
+
+    share = 1.0  # what this rank's loss and gradients count for: of a mean by its size, of a sum wholly
+
+    def __init__(self, rank, world):
+        self.rank, self.world = rank, world
+        self.synchronizer = None  # made with the first parameters
+        self.said = set()
+
+    @property
+    def group(self):
+        return store.group("nproc", self.rank, self.world)
+
+    @property
+    def distributed(self):
+        """The script has a process group of its own after all: then it is not a single-process script."""
+        return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    def say(self, text, level=2):
+        if text not in self.said and self.rank == 0:
+            core.log(level, text.encode())
+        self.said.add(text)
+
+    def adopt(self, optimizer):
+        """Registers the parameters of an optimizer that was built, or was given more, and are not registered yet."""
+        raise NotImplementedError
+
+    def step_begins(self, optimizer):
+        pass
+
+    def step_inside_backward(self):
+        pass
+
+    def step_ended(self):
+        pass
+
+
+class Synchronizer(gradients.Synchronizer):
+    """Sums what any rank's backward used, of all optimizers' parameters."""
+
+    def __init__(self, job):
+        super().__init__(job.group, [])
+        self.job = job
+
+    def add(self, parameters):
+        entries = precision.adopt(self.group, parameters)
+        for p, e in zip(parameters, entries):
+            self.hook(p, e)
+            self.entries.append(e)
+
+    def _submit(self, entry, p, grad):
+        if grad is not None and not self.job.share:
+            grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # a part without targets is 0 / 0, and counts for nothing
+        super()._submit(entry, p, grad)
+
+    def _participants(self):
+        """The entries that some rank's backward reached: the same list on every rank."""
+        mine = [float(e.fired) for e in self.entries]
+        packed = [float(int("".join("1" if v else "0" for v in mine[i:i + 48]), 2)) for i in range(0, len(mine), 48)]
+        every = self.group.gather(packed + [float(len(mine))], "the end of backward")
+        if any(row[-1] != len(mine) for row in every):
+            raise core.GroupError("castor: the ranks have registered different numbers of parameters: the script must "
+                             "build the same optimizers on every rank")
+        union = [0] * len(packed)
+        for row in every:
+            union = [u | int(v) for u, v in zip(union, row)]
+        bits = "".join(
+            format(u, "0%db" % min(48, len(mine) - 48 * i)) for i, u in enumerate(union)
+        )
+        return [e for e, bit in zip(self.entries, bits) if bit == "1"]
+
+
+def adopt_at_build(job):
+    optimizer = torch.optim.Optimizer
+    init, add_param_group = optimizer.__init__, optimizer.add_param_group
+
+    @functools.wraps(init)
+    def optimizer_init(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self._castor_built = True
+        job.adopt(self)
+
+    @functools.wraps(add_param_group)
+    def optimizer_add_param_group(self, *args, **kwargs):
+        add_param_group(self, *args, **kwargs)
+        if getattr(self, "_castor_built", False):
+            job.adopt(self)
+
+    optimizer.__init__ = optimizer_init
+    optimizer.add_param_group = optimizer_add_param_group
