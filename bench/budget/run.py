@@ -125,7 +125,8 @@ def run_once(args, contender, group, folder):
     if not ended or job.process.returncode or any(len(lines) != steps + 1 for lines in records):
         why = jobs.last_error_line(job.output()) if ended else f"not done after {args.timeout:g} s"
         return dict(result, status="failed", error=why)
-    return dict(result, status="ok", **figures(args, [lines[1:] for lines in records], samplers[0]))
+    return dict(result, status="ok", largest_bytes=records[0][0]["largest_bytes"],
+                **figures(args, [lines[1:] for lines in records], samplers[0]))
 
 
 def figures(args, ranks, sampler):
@@ -134,7 +135,9 @@ def figures(args, ranks, sampler):
                  step_seconds=[max(s["end"] - s["begin"] for s in steps) for steps in zip(*timed)],
                  optimizer_seconds=[max(s["stepped"] - s["backward"] for s in steps) for steps in zip(*timed)])
     peak = max(sampler.samples, key=lambda s: s[1] + s[2], default=(0, 0, 0))
+    steady = [model + other for at, model, other in sampler.samples if at >= timed[0][0]["begin"]]
     shown["memory"] = dict(samples=len(sampler.samples), peak_model_bytes=peak[1], peak_other_bytes=peak[2],
+                           steady_peak_bytes=max(steady, default=0),
                            base_bytes=sampler.base_bytes, error=sampler.error)
     if not ranks[0][0]["statistics"][0]:
         return shown
@@ -178,12 +181,15 @@ def summary(args, runs, disk):
         if beside:
             row["to_unlimited"] = round(statistics.median(beside), 2)
         row["peak_bytes"] = max(r["memory"]["peak_model_bytes"] + r["memory"]["peak_other_bytes"] for r in own)
+        row["steady_peak_bytes"] = max(r["memory"]["steady_peak_bytes"] for r in own)
         if "stall_seconds" in own[0]:
             row["stall_seconds"] = round(statistics.median(statistics.median(r["stall_seconds"]) for r in own), 3)
             rate = statistics.median(m / s for r in own for m, s in zip(r["optimizer_moved_bytes"], r["optimizer_seconds"]))
             row["optimizer_to_disk"] = round(rate / disk["both"], 3)
         if contender == "budget":
-            most = PARAMETERS[args.size] * MODEL_BYTES * args.share + 2 * own[0].get("chunk_bytes", 0)
+            # A tensor that is larger than chunks are has one of its own.
+            row["largest_chunk_bytes"] = max(own[0].get("chunk_bytes", 0), own[0]["largest_bytes"])
+            most = PARAMETERS[args.size] * MODEL_BYTES * args.share + 2 * row["largest_chunk_bytes"]
             row["over_bytes"] = max(0, round(row["peak_bytes"] - most))
             if row["over_bytes"]:
                 complaints.append(f"over the budget by {row['over_bytes'] >> 20} MiB more than two chunks")

@@ -43,7 +43,8 @@ def write(**record):
     records.write(json.dumps(record) + "\n")
 
 
-write(pid=os.getpid(), torch=torch.__version__, parameters=sum(p.numel() for p in model.parameters()))
+write(pid=os.getpid(), torch=torch.__version__, parameters=sum(p.numel() for p in model.parameters()),
+      largest_bytes=max(p.nbytes for p in model.parameters()))
 for step in range(args.steps):
     inputs, targets = next(data)
     before, begin = statistics(), time.monotonic()

@@ -48,6 +48,8 @@ typedef struct chunk_backend {
     uint64_t (*now_ns)(void *context); /* never goes back */
     /* Model and other data together; UINT64_MAX: as much as there is. May change from call to call. */
     uint64_t (*capacity_bytes)(void *context, uint32_t tier);
+    /* Bytes on tier 0 of chunks that have left it as far as the manager knows. May be NULL: none. */
+    uint64_t (*lingering_bytes)(void *context);
     /* The most bytes of non-model data on tier 0 at any time since the last call. */
     uint64_t (*non_model_bytes)(void *context);
 

@@ -31,9 +31,12 @@ static void left_evict(budget *b) {
     pthread_mutex_lock(&b->lock);
     uint32_t count = b->count;
     pthread_mutex_unlock(&b->lock);
-    for (uint32_t number = 0; number < count; number++)
-        if (atomic_exchange(&budget_chunk_at(b, number)->left, false))
+    for (uint32_t number = 0; number < count; number++) {
+        uint64_t bytes = atomic_exchange(&budget_chunk_at(b, number)->left_bytes, 0);
+        atomic_fetch_sub(&b->left_bytes, bytes);
+        if (bytes)
             chunk_manager_leave_again(b->manager, number);
+    }
 }
 
 static void *budget_main(void *context) {

@@ -28,6 +28,11 @@ static uint64_t capacity_bytes(void *context, uint32_t tier) {
     return tier == TIER_HOST && b->bytes ? share_of(b, b->bytes) : UINT64_MAX;
 }
 
+static uint64_t lingering_bytes(void *context) {
+    const budget *b = context;
+    return atomic_load(&b->left_bytes);
+}
+
 /* The peak of this rank's since it last asked, and what the others have told. */
 static uint64_t non_model_bytes(void *context) {
     const budget *b = context;
@@ -55,8 +60,11 @@ static void move_done(disk_operation *operation, void *context) {
     if (!operation->cancelled && disk_operation_error(operation) != CASTOR_OK &&
         !atomic_exchange(&b->disk_told, true))
         LOG_W("%s", error_text());
-    if (operation->action == DISK_EVICT && !operation->cancelled && operation->left_bytes)
-        atomic_store(&c->left, true);
+    if (operation->action == DISK_EVICT && !operation->cancelled) {
+        uint64_t left = operation->left_bytes < c->bytes ? operation->left_bytes : c->bytes;
+        atomic_fetch_add(&b->left_bytes, left);
+        atomic_fetch_sub(&b->left_bytes, atomic_exchange(&c->left_bytes, left));
+    }
     atomic_store(&c->finished_ns, clock_ns(CLOCK_MONOTONIC));
     pthread_mutex_lock(&b->lock);
     pthread_cond_signal(&b->moved);
@@ -140,6 +148,7 @@ chunk_backend budget_backend(budget *b) {
         .keeps_copies = true,
         .now_ns = now_ns,
         .capacity_bytes = capacity_bytes,
+        .lingering_bytes = lingering_bytes,
         .non_model_bytes = non_model_bytes,
         .room_take = room_take,
         .room_give = room_give,

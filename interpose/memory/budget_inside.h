@@ -17,7 +17,7 @@ typedef struct budget_chunk {
     uint64_t offset, bytes;
     disk_operation operation;
     _Atomic uint64_t finished_ns; /* 0: the operation goes on */
-    _Atomic bool left;            /* its last eviction left pages in memory: somebody had them mapped */
+    _Atomic uint64_t left_bytes;  /* that its last eviction left in memory: somebody had them mapped */
     uint32_t summed_in;           /* the number of the last backward that made a sum of it, from 1 on */
     uint32_t computing;           /* tensors whose sums are being made; under the budget's lock */
     uint32_t used_in;             /* the number of the last part that used it, counted over all steps */
@@ -37,6 +37,7 @@ typedef struct budget {
     uint32_t *part; /* the running part's chunks, accessed */
     uint32_t part_count, part_capacity, parts;
     _Atomic uint64_t used[CHUNK_KIND_COUNT]; /* bytes of data in the chunks that the manager knows */
+    _Atomic uint64_t left_bytes;             /* of all of them */
     _Atomic uint64_t own_load, all_load;     /* bytes of parameters that this rank owns, and all do */
     pthread_cond_t moved;                    /* a move has ended, or the thread has to end */
     uint32_t backwards;                      /* from 1 on */

@@ -9,10 +9,19 @@ static uint64_t capacity_of(chunk_manager *m, uint32_t tier) {
     return m->backend.capacity_bytes(m->backend.context, tier);
 }
 
+/* What may be planned with: what lingers is in memory, and others must go for it. */
+static uint64_t capacity_to_plan(chunk_manager *m) {
+    uint64_t capacity = capacity_of(m, 0);
+    uint64_t lingers = m->backend.lingering_bytes ? m->backend.lingering_bytes(m->backend.context) : 0;
+    if (capacity == UINT64_MAX)
+        return capacity;
+    return capacity > lingers ? capacity - lingers : 0;
+}
+
 uint64_t room_limit(chunk_manager *m) {
     uint64_t recorded = moments_non_model(&m->moments);
     uint64_t non_model = recorded > m->non_model ? recorded : m->non_model;
-    return placement_limit(&m->settings.placement, !m->moments.following, capacity_of(m, 0), non_model);
+    return placement_limit(&m->settings.placement, !m->moments.following, capacity_to_plan(m), non_model);
 }
 
 void non_model_look(chunk_manager *m) {
@@ -142,9 +151,9 @@ castor_status room_make(chunk_manager *m, uint32_t tier, uint32_t chunk, uint64_
 /* Chunks go home, and others leave, until tier 0 is within its limit. */
 static void settle(chunk_manager *m) {
     bool warmup = !m->moments.following, fixed = m->settings.placement.policy == PLACEMENT_STATIC;
-    uint64_t capacity = capacity_of(m, 0), limit = room_limit(m);
-    if (warmup && !fixed && capacity != UINT64_MAX) /* warm-up brings less, and sends nothing away for that */
-        limit = capacity > m->non_model ? capacity - m->non_model : 0;
+    uint64_t limit = room_limit(m);
+    if (warmup && !fixed) /* warm-up brings less, and sends nothing away for that */
+        limit = placement_limit(&m->settings.placement, false, capacity_to_plan(m), m->non_model);
     while (m->flights_count < FLIGHTS_MAX && held_after_moves(m, 0) > limit) {
         uint32_t victim = victims_first(&m->victims[0]);
         if (victim == VICTIM_NONE)
@@ -229,7 +238,7 @@ static void prefetch(chunk_manager *m) {
     for (uint32_t i = 0; i < p.count; i++) {
         uint32_t chunk = p.chunks[i];
         uint64_t bytes = m->chunks[chunk].bytes, limit = recorded;
-        uint64_t then = placement_limit(&m->settings.placement, false, capacity_of(m, 0), p.non_model[i]);
+        uint64_t then = placement_limit(&m->settings.placement, false, capacity_to_plan(m), p.non_model[i]);
         limit = then < limit ? then : limit;
         uint64_t held = m->statistics.tier_bytes[0];
         bool fits_now = fits(held, bytes, limit);
