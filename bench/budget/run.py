@@ -54,7 +54,7 @@ def options_of(args, contender):
     options = {
         "unlimited": [],
         "budget": [f"CASTOR_MEMORY_BUDGET={budget}"],
-        "page_cache": [],  # the same files, and the kernel alone decides what of them is in memory
+        "page_cache": ["CASTOR_MEMORY_BUDGET=0"],  # the same files, and the kernel alone decides what of them is in memory
         "states_on_disk": ["CASTOR_PLACEMENT=static", "CASTOR_OFFLOAD_OPTIM_FRAC=1"],
     }[contender]
     return options if contender == "unlimited" else [*options, f"CASTOR_OFFLOAD_DIR={args.folder}"]
@@ -129,13 +129,22 @@ def run_once(args, contender, group, folder):
                 **figures(args, [lines[1:] for lines in records], samplers[0]))
 
 
+def disk_rate(samples, begin, end):
+    """Bytes a second that the disk moved between the last sample before `begin` and the first after `end`; None: there are none."""
+    before = max((s for s in samples if s[0] <= begin), default=None)
+    after = min((s for s in samples if s[0] >= end), default=None)
+    return round((after[3] - before[3]) / (after[0] - before[0])) if before and after else None
+
+
 def figures(args, ranks, sampler):
     timed = [rank[args.warmup_steps:] for rank in ranks]
     shown = dict(losses=[[step["loss"] for step in rank] for rank in ranks],
                  step_seconds=[max(s["end"] - s["begin"] for s in steps) for steps in zip(*timed)],
                  optimizer_seconds=[max(s["stepped"] - s["backward"] for s in steps) for steps in zip(*timed)])
-    peak = max(sampler.samples, key=lambda s: s[1] + s[2], default=(0, 0, 0))
-    steady = [model + other for at, model, other in sampler.samples if at >= timed[0][0]["begin"]]
+    peak = max(sampler.samples, key=lambda s: s[1] + s[2], default=(0, 0, 0, 0))
+    steady = [model + other for at, model, other, _ in sampler.samples if at >= timed[0][0]["begin"]]
+    windows = [(min(s["backward"] for s in steps), max(s["stepped"] for s in steps)) for steps in zip(*timed)]
+    shown["optimizer_disk"] = [disk_rate(sampler.samples, *window) for window in windows]
     shown["memory"] = dict(samples=len(sampler.samples), peak_model_bytes=peak[1], peak_other_bytes=peak[2],
                            steady_peak_bytes=max(steady, default=0),
                            base_bytes=sampler.base_bytes, error=sampler.error)
@@ -185,7 +194,10 @@ def summary(args, runs, disk):
         if "stall_seconds" in own[0]:
             row["stall_seconds"] = round(statistics.median(statistics.median(r["stall_seconds"]) for r in own), 3)
             rate = statistics.median(m / s for r in own for m, s in zip(r["optimizer_moved_bytes"], r["optimizer_seconds"]))
-            row["optimizer_to_disk"] = round(rate / disk["both"], 3)
+            row["optimizer_moved_to_disk"] = round(rate / disk["both"], 3)
+        rates = [rate for r in own for rate in r["optimizer_disk"] if rate is not None]
+        if rates:
+            row["optimizer_to_disk"] = round(statistics.median(rates) / disk["both"], 3)
         if contender == "budget":
             # A tensor that is larger than chunks are has one of its own.
             row["largest_chunk_bytes"] = max(own[0].get("chunk_bytes", 0), own[0]["largest_bytes"])
@@ -203,15 +215,15 @@ def summary(args, runs, disk):
 def main():
     args = parse_arguments()
     jobs.prepare_driver()
-    disk, runs, base = disk_bandwidth(args), [], 0
+    disk, runs, base, other = disk_bandwidth(args), [], 0, 0
     budget = PARAMETERS[args.size] * MODEL_BYTES * args.share
     for turn in range(args.rounds):
         for contender in args.contenders.split(","):
             group = None
             with tempfile.TemporaryDirectory(prefix="castor-bench-") as folder:
                 try:
-                    if contender == "page_cache":  # beside the budget: what every process has, the launchers' among them
-                        group = ControlGroup(int(budget + base * (RANKS + 2) / RANKS))
+                    if contender == "page_cache":  # beside the budget: what every process has, and the ranks' other data
+                        group = ControlGroup(int(budget + base * (RANKS + 2) / RANKS + other))
                     result = run_once(args, contender, group, folder)
                 except OSError as error:
                     result = dict(contender=contender, status="failed", error=str(error))
@@ -219,6 +231,7 @@ def main():
                     if group:
                         group.remove()
             base = max(base, result.get("memory", {}).get("base_bytes", 0))
+            other = max(other, result.get("memory", {}).get("peak_other_bytes", 0))
             runs.append(dict(result, round=turn))
             print(turn, contender, result["status"], result.get("error", ""),
                   [round(s, 2) for s in result.get("step_seconds", [])], file=sys.stderr, flush=True)

@@ -82,6 +82,22 @@ class Rank:
         return pages
 
 
+class Disk:
+    """The device below a folder: what it has read and written, of anybody's; nothing where it cannot be told."""
+
+    def __init__(self, folder):
+        device = os.stat(folder).st_dev
+        self.path = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat"
+
+    def moved_bytes(self):
+        try:
+            with open(self.path) as stat:
+                words = stat.read().split()
+        except OSError:
+            return 0
+        return 512 * (int(words[2]) + int(words[6]))
+
+
 def anonymous_bytes(pid):
     with open(f"/proc/{pid}/status") as status:
         for line in status:
@@ -91,11 +107,13 @@ def anonymous_bytes(pid):
 
 
 class Sampler(threading.Thread):
-    """`samples`: (CLOCK_MONOTONIC, bytes of model data, bytes of other data) until `stop`; `folder`: of the store's files."""
+    """`samples`: (CLOCK_MONOTONIC, bytes of model data, of other data, that the disk has moved so far) until `stop`; `folder`: of the
+    store's files."""
 
     def __init__(self, pids, folder):
         super().__init__(daemon=True)
         self.folder = os.path.realpath(folder)
+        self.disk = Disk(self.folder)
         self.pids, self.samples, self.ended = pids, [], threading.Event()
         self.files, self.base_bytes, self.error = {}, 0, None
 
@@ -131,7 +149,7 @@ class Sampler(threading.Thread):
             other = [rank.other_bytes() for rank in ranks]
             if looked_at == begin:  # what processes have that the budget does not count
                 self.base_bytes = max(self.base_bytes, sum(anonymous_bytes(pid) for pid in self.pids) - sum(other))
-            self.samples.append((begin, model, sum(other)))
+            self.samples.append((begin, model, sum(other), self.disk.moved_bytes()))
             self.ended.wait(max(0.0, LOOK_SECONDS - (time.monotonic() - begin)))
 
     def stop(self):
