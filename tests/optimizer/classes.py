@@ -11,22 +11,12 @@ import sys
 
 import torch
 
+import calls
 from castor import core, optimizer_kernels
 
 SHAPES = ((1,), (37,), (3, 5), (1000, 33), (), (7,), (0,), (70001,))
 STEPS = 5
 THREADS = (1, 2)
-calls = 0
-
-
-def counted(function):
-    @functools.wraps(function)
-    def call(*args):
-        global calls
-        calls += 1
-        return function(*args)
-
-    return call
 
 
 def product(**options):
@@ -139,8 +129,7 @@ def main():
     for threads in THREADS:  # PyTorch's 16-bit loops round otherwise where their threads' parts meet
         torch.set_num_threads(threads)
         expected[threads] = [trained(cls, options, do) for cls, options, do, _ in rows]
-    for name in ("optimizer_adam", "optimizer_sgd"):
-        setattr(core, name, counted(getattr(core, name)))
+    calls.count(core, "optimizer_adam", "optimizer_sgd")
     if len(sys.argv) > 2:  # of other bits
         module = importlib.import_module("torch.optim.adam")
         module._single_tensor_adam = other_bits(module._single_tensor_adam)
@@ -150,12 +139,12 @@ def main():
         torch.set_num_threads(threads)
         for (cls, options, do, able), before in zip(rows, expected[threads]):
             trained(cls, options, do)  # what is tried once is tried here
-            calls_before = calls
+            calls_before = calls.made
             if not same(before, trained(cls, options, do)):
                 found["differ"].append(name_of(cls, options, do))
-            if able and calls == calls_before:
+            if able and calls.made == calls_before:
                 found["native"].append(name_of(cls, options, do))
-            if not able and calls != calls_before:
+            if not able and calls.made != calls_before:
                 found["kernels"].append(name_of(cls, options, do))
     found["rows"] = len(rows)
     print(json.dumps(found))

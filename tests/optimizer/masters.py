@@ -9,12 +9,12 @@ import sys
 
 import torch
 
+import calls
 from castor import core, optimizer_kernels
 
 NARROW = (torch.bfloat16, torch.float16)
 SHAPES = ((1,), (37,), (1000, 33), (0,), (7,), (70001,))
 STEPS = 4
-calls = 0
 
 
 def rows():
@@ -76,15 +76,6 @@ def same(a, b):
     return a.dtype == b.dtype and not ((a.view(bits) != b.view(bits)) & ~(a.isnan() & b.isnan())).any()
 
 
-def counted(function):
-    def call(*args):
-        global calls
-        calls += 1
-        return function(*args)
-
-    return call
-
-
 def main():
     core.bind()
     mixed = [*NARROW, torch.float32, *NARROW, torch.float32]
@@ -96,14 +87,14 @@ def main():
         for name in ("_single_tensor_adam", "_multi_tensor_adam"):
             setattr(module, name, other_bits(getattr(module, name)))
     expected = [trained(*row, *dtypes, factor, False) for row, dtypes, factor in cases]
-    core.optimizer_adam, core.optimizer_sgd = counted(core.optimizer_adam), counted(core.optimizer_sgd)
+    calls.count(core, "optimizer_adam", "optimizer_sgd")
     optimizer_kernels.install(sys.argv[1])
     differ = []
     for (row, dtypes, factor), before in zip(cases, expected):
         after = trained(*row, *dtypes, factor, True)
         if len(after) != 3 or not all(same(a, b) for x, y in zip(before, after) for a, b in zip(x, y)):
             differ.append(f"{row[0].__name__} {row[1]} {dtypes[0][:2]} {factor}")
-    print(json.dumps({"differ": differ, "calls": calls, "rows": len(cases)}))
+    print(json.dumps({"differ": differ, "calls": calls.made, "rows": len(cases)}))
 
 
 def other_bits(stock):

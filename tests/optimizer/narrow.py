@@ -7,13 +7,13 @@ import json
 
 import torch
 
+import calls
 from castor import core, optimizer_kernels
 
 SHAPES = ((1,), (37,), (1000, 33), (0,), (70001,))
 STEPS = 4
 PART = 2.0**-21
 STATES = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer": 1}  # powers of a gradient
-calls = 0
 
 
 def rows():
@@ -78,27 +78,18 @@ def beyond(cls, options, dtype):
     return None
 
 
-def counted(function):
-    def call(*args):
-        global calls
-        calls += 1
-        return function(*args)
-
-    return call
-
-
 def main():
     core.bind()
     torch.set_num_threads(1)
     optimizer_kernels.install("hybrid")
-    core.optimizer_adam, core.optimizer_sgd = counted(core.optimizer_adam), counted(core.optimizer_sgd)
+    calls.count(core, "optimizer_adam", "optimizer_sgd")
     found = {"beyond": [], "native": [], "rows": 0}
     for cls, options, dtype in rows():
-        name, calls_before = f"{cls.__name__} {options} {dtype}", calls
+        name, calls_before = f"{cls.__name__} {options} {dtype}", calls.made
         what = beyond(cls, options, dtype)
         if what:
             found["beyond"].append(f"{name}: {what}")
-        if calls - calls_before < STEPS:
+        if calls.made - calls_before < STEPS:
             found["native"].append(name)
         found["rows"] += 1
     print(json.dumps(found))
