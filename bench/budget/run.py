@@ -24,10 +24,12 @@ import jobs
 from sampler import Sampler
 
 TRAIN = os.path.join(HERE, "train_ddp.py")
+TRAIN_DEEPSPEED = os.path.join(HERE, "train_deepspeed.py")
 PARAMETERS = {"8M": 7.4e6, "60M": 60e6, "150M": 145e6}
 MODEL_BYTES = 16  # of a parameter: itself, its gradient, two states of Adam, four bytes each
 RANKS = 2
 CONTENDERS = ("unlimited", "budget", "page_cache", "states_on_disk")
+PEER = "zero_infinity"  # needs --deepspeed-python
 CGROUPS = "/sys/fs/cgroup/memory"
 
 
@@ -38,6 +40,7 @@ def parse_arguments():
     parser.add_argument("--share", type=float, default=0.25, help="of the model data: the budget")
     parser.add_argument("--batch", type=int, default=1, help="sequences per rank and step")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--deepspeed-python", help="interpreter with torch and deepspeed, for zero_infinity")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup-steps", type=int, default=3)
     parser.add_argument("--timed-steps", type=int, default=5)
@@ -95,22 +98,31 @@ def records_of(folder):
     return found
 
 
-def run_once(args, contender, group, folder):
-    log, steps = os.path.join(folder, "trace"), args.warmup_steps + args.timed_steps
-    command = [jobs.CASTOR, "run", "--plugin", "gemini", "--log-dir", log]
+def command_of(args, contender, folder, steps):
+    common = ["--size", args.size, "--batch", str(args.batch), "--steps", str(steps), "--optimizer", args.optimizer, "--records", folder]
+    if contender == PEER:
+        return [*jobs.torchrun(args.deepspeed_python, RANKS), TRAIN_DEEPSPEED, *common, "--offload", os.path.join(folder, "offload")]
+    command = [jobs.CASTOR, "run", "--plugin", "gemini", "--log-dir", os.path.join(folder, "trace")]
     for option in options_of(args, contender):
         command += ["--set", option]
-    command += ["--", *jobs.torchrun(args.python, RANKS), TRAIN, "--size", args.size, "--batch", str(args.batch)]
-    command += ["--steps", str(steps), "--optimizer", args.optimizer, "--records", folder]
+    return [*command, "--", *jobs.torchrun(args.python, RANKS), TRAIN, *common]
+
+
+def run_once(args, contender, group, folder):
+    steps = args.warmup_steps + args.timed_steps
+    command = command_of(args, contender, folder, steps)
     if group:
         command = group.wrap(command)
-    job, samplers = jobs.Job(command, os.path.join(folder, "output.txt"), jobs.clean_environment()), []
+    environment = jobs.clean_environment()
+    if contender == PEER:  # which builds its parts when it runs first, with the ninja beside its interpreter
+        environment["PATH"] = os.path.dirname(args.deepspeed_python) + os.pathsep + environment["PATH"]
+    job, samplers = jobs.Job(command, os.path.join(folder, "output.txt"), environment), []
 
     def watch():
         if not samplers:
             records = records_of(folder)
             if all(records):
-                samplers.append(Sampler([lines[0]["pid"] for lines in records], args.folder))
+                samplers.append(Sampler([lines[0]["pid"] for lines in records], args.folder, arenas=contender != PEER))
                 samplers[0].start()
 
     try:
@@ -206,7 +218,7 @@ def summary(args, runs, disk):
             if row["over_bytes"]:
                 complaints.append(f"over the budget by {row['over_bytes'] >> 20} MiB more than two chunks")
         wanted = next((d["unlimited"]["losses"] for d in by_round.values() if "unlimited" in d), None)
-        if wanted and any(r["losses"] != wanted for r in own):
+        if wanted and contender != PEER and any(r["losses"] != wanted for r in own):
             row["losses_differ"] = True
             complaints.append(f"{contender}: losses differ from those of unlimited memory")
     return rows, complaints
@@ -220,7 +232,7 @@ def main():
     for turn in range(args.rounds):
         for contender in args.contenders.split(","):
             group = None
-            with tempfile.TemporaryDirectory(prefix="castor-bench-") as folder:
+            with tempfile.TemporaryDirectory(prefix="castor-bench-", dir=args.folder) as folder:
                 try:
                     if contender == "page_cache":  # beside the budget: what every process has, and the ranks' other data
                         group = ControlGroup(int(budget + base * (RANKS + 2) / RANKS + other))

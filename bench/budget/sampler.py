@@ -110,11 +110,12 @@ class Sampler(threading.Thread):
     """`samples`: (CLOCK_MONOTONIC, bytes of model data, of other data, that the disk has moved so far) until `stop`; `folder`: of the
     store's files."""
 
-    def __init__(self, pids, folder):
+    def __init__(self, pids, folder, arenas=True):
         super().__init__(daemon=True)
         self.folder = os.path.realpath(folder)
         self.disk = Disk(self.folder)
         self.pids, self.samples, self.ended = pids, [], threading.Event()
+        self.arenas = arenas  # False: of a job without Castor, whose memory is all in base_bytes
         self.files, self.base_bytes, self.error = {}, 0, None
 
     def find_files(self):
@@ -139,7 +140,7 @@ class Sampler(threading.Thread):
             self.error = f"{error.strerror or error}"
 
     def look(self):
-        ranks, looked_at = [Rank(pid) for pid in self.pids], 0.0
+        ranks, looked_at = [Rank(pid) for pid in self.pids if self.arenas], 0.0
         while not self.ended.is_set():
             begin = time.monotonic()
             if begin - looked_at > 0.5:
