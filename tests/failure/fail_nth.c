@@ -60,6 +60,7 @@
     X(pwritev, -1, -1)                                                                                       \
     X(read, -1, 2)                                                                                           \
     X(realloc, 0, -1)                                                                                        \
+    X(reallocarray, 0, -1)                                                                                   \
     X(recv, -1, 2)                                                                                           \
     X(recvmsg, -1, -1)                                                                                       \
     X(send, -1, 2)                                                                                           \

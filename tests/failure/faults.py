@@ -32,7 +32,7 @@ ERRORS = {
     "getsockname": (EIO,), "getsockopt": (EIO,), "ioctl": (EIO,), "listen": (EIO,), "madvise": (ENOMEM,), "malloc": (ENOMEM,),
     "memfd_create": (EMFILE,), "mincore": (EAGAIN,), "mmap": (ENOMEM,), "mprotect": (ENOMEM,), "munmap": (ENOMEM,), "open": (EMFILE, EIO),
     "posix_fadvise": (EIO,), "posix_fallocate": (ENOSPC, EINTR, EIO), "pread": (EIO, "short", EINTR), "pthread_create": (EAGAIN,),
-    "pwrite": (ENOSPC, EIO, "short", EINTR), "pwritev": (ENOSPC,), "read": (EIO, "short", EINTR), "realloc": (ENOMEM,), "recv": (EIO, EINTR),
+    "pwrite": (ENOSPC, EIO, "short", EINTR), "pwritev": (ENOSPC,), "read": (EIO, "short", EINTR), "realloc": (ENOMEM,), "reallocarray": (ENOMEM,), "recv": (EIO, EINTR),
     "recvmsg": (EIO, EINTR), "send": (EPIPE, EINTR), "sendfile": (EIO, "short"), "sendmsg": (EPIPE, EINTR), "setsockopt": (EIO,),
     "socket": (EMFILE,), "stat": (EIO,), "sync_file_range": (EIO, ENOSPC), "unlink": (EIO,), "write": (ENOSPC, "short", EINTR),
     "cachestat": (ENOSYS, EIO), "io_uring_setup": (ENOSYS,), "io_uring_enter": (EIO,), "io_uring_register": (EIO,), "userfaultfd": (ENOSYS,),
