@@ -1,7 +1,7 @@
 /* Lion: the sign of an interpolated momentum, as operations of PyTorch compute it (see castor.h). */
-#define OPTIMIZER lion
-#define LOOPS     "lion_loops.inc"
-#include "optimizer_variants.inc"
+#define LOOP  lion
+#define LOOPS "lion_loops.inc"
+#include "loop_variants.inc"
 
 void kernel_lion_step(const kernel_lion *lion, const kernel_range *ranges, size_t count,
                       const kernel_host *host) {

@@ -1,38 +1,12 @@
 /* Which kind of square root a function computes. */
 #include "root.h"
 #include <string.h>
-#include "convert.h"
-#include "fused.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#define NAME(x) reference_##x
-#define TARGET
-#define LANES 1
-#include "root_apply.inc"
-
-#if defined(__x86_64__)
-#define NAME(x) avx2_##x
-#define TARGET  __attribute__((target("avx2,fma,f16c")))
-#define LANES   8
-#include "root_apply.inc"
-
-#define NAME(x) avx512_##x
-#define TARGET  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")))
-#define LANES   16
-#include "root_apply.inc"
-#endif
 
 typedef bool roots_loop(const kernel_roots *roots, float *values, size_t count);
-static roots_loop *const loop_of[KERNEL_VARIANT_COUNT] = {
-    [KERNEL_VARIANT_REFERENCE] = reference_roots,
-#if defined(__x86_64__)
-    [KERNEL_VARIANT_AVX2] = avx2_roots,
-    [KERNEL_VARIANT_AVX512] = avx512_roots,
-#endif
-};
+#define LOOP      roots
+#define LOOP_TYPE roots_loop
+#define LOOPS     "root_apply.inc"
+#include "loop_variants.inc"
 
 enum { BLOCK = 1024, BLOCKS = 128, MANTISSA_BITS = 23 };
 
