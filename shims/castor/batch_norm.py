@@ -8,7 +8,7 @@ import functools
 import torch
 from torch.autograd.function import once_differentiable
 
-from . import compiler, core, store
+from . import compiler, core, graph, store
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -103,17 +103,11 @@ def refuse_unseen(job, losses):
     if "batch norms seen" in job.said:
         return
     job.said.add("batch norms seen")
-    reached, seen = [loss.grad_fn for loss in losses], set()
-    while reached:
-        node = reached.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in graph.nodes(losses):
         if type(node).__name__.startswith("NativeBatchNormBackward") and node._saved_training:
             raise core.Error("castor: a batch norm in training mode was called in code of torch.jit, or by torch.batch_norm, and "
                              "sees only this rank's part of the batch: use torch.nn.BatchNorm1d, 2d or 3d as Python code, or "
                              "run this script on one rank")
-        reached += [parent for parent, _ in node.next_functions]
 
 
 def install(job):

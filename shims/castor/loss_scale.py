@@ -8,7 +8,7 @@ import functools
 
 import torch
 
-from . import core, events, store
+from . import core, events, graph, store
 
 INITIAL, LARGEST, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0**24, 2.0, 0.5, 1000
 LAST, EARLIER = "in the last backward", "before a step that was skipped"  # when the sum of a parameter's gradients overflowed
@@ -60,16 +60,10 @@ class Observer(events.Observer):
 
 
 def _leaves(outputs):
-    reached, seen = [output.grad_fn for output in outputs], set()
-    while reached:
-        node = reached.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in graph.nodes(outputs):
         variable = getattr(node, "variable", None)
         if variable is not None and type(node).__name__ == "AccumulateGrad":
             yield variable
-        reached += [parent for parent, _ in node.next_functions]
 
 
 def check(group, entries, used):
