@@ -242,7 +242,8 @@ def main():
                 finally:
                     if group:
                         group.remove()
-            base = max(base, result.get("memory", {}).get("base_bytes", 0))
+            if contender != PEER:  # of processes of Castor's
+                base = max(base, result.get("memory", {}).get("base_bytes", 0))
             other = max(other, result.get("memory", {}).get("peak_other_bytes", 0))
             runs.append(dict(result, round=turn))
             print(turn, contender, result["status"], result.get("error", ""),
