@@ -21,13 +21,10 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.dirname(HERE))
 
 import jobs
+from common import MODEL_BYTES, PARAMETERS, RANKS, TRAIN, disk_bandwidth
 from sampler import Sampler
 
-TRAIN = os.path.join(HERE, "train_ddp.py")
 TRAIN_DEEPSPEED = os.path.join(HERE, "train_deepspeed.py")
-PARAMETERS = {"8M": 7.4e6, "60M": 60e6, "150M": 145e6}
-MODEL_BYTES = 16  # of a parameter: itself, its gradient, two states of Adam, four bytes each
-RANKS = 2
 CONTENDERS = ("unlimited", "budget", "page_cache", "states_on_disk")
 PEER = "zero_infinity"  # needs --deepspeed-python
 CGROUPS = "/sys/fs/cgroup/memory"
@@ -173,18 +170,6 @@ def figures(args, ranks, sampler):
     return shown
 
 
-def disk_bandwidth(args):
-    """The fastest of bench/disk's ways with O_DIRECT, reading and writing at once, by its median: bytes a second."""
-    subprocess.run(["make", "-C", ROOT, "build/bin/bench-disk"], check=True, stdout=subprocess.DEVNULL)
-    out = subprocess.run([os.path.join(ROOT, "build", "bin", "bench-disk"), args.folder, "256", "3"], capture_output=True,
-                         text=True, check=True, timeout=300).stdout
-    rates = {}
-    for sample in map(json.loads, out.splitlines()):
-        rates.setdefault(sample["name"], []).append(sample["bytes"] / sample["seconds"])
-    return {kind: round(max(statistics.median(rate) for name, rate in rates.items() if name.startswith(f"direct {kind}")))
-            for kind in ("read", "write", "both")}
-
-
 def summary(args, runs, disk):
     by_round, rows, complaints = {}, {}, []
     for run in runs:
@@ -227,7 +212,7 @@ def summary(args, runs, disk):
 def main():
     args = parse_arguments()
     jobs.prepare_driver()
-    disk, runs, base, other = disk_bandwidth(args), [], 0, 0
+    disk, runs, base, other = disk_bandwidth(args.folder), [], 0, 0
     budget = PARAMETERS[args.size] * MODEL_BYTES * args.share
     for turn in range(args.rounds):
         for contender in args.contenders.split(","):

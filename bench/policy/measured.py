@@ -3,34 +3,17 @@ that rank's steps took and moved: what the replay of its recording, at the same 
 import json
 import os
 import statistics
-import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BENCH = os.path.dirname(HERE)
-ROOT = os.path.dirname(BENCH)
-sys.path.insert(0, BENCH)
+sys.path[:0] = [BENCH, os.path.join(BENCH, "budget")]
 
 import jobs
+from common import MODEL_BYTES, PARAMETERS, RANKS, TRAIN, disk_bandwidth
 
-TRAIN = os.path.join(BENCH, "budget", "train_ddp.py")
-PARAMETERS = {"8M": 7.4e6, "60M": 60e6, "150M": 145e6}
-MODEL_BYTES = 16  # of a parameter: itself, its gradient, two states of Adam, four bytes each
-RANKS = 2
 WARM_STEPS = 4
 TIMEOUT_S = 600
-
-
-def disk_bandwidth(folder):
-    """The fastest of bench/disk's ways with O_DIRECT, by its median: bytes a second read, and written."""
-    subprocess.run(["make", "-C", ROOT, "build/bin/bench-disk"], check=True, stdout=subprocess.DEVNULL)
-    out = subprocess.run([os.path.join(ROOT, "build", "bin", "bench-disk"), folder, "256", "3"], capture_output=True, text=True,
-                         check=True, timeout=300).stdout
-    rates = {}
-    for sample in map(json.loads, out.splitlines()):
-        rates.setdefault(sample["name"], []).append(sample["bytes"] / sample["seconds"])
-    return tuple(max(statistics.median(rate) for name, rate in rates.items() if name.startswith(f"direct {kind}"))
-                 for kind in ("read", "write"))
 
 
 def chunk_bytes(path):

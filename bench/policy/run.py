@@ -141,14 +141,14 @@ def main():
         for name, model in MODELS.items():
             path = os.path.join(folder, name)
             recordings.append((name, path, *recording(path, *model)))
-        own = measured.disk_bandwidth(args.folder) if args.measure else None
+        own = measured.disk_bandwidth(args.folder) if args.measure else None  # bytes a second, by way
         for number, wanted in enumerate(args.measure):
             size, share = wanted.split(":")
             inside = os.path.join(folder, str(number))
             os.mkdir(inside)
             path, budget, figures = measured.run(args.python, size, float(share), args.steps, args.folder, inside)
             model, peak = sizes_of(path)
-            case = replay(args, path, model, peak, float(share), "this one", own, budget)
+            case = replay(args, path, model, peak, float(share), "this one", (own["read"], own["write"]), budget)
             cases[wanted] = [{**case, "measured": figures}]
             print(row(size, case), flush=True)
             print(f"  measured: {figures['step_ns'] / 1e9:.2f} s, waits {figures['stall_ns'] / 1e9:.2f} s, "
