@@ -44,17 +44,17 @@ all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -MMD -c $< -o $@
+	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -MMD -MP -c $< -o $@
 # C++ exceptions pass through the wrappers, and their clean-up must run.
 $(B)/obj/interpose/hooks/%.o: CFLAGS_ALL += -fexceptions
 # Python's arithmetic, to the bit.
 $(B)/obj/interpose/parallel/annealing.o: CFLAGS_ALL += -ffp-contract=off
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -MMD -c $< -o $@
+	$(CC) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
 $(B)/obj/%.o: %.cc
 	@mkdir -p $(@D)
-	$(CXX) -std=gnu++17 -O1 -g $(WARN) -pthread -Iinterpose $(SANFLAGS) -MMD -c $< -o $@
+	$(CXX) -std=gnu++17 -O1 -g $(WARN) -pthread -Iinterpose $(SANFLAGS) -MMD -MP -c $< -o $@
 
 $(B)/lib/libcastor.so: $(LIB_O)
 	@mkdir -p $(@D)
@@ -115,7 +115,7 @@ FUZZ_LAUNCHER_O := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(filter-out launcher/main.c
 	$(filter-out interpose/core/start.c,$(wildcard interpose/core/*.c)) interpose/hooks/hook_table.c)
 $(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -c $< -o $@
+	$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
 $(B)/fuzz/%_fuzz: $(B)/fuzz/obj/tests/fuzz/%_fuzz.o $(FUZZ_LAUNCHER_O)
 	$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer -o $@ $^
 .SECONDARY: $(FUZZ_TARGETS:%=$(B)/fuzz/obj/tests/fuzz/%.o) $(FUZZ_LAUNCHER_O)
