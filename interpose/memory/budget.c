@@ -68,6 +68,15 @@ static void *budget_main(void *context) {
     return NULL;
 }
 
+/* Smaller ones share pages with others, and stay for as long as one of these does. */
+static void say_small_chunks(const store *s) {
+    uint64_t bytes = s->chunks.chunk_bytes;
+    if (s->budget_bytes && bytes && bytes < BUDGET_UNIT_BYTES && s->rank == 0)
+        LOG_W("CASTOR_CHUNK_SIZE: chunks of %B, less than %B, leave memory slowly: more of it may be used than "
+              "CASTOR_MEMORY_BUDGET says; leave it at auto",
+              bytes, (uint64_t)BUDGET_UNIT_BYTES);
+}
+
 castor_status budget_start(store *s) {
     budget *b = calloc(1, sizeof *b);
     if (!b)
@@ -90,6 +99,7 @@ castor_status budget_start(store *s) {
         b->running = true;
         if (s->budget_bytes)
             arena_retain_most(s->budget_bytes / (uint64_t)s->world / FREED_SHARE);
+        say_small_chunks(s);
         if (thread_start(budget_main, b) == 0)
             return CASTOR_OK;
         status =

@@ -10,8 +10,6 @@
 #include "../core/file_bytes.h"
 #include "pages.h"
 
-#define UNIT_BYTES_HUGE (2ull << 20) /* of a huge page */
-
 /* Of a kind. The table is reserved as a whole, and takes memory as it fills: other threads read it while it grows. */
 #define CHUNKS_MAX (1 << 20)
 
@@ -40,10 +38,11 @@ uint64_t chunk_unit_round(const chunk_table *t, uint64_t bytes) {
 }
 
 void chunk_units_map(const chunk_table *t, void *mapped, size_t bytes) {
-    if (t->unit_bytes < UNIT_BYTES_HUGE || t->chunk_bytes < UNIT_BYTES_HUGE)
+    if (t->unit_bytes == PAGE_BYTES)
         return;
-    /* Both together mean one huge page at a time, also where the file system has none and the pages are single ones. */
-    if (madvise(mapped, bytes, MADV_HUGEPAGE) == 0)
+    /* Both together mean one huge page at a time, also where the file system has none and the pages are single ones. The second
+     * alone, for smaller chunks, means a page. */
+    if (t->chunk_bytes < t->unit_bytes || madvise(mapped, bytes, MADV_HUGEPAGE) == 0)
         madvise(mapped, bytes, MADV_RANDOM);
 }
 

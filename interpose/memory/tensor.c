@@ -17,8 +17,7 @@
 #include "touches.h"
 #include "window.h"
 
-#define CHUNKS_OF_BUDGET  64
-#define CHUNK_BYTES_LEAST (1ul << 20)
+#define CHUNKS_OF_BUDGET 64
 #define GRADUAL_BYTES     (32ul << 20) /* of parameters that are adopted at a time where memory is short */
 #define SUM_BYTES_WORTH   (64ul << 10) /* a smaller sum is not worth the system calls of giving it back */
 
@@ -218,12 +217,12 @@ static void keepers_choose(store *s, const struct offer *offers, uint32_t count,
     }
 }
 
-/* Under a budget chunks are small beside it: some are used while others come and go. */
+/* Under a budget chunks are small beside it: some are used while others come and go. Not smaller than what one fault brings. */
 static uint64_t chunk_most_bytes(const store *s) {
     if (!s->budget_bytes)
         return UINT64_MAX;
     uint64_t part = s->budget_bytes / CHUNKS_OF_BUDGET;
-    return part > CHUNK_BYTES_LEAST ? part : CHUNK_BYTES_LEAST;
+    return part > BUDGET_UNIT_BYTES ? part : BUDGET_UNIT_BYTES;
 }
 
 /* Before a store's first tensor, where the job has not named the size of its chunks. */
