@@ -1,7 +1,8 @@
 """One process alone, which shares nothing with others: its model's data is placed over memory and disk.
 
-Only where a budget of memory or static shares place it (core.places); else the script runs as plain PyTorch would."""
-from . import core, processes, store, tensors
+Only where a budget of memory or static shares place it (core.places), or its parameters become 16 bits (CASTOR_PRECISION); else
+the script runs as plain PyTorch would."""
+from . import core, precision, processes, store, tensors
 
 
 class Alone(processes.Process):
@@ -15,7 +16,7 @@ class Alone(processes.Process):
             return
         fresh = [p for group in optimizer.param_groups for p in group["params"]
                  if p.requires_grad and store.entry_of(p) is None and self._supports(p)]
-        if not fresh or self.synchronizer is None and not core.places(sum(p.nbytes for p in fresh)):
+        if not fresh or self.synchronizer is None and not wanted(fresh):
             return
         if self.synchronizer is None:
             self.synchronizer = processes.Synchronizer(self)
@@ -24,7 +25,7 @@ class Alone(processes.Process):
     def _supports(self, p):
         why = tensors.why_unsupported(p)
         if why:
-            self.say(f"a parameter of shape {tuple(p.shape)} stays in memory, outside of the budget: {why}")
+            self.say(f"a parameter of shape {tuple(p.shape)} stays as it is: {why}")
         return not why
 
     def backward_begun(self, outputs, create_graph):
@@ -39,6 +40,11 @@ class Alone(processes.Process):
         if self.synchronizer is not None and not self.distributed:
             raise core.Error("castor: an optimizer steps inside a backward pass, while gradients are on their way to where the "
                              "budget has them: step after backward(), or run this script with CASTOR_MEMORY_BUDGET=0")
+
+
+def wanted(parameters):
+    """Whether Castor has something to do for one process, or one rank."""
+    return precision.dtype is not None or core.places(sum(p.nbytes for p in parameters))
 
 
 def install():

@@ -1,10 +1,11 @@
 """What of a model is cast under CASTOR_PRECISION: which of its tensors, and what goes in and comes out of it.
 
-The inputs of a model that are float become 16 bits, and what it returns in 16 bits becomes float, so that losses are computed in
-float. A module with 16-bit parameters of its own casts its float inputs as well: models make floats inside (positions,
+The inputs of a model that are float become 16 bits, and what it returns in 16 bits becomes float. So do the inputs of loss
+functions, which models may call as well: losses are computed in float. A module with 16-bit parameters of its own casts its float inputs as well: models make floats inside (positions,
 masks, buffers). Hooks of these modules do it, which a copy of the model has too: they go by the type of the parameters, as
 a copy's are float."""
 import contextlib
+import functools
 import gc
 
 import torch
@@ -13,6 +14,14 @@ from torch.utils import _pytree
 from . import core
 
 HALF = (torch.float16, torch.bfloat16)
+
+# Functions of torch.nn.functional, which the modules of torch.nn call.
+LOSSES = (
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cross_entropy", "ctc_loss",
+    "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "margin_ranking_loss", "mse_loss",
+    "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss", "poisson_nll_loss", "smooth_l1_loss",
+    "soft_margin_loss", "triplet_margin_loss", "triplet_margin_with_distance_loss",
+)
 
 _before_forward = None
 _wrapped = None  # the module that a wrapper is being built around
@@ -134,7 +143,22 @@ def _leave(model, args, output):
     return None if to is None else _pytree.tree_map(lambda t: _cast(t, to, torch.float32), output)
 
 
-def install(before_forward):
-    """`before_forward` is called before a model computes in 16 bits."""
+def _in_float(stock, dtype):
+    @functools.wraps(stock)
+    def loss(*args, **kwargs):
+        return stock(*_cast(args, dtype, torch.float32), **_cast(kwargs, dtype, torch.float32))
+
+    # TorchScript knows wrappers by these two, and compiles what is beneath.
+    setattr(loss, "__script_if_tracing_wrapper", True)
+    setattr(loss, "__original_fn", stock)
+    return loss
+
+
+def install(dtype, before_forward):
+    """`dtype`: the 16-bit type. `before_forward` is called before a model computes in it."""
     global _before_forward
     _before_forward = before_forward
+    functions = torch.nn.functional
+    for name in LOSSES:
+        if hasattr(functions, name):
+            setattr(functions, name, _in_float(getattr(functions, name), dtype))

@@ -446,11 +446,11 @@ def _end_replicated(optimizer, running):
 
 
 def _step_in_backward(optimizer):
-    if _job is not None:
-        _job.step_inside_backward()
     pairs = _pairs(optimizer)
     if any(precision.of(p) is not None for p, _ in pairs):
         precision.refuse("an optimizer steps inside a backward pass")
+    if _job is not None:
+        _job.step_inside_backward()
     if pairs:
         core.passthrough(b"an optimizer steps inside a backward pass: its parameters leave the store")
         store.release([p for p, _ in pairs])

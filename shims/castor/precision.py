@@ -175,8 +175,8 @@ def check_optimizer(optimizer, closure):
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not store.groups() and any(p.dtype is torch.float32 for p in parameters):
-        raise core.Error(f"castor: CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')} needs ranks that share the model: start "
-                         "more ranks (castor run --nproc N, or torchrun), or leave it at fp32")
+        raise core.Error(f"castor: CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')} works on models that "
+                         "DistributedDataParallel wraps, and on scripts without a process group: wrap this one, or leave it at fp32")
     if not any(of(p) is not None for p in parameters):
         return
     name = type(optimizer).__name__
@@ -336,5 +336,5 @@ def install():
     module._load_from_state_dict = _loading(module._load_from_state_dict)
     optimizer._process_value_according_to_param_policy = _state_loading(optimizer._process_value_according_to_param_policy)
     torch.optim.Adagrad.__init__ = _accumulators(torch.optim.Adagrad.__init__)
-    casts.install(settle_written)
+    casts.install(dtype, settle_written)
     return loss_scale.install() if dtype is torch.float16 else None

@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import DDPLoggingData
 
-from . import casts, core, gradients, nodes, precision, store, tensors
+from . import alone, casts, core, gradients, nodes, precision, store, tensors
 
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
 
 
 def why_not(parameters, process_group, expect_sparse):
     """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
-    if process_group.size() == 1 and not core.places(sum(p.nbytes for p in parameters)):
+    if process_group.size() == 1 and not alone.wanted(parameters):
         return "one rank has nothing to share: start more ranks"
     if any(expect_sparse):
         return "a parameter has sparse gradients"

@@ -26,7 +26,8 @@ def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), s
             under += ["--set", setting]
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         if single:
-            under += ["--nproc", str(ranks)]
+            under += ["--nproc", str(ranks)] if ranks > 1 else []
+            arguments += ("--parts", ranks)
         command = [sys.executable, *(() if single else torchrun), os.path.join(FOLDER, "single.py" if single else "train.py"),
                    "--out", out, *map(str, arguments)]
         done = subprocess.run([*under, "--", *command], env=runner.environment(), cwd=FOLDER,

@@ -1,6 +1,6 @@
 """A script of one process that knows nothing of Castor: trains from a DataLoader, and saves what it saw.
 
-    single.py --model mlp --optimizer sgd --out FILE [--steps N] [--clip NORM]
+    single.py --model mlp --optimizer sgd --out FILE [--steps N] [--clip NORM] [--parts N]
 """
 import argparse
 
@@ -9,9 +9,9 @@ from models import batch, build, loss_of, optimizer_for
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def dataset(name, steps):
-    """Each rank's part of a batch is what batch() gives it, where there are two ranks."""
-    every = [batch(name, step, rank) for step in range(steps) for rank in range(2)]
+def dataset(name, steps, parts):
+    """Each rank's part of a batch is what batch() gives it, where there are so many ranks."""
+    every = [batch(name, step, rank) for step in range(steps) for rank in range(parts)]
     return TensorDataset(*(torch.cat(column) for column in zip(*every)))
 
 
@@ -20,12 +20,13 @@ def main():
     for name in ("model", "optimizer", "out"):
         parser.add_argument("--" + name)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--parts", type=int, default=2)
     parser.add_argument("--clip", type=float)
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = build(args.model)
     optimizer = optimizer_for(args.optimizer, [p for p in model.parameters() if p.requires_grad])
-    samples = dataset(args.model, args.steps)
+    samples = dataset(args.model, args.steps, args.parts)
     losses, norms = [], []
     for x, y in DataLoader(samples, len(samples) // args.steps):
         optimizer.zero_grad()

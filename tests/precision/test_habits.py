@@ -36,6 +36,11 @@ class HabitsTest(PrecisionTest):
         job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "edit")
         self.same(job, self.plain("mlp", "adamw", 4, clamp))
 
+    def test_loss_inside(self):
+        """A model that makes the loss itself makes the same one."""
+        job = jobs.start("--model", "gpt", "--optimizer", "adamw", "--habit", "loss inside")
+        self.same(job, self.plain("gpt", "adamw", 4))
+
     def test_swapped_parameters(self):
         """Masters survive weights that are put away and come back."""
         job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "swap")
@@ -116,8 +121,8 @@ class HabitsTest(PrecisionTest):
     def test_16_bits_already_is_refused(self):
         self.refused("castor: .*bfloat16 already", "--model", "mlp", "--optimizer", "sgd", "--habit", "narrow")
 
-    def test_one_rank_is_refused(self):
-        self.refused("castor: .*more ranks", "--model", "mlp", "--optimizer", "sgd", ranks=1)
+    def test_no_wrapper_is_refused(self):
+        self.refused("castor: .*DistributedDataParallel", "--model", "mlp", "--optimizer", "sgd", "--habit", "bare")
 
     def test_none_says_so(self):
         job = jobs.start("--model", "mlp", "--optimizer", "sgd", plugin="none")

@@ -27,6 +27,28 @@ class ReferenceTest(PrecisionTest):
     def test_three_ranks(self):
         self.check("mlp", "adamw", ranks=3)
 
+    def test_one_process(self):
+        self.check("mlp", "sgd", single=True, ranks=1)
+
+    def test_one_process_gpt_adamw(self):
+        self.check("gpt", "adamw", single=True, ranks=1)
+
+    def test_one_process_under_a_budget(self):
+        self.check("mlp", "adamw", single=True, ranks=1, settings=(
+            "CASTOR_MEMORY_BUDGET=16M", "CASTOR_OFFLOAD_DIR=/var/tmp", "CASTOR_CHUNK_SIZE=64K"))
+
+    def test_one_rank(self):
+        self.check("mlp", "adamw", ranks=1)
+
+    def test_ddp(self):
+        self.check("mlp", "adamw", plugin="ddp")
+
+    def test_zero1(self):
+        self.check("mlp", "sgd", plugin="zero1")
+
+    def test_zero2(self):
+        self.check("gpt", "adamw", plugin="zero2")
+
     def test_budget(self):
         self.check("mlp", "adamw", settings=("CASTOR_MEMORY_BUDGET=16M", "CASTOR_OFFLOAD_DIR=/var/tmp", "CASTOR_CHUNK_SIZE=64K"))
 
@@ -41,6 +63,15 @@ class ReferenceTest(PrecisionTest):
 
     def test_float16_single_process(self):
         self.check("mlp", "adamw", precision="fp16", single=True)
+
+    def test_float16_one_process(self):
+        self.check("mlp", "adamw", precision="fp16", single=True, ranks=1)
+
+    def test_float16_one_rank(self):
+        self.check("gpt", "sgd", precision="fp16", ranks=1)
+
+    def test_float16_zero1(self):
+        self.check("mlp", "adamw", precision="fp16", plugin="zero1")
 
     def test_float16_three_ranks(self):
         self.check("mlp", "adamw", precision="fp16", ranks=3)

@@ -6,8 +6,20 @@ import argparse
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from models import batch, build, loss_of, optimizer_for
 from torch.nn.parallel import DistributedDataParallel
+
+
+class LossInside(torch.nn.Module):
+    """Gives the loss, as language models often do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, targets):
+        return F.cross_entropy(self.model(x).flatten(0, -2), targets.flatten())
 
 
 def main():
@@ -24,7 +36,8 @@ def main():
     model = build(args.model)
     if args.habit == "narrow":
         model.bfloat16()
-    wrapped = DistributedDataParallel(model)
+    whole = LossInside(model) if args.habit == "loss inside" else model
+    wrapped = whole if args.habit == "bare" else DistributedDataParallel(whole)
     optimizer = optimizer_for(args.optimizer, [p for p in model.parameters() if p.requires_grad])
     if args.load:
         kept = torch.load(args.load)
@@ -36,7 +49,7 @@ def main():
         x.requires_grad_(args.habit == "foreign")
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=args.habit == "autocast"):
-            loss = loss_of(wrapped(x), y)
+            loss = wrapped(x, y) if args.habit == "loss inside" else loss_of(wrapped(x), y)
         if args.habit == "overflow" and (step, rank) == (1, 1):
             loss = loss * 1e6
         if args.habit == "penalty":
