@@ -4,37 +4,20 @@
 #include <string.h>
 #include <sys/mman.h>
 #include "../core/error.h"
-#include "../core/log.h"
 #include "../core/table.h"
 #include "../parallel/wait.h"
 #include "../trace/trace.h"
 #include "arena.h"
 #include "budget.h"
-#include "chunk_search.h"
 #include "demand.h"
+#include "offers.h"
 #include "pages.h"
 #include "pool.h"
 #include "touches.h"
 #include "window.h"
 
-#define CHUNKS_OF_BUDGET 64
-#define GRADUAL_BYTES     (32ul << 20) /* of parameters that are adopted at a time where memory is short */
-#define SUM_BYTES_WORTH   (64ul << 10) /* a smaller sum is not worth the system calls of giving it back */
-
-/* What each rank tells the others of a parameter. */
-struct offer {
-    uint64_t numel;
-    int32_t dtype;
-    int32_t mappable;
-    int32_t sum_dtype;
-    int32_t unused;
-    int64_t same_as; /* index of an earlier parameter at the same address; -1 */
-    int64_t gradual; /* the parameters lie in the pool: they are adopted without twice their memory */
-};
-
-static uint64_t offer_bytes(const struct offer *offer) {
-    return offer->numel * kernel_dtype_bytes((kernel_dtype)offer->dtype);
-}
+#define GRADUAL_BYTES   (32ul << 20) /* of parameters that are adopted at a time where memory is short */
+#define SUM_BYTES_WORTH (64ul << 10) /* a smaller sum is not worth the system calls of giving it back */
 
 /* This rank holds nothing of the tensor any more; the last such rank gives its ranges back. */
 static void ranges_leave(tensor *t) {
@@ -90,163 +73,8 @@ static castor_status tensor_map_home(tensor *t, void *address) {
     return CASTOR_OK;
 }
 
-static castor_status offers_exchange(store *s, const tensor_description *d, uint32_t count,
-                                     struct offer *offers) {
-    bool gradual = pool_in_use() && !s->budget;
-    for (uint32_t i = 0; i < count; i++) {
-        if (d[i].flags & DESCRIPTION_FLOAT_SUM && s->node_count > 1)
-            return error_set(CASTOR_ERR_UNSUPPORTED,
-                             "float sums of 16-bit parameters work on one node: use CASTOR_PRECISION=bf16");
-        size_t bytes = d[i].numel * kernel_dtype_bytes((kernel_dtype)d[i].dtype);
-        int32_t sum_dtype = d[i].flags & DESCRIPTION_FLOAT_SUM ? KERNEL_F32 : d[i].dtype;
-        offers[i] = (struct offer){d[i].numel, d[i].dtype, 0, sum_dtype, 0, -1, gradual};
-        offers[i].mappable =
-            d[i].flags & DESCRIPTION_WHOLE && bytes >= PAGE_BYTES && arena_block_size(d[i].address) >= bytes;
-        for (uint32_t j = 0; j < i && d[i].numel; j++)
-            if (d[j].address == d[i].address && d[j].numel == d[i].numel && d[j].dtype == d[i].dtype) {
-                offers[i].same_as = j;
-                break;
-            }
-        /* A block that is a view already (of another store's, or of an earlier registration) cannot be mapped twice. */
-        for (store *other = store_first(); other && offers[i].mappable; other = other->next)
-            for (uint32_t k = 0; k < other->tensor_count; k++)
-                if (other->tensors[k]->home == d[i].address)
-                    offers[i].mappable = 0;
-    }
-    castor_status status = store_exchange_put(s, EXCHANGE_CALL, offers, count * sizeof *offers);
-    if (status)
-        return status;
-    return wait_barrier(s, "the registration of parameters");
-}
-
-/* Compares the ranks' offers. Every rank reads the same, so all come to the same verdict. */
-static castor_status offers_agree(store *s, uint32_t count, struct offer *agreed) {
-    size_t bytes0;
-    const struct offer *first = store_exchange_get(s, EXCHANGE_CALL, 0, &bytes0);
-    if (count > bytes0 / sizeof *first)
-        count = (uint32_t)(bytes0 / sizeof *first); /* the rest of the area is nobody's offer */
-    memcpy(agreed, first, count * sizeof *agreed);
-    for (int rank = 1; rank < s->world; rank++) {
-        size_t bytes;
-        const struct offer *theirs = store_exchange_get(s, EXCHANGE_CALL, rank, &bytes);
-        if (bytes != bytes0)
-            return error_set(
-                CASTOR_ERR_MISMATCH,
-                "the ranks' models differ: rank %d has %lu parameters to share, rank %d has %lu. Build "
-                "the same model on every rank",
-                store_job_rank(s, 0), (unsigned long)(bytes0 / sizeof *first), store_job_rank(s, rank),
-                (unsigned long)(bytes / sizeof *first));
-        for (uint32_t i = 0; i < count; i++) {
-            if (theirs[i].numel != first[i].numel || theirs[i].dtype != first[i].dtype ||
-                theirs[i].sum_dtype != first[i].sum_dtype)
-                return error_set(
-                    CASTOR_ERR_MISMATCH,
-                    "the ranks' models differ: parameter %u has %lu elements on rank %d and %lu on rank "
-                    "%d (or another dtype). Build the same model on every rank",
-                    i, (unsigned long)first[i].numel, store_job_rank(s, 0), (unsigned long)theirs[i].numel,
-                    store_job_rank(s, rank));
-            agreed[i].mappable &= theirs[i].mappable;
-            if (theirs[i].same_as != first[i].same_as)
-                agreed[i].same_as = -1, agreed[i].mappable = 0;
-        }
-    }
-    /* Tied parameters are mapped together or not at all. */
-    for (uint32_t i = 0; i < count; i++)
-        if (agreed[i].same_as >= 0 && !agreed[i].mappable)
-            agreed[agreed[i].same_as].mappable = 0;
-    for (uint32_t i = 0; i < count; i++)
-        if (agreed[i].same_as >= 0)
-            agreed[i].mappable = agreed[agreed[i].same_as].mappable;
-    return CASTOR_OK;
-}
-
-static int least_loaded(const store *s) {
-    int owner = 0;
-    for (int rank = 1; rank < s->owners; rank++)
-        if (s->owner_load[rank] < s->owner_load[owner])
-            owner = rank;
-    return owner;
-}
-
-/* Of an owner's tensors each goes to the node that has least of them. */
-static int least_loaded_node(const store *s, int owner) {
-    const uint64_t *load = s->node_load + (size_t)owner * (size_t)s->node_count;
-    int least = 0;
-    for (int node = 1; node < s->node_count; node++)
-        if (load[node] < load[least])
-            least = node;
-    return least;
-}
-
-/* Who steps a parameter. */
-struct keeper {
-    int owner;
-    int node; /* tensor.node */
-};
-
-/* Largest first, so that ownership comes out even; equal sizes in the order given. */
-static const struct offer *sort_offers;
-static int by_size(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    uint64_t bx = offer_bytes(&sort_offers[x]), by = offer_bytes(&sort_offers[y]);
-    return bx != by ? (bx < by) - (bx > by) : (x > y) - (x < y);
-}
-
-/* Under the store's lock, which guards sort_offers as well. */
-static void keepers_choose(store *s, const struct offer *offers, uint32_t count, uint32_t *order,
-                           struct keeper *out) {
-    for (uint32_t i = 0; i < count; i++)
-        order[i] = i;
-    sort_offers = offers;
-    qsort(order, count, sizeof *order, by_size);
-    for (uint32_t k = 0; k < count; k++) {
-        uint32_t i = order[k];
-        const struct offer *offer = &offers[i];
-        if (offer->same_as >= 0) {
-            out[i] = out[offer->same_as]; /* of the same size, and earlier */
-            continue;
-        }
-        int owner = least_loaded(s);
-        int node = s->node_count == 1 || !offer->mappable ? -1 : least_loaded_node(s, owner);
-        out[i] = (struct keeper){owner, node};
-        if (!offer->mappable)
-            continue;
-        s->owner_load[owner] += offer_bytes(offer);
-        if (node >= 0)
-            s->node_load[(size_t)owner * (size_t)s->node_count + (size_t)node] += offer_bytes(offer);
-    }
-}
-
-/* Under a budget chunks are small beside it: some are used while others come and go. Not smaller than what one fault brings. */
-static uint64_t chunk_most_bytes(const store *s) {
-    if (!s->budget_bytes)
-        return UINT64_MAX;
-    uint64_t part = s->budget_bytes / CHUNKS_OF_BUDGET;
-    return part > BUDGET_UNIT_BYTES ? part : BUDGET_UNIT_BYTES;
-}
-
-/* Before a store's first tensor, where the job has not named the size of its chunks. */
-static castor_status chunks_size(store *s, const struct offer *offers, uint32_t count) {
-    uint64_t *numel = calloc(count + 1, sizeof *numel), parameters = 0, widest = 1;
-    if (!numel)
-        return error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count);
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t bytes = kernel_dtype_bytes((kernel_dtype)offers[i].dtype);
-        widest = bytes > widest ? bytes : widest;
-        if (offers[i].same_as < 0)
-            numel[parameters++] = offers[i].numel;
-    }
-    castor_status status =
-        chunk_search_adopt(&s->chunks, numel, parameters, (uint64_t)s->owners, widest, chunk_most_bytes(s));
-    free(numel);
-    if (status == CASTOR_OK && s->rank == 0 && s->chunks.chunk_bytes)
-        LOG_I("chunks of %B, for %lu parameter tensors; %B of them stay free (CASTOR_CHUNK_SIZE=auto)",
-              s->chunks.chunk_bytes, (unsigned long)parameters, s->chunks.wasted_bytes);
-    return status;
-}
-
-static castor_status tensor_make(store *s, const struct offer *offer, const struct keeper *keeper,
-                                 tensor *same, tensor **out) {
+static castor_status tensor_make(store *s, const offer *offer, const keeper *keeper, tensor *same,
+                                 tensor **out) {
     castor_status status = CASTOR_OK;
     if (s->tensor_count == STORE_TENSORS_MAX)
         return error_set(CASTOR_ERR_ARGUMENT, "more than %u parameters in one group", STORE_TENSORS_MAX);
@@ -364,8 +192,8 @@ static castor_status value_take(tensor *t, void *address, bool tied, uint64_t *a
 
 /* Rank 0's values win. Those of value tensors travel through the room of their sums. Gradually: so many at a time that what is
  * in the pool, or each rank's own, and what is in the store already are never much more than the model. */
-static castor_status values_adopt(store *s, const tensor_description *descriptions,
-                                  const struct offer *offers, tensor *const *made, uint32_t count) {
+static castor_status values_adopt(store *s, const tensor_description *descriptions, const offer *offers,
+                                  tensor *const *made, uint32_t count) {
     castor_status status = CASTOR_OK;
     uint64_t adopted = 0;
     for (uint32_t from = 0, to = 0; from < count && !status; from = to) {
@@ -390,9 +218,9 @@ static castor_status values_adopt(store *s, const tensor_description *descriptio
 castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count,
                               uint32_t *ids) {
     castor_status status = CASTOR_ERR_MEMORY;
-    struct offer *offers = calloc(count + 1, sizeof *offers);
+    offer *offers = calloc(count + 1, sizeof *offers);
     uint32_t *order = calloc(count + 1, sizeof *order);
-    struct keeper *keepers = calloc(count + 1, sizeof *keepers);
+    keeper *keepers = calloc(count + 1, sizeof *keepers);
     tensor **made = calloc(count + 1, sizeof *made);
     if (!offers || !order || !keepers || !made) {
         error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count);
@@ -405,8 +233,8 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
     pthread_mutex_lock(&s->lock);
     s->gradual = count && offers[0].gradual; /* rank 0's word, on every rank */
     if (!s->chunks.chunk_bytes)
-        status = chunks_size(s, offers, count);
-    keepers_choose(s, offers, count, order, keepers);
+        status = offers_chunk_size(s, offers, count);
+    offers_keepers(s, offers, count, order, keepers);
     /* In the model's order: what is used together lies together. */
     for (uint32_t i = 0; i < count && !status; i++) {
         tensor *same = offers[i].same_as >= 0 ? made[offers[i].same_as] : NULL;
