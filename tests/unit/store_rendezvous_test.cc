@@ -13,16 +13,20 @@ namespace {
 
 using namespace store_test;
 
-// Abstract sockets of rendezvous that anyone can list.
-std::set<std::string> sockets_listed() {
-    std::set<std::string> names;
+// The abstract socket where the ranks of a group meet.
+std::string meeting_name(const std::string &token) {
+    sockaddr_un address;
+    socklen_t length = meeting_address(&address, token.c_str(), "group");
+    return std::string(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
+}
+
+// As anyone can list them; there may be those of other jobs.
+bool socket_listed(const std::string &name) {
     std::ifstream list("/proc/net/unix");
-    for (std::string line; std::getline(list, line);) {
-        size_t at = line.find("@castor-");
-        if (at != std::string::npos)
-            names.insert(line.substr(at + 1));
-    }
-    return names;
+    for (std::string line; std::getline(list, line);)
+        if (line.size() > name.size() && line.substr(line.size() - name.size() - 1) == "@" + name)
+            return true;
+    return false;
 }
 
 int socket_connect(const std::string &name) {
@@ -138,7 +142,8 @@ TEST(StoreRendezvous, TheLauncherTellsWhoHasEnded) {
 TEST(StoreRendezvous, StrangersGetNothing) {
     Job job(2);
     job.open = false;
-    job.run([](Rank &r) {
+    const std::string name = meeting_name(job.token);
+    job.run([&](Rank &r) {
         int fd = -1;
         if (r.rank == 0) {
             fd = memfd_create("rendezvous-test", MFD_CLOEXEC);
@@ -146,42 +151,36 @@ TEST(StoreRendezvous, StrangersGetNothing) {
                 << error_text();
             return;
         }
-        std::set<std::string> names;
-        while (names.empty()) {
+        while (!socket_listed(name))
             usleep(1000);
-            names = sockets_listed();
-        }
         struct {
             char token[64];
             int32_t rank;
         } hellos[4] = {{"not the token", 1}, {"", 7}, {"", 0}, {"", -1}};
         for (int i = 1; i < 4; i++)
             snprintf(hellos[i].token, sizeof hellos[i].token, "%s", r.token.c_str());
-        for (const std::string &name : names) {
-            int silent = socket_connect(name); // it must not hold the others up for long
-            for (auto &hello : hellos) {
-                int stranger = socket_connect(name);
-                if (stranger < 0)
-                    continue;
-                send(stranger, &hello, sizeof hello, MSG_NOSIGNAL);
-                char byte, control[256];
-                iovec data = {&byte, 1};
-                msghdr message = {};
-                message.msg_iov = &data;
-                message.msg_iovlen = 1;
-                message.msg_control = control;
-                message.msg_controllen = sizeof control;
-                EXPECT_LE(recvmsg(stranger, &message, 0), 0) << "a stranger was answered";
-                EXPECT_EQ(message.msg_controllen, 0u);
-                close(stranger);
-            }
-            if (silent >= 0)
-                close(silent);
+        int silent = socket_connect(name); // it must not hold the others up for long
+        for (auto &hello : hellos) {
+            int stranger = socket_connect(name);
+            ASSERT_GE(stranger, 0);
+            send(stranger, &hello, sizeof hello, MSG_NOSIGNAL);
+            char byte, control[256];
+            iovec data = {&byte, 1};
+            msghdr message = {};
+            message.msg_iov = &data;
+            message.msg_iovlen = 1;
+            message.msg_control = control;
+            message.msg_controllen = sizeof control;
+            EXPECT_LE(recvmsg(stranger, &message, 0), 0) << "a stranger was answered";
+            EXPECT_EQ(message.msg_controllen, 0u);
+            close(stranger);
         }
+        if (silent >= 0)
+            close(silent);
         EXPECT_EQ(rendezvous_share(r.token.c_str(), "group", 1, 2, &fd, 1, 20, nullptr), CASTOR_OK)
             << error_text();
     });
-    EXPECT_TRUE(sockets_listed().empty()) << "the socket goes when all have joined";
+    EXPECT_FALSE(socket_listed(name)) << "the socket goes when all have joined";
 }
 
 TEST(StoreOpen, RefusesRanksOutOfRange) {
