@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from . import compiler, core, graph, store
 
+OF_SAMPLES = "castor_of_samples"  # in a node's metadata: each sample has statistics of its own
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -98,15 +99,20 @@ def _normalize(job, x, running_mean, running_var, weight, bias, momentum, eps):
     return _Normalize.apply(*wide, job, statistics, eps).to(x.dtype)
 
 
+def _is_batch_norm(node):
+    return type(node).__name__.startswith("NativeBatchNormBackward")
+
+
 def refuse_unseen(job, losses):
     """In the first backward: a batch norm that came to PyTorch another way (a module of torch.jit) knows its part only."""
     if "batch norms seen" in job.said:
         return
     job.said.add("batch norms seen")
     for node in graph.nodes(losses):
-        if type(node).__name__.startswith("NativeBatchNormBackward") and node._saved_training:
-            raise core.Error("castor: a batch norm in training mode was called in code of torch.jit, or by torch.batch_norm, and "
-                             "sees only this rank's part of the batch: use torch.nn.BatchNorm1d, 2d or 3d as Python code, or "
+        if _is_batch_norm(node) and node._saved_training and OF_SAMPLES not in node.metadata:
+            raise core.Error("castor: a batch norm in training mode was called in code of torch.jit, or by torch.batch_norm (or an "
+                             "instance norm with running statistics), and sees only this rank's part of the batch: use "
+                             "torch.nn.BatchNorm1d, 2d or 3d as Python code, or "
                              "run this script on one rank")
 
 
@@ -120,7 +126,21 @@ def install(job):
             return stock(input, running_mean, running_var, weight, bias, training, momentum, eps)
         return _normalize(job, input, running_mean, running_var, weight, bias, momentum, eps)
 
+    instance = functional.instance_norm
+
+    @functools.wraps(instance)
+    def instance_norm(input, running_mean=None, running_var=None, *args, **kwargs):
+        output = instance(input, running_mean, running_var, *args, **kwargs)
+        # PyTorch's is a batch norm of as many channels as the samples have together, in a view.
+        node = output.grad_fn
+        if type(node).__name__.startswith("ViewBackward"):
+            node = node.next_functions[0][0]
+        if node is not None and _is_batch_norm(node) and running_mean is None:
+            node.metadata[OF_SAMPLES] = True
+        return output
+
     compiler.not_in_graphs.append(batch_norm)  # ranks meet in there
     # torch.jit.script takes the function that stands behind a wrapper of this name.
     batch_norm.__original_fn, batch_norm.__script_if_tracing_wrapper = stock, True
-    functional.batch_norm = batch_norm
+    instance_norm.__original_fn, instance_norm.__script_if_tracing_wrapper = instance, True
+    functional.batch_norm, functional.instance_norm = batch_norm, instance_norm

@@ -1,10 +1,11 @@
 """What of a model is cast under CASTOR_PRECISION: which of its tensors, and what goes in and comes out of it.
 
 The inputs of a model that are float become 16 bits, and what it returns in 16 bits becomes float. So do the inputs of loss
-functions, which models may call as well: losses are computed in float. A module with 16-bit parameters of its own casts its float inputs as well: models make floats inside (positions,
-masks, buffers). Hooks of these modules do it, which a copy of the model has too: they go by the type of the parameters, as
-a copy's are float."""
+functions, which models may call as well: losses are computed in float. A module with 16-bit parameters of its own casts its
+float inputs as well: models make floats inside (positions, masks, buffers). Hooks of these modules do it, which a copy of the
+model has too: they go by the type of the parameters, as a copy's are float."""
 import contextlib
+import dataclasses
 import functools
 import gc
 
@@ -39,9 +40,9 @@ def wrapping(module):
 
 
 def prepare(parameters):
-    """Hooks the models that have these parameters. Returns the ids of the parameters of modules that compute in 16 bits, and all
-    tensors of these modules."""
-    of_modules, tensors = set(), {}
+    """Hooks the models that have these parameters. Returns the ids of the parameters of modules that compute in 16 bits, all
+    tensors of these modules, and their buffers as (module, name)."""
+    of_modules, tensors, buffers = set(), {}, []
     for root in [_wrapped] if _wrapped is not None else _roots(parameters):
         for module in root.modules():
             if _stays(module):
@@ -49,10 +50,11 @@ def prepare(parameters):
             of_modules.update(id(p) for p in module._parameters.values() if p is not None)
             own = (*module._parameters.values(), *module._buffers.values())
             tensors.update((id(t), t) for t in own if t is not None)
+            buffers += [(module, name) for name in module._buffers]
             if any(p is not None for p in module._parameters.values()):
                 _hook(module, narrow=_narrow_inputs)
         _hook(root, narrow=_enter, widen=_leave)
-    return of_modules, list(tensors.values())
+    return of_modules, list(tensors.values()), buffers
 
 
 def _stays(module):
@@ -111,12 +113,20 @@ def _type_of(module):
 
 
 def _narrow_inputs(module, args, kwargs):
-    if not _has_float(args) and not _has_float(kwargs):
-        return None
     to = _type_of(module)
     if to is None:
         return None
+    _refuse_autocast()
+    _before_forward(module)
+    if not _has_float(args) and not _has_float(kwargs):
+        return None
     return _cast(args, torch.float32, to), _cast(kwargs, torch.float32, to)
+
+
+def _refuse_autocast():
+    if torch.is_autocast_enabled("cpu"):
+        raise core.Error(f"castor: the script uses autocast, and CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')} casts as "
+                         "well: leave CASTOR_PRECISION at fp32 for this script, or take the autocast out")
 
 
 def _computes_in(model):
@@ -131,16 +141,29 @@ def _enter(model, args, kwargs):
     to = _computes_in(model)
     if to is None:
         return None
-    if torch.is_autocast_enabled("cpu"):
-        raise core.Error(f"castor: the script uses autocast, and CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')} casts as "
-                         "well: leave CASTOR_PRECISION at fp32 for this script, or take the autocast out")
-    _before_forward()
+    _refuse_autocast()
+    _before_forward(None)
     return _pytree.tree_map(lambda t: _cast(t, torch.float32, to), (args, kwargs))
 
 
 def _leave(model, args, output):
     to = _computes_in(model)
-    return None if to is None else _pytree.tree_map(lambda t: _cast(t, to, torch.float32), output)
+    return None if to is None else _widened(output, to)
+
+
+def _widened(output, of):
+    """With what a dataclass holds that PyTorch does not know."""
+    def widen(thing):
+        if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+            return _cast(thing, of, torch.float32)
+        for field in dataclasses.fields(thing):
+            before = getattr(thing, field.name, None)
+            after = _widened(before, of)
+            if after is not before:
+                object.__setattr__(thing, field.name, after)
+        return thing
+
+    return _pytree.tree_map(widen, output)
 
 
 def _in_float(stock, dtype):
@@ -148,14 +171,14 @@ def _in_float(stock, dtype):
     def loss(*args, **kwargs):
         return stock(*_cast(args, dtype, torch.float32), **_cast(kwargs, dtype, torch.float32))
 
-    # TorchScript knows wrappers by these two, and compiles what is beneath.
-    setattr(loss, "__script_if_tracing_wrapper", True)
-    setattr(loss, "__original_fn", stock)
+    # torch.jit.script takes the function that stands behind a wrapper of this name.
+    loss.__original_fn, loss.__script_if_tracing_wrapper = stock, True
     return loss
 
 
 def install(dtype, before_forward):
-    """`dtype`: the 16-bit type. `before_forward` is called before a model computes in it."""
+    """`dtype`: the 16-bit type. `before_forward` is called before a model computes in it, with the module that does, or with None for
+    the whole model."""
     global _before_forward
     _before_forward = before_forward
     functions = torch.nn.functional

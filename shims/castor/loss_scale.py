@@ -5,6 +5,7 @@ The factor goes in at the root of a backward pass; the leaves' hooks take it out
 What comes to a leaf that is none of Castor's has a hook for that pass alone. Where a sum of all ranks' gradients is not
 finite the optimizer's step is skipped, on every rank, and the scale becomes smaller."""
 import functools
+import os
 
 import torch
 
@@ -132,6 +133,17 @@ def _loading(stock):
     return load_state_dict
 
 
+def _told_of(stock):
+    @functools.wraps(stock)
+    def __init__(self, *args, **kwargs):
+        stock(self, *args, **kwargs)
+        if self.is_enabled() and os.environ.get("RANK", "0") == "0" and int(core.option_text("CASTOR_RANK")) <= 0:
+            core.log(1, b"the script's GradScaler multiplies the loss, and CASTOR_PRECISION=fp16 does so with a scale of its own: the first "
+                        b"steps overflow until one of them is small enough; take the GradScaler out, or build it with enabled=False")
+
+    return __init__
+
+
 def install():
     """Returns what observes backward passes."""
     global _active
@@ -139,6 +151,8 @@ def install():
         raise core.Error(f"castor: CASTOR_PRECISION=fp16 needs Tensor.grad_dtype, which torch {torch.__version__} does not have: "
                          "use bf16")
     _active = True
+    scaler = torch.amp.GradScaler
+    scaler.__init__ = _told_of(scaler.__init__)
     optimizer = torch.optim.Optimizer
     optimizer.state_dict = _saving(optimizer.state_dict)
     optimizer.load_state_dict = _loading(optimizer.load_state_dict)

@@ -7,6 +7,7 @@ wide    the float values behind it. Of what an optimizer steps they are the mast
 The wide values count as long as the narrow ones are their rounding. Where the script has written the narrow ones, these
 count; where it has written the wide ones, which state_dict() shows, all of those do."""
 import functools
+import gc
 import weakref
 from ctypes import byref, c_uint64, c_void_p
 
@@ -20,6 +21,7 @@ BROADCAST_BYTES = 16 << 20
 PART_BYTES = 32 << 20
 
 dtype = None  # the working type; None: every tensor keeps its own
+_buffers = {}  # group: {(id(module), name): weak reference to the module}, of 16-bit buffers
 _wides = {}  # id(tensor): Wide; whose weak reference says whether the id is still that tensor's
 
 
@@ -30,12 +32,19 @@ class Wide:
         key = id(narrow)
         self.narrow = weakref.ref(narrow, lambda _: _wides.pop(key, None))
         self.tensor, self.alias, self.place = tensor, alias, place
-        self.version = tensor._version
+        self.version, self.narrow_version = tensor._version, narrow._version
         _wides[key] = self
 
     def written(self):
         """The script has written the wide values (what state_dict() gave it) since they were looked at."""
         return self.tensor._version != self.version
+
+    def rewritten(self):
+        """The model has written the narrow values; perhaps with what was there, since the change was too small."""
+        return self.narrow()._version != self.narrow_version and not self.written()
+
+    def narrow_seen(self):
+        self.narrow_version = self.narrow()._version
 
     def seen(self):
         self.version = self.tensor._version
@@ -63,10 +72,12 @@ def of(t):
     return wide if wide is not None and wide.narrow() is t else None
 
 
-def settle_written():
-    """Before the model is called: it computes with what the script wrote through state_dict()."""
-    for wide in list(_wides.values()):
-        if wide.written():
+def settle_written(module):
+    """Before a module is called, or (None) the whole model: it computes with what the script wrote through state_dict()."""
+    wides = list(_wides.values()) if module is None else [
+        of(t) for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
+    for wide in wides:
+        if wide is not None and wide.written():
             wide.shown()
 
 
@@ -91,8 +102,9 @@ def _lower(group, parameters):
     """Makes the working copies. Returns (parameter, its float values) of those that are to be stepped."""
     if all(p.dtype in casts.HALF and of(p) is None for p in parameters):
         raise core.Error(f"castor: the model's parameters are {str(parameters[0].dtype)[6:]} already: leave CASTOR_PRECISION at "
-                         "fp32, or build the model in float, of which Castor then keeps the master")
-    of_modules, others = casts.prepare(parameters)
+                         "fp32, or build the model in float, of which Castor then keeps the master (a copy of a model before "
+                         "that is wrapped or its optimizer built)")
+    of_modules, others, buffers = casts.prepare(parameters)
     ours = {id(p) for p in parameters}
     places = {}
     kept = []
@@ -110,10 +122,14 @@ def _lower(group, parameters):
             p.grad_dtype = torch.float32
         kept.append((p, values))
     for t in others:
-        if id(t) not in ours and t.dtype is torch.float32 and of(t) is None:
+        # A number alone makes nothing else float, and counters are such.
+        if id(t) not in ours and t.dim() and t.dtype is torch.float32 and of(t) is None:
             wide = t.data
             t.data = wide.to(dtype)
             Wide(t, wide)
+    known = _buffers.setdefault(group, {})
+    known.update(((id(module), name), weakref.ref(module)) for module, name in buffers
+                 if module._buffers[name] is not None and of(module._buffers[name]) is not None)
     if loss_scale.active():
         for p in parameters:
             loss_scale.hook(p)
@@ -132,7 +148,17 @@ def _why_not(p, places):
         return f"it is a {type(p).__name__}"
     if not tensors.owns_whole_storage(p) and tensors.storage_users(p) > 1:
         return "it is part of a tensor that others look at"
+    if _looked_at(p if of(p) is None else of(p).tensor):
+        return ("the script holds another tensor with the same memory (of state_dict(), .data or detach()), which would not follow: "
+                "take it after the model is wrapped and its optimizer built, or clone it")
     return tensors.why_unsupported(p)
+
+
+def _looked_at(t):
+    if tensors.storage_users(t) <= 1:
+        return False
+    gc.collect()  # what nobody can reach any more looks at nothing
+    return tensors.storage_users(t) > 1
 
 
 def _of_rank_0(group, values):
@@ -187,6 +213,36 @@ def check_optimizer(optimizer, closure):
         raise core.Error(f"castor: CASTOR_PRECISION works with the optimizers of torch.optim that step each parameter on its "
                          f"own, and {name} is none of them: name it in CASTOR_SEPARABLE if it does, or leave "
                          "CASTOR_PRECISION at fp32")
+    for group in {entry.group: None for entry in map(store.entry_of, parameters) if entry is not None}:
+        _widen_buffers(group)
+
+
+def _widen_buffers(group):
+    """Buffers that the model itself writes (counters, running means) lose their small changes in 16 bits: they become float, on
+    every rank, before the first step after that."""
+    known = _buffers.get(group)
+    if not known:
+        return
+    now = {key: module()._buffers.get(key[1]) if module() is not None else None for key, module in known.items()}
+    written = [t is not None and t.dtype is dtype and (of(t) is None or of(t).rewritten()) for t in now.values()]
+    some = group.union(written, "the buffers of the model")
+    if some is None:
+        raise core.GroupError("castor: the ranks' models have different buffers: build the same model on every rank")
+    for (key, t), by_some in zip(now.items(), some):
+        if not by_some:
+            continue
+        module = known.pop(key)()
+        if t is None or t.dtype is not dtype:
+            continue
+        wide = of(t)
+        if wide is None:
+            module._buffers[key[1]] = t.float()
+        else:
+            t.data = wide.shown()
+            del _wides[id(t)]
+        if group.rank == 0:
+            core.log(2, f"CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')}: the model writes its buffer {key[1]!r}, which is float "
+                        "from now on".encode())
 
 
 def refuse(reason):
@@ -297,6 +353,7 @@ def _loading(stock):
                     wide.tensor.copy_(value)
                     t.data.copy_(wide.tensor)
                     wide.seen()
+                    wide.narrow_seen()
 
     return _load_from_state_dict
 
@@ -309,6 +366,18 @@ def _state_loading(stock):
         return stock(of(param).tensor, value, *args, **kwargs)  # its states are of the master's type
 
     return staticmethod(_process_value_according_to_param_policy)
+
+
+def _syncing(stock):
+    """DistributedDataParallel gives every rank the buffers of one before each forward: that is no model's writing."""
+
+    @functools.wraps(stock)
+    def _sync_buffers(self):
+        stock(self)
+        for wide in filter(None, map(of, self.modules_buffers)):
+            wide.narrow_seen()
+
+    return _sync_buffers
 
 
 def _accumulators(stock):
@@ -336,5 +405,7 @@ def install():
     module._load_from_state_dict = _loading(module._load_from_state_dict)
     optimizer._process_value_according_to_param_policy = _state_loading(optimizer._process_value_according_to_param_policy)
     torch.optim.Adagrad.__init__ = _accumulators(torch.optim.Adagrad.__init__)
+    ddp = torch.nn.parallel.DistributedDataParallel
+    ddp._sync_buffers = _syncing(ddp._sync_buffers)
     casts.install(dtype, settle_written)
     return loss_scale.install() if dtype is torch.float16 else None

@@ -64,19 +64,11 @@ class Synchronizer(gradients.Synchronizer):
 
     def _participants(self):
         """The entries that some rank's backward reached: the same list on every rank."""
-        mine = [float(e.fired) for e in self.entries]
-        packed = [float(int("".join("1" if v else "0" for v in mine[i:i + 48]), 2)) for i in range(0, len(mine), 48)]
-        every = self.group.gather(packed + [float(len(mine))], "the end of backward")
-        if any(row[-1] != len(mine) for row in every):
+        reached = self.group.union([e.fired for e in self.entries], "the end of backward")
+        if reached is None:
             raise core.GroupError("castor: the ranks have registered different numbers of parameters: the script must "
                              "build the same optimizers on every rank")
-        union = [0] * len(packed)
-        for row in every:
-            union = [u | int(v) for u, v in zip(union, row)]
-        bits = "".join(
-            format(u, "0%db" % min(48, len(mine) - 48 * i)) for i, u in enumerate(union)
-        )
-        return [e for e, bit in zip(self.entries, bits) if bit == "1"]
+        return [e for e, by_some in zip(self.entries, reached) if by_some]
 
 
 def adopt_at_build(job):

@@ -1,6 +1,8 @@
 """What the agent knows of the store: its groups, and which parameter is which of its tensors."""
 import atexit
 import ctypes
+import functools
+import operator
 import os
 import weakref
 from ctypes import byref, c_void_p
@@ -129,6 +131,16 @@ class Group:
     def _leave(self):
         if active():
             core.store_leave(self.handle)
+
+    def union(self, flags, what):
+        """Which of the flags are set on some rank. None: the ranks have different numbers of them."""
+        packed = [float(int("".join("1" if v else "0" for v in flags[i:i + 48]), 2)) for i in range(0, len(flags), 48)]
+        every = self.gather(packed + [float(len(flags))], what)
+        if any(row[-1] != len(flags) for row in every):
+            return None
+        either = [functools.reduce(operator.or_, (int(row[i]) for row in every)) for i in range(len(packed))]
+        bits = "".join(format(u, f"0{min(48, len(flags) - 48 * i)}b") for i, u in enumerate(either))
+        return [bit == "1" for bit in bits]
 
     def barrier(self, what):
         core.barrier(self.handle, what.encode())

@@ -1,6 +1,6 @@
 """A script of one process that knows nothing of Castor: trains from a DataLoader, and saves what it saw.
 
-    single.py --model mlp --optimizer sgd --out FILE [--steps N] [--clip NORM] [--parts N]
+    single.py --model mlp --optimizer sgd --out FILE [--steps N] [--clip NORM] [--parts N] [--method]
 """
 import argparse
 
@@ -22,6 +22,7 @@ def main():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--parts", type=int, default=2)
     parser.add_argument("--clip", type=float)
+    parser.add_argument("--method", action="store_true", help="calls a method of the model's, and writes through state_dict()")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = build(args.model)
@@ -30,12 +31,16 @@ def main():
     losses, norms = [], []
     for x, y in DataLoader(samples, len(samples) // args.steps):
         optimizer.zero_grad()
-        loss = loss_of(model(x), y)
+        loss = loss_of(model.forward(x).float() if args.method else model(x), y)
         loss.backward()
         if args.clip:
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip).item())
         optimizer.step()
         losses.append(loss.item())
+        if args.method:
+            for name, value in model.state_dict().items():
+                if name.startswith("head"):
+                    value.mul_(0.5)
     told = {"losses": losses, "norms": norms, "types": [str(p.dtype) for p in model.parameters()],
             "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(told, f"{args.out}.0")

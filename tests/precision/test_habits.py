@@ -5,6 +5,7 @@ import tempfile
 import jobs
 import torch
 from beside import PrecisionTest
+from models import batch
 from reference import Reference, narrow_from
 
 
@@ -54,6 +55,48 @@ class HabitsTest(PrecisionTest):
 
         job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "write through")
         self.same(job, self.plain("mlp", "adamw", 4, halve))
+
+    def test_written_through_state_dict_before_a_method(self):
+        """Where the model itself is not called, but what is inside."""
+
+        def halve(plain):
+            plain.wide.head.weight.data.mul_(0.5)
+            plain.wide.head.bias.data.mul_(0.5)
+            narrow_from(plain.narrow, plain.wide)
+
+        torch.set_num_threads(1)
+        plain = Reference("mlp", "adamw", torch.bfloat16, 1)
+        for step in range(4):
+            plain.step(step)
+            halve(plain)
+        self.same(jobs.start("--model", "mlp", "--optimizer", "adamw", "--method", single=True, ranks=1), plain)
+
+    def check_buffers(self, **options):
+        """Those that the model writes become float; of the others the float values are kept."""
+        job = jobs.start("--model", "counting", "--optimizer", "sgd", **options)
+        self.assertEqual(job.status, 0, job.said)
+        mean = torch.zeros(32)
+        for step in range(4):
+            x, _ = batch("counting", step, 0)
+            mean = mean * 0.999 + x.mean(0) * 0.001
+        for told in job.told:
+            self.assertEqual(told["model"]["seen"], 304)
+            self.assertTrue(torch.equal(told["model"]["constant"], torch.full((3,), 0.1)))
+        for name in ("mean", "anew"):
+            found = job.told[0]["model"][name]
+            self.assertEqual(found.dtype, torch.float32)
+            self.assertLess((found - mean).abs().max() / mean.abs().max(), 2**-7)
+            self.assertIn(f"the model writes its buffer '{name}'", job.said)
+        self.assertNotIn("'constant'", job.said)
+
+    def test_written_buffers(self):
+        self.check_buffers(single=True, ranks=1)
+
+    def test_written_buffers_of_ranks(self):
+        self.check_buffers(ranks=2)
+
+    def test_early_state_dict_is_refused(self):
+        self.refused("castor: .*another tensor with the same memory", "--model", "mlp", "--optimizer", "sgd", "--habit", "early state_dict")
 
     def near(self, job, plain, precision):
         """Gradients are rounded once more: by 2^-9 of them under bf16, which a step multiplies by the learning rate, by 2^-24 under

@@ -36,6 +36,7 @@ def main():
     model = build(args.model)
     if args.habit == "narrow":
         model.bfloat16()
+    early = model.state_dict() if args.habit == "early state_dict" else None
     whole = LossInside(model) if args.habit == "loss inside" else model
     wrapped = whole if args.habit == "bare" else DistributedDataParallel(whole)
     optimizer = optimizer_for(args.optimizer, [p for p in model.parameters() if p.requires_grad])
@@ -76,7 +77,7 @@ def main():
                 if name.startswith("head"):
                     value.mul_(0.5)
     told = {"losses": losses, "norms": norms, "types": [str(p.dtype) for p in model.parameters()],
-            "model": model.state_dict(), "optimizer": optimizer.state_dict(), "grads": grads, "outside": outside}
+            "model": model.state_dict(), "optimizer": optimizer.state_dict(), "grads": grads, "outside": outside, "early": early}
     torch.save(told, f"{args.out}.{rank}")
     dist.destroy_process_group()
 

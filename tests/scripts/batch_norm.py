@@ -287,6 +287,22 @@ def other_norms(log):
     train(log, model, images(29))
 
 
+def instances(**settings):
+    return nn.Sequential(
+        nn.Conv1d(CHANNELS, 16, 3, bias=False), nn.InstanceNorm1d(16, **settings), nn.GELU(), nn.Flatten(), nn.Linear(16 * 6, CLASSES)
+    )
+
+
+@record.case
+def instance_norm(log):
+    train(log, instances(), images(29, dimensions=1))
+
+
+@record.case
+def instance_norm_with_running_statistics(log):
+    train(log, instances(affine=True, track_running_stats=True), images(dimensions=1))
+
+
 @record.case
 def compiled(log):
     model = Network()

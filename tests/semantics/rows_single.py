@@ -85,7 +85,7 @@ TABLE = {
             "convolution_sgd one_dimension three_dimensions vectors tails tail_of_one in_double_precision without_weights "
             "without_running_statistics cumulative_average evaluated frozen accumulated parts_without_labels recomputed "
             "recomputed_reentrantly without_gradients channels_last as_a_function one_batch_on_every_rank "
-            "statistics_of_an_average other_norms"
+            "statistics_of_an_average other_norms instance_norm"
         ).split()
     }
     | {
@@ -95,6 +95,9 @@ TABLE = {
         "bfloat16_model": half,
         "autocast": half,
         "scripted": like(sgd, reason="compiled code does not come through Python", refused="code of torch.jit"),
+        "instance_norm_with_running_statistics": like(
+            sgd, reason="the statistics are means over this rank's part", refused="instance norm with running statistics"
+        ),
     },
     "batches.py": {
         name: sgd
