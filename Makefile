@@ -7,6 +7,7 @@
 # make readme     writes the README's tables from the tables in the code
 # make sim        the simulated devices of tests/sim
 # make fuzz       libFuzzer on the readers of traces, the report and the options, FUZZ_SECONDS (60) each; needs clang
+# make aarch64    the same bits from the kernels for AArch64, under emulation; needs a cross compiler and qemu
 # make gpu-test   what docs/gpu.md asks a machine with a GPU to show; result in bench/results/gpu.json
 # make bench      the benchmarks (long); results in bench/results
 # make install PREFIX=/usr/local
@@ -39,7 +40,7 @@ UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/core/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup demo test test-torch check bench gpu-test install clean unit semantics readme sim fuzz
+.PHONY: all setup demo aarch64 test test-torch check bench gpu-test install clean unit semantics readme sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
@@ -102,6 +103,8 @@ test-torch:
 	@MAKE="$(MAKE)" scripts/test-torch "$(VERSION)"
 check:
 	@MAKE="$(MAKE)" B="$(B)" CC="$(CC)" scripts/check
+aarch64:
+	@B="$(B)" CC="$(CC)" scripts/aarch64
 # The simulated devices that tests run the CUDA wheel of torch on; nothing else uses them.
 sim:
 	@$(MAKE) --no-print-directory -f tests/sim/Makefile B="$(B)" PYTHON="$(PYTHON)"

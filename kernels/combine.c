@@ -64,6 +64,8 @@ static kernel_combine *const loops_of[KERNEL_VARIANT_COUNT][KERNEL_ELEMENT_COUNT
 #if defined(__x86_64__)
         [KERNEL_VARIANT_AVX2] = LOOPS(avx2),
         [KERNEL_VARIANT_AVX512] = LOOPS(avx2), /* memory is the limit */
+#elif defined(__aarch64__)
+        [KERNEL_VARIANT_NEON] = LOOPS(reference), /* which the compiler makes of NEON's instructions */
 #endif
 };
 

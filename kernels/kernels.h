@@ -30,11 +30,11 @@ typedef enum kernel_dtype {
     KERNEL_DTYPE_COUNT
 } kernel_dtype;
 
-/* On AArch64 the reference is already compiled for NEON, which that architecture always has. */
 typedef enum kernel_variant {
     KERNEL_VARIANT_REFERENCE,
     KERNEL_VARIANT_AVX2,
     KERNEL_VARIANT_AVX512,
+    KERNEL_VARIANT_NEON, /* every AArch64 has it */
     KERNEL_VARIANT_COUNT
 } kernel_variant;
 

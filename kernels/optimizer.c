@@ -9,8 +9,10 @@ enum {
     THREAD_ELEMENTS = 8192 /* fewer are not worth a thread */
 };
 
-static const size_t lanes_of[KERNEL_VARIANT_COUNT] = {
-    [KERNEL_VARIANT_REFERENCE] = 1, [KERNEL_VARIANT_AVX2] = 8, [KERNEL_VARIANT_AVX512] = LANES_MAX};
+static const size_t lanes_of[KERNEL_VARIANT_COUNT] = {[KERNEL_VARIANT_REFERENCE] = 1,
+                                                      [KERNEL_VARIANT_AVX2] = 8,
+                                                      [KERNEL_VARIANT_AVX512] = LANES_MAX,
+                                                      [KERNEL_VARIANT_NEON] = 4};
 
 typedef struct step_job {
     kernel_step_loop *loop;

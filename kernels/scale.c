@@ -52,6 +52,8 @@ static const scale_loops loops_of[KERNEL_VARIANT_COUNT] = {
 #if defined(__x86_64__)
     [KERNEL_VARIANT_AVX2] = LOOPS(avx2, avx2),
     [KERNEL_VARIANT_AVX512] = LOOPS(avx2, avx512),
+#elif defined(__aarch64__)
+    [KERNEL_VARIANT_NEON] = LOOPS(reference, reference), /* which the compiler makes of NEON's instructions */
 #endif
 };
 

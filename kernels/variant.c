@@ -34,6 +34,9 @@ bool kernel_variant_supported(kernel_variant variant) {
         return kernel_variant_supported(KERNEL_VARIANT_AVX2) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq");
+#elif defined(__aarch64__)
+    case KERNEL_VARIANT_NEON:
+        return true;
 #endif
     default:
         return false;
@@ -68,6 +71,8 @@ const char *kernel_variant_name(kernel_variant variant) {
         return "avx2";
     case KERNEL_VARIANT_AVX512:
         return "avx512";
+    case KERNEL_VARIANT_NEON:
+        return "neon";
     default:
         return "unknown";
     }

@@ -61,30 +61,6 @@ static void throw_resolve(void) {
     memcpy(&throw_runtime_error, &found, sizeof found);
 }
 
-static binding *binding_of(const void *context) {
-    uint32_t end = atomic_load_explicit(&bound_end, memory_order_acquire);
-    for (uint32_t i = 0; i < end; i++)
-        if (atomic_load_explicit(&bound[i].context, memory_order_acquire) == context)
-            return &bound[i];
-    return NULL;
-}
-
-static void binding_end(const void *context) {
-    binding *b = binding_of(context);
-    if (!b)
-        return;
-    node_group *group = b->group;
-    free(b->across);
-    b->group = NULL;
-    b->across = NULL;
-    atomic_store_explicit(&b->context, NULL, memory_order_release);
-    for (uint32_t i = 0; i < BOUND_MAX; i++)
-        if (atomic_load(&bound[i].context) && bound[i].group == group)
-            return;
-    if (group)
-        node_group_leave(group);
-}
-
 void gloo_data_leaders_watch(void) {
     outer = watched;
     watched = (watch){.on = true};
@@ -212,6 +188,34 @@ bool gloo_data_leads(void) {
     return test.leads;
 }
 
+/* ---- the wrappers ---- */
+
+#if HOOK_GLOO_WRAPPED
+
+static binding *binding_of(const void *context) {
+    uint32_t end = atomic_load_explicit(&bound_end, memory_order_acquire);
+    for (uint32_t i = 0; i < end; i++)
+        if (atomic_load_explicit(&bound[i].context, memory_order_acquire) == context)
+            return &bound[i];
+    return NULL;
+}
+
+static void binding_end(const void *context) {
+    binding *b = binding_of(context);
+    if (!b)
+        return;
+    node_group *group = b->group;
+    free(b->across);
+    b->group = NULL;
+    b->across = NULL;
+    atomic_store_explicit(&b->context, NULL, memory_order_release);
+    for (uint32_t i = 0; i < BOUND_MAX; i++)
+        if (atomic_load(&bound[i].context) && bound[i].group == group)
+            return;
+    if (group)
+        node_group_leave(group);
+}
+
 static void test_look(gloo_data_call call, const void *options) {
     uint32_t tag = 0;
     bool holds = test.call == call && gloo_layout_holds(call, options, &test.expected, &tag);
@@ -226,10 +230,6 @@ static void test_look(gloo_data_call call, const void *options) {
     if (test.text[0] && throw_runtime_error)
         throw_runtime_error(test.text);
 }
-
-/* ---- the wrappers ---- */
-
-#if HOOK_GLOO_WRAPPED
 
 #define WRAP_ALLOCATION(...)
 #define WRAP_LOADER(...)
