@@ -51,7 +51,7 @@ def prepare(parameters):
             own = (*module._parameters.values(), *module._buffers.values())
             tensors.update((id(t), t) for t in own if t is not None)
             buffers += [(module, name) for name in module._buffers]
-            if any(p is not None for p in module._parameters.values()):
+            if any(p is not None for p in _own(module)):
                 _hook(module, narrow=_narrow_inputs)
         _hook(root, narrow=_enter, widen=_leave)
     return of_modules, list(tensors.values()), buffers
@@ -106,10 +106,17 @@ def _has_float(thing):
 
 def _type_of(module):
     """The 16-bit type of the module's own parameters, None when they are of others."""
-    for p in module._parameters.values():
+    for p in _own(module):
         if p is not None and p.dtype in HALF:
             return p.dtype
     return None
+
+
+def _own(module):
+    """The parameters that the module itself computes with: what its parametrizations (weight norms) have is such."""
+    parametrized = module._modules.get("parametrizations")
+    own = module._parameters.values()
+    return own if parametrized is None else (*own, *parametrized.parameters())
 
 
 def _narrow_inputs(module, args, kwargs):

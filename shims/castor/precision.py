@@ -16,12 +16,13 @@ import torch
 from . import casts, core, loss_scale, states, store, tensors
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+FLOATS = "_castor_floats"  # in a module: the names of buffers that were float
 BROADCAST_BYTES = 16 << 20
 # Of parameters that are stepped at a time: their gradients as floats are in memory meanwhile.
 PART_BYTES = 32 << 20
 
 dtype = None  # the working type; None: every tensor keeps its own
-_buffers = {}  # group: {(id(module), name): weak reference to the module}, of 16-bit buffers
+_buffers = {}  # (id(module), name): weak references to the module and the buffer, of 16 bits, which the model has not written
 _wides = {}  # id(tensor): Wide; whose weak reference says whether the id is still that tensor's
 
 
@@ -127,9 +128,12 @@ def _lower(group, parameters):
             wide = t.data
             t.data = wide.to(dtype)
             Wide(t, wide)
-    known = _buffers.setdefault(group, {})
-    known.update(((id(module), name), weakref.ref(module)) for module, name in buffers
-                 if module._buffers[name] is not None and of(module._buffers[name]) is not None)
+    for module, name in buffers:
+        t = module._buffers[name]
+        if t is not None and of(t) is not None:
+            module.__dict__.setdefault(FLOATS, set()).add(name)
+            if group.rank == 0:
+                _buffers.setdefault((id(module), name), (weakref.ref(module), weakref.ref(t)))
     if loss_scale.active():
         for p in parameters:
             loss_scale.hook(p)
@@ -213,36 +217,23 @@ def check_optimizer(optimizer, closure):
         raise core.Error(f"castor: CASTOR_PRECISION works with the optimizers of torch.optim that step each parameter on its "
                          f"own, and {name} is none of them: name it in CASTOR_SEPARABLE if it does, or leave "
                          "CASTOR_PRECISION at fp32")
-    for group in {entry.group: None for entry in map(store.entry_of, parameters) if entry is not None}:
-        _widen_buffers(group)
+    _tell_of_buffers()
 
 
-def _widen_buffers(group):
-    """Buffers that the model itself writes (counters, running means) lose their small changes in 16 bits: they become float, on
-    every rank, before the first step after that."""
-    known = _buffers.get(group)
-    if not known:
-        return
-    now = {key: module()._buffers.get(key[1]) if module() is not None else None for key, module in known.items()}
-    written = [t is not None and t.dtype is dtype and (of(t) is None or of(t).rewritten()) for t in now.values()]
-    some = group.union(written, "the buffers of the model")
-    if some is None:
-        raise core.GroupError("castor: the ranks' models have different buffers: build the same model on every rank")
-    for (key, t), by_some in zip(now.items(), some):
-        if not by_some:
+def _tell_of_buffers():
+    """Of those that the model itself writes (running means, codebooks): small changes are lost in 16 bits. They stay so, since
+    what a model computes with them must be of one type."""
+    for key, (module, first) in list(_buffers.items()):
+        now = module()._buffers.get(key[1]) if module() is not None else None
+        wide = None if now is None else of(now)
+        if wide is not None and now is first() and not wide.rewritten():
             continue
-        module = known.pop(key)()
-        if t is None or t.dtype is not dtype:
-            continue
-        wide = of(t)
-        if wide is None:
-            module._buffers[key[1]] = t.float()
-        else:
-            t.data = wide.shown()
-            del _wides[id(t)]
-        if group.rank == 0:
-            core.log(2, f"CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')}: the model writes its buffer {key[1]!r}, which is float "
-                        "from now on".encode())
+        del _buffers[key]
+        if now is not None and now.dtype is dtype:
+            name = core.option_text("CASTOR_PRECISION")
+            core.log(1, f"CASTOR_PRECISION={name}: the model writes its buffer {key[1]!r} in {name}, where changes below a "
+                        f"{'256th' if name == 'bf16' else '2048th'} of a value are lost: if it is a mean over many steps, leave "
+                        "CASTOR_PRECISION at fp32".encode())
 
 
 def refuse(reason):
@@ -331,8 +322,12 @@ def _saving(stock):
             return
         for name, t in (*self._parameters.items(), *self._buffers.items()):
             wide = None if t is None else of(t)
-            if wide is not None and prefix + name in destination:
+            if prefix + name not in destination:
+                continue
+            if wide is not None:
                 destination[prefix + name] = wide.shown()
+            elif name in self.__dict__.get(FLOATS, ()):  # the model has put another one there
+                destination[prefix + name] = t.detach().float()
 
     return _save_to_state_dict
 

@@ -72,7 +72,7 @@ class HabitsTest(PrecisionTest):
         self.same(jobs.start("--model", "mlp", "--optimizer", "adamw", "--method", single=True, ranks=1), plain)
 
     def check_buffers(self, **options):
-        """Those that the model writes become float; of the others the float values are kept."""
+        """Numbers stay float; of others that the model writes a warning tells; of those that it does not the float values are kept."""
         job = jobs.start("--model", "counting", "--optimizer", "sgd", **options)
         self.assertEqual(job.status, 0, job.said)
         mean = torch.zeros(32)
@@ -85,7 +85,7 @@ class HabitsTest(PrecisionTest):
         for name in ("mean", "anew"):
             found = job.told[0]["model"][name]
             self.assertEqual(found.dtype, torch.float32)
-            self.assertLess((found - mean).abs().max() / mean.abs().max(), 2**-7)
+            self.assertLess((found - mean).abs().max() / mean.abs().max(), 2**-6)
             self.assertIn(f"the model writes its buffer '{name}'", job.said)
         self.assertNotIn("'constant'", job.said)
 
