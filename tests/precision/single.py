@@ -1,6 +1,6 @@
 """A script of one process that knows nothing of Castor: trains from a DataLoader, and saves what it saw.
 
-    single.py --model mlp --optimizer sgd --out FILE [--steps N] [--clip NORM] [--parts N] [--method]
+    single.py --model mlp --optimizer sgd --out FILE [--steps N] [--clip NORM] [--parts N] [--method] [--autocast]
 """
 import argparse
 
@@ -23,6 +23,7 @@ def main():
     parser.add_argument("--parts", type=int, default=2)
     parser.add_argument("--clip", type=float)
     parser.add_argument("--method", action="store_true", help="calls a method of the model's, and writes through state_dict()")
+    parser.add_argument("--autocast", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = build(args.model)
@@ -31,7 +32,8 @@ def main():
     losses, norms = [], []
     for x, y in DataLoader(samples, len(samples) // args.steps):
         optimizer.zero_grad()
-        loss = loss_of(model.forward(x).float() if args.method else model(x), y)
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.autocast):
+            loss = loss_of(model.forward(x).float() if args.method else model(x), y)
         loss.backward()
         if args.clip:
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip).item())

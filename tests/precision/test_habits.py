@@ -42,6 +42,10 @@ class HabitsTest(PrecisionTest):
         job = jobs.start("--model", "gpt", "--optimizer", "adamw", "--habit", "loss inside")
         self.same(job, self.plain("gpt", "adamw", 4))
 
+    def test_dataclass(self):
+        job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "dataclass")
+        self.same(job, self.plain("mlp", "adamw", 4))
+
     def test_swapped_parameters(self):
         """Masters survive weights that are put away and come back."""
         job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "swap")
@@ -160,6 +164,9 @@ class HabitsTest(PrecisionTest):
 
     def test_autocast_is_refused(self):
         self.refused("castor: .*autocast", "--model", "mlp", "--optimizer", "sgd", "--habit", "autocast")
+
+    def test_autocast_around_a_method_is_refused(self):
+        self.refused("castor: .*autocast", "--model", "mlp", "--optimizer", "sgd", "--method", "--autocast", single=True, ranks=1)
 
     def test_16_bits_already_is_refused(self):
         self.refused("castor: .*bfloat16 already", "--model", "mlp", "--optimizer", "sgd", "--habit", "narrow")

@@ -3,6 +3,7 @@
     train.py --model mlp --optimizer sgd --out FILE [--steps N] [--first N] [--clip NORM] [--load FILE] [--habit NAME]
 """
 import argparse
+import dataclasses
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,24 @@ class LossInside(torch.nn.Module):
         return F.cross_entropy(self.model(x).flatten(0, -2), targets.flatten())
 
 
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: list
+
+
+class Described(torch.nn.Module):
+    """Gives what it computed in an object that PyTorch does not know."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        logits = self.model(x)
+        return Output(logits, [logits])
+
+
 def main():
     parser = argparse.ArgumentParser()
     for name in ("model", "optimizer", "out", "load", "habit"):
@@ -37,7 +56,7 @@ def main():
     if args.habit == "narrow":
         model.bfloat16()
     early = model.state_dict() if args.habit == "early state_dict" else None
-    whole = LossInside(model) if args.habit == "loss inside" else model
+    whole = {"loss inside": LossInside, "dataclass": Described}.get(args.habit, lambda m: m)(model)
     wrapped = whole if args.habit == "bare" else DistributedDataParallel(whole)
     optimizer = optimizer_for(args.optimizer, [p for p in model.parameters() if p.requires_grad])
     if args.load:
@@ -50,7 +69,11 @@ def main():
         x.requires_grad_(args.habit == "foreign")
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=args.habit == "autocast"):
-            loss = wrapped(x, y) if args.habit == "loss inside" else loss_of(wrapped(x), y)
+            if args.habit == "loss inside":
+                loss = wrapped(x, y)
+            else:
+                found = wrapped(x)
+                loss = loss_of(found.hidden[0] if args.habit == "dataclass" else found, y)
         if args.habit == "overflow" and (step, rank) == (1, 1):
             loss = loss * 1e6
         if args.habit == "penalty":
