@@ -70,6 +70,10 @@ $(B)/lib/castor: $(wildcard shims/castor-*.dist-info)
 $(B)/bin/castor: $(LAUNCHER_O)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
+# One hash for each way of calling the kernels (scripts/aarch64).
+$(B)/bin/kernel-bits: $(B)/obj/tests/aarch64/bits.o $(filter $(B)/obj/kernels/%,$(LIB_O))
+	@mkdir -p $(@D)
+	$(CC) -pthread $(SANFLAGS) -o $@ $^
 $(B)/bin/castor-unit: $(UNIT_O) $(UNIT_LIB_O)
 	@mkdir -p $(@D)
 	$(CXX) -pthread $(SANFLAGS) -o $@ $^ -lgtest -lgtest_main -ldl
@@ -104,7 +108,7 @@ test-torch:
 check:
 	@MAKE="$(MAKE)" B="$(B)" CC="$(CC)" scripts/check
 aarch64:
-	@B="$(B)" CC="$(CC)" scripts/aarch64
+	@MAKE="$(MAKE)" B="$(B)" scripts/aarch64
 # The simulated devices that tests run the CUDA wheel of torch on; nothing else uses them.
 sim:
 	@$(MAKE) --no-print-directory -f tests/sim/Makefile B="$(B)" PYTHON="$(PYTHON)"

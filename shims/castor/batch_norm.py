@@ -3,8 +3,6 @@
 Every batch norm of PyTorch in Python ends in torch.nn.functional.batch_norm. In training each rank gives the count, the
 mean and the squared deviations of its part, which are combined in rank order; running statistics are the same everywhere,
 and those of one process. A part of weight zero (a batch smaller than the number of ranks) counts for nothing."""
-import functools
-
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -120,7 +118,7 @@ def install(job):
     functional = torch.nn.functional
     stock = functional.batch_norm
 
-    @functools.wraps(stock)
+    @compiler.wraps(stock)
     def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-05):
         if not training or eps <= 0 or job.synchronizer is None or job.distributed or not store.active():
             return stock(input, running_mean, running_var, weight, bias, training, momentum, eps)
@@ -128,7 +126,7 @@ def install(job):
 
     instance = functional.instance_norm
 
-    @functools.wraps(instance)
+    @compiler.wraps(instance)
     def instance_norm(input, running_mean=None, running_var=None, *args, **kwargs):
         output = instance(input, running_mean, running_var, *args, **kwargs)
         # PyTorch's is a batch norm of as many channels as the samples have together, in a view.
@@ -140,7 +138,4 @@ def install(job):
         return output
 
     compiler.not_in_graphs.append(batch_norm)  # ranks meet in there
-    # torch.jit.script takes the function that stands behind a wrapper of this name.
-    batch_norm.__original_fn, batch_norm.__script_if_tracing_wrapper = stock, True
-    instance_norm.__original_fn, instance_norm.__script_if_tracing_wrapper = instance, True
     functional.batch_norm, functional.instance_norm = batch_norm, instance_norm

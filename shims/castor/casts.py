@@ -6,13 +6,12 @@ float inputs as well: models make floats inside (positions, masks, buffers). Hoo
 model has too: they go by the type of the parameters, as a copy's are float."""
 import contextlib
 import dataclasses
-import functools
 import gc
 
 import torch
 from torch.utils import _pytree
 
-from . import core
+from . import compiler, core
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -174,12 +173,10 @@ def _widened(output, of):
 
 
 def _in_float(stock, dtype):
-    @functools.wraps(stock)
+    @compiler.wraps(stock)
     def loss(*args, **kwargs):
         return stock(*_cast(args, dtype, torch.float32), **_cast(kwargs, dtype, torch.float32))
 
-    # torch.jit.script takes the function that stands behind a wrapper of this name.
-    loss.__original_fn, loss.__script_if_tracing_wrapper = stock, True
     return loss
 
 

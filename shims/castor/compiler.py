@@ -3,6 +3,7 @@
 Every optimizer and every DistributedDataParallel imports the compiler, only to tell it what not to compile: 66 MiB of
 Python's objects in each rank and a second of its start. A module stands in its place that answers those calls and hands
 over to the real one at the first other word."""
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -13,6 +14,17 @@ import types
 import torch
 
 NAME = "torch._dynamo"
+
+
+def wraps(stock):
+    """functools.wraps, and torch.jit.script takes `stock`: it looks for what stands behind a wrapper by these names."""
+
+    def decorate(wrapper):
+        functools.update_wrapper(wrapper, stock)
+        wrapper.__original_fn, wrapper.__script_if_tracing_wrapper = stock, True
+        return wrapper
+
+    return decorate
 
 
 def _nothing(*args, **kwargs):

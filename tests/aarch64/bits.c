@@ -52,6 +52,12 @@ static uint64_t hash_of_arrays(void) {
     return hash;
 }
 
+static void name_call(FILE *to, const char *what, const int *ways, int count) {
+    fprintf(to, "%s", what);
+    for (int i = 0; i < count; i++)
+        fprintf(to, " %d", ways[i]);
+}
+
 static void say(const char *what, const int *ways, int count, void (*run)(const int *ways)) {
     uint64_t first = 0;
     for (int variant = 0; variant < KERNEL_VARIANT_COUNT; variant++) {
@@ -62,17 +68,13 @@ static void say(const char *what, const int *ways, int count, void (*run)(const 
         if (variant == KERNEL_VARIANT_REFERENCE)
             first = hash;
         else if (hash != first) {
-            fprintf(stderr, "%s", what);
-            for (int i = 0; i < count; i++)
-                fprintf(stderr, " %d", ways[i]);
+            name_call(stderr, what, ways, count);
             fprintf(stderr, ": %s has other bits than the reference\n",
                     kernel_variant_name((kernel_variant)variant));
             failures++;
         }
     }
-    printf("%s", what);
-    for (int i = 0; i < count; i++)
-        printf(" %d", ways[i]);
+    name_call(stdout, what, ways, count);
     printf(": %016llx\n", (unsigned long long)first);
 }
 

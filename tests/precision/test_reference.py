@@ -1,6 +1,8 @@
 """Every bit of losses, masters and states is that of mixed precision written out, at two ranks."""
 from beside import PrecisionTest
 
+BUDGET = ("CASTOR_MEMORY_BUDGET=16M", "CASTOR_OFFLOAD_DIR=/var/tmp", "CASTOR_CHUNK_SIZE=64K")
+
 
 class ReferenceTest(PrecisionTest):
     def test_mlp_sgd(self):
@@ -34,8 +36,7 @@ class ReferenceTest(PrecisionTest):
         self.check("gpt", "adamw", single=True, ranks=1)
 
     def test_one_process_under_a_budget(self):
-        self.check("mlp", "adamw", single=True, ranks=1, settings=(
-            "CASTOR_MEMORY_BUDGET=16M", "CASTOR_OFFLOAD_DIR=/var/tmp", "CASTOR_CHUNK_SIZE=64K"))
+        self.check("mlp", "adamw", single=True, ranks=1, settings=BUDGET)
 
     def test_one_rank(self):
         self.check("mlp", "adamw", ranks=1)
@@ -50,7 +51,7 @@ class ReferenceTest(PrecisionTest):
         self.check("gpt", "adamw", plugin="zero2")
 
     def test_budget(self):
-        self.check("mlp", "adamw", settings=("CASTOR_MEMORY_BUDGET=16M", "CASTOR_OFFLOAD_DIR=/var/tmp", "CASTOR_CHUNK_SIZE=64K"))
+        self.check("mlp", "adamw", settings=BUDGET)
 
     def test_float16_mlp_sgd(self):
         self.check("mlp", "sgd", precision="fp16")
