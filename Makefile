@@ -24,10 +24,10 @@ PYTHON ?= $(CURDIR)/.venv/bin/python
 B := build$(if $(SAN),-$(SAN))
 WARN := -Wall -Wextra -Werror
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
-CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE -O2 -g $(WARN) -fPIC -fvisibility=hidden -pthread -Iinterpose $(SANFLAGS) $(CFLAGS)
-# Sums must round as PyTorch's do: no fused multiply-add but where it is written, and loops that may use wide registers;
-# roots are instructions, not calls of libm.
-KERNEL_CFLAGS := -O3 -ffp-contract=off -fno-math-errno
+# Roots are instructions, not calls of libm, which the library does not need.
+CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE -O2 -g -fno-math-errno $(WARN) -fPIC -fvisibility=hidden -pthread -Iinterpose $(SANFLAGS) $(CFLAGS)
+# Sums must round as PyTorch's do: no fused multiply-add but where it is written, and loops that may use wide registers.
+KERNEL_CFLAGS := -O3 -ffp-contract=off
 
 LIB_C := $(wildcard interpose/*/*.c) $(wildcard kernels/*.c)
 LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)

@@ -522,6 +522,36 @@ CASTOR_API int castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_ran
 CASTOR_API int castor_optimizer_lion(const castor_lion *lion, const castor_step_range *ranges, uint32_t count,
                                      int threads);
 
+/* ---- the audit of split batches ------------------------------------------------------------------------------- */
+
+/* A gradient in CASTOR_SKETCH_BUCKETS sums, which are added to `sketch` times `weight`: what is close in all of them is
+ * close, and the sketch of a difference is the difference of the sketches. `dtype`: CASTOR_DTYPE_. */
+#define CASTOR_SKETCH_BUCKETS 32
+CASTOR_API void castor_sketch_add(int dtype, const void *values, uint64_t numel, double weight, double *sketch);
+
+#define CASTOR_AUDIT_EQUAL     0
+#define CASTOR_AUDIT_DIFFERENT 1
+#define CASTOR_AUDIT_UNKNOWN   2 /* infinite, or no number, on one side */
+#define CASTOR_AUDIT_SINGLE    0 /* computed in float or double */
+#define CASTOR_AUDIT_HALF      1 /* some of it in 16 bits */
+#define CASTOR_AUDIT_LOOSE     2 /* with other random numbers */
+
+typedef struct castor_audit {
+    double whole_loss, parts_loss; /* in; NaN both: there is no one loss */
+    int32_t rounding;              /* in: CASTOR_AUDIT_SINGLE... */
+    int32_t verdict;               /* out: CASTOR_AUDIT_EQUAL... */
+    double whole_norm, parts_norm; /* out: norms of all gradients, estimated within a few percent */
+    double difference;             /* out: relative, the larger of the loss's and the gradients' */
+    uint32_t worst;                /* out: the gradient that differs most */
+    uint32_t unused;
+} castor_audit;
+
+/* Whether one backward of the whole batch gave what the ranks' parts gave together: `count` sketches of each, one after the
+ * other. */
+CASTOR_API void castor_audit_compare(const double *whole, const double *parts, uint32_t count, castor_audit *audit);
+/* For the report: a backward was compared, and found equal with this relative difference. */
+CASTOR_API void castor_event_audit(double difference);
+
 #ifdef __cplusplus
 }
 #endif

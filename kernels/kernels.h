@@ -47,6 +47,12 @@ void kernel_scale_add(kernel_dtype dtype, void *dst, const void *src, size_t cou
 /* dst[i] = dst[i] * scale */
 void kernel_scale(kernel_dtype dtype, void *dst, size_t count, double scale);
 
+/* A count sketch of `count` numbers, added to `sketch`: each number, times `weight` and a sign, goes into one of the buckets.
+ * Sketches are linear, so the sketch of a difference is the difference of the sketches; the expected sum of the buckets' squares
+ * is the sum of the numbers' squares. Tensors of one count and one order have comparable sketches, whatever their dtype. */
+enum { KERNEL_SKETCH_BUCKETS = 32 };
+void kernel_sketch_add(kernel_dtype dtype, const void *src, size_t count, double weight, double *sketch);
+
 /* dst = src; what is written does not stay in the caches: for more than these hold. */
 void kernel_stream(void *dst, const void *src, size_t bytes);
 

@@ -4,6 +4,18 @@
 #include "report_text.h"
 #include "text_table.h"
 
+/* What CASTOR_AUDIT compared. */
+static void write_audit(const report *report, FILE *out) {
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_process *process = report->ranks[i].process;
+        uint64_t audited = report_gauge(process, GAUGE_AUDITED).last;
+        if (audited > 0)
+            fprintf(out,
+                    "  audit     loss and gradients of %" PRIu64 " backward pass%s are the whole batch's (they differ by %.1e)\n",
+                    audited, audited == 1 ? "" : "es", (double)report_gauge(process, GAUGE_AUDIT_DIFFERENCE).max / 1e9);
+    }
+}
+
 static void write_header(const report *report, FILE *out) {
     char figure[TEXT_FIGURE_MAX], started[64] = "";
     time_t seconds = (time_t)(report->start_realtime_ns / 1000000000u);
@@ -17,6 +29,7 @@ static void write_header(const report *report, FILE *out) {
             report->node_count == 1 ? "" : "s");
     fprintf(out, "  started   %s, %s\n", started, text_seconds(figure, report->duration_seconds));
     fprintf(out, "  outcome   %s\n", report->outcome);
+    write_audit(report, out);
 }
 
 void report_text_bytes_cell(text_table *table, uint64_t bytes) {

@@ -170,6 +170,12 @@ static void sample_node_before_steps(void) {
         sample_node();
 }
 
+void gauges_backward(void) {
+    static _Atomic bool sampled;
+    if (!atomic_exchange(&sampled, true))
+        sample_node_before_steps();
+}
+
 void gauges_start(void) {
     import_bytes = sample_read_pss();
     sample_register(sample_node_before_steps);

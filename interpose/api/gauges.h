@@ -10,6 +10,8 @@ void gauges_start(void);
 void gauges_model_data_set(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes);
 /* A step has ended: takes the node's gauges, if it is time. */
 void gauges_step(void);
+/* The first backward has ended: a script that steps without an optimizer tells of no step. */
+void gauges_backward(void);
 /* Takes the gauges now. */
 void gauges_sample(void);
 

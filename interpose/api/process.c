@@ -91,6 +91,7 @@ void castor_event_step(uint64_t begin_ns, uint64_t end_ns, uint32_t optimizer, u
 void castor_event_backward(uint64_t begin_ns, uint64_t end_ns, int synchronized) {
     trace_counter_add(GAUGE_MICRO_STEPS, 1);
     trace_record_write(TRACE_BACKWARD, 0, begin_ns, end_ns, 0, (uint64_t)synchronized, 0, 0);
+    gauges_backward();
 }
 
 void castor_event_device_data(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes,

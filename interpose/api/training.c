@@ -1,12 +1,21 @@
 /* The exported functions about training loops: thin, over the modules. */
 #include "castor.h"
 
+#include "../kernels/kernels.h"
 #include "parallel/accumulate.h"
 #include "parallel/annealing.h"
+#include "parallel/audit.h"
+#include "trace/trace.h"
 
 _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
                    offsetof(castor_accumulation, count) == offsetof(accumulation, count),
                "one layout, two names");
+_Static_assert(sizeof(castor_audit) == sizeof(audit) && offsetof(castor_audit, worst) == offsetof(audit, worst) &&
+                   CASTOR_AUDIT_UNKNOWN == AUDIT_UNKNOWN && CASTOR_AUDIT_LOOSE == AUDIT_LOOSE &&
+                   CASTOR_SKETCH_BUCKETS == KERNEL_SKETCH_BUCKETS,
+               "one layout, two names");
+
+#define BILLION 1e9
 
 double castor_annealing(double start, double end, double warmup_steps, double annealing_step, double step) {
     return annealing_value(start, end, warmup_steps, annealing_step, step);
@@ -42,4 +51,17 @@ int castor_accumulation_every(castor_accumulation *a) {
 
 int castor_accumulation_length(int64_t count, int64_t size, int64_t *length, int64_t *steps) {
     return accumulate_length(count, size, length, steps);
+}
+
+void castor_sketch_add(int dtype, const void *values, uint64_t numel, double weight, double *sketch) {
+    kernel_sketch_add((kernel_dtype)dtype, values, numel, weight, sketch);
+}
+
+void castor_audit_compare(const double *whole, const double *parts, uint32_t count, castor_audit *result) {
+    audit_compare(whole, parts, count, (audit *)result);
+}
+
+void castor_event_audit(double difference) {
+    trace_counter_add(GAUGE_AUDITED, 1);
+    trace_gauge_set(GAUGE_AUDIT_DIFFERENCE, (uint64_t)(difference * BILLION));
 }

@@ -30,6 +30,10 @@ def active():
     return _size > 1
 
 
+def size():
+    return _size
+
+
 class Cycle:
     """What was accumulated for one optimizer since its last step."""
 

@@ -6,7 +6,7 @@ and those of one process. A part of weight zero (a batch smaller than the number
 import torch
 from torch.autograd.function import once_differentiable
 
-from . import compiler, core, graph, store
+from . import compiler, core, store
 
 OF_SAMPLES = "castor_of_samples"  # in a node's metadata: each sample has statistics of its own
 HALF = (torch.float16, torch.bfloat16)
@@ -101,12 +101,12 @@ def _is_batch_norm(node):
     return type(node).__name__.startswith("NativeBatchNormBackward")
 
 
-def refuse_unseen(job, losses):
+def refuse_unseen(job, nodes):
     """In the first backward: a batch norm that came to PyTorch another way (a module of torch.jit) knows its part only."""
     if "batch norms seen" in job.said:
         return
     job.said.add("batch norms seen")
-    for node in graph.nodes(losses):
+    for node in nodes:
         if _is_batch_norm(node) and node._saved_training and OF_SAMPLES not in node.metadata:
             raise core.Error("castor: a batch norm in training mode was called in code of torch.jit, or by torch.batch_norm (or an "
                              "instance norm with running statistics), and sees only this rank's part of the batch: use "

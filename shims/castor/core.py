@@ -87,6 +87,18 @@ class SgdStep(ctypes.Structure):
         (name, c_int32) for name in ("first", "unused")]
 
 
+class Audit(ctypes.Structure):
+    """castor_audit: one backward of the whole batch beside that of its parts."""
+
+    _fields_ = [("whole_loss", c_double), ("parts_loss", c_double), ("rounding", c_int32), ("verdict", c_int32)] + [
+        (name, c_double) for name in ("whole_norm", "parts_norm", "difference")] + [("worst", c_uint32), ("unused", c_uint32)]
+
+
+AUDIT_EQUAL, AUDIT_DIFFERENT, AUDIT_UNKNOWN = range(3)
+AUDIT_SINGLE, AUDIT_HALF, AUDIT_LOOSE = range(3)
+SKETCH_BUCKETS = 32
+
+
 class Memory(ctypes.Structure):
     """castor_memory: what of this rank's data is where."""
 
@@ -219,6 +231,9 @@ _SIGNATURES = {
     "directory_get": (c_void_p, [c_void_p, c_int, POINTER(c_size_t)]),
     "chunk_search": ("status", [POINTER(ChunkGroup), c_uint32, POINTER(ChunkRange), POINTER(c_uint64), POINTER(c_uint64)]),
     "annealing": (c_double, [c_double, c_double, c_double, c_double, c_double]),
+    "sketch_add": (None, [c_int, c_void_p, c_uint64, c_double, c_void_p]),
+    "audit_compare": (None, [c_void_p, c_void_p, c_uint32, POINTER(Audit)]),
+    "event_audit": (None, [c_double]),
     "accumulation_begin": ("status", [POINTER(Accumulation), c_int64]),
     "accumulation_count": (c_int, [POINTER(Accumulation)]),
     "accumulation_at_boundary": (c_int, [POINTER(Accumulation)]),

@@ -45,7 +45,15 @@ class Observer:
         """Before a pass that returns gradients (autograd.grad)."""
 
 
-def _wrap(run, observers):
+_observers = []
+
+
+def observe_only(observer):
+    """The others hear of no pass any more."""
+    _observers[:] = [observer]
+
+
+def _wrap(run):
     @functools.wraps(run)
     def engine_run_backward(t_outputs, *args, **kwargs):
         if depth():
@@ -57,12 +65,12 @@ def _wrap(run, observers):
         begin = core.now_ns()
         _thread.depth, _thread.pending = 1, []
         accumulates = kwargs.get("accumulate_grad", False)
-        heard = observers if accumulates else ()
+        heard = tuple(_observers) if accumulates else ()
         for observer in heard:
             observer.backward_begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
             args = (observer.scaled(args[0]), *args[1:])
         if not accumulates and len(args) > 3:
-            for observer in observers:
+            for observer in _observers:
                 observer.gradients_taken(args[3], bool(args[2]))
         try:
             try:
@@ -85,6 +93,7 @@ def _wrap(run, observers):
 
 
 def install(*observers):
-    wrapped = _wrap(torch.autograd.graph._engine_run_backward, observers)
+    _observers.extend(observers)
+    wrapped = _wrap(torch.autograd.graph._engine_run_backward)
     torch.autograd.graph._engine_run_backward = wrapped
     torch.autograd._engine_run_backward = wrapped

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import dataloader
 
-from . import core, store
+from . import core, randomness, store
 
 
 def part_of(count, rank, world):
@@ -26,14 +26,20 @@ def part_of(count, rank, world):
 
 
 class PartOfSamples:
-    """The collation of an iterable dataset's samples: this rank's part of them, behind their number. Workers have it too."""
+    """The collation of an iterable dataset's samples: this rank's part of them, behind their number. Workers have it too.
+    The samples of the first `audits` batches come along."""
 
-    def __init__(self, collate, rank, world):
-        self.collate, self.rank, self.world = collate, rank, world
+    whole = False  # in a fork that audits
+
+    def __init__(self, collate, rank, world, audits):
+        self.collate, self.rank, self.world, self.audits = collate, rank, world, audits
 
     def __call__(self, samples):
+        if self.whole:
+            return [len(samples), self.collate(samples), None]
         first, last, _ = part_of(len(samples), self.rank, self.world)
-        return [len(samples), self.collate(samples[first:last])]
+        self.audits -= 1
+        return [len(samples), self.collate(samples[first:last]), samples if self.audits >= 0 else None]
 
 
 class _Split:
@@ -41,7 +47,8 @@ class _Split:
 
     def __init__(self, job):
         self.job = job
-        self.drawn = collections.deque()  # what Job.batch_delivered takes, of batches not yet delivered
+        self.drawn = collections.deque()  # of batches not yet delivered: what Job.batch_delivered takes, and the indices
+        self.drawn_ahead = False  # of the batch that the script trains on (audit.py)
         self.ahead = False  # the loader's class fetches a batch before it hands out the one before (Accelerate)
         self.fetched = None  # the same of that batch
 
@@ -50,7 +57,7 @@ class _Split:
             batch = list(batch)
             first, last, weight = part_of(len(batch), self.job.rank, self.job.world)
             digest = float(zlib.crc32(repr(batch).encode()))
-            self.drawn.append((weight, digest, len(batch)))
+            self.drawn.append(((weight, digest, len(batch)), batch))
             yield batch[first:last]
 
     def hand_out(self, fetched):
@@ -60,14 +67,44 @@ class _Split:
         if fetched is not None:
             self.job.batch_delivered(*fetched)
 
-    def deliver(self, data, kind):
+    def deliver(self, iterator, data, states):
+        """What the script gets; `states`: of random numbers before the batch was drawn, where it is to be audited."""
+        kind, audit = iterator._castor_kind, self.job.audit
         if kind == BY_INDEX:
-            self.hand_out(self.drawn.popleft())
-            return data
+            fetched, batch = self.drawn.popleft()
+            self.hand_out(fetched)
+            return audit.batch_handed_out(self, data, lambda: self.whole_batch(iterator, batch, states))
         if kind == BY_SAMPLES:
-            count, data = data
+            count, data, samples = data
             self.hand_out((part_of(count, self.job.rank, self.job.world)[2], float(count), count))
-            return data
+            whole = None if samples is None else lambda: iterator._collate_fn.collate(samples)
+            return audit.batch_handed_out(self, data, whole)
+        return audit.batch_handed_out(self, self._cut(data), lambda: data)
+
+    @staticmethod
+    def whole_batch(iterator, batch, states):
+        """In a fork that audits: these samples, loaded here; the workers are the parent's."""
+        fetcher = dataloader._DatasetKind.create_fetcher(
+            iterator._dataset_kind, iterator._dataset, iterator._auto_collation, iterator._collate_fn, iterator._drop_last)
+        if iterator._num_workers:
+            with randomness.restored():
+                return fetcher.fetch(batch)
+        if states is not None:
+            randomness.set_states(states)
+        return fetcher.fetch(batch)
+
+    def following_in_fork(self, iterator):
+        """The next batch of an iteration that was there before the fork, whole."""
+        if iterator._castor_kind == BY_INDEX:
+            if not self.drawn:
+                next(iterator._sampler_iter)
+            return self.whole_batch(iterator, self.drawn.popleft()[1], None)
+        if iterator._num_workers:
+            self.job.audit.give_up_in_fork()
+        data = iterator._next_data()
+        return data[1] if iterator._castor_kind == BY_SAMPLES else data
+
+    def _cut(self, data):
         sizes = [_rows(leaf) for leaf in tree_flatten(data)[0] if _rows(leaf) is not None]
         if not sizes:
             self.job.say("a DataLoader that makes no batches itself gives some without a tensor to cut: every rank computes "
@@ -199,13 +236,20 @@ def install(job):
         if iterator._castor_kind == BY_INDEX:
             iterator._sampler_iter = iterator._castor_split.indices(iterator._sampler_iter)
         elif iterator._castor_kind == BY_SAMPLES and not isinstance(iterator._collate_fn, PartOfSamples):
-            iterator._collate_fn = PartOfSamples(iterator._collate_fn, job.rank, job.world)
+            audits = job.audit.first if job.rank == 0 else 0
+            iterator._collate_fn = PartOfSamples(iterator._collate_fn, job.rank, job.world, audits)
 
     def following(iterator, draw):
         split = getattr(iterator, "_castor_split", None)
+        if job.audit.in_fork:
+            if torch.is_grad_enabled() and not job.evaluating and torch.utils.data.get_worker_info() is None:
+                job.audit.next_batch_in_fork()
+            return draw() if split is None else split.following_in_fork(iterator)
+        states = randomness.states() if split is not None and job.audit.due else None
         try:
             data = draw()
         except StopIteration:
+            job.audit.stop()
             if split is not None and split.ahead:
                 split.hand_out(None)
             else:
@@ -216,7 +260,7 @@ def install(job):
             return data
         job.split_seen = True
         job.source = weakref.ref(iterator)
-        return split.deliver(data, iterator._castor_kind)
+        return split.deliver(iterator, data, states)
 
     @functools.wraps(iterate)
     def loader_iter(self):

@@ -11,7 +11,11 @@ import zlib
 
 import torch
 
-from . import batch_norm, core, loaders, losses, processes, store, tensors, writers
+from . import audit, batch_norm, core, graph, loaders, losses, processes, store, tensors, writers
+
+
+ROUNDING = 1e-6  # relative differences of one loss that ranks compute alike
+PLAIN = 256  # tensors that are no torch.nn.Parameter and are stepped by hand
 
 
 class Job(processes.Process):
@@ -32,6 +36,9 @@ class Job(processes.Process):
         self.split_seen = False  # a DataLoader's batches were split
         self.switched = lambda: None  # weak reference to the model that was last put into a mode
         self.in_train = False  # inside Module.train
+        self.audit = audit.Auditor(self)
+        self.plain = 0  # tensors that are no torch.nn.Parameter and got the whole batch's gradient
+        self.audited = False  # rank 0's fork computes the whole of this batch
 
     @property
     def in_parts(self):
@@ -48,23 +55,36 @@ class Job(processes.Process):
 
     def adopt(self, optimizer):
         """Registers the parameters of an optimizer that need gradients and are not registered yet."""
+        self._adopt(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+
+    def _adopt_reached(self, nodes):
+        """What is in no optimizer gets the whole batch's gradient, too: the script may step it by hand, or look at it. A tensor
+        with a row for each sample of this rank's part is the samples', and no parameter. `nodes`: of the graph."""
+        rows = round(self.weight * self.samples)
+        fresh = [node.variable for node in nodes if type(node).__name__ == "AccumulateGrad" and store.entry_of(node.variable) is None]
+        plain = [p for p in fresh if not isinstance(p, torch.nn.Parameter)]
+        self.plain += sum(not p.dim() or p.shape[0] != rows for p in plain)
+        if self.plain > PLAIN:
+            raise core.Error("castor: the script makes new tensors that require gradients for each batch, and each rank would have its "
+                             "part's gradient of them: run this script on one rank")
+        self._adopt(p for p in fresh if isinstance(p, torch.nn.Parameter) or not p.dim() or p.shape[0] != rows)
+
+    def _adopt(self, parameters):
         if self.distributed or not store.active():
             return
         writers.install_late(self)
-        fresh = []
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.requires_grad and store.entry_of(p) is None:
-                    why = tensors.why_unsupported(p)
-                    if why:
-                        raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: {why}. "
-                                         "Use CASTOR_PLUGIN=none for this script")
-                    fresh.append(p)
+        fresh = [p for p in parameters if store.entry_of(p) is None]
+        for p in fresh:
+            why = tensors.why_unsupported(p)
+            if why:
+                raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: {why}. Use CASTOR_PLUGIN=none for "
+                                 "this script")
         if not fresh:
             return
         if self.synchronizer is None:
             self.synchronizer = processes.Synchronizer(self)
         self.synchronizer.add(fresh)
+        self.audit.renew()
 
     # ---- random numbers
 
@@ -86,7 +106,6 @@ class Job(processes.Process):
 
     def diverge(self):
         """From here on a random stream of its own for each rank: they draw different batches."""
-        self.said.add("diverged")
         if self.rank:
             seed = self.seed_of_rank(torch.initial_seed())
             torch.manual_seed(seed)
@@ -114,7 +133,15 @@ class Job(processes.Process):
                              "divides (and drop_last=True), or CASTOR_BATCH=scale")
 
     def backward_begun(self, outputs, create_graph):
-        if self.synchronizer is None or self.distributed:
+        if self.audit.in_fork:
+            return self.audit.backward_begun()
+        if self.distributed or not store.active():
+            return
+        self.audited = False
+        nodes = list(graph.nodes(outputs))
+        if self.split_seen:
+            self._adopt_reached(nodes)
+        if self.synchronizer is None:
             return
         writers.install_late(self)
         if create_graph:
@@ -122,7 +149,8 @@ class Job(processes.Process):
                              "rank, or compute the second derivative with torch.autograd.grad")
         if self.split_seen:
             self._check_counts()
-        batch_norm.refuse_unseen(self, outputs)
+        batch_norm.refuse_unseen(self, nodes)
+        self.audit.form_seen(nodes)
         self._weigh(outputs)
         self.synchronizer.expecting = True
 
@@ -140,8 +168,10 @@ class Job(processes.Process):
                              "in the batch), and each rank has a part of them only: run this script on one rank. Where they "
                              "may be compared within their part, set CASTOR_LOSS=mean")
         row = [] if measure is None else measure.row()
-        every = self.group.gather([self.weight, *row], "what the losses count for")
-        weights, rows = [weight for weight, *_ in every], [row for _, *row in every]
+        every = self.group.gather([float(self.audit.running), self.weight, *row], "what the losses count for")
+        self.audited = bool(every[0][0])
+        weights, rows = [weight for _, weight, *_ in every], [row for _, _, *row in every]
+        self.audit.backward_begun()
         if self.loss == "auto" and self.samples > 1 and measure.looks_like_sum(self.samples, self.weight * self.samples, rows):
             self.say("the loss looks like a sum over the batch, and is taken for a mean: gradients and loss are divided by "
                      "the number of ranks. Set CASTOR_LOSS=sum if it is a sum, CASTOR_LOSS=mean if it is not", 1)
@@ -160,8 +190,12 @@ class Job(processes.Process):
         return tuple(root if root is None else root * factor for root in roots)
 
     def backward_ended(self, outputs, synchronized):
+        if self.audit.in_fork:
+            return self.audit.backward_ended_in_fork(outputs)
         if synchronized and len(outputs) == 1 and outputs[0].numel() == 1 and not self.distributed:
             self._show_mean([outputs[0], *losses.scaled_from(outputs[0])])
+        if self.audited and not self.distributed:
+            self.audit.backward_ended(outputs)
 
     def gradients_taken(self, inputs, create_graph):
         """A part of a batch gives a part of the gradient. Where every rank draws whole batches, what a later backward()
@@ -186,6 +220,8 @@ class Job(processes.Process):
             ranks = [r for r, row in enumerate(every) if row[1] != every[0][1]]
             raise core.GroupError(f"castor: rank 0 and rank {ranks[0]} drew different batches from their DataLoaders: seed "
                              "the sampler, or draw it from torch's default generator")
+        if not self.split_seen:
+            self._check_drawn_by_hand(every)
         for i, loss in enumerate(shown[:3]):
             loss.data.fill_(sum(row[2 + i] for row in every))
 
@@ -215,14 +251,27 @@ class Job(processes.Process):
                              "differ between the ranks: let loss.backward() make them, or run on one rank")
 
     def step_ended(self):
-        if self.distributed or self.split_seen or "diverged" in self.said:
+        if self.distributed or self.split_seen or "hand-drawn" in self.said:
             return
-        if self.mode == "split":
-            self.say("CASTOR_BATCH=split, but no DataLoader was iterated: every rank computes the same batches", 1)
-            return
-        self.diverge()
-        self.say(f"the script draws its batches by hand: from the second step on each of the {self.world} ranks draws its "
-                 f"own, so a step sees {self.world} times as many samples; a DataLoader would be split instead")
+        self.said.add("hand-drawn")
+        if self.mode == "scale":
+            self.diverge()
+        else:
+            self.say("the script draws its batches by hand: every rank computes the whole of each, and the memory is shared. A "
+                     "DataLoader's are split; with CASTOR_BATCH=scale each rank draws its own")
+
+    def _check_drawn_by_hand(self, every):
+        """`every`: rows of the ranks, whose third number is the loss of a batch that was not split."""
+        spread = max(row[2] for row in every) - min(row[2] for row in every)
+        alike = not spread > ROUNDING * max(abs(row[2]) for row in every)
+        if self.mode != "scale" and not alike:
+            raise core.GroupError("castor: the ranks drew different batches by hand, where each must compute the same: seed torch, numpy "
+                                  "and random before you draw, or let each rank draw its own (CASTOR_BATCH=scale)")
+        if self.mode == "scale" and "hand-drawn" in self.said and alike:
+            self.say("CASTOR_BATCH=scale, but the script draws nothing at random: every rank computes the same batches", 1)
+        elif self.mode == "scale" and "hand-drawn" in self.said:
+            self.say(f"CASTOR_BATCH=scale: each of the {self.world} ranks draws its own batches by hand, so a step sees {self.world} "
+                     "times as many samples")
 
 
 def _watch_mode(job):

@@ -157,8 +157,34 @@ TABLE = {
             "lists dictionaries collated_words ragged"
         ).split()
     },
+    "in_batch_losses.py": {
+        name: like(sgd, reason="a part of the batch has another value", refused="this batch cannot be split")
+        for name in (
+            "logsumexp softmax_by_hand simclr siglip products_by_einsum matrix_of_cosines negatives_from_elsewhere_too "
+            "supervised_contrast barlow_twins vicreg hardest_triplets divided_by_the_largest mean_that_miscounts "
+            "negatives_drawn_from_the_batch penalty_of_the_batch_mean"
+        ).split()
+    }
+    | {
+        "ranked_among_negatives": like(sgd, reason="a part has fewer samples to compare with", refused="compares the samples of a batch"),
+        "each_for_itself": sgd,
+    },
+    "without_optimizer.py": {
+        name: sgd
+        for name in "data_added_to under_no_grad class_of_its_own tensors_alone gradient_of_the_input".split()
+    }
+    | {"some_in_an_optimizer": adaptive},
     "drawn.py": {
-        "random_windows": like(agreement, reason="each rank draws its own batches", says="CASTOR_BATCH|batch"),
+        "random_windows": like(adaptive, reason="every rank draws the same batches", says="by hand"),
+        "random_windows: CASTOR_BATCH=scale": like(
+            agreement,
+            reason="each rank draws its own batches",
+            options=("CASTOR_BATCH=scale",),
+            says="each of the . ranks draws its own batches by hand",
+        ),
+        "slices_in_order: CASTOR_BATCH=scale": like(
+            sgd, reason="every rank holds the same batch", options=("CASTOR_BATCH=scale",), says="every rank computes the same"
+        ),
         "the_same_batch_each_time": like(sgd, reason="every rank holds the same batch"),
         "slices_in_order": like(sgd, reason="every rank holds the same batch"),
     },

@@ -1,0 +1,349 @@
+"""The audit of split batches: does a script compute with parts of a batch what it computes with the whole?
+
+No list of losses can say so for every script. So for its first batches (CASTOR_AUDIT) a fork of rank 0, made where a batch
+is handed out, gets the whole batch and runs the script's own code unsplit. What each backward() sees there is compared with
+what the ranks made together: the loss, and the gradient of each parameter in a sketch (audit.c decides). The ranks wait for
+it at the end of their backward, so a difference stops them before the step. The fork writes nothing, is no child that the
+script could wait for, and ends where the script asks for the batch after."""
+import atexit
+import ctypes
+import mmap
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+import tempfile
+import threading
+import time
+import warnings
+
+import torch
+from torch.utils.data import dataloader
+
+from . import accumulation, core, events, graph, loaders, randomness, tensors
+
+WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0
+LOOK_SECONDS = 0.001
+FREE_SHARE = 0.05  # of the machine's memory: the fork ends before less is free
+BACKWARDS = 16  # of one batch that are compared, at most
+FORM_NODES, FORMS = 24, 8  # of a loss's graph, which tell its form; of forms, after which they are no news
+HEADER, RECORD = struct.Struct("2q"), struct.Struct("2d")  # (records, state); (loss, in 16 bits)
+RUNNING, DONE, FAILED = range(3)
+SKETCH_BYTES = 8 * core.SKETCH_BUCKETS
+
+
+class _Board:
+    """What the fork writes and rank 0 reads: shared memory, which needs no descriptor."""
+
+    def __init__(self, entries):
+        self.record_bytes = RECORD.size + entries * SKETCH_BYTES
+        self.memory = mmap.mmap(-1, HEADER.size + 8 + BACKWARDS * self.record_bytes)
+
+    def state(self):
+        return HEADER.unpack_from(self.memory)
+
+    def put(self, loss, half, sketches):
+        count, state = self.state()
+        if count < BACKWARDS:
+            at = HEADER.size + 8 + count * self.record_bytes
+            RECORD.pack_into(self.memory, at, loss, half)
+            self.memory[at + RECORD.size:at + self.record_bytes] = bytes(sketches)
+            HEADER.pack_into(self.memory, 0, count + 1, state)
+
+    def take(self, number):
+        at = HEADER.size + 8 + number * self.record_bytes
+        sketches = self.memory[at + RECORD.size:at + self.record_bytes]
+        return (*RECORD.unpack_from(self.memory, at), sketches)
+
+    def end(self, state):
+        HEADER.pack_into(self.memory, 0, self.state()[0], state)
+
+    @property
+    def pid(self):
+        return struct.unpack_from("q", self.memory, HEADER.size)[0]
+
+    @pid.setter
+    def pid(self, value):
+        struct.pack_into("q", self.memory, HEADER.size, value)
+
+
+class Gradients:
+    """What one backward adds to the gradients of the entries, in sketches: those of after it less those of before."""
+
+    def __init__(self, entries, weight):
+        self.entries, self.weight = entries, weight
+        self.sketches = (ctypes.c_double * (len(entries) * core.SKETCH_BUCKETS))()
+        self._add(-weight)
+
+    def ended(self):
+        self._add(self.weight)
+        return self.sketches
+
+    def _add(self, weight):
+        for number, entry in enumerate(self.entries):
+            p = entry.parameter()
+            if p is None or p.grad is None or p.grad.layout is not torch.strided or p.grad.dtype not in tensors.DTYPES:
+                continue
+            grad = p.grad.detach().contiguous()
+            core.sketch_add(tensors.DTYPES[grad.dtype], grad.data_ptr(), grad.numel(), weight,
+                            ctypes.addressof(self.sketches) + number * SKETCH_BYTES)
+
+
+def _loss_of(outputs):
+    return outputs[0].item() if len(outputs) == 1 and outputs[0].numel() == 1 else float("nan")
+
+
+def _free_share():
+    """Of the machine's memory, or of the control group's."""
+    with open("/proc/meminfo") as file:
+        found = dict(line.split(":", 1) for line in file)
+    return int(found["MemAvailable"].split()[0]) / int(found["MemTotal"].split()[0])
+
+
+class Auditor:
+    """What a rank knows of the audit. On rank 0 it makes the forks; in a fork it is the one that reports."""
+
+    def __init__(self, job):
+        self.job = job
+        self.first, self.every = (int(core.option_text(name)) for name in ("CASTOR_AUDIT", "CASTOR_AUDIT_EVERY"))
+        self.left, self.delivered = self.first, 0
+        self.board = self.process = None  # of the fork that runs now: its memory, and a descriptor that tells of its end
+        self.compared = 0  # backward passes since the fork
+        self.in_fork = self.left_out = False
+        self.entries, self.gradients = [], None
+        self.forms = set()  # of losses that were met
+
+    # ---- where a batch is handed out
+
+    @property
+    def due(self):
+        """The batch that is drawn now is one to audit."""
+        return not self.in_fork and not self.job.rank and (
+            self.left > 0 or self.every > 0 and (self.delivered + 1) % self.every == 0)
+
+    def batch_handed_out(self, split, part, whole_batch):
+        """Rank 0 hands out its part of a batch. Returns it, and in a fork the whole batch, as `whole_batch()` makes it; None:
+        it cannot be made here."""
+        if self.board is not None and not self.compared:  # another batch for the same backward: the fork draws its own
+            split.drawn_ahead = True  # ... or for a later one, while the script still holds this part
+            return part
+        due = self.due
+        self.stop()
+        self.delivered += 1
+        if due and whole_batch is not None and not split.drawn_ahead and self._able() and self._fork():
+            try:
+                return whole_batch()
+            except BaseException:  # where the script has its traceback is where rank 0 loads the samples
+                self._leave(FAILED)
+        return part
+
+    def _able(self):
+        job = self.job
+        if job.rank or job.synchronizer is None or not job.synchronizer.entries:
+            return False
+        if threading.current_thread() is not threading.main_thread():
+            return self._leave_out("batches are drawn on another thread than the main one")
+        if core.places(0):
+            return self._leave_out("under a memory budget there is no room for a second copy")
+        if core.option_text("CASTOR_PRECISION") != "fp32":
+            return self._leave_out("CASTOR_PRECISION computes with other values than the script alone")
+        if _free_share() < 2 * FREE_SHARE:
+            return self._leave_out("there is too little free memory")
+        return True
+
+    def _give_up(self):
+        self.left_out, self.left, self.every = True, 0, 0
+
+    def _leave_out(self, why):
+        self._give_up()
+        self.job.say(f"batches are split and no audit compares them with the whole ones: {why}. What the loss is made of is "
+                     "checked all the same")
+        return False
+
+    def _fork(self):
+        """True in the fork."""
+        self.entries = list(self.job.synchronizer.entries)
+        self.board, self.compared = _Board(len(self.entries)), 0
+        states = randomness.states()
+        with warnings.catch_warnings():  # of Python's, about threads: the fork does without them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            parent = os.getpid()
+            between = os.fork()
+            if between == 0:  # so that the fork is a child of nobody whom the script waits for
+                self.board.pid = os.fork()
+                if self.board.pid:
+                    os._exit(0)
+        if between:
+            os.waitpid(between, 0)
+            try:
+                self.process = os.pidfd_open(self.board.pid)
+            except OSError:
+                self.process = None  # it has ended already
+            return False
+        try:
+            self._become_fork(parent, states)
+        except BaseException:
+            self._leave(FAILED)
+        return True
+
+    def _become_fork(self, parent, states):
+        """From here on this process runs the script unsplit, and leaves no trace."""
+        self.in_fork = True
+        self.job.synchronizer = None
+        randomness.set_states(states)  # Python seeds its own anew in a fork
+        loaders.PartOfSamples.whole = True
+        torch.set_num_threads(1)  # the threads of its pools are the parent's
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+        if hasattr(core, "files_divert"):
+            core.files_divert(os.path.join(tempfile.gettempdir(), f"castor-audit-{os.getpid()}").encode())
+        else:
+            import fcntl
+            null = os.open("/dev/null", os.O_RDWR)
+            for fd in [int(n) for n in os.listdir("/proc/self/fd")]:
+                try:
+                    if fcntl.fcntl(fd, fcntl.F_GETFL) & 3:
+                        os.dup2(null, fd)
+                except OSError:
+                    pass
+        core.event_backward = lambda *args: None
+        events.observe_only(self.job)
+        if accumulation.active():  # the ranks may not step now
+            torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
+        dataloader._MultiProcessingDataLoaderIter._shutdown_workers = lambda self: None  # they are the parent's
+        sys.excepthook = lambda *args: self._leave(FAILED)
+        atexit.register(self._leave, DONE)  # before all that the script wants to do at its end
+        threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
+
+    def _watch(self, parent):
+        """The fork outlives neither rank 0 nor the time that it has, nor takes the last memory."""
+        rank_0 = os.pidfd_open(parent)
+        until = time.monotonic() + self._seconds()
+        while time.monotonic() < until and _free_share() > FREE_SHARE and not _ended(rank_0):
+            time.sleep(0.05)
+        self._leave(FAILED)
+
+    def _leave(self, state):
+        self.board.end(state)
+        os._exit(0)
+
+    @staticmethod
+    def _seconds():
+        return WAIT_SHARE * float(core.option_text("CASTOR_TIMEOUT"))
+
+    def give_up_in_fork(self):
+        self._leave(DONE)
+
+    def next_batch_in_fork(self):
+        """The script asks for a batch. After a backward that is the one after, whose forks are others."""
+        if self.board.state()[0]:
+            self._leave(DONE)
+
+    def stop(self):
+        """The fork has done what it was made for."""
+        if self.board is None:
+            return
+        if self.process is not None:
+            try:
+                signal.pidfd_send_signal(self.process, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            os.close(self.process)
+        self.board.memory.close()
+        self.board = self.process = None
+        if self.compared:
+            self.left -= 1
+
+    # ---- backward passes
+
+    @property
+    def running(self):
+        """A fork of this process computes the batch that it computes in parts."""
+        return self.board is not None and not self.in_fork
+
+    def renew(self):
+        """Another model, or a loss of another form, is compared too."""
+        if self.first and not self.left_out:
+            self.left = max(self.left, self.first)
+
+    def form_seen(self, nodes):
+        """The graph of a loss, whose first nodes tell its form."""
+        form = tuple(type(node).__name__ for node in nodes[:FORM_NODES])
+        if form not in self.forms and len(self.forms) < FORMS:
+            if self.forms:
+                self.renew()
+            self.forms.add(form)
+
+    def backward_begun(self):
+        if self.in_fork:
+            self.gradients = Gradients(self.entries, 1.0)
+        elif self.running:
+            self.gradients = Gradients(self.entries, float(accumulation.size()))
+
+    def backward_ended_in_fork(self, outputs):
+        half = any(type(node).__name__ == "ToCopyBackward0" for node in graph.nodes(outputs)) or any(
+            entry.parameter() is not None and entry.parameter().dtype in (torch.float16, torch.bfloat16) for entry in self.entries)
+        self.board.put(_loss_of(outputs), half, self.gradients.ended())
+
+    def backward_ended(self, outputs):
+        """All ranks, where rank 0's fork computes this batch: the verdict is the same for all."""
+        found = core.Audit(verdict=core.AUDIT_UNKNOWN)
+        if self.running:
+            found = self._compare(outputs)
+        found = core.Audit.from_buffer_copy(self.job.group.broadcast(bytes(found), "the audit of a batch"))
+        if found.verdict == core.AUDIT_DIFFERENT:
+            self._refuse(found)
+
+    def _compare(self, outputs):
+        parts, found = self.gradients.ended(), core.Audit(verdict=core.AUDIT_UNKNOWN)
+        loose = randomness.drawn_loosely()
+        if not self._wait():
+            done = self.board.state()[1] == DONE
+            self.stop()
+            if done:  # it could go no further
+                return found
+            self.job.say("the audit of split batches could not be made: the whole batch took too long or too much memory, or "
+                         "raised an exception. CASTOR_AUDIT=0 leaves it out", 1)
+            self._give_up()
+            return found
+        whole_loss, half, whole = self.board.take(self.compared)
+        self.compared += 1
+        found.whole_loss, found.parts_loss = whole_loss, _loss_of(outputs)
+        found.rounding = core.AUDIT_LOOSE if loose else core.AUDIT_HALF if half else core.AUDIT_SINGLE
+        core.audit_compare(whole, parts, len(self.entries), found)
+        if found.verdict == core.AUDIT_EQUAL and not loose:
+            core.event_audit(found.difference)
+        if loose:
+            self.job.say("the audit of split batches is loose: random numbers are drawn inside the step that belong to no sample "
+                         "whose place is known")
+        return found
+
+    def _wait(self):
+        until = time.monotonic() + self._seconds()
+        while True:
+            ended = self.process is None or _ended(self.process)
+            count, state = self.board.state()
+            if count > self.compared:
+                return True
+            if ended or state != RUNNING or time.monotonic() > until or self.compared >= BACKWARDS:
+                return False
+            time.sleep(LOOK_SECONDS)
+
+    def _refuse(self, found):
+        entries = self.job.synchronizer.entries
+        p = entries[found.worst].parameter() if found.worst < len(entries) else None
+        where = "" if p is None else f", and differ most for a parameter of shape {tuple(p.shape)}"
+        raise core.GroupError(
+            f"castor: this batch cannot be split: whole, it has the loss {found.whole_loss:.5g} and gradients of norm "
+            f"{found.whole_norm:.4g}; the parts of {self.job.world} ranks have {found.parts_loss:.5g} and {found.parts_norm:.4g}{where}. "
+            "Its samples are compared or counted with each other: run this script on one rank, set CASTOR_LOSS where that says "
+            "what the loss is, or accept the difference with CASTOR_AUDIT=0")
+
+
+def _ended(process):
+    return bool(select.select([process], [], [], 0)[0])
