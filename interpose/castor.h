@@ -440,6 +440,8 @@ typedef struct castor_memory {
         misses;        /* accesses of chunks that were away: brought ahead in time, too late, not ahead */
     uint64_t stall_ns; /* that accesses waited */
 } castor_memory;
+/* Bytes that may still be used on this node, or in this process's control group: the smaller. */
+CASTOR_API uint64_t castor_memory_available(void);
 CASTOR_API void castor_memory_get(castor_memory *out);
 
 /* ---- optimizer steps ---------------------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
 #include "castor.h"
 
 #include <stdatomic.h>
+#include "core/machine.h"
 #include "core/options.h"
 #include "memory/arena.h"
 #include "memory/budget.h"
@@ -123,6 +124,10 @@ static void sample_node(void) {
     trace_gauge_set(GAUGE_CHUNK_COUNT, chunks);
     trace_gauge_set(GAUGE_CHUNK_SIZE, largest);
     trace_gauge_set(GAUGE_CHUNK_WASTED, wasted);
+}
+
+uint64_t castor_memory_available(void) {
+    return machine_memory_available("");
 }
 
 void castor_memory_get(castor_memory *out) {

@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import os
 import resource
-import select
 import signal
 import struct
 import sys
@@ -26,47 +25,54 @@ from . import accumulation, core, events, graph, loaders, randomness, tensors
 
 WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0
 LOOK_SECONDS = 0.001
-FREE_SHARE = 0.05  # of the machine's memory: the fork ends before less is free
+FREE_BYTES = 256 << 20  # of memory: the fork ends before less is free
+OOM_SCORE = "1000"  # of a fork: the first that the system ends where memory is short
 BACKWARDS = 16  # of one batch that are compared, at most
 FORM_NODES, FORMS = 24, 8  # of a loss's graph, which tell its form; of forms, after which they are no news
-HEADER, RECORD = struct.Struct("2q"), struct.Struct("2d")  # (records, state); (loss, in 16 bits)
+ENDS, FORK, RECORD = struct.Struct("2q"), struct.Struct("2q120s"), struct.Struct("2d")  # RECORD: (loss, in 16 bits)
 RUNNING, DONE, FAILED = range(3)
 SKETCH_BYTES = 8 * core.SKETCH_BUCKETS
 
 
 class _Board:
-    """What the fork writes and rank 0 reads: shared memory, which needs no descriptor."""
+    """What the fork writes and rank 0 reads: shared memory, which needs no descriptor. Each field has one writer."""
 
     def __init__(self, entries):
         self.record_bytes = RECORD.size + entries * SKETCH_BYTES
-        self.memory = mmap.mmap(-1, HEADER.size + 8 + BACKWARDS * self.record_bytes)
-
-    def state(self):
-        return HEADER.unpack_from(self.memory)
-
-    def put(self, loss, half, sketches):
-        count, state = self.state()
-        if count < BACKWARDS:
-            at = HEADER.size + 8 + count * self.record_bytes
-            RECORD.pack_into(self.memory, at, loss, half)
-            self.memory[at + RECORD.size:at + self.record_bytes] = bytes(sketches)
-            HEADER.pack_into(self.memory, 0, count + 1, state)
-
-    def take(self, number):
-        at = HEADER.size + 8 + number * self.record_bytes
-        sketches = self.memory[at + RECORD.size:at + self.record_bytes]
-        return (*RECORD.unpack_from(self.memory, at), sketches)
-
-    def end(self, state):
-        HEADER.pack_into(self.memory, 0, self.state()[0], state)
+        self.memory = mmap.mmap(-1, ENDS.size + FORK.size + BACKWARDS * self.record_bytes)
 
     @property
-    def pid(self):
-        return struct.unpack_from("q", self.memory, HEADER.size)[0]
+    def ends(self):
+        """(the fork's process, whether rank 0 wants its end)"""
+        return ENDS.unpack_from(self.memory)
 
-    @pid.setter
-    def pid(self, value):
-        struct.pack_into("q", self.memory, HEADER.size, value)
+    @ends.setter
+    def ends(self, values):
+        ENDS.pack_into(self.memory, 0, *values)
+
+    @property
+    def told(self):
+        """(records, state, why) as the fork tells."""
+        count, state, why = FORK.unpack_from(self.memory, ENDS.size)
+        return count, state, why.rstrip(b"\0").decode(errors="replace")
+
+    @told.setter
+    def told(self, values):
+        count, state, why = values
+        FORK.pack_into(self.memory, ENDS.size, count, state, why.encode()[:120])
+
+    def put(self, loss, half, sketches):
+        count, *rest = self.told
+        if count < BACKWARDS:
+            at = ENDS.size + FORK.size + count * self.record_bytes
+            RECORD.pack_into(self.memory, at, loss, half)
+            self.memory[at + RECORD.size:at + self.record_bytes] = bytes(sketches)
+            self.told = (count + 1, *rest)
+
+    def take(self, number):
+        at = ENDS.size + FORK.size + number * self.record_bytes
+        sketches = self.memory[at + RECORD.size:at + self.record_bytes]
+        return (*RECORD.unpack_from(self.memory, at), sketches)
 
 
 class Gradients:
@@ -95,13 +101,6 @@ def _loss_of(outputs):
     return outputs[0].item() if len(outputs) == 1 and outputs[0].numel() == 1 else float("nan")
 
 
-def _free_share():
-    """Of the machine's memory, or of the control group's."""
-    with open("/proc/meminfo") as file:
-        found = dict(line.split(":", 1) for line in file)
-    return int(found["MemAvailable"].split()[0]) / int(found["MemTotal"].split()[0])
-
-
 class Auditor:
     """What a rank knows of the audit. On rank 0 it makes the forks; in a fork it is the one that reports."""
 
@@ -109,9 +108,9 @@ class Auditor:
         self.job = job
         self.first, self.every = (int(core.option_text(name)) for name in ("CASTOR_AUDIT", "CASTOR_AUDIT_EVERY"))
         self.left, self.delivered = self.first, 0
-        self.board = self.process = None  # of the fork that runs now: its memory, and a descriptor that tells of its end
+        self.board = None  # what the fork that runs now tells
         self.compared = 0  # backward passes since the fork
-        self.in_fork = self.left_out = False
+        self.in_fork = False
         self.entries, self.gradients = [], None
         self.forms = set()  # of losses that were met
 
@@ -135,8 +134,8 @@ class Auditor:
         if due and whole_batch is not None and not split.drawn_ahead and self._able() and self._fork():
             try:
                 return whole_batch()
-            except BaseException:  # where the script has its traceback is where rank 0 loads the samples
-                self._leave(FAILED)
+            except BaseException as error:
+                self._fail(error)
         return part
 
     def _able(self):
@@ -149,17 +148,18 @@ class Auditor:
             return self._leave_out("under a memory budget there is no room for a second copy")
         if core.option_text("CASTOR_PRECISION") != "fp32":
             return self._leave_out("CASTOR_PRECISION computes with other values than the script alone")
-        if _free_share() < 2 * FREE_SHARE:
-            return self._leave_out("there is too little free memory")
+        arena = core.ArenaInfo()
+        core.arena_get(arena)
+        # Of the whole batch: what rank 0 has for its part so often, copies of parameters, gradients and states as they are now,
+        # and what the fork writes of them.
+        needed = job.world * arena.live_peak_bytes + 6 * sum(entry.bytes for entry in job.synchronizer.entries)
+        if core.memory_available() < needed + FREE_BYTES:
+            return self._leave_out(f"there may be too little free memory ({(needed + FREE_BYTES) >> 20} MiB wanted)")
         return True
 
-    def _give_up(self):
-        self.left_out, self.left, self.every = True, 0, 0
-
-    def _leave_out(self, why):
-        self._give_up()
-        self.job.say(f"batches are split and no audit compares them with the whole ones: {why}. What the loss is made of is "
-                     "checked all the same")
+    def _leave_out(self, why, level=2):
+        self.job.say(f"split batches are not compared with whole ones (CASTOR_AUDIT): {why}. What the loss is made of is checked all "
+                     "the same", level)
         return False
 
     def _fork(self):
@@ -171,21 +171,17 @@ class Auditor:
             warnings.simplefilter("ignore", DeprecationWarning)
             parent = os.getpid()
             between = os.fork()
-            if between == 0:  # so that the fork is a child of nobody whom the script waits for
-                self.board.pid = os.fork()
-                if self.board.pid:
-                    os._exit(0)
-        if between:
-            os.waitpid(between, 0)
-            try:
-                self.process = os.pidfd_open(self.board.pid)
-            except OSError:
-                self.process = None  # it has ended already
-            return False
+            if between:
+                os.waitpid(between, 0)
+                return False
         try:
+            pid = os.fork()  # so that the fork is a child of nobody whom the script waits for
+            if pid:
+                self.board.ends = (pid, 0)
+                os._exit(0)
             self._become_fork(parent, states)
-        except BaseException:
-            self._leave(FAILED)
+        except BaseException as error:
+            self._fail(error)
         return True
 
     def _become_fork(self, parent, states):
@@ -199,7 +195,7 @@ class Auditor:
             signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
+            file.write(OOM_SCORE)
         if hasattr(core, "files_divert"):
             core.files_divert(os.path.join(tempfile.gettempdir(), f"castor-audit-{os.getpid()}").encode())
         else:
@@ -216,20 +212,26 @@ class Auditor:
         if accumulation.active():  # the ranks may not step now
             torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
         dataloader._MultiProcessingDataLoaderIter._shutdown_workers = lambda self: None  # they are the parent's
-        sys.excepthook = lambda *args: self._leave(FAILED)
+        sys.excepthook = lambda kind, error, trace: self._fail(error)
         atexit.register(self._leave, DONE)  # before all that the script wants to do at its end
         threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
 
     def _watch(self, parent):
         """The fork outlives neither rank 0 nor the time that it has, nor takes the last memory."""
-        rank_0 = os.pidfd_open(parent)
         until = time.monotonic() + self._seconds()
-        while time.monotonic() < until and _free_share() > FREE_SHARE and not _ended(rank_0):
+        while _lives(parent) and not self.board.ends[1]:
+            if time.monotonic() > until:
+                self._leave(FAILED, "it takes too long")
+            if core.memory_available() < FREE_BYTES:
+                self._leave(FAILED, "there is too little free memory")
             time.sleep(0.05)
         self._leave(FAILED)
 
-    def _leave(self, state):
-        self.board.end(state)
+    def _fail(self, error):
+        self._leave(FAILED, f"in the process that computes whole batches, {type(error).__name__}: {error}")
+
+    def _leave(self, state, why=""):
+        self.board.told = (self.board.told[0], state, why)
         os._exit(0)
 
     @staticmethod
@@ -241,23 +243,20 @@ class Auditor:
 
     def next_batch_in_fork(self):
         """The script asks for a batch. After a backward that is the one after, whose forks are others."""
-        if self.board.state()[0]:
+        if self.board.told[0]:
             self._leave(DONE)
 
     def stop(self):
         """The fork has done what it was made for."""
         if self.board is None:
             return
-        if self.process is not None:
-            try:
-                signal.pidfd_send_signal(self.process, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            os.close(self.process)
+        pid, _ = self.board.ends
+        self.board.ends = (pid, 1)
+        if self.board.told[1] == RUNNING:
+            _kill(pid)
         self.board.memory.close()
-        self.board = self.process = None
-        if self.compared:
-            self.left -= 1
+        self.board = None
+        self.left = max(self.left - 1, 0)
 
     # ---- backward passes
 
@@ -268,8 +267,7 @@ class Auditor:
 
     def renew(self):
         """Another model, or a loss of another form, is compared too."""
-        if self.first and not self.left_out:
-            self.left = max(self.left, self.first)
+        self.left = max(self.left, self.first)
 
     def form_seen(self, nodes):
         """The graph of a loss, whose first nodes tell its form."""
@@ -303,13 +301,10 @@ class Auditor:
         parts, found = self.gradients.ended(), core.Audit(verdict=core.AUDIT_UNKNOWN)
         loose = randomness.drawn_loosely()
         if not self._wait():
-            done = self.board.state()[1] == DONE
+            _, state, why = self.board.told
             self.stop()
-            if done:  # it could go no further
-                return found
-            self.job.say("the audit of split batches could not be made: the whole batch took too long or too much memory, or "
-                         "raised an exception. CASTOR_AUDIT=0 leaves it out", 1)
-            self._give_up()
+            if state != DONE:
+                self._leave_out(why or "the process that computes whole batches was ended", 1)
             return found
         whole_loss, half, whole = self.board.take(self.compared)
         self.compared += 1
@@ -326,11 +321,11 @@ class Auditor:
     def _wait(self):
         until = time.monotonic() + self._seconds()
         while True:
-            ended = self.process is None or _ended(self.process)
-            count, state = self.board.state()
+            lives = _lives(self.board.ends[0])
+            count, state, _ = self.board.told
             if count > self.compared:
                 return True
-            if ended or state != RUNNING or time.monotonic() > until or self.compared >= BACKWARDS:
+            if not lives or state != RUNNING or time.monotonic() > until:
                 return False
             time.sleep(LOOK_SECONDS)
 
@@ -345,5 +340,25 @@ class Auditor:
             "what the loss is, or accept the difference with CASTOR_AUDIT=0")
 
 
-def _ended(process):
-    return bool(select.select([process], [], [], 0)[0])
+def _lives(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return pid > 0
+
+
+def _kill(pid):
+    """At once, where the system can tell that this is still the process; else it finds out by itself."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        with open(f"/proc/{pid}/oom_score_adj") as file:
+            if file.read().strip() == OOM_SCORE:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+    except OSError:
+        pass  # it has ended
+    finally:
+        os.close(process)

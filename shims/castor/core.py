@@ -150,6 +150,7 @@ _SIGNATURES = {
     "layout_end": (c_int, []),
     "layout_leads": (c_int, []),
     "arena_get": (None, [POINTER(ArenaInfo)]),
+    "memory_available": (c_uint64, []),
     "memory_get": (None, [POINTER(Memory)]),
     "now_ns": (c_uint64, []),
     "event_step": (None, [c_uint64, c_uint64, c_uint32, c_uint32]),

@@ -42,9 +42,7 @@ TABLE = {
         "inside_backward": like(sgd, reason="parts of a batch give no whole gradient there", refused="inside a backward"),
         "local_gradients_only": like(sgd, reason="parts of a batch give no whole gradient there", refused="autograd.grad"),
         "sum_of_losses": like(
-            agreement,
-            reason="a loss is taken for a mean over the batch, a sum is divided by N; Castor says so",
-            says="looks like a sum",
+            sgd, reason="a loss is taken for a mean over the batch, and the audit finds a sum", refused="this batch cannot be split"
         ),
         "sum_of_losses: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
         "dropout": like(agreement, reason="each rank draws masks of its own", says="[Dd]ropout"),
@@ -64,7 +62,7 @@ TABLE = {
         "ignored: CASTOR_LOSS=tokens": like(sgd, options=("CASTOR_LOSS=tokens",)),
         "elements_selected: CASTOR_LOSS=tokens": like(sgd, options=("CASTOR_LOSS=tokens",)),
         "sums_accumulated: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
-        "sums_accumulated": like(agreement, reason="a sum is taken for a mean; Castor says so", says="looks like a sum"),
+        "sums_accumulated": like(sgd, reason="a sum is taken for a mean", refused="this batch cannot be split"),
         "elements_selected": like(sgd, reason="they might be padding", refused="elements on the ranks.*CASTOR_LOSS=tokens"),
         "padded_to_the_longest": like(sgd, reason="the padding of a part is not the batch's", refused="elements on the ranks"),
         "two_heads": like(sgd, reason="each term would need another weight", refused="adds a mean over targets that are counted"),
