@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""What CASTOR_AUDIT costs: seconds of the audited steps, seconds of the later ones, and memory of all processes at its peak.
+
+The same single-process script runs under `castor run --nproc N` without and with the audit, in turns. Its losses must be the
+same, bit for bit. ../README.md has the ways of measuring.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.dirname(HERE))
+
+import jobs  # noqa: E402
+
+AUDITED = 2  # the default
+
+
+def run(args, audit):
+    folder = tempfile.mkdtemp(prefix="audit-")
+    peak = 0
+
+    def watch():
+        nonlocal peak
+        found = [jobs.memory_of(pid) for pid, _ in jobs.descendants(job.pid)]
+        peak = max(peak, sum(memory["pss"] for memory in found if memory))
+
+    command = [args.castor, "run", "--plugin", "gemini", "--nproc", str(args.ranks), "--set", f"CASTOR_AUDIT={audit}",
+               "--log-dir", os.path.join(folder, "logs"), "--", args.python, os.path.join(HERE, "train.py"), folder,
+               str(args.width), str(args.layers), str(args.steps)]
+    job = jobs.Job(command, os.path.join(folder, "output.txt"), jobs.clean_environment())
+    job.NAP_SECONDS = 0.02
+    try:
+        if not job.finished(args.timeout, watch) or job.process.returncode:
+            sys.exit(f"run.py: {jobs.last_error_line(job.output())}")
+        with open(os.path.join(folder, "told.json")) as file:
+            told = json.load(file)
+    finally:
+        job.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    first, later = sum(told["seconds"][:AUDITED]), statistics.median(told["seconds"][AUDITED:])
+    print(f"CASTOR_AUDIT={audit}: {told['parameters'] / 1e6:.0f} M parameters, first {AUDITED} steps {first:.2f} s, later ones {later:.2f} s, "
+          f"peak {peak / 2**20:.0f} MiB", file=sys.stderr, flush=True)
+    return dict(audit=audit, parameters=told["parameters"], first_seconds=round(first, 3), later_seconds=round(later, 3), peak_bytes=peak,
+                losses=told["losses"], foreign_cpu=round(job.foreign_cpu_fraction(), 3))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="interpreter with torch")
+    parser.add_argument("--castor", default=jobs.CASTOR)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--timeout", type=float, default=300)
+    parser.add_argument("-o", "--output", default=os.path.join(ROOT, "bench", "results", "audit.json"))
+    args = parser.parse_args()
+    jobs.prepare_driver()
+    runs = [run(args, audit) for _ in range(args.rounds) for audit in (0, AUDITED)]
+    losses = [found.pop("losses") for found in runs]
+    ratios = {
+        name: round(statistics.median(b[name] / a[name] for a, b in zip(runs[::2], runs[1::2])), 3)
+        for name in ("first_seconds", "later_seconds", "peak_bytes")
+    }
+    version = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True).stdout
+    results = dict(bench="audit", date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                   command=shlex.join(os.path.basename(word) if word.startswith(os.sep) else word for word in sys.argv),
+                   machine=dict(cpus=os.cpu_count(), system=platform.platform()), versions=dict(torch=version.strip()),
+                   ratios=ratios, runs=runs)
+    with open(args.output + ".part", "w") as file:
+        json.dump(results, file, indent=1)
+        file.write("\n")
+    os.replace(args.output + ".part", args.output)
+    print(json.dumps(ratios))
+    if any(other != losses[0] for other in losses):
+        print("run.py: the losses differ", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
