@@ -1,7 +1,8 @@
 # make            builds build/bin/castor and build/lib/libcastor.so
 # make setup      installs what is missing: system packages, and .venv with torch
 # make demo       plain PyTorch, DDP and Castor side by side on real text
-# make test       every test; SAN=address|undefined|thread builds and runs the unit tests with that sanitizer
+# make test       every suite, in at most 20 minutes; SAN=address|undefined|thread: the unit tests with that sanitizer
+# make test-all   everything, with every combination: hours (docs/testing.md)
 # make test-torch VERSION=2.10.0   what depends on PyTorch, on that version of it
 # make check      format, static analysis, README tables
 # make readme     writes the README's tables from the tables in the code
@@ -40,7 +41,7 @@ UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/core/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup demo aarch64 test test-torch check bench gpu-test install clean unit semantics readme sim fuzz
+.PHONY: all setup demo aarch64 test test-all test-torch check bench gpu-test install clean unit semantics readme sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
@@ -53,9 +54,16 @@ $(B)/obj/interpose/parallel/annealing.o: CFLAGS_ALL += -ffp-contract=off
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
-$(B)/obj/%.o: %.cc
+# The tests' own code is not optimized: with the sanitizers that takes four times as long to compile as it does to run. Their
+# headers are compiled once.
+UNIT_CXX := $(CXX) -std=gnu++17 -O0 -g $(WARN) -pthread -Iinterpose $(SANFLAGS)
+$(B)/obj/unit.h.gch:
 	@mkdir -p $(@D)
-	$(CXX) -std=gnu++17 -O1 -g $(WARN) -pthread -Iinterpose $(SANFLAGS) -MMD -MP -c $< -o $@
+	echo '#include <gtest/gtest.h>' >$(B)/obj/unit.h
+	$(UNIT_CXX) -x c++-header $(B)/obj/unit.h -o $@
+$(B)/obj/%.o: %.cc $(B)/obj/unit.h.gch
+	@mkdir -p $(@D)
+	$(UNIT_CXX) -include $(B)/obj/unit.h -MMD -MP -c $< -o $@
 
 $(B)/lib/libcastor.so: $(LIB_O)
 	@mkdir -p $(@D)
@@ -101,8 +109,8 @@ setup:
 unit: $(B)/bin/castor-unit
 	$(B)/bin/castor-unit
 # The scripts call make themselves, with flags of their own.
-test:
-	@MAKE="$(MAKE)" PYTHON="$(PYTHON)" SAN="$(SAN)" SUITES="$(SUITES)" scripts/test
+test test-all:
+	@MAKE="$(MAKE)" PYTHON="$(PYTHON)" SAN="$(SAN)" SUITES="$(SUITES)" TEST_LENGTH=$(if $(filter test-all,$@),all,short) scripts/test
 test-torch:
 	@MAKE="$(MAKE)" scripts/test-torch "$(VERSION)"
 check:

@@ -3,11 +3,14 @@
 # A suite is a command that prints `N passed, N failed` as its last line that starts with a number; gtest's output
 # is understood too. A command that fails, is cut off or prints no such line counts as one failure at least, so that
 # nothing can go missing silently. A suite that has nothing to test here says `left out: WHY`, counts none, and succeeds.
+# The closing part says what each suite took, and adds up what suites `left to make test-all: COUNT WHAT`.
 
 tally_passed=0
 tally_failed=0
 tally_failures=()
 tally_excerpts=() # logs that hold the words of what failed
+tally_times=()    # lines of the closing table
+tally_left=()     # what the short length leaves out
 
 tally_pass() { # NAME
     tally_passed=$((tally_passed + 1))
@@ -32,10 +35,30 @@ tally_counts() { # LOG
         }' "$1"
 }
 
+# Runs a command, says what it took, and keeps that for the closing table.
+tally_timed() { # NAME COMMAND [ARG]...
+    local name=$1 began=$SECONDS before status took computed
+    shift
+    before=$(tally_computed)
+    "$@"
+    status=$?
+    took=$((SECONDS - began)) computed=$(($(tally_computed) - before))
+    printf '%s took %d s, and %d s of CPU\n' "$name" "$took" "$computed"
+    tally_times+=("$(printf '%7d  %6d  %s' "$took" "$computed" "$name")")
+    return "$status"
+}
+# The seconds of CPU of this shell's ended children.
+tally_computed() {
+    awk -v ticks="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); printf "%d", ($14 + $15) / ticks }' "/proc/$$/stat"
+}
+
 # Runs a suite for at most SECONDS, shows its output as it comes, keeps it in $tally_logs/NAME.log. A signal that ends
 # this script ends the suite too, with all of its process group.
 tally_suite() { # NAME SECONDS COMMAND [ARG]...
-    local name=$1 seconds=$2 log status counts fifo suite show
+    tally_timed "$1" tally_run "$@"
+}
+tally_run() { # as tally_suite
+    local name=$1 seconds=$2 log status counts left fifo suite show
     shift 2
     log=$tally_logs/${name//[^A-Za-z0-9_.-]/_}.log
     fifo=$log.fifo
@@ -57,6 +80,8 @@ tally_suite() { # NAME SECONDS COMMAND [ARG]...
     rm -f "$fifo"
     counts=$(tally_counts "$log")
     [ "$status" -eq 0 ] || tally_excerpts+=("$log")
+    left=$(sed -n 's/^left to make test-all: //p' "$log" | tail -n 1)
+    [ -z "$left" ] || tally_left+=("$left of $name")
     if [ -n "$counts" ]; then
         tally_passed=$((tally_passed + ${counts% *}))
         tally_failed=$((tally_failed + ${counts#* }))
@@ -86,6 +111,11 @@ tally_excerpt() { # LOG
 # must find there what failed, and how.
 tally_close() {
     local log
+    if [ ${#tally_times[@]} -gt 0 ]; then
+        printf '\nseconds  of CPU\n'
+        printf '%s\n' "${tally_times[@]}" | sort -rn
+    fi
+    [ ${#tally_left[@]} -eq 0 ] || printf '\nleft to make test-all: %s\n' "$(printf ', %s' "${tally_left[@]}" | cut -c3-)"
     if [ "$tally_failed" -gt 0 ]; then
         printf '\nFailed:\n'
         printf '  %s\n' "${tally_failures[@]}"

@@ -1,10 +1,14 @@
-"""What the suites of unittest share: which tests run, and the closing line `N passed, N failed`."""
+"""What the suites share: which tests run, how much of them, and the closing line `N passed, N failed`."""
 import argparse
 import os
 import sys
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# `short`: what `make test` has time for; `all`: everything, for `make test-all` (docs/testing.md).
+LENGTH = os.environ.get("TEST_LENGTH", "short")
+if LENGTH not in ("short", "all"):
+    sys.exit(f"TEST_LENGTH={LENGTH}: short or all")
 
 
 def arguments(description, option, *built):
@@ -29,12 +33,28 @@ def environment(*foreign):
     return dict(clean, OMP_NUM_THREADS="1")
 
 
-def chosen(suite, names):
+def long(test):
+    """Marks a test for which the short length has no time. What is named on the command line runs in both."""
+    test.long = True
+    return test
+
+
+def leave(count, what="tests"):
+    """Says what the short length leaves out; scripts/tally.sh adds it up."""
+    if count:
+        print(f"left to make test-all: {count} {what}", flush=True)
+
+
+def flat(suite):
     for test in suite:
         if isinstance(test, unittest.TestSuite):
-            yield from chosen(test, names)
-        elif not names or any(name in test.id() for name in names):
+            yield from flat(test)
+        else:
             yield test
+
+
+def is_long(test):
+    return getattr(getattr(test, test._testMethodName, None), "long", False)
 
 
 def in_folder(folder):
@@ -43,9 +63,12 @@ def in_folder(folder):
 
 def run(everything, names):
     """Runs the chosen tests, and ends the program with their status."""
-    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(unittest.TestSuite(chosen(everything, names)))
+    tests = [test for test in flat(everything) if not names or any(name in test.id() for name in names)]
+    chosen = [test for test in tests if names or LENGTH == "all" or not is_long(test)]
+    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(unittest.TestSuite(chosen))
     # A test may fail twice: by what it says, and by what it leaves behind.
     failed = len({test.id() for test, _ in result.failures + result.errors}) + len(result.unexpectedSuccesses)
     passed = result.testsRun - failed - len(result.skipped)
+    leave(len(tests) - len(chosen))
     print(f"{passed} passed, {failed} failed", flush=True)
     sys.exit(1 if failed or not passed else 0)

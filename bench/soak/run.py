@@ -265,7 +265,7 @@ def main():
         with open(args.output, "w") as file:
             json.dump(result, file, indent=1)
             file.write("\n")
-        print(f"{len(soak.jobs) - bad} jobs as they must be, {bad} not; {args.output}", flush=True)
+        print(f"{len(soak.jobs) - bad} passed, {bad} failed", flush=True)
     finally:
         lasting.end()
         if not args.keep and not failed:

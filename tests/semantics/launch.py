@@ -6,11 +6,14 @@ torchrun puts its workers into sessions of their own, so processes are found by 
 import os
 import signal
 import subprocess
+import threading
 import time
 import uuid
 from dataclasses import dataclass
 
 MARK = "SEMANTICS_RUN"
+_lock = threading.Lock()
+_running, _ending = set(), False
 
 
 @dataclass
@@ -62,6 +65,15 @@ def end(token):
     return len(first)
 
 
+def end_all():
+    """Ends what other threads run; they start nothing more."""
+    global _ending
+    with _lock:
+        _ending = True
+    for token in list(_running):
+        end(token)
+
+
 def run(command, folder, timeout, environment=None):
     """Runs `command` in `folder`; its output goes to files there, so that no pipe can keep us waiting."""
     token = uuid.uuid4().hex
@@ -70,9 +82,13 @@ def run(command, folder, timeout, environment=None):
     began = time.monotonic()
     timed_out = False
     with open(printed, "wb") as out, open(errors, "wb") as err:
-        process = subprocess.Popen(
-            command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-        )
+        with _lock:
+            if _ending:
+                raise InterruptedError("everything ends")
+            process = subprocess.Popen(
+                command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+            _running.add(token)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -81,6 +97,8 @@ def run(command, folder, timeout, environment=None):
             end(token)
             process.wait()
             raise
+        finally:
+            _running.discard(token)
         if timed_out:
             end(token)
             process.wait()

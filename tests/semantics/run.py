@@ -1,6 +1,6 @@
 """Runs the scripts of tests/scripts plain and under Castor, and compares what they saw.
 
-    run.py --quick                every row, N = 2, gemini; a few at N = 4, with the other plugins and with none
+    run.py                        what TEST_LENGTH says (docs/testing.md): `short`, a part of what --full runs, or `all` of it
     run.py --full                 every row, N = 2 and 4, with every plugin; none at N = 2
     run.py [--script S] [--case C] [--ranks 2,4] [--plugin gemini,ddp,zero1,zero2,none,plain]
     run.py --full --continue [--for SECONDS] --markdown FILE
@@ -14,6 +14,7 @@ The plugin `plain` runs plain PyTorch a second time: a script that differs from 
 """
 
 import argparse
+import concurrent.futures
 import fcntl
 import functools
 import hashlib
@@ -25,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
@@ -35,15 +37,22 @@ import hosts  # noqa: E402
 import launch  # noqa: E402
 import report  # noqa: E402
 import rows as table  # noqa: E402
+import runner  # noqa: E402
 import selftest  # noqa: E402
 from compare import compare_runs  # noqa: E402
 from complaints import last_words, refusal, what_it_says  # noqa: E402
 from gloo_words import without_gloo  # noqa: E402
 
 AT_4 = ("gpt_ddp.py", "gpt.py", "clip_ddp.py", "frozen_ddp.py")
-WITH_NONE = ("gpt_ddp.py", "gpt.py", "clip_ddp.py")
 ENGINES = table.ENGINES
 OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
+# Of these scripts the short length has the cases that share a process.
+OTHERS_IN_SHORT = {
+    "ddp": ("clip_ddp.py", "files.py", "loops_ddp.py"),
+    "zero1": ("optimizers_ddp.py", "checkpoint_ddp.py", "loops.py"),
+    "zero2": ("gradients_ddp.py", "weights_ddp.py", "batches.py"),
+    "none": ("clip_ddp.py", "loops.py"),
+}
 TESTED = ("shims/castor", "interpose/memory", "interpose/parallel", "interpose/api", "kernels")
 COMPLETE = "complete"
 HOSTS = hosts.__file__
@@ -57,6 +66,8 @@ class Suite:
         self.python = args.python
         self.torchrun = os.path.join(os.path.dirname(args.python), "torchrun")
         self.results = self.earlier() if args.resume else []
+        self.failed = {}  # what a plain run that fails says, by the key of its rows
+        self.lock = threading.Lock()  # of what is printed, and of the results
 
     # Results, kept between calls
 
@@ -75,9 +86,10 @@ class Suite:
 
     def store(self):
         path = os.path.join(self.work, "results.json")
-        with open(path + ".new", "w") as file:
-            json.dump(self.results, file, indent=1)
-        os.replace(path + ".new", path)
+        with self.lock:
+            with open(path + ".new", "w") as file:
+                json.dump(self.results, file, indent=1)
+            os.replace(path + ".new", path)
 
     # How a script is started
 
@@ -140,24 +152,31 @@ class Suite:
                 digest.update(file.read())
         digest.update(f"{row.case} {row.expect.arguments} {row.expect.stages}".encode())
         digest.update(f"{ranks if row.distributed else 1} {self.python} {os.path.getmtime(self.python)}".encode())
-        return os.path.join(self.work, "plain", f"{row.script[:-3]}-{slug(row.title)}-{digest.hexdigest()[:16]}")
+        return os.path.join(self.work, "plain", f"{row.script[:-3]}-{slug(row.case)}-{digest.hexdigest()[:16]}")
 
-    def references(self, rows, ranks):
-        """Makes the plain runs that are missing; returns the rows whose plain run fails."""
-        wanted = [row for row in rows if not os.path.exists(os.path.join(self.key(row, ranks), COMPLETE))]
-        failed = {}
-        for group in groups_of(wanted):
-            folder = tempfile.mkdtemp(dir=self.work, prefix="plain-")
-            try:
-                finished = self.plain(group, ranks, folder)
-                for row in group:
-                    if not self.finished(row, folder, 1 if not row.distributed else ranks) or finished.status:
-                        failed[row] = f"plain PyTorch fails: {last_words(finished)}"
-                        continue
-                    self.keep(row, folder, finished.printed, self.key(row, ranks))
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-        return failed
+    def missing_references(self, plan):
+        """The plain runs that are missing: rows of one script that can share a process, whatever they need under Castor."""
+        groups, seen = {}, set()
+        for _, ranks, row in plan:
+            key = self.key(row, ranks)
+            if key in seen or os.path.exists(os.path.join(key, COMPLETE)):
+                continue
+            seen.add(key)
+            alike = row.script, ranks if row.distributed else 1, row.expect.arguments, row.expect.stages, bool(row.case)
+            groups.setdefault(alike, []).append(row)
+        return [(ranks, group) for (_, ranks, *_), group in groups.items()]
+
+    def reference(self, ranks, group):
+        folder = tempfile.mkdtemp(dir=self.work, prefix="plain-")
+        try:
+            finished = self.plain(group, ranks, folder)
+            for row in group:
+                if not self.finished(row, folder, ranks) or finished.status:
+                    self.failed[self.key(row, ranks)] = f"plain PyTorch fails: {last_words(finished)}"
+                    continue
+                self.keep(row, folder, finished.printed, self.key(row, ranks))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def plain(self, rows, ranks, folder):
         """A run without Castor, made again when it fails: a rank of PyTorch may abort at its exit (docs/decisions.md). Only
@@ -236,11 +255,11 @@ class Suite:
 
     def settle(self, row, ranks, plugin, passed, text, seconds, outcome=None, detail=""):
         mark = "ok    " if passed else "FAILED"
-        print(f"{mark} N={ranks} {plugin:6} {row.name:50} {text}  [{seconds:.0f} s]", flush=True)
-        if detail and not passed:
-            print("        " + detail.replace("\n", "\n        "), flush=True)
-        if outcome and len(outcome.failures) > 1:
-            print("        " + "\n        ".join(outcome.failures[1:4]), flush=True)
+        lines = [f"{mark} N={ranks} {plugin:6} {row.name:50} {text}  [{seconds:.0f} s]"]
+        lines += detail.split("\n") if detail and not passed else []
+        lines += outcome.failures[1:4] if outcome else []
+        with self.lock:
+            print("\n        ".join(lines), flush=True)
         self.results.append(
             {
                 "script": row.script,
@@ -258,9 +277,13 @@ class Suite:
             }
         )
 
+    def check_and_store(self, group, ranks, plugin):
+        self.check(group, ranks, plugin)
+        self.store()
+
     def check(self, group, ranks, plugin):
         """Runs the rows of one script together, and those apart that a failure kept from being reached."""
-        failed = self.references(group, ranks)
+        failed = {row: self.failed[key] for row in group if (key := self.key(row, ranks)) in self.failed}
         for row, text in failed.items():
             self.settle(row, ranks, plugin, False, text, 0)
         group = [row for row in group if row not in failed]
@@ -309,7 +332,9 @@ class Suite:
         """The first missed case is the culprit even if it succeeds alone."""
         before = len(self.results)
         self.check([missed[0]], ranks, plugin)
-        if all(result["passed"] for result in self.results[before:]):
+        same = (missed[0].script, missed[0].title, ranks, plugin)
+        own = [r for r in self.results[before:] if (r["script"], r["case"], r["ranks"], r["plugin"]) == same]
+        if all(result["passed"] for result in own):
             text = "fails after the cases before it, but not alone"
             self.settle(missed[0], ranks, plugin, False, text, together.seconds, detail=last_words(together))
         if missed[1:]:
@@ -382,16 +407,12 @@ def part_of(printed, case):
     return "".join(found)
 
 
-def sampled():
-    """One row of every other script for one of the plugins beside gemini, by turns: they are presets of one engine, and do
-    the same on one node, so that a part shows whether their names still lead there. Rows that take long are left out."""
-    found = {plugin: set() for plugin in OTHERS}
-    for number, script in enumerate(list(table.TABLE)[::2]):
-        quick = [row for row in table.rows() if row.script == script and row.expect.seconds <= 15]
-        plain = [row for row in quick if not (row.expect.stages or row.expect.refused or row.expect.aside)]
-        if plain:
-            found[OTHERS[number % len(OTHERS)]].add(plain[number % len(plain)])
-    return found
+def in_short(row, ranks, plugin):
+    """Whether the short length has it: under gemini every row with 2 ranks, and some scripts with 4. The other plugins are
+    presets of the same engine, and do the same on one node: some scripts show that their names still lead there."""
+    if plugin == "gemini":
+        return ranks <= 2 or row.script in AT_4
+    return ranks <= 2 and row.script in OTHERS_IN_SHORT[plugin] and not row.alone and not row.expect.options
 
 
 def chosen(args):
@@ -404,27 +425,42 @@ def chosen(args):
         every = [row for row in every if row.distributed]
     if not every:
         sys.exit("run.py: no row matches --script and --case")
-    plan, part = [], sampled()
+    plan = []
     for plugin in args.plugin:
         for ranks in args.ranks:
             for row in every:
                 if (plugin == "none" or row.expect.one_rank) and ranks != args.ranks[0]:
                     continue  # nothing of it depends on the number of ranks
-                if args.quick and ranks != 2 and (row.script not in AT_4 or plugin not in ENGINES):
-                    continue
-                if args.quick and plugin == "none" and row.script not in WITH_NONE:
-                    continue
-                if args.quick and plugin in OTHERS and (ranks != 2 or row not in part[plugin]):
-                    continue
                 plan.append((plugin, 1 if row.expect.one_rank else ranks, row))
-    return plan
+    if not args.short:
+        return plan
+    short = [entry for entry in plan if in_short(entry[2], entry[1], entry[0])]
+    args.left = len(plan) - len(short)
+    return short
+
+
+def in_time(jobs, limit, tasks):
+    """Makes the calls, so many at a time, as long as the time lasts; returns the arguments of those that were not made."""
+    def call(function, *arguments):
+        if time.monotonic() >= limit:
+            return arguments
+        function(*arguments)
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        try:
+            calls = [pool.submit(call, *task) for task in tasks]
+            return [done for made in calls if (done := made.result())]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            launch.end_all()
+            raise
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words = lambda text: text.split(",")  # noqa: E731
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2, help="so many runs at a time")
     parser.add_argument("--continue", action="store_true", dest="resume")
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--script", type=words, default=[], help="comma separated, with or without .py")
@@ -449,8 +485,11 @@ def arguments():
         parser.error("a --full run has the options of its rows")
     if args.markdown and not args.full:
         parser.error("--markdown needs --full")
-    args.ranks = args.ranks or [2, 4] if args.full or args.quick else args.ranks or [2]
-    args.plugin = args.plugin or (["gemini", *OTHERS, "none"] if args.full or args.quick else ["gemini"])
+    selected = args.script or args.case or args.ranks or args.plugin or args.hosts > 1
+    args.full = args.full or not selected and runner.LENGTH == "all"
+    args.short, args.left = not args.full and not selected, 0
+    args.ranks = args.ranks or ([2, 4] if args.full or args.short else [2])
+    args.plugin = args.plugin or (["gemini", *OTHERS, "none"] if args.full or args.short else ["gemini"])
     args.build, args.castor = os.path.abspath(args.build), os.path.abspath(args.castor)
     args.python = os.path.abspath(args.python)
     return args
@@ -475,24 +514,25 @@ def main():
     except BlockingIOError:
         sys.exit(f"run.py: another run uses {suite.work}; wait for it, or give another folder with --build")
     began = time.monotonic()
+    limit = began + args.seconds if args.seconds is not None else float("inf")
     done = {(result["plugin"], result["ranks"], result["script"], result["case"]) for result in suite.results}
     plan = [entry for entry in chosen(args) if (entry[0], entry[1], entry[2].script, entry[2].title) not in done]
     if done:
         print(f"{len(done)} rows passed before", flush=True)
-    left = 0
-    for plugin in args.plugin:
-        for ranks in sorted({ranks for _, ranks, _ in plan}):
-            for group in groups_of([row for p, n, row in plan if (p, n) == (plugin, ranks)]):
-                if args.seconds is not None and time.monotonic() - began >= args.seconds:
-                    left += len(group)
-                    continue
-                suite.check(group, ranks, plugin)
-                suite.store()
+    in_time(args.jobs, limit, [(suite.reference, ranks, group) for ranks, group in suite.missing_references(plan)])
+    runs = [
+        (suite.check_and_store, group, ranks, plugin)
+        for plugin in args.plugin
+        for ranks in sorted({ranks for _, ranks, _ in plan})
+        for group in groups_of([row for p, n, row in plan if (p, n) == (plugin, ranks)])
+    ]
+    left = sum(len(group) for group, *_ in in_time(args.jobs, limit, runs))
     if args.markdown:
         report.write(args.markdown, suite.results)
     failed = sum(not result["passed"] for result in suite.results)
     if left:
         print(f"{left} rows are left for another run with --continue", flush=True)
+    runner.leave(args.left, "rows")
     print(f"semantics: {time.monotonic() - began:.0f} s", flush=True)
     print(f"{len(suite.results) - failed} passed, {failed} failed", flush=True)
     sys.exit(1 if failed else 0)
