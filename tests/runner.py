@@ -1,5 +1,8 @@
 """What the suites share: which tests run, how much of them, and the closing line `N passed, N failed`."""
 import argparse
+import concurrent.futures
+import io
+import multiprocessing
 import os
 import sys
 import unittest
@@ -61,14 +64,50 @@ def in_folder(folder):
     return unittest.defaultTestLoader.discover(folder, pattern="test_*.py", top_level_dir=folder)
 
 
-def run(everything, names):
-    """Runs the chosen tests, and ends the program with their status."""
-    tests = [test for test in flat(everything) if not names or any(name in test.id() for name in names)]
-    chosen = [test for test in tests if names or LENGTH == "all" or not is_long(test)]
-    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(unittest.TestSuite(chosen))
+def judged(tests, stream):
+    """Runs the tests one after another; returns how many passed and failed."""
+    result = unittest.TextTestRunner(stream=stream, verbosity=2).run(unittest.TestSuite(tests))
     # A test may fail twice: by what it says, and by what it leaves behind.
     failed = len({test.id() for test, _ in result.failures + result.errors}) + len(result.unexpectedSuccesses)
-    passed = result.testsRun - failed - len(result.skipped)
+    return result.testsRun - failed - len(result.skipped), failed
+
+
+groups = []  # of tests, for the processes that run them
+
+
+def judged_apart(number):
+    stream = io.StringIO()
+    return *judged(groups[number], stream), stream.getvalue()
+
+
+def in_two_processes(tests, alike):
+    """As judged(): in two processes at a time, with those in one that are `alike` since they share what they make."""
+    together = {}
+    for test in tests:
+        together.setdefault(alike(test), []).append(test)
+    groups[:] = together.values()
+    passed = failed = 0
+    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(judged_apart, number) for number in range(len(groups))]):
+            more_passed, more_failed, output = done.result()
+            passed, failed = passed + more_passed, failed + more_failed
+            print(output, end="", flush=True)
+    return passed, failed
+
+
+def by_class(test):
+    return type(test)
+
+
+def by_name(test):
+    return test.id()
+
+
+def run(everything, names, alike=None):
+    """Runs the chosen tests, and ends the program with their status; with `alike`, in_two_processes()."""
+    tests = [test for test in flat(everything) if not names or any(name in test.id() for name in names)]
+    chosen = [test for test in tests if names or LENGTH == "all" or not is_long(test)]
+    passed, failed = in_two_processes(chosen, alike) if alike else judged(chosen, sys.stdout)
     leave(len(tests) - len(chosen))
     print(f"{passed} passed, {failed} failed", flush=True)
     sys.exit(1 if failed or not passed else 0)

@@ -84,9 +84,11 @@ class CollectivesTest(unittest.TestCase):
     def test_values_on_two_ranks(self):
         self.compare("values", 2)
 
+    @runner.long
     def test_values_on_three_ranks(self):
         self.compare("values", 3)
 
+    @runner.long
     def test_shapes_on_two_ranks(self):
         self.compare("shapes", 2)
 
@@ -96,9 +98,11 @@ class CollectivesTest(unittest.TestCase):
     def test_values_on_two_nodes(self):
         self.compare("values", 4, nodes=(0, 0, 1, 1))
 
+    @runner.long
     def test_values_on_nodes_of_unequal_size(self):
         self.compare("values", 4, nodes=(0, 1, 0, 0))
 
+    @runner.long
     def test_shapes_on_two_nodes(self):
         self.compare("shapes", 4, nodes=(0, 1, 1, 0))
 
@@ -108,10 +112,12 @@ class CollectivesTest(unittest.TestCase):
     def test_sequences_on_two_nodes(self):
         self.run_job("sequence", 4, nodes=(0, 0, 1, 1))
 
+    @runner.long
     def test_a_killed_rank_of_another_node(self):
         for found in self.run_job("killed", 4, fails=True, missing=(1,), nodes=(0, 0, 1, 1)):
             self.assertLess(found["results"]["seconds"], 60)
 
+    @runner.long
     def test_groups(self):
         self.compare("groups", 4)
 
@@ -121,9 +127,11 @@ class CollectivesTest(unittest.TestCase):
     def test_sums_are_in_rank_order(self):
         self.run_job("order", 4)
 
+    @runner.long
     def test_sequences_on_two_ranks(self):
         self.run_job("sequence", 2)
 
+    @runner.long
     def test_sequences_on_four_ranks(self):
         self.run_job("sequence", 4)
 
@@ -149,6 +157,7 @@ class CollectivesTest(unittest.TestCase):
         for rank in (0, 2):
             self.assertRegex(found[rank]["results"]["message"], "Timed out: rank . waited for rank ")
 
+    @runner.long
     def test_two_jobs_at_once(self):
         jobs = [self.start("groups", 3) for _ in range(2)]
         first, second = (self.finish(*job, 3) for job in jobs)

@@ -16,7 +16,7 @@ import runner  # noqa: E402
 def main():
     castor, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
     os.environ["EXPLICIT_TEST_CASTOR"] = castor
-    runner.run(runner.in_folder(FOLDER), names)
+    runner.run(runner.in_folder(FOLDER), names, runner.by_class)
 
 
 if __name__ == "__main__":

@@ -99,5 +99,5 @@ for form in DISK_FORMS:
     TESTS[f"all ranks and castor are killed ({form})"] = functools.partial(all_killed, form)
     TESTS[f"a rank is killed, with chunks on disk ({form})"] = functools.partial(fails, "ddp", "killed", DIED, status=1, settings=FORMS[form])
 TESTS["a rank locks its memory"] = locked
-# What --full adds.
+# What the short length leaves out.
 FULL = ("the offload folder is a file", "a rank locks its memory", *(name for name in TESTS if name.endswith("(disk)")))

@@ -52,7 +52,7 @@ QUICK = (  # form, rule, how it ends
     ("budget", "calloc:40:12:0", "no memory for"),
     ("budget", "cachestat:1+:38:1", "the same numbers"),
 )
-MOST = 2  # of each function's calls, that fail alone under --full; 0: all
+MOST = 2  # of each function's calls, that fail alone; 0: all
 TESTS = {}
 _lock = threading.RLock()
 _built = tempfile.TemporaryDirectory(prefix="castor-failure-shim-")  # goes at the end
@@ -227,5 +227,5 @@ for form, rule, says in QUICK:
 for form in FORMS:
     for function in ERRORS:
         TESTS[f"every {function} ({form})"] = functools.partial(sweep, form, function)
-# What --full adds.
+# What the short length leaves out.
 FULL = tuple(name for name in TESTS if name.startswith("every "))

@@ -1,9 +1,10 @@
 """Ranks that fail, in each of the ways that a job may see: what every rank says, how the job ends, what is left.
 
-    tests/failure/run.py [--castor build/bin/castor] [--jobs 3] [--full] [--calls 2] [NAME]...
+    tests/failure/run.py [--castor build/bin/castor] [--jobs 3] [--calls 2] [NAME]...
 
-Needs torch (the interpreter that runs this has it). NAMEs select tests whose name contains one of them, --full those of both
-kinds of scripts where one stands for the other, and --calls of each function of libc, which fail one by one (0: all of them; hours); several jobs run at a time. The last line is `N passed, N failed`.
+Needs torch (the interpreter that runs this has it). NAMEs select tests whose name contains one of them; several jobs run at a
+time. TEST_LENGTH=all (docs/testing.md) adds those of both kinds of scripts where one stands for the other, and --calls of each
+function of libc, which fail one by one (0: all of them; hours). The last line is `N passed, N failed`.
 
 A job has CASTOR_TIMEOUT=300 and must end within a minute of the failure, however busy the machine: an error that comes so
 soon comes from the failure's detection.
@@ -22,15 +23,18 @@ import limits
 from job import DIED, END_S, START_S, Failed, Skipped, fails, only_one_line, others_say, started, stopped
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.append(os.path.join(ROOT, "tests"))
+import runner  # noqa: E402
+
 TESTS = {**limits.TESTS, **disks.TESTS, **faults.TESTS}
-FULL = (  # tests that --full adds
+FULL = (  # tests that the short length leaves out
     "a rank is killed, of three (ddp)", "a rank is ended by SIGSEGV (single)", "a hook in backward raises (single)",
     "a Function's backward raises (ddp)", "the optimizer's step raises (single)", "memory is out (ddp)",
     "a rank has fewer steps (single)", "a rank calls exit(3) (ddp)", "a DataLoader's worker raises (ddp)",
     "a DataLoader's worker is killed (single)", "the kernel ends a rank that is out of memory (ddp)",
     "the disk has no room for gradient chunks (ddp)", "the disk has no room for parameter chunks (single)",
     "the disk has no room for optimizer state chunks (ddp)", "another shape of a parameter (ddp)", "another learning rate (single)",
-    *disks.FULL, *faults.FULL,
+    "forward raises (single)", "a rank leaves early (ddp)", "Ctrl-C to the process group (ddp)", *disks.FULL, *faults.FULL,
 )
 ENDED = r"rank 1 \(pid \d+\) has ended while other ranks wait for it: all ranks must take the same number of steps"
 JOINED = r"rank 1 has ended, with status 0, and has not joined the others, which wait for it: .* \(here: train\.py, line \d+\)$"
@@ -191,7 +195,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
     parser.add_argument("--jobs", type=int, default=3)
-    parser.add_argument("--full", action="store_true")
     parser.add_argument("--calls", type=int, default=faults.MOST)
     parser.add_argument("names", nargs="*", metavar="NAME")
     args = parser.parse_args()
@@ -201,9 +204,10 @@ def main():
     os.environ["FAILURE_TEST_CASTOR"] = os.path.abspath(args.castor)
     assert all(name in TESTS for name in FULL)
     passed = failed = 0
+    chosen = [name for name in TESTS if not args.names or any(wanted in name for wanted in args.names)]
+    left = [name for name in chosen if name in FULL] if runner.LENGTH == "short" and not args.names else []
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        started = {pool.submit(function): name for name, function in TESTS.items()
-                   if (any(wanted in name for wanted in args.names) if args.names else args.full or name not in FULL)}
+        started = {pool.submit(TESTS[name]): name for name in chosen if name not in left}
         for done in concurrent.futures.as_completed(started):
             try:
                 print(f"{started[done]} ... ok: {done.result()}", flush=True)
@@ -213,6 +217,7 @@ def main():
             except Exception as error:  # noqa: BLE001 - whatever it is, the other tests go on
                 print(f"{started[done]} ... FAILED: {error if isinstance(error, Failed) else repr(error)}", flush=True)
                 failed += 1
+    runner.leave(len(left))
     print(f"{passed} passed, {failed} failed", flush=True)
     sys.exit(1 if failed or not passed else 0)
 

@@ -100,6 +100,7 @@ class NodesTest(unittest.TestCase):
         for host in range(2):
             self.assertAlmostEqual(self.bytes_per_parameter(host), 16, delta=0.16)
 
+    @runner.long
     def test_optimizer_states_are_on_one_node_only(self):
         printed, _ = self.on_hosts(plugin="zero1")
         self.check_equal_losses(printed, 4)
@@ -122,12 +123,14 @@ class NodesTest(unittest.TestCase):
             in_use = 4 * 256 * 1024 / NUMEL
             self.assertLess(self.bytes_per_parameter(host), 16 / 2 + in_use + 0.1)
 
+    @runner.long
     def test_what_others_keep_is_there_to_the_end(self):
         printed, _ = self.on_hosts("--late", plugin="gemini", settings=["CASTOR_CHUNK_SIZE=256K"])
         seen = re.findall(r"^(?:early|late) (\S+)$", printed, re.MULTILINE)
         self.assertEqual(len(seen), 2, printed)
         self.assertEqual(seen[0], seen[1])
 
+    @runner.long
     def test_shard_node_keeps_all_on_each(self):
         printed, _ = self.on_hosts(plugin="zero1", settings=["CASTOR_SHARD=node"])
         self.check_crossing(printed, GRADIENT_BYTES)
@@ -137,6 +140,7 @@ class NodesTest(unittest.TestCase):
         printed, _ = self.on_hosts(plugin="zero1", ranks=(2, 1))
         self.check_equal_losses(printed, 3)
 
+    @runner.long
     def test_three_nodes_of_one_rank(self):
         printed, _ = self.on_hosts(plugin="zero1", ranks=(1, 1, 1))
         self.check_equal_losses(printed, 3)
@@ -148,6 +152,7 @@ class NodesTest(unittest.TestCase):
         printed, _ = self.on_hosts(script="collectives.py", **how)
         return [[int(count) for count in re.findall(f"^{what} (\\d+)$", printed, re.MULTILINE)] for what in ("node", "calls")]
 
+    @runner.long
     def test_a_reduction_crosses_once_for_each_node(self):
         size = 4 << 20
         for ranks in ((2, 2), (1, 2, 2)):
@@ -186,7 +191,7 @@ def main():
     if why:
         print(f"left out: no network namespaces can be made and joined here ({why})\n0 passed, 0 failed", flush=True)
         return
-    runner.run(unittest.defaultTestLoader.loadTestsFromTestCase(NodesTest), names)
+    runner.run(unittest.defaultTestLoader.loadTestsFromTestCase(NodesTest), names, runner.by_name)
 
 
 if __name__ == "__main__":

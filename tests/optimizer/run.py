@@ -19,7 +19,7 @@ def main():
     if os.environ.get("LD_PRELOAD") != library:
         environment = dict(runner.environment(), LD_PRELOAD=library, CASTOR_LOG_LEVEL="error", OPTIMIZER_TEST_LIBRARY=library)
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
-    runner.run(runner.in_folder(FOLDER), names)
+    runner.run(runner.in_folder(FOLDER), names, runner.by_name)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ import os
 import tempfile
 
 import jobs
+import runner
 import torch
 from beside import PrecisionTest
 from reference import Reference
@@ -40,6 +41,7 @@ class ScaleTest(PrecisionTest):
     def test_parameters_in_the_loss(self):
         self.run_both("penalty")
 
+    @runner.long
     def test_resumed(self):
         """The scale goes on from where it was: the first step is not left out once more."""
         with tempfile.TemporaryDirectory(prefix="castor-precision-") as folder:

@@ -3,6 +3,7 @@ import os
 import tempfile
 
 import jobs
+import runner
 import torch
 from beside import PrecisionTest
 from models import batch
@@ -96,6 +97,7 @@ class HabitsTest(PrecisionTest):
     def test_written_buffers(self):
         self.check_buffers(single=True, ranks=1)
 
+    @runner.long
     def test_written_buffers_of_ranks(self):
         self.check_buffers(ranks=2)
 
@@ -124,6 +126,7 @@ class HabitsTest(PrecisionTest):
     def test_clipped(self):
         self.check_clipped("bf16", torch.bfloat16)
 
+    @runner.long
     def test_clipped_float16(self):
         self.check_clipped("fp16", torch.float16)
 
@@ -134,6 +137,7 @@ class HabitsTest(PrecisionTest):
         plain.step(3, 4, 5)
         self.near(job, plain, precision)
 
+    @runner.long
     def test_accumulated(self):
         self.check_accumulated("bf16", torch.bfloat16)
 

@@ -54,19 +54,19 @@ class PrintedTest(unittest.TestCase):
             self.assertEqual("without the plugin" in said, ranks == 1, said)
 
 
-def _add(model, optimizer):
-    setattr(PrintedTest, f"test_{model}_{optimizer}", lambda self: self.check(model, optimizer))
+def _add(model, optimizer, mark):
+    setattr(PrintedTest, f"test_{model}_{optimizer}", mark(lambda self: self.check(model, optimizer)))
 
 
-for _model in ("mlp", "convolution", "gpt", "trainer"):
-    for _optimizer in ("sgd", "adamw"):
-        _add(_model, _optimizer)
+for _model, _optimizer, _other in (("mlp", "adamw", "sgd"), ("convolution", "sgd", "adamw"), ("gpt", "adamw", "sgd"), ("trainer", "sgd", "adamw")):
+    _add(_model, _optimizer, lambda test: test)
+    _add(_model, _other, runner.long)
 
 
 def main():
     global CASTOR
     CASTOR, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
-    runner.run(unittest.defaultTestLoader.loadTestsFromTestCase(PrintedTest), names)
+    runner.run(unittest.defaultTestLoader.loadTestsFromTestCase(PrintedTest), names, runner.by_name)
 
 
 if __name__ == "__main__":

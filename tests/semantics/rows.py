@@ -51,6 +51,14 @@ class Row:
         e = self.expect
         return bool(not self.case or e.refused or e.says_not or e.aside or e.stages or e.arguments)
 
+    @property
+    def sort(self):
+        """What the row shows beside that a script is the same; empty: nothing."""
+        e = self.expect
+        sorts = {"refused": e.refused, "aside": e.aside, "stages": e.stages, "arguments": e.arguments, "says_not": e.says_not,
+                 "options": e.options}
+        return next((name for name, given in sorts.items() if given), "")
+
     def tolerance(self, ranks, plugin):
         if not self.expect.repeatable:
             return ANY

@@ -43,15 +43,14 @@ from compare import compare_runs  # noqa: E402
 from complaints import last_words, refusal, what_it_says  # noqa: E402
 from gloo_words import without_gloo  # noqa: E402
 
-AT_4 = ("gpt_ddp.py", "gpt.py", "clip_ddp.py", "frozen_ddp.py")
+AT_4 = ("gpt_ddp.py", "gpt.py", "clip_ddp.py")
 ENGINES = table.ENGINES
 OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
-# Of these scripts the short length has the cases that share a process.
 OTHERS_IN_SHORT = {
-    "ddp": ("clip_ddp.py", "files.py", "loops_ddp.py"),
-    "zero1": ("optimizers_ddp.py", "checkpoint_ddp.py", "loops.py"),
-    "zero2": ("gradients_ddp.py", "weights_ddp.py", "batches.py"),
-    "none": ("clip_ddp.py", "loops.py"),
+    "ddp": ("loops_ddp.py", "loops.py"),
+    "zero1": ("optimizers_ddp.py", "files.py"),
+    "zero2": ("gradients_ddp.py", "batches.py"),
+    "none": ("clip_ddp.py", "gpt.py"),
 }
 TESTED = ("shims/castor", "interpose/memory", "interpose/parallel", "interpose/api", "kernels")
 COMPLETE = "complete"
@@ -407,12 +406,22 @@ def part_of(printed, case):
     return "".join(found)
 
 
-def in_short(row, ranks, plugin):
-    """Whether the short length has it: under gemini every row with 2 ranks, and some scripts with 4. The other plugins are
-    presets of the same engine, and do the same on one node: some scripts show that their names still lead there."""
-    if plugin == "gemini":
-        return ranks <= 2 or row.script in AT_4
-    return ranks <= 2 and row.script in OTHERS_IN_SHORT[plugin] and not row.alone and not row.expect.options
+def in_short(plan):
+    """What the short length has of it: under gemini with 2 ranks one run of each sort of every script, all rows of gpt.py and
+    gpt_ddp.py, and some scripts with 4 ranks. The other plugins are presets of the same engine, and do the same on one node:
+    some scripts show that their names still lead there."""
+    first, found = {}, []
+    for plugin, ranks, row in plan:
+        run = row.title if row.alone else row.expect.options
+        if plugin != "gemini":
+            good = ranks <= 2 and row.script in OTHERS_IN_SHORT[plugin] and not row.sort
+        elif ranks > 2:
+            good = row.script in AT_4 and not row.sort
+        else:
+            good = first.setdefault((row.script, row.sort), run) == run or row.script in ("gpt.py", "gpt_ddp.py")
+        if good:
+            found.append((plugin, ranks, row))
+    return found
 
 
 def chosen(args):
@@ -434,7 +443,7 @@ def chosen(args):
                 plan.append((plugin, 1 if row.expect.one_rank else ranks, row))
     if not args.short:
         return plan
-    short = [entry for entry in plan if in_short(entry[2], entry[1], entry[0])]
+    short = in_short(plan)
     args.left = len(plan) - len(short)
     return short
 
