@@ -34,7 +34,8 @@ LIB_C := $(wildcard interpose/*/*.c) $(wildcard kernels/*.c)
 LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)
 LAUNCHER_C := $(wildcard launcher/*.c)
 LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options log machine meeting plugin process)
-UNIT_CC := $(wildcard tests/unit/*.cc)
+UNIT ?= *
+UNIT_CC := $(filter-out %_test.cc,$(wildcard tests/unit/*.cc)) $(wildcard $(UNIT:%=tests/unit/%_test.cc))
 UNIT_C := $(wildcard tests/unit/*.c)
 UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # The unit tests link the library's modules, but not its replacements of libc's functions nor its constructor;

@@ -56,7 +56,7 @@ class Row:
         """What the row shows beside that a script is the same; empty: nothing."""
         e = self.expect
         sorts = {"refused": e.refused, "aside": e.aside, "stages": e.stages, "arguments": e.arguments, "says_not": e.says_not,
-                 "options": e.options}
+                 "placed": set(rows_placed.ON_DISK) <= set(e.options), "options": e.options}
         return next((name for name, given in sorts.items() if given), "")
 
     def tolerance(self, ranks, plugin):

@@ -46,6 +46,7 @@ from gloo_words import without_gloo  # noqa: E402
 AT_4 = ("gpt_ddp.py", "gpt.py", "clip_ddp.py")
 ENGINES = table.ENGINES
 OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
+ON_DISK_IN_SHORT = ("loops_ddp.py", "gradients_ddp.py", "copies_ddp.py", "loops.py")
 OTHERS_IN_SHORT = {
     "ddp": ("loops_ddp.py", "loops.py"),
     "zero1": ("optimizers_ddp.py", "files.py"),
@@ -418,7 +419,8 @@ def in_short(plan):
         elif ranks > 2:
             good = row.script in AT_4 and not row.sort
         else:
-            good = first.setdefault((row.script, row.sort), run) == run or row.script in ("gpt.py", "gpt_ddp.py")
+            good = first.setdefault((row.script, row.sort), run) == run and (row.sort != "placed" or row.script in ON_DISK_IN_SHORT)
+            good = good or row.script in ("gpt.py", "gpt_ddp.py")
         if good:
             found.append((plugin, ranks, row))
     return found
