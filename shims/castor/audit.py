@@ -23,7 +23,8 @@ from torch.utils.data import dataloader
 
 from . import accumulation, core, events, graph, loaders, randomness, tensors
 
-WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0
+WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0, is the most that it waits for the fork
+WAIT_SECONDS, WAIT_TIMES = 30.0, 20.0  # ... else that long, and so many times what the ranks took for each one's part
 LOOK_SECONDS = 0.001
 FREE_BYTES = 256 << 20  # of memory: the fork ends before less is free
 OOM_SCORE = "1000"  # of a fork: the first that the system ends where memory is short
@@ -111,6 +112,7 @@ class Auditor:
         self.board = None  # what the fork that runs now tells
         self.compared = 0  # backward passes since the fork
         self.in_fork = False
+        self.began = 0.0  # when it was made
         self.entries, self.gradients = [], None
         self.forms = set()  # of losses that were met
 
@@ -144,7 +146,8 @@ class Auditor:
             return False
         if threading.current_thread() is not threading.main_thread():
             return self._leave_out("batches are drawn on another thread than the main one")
-        if core.places(0):
+        model_bytes = sum(entry.bytes for entry in job.synchronizer.entries)
+        if core.places(model_bytes):
             return self._leave_out("under a memory budget there is no room for a second copy")
         if core.option_text("CASTOR_PRECISION") != "fp32":
             return self._leave_out("CASTOR_PRECISION computes with other values than the script alone")
@@ -152,7 +155,7 @@ class Auditor:
         core.arena_get(arena)
         # Of the whole batch: what rank 0 has for its part so often, copies of parameters, gradients and states as they are now,
         # and what the fork writes of them.
-        needed = job.world * arena.live_peak_bytes + 6 * sum(entry.bytes for entry in job.synchronizer.entries)
+        needed = job.world * arena.live_peak_bytes + 6 * model_bytes
         if core.memory_available() < needed + FREE_BYTES:
             return self._leave_out(f"there may be too little free memory ({(needed + FREE_BYTES) >> 20} MiB wanted)")
         return True
@@ -165,7 +168,7 @@ class Auditor:
     def _fork(self):
         """True in the fork."""
         self.entries = list(self.job.synchronizer.entries)
-        self.board, self.compared = _Board(len(self.entries)), 0
+        self.board, self.compared, self.began = _Board(len(self.entries)), 0, time.monotonic()
         states = randomness.states()
         with warnings.catch_warnings():  # of Python's, about threads: the fork does without them
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -190,7 +193,10 @@ class Auditor:
         self.job.synchronizer = None
         randomness.set_states(states)  # Python seeds its own anew in a fork
         loaders.PartOfSamples.whole = True
-        torch.set_num_threads(1)  # the threads of its pools are the parent's
+        torch.set_num_threads(1)  # the threads of its pools are the parent's, and so are the compiler's processes
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+        if "torch._inductor.config" in sys.modules:
+            sys.modules["torch._inductor.config"].compile_threads = 1
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -319,7 +325,8 @@ class Auditor:
         return found
 
     def _wait(self):
-        until = time.monotonic() + self._seconds()
+        took = time.monotonic() - self.began
+        until = time.monotonic() + min(self._seconds(), WAIT_SECONDS + WAIT_TIMES * self.job.world * took)
         while True:
             lives = _lives(self.board.ends[0])
             count, state, _ = self.board.told
