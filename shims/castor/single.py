@@ -160,9 +160,6 @@ class Job(processes.Process):
             self.share = self.weight
             return
         measure = losses.Measure(outputs) if self.loss in ("auto", "tokens") else None
-        if self.loss == "auto" and measure.unknown:
-            self.say("the loss ends in none of the sums and means that Castor knows (it was made in compiled code?), and is "
-                     "taken for a mean over samples, none of which has targets that are ignored. CASTOR_LOSS=mean says so", 1)
         if self.loss == "auto" and measure.compares:
             raise core.Error("castor: the loss compares the samples of a batch with each other (the class of each is its place "
                              "in the batch), and each rank has a part of them only: run this script on one rank. Where they "
@@ -172,14 +169,22 @@ class Job(processes.Process):
         self.audited = bool(every[0][0])
         weights, rows = [weight for _, weight, *_ in every], [row for _, _, *row in every]
         self.audit.backward_begun()
-        if self.loss == "auto" and self.samples > 1 and measure.looks_like_sum(self.samples, self.weight * self.samples, rows):
-            self.say("the loss looks like a sum over the batch, and is taken for a mean: gradients and loss are divided by "
-                     "the number of ranks. Set CASTOR_LOSS=sum if it is a sum, CASTOR_LOSS=mean if it is not", 1)
+        if self.loss == "auto" and not self.audited and not self.audit.found_equal:
+            self._warn_of_guess(measure, rows)
         every_share = losses.shares(self.loss, weights, rows)
         self.share = every_share[self.rank]
         if self.loss == "auto" and every_share != weights:
             self.say("the loss is a mean over targets that are counted (some are ignored, or classes are weighed): each rank's "
                      "part of a batch weighs as much as it has of them (CASTOR_LOSS=mean: as many samples as it has)")
+
+    def _warn_of_guess(self, measure, rows):
+        """No audit tells whether the loss is the mean that it is taken for."""
+        if measure.unknown:
+            self.say("the loss ends in none of the sums and means that Castor knows (it was made in compiled code?), and is "
+                     "taken for a mean over samples, none of which has targets that are ignored. CASTOR_LOSS=mean says so", 1)
+        if self.samples > 1 and measure.looks_like_sum(self.samples, self.weight * self.samples, rows):
+            self.say("the loss looks like a sum over the batch, and is taken for a mean: gradients and loss are divided by "
+                     "the number of ranks. Set CASTOR_LOSS=sum if it is a sum, CASTOR_LOSS=mean if it is not", 1)
 
     def scaled(self, roots):
         """The sum over the ranks is a mean. What a rank's loss counts for goes into its gradients at their root: then

@@ -73,7 +73,13 @@ TABLE = {
             sgd, reason="there is no count", options=("CASTOR_LOSS=tokens",), refused="finds nothing that was counted"
         ),
         "not_counted": like(
-            agreement, reason="neither a sum nor a mean: it is taken for a mean, and Castor says so", says="taken for a mean over samples"
+            sgd, reason="neither a sum nor a mean: it is taken for a mean", refused="this batch cannot be split"
+        ),
+        "not_counted: CASTOR_AUDIT=0": like(
+            agreement, reason="it is taken for a mean, and Castor says so", options=("CASTOR_AUDIT=0",), says="taken for a mean over samples"
+        ),
+        "sums_accumulated: CASTOR_AUDIT=0": like(
+            agreement, reason="it is taken for a mean, and Castor says so", options=("CASTOR_AUDIT=0",), says="looks like a sum"
         ),
         "contrastive": like(sgd, reason="a part has fewer samples to compare with", refused="compares the samples of a batch"),
     },
