@@ -57,7 +57,9 @@ class _Split:
             batch = list(batch)
             first, last, weight = part_of(len(batch), self.job.rank, self.job.world)
             digest = float(zlib.crc32(repr(batch).encode()))
-            self.drawn.append(((weight, digest, len(batch)), batch))
+            # Loading samples may draw numbers: of all of them in a fork that audits, which begins where this rank does.
+            states = randomness.states() if self.job.audit.due else None
+            self.drawn.append(((weight, digest, len(batch)), batch, states))
             yield batch[first:last]
 
     def hand_out(self, fetched):
@@ -67,11 +69,11 @@ class _Split:
         if fetched is not None:
             self.job.batch_delivered(*fetched)
 
-    def deliver(self, iterator, data, states):
-        """What the script gets; `states`: of random numbers before the batch was drawn, where it is to be audited."""
+    def deliver(self, iterator, data):
+        """What the script gets."""
         kind, audit = iterator._castor_kind, self.job.audit
         if kind == BY_INDEX:
-            fetched, batch = self.drawn.popleft()
+            fetched, batch, states = self.drawn.popleft()
             self.hand_out(fetched)
             return audit.batch_handed_out(self, data, lambda: self.whole_batch(iterator, batch, states))
         if kind == BY_SAMPLES:
@@ -245,7 +247,6 @@ def install(job):
             if torch.is_grad_enabled() and not job.evaluating and torch.utils.data.get_worker_info() is None:
                 job.audit.next_batch_in_fork()
             return draw() if split is None else split.following_in_fork(iterator)
-        states = randomness.states() if split is not None and job.audit.due else None
         try:
             data = draw()
         except StopIteration:
@@ -260,7 +261,7 @@ def install(job):
             return data
         job.split_seen = True
         job.source = weakref.ref(iterator)
-        return split.deliver(iterator, data, states)
+        return split.deliver(iterator, data)
 
     @functools.wraps(iterate)
     def loader_iter(self):

@@ -173,6 +173,19 @@ TABLE = {
         "ranked_among_negatives": like(sgd, reason="a part has fewer samples to compare with", refused="compares the samples of a batch"),
         "each_for_itself": sgd,
     },
+    "audited.py": {
+        name: sgd for name in "batch_drawn_ahead looked_at_first two_networks_two_loaders appends_as_it_steps".split()
+    }
+    | {
+        "drawn_on_a_thread": like(sgd, says="drawn on another thread"),
+        "larger_batches_are_refused: CASTOR_AUDIT=2": like(
+            agreement, reason="the single process raises", arguments=(), says="ValueError: at most 4 samples", repeatable=False
+        ),
+        "another_loss_later": like(sgd, reason="a part has fewer samples to compare with", refused="this batch cannot be split"),
+        "normalized_from_the_sixth_batch_on: CASTOR_AUDIT_EVERY=4": like(
+            sgd, reason="a part has another maximum", options=("CASTOR_AUDIT_EVERY=4",), refused="this batch cannot be split"
+        ),
+    },
     "without_optimizer.py": {
         name: sgd
         for name in "data_added_to under_no_grad class_of_its_own tensors_alone gradient_of_the_input".split()
