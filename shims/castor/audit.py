@@ -13,7 +13,6 @@ import resource
 import signal
 import struct
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -203,17 +202,8 @@ class Auditor:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(OOM_SCORE)
-        if hasattr(core, "files_divert"):
-            core.files_divert(os.path.join(tempfile.gettempdir(), f"castor-audit-{os.getpid()}").encode())
-        else:
-            import fcntl
-            null = os.open("/dev/null", os.O_RDWR)
-            for fd in [int(n) for n in os.listdir("/proc/self/fd")]:
-                try:
-                    if fcntl.fcntl(fd, fcntl.F_GETFL) & 3:
-                        os.dup2(null, fd)
-                except OSError:
-                    pass
+        # Below what castor run removes when the job ends: this process may be killed.
+        core.files_divert(os.path.join(core.option_text("CASTOR_LOG_DIR"), ".files", f"audit-{os.getpid()}").encode())
         core.event_backward = lambda *args: None
         events.observe_only(self.job)
         if accumulation.active():  # the ranks may not step now
