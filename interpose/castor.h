@@ -52,6 +52,21 @@ CASTOR_API int castor_hook_get(uint32_t index, const char **layer, const char **
 /* This process trains plainly although a plugin was asked for: logged, and noted for the report. */
 CASTOR_API void castor_passthrough(const char *reason);
 
+/* ---- files (docs/files.md) */
+
+/* From now on, what this process changes in files goes to `folder` (absolute; made where it is not there), which it reads back
+ * under the files' own names: for a forked child that must leave no trace, and that leaves by _exit. Descriptors that are open
+ * for writing write to nothing (pipes, sockets, terminals, standard output and error: /dev/null) or to private files of the
+ * same size, at the same offset; those for reading on files and folders are opened anew, so that the parent's offset stays
+ * where it is; shared mappings of named files become private ones. Castor's own files, memfds and what lies below /dev,
+ * /proc and /sys stay as they are. Who calls removes the folder. Works without `--nproc`, too.
+ * CASTOR_ERR_UNSUPPORTED: a file of more than 64 MiB is open for reading and writing; nothing was changed.
+ * CASTOR_ERR_SYSTEM: the folder has no room, or cannot be made; the process must end then. */
+CASTOR_API int castor_files_divert(const char *folder);
+/* Under `--nproc`, on a rank other than 0: the file at `path`, which rank 0 has written for all and does not write to before
+ * this returns, is this rank's own from now on. Nothing on rank 0. CASTOR_ERR_SYSTEM: no room, or no such file. */
+CASTOR_API int castor_files_adopt(const char *path);
+
 /* The process group that this thread makes next: its name, the same on all of its ranks, and their global ranks
  * (count 0: all). NULL: none any more. `castor top` and the stall watch find the ranks of a collective by it. */
 CASTOR_API void castor_group_announce(const char *name, const int32_t *ranks, size_t count);

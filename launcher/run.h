@@ -79,6 +79,15 @@ void run_directory_clear(const run_directory *directory);
 /* Takes back what prepare made. */
 void run_directory_abandon(run_directory *directory);
 
+/* ---- run_files.c ---- */
+
+#define RUN_FILES_NAME ".files"
+
+/* The folder of what the ranks keep of files. */
+void run_files_path(const run_directory *directory, char *out, size_t out_size);
+/* With all that is in it; nothing where it is not there. */
+void run_files_remove(const char *path);
+
 /* ---- run_environment.c ---- */
 
 enum { RUN_TOKEN_DIGITS = 32 };
@@ -122,7 +131,8 @@ typedef struct run_guard {
     int line;  /* castor's end of a socket pair, which closes when castor dies */
 } run_guard;
 
-bool run_guard_start(const char *token, run_guard *out);
+/* `files`: removed then. */
+bool run_guard_start(const char *token, const char *files, run_guard *out);
 void run_guard_dismiss(run_guard *guard);
 
 /* ---- run_processes.c ---- */

@@ -143,6 +143,9 @@ static bool is_of_a_run(const char *name) {
 }
 
 void run_directory_clear(const run_directory *directory) {
+    char files[PATH_MAX + 16];
+    run_files_path(directory, files, sizeof files);
+    run_files_remove(files);
     DIR *entries = opendir(directory->path);
     if (!entries)
         return;

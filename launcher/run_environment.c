@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "core/options.h"
+#include "core/plugin.h"
 
 /* ---- the block ---- */
 
@@ -226,6 +227,14 @@ static void hide_other_launcher(run_environment *out) {
         unset(out, names[i]);
 }
 
+/* The ranks are one process: rank 0's files are its files (docs/files.md). */
+static bool set_files(const run_job *job, run_environment *out) {
+    char path[PATH_MAX + 16];
+    const char *temporary = run_environment_get(out, "TMPDIR");
+    run_files_path(&job->directory, path, sizeof path);
+    return set(out, "CASTOR_FILES", path) && set(out, "CASTOR_TEMPORARY_DIR", temporary ? temporary : "");
+}
+
 bool run_environment_build(const run_job *job, char *const *base, int rank, run_environment *out) {
     if (!run_environment_settle(job->request, base, out))
         return false;
@@ -258,6 +267,8 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, run_
         done = done && set_number(out, "CASTOR_WORLD_SIZE", (unsigned long)ranks);
         done = done && set_number_if_unset(out, "OMP_NUM_THREADS", threads ? threads : 1);
         done = done && set_number_if_unset(out, "PYTHONHASHSEED", hash_seed(job->token));
+        if (plugin()->engine)
+            done = done && set_files(job, out);
     }
     if (!done)
         run_environment_free(out);

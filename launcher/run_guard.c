@@ -20,7 +20,7 @@ static void pause_ms(long milliseconds) {
     nanosleep(&duration, NULL);
 }
 
-static void watch(int line, const char *token) {
+static void watch(int line, const char *token, const char *files) {
     char word;
     ssize_t length;
     do {
@@ -32,6 +32,7 @@ static void watch(int line, const char *token) {
         pause_ms(STEP_MS);
     for (int round = 0; round < KILL_ROUNDS && run_job_signal(token, SIGKILL); round++)
         pause_ms(STEP_MS);
+    run_files_remove(files);
 }
 
 /* Closes everything but `line`: whoever reads castor's output must not wait for the guard. */
@@ -47,7 +48,7 @@ static void close_others(int line) {
     closedir(entries);
 }
 
-bool run_guard_start(const char *token, run_guard *out) {
+bool run_guard_start(const char *token, const char *files, run_guard *out) {
     int ends[2];
     *out = (run_guard){.line = -1};
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
@@ -60,7 +61,7 @@ bool run_guard_start(const char *token, run_guard *out) {
         setsid(); /* out of reach of what is sent to castor's group or by its terminal */
         prctl(PR_SET_NAME, "castor-guard");
         close_others(ends[1]);
-        watch(ends[1], token);
+        watch(ends[1], token, files);
         _exit(0);
     }
     sigprocmask(SIG_SETMASK, &before, NULL);

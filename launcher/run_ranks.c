@@ -236,6 +236,7 @@ static int exit_status(const rank_set *s) {
 
 int run_ranks(const run_job *job, char *const *base, bool *started) {
     rank_set s = {.job = job, .count = job->request->ranks, .failed = -1, .guard = {.line = -1}};
+    char files[PATH_MAX + 16];
     *started = false;
     s.ranks = calloc((size_t)s.count, sizeof *s.ranks);
     if (!s.ranks) {
@@ -245,7 +246,8 @@ int run_ranks(const run_job *job, char *const *base, bool *started) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     ranks_signals_take(&s);
     int status = RUN_EXIT_SYSTEM;
-    if (!run_guard_start(job->token, &s.guard))
+    run_files_path(&job->directory, files, sizeof files);
+    if (!run_guard_start(job->token, files, &s.guard))
         LOG_E("no process can be started: %s", strerror(errno));
     else
         status = ranks_start(&s, base);
@@ -256,6 +258,7 @@ int run_ranks(const run_job *job, char *const *base, bool *started) {
         end_leftovers(&s);
         status = exit_status(&s);
     }
+    run_files_remove(files);
     run_guard_dismiss(&s.guard);
     ranks_signals_give_back(&s);
     free(s.ranks);

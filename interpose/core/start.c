@@ -12,6 +12,7 @@
 #include "log.h"
 #include "options.h"
 #include "plugin.h"
+#include "../files/overlay.h"
 #include "../hooks/anycall.h"
 #include "../hooks/caller.h"
 #include "../hooks/hooks.h"
@@ -179,6 +180,7 @@ void start_refuse(const char *reason) {
 
 __attribute__((constructor)) static void start(void) {
     option_status = options_load(environ, option_message, sizeof option_message);
+    files_start();
 }
 
 __attribute__((destructor)) static void stop(void) {

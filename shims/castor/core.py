@@ -132,6 +132,8 @@ _SIGNATURES = {
     "rank_set": (None, [c_int]),
     "passthrough": (None, [c_char_p]),
     "group_announce": (None, [c_char_p, c_void_p, c_size_t]),
+    "files_divert": ("status", [c_char_p]),
+    "files_adopt": ("status", [c_char_p]),
     "stack_teller_set": (None, [StackTeller]),
     "contexts_watch": (None, []),
     "contexts_count": (c_uint32, []),

@@ -1,0 +1,17 @@
+/* The exported functions about files: thin, over interpose/files. */
+#include "castor.h"
+
+#include <errno.h>
+#include "core/error.h"
+#include "files/overlay.h"
+
+int castor_files_divert(const char *folder) {
+    return files_divert(folder);
+}
+
+int castor_files_adopt(const char *path) {
+    if (files_adopt(path) == 0)
+        return CASTOR_OK;
+    return error_set(CASTOR_ERR_SYSTEM,
+                     "%s, which rank 0 has written, cannot be kept for this rank: error %d", path, errno);
+}

@@ -1,0 +1,324 @@
+/* Calls that make, remove and rename names. In FILES_NOTE each notes what was there, and says 1: the call goes on as it is.
+ * In FILES_PRIVATE files_open says which place to open; the others do the whole call. */
+#include "overlay.h"
+
+#include <errno.h>
+#include <string.h>
+#include "calls.h"
+
+static int fail(int reason) {
+    errno = reason;
+    return -1;
+}
+
+/* A folder of a layer is this process's own; of a real one the system knows. */
+int files_may_change(const files_found *found) {
+    char place[FILES_PATH_MAX];
+    if (files_place_in(files_layer_count(), found->path, place) != 0)
+        return -1;
+    if (!(found->parent_visible & 1u << files_layer_count()))
+        return 0;
+    char *slash = strrchr(place, '/');
+    slash[slash == place] = '\0';
+    return call_access(place, W_OK | X_OK);
+}
+
+/* The name is this process's own, where it really is. */
+static int make_own(const files_found *found, char *out) {
+    struct stat info;
+    if (call_lstat(found->path, &info) == 0)
+        return fail(EEXIST);
+    return files_mark(0, found->path, "own") == 0 ? files_place_in(files_layer_count(), found->path, out)
+                                                  : -1;
+}
+
+static bool may_be_own(const files_found *found) {
+    struct stat info;
+    return call_lstat(found->path, &info) != 0;
+}
+
+static int open_new(const files_found *found, int flags, mode_t mode, char *out) {
+    if (!(flags & O_CREAT))
+        return fail(ENOENT);
+    if (flags & O_EXCL && files_is_temporary(found->path, mode, 0600) && may_be_own(found))
+        return make_own(found, out);
+    return files_may_change(found) == 0 && files_make_parents(0, found->path) == 0
+               ? files_place_in(0, found->path, out)
+               : -1;
+}
+
+/* A file that is emptied needs no copy of what it holds. */
+static int open_emptied(files_found *found) {
+    char place[FILES_PATH_MAX];
+    if (found->layer == 0 && found->info.st_nlink < 2)
+        return 0;
+    if (files_make_parents(0, found->path) != 0 || files_place_in(0, found->path, place) != 0)
+        return -1;
+    if (found->layer == 0 && call_unlink(place, 0) != 0)
+        return -1;
+    int file = call_open(place, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0)
+        return -1;
+    fchmod(file, found->info.st_mode & 07777);
+    close(file);
+    return 0;
+}
+
+/* Writes to a real file are allowed or not by the system, as without layers. */
+static int may_write(const files_found *found) {
+    char place[FILES_PATH_MAX];
+    return found->layer == 0 ? 0 : files_place_of(found, place) == 0 ? call_access(place, W_OK) : -1;
+}
+
+int files_open(int folder, const char *path, int flags, mode_t mode, char *out) {
+    files_found found;
+    bool unnamed = (flags & O_TMPFILE) == O_TMPFILE;
+    bool writes = !(flags & O_PATH) && ((flags & O_ACCMODE) != O_RDONLY || flags & (O_CREAT | O_TRUNC));
+    bool follow = !(flags & O_NOFOLLOW) && (flags & (O_CREAT | O_EXCL)) != (O_CREAT | O_EXCL);
+    if (files_now == FILES_NOTE && (!writes || unnamed))
+        return 1;
+    int wrong = files_find(folder, path, follow, &found);
+    if (files_now == FILES_NOTE) {
+        if (!wrong && !(found.missing && flags & O_EXCL && files_is_temporary(found.path, mode, 0600)))
+            files_note(folder, path, follow, false);
+        return 1;
+    }
+    if (wrong)
+        return wrong;
+    if (found.outside)
+        return files_place_of(&found, out);
+    if (found.missing)
+        return open_new(&found, flags, mode, out);
+    if (flags & O_CREAT && flags & O_EXCL)
+        return fail(EEXIST);
+    if (unnamed) { /* where a name can be given to it later */
+        char inside[FILES_PATH_MAX];
+        size_t length = found.length;
+        memcpy(inside, found.path, length);
+        strcpy(inside + length, length + 2 < sizeof inside ? "/." : "");
+        return files_make_parents(0, inside) == 0 ? files_place_in(0, found.path, out) : -1;
+    }
+    if (!writes || !S_ISREG(found.info.st_mode))
+        return files_place_of(&found, out);
+    if (may_write(&found) != 0 || (flags & O_TRUNC ? open_emptied(&found) : files_copy_up(&found)) != 0)
+        return -1;
+    return files_place_in(0, found.path, out);
+}
+
+int files_mkdir(int folder, const char *path, mode_t mode) {
+    files_found found;
+    char place[FILES_PATH_MAX];
+    if (files_now == FILES_NOTE) {
+        files_note(folder, path, false, false);
+        return 1;
+    }
+    int wrong = files_find(folder, path, false, &found);
+    if (wrong)
+        return wrong;
+    if (found.outside)
+        return files_place_of(&found, place) == 0 ? call_mkdir(place, mode) : -1;
+    if (!found.missing)
+        return fail(EEXIST);
+    if (files_is_temporary(found.path, mode, 0700) && may_be_own(&found))
+        return make_own(&found, place) == 0 ? call_mkdir(place, mode) : -1;
+    if (files_may_change(&found) != 0 || files_make_parents(0, found.path) != 0 ||
+        files_place_in(0, found.path, place) != 0)
+        return -1;
+    /* What rank 0, or another process, makes there later is not in it. */
+    if (found.parent_visible & ~1u && files_mark(0, found.path, "gone") != 0)
+        return -1;
+    return call_mkdir(place, mode);
+}
+
+/* The name is gone from all that lies below layer 0. */
+static int hide(const files_found *found) {
+    return found->parent_visible & ~1u ? files_mark(0, found->path, "gone") : 0;
+}
+
+static int remove_outside(const files_found *found, int flags) {
+    char place[FILES_PATH_MAX];
+    if (files_place_of(found, place) != 0 || call_unlink(place, flags) != 0)
+        return -1;
+    if (found->own)
+        files_unmark(found->path);
+    return 0;
+}
+
+int files_remove(int folder, const char *path, int flags) {
+    files_found found;
+    char place[FILES_PATH_MAX];
+    if (files_now == FILES_NOTE) {
+        files_note(folder, path, false, true);
+        return 1;
+    }
+    int wrong = files_find(folder, path, false, &found);
+    if (wrong)
+        return wrong;
+    if (found.outside)
+        return remove_outside(&found, flags);
+    if (found.missing)
+        return fail(ENOENT);
+    bool is_folder = S_ISDIR(found.info.st_mode);
+    if (is_folder != !!(flags & AT_REMOVEDIR))
+        return fail(is_folder ? EISDIR : ENOTDIR);
+    int empty = is_folder ? files_is_empty(&found) : 1;
+    if (empty != 1)
+        return empty ? -1 : fail(ENOTEMPTY);
+    if (files_may_change(&found) != 0 || hide(&found) != 0)
+        return -1;
+    if (found.visible & 1u && (files_place_in(0, found.path, place) != 0 || files_clear(place) != 0))
+        return -1;
+    return 0;
+}
+
+/* All that is visible of a tree is in layer 0 afterwards, with nothing of what lies below. */
+static int bring_tree(const files_found *found) {
+    char path[FILES_PATH_MAX], from[FILES_PATH_MAX], to[FILES_PATH_MAX];
+    files_found inside;
+    if (found->layer == 0 && !S_ISDIR(found->info.st_mode))
+        return 0;
+    if (files_place_of(found, from) != 0 || files_place_in(0, found->path, to) != 0 ||
+        files_make_parents(0, found->path) != 0 || files_bring(from, to, &found->info) != 0)
+        return -1;
+    if (!S_ISDIR(found->info.st_mode) || !(found->visible & ~1u))
+        return 0;
+    files_listing *names = files_listing_open(found);
+    if (!names)
+        return -1;
+    int result = 0;
+    for (const call_entry *entry; !result && (entry = files_listing_next(names));) {
+        if (strcmp(entry->name, ".") == 0 || strcmp(entry->name, "..") == 0)
+            continue;
+        if (found->length + strlen(entry->name) + 2 > sizeof path) {
+            result = fail(ENAMETOOLONG);
+            break;
+        }
+        strcpy(path, found->path);
+        strcat(strcat(path, "/"), entry->name);
+        result = files_find(AT_FDCWD, path, false, &inside);
+        if (!result && !inside.missing && !inside.outside)
+            result = bring_tree(&inside);
+    }
+    files_listing_close(names);
+    return result;
+}
+
+/* Renames between a diverted name and one that is not: by a copy where the file system is another one. */
+static int rename_across(const files_found *from, const files_found *to) {
+    char source[FILES_PATH_MAX], target[FILES_PATH_MAX];
+    if (files_place_of(from, source) != 0)
+        return -1;
+    if (!to->outside && (files_may_change(to) != 0 || files_make_parents(0, to->path) != 0))
+        return -1;
+    if (files_place_in(to->outside ? files_layer_count() : 0, to->path, target) != 0)
+        return -1;
+    if (from->outside && call_rename(source, target, 0) == 0) {
+        if (from->own)
+            files_unmark(from->path);
+        return 0;
+    }
+    if (from->outside && errno != EXDEV)
+        return -1;
+    struct stat info;
+    if (call_lstat(source, &info) != 0)
+        return -1;
+    if (S_ISDIR(info.st_mode))
+        return fail(EXDEV); /* as between two file systems: who moves folders copies them then */
+    if ((call_unlink(target, 0) != 0 && errno != ENOENT) || files_copy(source, target, &info) != 0)
+        return -1;
+    return files_remove(AT_FDCWD, from->path, 0);
+}
+
+static int rename_inside(const files_found *from, const files_found *to) {
+    char source[FILES_PATH_MAX], target[FILES_PATH_MAX];
+    bool is_folder = S_ISDIR(from->info.st_mode);
+    if (!to->missing && is_folder != S_ISDIR(to->info.st_mode))
+        return fail(is_folder ? ENOTDIR : EISDIR);
+    if (is_folder && strncmp(to->path, from->path, from->length) == 0 && to->path[from->length] == '/')
+        return fail(EINVAL);
+    int empty = is_folder && !to->missing ? files_is_empty(to) : 1;
+    if (empty != 1)
+        return empty ? -1 : fail(ENOTEMPTY);
+    if (files_may_change(from) != 0 || files_may_change(to) != 0 || files_make_parents(0, to->path) != 0 ||
+        files_place_in(0, from->path, source) != 0 || files_place_in(0, to->path, target) != 0)
+        return -1;
+    if (bring_tree(from) != 0)
+        return -1;
+    if (is_folder && files_clear(target) != 0 && errno != ENOENT)
+        return -1;
+    if ((is_folder && hide(to) != 0) || hide(from) != 0)
+        return -1;
+    return call_rename(source, target, 0);
+}
+
+int files_rename(int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
+    files_found old, new;
+    int wrong;
+    if (files_now == FILES_NOTE) {
+        files_note_tree(from_folder, from);
+        if (flags & ~(unsigned)RENAME_NOREPLACE)
+            files_note_tree(to_folder, to);
+        files_note(to_folder, to, false, true);
+        return 1;
+    }
+    if ((wrong = files_find(from_folder, from, false, &old)) ||
+        (wrong = files_find(to_folder, to, false, &new)))
+        return wrong;
+    if (old.outside && new.outside) {
+        char source[FILES_PATH_MAX], target[FILES_PATH_MAX];
+        return files_place_of(&old, source) == 0 && files_place_of(&new, target) == 0
+                   ? call_rename(source, target, flags)
+                   : -1;
+    }
+    if (flags & ~(unsigned)RENAME_NOREPLACE)
+        return fail(EINVAL);
+    if (!old.outside && old.missing)
+        return fail(ENOENT);
+    if (flags & RENAME_NOREPLACE && !new.outside && !new.missing)
+        return fail(EEXIST);
+    if (strcmp(old.path, new.path) == 0)
+        return 0;
+    return old.outside || new.outside ? rename_across(&old, &new) : rename_inside(&old, &new);
+}
+
+int files_link(int from_folder, const char *from, int to_folder, const char *to, int flags) {
+    files_found old, new;
+    char source[FILES_PATH_MAX], target[FILES_PATH_MAX];
+    int wrong;
+    if (files_now == FILES_NOTE) {
+        files_note(to_folder, to, false, false);
+        return 1;
+    }
+    if ((wrong = files_find(from_folder, from, flags & AT_SYMLINK_FOLLOW, &old)) ||
+        (wrong = files_find(to_folder, to, false, &new)))
+        return wrong;
+    if (!old.outside && old.missing)
+        return fail(ENOENT);
+    if (!new.outside && !new.missing)
+        return fail(EEXIST);
+    if (!new.outside && (files_may_change(&new) != 0 || files_make_parents(0, new.path) != 0))
+        return -1;
+    /* Two names of one file, both private: each change is seen through both until one of them is changed (copy_apart). */
+    if (!old.outside && old.layer > 0 && files_copy_up(&old) != 0)
+        return -1;
+    if (files_place_in(old.outside ? files_layer_count() : 0, old.path, source) != 0 ||
+        files_place_in(new.outside ? files_layer_count() : 0, new.path, target) != 0)
+        return -1;
+    return call_link(source, target, flags);
+}
+
+int files_adopt(const char *path) {
+    files_found found;
+    char place[FILES_PATH_MAX];
+    struct stat info;
+    if (files_now != FILES_PRIVATE)
+        return 0;
+    if (files_find(AT_FDCWD, path, true, &found) != 0)
+        return -1;
+    if (found.outside)
+        return 0;
+    if (call_lstat(found.path, &info) != 0 || files_make_parents(0, found.path) != 0 ||
+        files_place_in(0, found.path, place) != 0 || (call_unlink(place, 0) != 0 && errno != ENOENT))
+        return -1;
+    return files_bring(found.path, place, &info);
+}
