@@ -43,6 +43,8 @@ CASTOR_API int castor_plugin_shards(void);
 CASTOR_API int castor_torch_check(const char *version);
 /* Writes a log line: 0 error, 1 warning, 2 information, 3 debug. */
 CASTOR_API void castor_log(int level, const char *text);
+/* Writes a text of several lines, as it is, to where log lines go. */
+CASTOR_API void castor_say(const char *text);
 /* The rank that logs and trace name this process by. */
 CASTOR_API void castor_rank_set(int rank);
 /* Row `index` of the table of intercepted functions: its layer, its name, and whether the real function was found in this

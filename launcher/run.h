@@ -109,8 +109,10 @@ typedef struct run_environment {
 /* The options that the job runs with: `base` and the settings, without what an outer `castor run` left there.
  * False when memory is out. */
 bool run_environment_settle(const run_request *request, char *const *base, run_environment *out);
-/* Everything that `castor run` sets for one rank (0 when there is one process only). */
-bool run_environment_build(const run_job *job, char *const *base, int rank, run_environment *out);
+/* Everything that `castor run` sets for one rank (0 when there is one process only), whose log lines go to the descriptor
+ * `log_file` (-1: to its standard error). */
+bool run_environment_build(const run_job *job, char *const *base, int rank, int log_file,
+                           run_environment *out);
 /* Whether a cluster's launcher has started this `castor run` as one of several ranks, and the command is a rank. */
 bool run_environment_cluster(const run_request *request, const run_environment *environment,
                              run_cluster *out);

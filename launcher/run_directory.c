@@ -139,7 +139,7 @@ static bool is_of_a_run(const char *name) {
         return strstr(name, ".pid-") != NULL;
     const char *number = name + sizeof out_prefix - 1;
     size_t digits = strspn(number, "0123456789");
-    return digits > 0 && strcmp(number + digits, ".out") == 0;
+    return digits > 0 && (strcmp(number + digits, ".out") == 0 || strcmp(number + digits, ".err") == 0);
 }
 
 void run_directory_clear(const run_directory *directory) {

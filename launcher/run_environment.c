@@ -235,7 +235,8 @@ static bool set_files(const run_job *job, run_environment *out) {
     return set(out, "CASTOR_FILES", path) && set(out, "CASTOR_TEMPORARY_DIR", temporary ? temporary : "");
 }
 
-bool run_environment_build(const run_job *job, char *const *base, int rank, run_environment *out) {
+bool run_environment_build(const run_job *job, char *const *base, int rank, int log_file,
+                           run_environment *out) {
     if (!run_environment_settle(job->request, base, out))
         return false;
     bool done = true;
@@ -267,6 +268,8 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, run_
         done = done && set_number(out, "CASTOR_WORLD_SIZE", (unsigned long)ranks);
         done = done && set_number_if_unset(out, "OMP_NUM_THREADS", threads ? threads : 1);
         done = done && set_number_if_unset(out, "PYTHONHASHSEED", hash_seed(job->token));
+        if (log_file >= 0)
+            done = done && set_number(out, "CASTOR_LOG_FILE", (unsigned long)log_file);
         if (plugin()->engine)
             done = done && set_files(job, out);
     }

@@ -62,6 +62,8 @@ static void report_failure(const rank_set *s, int rank) {
         log_format(how, sizeof how, "exited with status %d", WEXITSTATUS(status));
     else
         return; /* the command has said why */
+    if (rank > 0 && !s->job->request->all_output)
+        ranks_errors_show(s->job, rank);
     LOG_E("%s %s%s", who, how, s->running ? "; ending the other ranks" : "");
     char path[PATH_MAX + 32];
     struct stat info;

@@ -48,4 +48,9 @@ void ranks_signal(const rank_set *s, int signal);
 /* Where the standard output of a rank goes when it is not passed on. */
 void ranks_output_path(const run_job *job, int rank, char *out, size_t out_size);
 
+/* Where its standard error goes. */
+void ranks_errors_path(const run_job *job, int rank, char *out, size_t out_size);
+/* The end of it, as far as it has not been seen. */
+void ranks_errors_show(const run_job *job, int rank);
+
 #endif

@@ -61,7 +61,13 @@ typedef struct start_pipes {
     int go[2], errors[2];
 } start_pipes;
 
-static void child_run(const rank_set *s, const start_pipes *pipes, int rank, int out,
+/* Where a rank writes to; -1: where castor does. */
+typedef struct rank_streams {
+    int out, errors;
+    int log; /* Castor's own lines go here, where `errors` is a file */
+} rank_streams;
+
+static void child_run(const rank_set *s, const start_pipes *pipes, int rank, const rank_streams *streams,
                       char *const *environment, pid_t castor) {
     bool apart = rank > 0 || !s->terminal_shared;
     if (apart)
@@ -79,8 +85,12 @@ static void child_run(const rank_set *s, const start_pipes *pipes, int rank, int
         if (nothing > STDERR_FILENO)
             close(nothing);
     }
-    if (out >= 0 && dup2(out, STDOUT_FILENO) < 0)
+    if (streams->out >= 0 && dup2(streams->out, STDOUT_FILENO) < 0)
         failure = errno;
+    if (streams->errors >= 0 && dup2(streams->errors, STDERR_FILENO) < 0)
+        failure = errno;
+    if (streams->log >= 0)
+        fcntl(streams->log, F_SETFD, 0);
     if (!failure) {
         ranks_signals_give_back(s);
         execvpe(s->job->command, s->job->request->command,
@@ -92,26 +102,54 @@ static void child_run(const rank_set *s, const start_pipes *pipes, int rank, int
     _exit(RUN_EXIT_NOT_FOUND);
 }
 
-static int start_rank(rank_set *s, const start_pipes *pipes, int rank, char *const *base) {
+static void streams_close(rank_streams *streams) {
+    int files[] = {streams->out, streams->errors, streams->log};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (files[i] >= 0)
+            close(files[i]);
+}
+
+static int output_open(const char *path) {
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+    if (file < 0)
+        LOG_E("%s cannot be written: %s; nothing was started", path, strerror(errno));
+    return file;
+}
+
+/* Of ranks other than 0 only Castor's own lines are passed on. */
+static bool streams_open(const rank_set *s, int rank, rank_streams *streams) {
+    enum { LOG_FILE_MIN = 200 }; /* scripts count theirs from 3 on */
     char path[PATH_MAX + 32];
+    *streams = (rank_streams){-1, -1, -1};
+    if (rank == 0 || s->job->request->all_output)
+        return true;
+    ranks_output_path(s->job, rank, path, sizeof path);
+    streams->out = output_open(path);
+    if (streams->out < 0)
+        return false;
+    ranks_errors_path(s->job, rank, path, sizeof path);
+    streams->errors = output_open(path);
+    streams->log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, LOG_FILE_MIN);
+    return streams->errors >= 0;
+}
+
+static int start_rank(rank_set *s, const start_pipes *pipes, int rank, char *const *base) {
     run_environment environment;
-    int out = -1, status = RUN_EXIT_SYSTEM;
+    rank_streams streams;
+    int status = RUN_EXIT_SYSTEM;
     pid_t castor = getpid();
-    if (!run_environment_build(s->job, base, rank, &environment)) {
-        LOG_E("out of memory; nothing was started");
+    if (!streams_open(s, rank, &streams)) {
+        streams_close(&streams);
         return status;
     }
-    if (rank > 0 && !s->job->request->all_output) {
-        ranks_output_path(s->job, rank, path, sizeof path);
-        out = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (out < 0) {
-            LOG_E("%s cannot be written: %s; nothing was started", path, strerror(errno));
-            goto done;
-        }
+    if (!run_environment_build(s->job, base, rank, streams.log, &environment)) {
+        LOG_E("out of memory; nothing was started");
+        streams_close(&streams);
+        return status;
     }
     pid_t pid = fork();
     if (pid == 0)
-        child_run(s, pipes, rank, out, environment.entries, castor);
+        child_run(s, pipes, rank, &streams, environment.entries, castor);
     if (pid < 0) {
         LOG_E("rank %d of %d cannot be started: %s; nothing was started", rank, s->count, strerror(errno));
         goto done;
@@ -125,8 +163,7 @@ static int start_rank(rank_set *s, const start_pipes *pipes, int rank, char *con
     }
     status = 0;
 done:
-    if (out >= 0)
-        close(out);
+    streams_close(&streams);
     run_environment_free(&environment);
     return status;
 }
@@ -135,6 +172,8 @@ static void remove_outputs(const rank_set *s) {
     char path[PATH_MAX + 32];
     for (int rank = 1; rank < s->count && !s->job->request->all_output; rank++) {
         ranks_output_path(s->job, rank, path, sizeof path);
+        unlink(path);
+        ranks_errors_path(s->job, rank, path, sizeof path);
         unlink(path);
     }
 }

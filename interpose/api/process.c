@@ -55,6 +55,10 @@ int castor_torch_check(const char *version) {
     return torch_version_check(version);
 }
 
+void castor_say(const char *text) {
+    log_say(text);
+}
+
 void castor_log(int level, const char *text) {
     log_write(level < LOG_ERROR ? LOG_ERROR : level > LOG_DEBUG ? LOG_DEBUG : (log_level)level, "%s", text);
 }

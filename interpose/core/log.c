@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* One line fits in PIPE_BUF, so that lines of several processes on one pipe do not mix. */
@@ -12,6 +13,11 @@ enum { LINE_MAX_BYTES = 4096 };
 
 static _Atomic int current_level = LOG_INFO;
 static _Atomic int current_rank = -1;
+static struct {
+    int file; /* 0: standard error */
+    dev_t device;
+    ino_t inode;
+} own;
 
 /* The text so far. `length` never reaches `size`, which leaves room for the terminator. */
 typedef struct text {
@@ -224,6 +230,41 @@ void log_set_rank(int rank) {
     atomic_store_explicit(&current_rank, rank, memory_order_relaxed);
 }
 
+void log_set_file(int file) {
+    struct stat info;
+    if (file <= STDERR_FILENO || fstat(file, &info) != 0)
+        return;
+    own.device = info.st_dev;
+    own.inode = info.st_ino;
+    own.file = file;
+}
+
+/* The script may have closed it, and have another file under its number. */
+static int log_file(void) {
+    struct stat info;
+    return own.file && fstat(own.file, &info) == 0 && info.st_dev == own.device && info.st_ino == own.inode
+               ? own.file
+               : STDERR_FILENO;
+}
+
+static void write_all(int file, const char *text, size_t length) {
+    for (size_t done = 0; done < length;) {
+        ssize_t written = write(file, text + done, length - done);
+        if (written > 0)
+            done += (size_t)written;
+        else if (written == 0 || errno != EINTR)
+            break;
+    }
+}
+
+void log_say(const char *text) {
+    int saved_errno = errno, file = log_file();
+    write_all(file, text, strlen(text));
+    if (file != STDERR_FILENO)
+        write_all(STDERR_FILENO, text, strlen(text) + 1);
+    errno = saved_errno;
+}
+
 void log_write(log_level level, const char *format, ...) {
     if ((int)level > atomic_load_explicit(&current_level, memory_order_relaxed))
         return;
@@ -242,12 +283,6 @@ void log_write(log_level level, const char *format, ...) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
             line[i] = '?';
     line[length++] = '\n'; /* over the terminator */
-    for (size_t done = 0; done < length;) {
-        ssize_t written = write(STDERR_FILENO, line + done, length - done);
-        if (written > 0)
-            done += (size_t)written;
-        else if (written == 0 || errno != EINTR)
-            break;
-    }
+    write_all(log_file(), line, length);
     errno = saved_errno;
 }

@@ -14,7 +14,12 @@ typedef enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG } log_level;
 
 void log_set_level(log_level level);
 void log_set_rank(int rank); /* -1: no rank in the prefix */
+/* Lines go to this descriptor instead of standard error, as long as it is still open on the same file. */
+void log_set_file(int file);
 void log_write(log_level level, const char *format, ...);
+/* A text as it is, of several lines, to where the lines go. Where that is not standard error, it gets the text as well, and a
+ * NUL behind it: who reads that file later knows what has been said (launcher/run_errors.c). */
+void log_say(const char *text);
 
 /* The formatter alone: always terminates `out`, returns the length without the terminator. */
 size_t log_format(char *out, size_t out_size, const char *format, ...);

@@ -180,6 +180,7 @@ void start_refuse(const char *reason) {
 
 __attribute__((constructor)) static void start(void) {
     option_status = options_load(environ, option_message, sizeof option_message);
+    log_set_file(options()->log_file);
     files_start();
 }
 

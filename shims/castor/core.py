@@ -132,6 +132,7 @@ _SIGNATURES = {
     "rank_set": (None, [c_int]),
     "passthrough": (None, [c_char_p]),
     "group_announce": (None, [c_char_p, c_void_p, c_size_t]),
+    "say": (None, [c_char_p]),
     "files_divert": ("status", [c_char_p]),
     "files_adopt": ("status", [c_char_p]),
     "stack_teller_set": (None, [StackTeller]),

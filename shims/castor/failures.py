@@ -73,6 +73,15 @@ def _line(kind, error, reason, place):
     return None
 
 
+def _say(text, rank):
+    """Only rank 0's standard error is shown under `--nproc`, and this in any case."""
+    if rank:
+        core.say(text.encode(errors="replace"))
+    else:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
 def _with_rank(hook, rank):
     """`hook`, with the rank before each line, and all lines in one write: the ranks share standard error. Ranks of a
     process group have it from PyTorch, whose hook calls this one."""
@@ -83,8 +92,7 @@ def _with_rank(hook, rank):
             hook(*args)
         finally:
             said, sys.stderr = sys.stderr.getvalue(), real
-        sys.stderr.write("".join(f"[rank{rank}]: {line}" for line in said.splitlines(keepends=True)))
-        sys.stderr.flush()
+        _say("".join(f"[rank{rank}]: {line}" for line in said.splitlines(keepends=True)), rank)
 
     return write
 

@@ -7,17 +7,21 @@ import sys
 
 from command import BINARY, CommandTest
 
-SHOW = "import json, os, sys; json.dump([dict(os.environ), os.getcwd()], open(sys.argv[1] + os.environ.get('CASTOR_RANK', ''), 'w'))"
+SHOW = "import json, os, sys; json.dump([dict(os.environ), os.getcwd()], open(sys.argv[1], 'w'))"
+TELL = "import json, os; os.write(1, (json.dumps(dict(os.environ)) + '\\n').encode())"
 
 
 class Environment(CommandTest):
     def seen(self, *options, env={}, binary=BINARY, ranks=None):
+        if ranks and ranks > 1:
+            arguments = ["run", *options, "--all-output", "--nproc", str(ranks), "--", sys.executable, "-c", TELL]
+            status, out, err = self.castor(*arguments, env=env, binary=binary)
+            self.assertEqual(status, 0, err)
+            return sorted(map(json.loads, out.splitlines()), key=lambda environment: int(environment["CASTOR_RANK"]))
         arguments = ["run", *options, *(["--nproc", str(ranks)] if ranks else []), "--"]
         status, _, err = self.castor(*arguments, sys.executable, "-c", SHOW, self.path("seen"), env=env, binary=binary)
         self.assertEqual(status, 0, err)
-        if not ranks or ranks == 1:
-            return json.loads(self.text("seen"))[0]
-        return [json.loads(self.text(f"seen{rank}"))[0] for rank in range(ranks)]
+        return json.loads(self.text("seen"))[0]
 
     def python_directory(self):
         return os.path.realpath(os.path.join(os.path.dirname(BINARY), "../lib/castor"))

@@ -68,15 +68,23 @@ class Streams(CommandTest):
         say = "echo out $CASTOR_RANK; echo err $CASTOR_RANK >&2"
         status, out, err = self.castor("run", "--nproc", "3", "--log-dir", "logs", "sh", "-c", say)
         self.assertEqual((status, out), (0, "out 0\n"))
-        self.assertEqual(sorted(line for line in err if line.startswith("err")), ["err 0", "err 1", "err 2"])
-        self.assertEqual(self.text("logs/rank1.out"), "out 1\n")
-        self.assertEqual(self.text("logs/rank2.out"), "out 2\n")
+        self.assertEqual([line for line in err if line.startswith("err")], ["err 0"])
+        for rank in (1, 2):
+            self.assertEqual(self.text(f"logs/rank{rank}.out"), f"out {rank}\n")
+            self.assertEqual(self.text(f"logs/rank{rank}.err"), f"err {rank}\n")
         self.assertFalse(os.path.exists(self.path("logs/rank0.out")))
 
+    def test_the_errors_of_a_rank_that_fails(self):
+        say = 'for i in $(seq 30); do printf "bar 1\\rbar $i\\n" >&2; done; test $CASTOR_RANK = 0 && exec sleep 5; exit $CASTOR_RANK'
+        status, _, err = self.castor("run", "--nproc", "2", "--log-dir", "logs", "sh", "-c", say)
+        self.assertEqual(status, 1)
+        self.assertEqual([line for line in err if line.startswith("[rank1]")], [f"[rank1]: bar {i}" for i in range(11, 31)])
+
     def test_output_of_all_ranks(self):
-        command = ["run", "--nproc", "3", "--all-output", "--log-dir", "logs", "sh", "-c", "echo out $CASTOR_RANK"]
-        status, out, _ = self.castor(*command)
+        say = "echo out $CASTOR_RANK; echo err $CASTOR_RANK >&2"
+        status, out, err = self.castor("run", "--nproc", "3", "--all-output", "--log-dir", "logs", "sh", "-c", say)
         self.assertEqual((status, sorted(out.splitlines())), (0, ["out 0", "out 1", "out 2"]))
+        self.assertEqual(sorted(line for line in err if line.startswith("err")), ["err 0", "err 1", "err 2"])
         self.assertEqual(os.listdir(self.path("logs")), [])
 
     def test_closed_standard_error(self):

@@ -219,6 +219,21 @@ TABLE = {
         "resumed: plain, then Castor": like(adaptive, stages=resumed("plain", "castor")),
         "resumed: Castor, then plain": like(adaptive, stages=resumed("castor", "plain")),
     },
+    "writes.py": {
+        name: sgd
+        for name in (
+            "metrics_as_json rows_once checkpoints_rotated folders_that_must_be_new replaced_whole logged by_children "
+            "temporary working_directory"
+        ).split()
+    }
+    | {
+        "by_hand": like(sgd, ignored=("head.npy",)),
+        "cached_by_workers": like(sgd, reason="rank 0 loads, and keeps files of, its part of the samples", differs="^files: missing .'cache/"),
+        "mapped": like(sgd, ignored=("mapped.raw",)),
+        "locked": like(sgd, ignored=("base.db",)),
+        "checkpoint_in_parts": like(sgd, ignored=("__0_0.distcp", ".metadata")),
+        "pictures": like(sgd, ignored=("grid.png",)),
+    },
     "groups.py": {
         "group_of_one": like(
             sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run", seconds=60
