@@ -85,6 +85,8 @@ void run_directory_abandon(run_directory *directory);
 
 /* The folder of what the ranks keep of files. */
 void run_files_path(const run_directory *directory, char *out, size_t out_size);
+/* Says so when its disk is full. */
+void run_files_tell_full(const char *path);
 /* With all that is in it; nothing where it is not there. */
 void run_files_remove(const char *path);
 

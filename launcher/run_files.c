@@ -6,11 +6,22 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include "core/log.h"
 
 void run_files_path(const run_directory *directory, char *out, size_t out_size) {
     log_format(out, out_size, "%s/" RUN_FILES_NAME, directory->path);
+}
+
+void run_files_tell_full(const char *path) {
+    enum { ROOM_BYTES_MIN = 1 << 20 };
+    struct statvfs disk;
+    if (statvfs(path, &disk) == 0 && disk.f_bavail * disk.f_frsize < ROOM_BYTES_MIN)
+        LOG_E("no room is left in %s, which holds the ranks' own copies of the files that they change: "
+              "--log-dir names a "
+              "folder on another disk",
+              path);
 }
 
 static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *place) {

@@ -67,6 +67,9 @@ static void report_failure(const rank_set *s, int rank) {
     LOG_E("%s %s%s", who, how, s->running ? "; ending the other ranks" : "");
     char path[PATH_MAX + 32];
     struct stat info;
+    run_files_path(&s->job->directory, path, sizeof path);
+    if (rank > 0)
+        run_files_tell_full(path);
     ranks_output_path(s->job, rank, path, sizeof path);
     if (rank > 0 && !s->job->request->all_output && stat(path, &info) == 0 && info.st_size > 0)
         LOG_I("its standard output is in %s", path);

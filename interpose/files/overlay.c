@@ -181,7 +181,8 @@ static bool begins_with(const char *path, const char *folder) {
 
 bool files_is_apart(const char *path) {
     return begins_with(path, "/proc") || begins_with(path, "/dev") || begins_with(path, "/sys") ||
-           begins_with(path, apart);
+           begins_with(path, apart) || begins_with(path, options()->offload_dir) ||
+           begins_with(path, options()->moments_dir);
 }
 
 /* The folder that relative names begin at; false: it has none now. */
@@ -409,7 +410,7 @@ int files_use(int folder, const char *path, files_intent intent, char *out) {
     if (wrong)
         return wrong;
     if (found.outside)
-        return files_place_of(&found, out);
+        return intent == FILES_EXECUTE ? 1 : files_place_of(&found, out);
     if (intent == FILES_MAKE) {
         if (!found.missing) {
             errno = EEXIST;
@@ -423,7 +424,7 @@ int files_use(int folder, const char *path, files_intent intent, char *out) {
         errno = ENOENT;
         return -1;
     }
-    if (intent == FILES_EXECUTE && path[0] == '/' && found.layer == layer_count)
+    if (intent == FILES_EXECUTE && found.layer == layer_count)
         return 1;
     if (reads)
         return files_place_of(&found, out);

@@ -6,13 +6,23 @@
  * the answer, to a function of this file. Unversioned as they are, they answer to all versions of the symbols. */
 #include "loader.h"
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stddef.h>
+#include <string.h>
 #include "anycall.h"
 #include "lookup.h"
 #include "objects.h"
 #include "torch_import.h"
 #include "wrapper.h"
 #include "../core/log.h"
+#include "../files/overlay.h"
+
+/* Where JUMP keeps the first argument. */
+#if defined(__x86_64__)
+#define SAVED_FIRST 2
+#else
+#define SAVED_FIRST 0
+#endif
 
 typedef void *dlsym_function(void *handle, const char *name);
 typedef void *dlvsym_function(void *handle, const char *name, const char *version);
@@ -113,12 +123,22 @@ __attribute__((used)) static void *dlvsym_target(void *handle, const char *name)
     return may_be_wrapped(handle, name) ? (void *)dlvsym_wrapped : real_of(HOOK_DLVSYM);
 }
 
-__attribute__((used)) static void *dlopen_target(void) {
+/* The dynamic linker opens files by system calls of its own: a library that this process has written has another name there.
+ * `saved`: the arguments as the real function gets them. */
+__attribute__((used)) static void *dlopen_target(const char *file, int mode, void *unused,
+                                                 const char **saved) {
+    HOOK_THREAD_LOCAL char place[FILES_PATH_MAX];
+    (void)mode;
+    (void)unused;
     anycall_refresh();
+    if (__builtin_expect(files_now == FILES_PRIVATE, 0) && file && strchr(file, '/') &&
+        files_use(AT_FDCWD, file, FILES_EXECUTE, place) == 0)
+        saved[SAVED_FIRST] = place;
     return real_of(HOOK_DLOPEN);
 }
 
-/* NAME: asks NAME_target for an address, with the arguments as they came, and jumps there with them. */
+/* NAME: asks NAME_target for an address, with the arguments as they came and the place where they are kept, and jumps there
+ * with them. */
 #if defined(__x86_64__)
 #define JUMP(name)                                                                                           \
     __asm__(".text\n.globl " #name "\n.type " #name ", @function\n.p2align 4\n" #name ":\n"                  \
@@ -126,6 +146,7 @@ __attribute__((used)) static void *dlopen_target(void) {
             "push %rdi\n.cfi_adjust_cfa_offset 8\n"                                                          \
             "push %rsi\n.cfi_adjust_cfa_offset 8\n"                                                          \
             "push %rdx\n.cfi_adjust_cfa_offset 8\n"                                                          \
+            "mov %rsp, %rcx\n"                                                                               \
             "call " #name "_target\n"                                                                        \
             "pop %rdx\n.cfi_adjust_cfa_offset -8\n"                                                          \
             "pop %rsi\n.cfi_adjust_cfa_offset -8\n"                                                          \
@@ -137,6 +158,7 @@ __attribute__((used)) static void *dlopen_target(void) {
             ".cfi_startproc\nhint #34\n"                                                                     \
             "stp x0, x1, [sp, #-32]!\n.cfi_adjust_cfa_offset 32\n"                                           \
             "stp x2, x30, [sp, #16]\n.cfi_rel_offset x30, 24\n"                                              \
+            "mov x3, sp\n"                                                                                   \
             "bl " #name "_target\n"                                                                          \
             "mov x16, x0\n"                                                                                  \
             "ldp x2, x30, [sp, #16]\n"                                                                       \
