@@ -229,7 +229,7 @@ def install(job):
     iterate = dataloader.DataLoader.__iter__
 
     def begin(iterator):
-        iterator._castor_split = None
+        iterator._castor_split, iterator._castor_in_fork = None, job.audit.in_fork
         if not _splits(job):
             return
         iterator._castor_split = _Split(job)
@@ -243,10 +243,14 @@ def install(job):
 
     def following(iterator, draw):
         split = getattr(iterator, "_castor_split", None)
-        if job.audit.in_fork:
-            if torch.is_grad_enabled() and not job.evaluating and torch.utils.data.get_worker_info() is None:
-                job.audit.next_batch_in_fork()
-            return draw() if split is None else split.following_in_fork(iterator)
+        if job.audit.in_fork and not iterator._castor_in_fork:
+            leave_after_backward()
+            if split is not None:
+                return split.following_in_fork(iterator)
+            if iterator._num_workers:
+                job.audit.give_up_in_fork()
+        elif job.audit.in_fork:
+            leave_after_backward()
         try:
             data = draw()
         except StopIteration:
@@ -263,8 +267,17 @@ def install(job):
         job.source = weakref.ref(iterator)
         return split.deliver(iterator, data)
 
+    def leave_after_backward():
+        """In a fork that audits: what comes next is another batch to train on."""
+        if torch.is_grad_enabled() and not job.evaluating and torch.utils.data.get_worker_info() is None:
+            job.audit.next_batch_in_fork()
+
     @functools.wraps(iterate)
     def loader_iter(self):
+        if job.audit.in_fork:
+            leave_after_backward()
+            self._iterator = None  # workers that stay are the parent's
+            return iterate(self)
         if _splits(job):
             core.place_set(job.group.handle, core.PLACE_DATA)
             try:
