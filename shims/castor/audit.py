@@ -20,7 +20,7 @@ import warnings
 import torch
 from torch.utils.data import dataloader
 
-from . import accumulation, core, events, graph, loaders, randomness, tensors
+from . import accumulation, core, events, graph, loaders, randomness, streams, tensors
 
 WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0, is the most that it waits for the fork
 WAIT_SECONDS, WAIT_TIMES = 30.0, 20.0  # ... else that long, and so many times what the ranks took for each one's part
@@ -169,7 +169,7 @@ class Auditor:
         """True in the fork."""
         self.entries = list(self.job.synchronizer.entries)
         self.board, self.compared, self.began = _Board(len(self.entries)), 0, time.monotonic()
-        states = randomness.states()
+        states = streams.states()
         with warnings.catch_warnings():  # of Python's, about threads: the fork does without them
             warnings.simplefilter("ignore", DeprecationWarning)
             parent = os.getpid()
@@ -191,7 +191,7 @@ class Auditor:
         """From here on this process runs the script unsplit, and leaves no trace."""
         self.in_fork = True
         self.job.synchronizer = None
-        randomness.set_states(states)  # Python seeds its own anew in a fork
+        streams.restore(states)  # Python seeds its own anew in a fork
         loaders.PartOfSamples.whole = True
         torch.set_num_threads(1)  # the threads of its pools are the parent's, and so are the compiler's processes
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"

@@ -1,7 +1,7 @@
 """DataLoaders of single-process scripts: a batch drawn to train on (gradients enabled, the model not in evaluation
 mode) is split over the ranks.
 
-All ranks draw the same indices (their random state is rank 0's at the start of each iteration); each loads its part.
+All ranks draw the same indices; each loads its part, or the whole batch where that draws random numbers (streams.py).
 Iterable datasets give each rank the same samples, of which it collates its part. What the loader does not batch is loaded
 whole and cut."""
 import collections
@@ -11,10 +11,10 @@ import weakref
 import zlib
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import dataloader
 
-from . import core, randomness, store
+from . import core, randomness, store, streams
 
 
 def part_of(count, rank, world):
@@ -32,21 +32,23 @@ class PartOfSamples:
     whole = False  # in a fork that audits
 
     def __init__(self, collate, rank, world, audits):
-        self.collate, self.rank, self.world, self.audits = collate, rank, world, audits
+        self.collation, self.rank, self.world, self.audits = streams.Collation(collate), rank, world, audits
 
     def __call__(self, samples):
         if self.whole:
-            return [len(samples), self.collate(samples), None]
+            return [len(samples), self.collation.collate(samples), None]
         first, last, _ = part_of(len(samples), self.rank, self.world)
         self.audits -= 1
-        return [len(samples), self.collate(samples[first:last]), samples if self.audits >= 0 else None]
+        return [len(samples), *self.collation(samples, first, last, self.audits >= 0)]
 
 
 class _Split:
     """What the ranks do with the batches of one iteration."""
 
-    def __init__(self, job):
-        self.job = job
+    def __init__(self, job, iterator):
+        self.job, self.iterator = job, weakref.ref(iterator)
+        self.audits = job.audit.first if job.rank == 0 else 0  # whole batches that are wanted, of the first ones
+        self.in_whole = False  # the dataset draws random numbers, so that its batches cannot be made a second time
         self.drawn = collections.deque()  # of batches not yet delivered: what Job.batch_delivered takes, and the indices
         self.drawn_ahead = False  # of the batch that the script trains on (audit.py)
         self.ahead = False  # the loader's class fetches a batch before it hands out the one before (Accelerate)
@@ -57,10 +59,9 @@ class _Split:
             batch = list(batch)
             first, last, weight = part_of(len(batch), self.job.rank, self.job.world)
             digest = float(zlib.crc32(repr(batch).encode()))
-            # Loading samples may draw numbers: of all of them in a fork that audits, which begins where this rank does.
-            states = randomness.states() if self.job.audit.due else None
-            self.drawn.append(((weight, digest, len(batch)), batch, states))
-            yield batch[first:last]
+            self.drawn.append(((weight, digest, len(batch)), batch))
+            self.audits -= 1
+            yield streams.Indices(batch, first, last, self.audits >= 0)
 
     def hand_out(self, fetched):
         """The batch that the script gets now has this weight and digest."""
@@ -68,31 +69,33 @@ class _Split:
             fetched, self.fetched = self.fetched or fetched, fetched
         if fetched is not None:
             self.job.batch_delivered(*fetched)
+            first, last, _ = part_of(fetched[2], self.job.rank, self.job.world)
+            randomness.begin(self.iterator, first, last, fetched[2])
 
     def deliver(self, iterator, data):
         """What the script gets."""
         kind, audit = iterator._castor_kind, self.job.audit
         if kind == BY_INDEX:
-            fetched, batch, states = self.drawn.popleft()
+            fetched, batch = self.drawn.popleft()
             self.hand_out(fetched)
-            return audit.batch_handed_out(self, data, lambda: self.whole_batch(iterator, batch, states))
+            self.in_whole, data, kept = data
+            if self.in_whole:
+                return audit.batch_handed_out(self, data, kept and functools.partial(kept.batch, iterator._collate_fn))
+            return audit.batch_handed_out(self, data, lambda: self.whole_batch(iterator, batch))
         if kind == BY_SAMPLES:
-            count, data, samples = data
+            count, data, kept = data
             self.hand_out((part_of(count, self.job.rank, self.job.world)[2], float(count), count))
-            whole = None if samples is None else lambda: iterator._collate_fn.collate(samples)
-            return audit.batch_handed_out(self, data, whole)
+            return audit.batch_handed_out(self, data, kept and functools.partial(kept.batch, iterator._collate_fn.collation.collate))
         return audit.batch_handed_out(self, self._cut(data), lambda: data)
 
     @staticmethod
-    def whole_batch(iterator, batch, states):
+    def whole_batch(iterator, batch):
         """In a fork that audits: these samples, loaded here; the workers are the parent's."""
         fetcher = dataloader._DatasetKind.create_fetcher(
             iterator._dataset_kind, iterator._dataset, iterator._auto_collation, iterator._collate_fn, iterator._drop_last)
         if iterator._num_workers:
-            with randomness.restored():
+            with streams.restored():
                 return fetcher.fetch(batch)
-        if states is not None:
-            randomness.set_states(states)
         return fetcher.fetch(batch)
 
     def following_in_fork(self, iterator):
@@ -100,39 +103,29 @@ class _Split:
         if iterator._castor_kind == BY_INDEX:
             if not self.drawn:
                 next(iterator._sampler_iter)
-            return self.whole_batch(iterator, self.drawn.popleft()[1], None)
+            if self.in_whole and iterator._num_workers:
+                self.job.audit.give_up_in_fork()
+            return self.whole_batch(iterator, self.drawn.popleft()[1])
         if iterator._num_workers:
             self.job.audit.give_up_in_fork()
         data = iterator._next_data()
         return data[1] if iterator._castor_kind == BY_SAMPLES else data
 
     def _cut(self, data):
-        sizes = [_rows(leaf) for leaf in tree_flatten(data)[0] if _rows(leaf) is not None]
+        rows = streams.rows_of
+        sizes = [rows(leaf) for leaf in tree_flatten(data)[0] if rows(leaf) is not None]
         if not sizes:
             self.job.say("a DataLoader that makes no batches itself gives some without a tensor to cut: every rank computes "
                          "the whole of them", 1)
             self.hand_out((1.0 / self.job.world, 0.0, self.job.world))
+            randomness.begin_whole(self.iterator)
             return data
         if len({*sizes}) > 1:
             self.job.say("a DataLoader that makes no batches itself gives tensors of different lengths: what is as long as the "
                          "first of them is cut. Let the loader batch the samples where that is not what a batch has", 1)
         first, last, weight = part_of(sizes[0], self.job.rank, self.job.world)
         self.hand_out((weight, float(sizes[0]), sizes[0]))
-        is_column = functools.partial(_is_column, count=sizes[0])
-        return tree_map(lambda leaf: leaf[first:last] if is_column(leaf) else leaf, data, is_leaf=is_column)
-
-
-def _rows(leaf):
-    """The length of a tensor or an array; None of anything else."""
-    shape = getattr(leaf, "shape", None)
-    return len(leaf) if isinstance(shape, tuple) and shape else None
-
-
-def _is_column(part, count):
-    """It holds something for each of `count` samples: a tensor, an array, or words and numbers in a list."""
-    if type(part) in (list, tuple):
-        return len(part) == count and all(isinstance(item, (str, bytes, int, float)) for item in part)
-    return _rows(part) == count
+        return streams.cut(data, functools.partial(streams.is_column, count=sizes[0]), first, last)[0]
 
 
 def _fetched_ahead():
@@ -232,7 +225,7 @@ def install(job):
         iterator._castor_split, iterator._castor_in_fork = None, job.audit.in_fork
         if not _splits(job):
             return
-        iterator._castor_split = _Split(job)
+        iterator._castor_split = _Split(job, iterator)
         iterator._castor_split.ahead = _fetched_ahead()
         iterator._castor_kind = _kind_of(iterator)
         if iterator._castor_kind == BY_INDEX:
@@ -252,20 +245,25 @@ def install(job):
         elif job.audit.in_fork:
             leave_after_backward()
         try:
-            data = draw()
+            with randomness.plain():
+                data = draw()
         except StopIteration:
             job.audit.stop()
             if split is not None and split.ahead:
                 split.hand_out(None)
             else:
                 job.source = lambda: None
+                randomness.end(iterator)
             raise
         if split is None:
             job.source = lambda: None
+            randomness.begin_whole(weakref.ref(iterator))
             return data
         job.split_seen = True
         job.source = weakref.ref(iterator)
-        return split.deliver(iterator, data)
+        data = split.deliver(iterator, data)
+        randomness.look_at(data)
+        return data
 
     def leave_after_backward():
         """In a fork that audits: what comes next is another batch to train on."""
@@ -281,7 +279,7 @@ def install(job):
         if _splits(job):
             core.place_set(job.group.handle, core.PLACE_DATA)
             try:
-                job.share_random_state()
+                streams.share(job)
             finally:
                 core.place_set(job.group.handle, core.PLACE_SCRIPT)
             if not getattr(self, "in_order", True):

@@ -11,7 +11,7 @@ import zlib
 
 import torch
 
-from . import audit, batch_norm, core, graph, loaders, losses, processes, store, tensors, writers
+from . import arrays, audit, batch_norm, core, graph, loaders, losses, processes, randomness, store, streams, tensors, writers
 
 
 ROUNDING = 1e-6  # relative differences of one loss that ranks compute alike
@@ -87,22 +87,6 @@ class Job(processes.Process):
         self.audit.renew()
 
     # ---- random numbers
-
-    def share_random_state(self):
-        """Rank 0's generators for all: samplers must draw the same indices, whatever the ranks drew since."""
-        state = torch.random.get_rng_state()
-        shared = self.group.broadcast(state.numpy().tobytes(), "the random state")
-        torch.random.set_rng_state(torch.frombuffer(bytearray(shared), dtype=torch.uint8))
-        python_state = random.getstate()
-        numbers = torch.tensor([*python_state[1]], dtype=torch.int64)
-        shared = self.group.broadcast(numbers.numpy().tobytes(), "the random state of Python")
-        random.setstate((python_state[0], tuple(torch.frombuffer(bytearray(shared), dtype=torch.int64).tolist()), None))
-        numpy = _numpy()
-        if numpy is not None:
-            name, keys, position, *_ = numpy.random.get_state()
-            shared = self.group.broadcast(keys.tobytes() + int(position).to_bytes(8, "little"), "numpy's random state")
-            keys = numpy.frombuffer(shared[:-8], dtype=keys.dtype)
-            numpy.random.set_state((name, keys, int.from_bytes(shared[-8:], "little"), 0, 0.0))
 
     def diverge(self):
         """From here on a random stream of its own for each rank: they draw different batches."""
@@ -197,6 +181,7 @@ class Job(processes.Process):
     def backward_ended(self, outputs, synchronized):
         if self.audit.in_fork:
             return self.audit.backward_ended_in_fork(outputs)
+        randomness.used()
         if synchronized and len(outputs) == 1 and outputs[0].numel() == 1 and not self.distributed:
             self._show_mean([outputs[0], *losses.scaled_from(outputs[0])])
         if self.audited and not self.distributed:
@@ -220,13 +205,15 @@ class Job(processes.Process):
     def _show_mean(self, shown):
         """What the script prints, and what its schedulers see, is the whole batch's."""
         values = [self.share * loss.item() if self.share else 0.0 for loss in shown]
-        every = self.group.gather([float(len(shown)), self.batch, *(values + 3 * [0.0])[:3]], "the loss")
+        every = self.group.gather([float(len(shown)), self.batch, *(values + 3 * [0.0])[:3], *streams.digest()], "the loss")
         if any(row[1] != every[0][1] for row in every):
             ranks = [r for r, row in enumerate(every) if row[1] != every[0][1]]
             raise core.GroupError(f"castor: rank 0 and rank {ranks[0]} drew different batches from their DataLoaders: seed "
                              "the sampler, or draw it from torch's default generator")
         if not self.split_seen:
             self._check_drawn_by_hand(every)
+        if self.in_parts:
+            streams.level(self, [row[5:] for row in every])
         for i, loss in enumerate(shown[:3]):
             loss.data.fill_(sum(row[2 + i] for row in every))
 
@@ -326,6 +313,7 @@ def install(rank, world, token):
     job = Job(rank, world)
     seed = int(hashlib.sha256(token.encode()).hexdigest(), 16)
     random.seed(seed)  # what a script leaves unseeded must still be the same on every rank
+    torch.default_generator.manual_seed(seed % (1 << 63))
     if _numpy() is not None:
         _numpy().random.seed(seed % (1 << 32))
     processes.adopt_at_build(job)
@@ -333,4 +321,6 @@ def install(rank, world, token):
     writers.install(job)
     _watch_mode(job)
     loaders.install(job)
+    randomness.install(job)
+    arrays.install()
     return job

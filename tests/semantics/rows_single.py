@@ -45,7 +45,7 @@ TABLE = {
             sgd, reason="a loss is taken for a mean over the batch, and the audit finds a sum", refused="this batch cannot be split"
         ),
         "sum_of_losses: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
-        "dropout": like(agreement, reason="each rank draws masks of its own", says="[Dd]ropout"),
+        "dropout": sgd,
         "batch_norm": sgd,
         "models_one_after_another": sgd,
     },
@@ -130,6 +130,27 @@ TABLE = {
         "two_loaders_of_odd_sizes": like(
             sgd, reason="parts of one loss must weigh the same in both batches", refused="cannot split them alike"
         )
+    },
+    "chance.py": {
+        name: sgd
+        for name in (
+            "dropout dropout_in_tails dropout_and_accumulation dropout_in_place dropout_in_double_precision "
+            "dropout_of_flattened dropout_of_features dropout_of_attention dropout_in_recurrent_layers dropout_recomputed "
+            "dropout_in_scripted_code dropout_and_evaluation autoencoder adversarial_of_a_constant noise_on_inputs time_of_each_sample "
+            "sampled_classes paths_dropped generator_of_its_own coin_of_each_step noise_on_weights seeded_in_every_step augmented "
+            "augmented_by_workers augmented_by_spawned_workers augmented_by_workers_that_stay masked_in_collation streamed"
+        ).split()
+    }
+    | {
+        name: adaptive
+        for name in "dropout_with_adam adversarial adversarial_with_numpy adversarial_from_a_buffer".split()
+    }
+    | {
+        "counts_that_depend_on_values": like(agreement, reason="each rank draws numbers of its own"),
+        "compiled": like(agreement, reason="compiled code draws by itself: each rank has numbers of its own", seconds=60),
+        "list_of_each_part": like(
+            agreement, reason="nothing tells that the numbers are the samples'; Castor says so", says="random numbers, since each has a part"
+        ),
     },
     "samplers.py": {
         name: sgd

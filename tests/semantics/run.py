@@ -341,7 +341,8 @@ class Suite:
             self.check(missed[1:], ranks, plugin)
 
 
-ONLY_SINGLE = ("alone.py", "batch_norm.py", "processes.py", "single.py", "loaders.py", "losses.py", "writers.py")  # parts of the agent that scripts under torchrun never reach
+ONLY_SINGLE = ("alone.py", "arrays.py", "batch_norm.py", "processes.py", "single.py", "loaders.py", "losses.py", "randomness.py", "streams.py",
+               "writers.py")  # parts of the agent that scripts under torchrun never reach
 
 
 @functools.cache

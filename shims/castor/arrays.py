@@ -1,0 +1,55 @@
+"""Arrays of random numbers by NumPy's global generator, one row for each sample: as randomness.py draws tensors."""
+import functools
+import sys
+
+from . import randomness
+
+_IN_PLACE = ("seed", "set_state", "get_state", "shuffle", "permutation", "bytes")  # no rows of the samples'
+
+
+def _for_shape(args, kwargs, shape, whole):
+    """The arguments with which the array is drawn in the whole batch's shape; None: none of them says how large it is."""
+
+    def is_shape(value):
+        return value == shape[0] and len(shape) == 1 if isinstance(value, int) else isinstance(value, (tuple, list)) and tuple(value) == shape
+
+    if is_shape(kwargs.get("size")):
+        return args, {**kwargs, "size": whole}
+    if args == shape:  # rand, randn
+        return whole, kwargs
+    at = next((i for i in reversed(range(len(args))) if is_shape(args[i])), None)
+    return None if at is None else ((*args[:at], whole, *args[at + 1:]), kwargs)
+
+
+def _wrap(numpy, draw):
+    @functools.wraps(draw)
+    def wrapper(*args, **kwargs):
+        if not randomness.splits():
+            return draw(*args, **kwargs)
+        before = numpy.random.get_state()
+        made = draw(*args, **kwargs)
+        place = randomness.place_of(made.shape) if isinstance(made, numpy.ndarray) else None
+        if place is None:
+            return made
+        part, dimension, rows = place
+        whole = (*made.shape[:dimension], part.count * rows, *made.shape[dimension + 1:])
+        arguments = _for_shape(args, kwargs, made.shape, whole)
+        if arguments is None:
+            randomness.note_loose()
+            return made
+        numpy.random.set_state(before)
+        own = slice(part.first * rows, (part.first + part.size) * rows)
+        return draw(*arguments[0], **arguments[1])[(slice(None),) * dimension + (own,)].copy()
+
+    wrapper.__module__ = "numpy.random"  # by which it is pickled
+    return wrapper
+
+
+def install():
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return
+    of_all = numpy.random.get_state.__self__
+    for name, draw in list(vars(numpy.random).items()):
+        if getattr(draw, "__self__", None) is of_all and name not in _IN_PLACE:
+            setattr(numpy.random, name, _wrap(numpy, draw))
