@@ -437,11 +437,6 @@ def counts_that_depend_on_values(log):
 
 
 @record.case
-def compiled(log):
-    train(log, classified, torch.compile(dropped()), epochs=1)
-
-
-@record.case
 def list_of_each_part(log):
     """A number for each sample, one after the other."""
     def loss_of(model, x, y):

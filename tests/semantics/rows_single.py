@@ -147,10 +147,7 @@ TABLE = {
     }
     | {
         "counts_that_depend_on_values": like(agreement, reason="each rank draws numbers of its own"),
-        "compiled": like(agreement, reason="compiled code draws by itself: each rank has numbers of its own", seconds=60),
-        "list_of_each_part": like(
-            agreement, reason="nothing tells that the numbers are the samples'; Castor says so", says="random numbers, since each has a part"
-        ),
+        "list_of_each_part": like(sgd, reason="nothing tells that the numbers are the samples'", refused="cannot be split"),
     },
     "samplers.py": {
         name: sgd
