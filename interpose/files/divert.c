@@ -156,7 +156,7 @@ static void map_privately(char *line) {
     if (file < 0)
         return; /* it has no name any more: nobody else finds what is written to it */
     if (call_fstat(file, &info) == 0 && S_ISREG(info.st_mode) && info.st_ino == inode)
-        mmap((void *)begin, end - begin, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, offset);
+        (void)mmap((void *)begin, end - begin, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, offset);
     close(file);
 }
 

@@ -17,7 +17,7 @@ typedef struct layer {
     size_t length;
 } layer;
 
-static layer layers[FILES_LAYERS_MAX + 1];
+static layer layers[FILES_BEFORE + 1];
 static int layer_count;
 static char apart[OPTION_STRING_MAX]; /* the log directory: its files are Castor's */
 
@@ -65,6 +65,7 @@ void files_start(void) {
 }
 
 castor_status files_add_layer(const char *folder) {
+    char inside[OPTION_STRING_MAX + 2];
     size_t length = strlen(folder);
     if (folder[0] != '/' || length >= OPTION_STRING_MAX || folder[length - 1] == '/')
         return error_set(CASTOR_ERR_ARGUMENT,
@@ -72,7 +73,8 @@ castor_status files_add_layer(const char *folder) {
     if (layer_count == FILES_LAYERS_MAX)
         return error_set(CASTOR_ERR_UNSUPPORTED, "the files of this process are diverted %d times already",
                          layer_count);
-    if (call_mkdir(folder, 0700) != 0 && errno != EEXIST)
+    log_format(inside, sizeof inside, "%s/.", folder);
+    if (files_make_parents(layer_count, inside) != 0)
         return error_set(CASTOR_ERR_SYSTEM, "the folder %s for private files cannot be made: error %d",
                          folder, errno);
     memmove(layers + 1, layers, (size_t)layer_count * sizeof *layers);

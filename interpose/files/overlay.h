@@ -29,7 +29,7 @@
 enum {
     FILES_PATH_MAX = 4096,
     FILES_LAYERS_MAX = 4,
-    FILES_BEFORE = FILES_LAYERS_MAX /* the layer of rank 0's notes */
+    FILES_BEFORE = FILES_LAYERS_MAX + 1 /* the layer of rank 0's notes */
 };
 /* From here on, what is only read or replaced as a whole is not copied where a hard link can be made. */
 #define FILES_SHARED_BYTES (64 << 20)
@@ -80,15 +80,15 @@ int files_find(int folder, const char *path, bool follow, files_found *out);
 bool files_is_apart(const char *path);
 
 int files_layer_count(void);
-/* The name of the file of `layer` for this path. */
-int files_place_in(int layer, const char *path, char *out);
+/* The name of the file of layer `at` for this path. */
+int files_place_in(int at, const char *path, char *out);
 /* Of what was found; a directory is that of the lowest layer, which stays the same when layers above get it too. */
 int files_place_of(const files_found *found, char *out);
 /* The path of an actual file, which may lie in a layer; in place. */
 void files_path_of_place(char *place);
 
-bool files_marker(int layer, const char *path, char *kind);
-int files_mark(int layer, const char *path, const char *kind);
+bool files_marker(int at, const char *path, char *kind);
+int files_mark(int at, const char *path, const char *kind);
 /* An own file is there no more. */
 void files_unmark(const char *path);
 

@@ -10,6 +10,9 @@
 #include <unistd.h>
 #include "files.h"
 
+/* libc's headers have names of their own for these parameters. */
+/* NOLINTBEGIN(readability-inconsistent-declaration-parameter-name) */
+
 /* ---- streams ---- */
 
 /* What opendir returns for a directory that is visible in several layers. libc's own begins with a descriptor and a
@@ -231,3 +234,4 @@ HOOK_EXPORT char *__realpath_chk(const char *path, char *out, size_t room) {
 HOOK_EXPORT char *canonicalize_file_name(const char *path) {
     return FILES_DIVERTS() ? realpath_diverted(path, NULL) : REAL(canonicalize_file_name)(path);
 }
+/* NOLINTEND(readability-inconsistent-declaration-parameter-name) */

@@ -9,6 +9,9 @@
 #include <unistd.h>
 #include "files.h"
 
+/* libc's headers have names of their own for these parameters. */
+/* NOLINTBEGIN(readability-inconsistent-declaration-parameter-name) */
+
 #define NEEDS_MODE(flags) ((flags)&O_CREAT || ((flags)&O_TMPFILE) == O_TMPFILE)
 
 /* ---- open ---- */
@@ -225,3 +228,4 @@ TEMPORARY(int, mkostemps, (char *template, int suffix, int flags), (template, su
 TEMPORARY(int, mkostemps64, (char *template, int suffix, int flags), (template, suffix, flags), suffix, flags,
           -1, file)
 TEMPORARY(char *, mkdtemp, (char *template), (template), 0, 0, NULL, folder)
+/* NOLINTEND(readability-inconsistent-declaration-parameter-name) */
