@@ -26,7 +26,7 @@ B := build$(if $(SAN),-$(SAN))
 WARN := -Wall -Wextra -Werror
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
 # Roots are instructions, not calls of libm, which the library does not need.
-CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE -O2 -g -fno-math-errno $(WARN) -fPIC -fvisibility=hidden -pthread -Iinterpose $(SANFLAGS) $(CFLAGS)
+CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE -O2 -g -fno-math-errno $(WARN) -Wvla -fPIC -fvisibility=hidden -pthread -Iinterpose $(SANFLAGS) $(CFLAGS)
 # Sums must round as PyTorch's do: no fused multiply-add but where it is written, and loops that may use wide registers.
 KERNEL_CFLAGS := -O3 -ffp-contract=off
 

@@ -152,16 +152,22 @@ CASTOR_API int castor_broadcast(castor_store *store, void *data, size_t bytes, c
 /* On every rank: `bytes` (the same on all, at most 16 MiB) of each, in rank order; `out` holds world * bytes. */
 CASTOR_API int castor_gather(castor_store *store, const void *data, size_t bytes, void *out,
                              const char *what);
-/* On every rank: `count` (at most 64) values that must be equal; labels[i] (or NULL for all) names value i. A barrier as well; another barrier must follow
- * before the next castor_agree. */
+/* On every rank: `count` values that must be equal; labels[i] (or NULL for all) names value i. A barrier as well; another barrier
+ * must follow before the next castor_agree. */
 CASTOR_API int castor_agree(castor_store *store, const char *what, const double *values,
                             const char *const *labels, uint32_t count);
 /* Says where this rank is (store_place), for the others' messages and waits. */
 CASTOR_API void castor_place_set(castor_store *store, int place);
-/* Tells every rank that this one cannot go on: their waits end with castor_error()'s text. The first to say so is heard. */
-CASTOR_API void castor_fail(castor_store *store, const char *text);
+/* Tells every rank that this one cannot go on: their waits end with castor_error()'s text. The first to say so is heard. `cause` is
+ * the same number for what is the same cause on another rank. */
+CASTOR_API void castor_fail(castor_store *store, const char *text, uint64_t cause);
 /* Why the group cannot go on, and the rank that it began with, -1 when that is none alone; -2: it can. */
 CASTOR_API int castor_failure_get(castor_store *store, char *text, size_t size);
+/* The cause that this rank gave to castor_fail; 0: it gave none. */
+CASTOR_API uint64_t castor_failure_cause(const castor_store *store, int rank);
+/* `tell` writes the line of the script that the calling thread is in, less than `size` bytes, for the error of ranks that have come
+ * to different meetings. NULL: nobody can tell any more. */
+CASTOR_API void castor_place_teller_set(void (*tell)(char *out, size_t size));
 /* Waits until the process of that rank has ended, when it is another one: who looks at exit statuses finds its first. */
 CASTOR_API void castor_blamed_wait(castor_store *store, double seconds);
 /* The interpreter's PyGILState_Ensure, PyGILState_Release, PyErr_CheckSignals and PyErr_Fetch. With them a wait on the main

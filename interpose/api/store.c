@@ -1,6 +1,7 @@
 /* The exported functions about the store: thin, over the modules. */
 #include "castor.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -145,7 +146,9 @@ void castor_place_set(castor_store *s, int place) {
         store_place_set(s, (store_place)place);
 }
 
-void castor_fail(castor_store *s, const char *text) {
+void castor_fail(castor_store *s, const char *text, uint64_t cause) {
+    if (!s->detached)
+        atomic_store(&s->control->rank[s->rank].cause, cause);
     store_fail_by(s, s->rank,
                   error_set(CASTOR_ERR_PEER, "rank %d (pid %d) stopped: %s", store_job_rank(s, s->rank),
                             (int)getpid(), text));
@@ -158,6 +161,14 @@ int castor_failure_get(castor_store *s, char *text, size_t size) {
         return -2;
     log_format(text, size, "%s", s->control->failure);
     return s->control->blamed;
+}
+
+uint64_t castor_failure_cause(const castor_store *s, int rank) {
+    return rank >= 0 && rank < s->world ? atomic_load(&s->control->rank[rank].cause) : 0;
+}
+
+void castor_place_teller_set(void (*tell)(char *out, size_t size)) {
+    wait_place_teller_set(tell);
 }
 
 void castor_blamed_wait(castor_store *s, double seconds) {
@@ -186,7 +197,9 @@ int castor_register(castor_store *s, const castor_description *descriptions, uin
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
-    uint32_t ids[count ? count : 1];
+    uint32_t *ids = calloc(count + 1ul, sizeof *ids);
+    if (!ids)
+        return store_fail(s, error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count));
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++)
         bytes += descriptions[i].numel *
@@ -201,6 +214,7 @@ int castor_register(castor_store *s, const castor_description *descriptions, uin
     store_place_set(s, PLACE_SCRIPT);
     for (uint32_t i = 0; i < count && !status; i++)
         out[i] = s->tensors[ids[i]];
+    free(ids);
     return status;
 }
 

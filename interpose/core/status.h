@@ -13,6 +13,7 @@ typedef enum castor_status {
     CASTOR_ERR_MISMATCH = 6,    /* values that must agree between ranks do not */
     CASTOR_ERR_UNSUPPORTED = 7, /* cannot be done here; nothing was changed */
     CASTOR_ERR_INTERRUPTED = 8, /* a signal's handler of the script ended a wait by an exception */
+    CASTOR_ERR_PARTED = 9, /* the ranks came to different meetings: the script decided differently on them */
 } castor_status;
 
 #endif

@@ -46,7 +46,7 @@ static void *budget_main(void *context) {
     pthread_mutex_lock(&b->lock);
     while (!b->stopping) {
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += (long)LOOK_NS;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
@@ -87,7 +87,11 @@ castor_status budget_start(store *s) {
     s->chunks.unit_bytes = BUDGET_UNIT_BYTES;
     b->backwards = 1;
     pthread_mutex_init(&b->lock, NULL);
-    pthread_cond_init(&b->moved, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&b->moved, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     chunk_backend backend = budget_backend(b);
     chunk_manager_settings settings = chunk_manager_defaults(s->placement.policy);
     settings.placement = s->placement;
@@ -119,7 +123,7 @@ void budget_stop(store *s) {
     if (!b || s->detached)
         return;
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += (time_t)STOP_SECONDS;
     pthread_mutex_lock(&b->lock);
     b->stopping = true;

@@ -45,9 +45,9 @@ typedef struct demand {
 
 static castor_status lock_take(store *s) {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += (time_t)s->timeout_seconds;
-    int failed = pthread_mutex_timedlock(&s->control->demand_lock, &until);
+    int failed = pthread_mutex_clocklock(&s->control->demand_lock, CLOCK_MONOTONIC, &until);
     /* A range that a dead rank was bringing is away still, and the pages that came are right. */
     if (failed == EOWNERDEAD)
         failed = pthread_mutex_consistent(&s->control->demand_lock);

@@ -17,6 +17,33 @@ uint64_t offer_bytes(const offer *o) {
     return o->numel * kernel_dtype_bytes((kernel_dtype)o->dtype);
 }
 
+static bool is_same(const tensor_description *a, const tensor_description *b) {
+    return a->address == b->address && a->numel == b->numel && a->dtype == b->dtype;
+}
+
+/* Tied parameters: the later ones name the first. A table of places with open addressing, at most half full. */
+static castor_status find_tied(const tensor_description *d, uint32_t count, offer *offers) {
+    uint64_t slots = 2;
+    while (slots < 2ul * count)
+        slots *= 2;
+    uint32_t *first = calloc(slots, sizeof *first); /* a place + 1; 0: free */
+    if (!first)
+        return error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (!d[i].numel)
+            continue;
+        uint64_t hash = (uintptr_t)d[i].address * 0x9e3779b97f4a7c15ull, slot = hash ^ hash >> 32;
+        while (first[slot &= slots - 1] && !is_same(&d[first[slot] - 1], &d[i]))
+            slot++;
+        if (first[slot])
+            offers[i].same_as = first[slot] - 1;
+        else
+            first[slot] = i + 1;
+    }
+    free(first);
+    return CASTOR_OK;
+}
+
 castor_status offers_exchange(store *s, const tensor_description *d, uint32_t count, offer *offers) {
     bool gradual = pool_in_use() && !s->budget;
     for (uint32_t i = 0; i < count; i++) {
@@ -28,18 +55,13 @@ castor_status offers_exchange(store *s, const tensor_description *d, uint32_t co
         offers[i] = (offer){d[i].numel, d[i].dtype, 0, sum_dtype, 0, -1, gradual};
         offers[i].mappable =
             d[i].flags & DESCRIPTION_WHOLE && bytes >= PAGE_BYTES && arena_block_size(d[i].address) >= bytes;
-        for (uint32_t j = 0; j < i && d[i].numel; j++)
-            if (d[j].address == d[i].address && d[j].numel == d[i].numel && d[j].dtype == d[i].dtype) {
-                offers[i].same_as = j;
-                break;
-            }
         /* A block that is a view already (of another store's, or of an earlier registration) cannot be mapped twice. */
-        for (store *other = store_first(); other && offers[i].mappable; other = other->next)
-            for (uint32_t k = 0; k < other->tensor_count; k++)
-                if (other->tensors[k]->home == d[i].address)
-                    offers[i].mappable = 0;
+        offers[i].mappable = offers[i].mappable && !tensor_is_over(d[i].address);
     }
-    castor_status status = store_exchange_put(s, EXCHANGE_CALL, offers, count * sizeof *offers);
+    castor_status status = find_tied(d, count, offers);
+    if (status)
+        return status;
+    status = store_exchange_put(s, EXCHANGE_CALL, offers, count * sizeof *offers);
     if (status)
         return status;
     return wait_barrier(s, "the registration of parameters");

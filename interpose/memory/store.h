@@ -29,6 +29,8 @@
 #define STORE_RANKS_MAX   128
 #define STORE_TENSORS_MAX 262144u
 #define STORE_TEXT_MAX    1024
+#define STORE_WHAT_MAX    96
+#define STORE_WHERE_MAX   96
 #define TOGETHER_VERDICTS 64
 
 /* What a rank is doing, so that others can say whom they wait for and stop waiting for one who will not come. */
@@ -46,6 +48,12 @@ typedef enum store_place {
 } store_place;
 extern const char *const store_place_names[PLACE_COUNT];
 
+/* What a rank came to a barrier for (wait_meeting). */
+typedef struct store_meeting {
+    uint64_t bytes, digest;
+    char what[STORE_WHAT_MAX];
+} store_meeting;
+
 typedef struct rank_control {
     _Atomic uint32_t joined;
     int32_t pid;
@@ -58,8 +66,10 @@ typedef struct rank_control {
     _Atomic uint64_t exchange_bytes[2];
     _Atomic uint64_t private_bytes; /* of its views, at its last step */
     _Atomic uint64_t other_bytes;   /* of its blocks that are no model data, of late; under a budget */
-    double values[64];              /* together_agree */
-    _Atomic uint32_t value_count;
+    store_meeting meeting[2];       /* by arrivals % 2: no rank is more than one barrier ahead of another */
+    char where[STORE_WHERE_MAX];    /* its line of the script, once the ranks have parted, and then */
+    _Atomic uint32_t told;          /* ... the arrivals at which they did */
+    _Atomic uint64_t cause;         /* castor_fail */
 } rank_control;
 
 typedef struct store_control {

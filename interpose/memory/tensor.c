@@ -55,6 +55,10 @@ static void on_block_freed(void *context, void *block) {
     pthread_mutex_unlock(&s->lock);
 }
 
+bool tensor_is_over(const void *block) {
+    return arena_adopter(block, on_block_freed) != NULL;
+}
+
 static castor_status tensor_map_home(tensor *t, void *address) {
     pool_block *from_pool = pool_take_out(address);
     castor_status status = arena_adopt(address, on_block_freed, t);

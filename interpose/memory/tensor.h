@@ -94,6 +94,9 @@ castor_status tensor_keep_home(tensor *t);
  * whether it is now a view of the store. Only on this rank; contents of the store do not change. */
 bool tensor_rehome(tensor *t, void *address);
 
+/* A tensor is mapped over this block: it cannot be another one's as well. */
+bool tensor_is_over(const void *block);
+
 /* A place for a state of the tensor; called by its owner. It is given back when every rank has forgotten the tensor. */
 castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char **alias);
 

@@ -157,48 +157,60 @@ done:
     return status;
 }
 
-castor_status together_agree(store *s, const char *what, const double *values, const char *const *labels,
-                             uint32_t count) {
-    rank_control *own = &s->control->rank[s->rank];
-    uint32_t kept = count < 64 ? count : 64;
-    memcpy(own->values, values, kept * sizeof *values);
-    atomic_store(&own->value_count, count);
-    castor_status status = wait_barrier(s, what);
-    if (status)
+/* Of the values' bits: two lists that differ have different ones, but for one chance in 2^64. */
+static uint64_t values_digest(const double *values, uint32_t count) {
+    uint64_t digest = 0x9e3779b97f4a7c15ull ^ count;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        digest = (digest ^ bits) * 0xff51afd7ed558ccdull;
+        digest ^= digest >> 32;
+    }
+    return digest;
+}
+
+/* The ranks have come with different values, and all know it: now each says all of its own. */
+static castor_status values_compare(store *s, const char *what, const double *values,
+                                    const char *const *labels, uint32_t count) {
+    castor_status status = store_exchange_put(s, EXCHANGE_CALL, values, count * sizeof *values);
+    if (status || (status = wait_barrier(s, what)))
         return status;
-    const rank_control *first = &s->control->rank[0];
+    size_t bytes0, bytes;
+    const double *first = store_exchange_get(s, EXCHANGE_CALL, 0, &bytes0);
     for (int rank = 1; rank < s->world; rank++) {
-        const rank_control *theirs = &s->control->rank[rank];
-        uint32_t a = atomic_load(&first->value_count), b = atomic_load(&theirs->value_count);
-        if (a != b)
+        const double *theirs = store_exchange_get(s, EXCHANGE_CALL, rank, &bytes);
+        if (bytes != bytes0)
             return error_set(
                 CASTOR_ERR_MISMATCH,
-                "the ranks disagree at %s: rank %d brings %u values, rank %d brings %u. All ranks must "
+                "the ranks disagree at %s: rank %d brings %lu values, rank %d brings %lu. All ranks must "
                 "make the same calls",
-                what, store_job_rank(s, 0), a, store_job_rank(s, rank), b);
-        for (uint32_t i = 0; i < a && i < 64; i++)
-            if (memcmp(&first->values[i], &theirs->values[i], sizeof(double)) != 0)
+                what, store_job_rank(s, 0), (unsigned long)(bytes0 / sizeof *first), store_job_rank(s, rank),
+                (unsigned long)(bytes / sizeof *first));
+        for (uint32_t i = 0; i < count; i++)
+            if (memcmp(&first[i], &theirs[i], sizeof *first) != 0)
                 return error_set(
                     CASTOR_ERR_MISMATCH,
                     "the ranks disagree at %s: %s is %.9f on rank %d and %.9f on rank %d. Set the same "
                     "on every rank",
-                    what, labels ? labels[i] : "a value", first->values[i], store_job_rank(s, 0),
-                    theirs->values[i], store_job_rank(s, rank));
+                    what, labels ? labels[i] : "a value", first[i], store_job_rank(s, 0), theirs[i],
+                    store_job_rank(s, rank));
     }
-    return CASTOR_OK;
+    return CASTOR_OK; /* each rank's are rank 0's */
 }
 
-/* Rank `from`'s area, which must hold `bytes`. */
-static castor_status take(store *s, int from, void *out, size_t bytes, const char *what) {
+castor_status together_agree(store *s, const char *what, const double *values, const char *const *labels,
+                             uint32_t count) {
+    bool alike;
+    castor_status status = wait_meeting(s, what, 0, values_digest(values, count), &alike);
+    return status || alike ? status : values_compare(s, what, values, labels, count);
+}
+
+/* Every rank's `bytes` bytes are there: the meeting has compared their number. */
+static void take(const store *s, int from, void *out, size_t bytes) {
     size_t sent;
     const void *area = store_exchange_get(s, EXCHANGE_CALL, from, &sent);
-    if (sent != bytes)
-        return error_set(CASTOR_ERR_MISMATCH, "%s: rank %d sends %lu bytes and rank %d expects %lu", what,
-                         store_job_rank(s, from), (unsigned long)sent, store_job_rank(s, s->rank),
-                         (unsigned long)bytes);
     if (bytes)
         memcpy(out, area, bytes);
-    return CASTOR_OK;
 }
 
 castor_status together_broadcast(store *s, void *data, size_t bytes, const char *what) {
@@ -207,8 +219,10 @@ castor_status together_broadcast(store *s, void *data, size_t bytes, const char 
         status = store_exchange_put(s, EXCHANGE_CALL, data, bytes);
     if (status)
         return store_fail(s, status);
-    if ((status = wait_barrier(s, what)) || (status = take(s, 0, data, bytes, what)))
+    bool alike;
+    if ((status = wait_meeting(s, what, bytes, 0, &alike)))
         return status;
+    take(s, 0, data, bytes);
     /* Rank 0 must not write its area again before everyone has read it. */
     return wait_barrier(s, what);
 }
@@ -217,8 +231,10 @@ castor_status together_gather(store *s, const void *data, size_t bytes, void *ou
     castor_status status = store_exchange_put(s, EXCHANGE_CALL, data, bytes);
     if (status)
         return store_fail(s, status);
-    status = wait_barrier(s, what);
-    for (int rank = 0; rank < s->world && !status; rank++)
-        status = take(s, rank, (char *)out + (size_t)rank * bytes, bytes, what);
-    return status ? status : wait_barrier(s, what);
+    bool alike;
+    if ((status = wait_meeting(s, what, bytes, 0, &alike)))
+        return status;
+    for (int rank = 0; rank < s->world; rank++)
+        take(s, rank, (char *)out + (size_t)rank * bytes, bytes);
+    return wait_barrier(s, what);
 }

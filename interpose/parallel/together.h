@@ -13,12 +13,12 @@
 /* *committed tells whether all ranks came. `able` false: this rank cannot take part. */
 castor_status together_try(store *s, uint64_t key, bool able, double patience_seconds, bool *committed);
 
-/* Every rank brings `count` values (at most 64), which must be the same on all of them; an error names the ranks, the
- * value and its label (`labels` may be NULL). It is a barrier as well; the next one must not begin before another barrier. */
+/* Every rank brings `count` values (at most 2M), which must be the same on all of them; an error names the ranks, the first value
+ * that differs and its label (`labels` may be NULL). It costs a digest of them, unless they differ. It is a barrier as well; the next one must not begin before another barrier. */
 castor_status together_agree(store *s, const char *what, const double *values, const char *const *labels,
                              uint32_t count);
 
-/* Rank 0's `bytes` bytes (at most 16 MiB) to all. */
+/* Rank 0's `bytes` bytes (at most 16 MiB) to all, which expect as many. */
 castor_status together_broadcast(store *s, void *data, size_t bytes, const char *what);
 
 /* `bytes` bytes of each rank (the same number, at most 16 MiB), in rank order, to all. */

@@ -2,11 +2,14 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 #include "../core/clock.h"
 #include "../core/error.h"
+#include "../core/log.h"
+#include "../core/options.h"
 #include "../core/process.h"
 #include "../memory/rendezvous.h"
 #include "../trace/live.h"
@@ -14,6 +17,7 @@
 
 #define LOOK_SECONDS    0.1   /* how often a waiter looks after its peers */
 #define RECORD_ABOVE_NS 50000 /* shorter waits are counted, not recorded */
+#define TELL_SECONDS    2.0   /* so long ranks that have parted wait for each other's places */
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value, double seconds) {
     struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
@@ -32,6 +36,15 @@ static castor_status peer_failed(store *s, int rank, castor_status status) {
     store_fail_by(s, rank, status);
     return atomic_load(&s->control->failed) == 2 ? error_set(CASTOR_ERR_PEER, "%s", s->control->failure)
                                                  : status;
+}
+
+/* What keeps the decisions of a single process's script the same on all of its ranks. */
+#define DECIDE                                                                                               \
+    "Decide by what is the same on all of them: the loss after backward(), or whole batches under "          \
+    "torch.no_grad(). CASTOR_BATCH=split keeps batches that are drawn by hand the same"
+
+static bool of_single_process(const store *s) {
+    return options()->world_size == s->world;
 }
 
 castor_status wait_peers_check(store *s) {
@@ -53,8 +66,8 @@ castor_status wait_peers_check(store *s) {
                 s, rank,
                 error_set(CASTOR_ERR_PEER,
                           "rank %d (pid %d) has ended while other ranks wait for it: all ranks must take the "
-                          "same number of steps (as many batches on each); see its own messages",
-                          store_job_rank(s, rank), peer->pid));
+                          "same number of steps (as many batches on each); see its own messages%s",
+                          store_job_rank(s, rank), peer->pid, of_single_process(s) ? ". " DECIDE : ""));
         if (peer->start_ticks && process_state(peer->pid, peer->start_ticks) == 0)
             return peer_failed(
                 s, rank,
@@ -205,12 +218,82 @@ static bool barrier_ready(void *context) {
     return barrier_missing(context) < 0;
 }
 
-castor_status wait_barrier(store *s, const char *what) {
+/* ---- ranks that came to different meetings */
+
+static wait_place_teller place_teller;
+
+void wait_place_teller_set(wait_place_teller teller) {
+    place_teller = teller;
+}
+
+static bool all_told(void *context) {
+    const struct barrier_wait *w = context;
+    for (int rank = 0; rank < w->s->world; rank++)
+        if (atomic_load(&w->s->control->rank[rank].told) != w->arrivals)
+            return false;
+    return true;
+}
+
+/* "waits at train.py, line 12 (the end of backward)", or without the line where nobody knows it. */
+static void meeting_describe(const struct barrier_wait *w, int rank, bool sizes, char *out, size_t size) {
+    const rank_control *peer = &w->s->control->rank[rank];
+    const store_meeting *m = &peer->meeting[w->arrivals % 2];
+    bool placed = atomic_load(&peer->told) == w->arrivals && peer->where[0];
+    size_t used = log_format(out, size, "rank %d waits%s%s (%s", store_job_rank(w->s, rank),
+                             placed ? " at " : " for the others", placed ? peer->where : "", m->what);
+    if (sizes)
+        used += log_format(out + used, size - used, ", %lu bytes", (unsigned long)m->bytes);
+    log_format(out + used, size - used, ")");
+}
+
+/* Every rank finds the same two, since all look at the same meetings. */
+static castor_status parted(struct barrier_wait *w, int other) {
+    store *s = w->s;
+    rank_control *own = &s->control->rank[s->rank];
+    bool sizes = strcmp(s->control->rank[0].meeting[w->arrivals % 2].what,
+                        s->control->rank[other].meeting[w->arrivals % 2].what) == 0;
+    own->where[0] = '\0';
+    if (place_teller)
+        place_teller(own->where, sizeof own->where);
+    atomic_store(&own->told, w->arrivals);
+    wait_notify(&s->control->event, &s->control->waiters);
+    wait_condition c = {all_told, NULL, w, "the places of ranks that have parted"};
+    castor_status status = wait_for(s, &s->control->event, &s->control->waiters, &c, TELL_SECONDS);
+    if (status == CASTOR_ERR_INTERRUPTED)
+        return status;
+    char first[STORE_WHAT_MAX + STORE_WHERE_MAX + 64], second[sizeof first];
+    meeting_describe(w, 0, sizes, first, sizeof first);
+    meeting_describe(w, other, sizes, second, sizeof second);
+    return store_fail(s, error_set(CASTOR_ERR_PARTED, "%s and %s: the script decided differently on them. %s",
+                                   first, second,
+                                   of_single_process(s) ? DECIDE : "All ranks must make the same calls"));
+}
+
+castor_status wait_meeting(store *s, const char *what, uint64_t bytes, uint64_t digest, bool *alike) {
     struct barrier_wait w = {.s = s};
-    w.arrivals = atomic_fetch_add(&s->control->rank[s->rank].arrivals, 1) + 1;
+    rank_control *own = &s->control->rank[s->rank];
+    w.arrivals = atomic_load(&own->arrivals) + 1; /* only this rank writes it */
+    store_meeting *mine = &own->meeting[w.arrivals % 2];
+    mine->bytes = bytes;
+    mine->digest = digest;
+    log_format(mine->what, sizeof mine->what, "%s", what);
+    atomic_store(&own->arrivals, w.arrivals);
     wait_notify(&s->control->event, &s->control->waiters);
     wait_condition c = {barrier_ready, barrier_missing, &w, what};
     castor_status status = wait_until(s, &s->control->event, &s->control->waiters, &c);
     s->changes++; /* what other ranks wrote before it is to be seen now */
+    const store_meeting *first = &s->control->rank[0].meeting[w.arrivals % 2];
+    *alike = true;
+    for (int rank = 1; rank < s->world && !status; rank++) {
+        const store_meeting *theirs = &s->control->rank[rank].meeting[w.arrivals % 2];
+        if (theirs->bytes != first->bytes || strcmp(theirs->what, first->what) != 0)
+            return parted(&w, rank);
+        *alike &= theirs->digest == first->digest;
+    }
     return status;
+}
+
+castor_status wait_barrier(store *s, const char *what) {
+    bool alike;
+    return wait_meeting(s, what, 0, 0, &alike);
 }

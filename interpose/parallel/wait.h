@@ -40,7 +40,13 @@ void wait_raised_take(void *out[3]);
 castor_status wait_peers_check(store *s);
 void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters);
 
-/* Every rank reaches it before any leaves it. */
+/* Every rank reaches it before any leaves it. Ranks that come to different ones at the same time have parted: the error, which all
+ * of them get, names two of them and where each is in the script. */
 castor_status wait_barrier(store *s, const char *what);
+/* The same of ranks that bring `bytes` bytes, as many on each. *alike: they all came with this digest as well. */
+castor_status wait_meeting(store *s, const char *what, uint64_t bytes, uint64_t digest, bool *alike);
+/* Who says where this process is in the script: writes a text of less than `size` bytes. Called on the thread that waits. */
+typedef void (*wait_place_teller)(char *out, size_t size);
+void wait_place_teller_set(wait_place_teller teller);
 
 #endif

@@ -13,6 +13,10 @@ class GroupError(Error):
     """What ends the work of all ranks together: each of them gets it."""
 
 
+class PartedError(GroupError):
+    """The ranks have come to different meetings. The text names the line of the script on two of them."""
+
+
 class Description(ctypes.Structure):
     _fields_ = [("address", c_void_p), ("numel", c_uint64), ("dtype", c_int32), ("flags", c_int32)]
 
@@ -120,6 +124,7 @@ MODE_PLAIN, MODE_OWNER, MODE_REPLICATED, MODE_LOCAL = range(4)
 
 # name: (result, arguments). "status" results become exceptions.
 StackTeller = ctypes.CFUNCTYPE(None, c_char_p)
+PlaceTeller = ctypes.CFUNCTYPE(None, c_void_p, c_size_t)
 
 _SIGNATURES = {
     "attach": ("status", []),
@@ -174,7 +179,9 @@ _SIGNATURES = {
     "gather": ("status", [c_void_p, c_void_p, c_size_t, c_void_p, c_char_p]),
     "agree": ("status", [c_void_p, c_char_p, c_void_p, c_void_p, c_uint32]),
     "place_set": (None, [c_void_p, c_int]),
-    "fail": (None, [c_void_p, c_char_p]),
+    "fail": (None, [c_void_p, c_char_p, c_uint64]),
+    "failure_cause": (c_uint64, [c_void_p, c_int]),
+    "place_teller_set": (None, [PlaceTeller]),
     "failure_get": (c_int, [c_void_p, c_char_p, c_size_t]),
     "blamed_wait": (None, [c_void_p, c_double]),
     "signals_set": (None, [c_void_p] * 4),
@@ -249,15 +256,16 @@ _SIGNATURES = {
 }
 
 
-# castor_status (interpose/core/status.h): a peer is gone, CASTOR_TIMEOUT, ranks that differ; a signal's handler raised.
-_OF_ALL_RANKS, _INTERRUPTED = (4, 5, 6), 8
+# castor_status (interpose/core/status.h): a signal's handler raised; a peer is gone, CASTOR_TIMEOUT, ranks that differ or parted.
+_INTERRUPTED = 8
+_OF_ALL_RANKS = {4: GroupError, 5: GroupError, 6: GroupError, 9: PartedError}
 
 
 def _raise_on_error(status, function, arguments):
     if status == _INTERRUPTED:
         _raise_again()
     if status:
-        raise (GroupError if status in _OF_ALL_RANKS else Error)("castor: " + error().decode(errors="replace"))
+        raise _OF_ALL_RANKS.get(status, Error)("castor: " + error().decode(errors="replace"))
     return status
 
 

@@ -1,6 +1,8 @@
 """How a rank ends that fails. One that an exception ends tells the others which; one that ends because of another rank
 says so in one line, with where it was, and lets that one end first: its traceback and its exit status are what matters."""
 import atexit
+import ctypes
+import hashlib
 import io
 import os
 import sys
@@ -16,15 +18,34 @@ REASON_LETTERS = 300
 _own = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, torch.__file__))
 
 
+def _is_script(code):
+    return not code.co_filename.startswith("<frozen ") and not os.path.abspath(code.co_filename).startswith(_own)
+
+
 def _script_line(trace):
     """Where the script was: its innermost line, below which all is PyTorch's or ours."""
     place = ""
     while trace is not None:
-        path = trace.tb_frame.f_code.co_filename
-        if not path.startswith("<frozen ") and not os.path.abspath(path).startswith(_own):
-            place = f"{os.path.basename(path)}, line {trace.tb_lineno}"
+        if _is_script(trace.tb_frame.f_code):
+            place = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno}"
         trace = trace.tb_next
     return place
+
+
+def _tell_place(out, size):
+    """Writes where the calling thread is, as _script_line says it, for the core."""
+    frame = sys._getframe()
+    while frame is not None and not _is_script(frame.f_code):
+        frame = frame.f_back
+    place = "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"
+    text = place.encode(errors="replace")[:size - 1] + b"\0"
+    ctypes.memmove(out, text, len(text))
+
+
+def _cause(kind, reason, place):
+    """The same number on every rank that ends by the same exception. An interrupt meets each rank where it is."""
+    said = reason if kind is KeyboardInterrupt else f"{reason}, in {place}"
+    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest(), "little")
 
 
 def _reason(kind, error):
@@ -43,11 +64,11 @@ def _lost_connection(error):
 
 
 def _said_by_others():
-    """(rank, why): what another rank has said, or the end of one, that keeps the ranks from going on; or None."""
+    """(rank, why, its cause): what another rank has said, or the end of one, that keeps the ranks from going on; or None."""
     for group in store.groups():
         failure = group.failure()
         if failure is not None and failure[0] not in (-1, group.rank):
-            return failure
+            return *failure, core.failure_cause(group.handle, failure[0])
     return None
 
 
@@ -62,13 +83,15 @@ def _who_was_lost():
 
 def _line(kind, error, reason, place):
     """What this rank says when another one is the cause, or has said the same before; None when it is for itself."""
+    if issubclass(kind, core.PartedError):
+        return str(error)
     if issubclass(kind, core.GroupError):
         return f"{error} (here: {place})"
     if _lost_connection(error):
         said = _who_was_lost()
         return said and f"castor: {said[1]} (here: {place})"
     said = _said_by_others()
-    if said is not None and (f" stopped: {reason}, in {place}" in said[1] or kind is KeyboardInterrupt and f" stopped: {reason}" in said[1]):
+    if said is not None and said[2] == _cause(kind, reason, place):
         return f"castor: {reason}, in {place}, as on rank {said[0]}"
     return None
 
@@ -115,12 +138,17 @@ def _wrap(hook, single_job):
         tell(kind, error, trace)
         for group in store.groups():
             if line is None:
-                core.fail(group.handle, f"{reason}, in {place}; its traceback tells more".encode())
+                core.fail(group.handle, f"{reason}, in {place}; its traceback tells more".encode(), _cause(kind, reason, place))
             atexit.register(core.blamed_wait, group.handle, FIRST_SECONDS)
 
     return excepthook
 
 
+_teller = core.PlaceTeller(_tell_place)  # ctypes keeps no reference to a callback
+
+
 def install(single_job):
     """`single_job`: the ranks of a single-process script, None for other scripts."""
+    core.place_teller_set(_teller)
+    atexit.register(core.place_teller_set, core.PlaceTeller())  # nobody may call into an interpreter that ends
     sys.excepthook = _wrap(sys.excepthook, single_job)

@@ -62,7 +62,7 @@ def _agreed_values(optimizer, pairs):
                 if isinstance(v, (int, float)) or isinstance(v, torch.Tensor) and v.numel() == 1:
                     labels.append(f"{key} of parameter group {number}")
                     values.append(float(v))
-    return labels[:64], values[:64]
+    return labels, values
 
 
 def _checksum(gradients):

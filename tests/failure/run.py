@@ -40,6 +40,10 @@ ENDED = r"rank 1 \(pid \d+\) has ended while other ranks wait for it: all ranks 
 JOINED = r"rank 1 has ended, with status 0, and has not joined the others, which wait for it: .* \(here: train\.py, line \d+\)$"
 
 
+# What ranks of a single process say as well, so that the script can be put right.
+DECIDE = r" Decide by what is the same on all of them: .* \(here: train\.py, line \d+\)$"
+
+
 def both(name, how, says, status, raised=None, kinds=("ddp", "single"), **options):
     """The same of a DistributedDataParallel script and of a single process's. `status`: of both, or of each."""
     for kind, expected in zip(kinds, status if isinstance(status, tuple) else (status, status)):
@@ -55,7 +59,8 @@ both("a hook in backward raises", "hook", stopped("ValueError: made by a hook in
 both("a Function's backward raises", "function", stopped("ValueError: made by the function's backward"), 1, "ValueError: made by")
 both("the optimizer's step raises", "step", stopped("ValueError: made by the optimizer's step"), 1, "ValueError: made by")
 both("memory is out", "memory", stopped(r"RuntimeError: .*can't allocate memory.*"), 1, r"RuntimeError: .*can't allocate memory")
-both("a rank leaves early", "leave", ENDED, 1)
+both("a rank leaves early", "leave", ENDED, 1, kinds=("ddp",))
+both("a rank leaves early", "leave", f"{ENDED}.*{DECIDE}", 1, kinds=("single",))
 both("a rank has fewer steps", "uneven", ENDED, 1, checkpoint=3)
 both("a rank ends before it has joined the others", "early", JOINED, 1, kinds=("single",), checkpoint=None, ranks=3)
 both("a rank calls exit(3)", "exit", ENDED, (1, 3))
@@ -104,6 +109,30 @@ TESTS["another order of parameters (single)"] = lambda: differ("single", "order"
 TESTS["another number of parameters (single)"] = lambda: differ("single", "more", r"the ranks' models differ: rank 0 has 4 parameters")
 TESTS["another learning rate (ddp)"] = lambda: differ("ddp", "lr", RATES)
 TESTS["another learning rate (single)"] = lambda: differ("single", "lr", RATES)
+
+
+TESTS["another learning rate of the last of 12 groups (single)"] = lambda: differ(
+    "single", "groups", r"the ranks disagree at an optimizer step: lr of parameter group 11 is 0\.001\d* on rank 0 and 0\.002\d* on rank 1\.")
+PARTED = (r"rank 0 waits at train\.py, line \d+ \(.*\) and rank 1 waits at train\.py, line \d+ \(.*\): the script decided differently on them\. "
+          r"Decide by what is the same on all of them: .*$")
+
+
+def parts():
+    """One rank saves its best model, the others go on. Each says the same, and which two lines these are: the first that cannot
+    meet, as two files may be saved at the same time."""
+    with started("single", "best") as job:
+        job.check(job.end(START_S) == 1, f"status {job.process.returncode}")
+        said = {job.wait_for(rf"^\[rank{rank}\]: castor: ({PARTED})", 1)[1][1] for rank in range(2)}
+        job.check(len(said) == 1, f"the ranks say {said}")
+        only_one_line(job, set())
+        with open(os.path.join(ROOT, "tests", "failure", "train.py"), encoding="utf-8") as file:
+            script = file.read().splitlines()
+        lines = [script[int(number) - 1] for number in re.findall(r"train\.py, line (\d+)", said.pop())]
+        job.check("loss.backward()" in lines[0] and "torch.save(" in lines[1], f"the lines are {lines}")
+        return "both, with both lines"
+
+
+TESTS["a rank alone saves its best model (single)"] = parts
 
 
 def stops(kind):

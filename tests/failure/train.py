@@ -127,6 +127,10 @@ if at("address space"):
     room = 1 << 30 if os.environ.get("CASTOR_CHUNK_SIZE") else 8 << 20
     resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
 optimizer = Optimizer(model.parameters(), lr=1e-3 if args.how != "lr" or not chosen else 2e-3)
+if args.how == "groups":
+    for number in range(1, 12):
+        rate = 2e-3 if number == 11 and chosen else 1e-3
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(8))], "lr": rate})
 samples = Samples()
 sampler = torch.utils.data.DistributedSampler(samples, shuffle=False) if distributed else None
 workers = 2 if args.how.startswith("worker") else 0
@@ -177,6 +181,8 @@ for step, (x, y) in enumerate(loader):
     loss.backward()
     optimizer.step()
     say("step", step, "loss", repr(loss.item()))
+    if at("best", step):
+        torch.save(network.state_dict(), os.path.join(args.out, "best.pt"))
     if rank == 0 or not distributed:
         save(path)
     if args.how == "uneven" and chosen and step == args.step:

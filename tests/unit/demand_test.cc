@@ -370,6 +370,19 @@ TEST_F(Demand, AKeeperThatIsGoneEndsWhoTouches) {
     });
 }
 
+TEST_F(Demand, WaitsDoNotAskForTheTimeOfDay) {
+    run(2, [&](Rank &r) {
+        Node n;
+        node_open(n, r, 2, kNumels);
+        meet(n, r);
+        uint32_t before = inside_time_of_day_calls();
+        for (Param<> &p : n.params)
+            EXPECT_EQ(p[0], 1.f);
+        EXPECT_EQ(inside_time_of_day_calls(), before);
+        meet(n, r);
+    });
+}
+
 TEST_F(Demand, WhoServesWaitsForWhoReads) {
     run(2, [&](Rank &r) {
         Node n;
@@ -392,7 +405,7 @@ TEST_F(Demand, WhoServesDoesNotWaitWhenItsRanksCannotGoOn) {
         Node n;
         node_open(n, r, 2, kNumels);
         meet(n, r);
-        castor_fail(n.here.store, "no more");
+        castor_fail(n.here.store, "no more", 0);
         EXPECT_EQ(castor_serve_wait(n.here.store, 1), CASTOR_ERR_PEER) << "the other node reads still";
         meet(n, r);
     });

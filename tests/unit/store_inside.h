@@ -40,6 +40,8 @@ int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t co
 bool inside_was_used(const castor_tensor *t);
 /* A collective of the script's begins on this thread: what the hook would tell. */
 void inside_collective_enter(void);
+/* How often this process has asked for the time of day, which may be set back at any moment. */
+uint32_t inside_time_of_day_calls(void);
 /* ThreadSanitizer has reported something in this process. */
 bool inside_race_reported(void);
 

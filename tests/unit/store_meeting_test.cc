@@ -1,6 +1,7 @@
 // Where ranks meet: barriers, values that must agree, gather, broadcast, and operations that all do or none.
 #include <chrono>
 #include <random>
+#include <string>
 #include <thread>
 #include "store_ranks.h"
 
@@ -81,8 +82,52 @@ TEST(StoreMeeting, GatherOfDifferentSizesIsAnError) {
     Job job(2);
     job.run([](Rank &r) {
         char data[8] = {}, all[16];
-        EXPECT_EQ(castor_gather(r.store, data, r.rank ? 4 : 8, all, "an uneven gather"), CASTOR_ERR_MISMATCH);
-        EXPECT_NE(strstr(error_text(), "an uneven gather"), nullptr) << error_text();
+        EXPECT_EQ(castor_gather(r.store, data, r.rank ? 4 : 8, all, "an uneven gather"), CASTOR_ERR_PARTED);
+        for (const char *part : {"rank 0 waits for the others (an uneven gather, 8 bytes)",
+                                 "rank 1 waits for the others (an uneven gather, 4 bytes)"})
+            EXPECT_NE(strstr(error_text(), part), nullptr) << part << " in: " << error_text();
+    });
+}
+
+// Each rank is told by the same words where two of them are; what the last one does is of no interest.
+TEST(StoreMeeting, RanksThatPartedNameTheirPlacesOnEveryRank) {
+    Job job(3);
+    job.run([](Rank &r) {
+        static int line;
+        line = 10 + r.rank;
+        castor_place_teller_set(
+            [](char *out, size_t size) { snprintf(out, size, "train.py, line %d", line); });
+        for (int round = 0; round < 3; round++)
+            r.barrier();
+        char data[8] = {}, all[3 * sizeof data];
+        int status = r.rank == 1 ? castor_barrier(r.store, "a saved file")
+                                 : castor_gather(r.store, data, sizeof data, all, "the loss");
+        EXPECT_EQ(status, CASTOR_ERR_PARTED);
+        const char *said = "rank 0 waits at train.py, line 10 (the loss) and rank 1 waits at train.py, line "
+                           "11 (a saved file): the script decided differently on them";
+        EXPECT_EQ(strncmp(error_text(), said, strlen(said)), 0) << error_text();
+    });
+}
+
+// As many as a script with hundreds of parameter groups brings.
+TEST(StoreMeeting, AgreeComparesAllValues) {
+    Job job(3);
+    job.run([](Rank &r) {
+        std::vector<double> values(5000, 0.5);
+        std::vector<std::string> names;
+        for (size_t i = 0; i < values.size(); i++)
+            names.push_back("value " + std::to_string(i));
+        std::vector<const char *> labels;
+        for (const std::string &name : names)
+            labels.push_back(name.c_str());
+        ASSERT_EQ(castor_agree(r.store, "a step", values.data(), labels.data(), 5000), CASTOR_OK)
+            << error_text();
+        r.barrier();
+        if (r.rank == 2)
+            values[4321] = 0.75;
+        ASSERT_EQ(castor_agree(r.store, "a step", values.data(), labels.data(), 5000), CASTOR_ERR_MISMATCH);
+        const char *said = "value 4321 is 0.500000000 on rank 0 and 0.750000000 on rank 2";
+        EXPECT_NE(strstr(error_text(), said), nullptr) << error_text();
     });
 }
 
@@ -99,7 +144,7 @@ TEST(StoreMeeting, FailureOfOneIsTheErrorOfAll) {
     Job job(3);
     job.run([](Rank &r) {
         if (r.rank == 1) {
-            castor_fail(r.store, "its data is gone");
+            castor_fail(r.store, "its data is gone", 17);
         } else {
             EXPECT_EQ(castor_barrier(r.store, "a barrier"), CASTOR_ERR_PEER);
             EXPECT_EQ(strncmp(error_text(), "rank 1 (pid ", 12), 0) << error_text();
@@ -107,6 +152,8 @@ TEST(StoreMeeting, FailureOfOneIsTheErrorOfAll) {
             char text[64];
             EXPECT_EQ(castor_failure_get(r.store, text, sizeof text), 1);
             EXPECT_EQ(strncmp(text, error_text(), sizeof text - 1), 0) << text;
+            EXPECT_EQ(castor_failure_cause(r.store, 1), 17u);
+            EXPECT_EQ(castor_failure_cause(r.store, r.rank), 0u);
         }
     });
 }

@@ -85,6 +85,37 @@ TEST_P(StoreMismatch, IsOneErrorOnEveryRank) {
 
 INSTANTIATE_TEST_SUITE_P(RankAndWhat, StoreMismatch, testing::Range(0, 9));
 
+// As many as hundreds of small layers have. The time is that of this thread alone, whatever else the machine does.
+TEST(StorePublish, RegistrationOfManyTensorsIsLinear) {
+    Job job(1);
+    job.run([](Rank &r) {
+        const size_t count = 200000;
+        std::vector<float> values(4 * count, 1.f);
+        std::vector<castor_description> d;
+        for (size_t i = 0; i < count; i++)
+            d.push_back({&values[4 * i], 4, 0, 0});
+        d[count - 1].address = &values[0]; // tied to the first
+        std::vector<castor_tensor *> out(count);
+        timespec begin, end;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+        ASSERT_EQ(castor_register(r.store, d.data(), count, out.data()), CASTOR_OK) << error_text();
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+        EXPECT_LT(end.tv_sec - begin.tv_sec, 6) << "comparing each with each takes 20 seconds and more";
+    });
+}
+
+// A wait whose end is a time of day lasts as long as somebody sets the clock back.
+TEST(StorePublish, WaitsUnderABudgetDoNotAskForTheTimeOfDay) {
+    Job job(1);
+    job.options = {"CASTOR_MEMORY_BUDGET=4M"};
+    job.run([](Rank &r) {
+        uint32_t before = inside_time_of_day_calls();
+        usleep(200000); // castor-budget waits again and again
+        castor_store_leave(r.store);
+        EXPECT_EQ(inside_time_of_day_calls(), before);
+    });
+}
+
 TEST(StorePublish, OwnersBytesAreEverybodys) {
     Job job(3);
     job.run([](Rank &r) {
