@@ -53,6 +53,9 @@ CASTOR_API void castor_rank_set(int rank);
 CASTOR_API int castor_hook_get(uint32_t index, const char **layer, const char **name, int *found);
 /* This process trains plainly although a plugin was asked for: logged, and noted for the report. */
 CASTOR_API void castor_passthrough(const char *reason);
+/* The job cannot go on, for this reason: said once, whichever of its processes comes first. `castor run` adds nothing to it. The
+ * caller ends its process. */
+CASTOR_API void castor_refuse(const char *reason);
 
 /* ---- files (docs/files.md) */
 

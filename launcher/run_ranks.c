@@ -83,6 +83,9 @@ static void tell_to_end(rank_set *s) {
 }
 
 static void rank_ended(rank_set *s, int rank, int status) {
+    /* A process that the rank has started refused, and ended it. */
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM && run_outcome_refused(s->job))
+        status = W_EXITCODE(EXIT_FAILURE, 0);
     s->ranks[rank] = (rank_process){0, status};
     s->running--;
     if (!has_failed(status) && s->running && plugin()->engine && !ended_tell(s->job->token, rank))

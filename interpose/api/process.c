@@ -70,6 +70,10 @@ void castor_passthrough(const char *reason) {
     trace_outcome_set(outcome);
 }
 
+void castor_refuse(const char *reason) {
+    start_refuse(reason);
+}
+
 void castor_rank_set(int rank) {
     trace_set_rank(rank);
     log_set_rank(rank);

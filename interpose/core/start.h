@@ -21,8 +21,7 @@ castor_status start_wake(void);
 void start_wake_by_hook(void);
 bool start_is_awake(void);
 
-/* PyTorch is not imported into this process, for this reason: says so, once per job, and leaves the file `refused` in
- * the log directory. */
+/* The job is refused, for this reason: says so, once per job, and leaves the file `refused` in the log directory. */
 void start_refuse(const char *reason);
 
 /* Starts the arena where the options want it. True when it serves blocks. */

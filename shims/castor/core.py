@@ -136,6 +136,7 @@ _SIGNATURES = {
     "log": (None, [c_int, c_char_p]),
     "rank_set": (None, [c_int]),
     "passthrough": (None, [c_char_p]),
+    "refuse": (None, [c_char_p]),
     "group_announce": (None, [c_char_p, c_void_p, c_size_t]),
     "say": (None, [c_char_p]),
     "files_divert": ("status", [c_char_p]),

@@ -1,5 +1,6 @@
-"""How a rank ends that fails. One that an exception ends tells the others which; one that ends because of another rank
-says so in one line, with where it was, and lets that one end first: its traceback and its exit status are what matters."""
+"""How a rank ends that fails. One that an exception ends tells the others which; what Castor itself refuses is said in one line,
+once. A rank that ends because of another one says so in one line, with where it was, and lets that one end first: its traceback and
+its exit status are what matters."""
 import atexit
 import ctypes
 import hashlib
@@ -50,6 +51,8 @@ def _cause(kind, reason, place):
 
 def _reason(kind, error):
     """The exception in one line."""
+    if issubclass(kind, core.Error):
+        return str(error).removeprefix("castor: ")
     lines = str(error).strip().splitlines()
     if "Original Traceback (most recent call last):" in lines:  # a DataLoader's worker has made it
         lines[0] += " " + lines[-1]
@@ -92,6 +95,8 @@ def _line(kind, error, reason, place):
         return said and f"castor: {said[1]} (here: {place})"
     said = _said_by_others()
     if said is not None and said[2] == _cause(kind, reason, place):
+        if issubclass(kind, core.Error):
+            return ""  # it has been said
         return f"castor: {reason}, in {place}, as on rank {said[0]}"
     return None
 
@@ -120,25 +125,35 @@ def _with_rank(hook, rank):
     return write
 
 
+def _fail(kind, reason, place):
+    """Tells the other ranks; of several that fail the first is heard."""
+    more = "" if issubclass(kind, core.Error) else "; its traceback tells more"
+    for group in store.groups():
+        core.fail(group.handle, f"{reason}, in {place}{more}".encode(), _cause(kind, reason, place))
+
+
 def _wrap(hook, single_job):
     def excepthook(kind, error, trace):
-        if not store.active() or not (store.groups() or single_job or issubclass(kind, core.GroupError)):
+        if not store.active() or not (store.groups() or single_job or issubclass(kind, core.Error)):
             return hook(kind, error, trace)
         reason, place = _reason(kind, error), _script_line(trace)
+        own = issubclass(kind, core.Error)  # what Castor refuses: the traceback would show Castor's files
+        if own and not issubclass(kind, core.GroupError):
+            _fail(kind, reason, place)  # first, so that of ranks that refuse the same one says it
         line = _line(kind, error, reason, place)
 
         def tell(*args):
-            if line is None or core.option_text("CASTOR_LOG_LEVEL") == "debug":
+            if core.option_text("CASTOR_LOG_LEVEL") == "debug" or line is None and not own:
                 hook(*args)
-            else:
-                sys.stderr.write(line + "\n")
+            elif line != "":
+                sys.stderr.write((line or f"castor: {reason} (here: {place})") + "\n")
 
         if single_job is not None and not single_job.distributed:
             tell = _with_rank(tell, single_job.rank)
         tell(kind, error, trace)
+        if line is None and not own:
+            _fail(kind, reason, place)
         for group in store.groups():
-            if line is None:
-                core.fail(group.handle, f"{reason}, in {place}; its traceback tells more".encode(), _cause(kind, reason, place))
             atexit.register(core.blamed_wait, group.handle, FIRST_SECONDS)
 
     return excepthook

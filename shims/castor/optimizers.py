@@ -15,7 +15,7 @@ import zlib
 
 import torch
 
-from . import accumulation, core, events, loss_scale, optimizer_kernels, parts, precision, remote, states, store
+from . import accumulation, core, events, loss_scale, optimizer_kernels, parts, precision, processes, remote, states, store
 
 _thread = threading.local()
 _numbers = weakref.WeakKeyDictionary()
@@ -337,6 +337,8 @@ def _outermost(wrapper):
         self = args[0]
         if torch.compiler.is_compiling():  # torch.compile(optimizer.step), only observed: what is compiled stays as it is
             return wrapper(*args, **kwargs)
+        if processes.is_stray():
+            processes.refuse_training()
         if getattr(_thread, "running", None) is not None or not store.active():
             return wrapper(*args, **kwargs)
         closure = _closure_of(args[1:], kwargs)

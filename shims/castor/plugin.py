@@ -1,7 +1,7 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
-from . import accumulation, alone, clipping, compiler, core, events, failures, leaving, optimizers, pool, precision, reducer, remote, single
+from . import accumulation, alone, clipping, compiler, core, events, failures, leaving, optimizers, pool, precision, processes, reducer, remote, single
 
 
 def install():
@@ -12,8 +12,10 @@ def install():
     is_first = int(core.option_text("CASTOR_RANK_PROCESS")) in (0, os.getpid())
     is_rank = rank >= 0 and is_first
     is_alone = is_first and world <= 1 and os.environ.get("WORLD_SIZE", "1") == "1"
-    os.environ["CASTOR_RANK_PROCESS"] = str(os.getpid())
+    if is_first:
+        os.environ["CASTOR_RANK_PROCESS"] = str(os.getpid())
     if world > 1:
+        processes.watch_ranks(int(os.environ["CASTOR_RANK_PROCESS"]))
         single.refuse_process_groups(world, is_rank)
     ranks = single.install(rank, world, core.option_text("CASTOR_JOB")) if is_rank and world > 1 else None
     job = alone.install() if is_alone else ranks

@@ -293,15 +293,13 @@ def refuse_process_groups(world, is_rank):
     makes a group of exactly these ranks may."""
     if not torch.distributed.is_available():
         return
-    stock, pid = torch.distributed.init_process_group, os.getpid()
+    stock = torch.distributed.init_process_group
 
     @functools.wraps(stock)
     def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, *args, **kwargs):
         size = world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE") or 1)
-        if size != world or not is_rank or os.getpid() != pid:
-            raise core.Error("castor: the script makes a process group of its own, and --nproc is for scripts that make none. "
-                             f"Start it without --nproc: castor run --plugin {core.option_text('CASTOR_PLUGIN')} -- torchrun "
-                             f"--nproc-per-node {world} {os.path.basename(sys.argv[0])} (or python, where the script starts its ranks)")
+        if size != world or not is_rank or processes.is_stray():
+            processes.refuse_group()
         return stock(backend, init_method, timeout, world_size, *args, **kwargs)
 
     torch.distributed.init_process_group = init_process_group

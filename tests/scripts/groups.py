@@ -43,5 +43,27 @@ def spawned(log):
     log.note("done", True)
 
 
+def hogwild(log, context):
+    """Processes that train the same model, in memory that they share, and a script that goes on when they have ended."""
+    model = Classifier()
+    model.share_memory()
+    workers = [mp.get_context(context).Process(target=train, args=(None, model)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    log.note("done", True)
+
+
+@record.case
+def hogwild_forked(log):
+    hogwild(log, "fork")
+
+
+@record.case
+def hogwild_spawned(log):
+    hogwild(log, "spawn")
+
+
 if __name__ == "__main__":
     record.main()

@@ -254,9 +254,13 @@ TABLE = {
     },
     "groups.py": {
         "group_of_one": like(
-            sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run", seconds=60
+            sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run .* -- torchrun", seconds=60
         ),
         "spawned": like(sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run", seconds=60),
+        "hogwild_forked": like(sgd, reason="each process trains by itself", refused="starts processes that train, .* without --nproc: castor run .* -- python groups.py$"),
+        "hogwild_spawned": like(
+            sgd, reason="each process trains by itself", refused="starts processes that train, .* without --nproc: castor run .* -- python groups.py$", seconds=60
+        ),
     },
     "unseeded.py": {"": like(agreement, reason="no two runs are alike, but the ranks must be", repeatable=False)},
     "trainer.py": {"": like(adaptive, ignored=("training_args.bin",), seconds=60)},

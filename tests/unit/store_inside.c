@@ -52,6 +52,10 @@ castor_status start_fork_register(void (*prepare)(void), void (*parent)(void), v
     return pthread_atfork(prepare, parent, child) == 0 ? CASTOR_OK : CASTOR_ERR_MEMORY;
 }
 
+void start_refuse(const char *reason) {
+    (void)reason;
+}
+
 castor_status start_wake(void) {
     return CASTOR_OK;
 }
