@@ -241,6 +241,8 @@ def _wrap_scaler():
     @functools.wraps(update)
     def scaler_update(self, new_scale=None):
         """The scale stays through all micro-steps of a step."""
+        if not self.is_enabled():  # then it has no states
+            return update(self, new_scale)
         running = {id(optimizer) for optimizer, cycle in _cycles.items() if cycle.running}
         scaled_now = set(self._per_optimizer_states)
         if not scaled_now & running:

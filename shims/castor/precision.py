@@ -8,6 +8,8 @@ The wide values count as long as the narrow ones are their rounding. Where the s
 count; where it has written the wide ones, which state_dict() shows, all of those do."""
 import functools
 import gc
+import sys
+import threading
 import weakref
 from ctypes import byref, c_uint64, c_void_p
 
@@ -90,6 +92,7 @@ def adopt(group, parameters):
     fresh = [p for p in parameters if store.entry_of(p) is None]
     if dtype is None or not fresh:
         return store.adopt(group, parameters)
+    _watch_transformers()
     if group.across is not None:
         raise core.Error("castor: CASTOR_PRECISION works on one node: leave it at fp32 on several")
     with torch.no_grad():
@@ -103,8 +106,8 @@ def _lower(group, parameters):
     """Makes the working copies. Returns (parameter, its float values) of those that are to be stepped."""
     if all(p.dtype in casts.HALF and of(p) is None for p in parameters):
         raise core.Error(f"castor: the model's parameters are {str(parameters[0].dtype)[6:]} already: leave CASTOR_PRECISION at "
-                         "fp32, or build the model in float, of which Castor then keeps the master (a copy of a model before "
-                         "that is wrapped or its optimizer built)")
+                         "fp32, or build the model in float (transformers: from_pretrained(..., dtype=torch.float32)), of which "
+                         "Castor then keeps the master (a copy of a model before that is wrapped or its optimizer built)")
     of_modules, others, buffers = casts.prepare(parameters)
     ours = {id(p) for p in parameters}
     places = {}
@@ -387,6 +390,35 @@ def _accumulators(stock):
                     self.state[p]["sum"] = torch.full_like(of(p).tensor, group["initial_accumulator_value"])
 
     return __init__
+
+
+_configured = threading.local()  # of: the model whose save_pretrained() runs
+
+
+def _watch_transformers():
+    """save_pretrained() writes the model's type into its configuration, from which the next run builds the model: it must be the
+    type of the weights beside it, which are the wide ones."""
+    model = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    if model is None or getattr(model.save_pretrained, "_castor", False):
+        return
+    save, type_of = model.save_pretrained, model.dtype
+
+    @functools.wraps(save)
+    def save_pretrained(self, *args, **kwargs):
+        before, _configured.of = getattr(_configured, "of", None), self
+        try:
+            return save(self, *args, **kwargs)
+        finally:
+            _configured.of = before
+
+    def dtype_of(self):
+        found = type_of.fget(self)
+        saved = getattr(_configured, "of", None) is self and found is dtype
+        wide = next(filter(None, map(of, self.parameters())), None) if saved else None
+        return found if wide is None else wide.tensor.dtype
+
+    save_pretrained._castor = True
+    model.save_pretrained, model.dtype = save_pretrained, property(dtype_of, doc=type_of.__doc__)
 
 
 def install():

@@ -3,6 +3,7 @@
     single.py --model mlp --optimizer sgd --out FILE [--steps N] [--clip NORM] [--parts N] [--method] [--autocast]
 """
 import argparse
+import os
 
 import torch
 from models import batch, build, loss_of, optimizer_for
@@ -15,6 +16,21 @@ def dataset(name, steps, parts):
     return TensorDataset(*(torch.cat(column) for column in zip(*every)))
 
 
+def pretrained(args):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    if os.path.exists(args.pretrained):
+        model = GPT2LMHeadModel.from_pretrained(args.pretrained)
+    else:
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.arange(16).reshape(2, 8)
+    model(words, labels=words).loss.backward()
+    optimizer.step()
+    model.save_pretrained(args.pretrained)
+    torch.save({"dtype": str(model.dtype)}, args.out + ".0")
+
+
 def main():
     parser = argparse.ArgumentParser()
     for name in ("model", "optimizer", "out"):
@@ -24,8 +40,11 @@ def main():
     parser.add_argument("--clip", type=float)
     parser.add_argument("--method", action="store_true", help="calls a method of the model's, and writes through state_dict()")
     parser.add_argument("--autocast", action="store_true")
+    parser.add_argument("--pretrained", help="the folder of a model of transformers', which is trained again where it is there")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.pretrained:
+        return pretrained(args)
     model = build(args.model)
     optimizer = optimizer_for(args.optimizer, [p for p in model.parameters() if p.requires_grad])
     samples = dataset(args.model, args.steps, args.parts)

@@ -1,4 +1,5 @@
 """What scripts do between steps, and what cannot be done."""
+import json
 import os
 import tempfile
 
@@ -162,6 +163,17 @@ class HabitsTest(PrecisionTest):
         job = jobs.start(*arguments, **options)
         self.assertNotEqual(job.status, 0)
         self.assertRegex(job.said, pattern)
+
+    def test_pretrained_models_are_trained_again(self):
+        """The configuration that transformers writes names the type of the weights, and the next run builds the model so."""
+        with tempfile.TemporaryDirectory() as folder:
+            saved = os.path.join(folder, "model")
+            for _ in range(2):
+                job = jobs.start("--pretrained", saved, single=True, ranks=1)
+                self.assertEqual(job.status, 0, job.said)
+                self.assertEqual(job.told[0]["dtype"], "torch.bfloat16")
+                with open(os.path.join(saved, "config.json"), encoding="utf-8") as file:
+                    self.assertEqual(json.load(file)["dtype"], "float32")
 
     def test_closure_is_refused(self):
         self.refused("castor: .*LBFGS", "--model", "mlp", "--optimizer", "lbfgs")

@@ -250,6 +250,22 @@ def scaler(log):
 
 
 @record.case
+def disabled_scaler(log):
+    """As in scripts that turn mixed precision off by an argument."""
+    made = torch.amp.GradScaler("cpu", enabled=False)
+    model = DistributedDataParallel(Classifier())
+    optimizer, parts = sgd_of(model.parameters()), Parts(log)
+    for x, y in loader():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        made.scale(loss).backward()
+        made.unscale_(optimizer)
+        made.step(optimizer)
+        made.update()
+        parts.over(loss, model, optimizer)
+
+
+@record.case
 def overflow(log):
     """One part of the second batch overflows on one rank: that whole step is left out on all."""
     made = torch.amp.GradScaler("cpu", init_scale=256.0)

@@ -60,6 +60,7 @@ TABLE = {
         "frozen_at_first": accumulated,
         "static_graph": accumulated,
         "scaler": accumulated,
+        "disabled_scaler": accumulated,
         "overflow": accumulated,
         "two_models": accumulated,
         "evaluated_between": accumulated,
