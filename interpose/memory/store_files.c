@@ -2,9 +2,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 #include "../core/error.h"
+#include "../core/log.h"
 #include "chunk.h"
 
 #define PART_BYTES          (1ull << 40) /* of memory files; sparse */
@@ -54,6 +57,15 @@ static castor_status no_memory_files(void) {
                      errno);
 }
 
+/* Files there are memory that counts like any other: what lies "on disk" bounds nothing. */
+static void say_if_memory(const char *folder, int fd) {
+    struct statfs system;
+    if (fstatfs(fd, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC))
+        LOG_W("CASTOR_OFFLOAD_DIR=%s is on a file system in memory (tmpfs): what lies there saves no memory; "
+              "name a directory on a disk",
+              folder);
+}
+
 castor_status store_files_make_chunks(int world, const char *folder, int fds[3]) {
     static const char *const names[CHUNK_KIND_COUNT] = {"castor-param", "castor-grad", "castor-optim"};
     uint64_t part_bytes = store_files_part_bytes(folder);
@@ -76,6 +88,8 @@ castor_status store_files_make_chunks(int world, const char *folder, int fds[3])
         }
         return status;
     }
+    if (*folder)
+        say_if_memory(folder, fds[0]);
     return CASTOR_OK;
 }
 

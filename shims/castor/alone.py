@@ -31,6 +31,9 @@ class Alone(processes.Process):
     def backward_begun(self, outputs, create_graph):
         if self.synchronizer is None or self.distributed:
             return
+        if create_graph and precision.dtype is not None:
+            precision.refuse("backward(create_graph=True) makes gradients of gradients, which the 16-bit parameters and their masters "
+                             "do not have")
         if create_graph:
             self.say("backward(create_graph=True): these gradients and the optimizer's states stay in memory, outside of the "
                      "budget", 1)

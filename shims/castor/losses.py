@@ -42,8 +42,15 @@ def _saved(node, name, default=None):
     return getattr(node, "_saved_" + name, default)
 
 
+class Counted(float):
+    """A divisor that the script holds in a tensor: it has counted what this part has, over some batches perhaps
+    (`num_items_in_batch` of transformers), where a number of its own would be a plain one."""
+
+
 def _numel(node):
     """Of what a sum, a mean or a loss was made over."""
+    if _is(node, "NllLoss"):
+        return int(_saved(node, "total_weight"))
     sizes = _saved(node, "self_sym_sizes")
     if sizes is not None:
         return int(torch.Size(sizes).numel())
@@ -54,8 +61,21 @@ def _numel(node):
 def _number(value):
     """The number that something was divided or multiplied by; None when it is none, or none yet."""
     if isinstance(value, torch.Tensor):
-        return float(value) if value.numel() == 1 and not value.is_complex() else None
+        if value.numel() != 1 or value.is_complex():
+            return None
+        return float(value) if _was_plain(value) else Counted(value)
     return float(value) if isinstance(value, (int, float)) else None
+
+
+def _was_plain(value):
+    """A plain number of Python, which autograd has put into a tensor: beside it the other type counts."""
+    small = torch.tensor(1, dtype=torch.float16 if value.is_floating_point() else torch.int8)
+    return value.dim() == 0 and torch.result_type(small, value) is small.dtype
+
+
+def _kept(divisor, made, factor=None):
+    """`made` of these, which is counted if one of them is."""
+    return Counted(made) if isinstance(divisor, Counted) or isinstance(factor, Counted) else made
 
 
 def _of_parameters(node, seen):
@@ -136,9 +156,9 @@ class Measure:
                 factor, parent = self._scaling(node)
                 if factor is not None:
                     if _is(node, "DivBackward"):  # by zero, where a part has nothing to count
-                        reached.append((parent, factor if divisor is None else divisor * factor, single))
+                        reached.append((parent, factor if divisor is None else _kept(divisor, divisor * factor, factor), single))
                     elif factor:
-                        reached.append((parent, None if divisor is None else divisor / factor, single))
+                        reached.append((parent, None if divisor is None else _kept(divisor, divisor / factor), single))
                     continue
             elif _is(node, "NllLoss") and _saved(node, "reduction") == 1:
                 self.compares = self.compares or _compares_samples(node)
@@ -173,7 +193,7 @@ class Measure:
 
     def _leaf(self, node, divisor):
         if _is(node, "SumBackward") or _saved(node, "reduction") == 2:
-            kind, count = (SUM, 0.0) if divisor is None else (SUM_DIVIDED, abs(divisor))
+            kind, count = (SUM, 0.0) if divisor is None else (SUM_DIVIDED, _kept(divisor, abs(divisor)))
         elif _is(node, "MeanBackward") or _saved(node, "reduction") == 1:
             kind, count = MEAN_OF_ELEMENTS, float(_numel(node))
         else:
@@ -182,11 +202,11 @@ class Measure:
 
     def looks_like_sum(self, samples, part, rows):
         """Some term was made by adding what there is for each of a part's samples, `part` of the batch's `samples`, and was
-        divided by no number of theirs: `rows`, of all ranks, have the same one, and it is the batch's or a small one."""
+        divided by no number of theirs: `rows`, of all ranks, have the same one, and it is the script's, the batch's or a small one."""
         same = all(row == rows[0] for row in rows)
         for position, (kind, count) in enumerate(self.terms):
             numel = self.numel.get(position, 0)
-            of_script = same and count != numel and (count < part or count % samples == 0)
+            of_script = same and not isinstance(count, Counted) and count != numel and (count < part or count % samples == 0)
             if kind == SUM and numel > 1 or kind == SUM_DIVIDED and of_script:
                 return True
         return False

@@ -314,19 +314,22 @@ def _replace_closure(args, kwargs, closure):
     return (closure, *args[1:]), kwargs
 
 
-def _say_alone():
+def _say_alone(optimizer):
     """Tells a script of one process at once, one of several processes at its end: it may wrap its model later."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(hasattr(p, name) for p in parameters for name in ("placements", "_is_flat_param", "_fsdp_flattened")):
+        why = b"PyTorch shares this model out itself (FSDP, tensor parallelism), which Castor leaves as it is"
+    elif torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        why = b"nothing is shared: the model is in no DistributedDataParallel"
+    else:
+        core.passthrough(b"nothing is shared: one process trains. Start more ranks (castor run --nproc N, or torchrun)")
+        return
 
     def tell():
         if not store.groups():
-            core.passthrough(b"nothing is shared: one process trains, or its model is in no DistributedDataParallel. "
-                             b"Start more ranks (castor run --nproc N, or torchrun)")
+            core.passthrough(why)
 
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if distributed and torch.distributed.get_world_size() > 1:
-        atexit.register(tell)
-    else:
-        tell()
+    atexit.register(tell)
 
 
 def _outermost(wrapper):
@@ -366,7 +369,7 @@ def _outermost(wrapper):
         if _job is not None:
             _job.step_ended()
         if not _numbers and _shares and not store.groups():
-            _say_alone()
+            _say_alone(self)
         if self not in _numbers:
             if not _numbers and torch.distributed.is_available() and torch.distributed.is_initialized():
                 core.rank_set(torch.distributed.get_rank())

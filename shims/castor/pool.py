@@ -11,7 +11,7 @@ import weakref
 
 import torch
 
-from . import core, events, nodes, precision, reducer, store
+from . import core, events, nodes, precision, reducer, store, tensors
 
 BYTES_WORTH = 64 << 10  # smaller parameters are not worth a mapping of their own
 _IDLE_THREADS = {"TMonitor"}  # classes of threads that touch no tensor: tqdm's
@@ -35,7 +35,7 @@ def _remember(module):
     with torch._C.DisableTorchFunction():
         if key in _modules or not any(map(_is_worth, module._parameters.values())):
             return
-        _modules[key] = weakref.ref(module, lambda _: _modules.pop(key, None))
+        _modules[key] = weakref.ref(module, tensors.while_python_runs(lambda: _modules.pop(key, None)))
     if not _started:
         _start()
 

@@ -33,7 +33,7 @@ class Wide:
 
     def __init__(self, narrow, tensor, alias=None, place=None):
         key = id(narrow)
-        self.narrow = weakref.ref(narrow, lambda _: _wides.pop(key, None))
+        self.narrow = weakref.ref(narrow, tensors.while_python_runs(lambda: _wides.pop(key, None)))
         self.tensor, self.alias, self.place = tensor, alias, place
         self.version, self.narrow_version = tensor._version, narrow._version
         _wides[key] = self

@@ -30,7 +30,7 @@ class Entry:
     def __init__(self, group, p, handle, sum_dtype):
         info = core.TensorInfo()
         core.tensor_get(handle, byref(info))
-        self.key, self.parameter = id(p), weakref.ref(p, lambda _: self.forget())
+        self.key, self.parameter = id(p), weakref.ref(p, tensors.while_python_runs(self.forget))
         self.handle, self.handle_id, self.group = handle, info.id, group
         self.node = info.node  # whose owner steps it, of several nodes that shard; -1: each node's does
         # That node alone keeps the sum, and the parameter: elsewhere they come when they are touched.

@@ -1,11 +1,22 @@
 """Tensors over addresses, and what of a tensor can be shared."""
 import ctypes
+import sys
 import weakref
 
 import torch
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 DTYPE_OF = {number: dtype for dtype, number in DTYPES.items()}
+
+
+def while_python_runs(callback, ends=sys.is_finalizing):
+    """`callback`, for what is called when an object dies: not any more once Python ends, since modules are empty by then."""
+
+    def run(*_):
+        if not ends():
+            callback()
+
+    return run
 
 
 def tensor_at(address, like, on_free=None):
@@ -16,7 +27,7 @@ def tensor_at(address, like, on_free=None):
         return torch.empty_like(like)
     memory = (ctypes.c_char * (numel * like.element_size())).from_address(address)
     if on_free is not None:
-        weakref.finalize(memory, on_free).atexit = False
+        weakref.finalize(memory, while_python_runs(on_free)).atexit = False
     return torch.frombuffer(memory, dtype=like.dtype, count=numel).as_strided(like.shape, like.stride())
 
 

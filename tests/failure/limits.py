@@ -70,7 +70,7 @@ TESTS["the kernel ends a rank that is out of memory (single)"] = functools.parti
 
 def no_address_space(chunk_size, reason, says):
     """A limit of rank 1's that the store's mappings do not fit into."""
-    return fails("single", "address space", says, status=1, raised="castor.core.Error: castor: " + reason, checkpoint=None,
+    return fails("single", "address space", says, status=1, raised="castor: " + reason, checkpoint=None,
                  settings=[f"CASTOR_CHUNK_SIZE={chunk_size}"] if chunk_size else ())
 
 

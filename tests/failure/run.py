@@ -11,6 +11,7 @@ soon comes from the failure's detection.
 """
 import argparse
 import concurrent.futures
+import functools
 import os
 import re
 import signal
@@ -217,6 +218,26 @@ def ends_at_once():
     return "4 runs of 4 ranks"
 
 
+def kept(precision):
+    """A model that outlives Python's modules (dill keeps what a script has): nobody hears of it."""
+    with started("single", "kept", settings=(f"CASTOR_PRECISION={precision}", "CASTOR_SEPARABLE=Optimizer")) as job:
+        job.check(job.end(START_S) == 0, f"status {job.process.returncode}: {job.lines[-3:]}")
+        job.check("Exception ignored" not in job.text(), "an exception in a callback")
+        return "nothing is said"
+
+
+def in_memory():
+    """CASTOR_OFFLOAD_DIR is on a tmpfs: said once, and the run goes on."""
+    with started("single", "none", settings=("CASTOR_OFFLOAD_DIR=/dev/shm",)) as job:
+        job.check(job.end(START_S) == 0, f"status {job.process.returncode}: {job.lines[-3:]}")
+        said = re.findall(r"^castor: rank \d: CASTOR_OFFLOAD_DIR=/dev/shm is on a file system in memory .*", job.text(), re.M)
+        job.check(len(said) == 1, f"says {said}")
+        return "one line"
+
+
+TESTS["the offload folder is on a tmpfs (single)"] = in_memory
+for name in ("fp32", "bf16"):
+    TESTS[f"a model outlives the modules, {name} (single)"] = functools.partial(kept, name)
 TESTS["a script ends right after a collective (ddp)"] = ends_at_once
 
 

@@ -5,6 +5,7 @@
 A script of many ranks (ddp, under torchrun) or of one process (single). It saves a checkpoint after each step, as a
 temporary file that is renamed, and goes on from it when it is there. What each rank sees is printed: its losses, and the moment before its failure."""
 import argparse
+import builtins
 import os
 import resource
 import signal
@@ -188,6 +189,8 @@ for step, (x, y) in enumerate(loader):
     if args.how == "uneven" and chosen and step == args.step:
         at("uneven")
         break
+if args.how == "kept":
+    builtins.kept = network, optimizer  # as long as anything: other modules are empty when they die
 say("done")
 if args.how == "at once":
     # The thread that carries this rank's collective has its turn late: all that the job runs shares one processor with it.

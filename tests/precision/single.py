@@ -40,6 +40,7 @@ def main():
     parser.add_argument("--clip", type=float)
     parser.add_argument("--method", action="store_true", help="calls a method of the model's, and writes through state_dict()")
     parser.add_argument("--autocast", action="store_true")
+    parser.add_argument("--create-graph", action="store_true")
     parser.add_argument("--pretrained", help="the folder of a model of transformers', which is trained again where it is there")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -53,7 +54,7 @@ def main():
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=args.autocast):
             loss = loss_of(model.forward(x).float() if args.method else model(x), y)
-        loss.backward()
+        loss.backward(create_graph=args.create_graph)
         if args.clip:
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip).item())
         optimizer.step()

@@ -175,6 +175,15 @@ class HabitsTest(PrecisionTest):
                 with open(os.path.join(saved, "config.json"), encoding="utf-8") as file:
                     self.assertEqual(json.load(file)["dtype"], "float32")
 
+    def test_gradients_of_gradients_are_refused(self):
+        """In one process too, in words of the precision and before anything was stepped."""
+        job = jobs.start("--model", "mlp", "--optimizer", "sgd", "--create-graph", single=True, ranks=1)
+        self.assertEqual(job.status, 1, job.said)
+        said = [line for line in job.said.splitlines() if "create_graph" in line and line.startswith("castor: ")]
+        self.assertEqual(len(said), 1, job.said)
+        self.assertIn("CASTOR_PRECISION=bf16 cannot be applied: backward(create_graph=True)", said[0])
+        self.assertNotIn("budget", job.said)
+
     def test_closure_is_refused(self):
         self.refused("castor: .*LBFGS", "--model", "mlp", "--optimizer", "lbfgs")
 

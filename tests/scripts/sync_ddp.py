@@ -8,6 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import record
@@ -272,6 +273,16 @@ def group_of_one(log):
     model = DistributedDataParallel(Classifier(), process_group=groups[dist.get_rank()])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(log, model, optimizer, range(3))
+
+
+@record.case
+def sharded_by_pytorch(log):
+    """FSDP: PyTorch itself keeps a part of each parameter on a rank."""
+    model = Classifier()
+    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        log.note("loss", train_step(model, optimizer, step).item())
 
 
 @record.case

@@ -201,6 +201,7 @@ TABLE = {
         "sub_group": sgd,
         "pairs": adaptive,
         "group_of_one": like(sgd, aside="one rank has nothing to share"),
+        "sharded_by_pytorch": like(sgd, aside="PyTorch shares the model out", says="PyTorch shares this model out itself", says_not="more ranks"),
         "wrapped_but_not_called": sgd,
         "averaged_by_hand": like(sgd, aside="no wrapper: nothing to take over"),
     },

@@ -59,6 +59,7 @@ TABLE = {
     }
     | {
         "one_sample_left": like(sgd, says_not="the loss"),
+        "sums_divided_by_what_two_batches_count": like(sgd, says_not="looks like a sum"),
         "ignored: CASTOR_LOSS=tokens": like(sgd, options=("CASTOR_LOSS=tokens",)),
         "elements_selected: CASTOR_LOSS=tokens": like(sgd, options=("CASTOR_LOSS=tokens",)),
         "sums_accumulated: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
