@@ -1,6 +1,8 @@
 #include "objects.h"
 #include <elf.h>
+#include <link.h>
 #include <string.h>
+#include <sys/auxv.h>
 
 #define VERSION_HIDDEN 0x8000 /* of DT_VERSYM: not the default version */
 
@@ -125,15 +127,63 @@ static int object_look(struct dl_phdr_info *info, size_t size, void *context) {
     return query->symbol != NULL;
 }
 
+/* ---- libc's own dl_iterate_phdr: a sanitizer's, which a plain call would reach, cannot be called before the sanitizer has looked
+ * up libc's, and looks it up through this library */
+
+typedef int iterate_function(int (*look)(struct dl_phdr_info *info, size_t size, void *context),
+                             void *context);
+
+/* The loader's list of objects, as the program's own dynamic section gives it to debuggers; NULL: it does not. */
+static const struct link_map *first_object(void) {
+    const Elf64_Phdr *headers = (const Elf64_Phdr *)getauxval(AT_PHDR);
+    const Elf64_Dyn *dynamic = NULL;
+    uintptr_t base = 0;
+    for (unsigned long i = 0; headers && i < getauxval(AT_PHNUM); i++)
+        if (headers[i].p_type == PT_PHDR)
+            base = (uintptr_t)headers - headers[i].p_vaddr;
+    for (unsigned long i = 0; headers && i < getauxval(AT_PHNUM); i++)
+        if (headers[i].p_type == PT_DYNAMIC)
+            dynamic = (const Elf64_Dyn *)(base + headers[i].p_vaddr);
+    for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++)
+        if (dynamic->d_tag == DT_DEBUG && dynamic->d_un.d_ptr)
+            return ((const struct r_debug *)dynamic->d_un.d_ptr)->r_map;
+    return NULL;
+}
+
+static iterate_function *iterate_find(void) {
+    object_query query = {.library = "libc.so", .name = "dl_iterate_phdr"};
+    for (const struct link_map *at = first_object(); at && !query.symbol; at = at->l_next) {
+        const Elf64_Ehdr *header = (const Elf64_Ehdr *)at->l_addr;
+        if (!name_matches(at->l_name, query.library))
+            continue;
+        struct dl_phdr_info info = {.dlpi_addr = at->l_addr,
+                                    .dlpi_name = at->l_name,
+                                    .dlpi_phdr = (const Elf64_Phdr *)(at->l_addr + header->e_phoff),
+                                    .dlpi_phnum = header->e_phnum};
+        object_look(&info, sizeof info, &query);
+    }
+    return query.symbol ? (iterate_function *)query.symbol : dl_iterate_phdr;
+}
+
+static int iterate(int (*look)(struct dl_phdr_info *info, size_t size, void *context), void *context) {
+    static iterate_function *found;
+    iterate_function *real = __atomic_load_n(&found, __ATOMIC_RELAXED);
+    if (!real) {
+        real = iterate_find();
+        __atomic_store_n(&found, real, __ATOMIC_RELAXED);
+    }
+    return real(look, context);
+}
+
 void *objects_find_symbol(const char *library, const char *name) {
     object_query query = {.library = library, .name = name};
-    dl_iterate_phdr(object_look, &query);
+    iterate(object_look, &query);
     return query.symbol;
 }
 
 bool objects_find(const char *library, char *path, size_t path_size) {
     object_query query = {.library = library, .path = path, .path_size = path_size};
-    return dl_iterate_phdr(object_look, &query) != 0;
+    return iterate(object_look, &query) != 0;
 }
 
 typedef struct address_query {
@@ -154,7 +204,7 @@ static int address_look(struct dl_phdr_info *info, size_t size, void *context) {
 
 bool objects_same(const void *one, const void *other) {
     address_query query = {.one = (uintptr_t)one, .other = (uintptr_t)other};
-    dl_iterate_phdr(address_look, &query);
+    iterate(address_look, &query);
     return query.same;
 }
 
@@ -166,6 +216,6 @@ static int generation_look(struct dl_phdr_info *info, size_t size, void *context
 
 uint64_t objects_generation(void) {
     uint64_t generation = 0;
-    dl_iterate_phdr(generation_look, &generation);
+    iterate(generation_look, &generation);
     return generation;
 }

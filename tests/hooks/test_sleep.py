@@ -114,7 +114,7 @@ class SleepTest(PreloadTest):
     def test_bad_options_are_not_repeated_by_every_shell(self):
         self.quiet("bash", "-c", "echo e", expected="e\n", CASTOR_PLUGIN="nonsense", CASTOR_NO_SUCH="1")
 
-    def compiled(self, name, *texts):
+    def compiled(self, name, *texts, options=()):
         """Compiles a program, under the library."""
         sources = []
         for number, text in enumerate(texts):
@@ -122,11 +122,24 @@ class SleepTest(PreloadTest):
             with open(sources[-1], "w") as file:
                 file.write(text)
         program = f"{self.folder}/{name}"
-        self.quiet(os.environ.get("CC", "cc"), "-O1", "-fno-builtin", "-pthread", "-o", program, *sources)
+        self.quiet(os.environ.get("CC", "cc"), "-O1", "-fno-builtin", "-pthread", *options, "-o", program, *sources)
         return program
 
     def test_compiler_and_a_threaded_forking_program(self):
         self.quiet(self.compiled("threads", THREADS), expected="good\n")
+
+    def test_a_program_with_a_sanitizer(self):
+        """Whose own dlsym and dl_iterate_phdr stand behind the library's, and are empty until it has found libc's."""
+        tried = 0
+        for sanitizer in ("thread", "undefined"):
+            program, option = f"{self.folder}/{sanitizer}", f"-fsanitize={sanitizer}"
+            probe = [os.environ.get("CC", "cc"), option, "-x", "c", "-", "-o", program]
+            able = subprocess.run(probe, input="int main(void) { return 0; }", text=True, capture_output=True, check=False).returncode == 0
+            if able and subprocess.run([program], capture_output=True, check=False).returncode == 0:
+                self.quiet(self.compiled(f"{sanitizer}d", THREADS.replace("i < 50", "i < 0"), options=[option]), "200", expected="good\n")
+                tried += 1
+        if not tried:
+            self.skipTest("no sanitizer works here")
 
     def test_a_program_with_an_allocator_of_its_own(self):
         self.quiet(self.compiled("own", THREADS, ALLOCATOR), "200", expected="good\n")
