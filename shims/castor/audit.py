@@ -20,7 +20,7 @@ import warnings
 import torch
 from torch.utils.data import dataloader
 
-from . import accumulation, core, events, graph, loaders, randomness, streams, tensors
+from . import accumulation, core, events, graph, loaders, processes, randomness, streams, tensors
 
 WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0, is the most that it waits for the fork
 WAIT_SECONDS, WAIT_TIMES = 30.0, 20.0  # ... else that long, and so many times what the ranks took for each one's part
@@ -190,6 +190,7 @@ class Auditor:
     def _become_fork(self, parent, states):
         """From here on this process runs the script unsplit, and leaves no trace."""
         self.in_fork = True
+        processes.watch_ranks(None)  # it steps, for nobody
         self.job.synchronizer = None
         streams.restore(states)  # Python seeds its own anew in a fork
         loaders.PartOfSamples.whole = True
