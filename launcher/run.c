@@ -36,13 +36,10 @@ static int check_ranks(const run_request *request) {
               launcher, fix, request->ranks, launcher);
         return RUN_EXIT_USAGE;
     }
-    if (plugin()->engine)
-        return 0;
-    LOG_E("--nproc %d: plugin %s only observes, and %d copies of the script would each train for themselves; "
-          "use --plugin "
-          "gemini (or another), or leave --nproc out",
-          request->ranks, plugin()->name, request->ranks);
-    return RUN_EXIT_USAGE;
+    if (options()->plugin == CASTOR_PLUGIN_NONE)
+        LOG_W("--nproc %d with plugin none starts %d copies that know nothing of each other; see --plugin",
+              request->ranks, request->ranks);
+    return 0;
 }
 
 static int check_accumulation(void) {

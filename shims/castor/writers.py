@@ -35,15 +35,15 @@ def _once(job, write, name_of_target, name):
         named = isinstance(target, (str, bytes, os.PathLike))
         if not named or job.distributed or not store.active() or job.synchronizer is None:
             return write(*args, **kwargs)
-        result = None
+        result, what = None, f"{name} of {os.path.basename(os.fsdecode(target))}"
         core.place_set(job.group.handle, core.PLACE_SAVE)
         try:
-            job.group.barrier(name)  # another rank may still read what is there, which is rank 0's too
+            job.group.barrier(what)  # another rank may still read what is there, which is rank 0's too
             if job.rank == 0:
                 result = write(*args, **kwargs)
-            job.group.barrier(name)
+            job.group.barrier(what)
             core.files_adopt(os.fsencode(target))
-            job.group.barrier(name)  # rank 0 may change it again
+            job.group.barrier(what)  # rank 0 may change it again
         finally:
             core.place_set(job.group.handle, core.PLACE_SCRIPT)
         return result

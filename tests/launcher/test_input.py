@@ -124,10 +124,6 @@ class BadInput(CommandTest):
         ):
             self.run_refused(["--nproc", "2"], 2, "starts its own ranks", fix, "leave --nproc out", command=command)
 
-    def test_ranks_that_nothing_keeps_together(self):
-        self.run_refused(["--nproc", "2"], 2, "plugin none only observes", "2 copies", "use --plugin gemini")
-        self.run_refused(["--nproc", "2", "--plugin", "none"], 2, "plugin none only observes", "leave --nproc out")
-
     def test_parts_that_are_missing(self):
         for name in ("bin", "lib"):
             os.mkdir(self.path(name))

@@ -38,7 +38,7 @@ class Ends(CommandTest):
         return self.python(RANK.replace("{body}", body))
 
     def ranks(self, count, body, *options):
-        return self.castor("run", "--plugin", "ddp", *options, "--nproc", str(count), "--log-dir", "logs", "--", *self.rank(body))
+        return self.castor("run", *options, "--nproc", str(count), "--log-dir", "logs", "--", *self.rank(body))
 
     def said(self, err, text):
         lines = [line for line in err if text in line]
@@ -117,7 +117,7 @@ if rank == "1": sys.exit(1)
     def test_what_good_ranks_leave_behind_in_a_container(self):
         # Entered from outside, as by `docker exec`: the session's leader is in another process namespace, and its
         # id reads as 0.
-        command = ("run", "--plugin", "ddp", "--nproc", "2", "--log-dir", "logs", "--", *self.rank(LEAVING))
+        command = ("run", "--nproc", "2", "--log-dir", "logs", "--", *self.rank(LEAVING))
         status, _, err = self.castor("--pid", "--fork", "--mount-proc", BINARY, *command, binary="unshare")
         self.assertEqual(status, 0)
         self.assertIn("ended 2 processes that the ranks left running", self.said(err, "left running"))
@@ -157,9 +157,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
     def test_too_many_files_start_none(self):
         # Files for the output of other ranks are opened one at a time, so many ranks need few of them.
-        status, _, err = self.castor("-c", 'ulimit -n 20; exec "$0" run --plugin ddp --nproc 30 true', BINARY, binary="sh")
+        status, _, err = self.castor("-c", 'ulimit -n 20; exec "$0" run --nproc 30 true', BINARY, binary="sh")
         self.assertEqual(status, 0, err)
-        status, _, err = self.castor("-c", 'ulimit -n 6; exec "$0" run --plugin ddp --nproc 2 touch started', BINARY, binary="sh")
+        status, _, err = self.castor("-c", 'ulimit -n 6; exec "$0" run --nproc 2 touch started', BINARY, binary="sh")
         self.assertNotEqual(status, 0)
         self.assertFalse(os.path.exists(self.path("started")), err)
         self.assertEqual(os.listdir(self.folder), ["castor-logs"], err)
@@ -180,7 +180,7 @@ sys.exit(0)
 """)
 
     def counting(self, ranks, **options):
-        process = self.start("run", "--plugin", "ddp", "--nproc", str(ranks), "--log-dir", "logs", "--", *self.python(self.COUNT), **options)
+        process = self.start("run", "--nproc", str(ranks), "--log-dir", "logs", "--", *self.python(self.COUNT), **options)
         self.wait_for_files(*[f"rank{rank}" for rank in range(ranks)])
         return process
 
@@ -213,7 +213,7 @@ sys.exit(0)
 
     def test_status_after_a_signal(self):
         for ranks in ("1", "3"):
-            process = self.start("run", "--plugin", "ddp", "--nproc", ranks, "sh", "-c", "touch up$CASTOR_RANK; sleep 600")
+            process = self.start("run", "--nproc", ranks, "sh", "-c", "touch up$CASTOR_RANK; sleep 600")
             self.wait_for_files(*(["up"] if ranks == "1" else ["up0", "up1", "up2"]))
             process.send_signal(signal.SIGTERM)
             self.assertEqual(process.wait(timeout=30), 128 + signal.SIGTERM)
@@ -235,7 +235,7 @@ def note(number, frame):
 signal.signal(signal.SIGTERM, note)
 ready()
 """
-        process = self.start("run", "--plugin", "ddp", "--nproc", "2", "--log-dir", "logs", *self.python(RANK.replace("{body}", body)))
+        process = self.start("run", "--nproc", "2", "--log-dir", "logs", *self.python(RANK.replace("{body}", body)))
         self.wait_for_files("rank0", "rank1")
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(timeout=30), 1)
@@ -247,7 +247,7 @@ subprocess.Popen(["sleep", "600"], start_new_session=True)
 subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600; sleep 600"])
 ready()
 """
-        for options in (["--plugin", "ddp", "--nproc", "2"], []):
+        for options in (["--nproc", "2"], []):
             process = self.start("run", *options, *self.python(RANK.replace("{body}", body)))
             self.wait_for_files(*(["rank0", "rank1"] if options else ["rank0"]))
             process.kill()

@@ -68,7 +68,7 @@ class Terminal(CommandTest):
 
     def test_ctrl_c_reaches_each_rank_once(self):
         for ranks in (1, 3):
-            process = self.open_terminal(BINARY, "run", "--plugin", "ddp", "--nproc", str(ranks), "--log-dir", "logs", *self.python(NOTE))
+            process = self.open_terminal(BINARY, "run", "--nproc", str(ranks), "--log-dir", "logs", *self.python(NOTE))
             self.wait_for_files(*[f"rank{rank}" for rank in range(ranks)])
             for times in (1, 2):
                 self.type("\x03")
@@ -82,7 +82,7 @@ class Terminal(CommandTest):
             os.remove(self.path("end"))
 
     def test_rank_0_reads_the_terminal(self):
-        for options in ([], ["--plugin", "ddp", "--nproc", "2"]):
+        for options in ([], ["--nproc", "2"]):
             process = self.open_terminal(BINARY, "run", *options, "--log-dir", "logs", *self.python(NOTE), "read")
             self.wait_for_files("rank0")
             self.type("hello\n")
@@ -95,7 +95,7 @@ class Terminal(CommandTest):
         """A shell with job control; castor runs as its job."""
         shell = self.open_terminal("bash", "--norc", "--noprofile", "-i")
         script = " ".join(self.python(NOTE))
-        self.type(f"{BINARY} run --plugin ddp --nproc 2 --log-dir logs {script}; echo status-$?\n")
+        self.type(f"{BINARY} run --nproc 2 --log-dir logs {script}; echo status-$?\n")
         self.wait_for_files("rank0", "rank1")
         self.castors = [pid for pid in self.marked() if os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(BINARY)]
         self.workers = [pid for pid in self.marked() if "python" in os.path.realpath(f"/proc/{pid}/exe")]
@@ -129,7 +129,7 @@ class Terminal(CommandTest):
         self.end(shell)
 
     def test_a_terminal_that_is_closed(self):
-        process = self.open_terminal(BINARY, "run", "--plugin", "ddp", "--nproc", "2", "--log-dir", "logs", "sh", "-c", "touch up$CASTOR_RANK; sleep 600")
+        process = self.open_terminal(BINARY, "run", "--nproc", "2", "--log-dir", "logs", "sh", "-c", "touch up$CASTOR_RANK; sleep 600")
         self.wait_for_files("up0", "up1")
         self.close_terminal()
         wait_for(lambda: not self.marked(), "everything to end")
