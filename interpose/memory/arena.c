@@ -258,6 +258,15 @@ void arena_release(void *block) {
     pthread_mutex_unlock(&lock);
 }
 
+void *arena_adopted(const void *address, void (*on_free)(void *context, void *block)) {
+    pthread_mutex_lock(&lock);
+    extent_id id = arena_region.size ? block_at(address) : 0;
+    const extent_t *e = extent_get(id);
+    void *context = id && e->adopted && e->on_free == on_free ? e->context : NULL;
+    pthread_mutex_unlock(&lock);
+    return context;
+}
+
 void arena_lend(int64_t bytes) {
     pthread_mutex_lock(&lock);
     if (bytes < 0 && (uint64_t)-bytes > stats.lent_bytes)

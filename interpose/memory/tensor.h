@@ -36,7 +36,9 @@ typedef struct tensor {
     uint32_t blocks;               /* of the sum */
     uint64_t param_offset, grad_offset;
     int32_t grad_chunk, param_chunk; /* the numbers of the chunks that hold them */
-    char *home;                      /* shared: the script's address, a view of the parameter range */
+    char *home;       /* shared: the script's block, a view of the parameter range; NULL: none (home.h) */
+    const void *seen; /* not shared: where the script had it when the ranks last settled; NULL: they have not yet */
+    uint64_t layout;  /* as it was registered */
     char *param_alias;               /* shared */
     char *grad_alias;
     tensor_control *control;
@@ -66,6 +68,7 @@ typedef struct tensor_description {
     int32_t dtype; /* kernel_dtype */
     int32_t
         flags; /* DESCRIPTION_WHOLE: the caller knows that the whole storage is this parameter, dense, from its first byte */
+    uint64_t layout; /* one number for dtype, shape and strides, the same on every rank */
 } tensor_description;
 
 /* Registers parameters, on every rank together, and adopts those that all ranks can (rank 0's bytes win). ids[i]
@@ -86,6 +89,9 @@ void tensor_sweep(store *s, const uint8_t *gone, uint32_t count);
 
 /* Back to the script's private memory, at the same address, with the bytes that this rank sees now. */
 castor_status tensor_release(tensor *t);
+
+/* Whether some tensor of this process has its home at the address. */
+bool tensor_home_is_taken(const void *address);
 
 /* The script replaced its tensor and may still hold the block at the old address: that keeps its values. */
 castor_status tensor_keep_home(tensor *t);

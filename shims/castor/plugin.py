@@ -1,7 +1,7 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
-from . import accumulation, alone, clipping, compiler, core, events, failures, leaving, optimizers, pool, precision, reducer, remote, single
+from . import accumulation, alone, clipping, compiler, core, events, failures, leaving, optimizers, pool, precision, reducer, remote, single, swapping
 
 
 def install():
@@ -30,6 +30,7 @@ def install():
     reducer.install()
     optimizers.install(job)
     clipping.install(ranks)
+    swapping.install()
     if core.plugin_shards():
         remote.install()
     failures.install(ranks)
