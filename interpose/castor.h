@@ -177,10 +177,10 @@ CASTOR_API int castor_store_check(castor_store *store);
 #define CASTOR_WHOLE     1 /* its storage holds exactly these elements */
 #define CASTOR_FLOAT_SUM 2 /* its gradients, as they are added, and their sum are float32; on one node only */
 typedef struct castor_description {
-    void *address;  /* of the parameter's first element */
-    uint64_t numel; /* dense, in any order of dimensions */
-    int32_t dtype;  /* 0 float32, 1 float64, 2 float16, 3 bfloat16 */
-    int32_t flags;  /* CASTOR_WHOLE, CASTOR_FLOAT_SUM */
+    void *address;   /* of the parameter's first element */
+    uint64_t numel;  /* dense, in any order of dimensions */
+    int32_t dtype;   /* 0 float32, 1 float64, 2 float16, 3 bfloat16 */
+    int32_t flags;   /* CASTOR_WHOLE, CASTOR_FLOAT_SUM */
     uint64_t layout; /* one number for dtype, shape and strides, the same on every rank */
 } castor_description;
 
@@ -214,11 +214,12 @@ CASTOR_API int castor_tensor_keep_home(castor_tensor *tensor);
 enum { CASTOR_HOME_WHOLE = 1, CASTOR_HOME_STATES_AWAY = 2, CASTOR_HOME_STATES_REACHED = 4 };
 enum { CASTOR_HOME_STAYS, CASTOR_HOME_COMES, CASTOR_HOME_LEAVES };
 typedef struct castor_home {
-    void *address; /* of the first element */
+    void *address;   /* of the first element */
     uint64_t layout; /* as in castor_description */
     uint64_t bytes;  /* to the end of the last element */
     uint64_t states; /* a digest of its optimizer states */
-    int32_t flags;   /* CASTOR_HOME_WHOLE: as in castor_description; a state is not where the store has it; something else
+    int32_t
+        flags; /* CASTOR_HOME_WHOLE: as in castor_description; a state is not where the store has it; something else
                       * can reach it there */
     int32_t unused;
 } castor_home;

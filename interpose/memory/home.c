@@ -127,10 +127,9 @@ uint64_t home_digest(const void *data, size_t bytes) {
 static castor_status values_meet(settling *g, uint64_t *digest) {
     for (uint32_t i = 0; i < g->count; i++)
         if (g->verdicts[i] == HOME_COMES && g->tensors[i]->mode == TENSOR_SHARED)
-            g->values[i] = (home_values){home_digest(g->claims[i].address, g->tensors[i]->bytes),
-                                         g->claims[i].states};
-    castor_status status =
-        store_exchange_put(g->s, EXCHANGE_STATES, g->values, g->count * sizeof *g->values);
+            g->values[i] =
+                (home_values){home_digest(g->claims[i].address, g->tensors[i]->bytes), g->claims[i].states};
+    castor_status status = store_exchange_put(g->s, EXCHANGE_STATES, g->values, g->count * sizeof *g->values);
     if (status || (status = wait_barrier(g->s, "what the parameters are")))
         return status;
     for (int rank = 0; rank < g->s->world; rank++) {
@@ -182,7 +181,8 @@ static castor_status values_move(settling *g) {
     for (uint32_t i = 0; i < g->count && !status; i++)
         if (g->verdicts[i] == HOME_COMES && g->tensors[i]->mode == TENSOR_SHARED && is_away(g, i) &&
             !tensor_rehome(g->tensors[i], g->claims[i].address))
-            status = error_set(CASTOR_ERR_MEMORY, "a parameter's new memory cannot be mapped over: %s", error_text());
+            status = error_set(CASTOR_ERR_MEMORY, "a parameter's new memory cannot be mapped over: %s",
+                               error_text());
     return status;
 }
 

@@ -91,7 +91,8 @@ void snapshot_views_keep(const tensor *t) {
     const snapshot *snap = t->store->snapshot;
     for (uint32_t i = 0; snap && i < snap->view_count; i++)
         if (snap->views[i].of == t && pages_privatize(snap->views[i].view, snap->views[i].bytes) != CASTOR_OK)
-            LOG_W("no memory to keep the states of a parameter that is gone: whoever still holds them sees zeros");
+            LOG_W("no memory to keep the states of a parameter that is gone: whoever still holds them sees "
+                  "zeros");
 }
 
 /* Through the store's file and not through the view: the child keeps the parent's edits by fork itself. */

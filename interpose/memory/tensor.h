@@ -36,10 +36,11 @@ typedef struct tensor {
     uint32_t blocks;               /* of the sum */
     uint64_t param_offset, grad_offset;
     int32_t grad_chunk, param_chunk; /* the numbers of the chunks that hold them */
-    char *home;       /* shared: the script's block, a view of the parameter range; NULL: none (home.h) */
-    const void *seen; /* not shared: where the script had it when the ranks last settled; NULL: they have not yet */
-    uint64_t layout;  /* as it was registered */
-    char *param_alias;               /* shared */
+    char *home; /* shared: the script's block, a view of the parameter range; NULL: none (home.h) */
+    const void
+        *seen; /* not shared: where the script had it when the ranks last settled; NULL: they have not yet */
+    uint64_t layout;   /* as it was registered */
+    char *param_alias; /* shared */
     char *grad_alias;
     tensor_control *control;
     /* This rank's progress. */

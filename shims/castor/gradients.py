@@ -75,8 +75,8 @@ class Synchronizer:
                 "Expected to mark a variable ready only once: a parameter got two gradients in one backward "
                 "(reentrant checkpointing of shared weights?). Pass static_graph=True to DistributedDataParallel."
             )
-        entry.fired = True
         self._submit(entry, p, p.grad)
+        entry.fired = True  # not before: what an exception kept from the sum is not waited for
         self._reap()
         if self.group.across is not None:
             self.group.across.go_on(self)

@@ -1,6 +1,6 @@
 """Runs tests/scripts/rearranged.py, which rearranges storages at random, plain and under Castor; all it sees must be equal.
 
-    tests/rearranged/run.py [--castor build/bin/castor] [--seeds 8] [--first 1] [--only NAME] [--setup NAME]
+    tests/rearranged/run.py [--castor build/bin/castor] [--seeds 5] [--first 1] [--only NAME] [--setup NAME]
 
 --seeds   so many runs in each setup, of seeds from --first on; what fails is printed with its seed, and
           `rearranged.py --out DIR SEED` runs that one alone
@@ -123,7 +123,7 @@ class Suite:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--setup", default="")
     sys.exit(Suite(parser.parse_args()).go())

@@ -249,5 +249,24 @@ def exception_in_backward(log):
             log.step(loss, model, optimizer)
 
 
+@record.case
+def exception_on_rank_1(log):
+    """Which rank 0, and plain PyTorch, do not have."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        if step == 1 and record.rank() == 1:
+            try:
+                (F.cross_entropy(model(x), y) + Failing.apply(model.head.bias).sum()).backward()
+            except ValueError:
+                continue
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
 if __name__ == "__main__":
     record.main()
