@@ -35,7 +35,7 @@ class Process(events.Observer):
         raise NotImplementedError
 
     def backward_raised(self, error):
-        if self.synchronizer is not None and self.synchronizer.expecting:
+        if self.synchronizer is not None and self.synchronizer.expecting and store.active():
             self.synchronizer.raised(error)
 
     def step_begins(self, optimizer):
