@@ -571,7 +571,8 @@ CASTOR_API int castor_optimizer_lion(const castor_lion *lion, const castor_step_
 /* A gradient in CASTOR_SKETCH_BUCKETS sums, which are added to `sketch` times `weight`: what is close in all of them is
  * close, and the sketch of a difference is the difference of the sketches. `dtype`: CASTOR_DTYPE_. */
 #define CASTOR_SKETCH_BUCKETS 32
-CASTOR_API void castor_sketch_add(int dtype, const void *values, uint64_t numel, double weight, double *sketch);
+CASTOR_API void castor_sketch_add(int dtype, const void *values, uint64_t numel, double weight,
+                                  double *sketch);
 
 #define CASTOR_AUDIT_EQUAL     0
 #define CASTOR_AUDIT_DIFFERENT 1
@@ -592,7 +593,8 @@ typedef struct castor_audit {
 
 /* Whether one backward of the whole batch gave what the ranks' parts gave together: `count` sketches of each, one after the
  * other. */
-CASTOR_API void castor_audit_compare(const double *whole, const double *parts, uint32_t count, castor_audit *audit);
+CASTOR_API void castor_audit_compare(const double *whole, const double *parts, uint32_t count,
+                                     castor_audit *audit);
 /* For the report: a backward was compared, and found equal with this relative difference. */
 CASTOR_API void castor_event_audit(double difference);
 
