@@ -186,10 +186,11 @@ CASTOR_API int castor_store_check(castor_store *store);
 #define CASTOR_WHOLE     1 /* its storage holds exactly these elements */
 #define CASTOR_FLOAT_SUM 2 /* its gradients, as they are added, and their sum are float32; on one node only */
 typedef struct castor_description {
-    void *address;  /* of the parameter's first element */
-    uint64_t numel; /* dense, in any order of dimensions */
-    int32_t dtype;  /* 0 float32, 1 float64, 2 float16, 3 bfloat16 */
-    int32_t flags;  /* CASTOR_WHOLE, CASTOR_FLOAT_SUM */
+    void *address;   /* of the parameter's first element */
+    uint64_t numel;  /* dense, in any order of dimensions */
+    int32_t dtype;   /* 0 float32, 1 float64, 2 float16, 3 bfloat16 */
+    int32_t flags;   /* CASTOR_WHOLE, CASTOR_FLOAT_SUM */
+    uint64_t layout; /* one number for dtype, shape and strides, the same on every rank */
 } castor_description;
 
 typedef struct castor_tensor_info {
@@ -217,8 +218,30 @@ CASTOR_API int castor_tensor_release(castor_tensor *tensor);
 /* The script put another block in the parameter's place and may still hold the old one: that keeps its values, whatever
  * is published from now on. */
 CASTOR_API int castor_tensor_keep_home(castor_tensor *tensor);
-/* The script's parameter is at another address now: maps that block, if it can. 1 when it is a view of the store. */
-CASTOR_API int castor_tensor_rehome(castor_tensor *tensor, void *address);
+
+/* Where the script has a parameter now (interpose/memory/home.h says what follows from it). */
+enum { CASTOR_HOME_WHOLE = 1, CASTOR_HOME_STATES_AWAY = 2, CASTOR_HOME_STATES_REACHED = 4 };
+enum { CASTOR_HOME_STAYS, CASTOR_HOME_COMES, CASTOR_HOME_LEAVES };
+typedef struct castor_home {
+    void *address;   /* of the first element */
+    uint64_t layout; /* as in castor_description */
+    uint64_t bytes;  /* to the end of the last element */
+    uint64_t states; /* a digest of its optimizer states */
+    int32_t
+        flags; /* CASTOR_HOME_WHOLE: as in castor_description; a state is not where the store has it; something else
+                      * can reach it there */
+    int32_t unused;
+} castor_home;
+/* away[i]: parameter i is not where it was when the ranks last agreed. Returns how many are not. */
+CASTOR_API uint32_t castor_homes_look(castor_tensor *const *tensors, void *const *addresses,
+                                      const uint64_t *layouts, uint32_t count, uint8_t *away);
+/* On every rank: verdicts[i] is CASTOR_HOME_STAYS; _COMES: it has a new home with the values that all ranks have there;
+ * _LEAVES: from now on it is this rank's own memory. `digest`: of what was agreed. */
+CASTOR_API int castor_homes_settle(castor_store *store, castor_tensor *const *tensors,
+                                   const castor_home *homes, uint32_t count, uint8_t *verdicts,
+                                   uint64_t *digest);
+/* Of `bytes` bytes. */
+CASTOR_API uint64_t castor_digest(const void *data, uint64_t bytes);
 
 /* ---- the pool: parameters before they are registered --------------------------------------------------------- */
 
@@ -367,12 +390,14 @@ CASTOR_API int castor_publish_deduplicate(castor_store *store, castor_tensor *co
 /* A place for a state of a parameter that this rank owns; *alias is where it writes. States of a page and more begin on
  * one. The memory goes back when every rank has forgotten the parameter: others may read it until then. */
 CASTOR_API int castor_state_place(castor_tensor *tensor, uint64_t bytes, uint64_t *offset, void **alias);
-/* A private view of a state that some rank placed. */
-CASTOR_API int castor_state_view(castor_store *store, uint64_t offset, uint64_t bytes, void **out);
+/* A private view of a state that some rank placed. It keeps what it shows when the parameter is forgotten. */
+CASTOR_API int castor_state_view(castor_tensor *tensor, uint64_t offset, uint64_t bytes, void **out);
 CASTOR_API void castor_state_unview(castor_store *store, void *view, uint64_t bytes);
 /* The owner's edits of its own views go to the aliases. Arrays of `count`. */
 CASTOR_API int castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes,
                                  uint32_t count);
+/* A view shows from here on what it shows now. */
+CASTOR_API int castor_view_keep(void *view, uint64_t bytes);
 /* Edits of views are dropped. Both fail where the kernel keeps them. */
 CASTOR_API int castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count);
 CASTOR_API void castor_copy_many(void *const *to, const void *const *from, const uint64_t *bytes,
@@ -555,7 +580,8 @@ CASTOR_API int castor_optimizer_lion(const castor_lion *lion, const castor_step_
 /* A gradient in CASTOR_SKETCH_BUCKETS sums, which are added to `sketch` times `weight`: what is close in all of them is
  * close, and the sketch of a difference is the difference of the sketches. `dtype`: CASTOR_DTYPE_. */
 #define CASTOR_SKETCH_BUCKETS 32
-CASTOR_API void castor_sketch_add(int dtype, const void *values, uint64_t numel, double weight, double *sketch);
+CASTOR_API void castor_sketch_add(int dtype, const void *values, uint64_t numel, double weight,
+                                  double *sketch);
 
 #define CASTOR_AUDIT_EQUAL     0
 #define CASTOR_AUDIT_DIFFERENT 1
@@ -576,7 +602,8 @@ typedef struct castor_audit {
 
 /* Whether one backward of the whole batch gave what the ranks' parts gave together: `count` sketches of each, one after the
  * other. */
-CASTOR_API void castor_audit_compare(const double *whole, const double *parts, uint32_t count, castor_audit *audit);
+CASTOR_API void castor_audit_compare(const double *whole, const double *parts, uint32_t count,
+                                     castor_audit *audit);
 /* For the report: a backward was compared, and found equal with this relative difference. */
 CASTOR_API void castor_event_audit(double difference);
 

@@ -13,17 +13,23 @@ static uint64_t bits_of(uint64_t block) {
 
 static double value_at(kernel_dtype dtype, const void *src, size_t i) {
     switch (dtype) {
-    case KERNEL_F32: return ((const float *)src)[i];
-    case KERNEL_F64: return ((const double *)src)[i];
-    case KERNEL_F16: return kernel_float_of_f16(((const uint16_t *)src)[i]);
-    case KERNEL_BF16: return kernel_float_of_bf16(((const uint16_t *)src)[i]);
-    default: return 0;
+    case KERNEL_F32:
+        return ((const float *)src)[i];
+    case KERNEL_F64:
+        return ((const double *)src)[i];
+    case KERNEL_F16:
+        return kernel_float_of_f16(((const uint16_t *)src)[i]);
+    case KERNEL_BF16:
+        return kernel_float_of_bf16(((const uint16_t *)src)[i]);
+    default:
+        return 0;
     }
 }
 
 /* Of a block, each number has a bucket of its own, which another rotation gives it in every block, and a sign: numbers that
  * stand in one column of a matrix do not end in one bucket. */
-static inline void block_add(double values[KERNEL_SKETCH_BUCKETS], uint64_t block, double weight, double *sketch) {
+static inline void block_add(double values[KERNEL_SKETCH_BUCKETS], uint64_t block, double weight,
+                             double *sketch) {
     uint64_t bits = bits_of(block);
     unsigned rotation = (unsigned)(bits >> 32) % KERNEL_SKETCH_BUCKETS;
     for (unsigned i = 0; i < KERNEL_SKETCH_BUCKETS; i++)

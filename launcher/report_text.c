@@ -11,8 +11,10 @@ static void write_audit(const report *report, FILE *out) {
         uint64_t audited = report_gauge(process, GAUGE_AUDITED).last;
         if (audited > 0)
             fprintf(out,
-                    "  audit     loss and gradients of %" PRIu64 " backward pass%s are the whole batch's (they differ by %.1e)\n",
-                    audited, audited == 1 ? "" : "es", (double)report_gauge(process, GAUGE_AUDIT_DIFFERENCE).max / 1e9);
+                    "  audit     loss and gradients of %" PRIu64
+                    " backward pass%s are the whole batch's (they differ by %.1e)\n",
+                    audited, audited == 1 ? "" : "es",
+                    (double)report_gauge(process, GAUGE_AUDIT_DIFFERENCE).max / 1e9);
     }
 }
 

@@ -16,6 +16,7 @@
 #include "hooks/hooks.h"
 #include "memory/budget.h"
 #include "memory/demand.h"
+#include "memory/home.h"
 #include "memory/pages.h"
 #include "memory/snapshot.h"
 #include "memory/store.h"
@@ -36,6 +37,7 @@
  * of it (docs/decisions.md). */
 #define MANY_RANKS 4
 
+_Static_assert(sizeof(castor_home) == sizeof(home_claim), "one layout, two names");
 _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one layout, two names");
 
 /* A rank inside a collective of the script's will not come to an operation on all gradients. */
@@ -244,8 +246,25 @@ int castor_tensor_keep_home(castor_tensor *t) {
     return tensor_keep_home(t);
 }
 
-int castor_tensor_rehome(castor_tensor *t, void *address) {
-    return tensor_rehome(t, address);
+uint32_t castor_homes_look(castor_tensor *const *tensors, void *const *addresses, const uint64_t *layouts,
+                           uint32_t count, uint8_t *away) {
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < count; i++)
+        found += away[i] = !home_is_at(tensors[i], addresses[i], layouts[i]);
+    return found;
+}
+
+int castor_homes_settle(castor_store *s, castor_tensor *const *tensors, const castor_home *homes,
+                        uint32_t count, uint8_t *verdicts, uint64_t *digest) {
+    castor_status status = rank_check(s, __func__);
+    if (status)
+        return status;
+    store_place_set(s, PLACE_STEP);
+    return homes_settle(s, tensors, (const home_claim *)homes, count, verdicts, digest);
+}
+
+uint64_t castor_digest(const void *data, uint64_t bytes) {
+    return home_digest(data, bytes);
 }
 
 int castor_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t *ticket) {
@@ -385,7 +404,8 @@ int castor_state_place(castor_tensor *t, uint64_t bytes, uint64_t *offset, void 
     return status ? status : tensor_state_place(t, bytes, offset, (char **)alias);
 }
 
-int castor_state_view(castor_store *s, uint64_t offset, uint64_t bytes, void **out) {
+int castor_state_view(castor_tensor *t, uint64_t offset, uint64_t bytes, void **out) {
+    store *s = t->store;
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
@@ -393,7 +413,7 @@ int castor_state_view(castor_store *s, uint64_t offset, uint64_t bytes, void **o
     size_t span = pages_round(offset - from + bytes);
     char *view;
     status = pages_map_view(s->chunks.list[CHUNK_OPTIM].fd, from, span, NULL, &view);
-    if (status == CASTOR_OK && (status = snapshot_view_add(s, from, view, span)) != CASTOR_OK)
+    if (status == CASTOR_OK && (status = snapshot_view_add(t, from, view, span)) != CASTOR_OK)
         munmap(view, span);
     if (status == CASTOR_OK)
         chunk_units_map(&s->chunks, view, span);
@@ -414,6 +434,10 @@ int castor_views_push(void *const *views, void *const *aliases, const uint64_t *
         if (pages_edited_copy(views[i], aliases[i], pages_round(bytes[i])))
             status = pages_edited_drop(views[i], pages_round(bytes[i]));
     return status;
+}
+
+int castor_view_keep(void *view, uint64_t bytes) {
+    return pages_privatize(view, pages_round(bytes));
 }
 
 int castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count) {

@@ -10,7 +10,8 @@
 _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
                    offsetof(castor_accumulation, count) == offsetof(accumulation, count),
                "one layout, two names");
-_Static_assert(sizeof(castor_audit) == sizeof(audit) && offsetof(castor_audit, worst) == offsetof(audit, worst) &&
+_Static_assert(sizeof(castor_audit) == sizeof(audit) &&
+                   offsetof(castor_audit, worst) == offsetof(audit, worst) &&
                    CASTOR_AUDIT_UNKNOWN == AUDIT_UNKNOWN && CASTOR_AUDIT_LOOSE == AUDIT_LOOSE &&
                    CASTOR_SKETCH_BUCKETS == KERNEL_SKETCH_BUCKETS,
                "one layout, two names");

@@ -246,15 +246,6 @@ castor_status arena_adopt(void *block, void (*on_free)(void *context, void *bloc
     return status;
 }
 
-void *arena_adopter(const void *block, void (*on_free)(void *context, void *block)) {
-    pthread_mutex_lock(&lock);
-    extent_id id = arena_region.size ? block_at(block) : 0;
-    const extent_t *e = extent_get(id);
-    void *context = id && e->adopted && e->on_free == on_free ? e->context : NULL;
-    pthread_mutex_unlock(&lock);
-    return context;
-}
-
 void arena_release(void *block) {
     pthread_mutex_lock(&lock);
     extent_id id = block_at(block);
@@ -265,6 +256,15 @@ void arena_release(void *block) {
         dirty_purge();
     }
     pthread_mutex_unlock(&lock);
+}
+
+void *arena_adopted(const void *address, void (*on_free)(void *context, void *block)) {
+    pthread_mutex_lock(&lock);
+    extent_id id = arena_region.size ? block_at(address) : 0;
+    const extent_t *e = extent_get(id);
+    void *context = id && e->adopted && e->on_free == on_free ? e->context : NULL;
+    pthread_mutex_unlock(&lock);
+    return context;
 }
 
 void arena_lend(int64_t bytes) {

@@ -50,9 +50,9 @@ size_t arena_block_size(const void *address);
 
 /* Marks a block as adopted. When it is freed, `on_free(context, block)` runs first (without the arena's lock). */
 castor_status arena_adopt(void *block, void (*on_free)(void *context, void *block), void *context);
-/* What arena_adopt was given as `context`, where it was given this `on_free` and the block is adopted still; else NULL. */
-void *arena_adopter(const void *block, void (*on_free)(void *context, void *block));
 void arena_release(void *block); /* no longer adopted; the caller has put anonymous memory back */
+/* The context of a block that was adopted with this function; NULL when no such block starts at the address. */
+void *arena_adopted(const void *address, void (*on_free)(void *context, void *block));
 
 /* The most bytes that blocks which are not adopted and freed pages that are resident have had since the last call. */
 uint64_t arena_peak_take(void);

@@ -56,7 +56,7 @@ castor_status offers_exchange(store *s, const tensor_description *d, uint32_t co
         offers[i].mappable =
             d[i].flags & DESCRIPTION_WHOLE && bytes >= PAGE_BYTES && arena_block_size(d[i].address) >= bytes;
         /* A block that is a view already (of another store's, or of an earlier registration) cannot be mapped twice. */
-        offers[i].mappable = offers[i].mappable && !tensor_is_over(d[i].address);
+        offers[i].mappable = offers[i].mappable && !tensor_home_is_taken(d[i].address);
     }
     castor_status status = find_tied(d, count, offers);
     if (status)

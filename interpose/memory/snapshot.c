@@ -14,6 +14,7 @@
 #include "window.h"
 
 typedef struct state_view {
+    const tensor *of;
     uint64_t offset;
     char *view;
     size_t bytes;
@@ -57,7 +58,8 @@ static snapshot *snapshot_of(store *s) {
     return s->snapshot;
 }
 
-castor_status snapshot_view_add(store *s, uint64_t offset, char *view, size_t bytes) {
+castor_status snapshot_view_add(tensor *t, uint64_t offset, char *view, size_t bytes) {
+    store *s = t->store;
     castor_status status = CASTOR_ERR_MEMORY;
     pthread_mutex_lock(&s->lock);
     snapshot *snap = snapshot_of(s);
@@ -65,7 +67,7 @@ castor_status snapshot_view_add(store *s, uint64_t offset, char *view, size_t by
         snap ? table_room(snap->views, &snap->view_capacity, snap->view_count, sizeof *views) : NULL;
     if (views) {
         snap->views = views;
-        snap->views[snap->view_count++] = (state_view){offset, view, bytes};
+        snap->views[snap->view_count++] = (state_view){t, offset, view, bytes};
         s->changes++;
         status = CASTOR_OK;
     } else {
@@ -83,6 +85,14 @@ void snapshot_view_remove(store *s, char *view) {
             break;
         }
     pthread_mutex_unlock(&s->lock);
+}
+
+void snapshot_views_keep(const tensor *t) {
+    const snapshot *snap = t->store->snapshot;
+    for (uint32_t i = 0; snap && i < snap->view_count; i++)
+        if (snap->views[i].of == t && pages_privatize(snap->views[i].view, snap->views[i].bytes) != CASTOR_OK)
+            LOG_W("no memory to keep the states of a parameter that is gone: whoever still holds them sees "
+                  "zeros");
 }
 
 /* Through the store's file and not through the view: the child keeps the parent's edits by fork itself. */

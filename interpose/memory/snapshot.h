@@ -10,8 +10,10 @@
 #include "store.h"
 
 /* The optimizer states' views are registered here; parameters and gradients are known from the tensors. */
-castor_status snapshot_view_add(store *s, uint64_t offset, char *view, size_t bytes);
+castor_status snapshot_view_add(struct tensor *t, uint64_t offset, char *view, size_t bytes);
 void snapshot_view_remove(store *s, char *view);
+/* The states' ranges are about to be given back: the tensor's views keep what they show. The caller holds the store's lock. */
+void snapshot_views_keep(const struct tensor *t);
 
 void snapshot_fork_prepare(void);
 void snapshot_fork_parent(void);

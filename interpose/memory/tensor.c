@@ -13,6 +13,7 @@
 #include "offers.h"
 #include "pages.h"
 #include "pool.h"
+#include "snapshot.h"
 #include "touches.h"
 #include "window.h"
 
@@ -55,12 +56,18 @@ static void on_block_freed(void *context, void *block) {
     pthread_mutex_unlock(&s->lock);
 }
 
-bool tensor_is_over(const void *block) {
-    return arena_adopter(block, on_block_freed) != NULL;
+bool tensor_home_is_taken(const void *address) {
+    const tensor *first = arena_adopted(address, on_block_freed);
+    for (const tensor *t = first; t; t = t->tied == first ? NULL : t->tied)
+        if (t->home == address)
+            return true;
+    return false;
 }
 
 static castor_status tensor_map_home(tensor *t, void *address) {
     pool_block *from_pool = pool_take_out(address);
+    if (arena_adopted(address, on_block_freed) && !tensor_home_is_taken(address))
+        arena_release(address); /* it was a home once, and has pages of its own since then */
     castor_status status = arena_adopt(address, on_block_freed, t);
     if (status)
         return status;
@@ -245,8 +252,10 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
         if ((status = tensor_make(s, &offers[i], &keepers[i], same, &made[i])) == CASTOR_OK)
             ids[i] = made[i]->id;
     }
-    for (uint32_t i = 0; i < count && !status; i++)
+    for (uint32_t i = 0; i < count && !status; i++) {
+        made[i]->layout = descriptions[i].layout;
         status = tensor_place(s, made[i]);
+    }
     if (status == CASTOR_OK && s->budget)
         status = budget_close(s);
     if (status == CASTOR_OK && budget_moves_parameters(s))
@@ -325,6 +334,7 @@ void tensor_forget(tensor *t) {
         return;
     pthread_mutex_lock(&s->lock);
     t->forgotten = true;
+    snapshot_views_keep(t);
     window_unmap_returned(t);
     if (t->mode != TENSOR_SHARED || !t->home)
         ranges_leave(t);

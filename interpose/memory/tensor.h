@@ -36,8 +36,11 @@ typedef struct tensor {
     uint32_t blocks;               /* of the sum */
     uint64_t param_offset, grad_offset;
     int32_t grad_chunk, param_chunk; /* the numbers of the chunks that hold them */
-    char *home;                      /* shared: the script's address, a view of the parameter range */
-    char *param_alias;               /* shared */
+    char *home; /* shared: the script's block, a view of the parameter range; NULL: none (home.h) */
+    const void
+        *seen; /* not shared: where the script had it when the ranks last settled; NULL: they have not yet */
+    uint64_t layout;   /* as it was registered */
+    char *param_alias; /* shared */
     char *grad_alias;
     tensor_control *control;
     /* This rank's progress. */
@@ -66,6 +69,7 @@ typedef struct tensor_description {
     int32_t dtype; /* kernel_dtype */
     int32_t
         flags; /* DESCRIPTION_WHOLE: the caller knows that the whole storage is this parameter, dense, from its first byte */
+    uint64_t layout; /* one number for dtype, shape and strides, the same on every rank */
 } tensor_description;
 
 /* Registers parameters, on every rank together, and adopts those that all ranks can (rank 0's bytes win). ids[i]
@@ -87,15 +91,15 @@ void tensor_sweep(store *s, const uint8_t *gone, uint32_t count);
 /* Back to the script's private memory, at the same address, with the bytes that this rank sees now. */
 castor_status tensor_release(tensor *t);
 
+/* Whether some tensor of this process has its home at the address. */
+bool tensor_home_is_taken(const void *address);
+
 /* The script replaced its tensor and may still hold the block at the old address: that keeps its values. */
 castor_status tensor_keep_home(tensor *t);
 
 /* The script's tensor is now at `address` (it replaced p.data): that block is taken over, if it can be. Returns
  * whether it is now a view of the store. Only on this rank; contents of the store do not change. */
 bool tensor_rehome(tensor *t, void *address);
-
-/* A tensor is mapped over this block: it cannot be another one's as well. */
-bool tensor_is_over(const void *block);
 
 /* A place for a state of the tensor; called by its owner. It is given back when every rank has forgotten the tensor. */
 castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char **alias);

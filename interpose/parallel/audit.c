@@ -48,7 +48,8 @@ static bool losses_differ(const audit *a, double limit, double *difference) {
     *difference = 0;
     if (isnan(a->whole_loss) && isnan(a->parts_loss))
         return false;
-    *difference = relative(fabs(a->whole_loss - a->parts_loss), a->whole_loss, a->parts_loss, LOSS_FLOOR / limit);
+    *difference =
+        relative(fabs(a->whole_loss - a->parts_loss), a->whole_loss, a->parts_loss, LOSS_FLOOR / limit);
     return *difference > limit;
 }
 

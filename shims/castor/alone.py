@@ -15,7 +15,7 @@ class Alone(processes.Process):
         if self.distributed or not store.active():
             return
         fresh = [p for group in optimizer.param_groups for p in group["params"]
-                 if p.requires_grad and store.entry_of(p) is None and self._supports(p)]
+                 if p.requires_grad and store.is_fresh(p) and self._supports(p)]
         if not fresh or self.synchronizer is None and not wanted(fresh):
             return
         if self.synchronizer is None:
@@ -37,6 +37,7 @@ class Alone(processes.Process):
         if create_graph:
             self.say("backward(create_graph=True): these gradients and the optimizer's states stay in memory, outside of the "
                      "budget", 1)
+        self.synchronizer.renew()
         self.synchronizer.expecting = not create_graph
 
     def step_inside_backward(self):

@@ -18,7 +18,14 @@ class PartedError(GroupError):
 
 
 class Description(ctypes.Structure):
-    _fields_ = [("address", c_void_p), ("numel", c_uint64), ("dtype", c_int32), ("flags", c_int32)]
+    _fields_ = [("address", c_void_p), ("numel", c_uint64), ("dtype", c_int32), ("flags", c_int32), ("layout", c_uint64)]
+
+
+class Home(ctypes.Structure):
+    """castor_home: where the script has a parameter now."""
+
+    _fields_ = [("address", c_void_p), ("layout", c_uint64), ("bytes", c_uint64), ("states", c_uint64), ("flags", c_int32),
+                ("unused", c_int32)]
 
 
 class TensorInfo(ctypes.Structure):
@@ -120,6 +127,8 @@ class ArenaInfo(ctypes.Structure):
 PLACE_SCRIPT, PLACE_ADOPT, PLACE_BACKWARD, PLACE_STEP, PLACE_TOGETHER, PLACE_COLLECTIVE, PLACE_SAVE, PLACE_DATA = range(8)
 GRADIENT_USED, GRADIENT_CARRY, GRADIENT_KEEP = 1, 2, 4
 DESCRIPTION_WHOLE, DESCRIPTION_FLOAT_SUM = 1, 2
+HOME_WHOLE, HOME_STATES_AWAY, HOME_STATES_REACHED = 1, 2, 4
+HOME_STAYS, HOME_COMES, HOME_LEAVES = range(3)
 MODE_PLAIN, MODE_OWNER, MODE_REPLICATED, MODE_LOCAL = range(4)
 
 # name: (result, arguments). "status" results become exceptions.
@@ -198,7 +207,9 @@ _SIGNATURES = {
     "tensor_forget": (None, [c_void_p]),
     "tensor_release": ("status", [c_void_p]),
     "tensor_keep_home": ("status", [c_void_p]),
-    "tensor_rehome": (c_int, [c_void_p, c_void_p]),
+    "homes_look": (c_uint32, [c_void_p, c_void_p, c_void_p, c_uint32, c_void_p]),
+    "homes_settle": ("status", [c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, POINTER(c_uint64)]),
+    "digest": (c_uint64, [c_void_p, c_uint64]),
     "gradient_add": ("status", [c_void_p, c_void_p, c_double, c_int, POINTER(c_uint64)]),
     "gradients_done": (c_uint64, [c_void_p]),
     "gradients_finish": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
@@ -237,6 +248,7 @@ _SIGNATURES = {
     "state_view": ("status", [c_void_p, c_uint64, c_uint64, POINTER(c_void_p)]),
     "state_unview": (None, [c_void_p, c_void_p, c_uint64]),
     "views_push": ("status", [c_void_p, c_void_p, c_void_p, c_uint32]),
+    "view_keep": ("status", [c_void_p, c_uint64]),
     "views_drop": ("status", [c_void_p, c_void_p, c_uint32]),
     "copy_many": (None, [c_void_p, c_void_p, c_void_p, c_uint32]),
     "directory_put": ("status", [c_void_p, c_char_p, c_size_t]),

@@ -17,10 +17,11 @@ def depth():
     return getattr(_thread, "depth", 0)
 
 
-def at_end(callback):
-    """Runs `callback` when the running outermost backward has returned without an error."""
+def at_end(callback, raised):
+    """Runs `callback` when the running outermost backward has returned; `raised(error)` when it raises instead, or one of the
+    callbacks before does."""
     if depth():
-        _thread.pending.append(callback)
+        _thread.pending.append((callback, raised))
     else:  # an engine call that did not come through Python
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
@@ -34,6 +35,9 @@ class Observer:
     def scaled(self, roots):
         """The gradients of the outputs, as the pass is to take them."""
         return roots
+
+    def backward_raised(self, error):
+        """It did not return: what it has done so far is all that it does."""
 
     def backward_left(self):
         """It returned, or raised."""
@@ -65,21 +69,26 @@ def _wrap(run):
         begin = core.now_ns()
         _thread.depth, _thread.pending = 1, []
         accumulates = kwargs.get("accumulate_grad", False)
-        heard = tuple(_observers) if accumulates else ()
-        for observer in heard:
-            observer.backward_begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
-            args = (observer.scaled(args[0]), *args[1:])
-        if not accumulates and len(args) > 3:
-            for observer in _observers:
-                observer.gradients_taken(args[3], bool(args[2]))
+        heard, pending = tuple(_observers) if accumulates else (), _thread.pending
         try:
             try:
+                for observer in heard:
+                    observer.backward_begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
+                    args = (observer.scaled(args[0]), *args[1:])
+                if not accumulates and len(args) > 3:
+                    for observer in _observers:
+                        observer.gradients_taken(args[3], bool(args[2]))
                 result = run(t_outputs, *args, **kwargs)
             finally:
-                _thread.depth = 0
-                pending, _thread.pending = _thread.pending, []
-            for callback in pending:
+                _thread.depth, _thread.pending = 0, []
+            for callback, _ in pending:
                 callback()
+        except BaseException as error:
+            for _, raised in pending:
+                raised(error)
+            for observer in heard:
+                observer.backward_raised(error)
+            raise
         finally:
             for observer in heard:
                 observer.backward_left()

@@ -32,6 +32,7 @@ class Synchronizer:
     def __init__(self, group, parameters, delayed=False):
         self.group, self.delayed = group, delayed
         self.expecting = self.begun = False
+        self.broken = None  # why no backward can be synchronized any more
         self.unsynced = False  # a backward without synchronization came after the last one with it
         self.scale = 1.0 / group.total  # the weight of this rank's gradients
         self.pending = collections.deque()  # (ticket, entry, parameter, gradient): being added
@@ -61,8 +62,10 @@ class Synchronizer:
             self.unsynced = True
             return
         if not self.begun:
+            if self.broken:
+                self.refuse_broken()
             self.begun = True
-            events.at_end(self._finish)
+            events.at_end(self._finish, self._raised)
             if self.group.across is not None:
                 self.group.across.begin(self)
         if self.delayed:
@@ -72,8 +75,8 @@ class Synchronizer:
                 "Expected to mark a variable ready only once: a parameter got two gradients in one backward "
                 "(reentrant checkpointing of shared weights?). Pass static_graph=True to DistributedDataParallel."
             )
-        entry.fired = True
         self._submit(entry, p, p.grad)
+        entry.fired = True  # not before: what an exception kept from the sum is not waited for
         self._reap()
         if self.group.across is not None:
             self.group.across.go_on(self)
@@ -85,6 +88,9 @@ class Synchronizer:
         if grad is not None:
             if grad.layout is not torch.strided:
                 raise core.Error("castor: a gradient is sparse: use the dense form, or CASTOR_PLUGIN=none")
+            if p.dtype is not entry.dtype:
+                raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} has become {p.dtype}, and its gradients are summed "
+                                 f"as {entry.dtype}: wrap the model again, or build its optimizer again, after such a change")
             source = grad.detach()
             if source.dtype is not entry.sum_alias.dtype:
                 source = source.to(entry.sum_alias.dtype)
@@ -128,15 +134,40 @@ class Synchronizer:
         del source
         if not entry.shared or p.grad is not grad or entry.shows_window(grad):
             return
-        if _references(grad) <= _UNHELD and tensors.storage_users(grad) <= 1:
+        if _references(grad) <= _UNHELD and not tensors.is_reached(grad):
             p.grad = None
 
     def _participants(self):
         """The entries that this backward sums: the same on every rank."""
         return self.entries
 
+    def refuse_broken(self):
+        core.fail(self.group.handle, self.broken.encode())
+        raise core.GroupError(f"castor: {self.broken}")
+
+    def _raised(self, error):
+        """A backward raised after some gradients were on their way to the sums, or while this rank waited for them: other
+        ranks wait for the rest."""
+        if self.begun:
+            self._break_off(error)
+
+    def _break_off(self, error):
+        """No sum can be completed. What was handed over stays where it is: it may still be added."""
+        self.broken = (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one "
+                       "can follow: let the exception end the script")
+        self.begun = self.expecting = False
+        for entry in self.entries:
+            entry.fired = entry.used = False
+
     def _finish(self):
-        self.begun = self.expecting = self.unsynced = False
+        try:
+            self._sum()
+        except BaseException as error:
+            self._break_off(error)
+            raise
+
+    def _sum(self):
+        self.unsynced = False
         entries = self._participants()
         for entry in entries:
             if not entry.fired:
@@ -155,6 +186,7 @@ class Synchronizer:
         with torch.no_grad():
             for entry, some_rank_used in zip(entries, used):
                 self._show(entry, some_rank_used)
+        self.begun = self.expecting = False
 
     def _show(self, entry, some_rank_used):
         entry.fired = entry.used = False
@@ -164,7 +196,7 @@ class Synchronizer:
             self._put_back(entry)
         if not (some_rank_used or entry.carrying) or p is None:
             core.sum_release(entry.handle)  # p.grad stays as it was
-        elif not entry.shared:
+        elif not entry.shared or p.grad is None and p.stride() != entry.sum_alias.stride():
             if p.grad is None:
                 p.grad = torch.empty_like(p, dtype=entry.sum_alias.dtype)
             p.grad.copy_(entry.sum_alias)

@@ -84,20 +84,22 @@ class _OwnerStep:
     def __init__(self, optimizer, group, pairs, closure, divisible):
         self.optimizer, self.group, self.closure, self.divisible = optimizer, group, closure, divisible
         self.pairs = pairs
-        self.shared = [(i, p, e) for i, (p, e) in enumerate(pairs) if e.shared]
-        self.handles = core.pointers([e.handle for _, _, e in self.shared])
         self.states = states.of(optimizer)
+        self._find_shared()
         self.known = len(optimizer.state)
         self.untouched = set()  # places whose gradient is the sum as it is
         self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
         self.raised = None
 
+    def _find_shared(self):
+        self.shared = [(i, p, e) for i, (p, e) in enumerate(self.pairs) if e.shared]
+        self.handles = core.pointers([e.handle for _, _, e in self.shared])
+
     def begin(self):
-        for _, p, e in self.shared:
-            if not e.is_home(p):  # the script replaced p.data: the block that it had keeps its values
-                core.tensor_keep_home(e.handle)
+        changed_on, agreed = self._look()
         labels, values = _agreed_values(self.optimizer, self.pairs)
-        changed_on = self._gradients_changed_on()
+        if self.group.across is not None and agreed is not None:
+            self.group.across.agreed = zlib.crc32(repr(agreed).encode(), self.group.across.agreed)
         if changed_on:
             labels.insert(0, f"the checksum of the gradients (the script changed them on rank {', '.join(map(str, changed_on))})")
             values.insert(0, float(_checksum(p.grad for _, p, _ in self.shared)))
@@ -111,22 +113,39 @@ class _OwnerStep:
     def _find_untouched(self, tensors):
         self.untouched = {i for i, p, e in tensors if e.shows_window(p.grad) and not core.window_edited(e.window)}
 
-    def _gradients_changed_on(self):
-        """The ranks whose gradients are not the untouched sums: owners step for all, so that all must have changed them
-        alike. A closure makes its gradients later."""
-        if self.closure:
-            return []
-        self._find_untouched(self.shared)
-        changed = any(p.grad is not None and i not in self.untouched for i, p, _ in self.shared)
-        every = self.group.gather([float(changed)], "whether the script changed gradients")
-        return [rank for rank, (flag,) in enumerate(every) if flag]
+    def _look(self):
+        """What the script has put elsewhere is settled. Returns the ranks whose gradients are not the untouched sums (owners
+        step for all, so that all must have changed them alike; a closure makes its gradients later), and what was settled."""
+        changed = False
+        if not self.closure:
+            self._find_untouched(self.shared)
+            changed = any(p.grad is not None and i not in self.untouched for i, p, _ in self.shared)
+        entries = [e for _, e in self.pairs]
+        away = self.states.away(self.optimizer, self.pairs)
+        moved = store.look(entries) is not None or bool(away)
+        every = self.group.gather([float(changed), float(moved), float(len(entries))], "what the script changed before a step")
+        agreed = None
+        if any(flag for _, flag, _ in every) and len({count for _, _, count in every}) == 1:
+            agreed = self._settle(entries, away)
+        return [rank for rank, (flag, _, _) in enumerate(every) if flag], agreed
+
+    def _settle(self, entries, away):
+        described = self.states.describe(self.optimizer, self.group, self.pairs, away)
+        left, agreed = store.settle(self.group, entries, described)
+        if left and self.group.across is not None:
+            raise core.GroupError(f"castor: the script gives a parameter of shape {tuple(left[0].parameter().shape)} memory that "
+                                  "something else can reach, or that differs between ranks: on several nodes set its values "
+                                  "in place (p.data.copy_())")
+        for entry in left:
+            precision.refuse_leaving(entry.parameter())
+        self._find_shared()
+        return agreed
 
     def closure_over(self):
         """No rank reads the parameters of before any more: the owners write them next."""
         if self.group.single:
             self.group.across.meet()
-        else:
-            self.group.barrier("an optimizer step")
+        self._look()
 
     def owned(self):
         """(place, parameter, entry) of what this rank steps."""
@@ -138,11 +157,8 @@ class _OwnerStep:
         if self.closure:
             self._find_untouched(part)
         own = [(p, e) for _, p, e in part]
-        at_home = core.pointers([e.handle for p, e in own if e.is_home(p)])
-        core.publish_push(at_home, len(at_home))
+        core.publish_push(core.pointers([e.handle for _, e in own]), len(own))
         for i, p, e in part:
-            if not e.is_home(p):  # the script replaced p.data
-                e.param_alias.copy_(p.data)
             if precision.of(p) is not None:
                 continue
             self._swap(p, e.param_alias)
@@ -218,19 +234,9 @@ class _OwnerStep:
                 continue
             if not e.stepped_here:
                 torch.autograd.graph.increment_version(p)
-            if not e.is_home(p):
-                _come_home(p, e)
         precision.published([p for (_, p, _), published in zip(self.shared, changed) if published])
         added = len(self.optimizer.state) > self.known  # by parts, which have an order of their own
         self.states.fetch(self.optimizer, self.group, self.pairs, added)
-
-
-def _come_home(p, entry):
-    """The script had replaced p.data: its new block shows the store from now on, or a block of ours takes its place."""
-    if not core.tensor_rehome(entry.handle, p.data_ptr()):
-        p.data = torch.empty_strided(p.shape, p.stride(), dtype=p.dtype)
-        core.tensor_rehome(entry.handle, p.data_ptr())
-    entry.home = p.data_ptr()
 
 
 def _is_local(pairs):
@@ -263,10 +269,6 @@ def leaf(func, divisible=False):
             return func(self, *args, **kwargs)  # in its own views from now on; what is equal is shared again
         if running:
             running.mode = core.MODE_OWNER
-        for p, e in pairs:
-            if e.shared and not e.is_home(p) and p.is_shared():
-                precision.refuse_leaving(p)
-                e.leave_store()  # the script moved it to memory that other processes look at
         owner_step = _OwnerStep(self, pairs[0][1].group, pairs, closure, divisible)
         owner_step.begin()
         _thread.in_leaf = True
@@ -437,6 +439,9 @@ def _is_exact(cls):
 def _end_replicated(optimizer, running):
     # What had no gradient was not stepped: a rank's own edits of it stay its own.
     pairs = [(p, e) for p, e in _pairs(optimizer) if e.shared and p.grad is not None]
+    away = store.look([e for _, e in pairs])
+    for _, e in (pair for pair, flag in zip(pairs, away or ()) if flag):
+        core.tensor_keep_home(e.handle)  # the script may still hold the block that it was in
     if not pairs or running.mode == core.MODE_LOCAL or _is_local(pairs):
         return
     if running.mode == core.MODE_PLAIN:

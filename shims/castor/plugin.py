@@ -1,7 +1,10 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
-from . import accumulation, alone, clipping, compiler, core, events, failures, leaving, optimizers, pool, precision, processes, reducer, remote, single
+from . import (
+    accumulation, alone, clipping, compiler, core, events, failures, leaving, optimizers, pool, precision, processes, reducer, remote,
+    single, swapping,
+)
 
 
 def install():
@@ -32,6 +35,7 @@ def install():
     reducer.install()
     optimizers.install(job)
     clipping.install(ranks)
+    swapping.install()
     if core.plugin_shards():
         remote.install()
     failures.install(ranks)

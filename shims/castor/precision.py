@@ -89,8 +89,10 @@ def settle_written(module):
 
 def adopt(group, parameters):
     """store.adopt, after which the parameters are of 16 bits, and their masters lie in the store. On every rank together."""
-    fresh = [p for p in parameters if store.entry_of(p) is None]
-    if dtype is None or not fresh:
+    if dtype is None:
+        return store.adopt(group, parameters)
+    fresh = store.fresh_of(group, parameters)
+    if not fresh:
         return store.adopt(group, parameters)
     _watch_transformers()
     if group.across is not None:
@@ -195,7 +197,7 @@ def _place_masters(group, kept):
     for index, (p, values) in enumerate(shared):
         offset = int(every[store.entry_of(p).owner][index])
         place = states.Place((offset, tuple(values.shape), values.stride(), values.dtype))
-        place.make_view(group)
+        place.make_view(group, store.entry_of(p))
         Wide(p, place.view, aliases[index], place)
 
 
@@ -252,8 +254,8 @@ def refuse_local(pairs):
 
 def refuse_leaving(p):
     if of(p) is not None:
-        raise core.Error("castor: the script moves a parameter to memory that other processes look at, of which Castor keeps "
-                         "the master: leave CASTOR_PRECISION at fp32 for this script")
+        raise core.Error("castor: the script gives a parameter, or an optimizer state of it, memory that something else can "
+                         "reach, and Castor keeps its master: leave CASTOR_PRECISION at fp32 for this script")
 
 
 class Raised:

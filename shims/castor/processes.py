@@ -73,6 +73,10 @@ class Process(events.Observer):
         """Registers the parameters of an optimizer that was built, or was given more, and are not registered yet."""
         raise NotImplementedError
 
+    def backward_raised(self, error):
+        if self.synchronizer is not None and self.synchronizer.expecting and store.active():
+            self.synchronizer.raised(error)
+
     def step_begins(self, optimizer):
         pass
 
@@ -89,21 +93,50 @@ class Synchronizer(gradients.Synchronizer):
     def __init__(self, job):
         super().__init__(job.group, [])
         self.job = job
+        self.has_raised = False
 
     def add(self, parameters):
         entries = precision.adopt(self.group, parameters)
         for p, e in zip(parameters, entries):
-            self.hook(p, e)
-            self.entries.append(e)
+            if e.synchronizer is not self:  # else it was registered anew
+                self.hook(p, e)
+                self.entries.append(e)
+
+    def renew(self):
+        """Registers what has become of another type anew."""
+        changed = [p for p, e in ((e.parameter(), e) for e in self.entries) if p is not None and p.dtype is not e.dtype]
+        if changed:
+            self.add(changed)
 
     def _submit(self, entry, p, grad):
         if grad is not None and not self.job.share:
             grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # a part without targets is 0 / 0, and counts for nothing
         super()._submit(entry, p, grad)
 
+    def _raised(self, error):
+        """The job says so as well, whether gradients are on their way or not."""
+
+    def raised(self, error):
+        """As in plain PyTorch the gradients stay that were made before the exception. The ranks sum them, if it raised on
+        all."""
+        if isinstance(error, core.GroupError) or self.group.world > 1 and not isinstance(error, Exception):
+            self._break_off(error)
+            return
+        self.has_raised = True
+        try:
+            self._finish()
+        except core.GroupError:
+            pass  # the other ranks have it; this one has its own
+        finally:
+            self.has_raised = False
+
     def _participants(self):
         """The entries that some rank's backward reached: the same list on every rank."""
-        reached = self.group.union([e.fired for e in self.entries], "the end of backward")
+        flags = [e.fired for e in self.entries] + [self.has_raised, not self.has_raised]
+        reached = self.group.union(flags, "the end of backward")
+        if reached is not None and all(reached[-2:]):
+            self.broken = "a backward pass raised an exception on some of the ranks only: what raises must do so on all of them"
+            self.refuse_broken()
         if reached is None:
             raise core.GroupError("castor: the ranks have registered different numbers of parameters: the script must "
                              "build the same optimizers on every rank")

@@ -33,7 +33,8 @@ class Reducer(gradients.Synchronizer):
         super().__init__(group, parameters)
 
     def prepare_for_forward(self):
-        pass
+        if self.broken:
+            self.refuse_broken()
 
     def prepare_for_backward(self, outputs):
         self.expecting = True

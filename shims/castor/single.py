@@ -73,7 +73,7 @@ class Job(processes.Process):
         if self.distributed or not store.active():
             return
         writers.install_late(self)
-        fresh = [p for p in parameters if store.entry_of(p) is None]
+        fresh = [p for p in parameters if store.is_fresh(p)]
         for p in fresh:
             why = tensors.why_unsupported(p)
             if why:

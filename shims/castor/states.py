@@ -6,6 +6,7 @@ stepped, it lists in its directory: the parameter's index in the optimizer, the 
 its items (key, spec, pickled)."""
 import pickle
 import weakref
+import zlib
 from ctypes import byref, c_size_t, c_uint64, c_void_p, string_at
 
 import torch
@@ -13,6 +14,16 @@ import torch
 from . import core, remote, store, tensors
 
 PAGE = 4096
+
+
+def _identity(state):
+    return [(key, id(value), value.data_ptr() if _sharable(value) else 0) for key, value in (state or {}).items()]
+
+
+def _is_paged(value):
+    return value.numel() * value.element_size() >= PAGE
+
+
 _by_optimizer = weakref.WeakKeyDictionary()
 
 
@@ -26,10 +37,11 @@ def of(optimizer):
 class Place:
     """Where the state of a spec (offset, shape, stride, dtype) is.
 
-    `tensor` is what stands in optimizer.state; `view` and `alias` are set for a page and more."""
+    `tensor` is what stands in optimizer.state; `view` and `alias` are set for a page and more. `handle`: the tensor of the
+    store that it belongs to."""
 
-    def __init__(self, spec):
-        self.spec = spec
+    def __init__(self, spec, handle=None):
+        self.spec, self.handle = spec, handle
         offset, shape, stride, dtype = spec
         self.like = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         self.nbytes = self.like.numel() * self.like.element_size()
@@ -40,9 +52,23 @@ class Place:
     def paged(self):
         return self.nbytes >= PAGE
 
-    def make_view(self, group):
+    def shows(self, value):
+        """A value is here, where the store has it."""
+        if value is not self.tensor or not _sharable(value) or _layout(value) != self.spec[1:]:
+            return False
+        return not self.paged or value.data_ptr() == self.view_address
+
+    def let_go(self, group, entry):
+        """Other memory is in its place on this rank. What the script still holds of it keeps its values, whatever owners
+        write here next."""
+        self.tensor = None
+        if self.paged and tensors.storage_users(self.view) > 1:
+            core.view_keep(self.view_address, self.nbytes)
+            self.make_view(group, entry)
+
+    def make_view(self, group, entry):
         address = c_void_p()
-        core.state_view(group.handle, self.spec[0], max(self.nbytes, 1), byref(address))
+        core.state_view(entry.handle, self.spec[0], max(self.nbytes, 1), byref(address))
         self.view_address = address.value
         self.view = tensors.tensor_at(address.value, self.like, _at_free(core.state_unview, group, address.value, self.nbytes))
 
@@ -73,9 +99,62 @@ def _many(places, first, second):
 
 class OptimizerStates:
     def __init__(self):
-        self.places = {}  # (entry, key): Place
+        self.places = weakref.WeakKeyDictionary()  # entry: {key: Place}
+        self.settled = weakref.WeakKeyDictionary()  # entry: what its state was when the ranks last looked at it
         self.directories = {}  # rank: (bytes, its content)
         self.local = False  # a step used gradients that were not synchronized: the ranks' values may differ from there
+
+    def _places(self, entry):
+        """Of a parameter that was registered anew there are none."""
+        places = self.places.get(entry)
+        if places is None or any(place.handle != entry.handle for place in places.values()):
+            places = self.places[entry] = {}
+        return places
+
+    # ---- where the script has them
+
+    def away(self, optimizer, pairs):
+        """Of (parameter, entry) each, the places of those with a state that is not where the store has it, on this rank."""
+        found = []
+        for i, (p, entry) in enumerate(pairs):
+            state = optimizer.state.get(p)
+            if not entry.shared or isinstance(state, remote.RemoteState):
+                continue
+            places, seen = self._places(entry), 0
+            for key, value in (state or {}).items():
+                place = places.get(key)
+                if place is None and not _sharable(value):
+                    continue  # it travels pickled
+                if place is None or not place.shows(value):
+                    break
+                seen += 1
+            else:
+                if seen == len(places):
+                    continue
+            if self.settled.get(entry) != _identity(state):  # what nobody steps now stays where it is
+                found.append(i)
+        return found
+
+    def describe(self, optimizer, group, pairs, away):
+        """What store.settle wants of each pair's states. Places that they are away from are let go."""
+        away, described = set(away), []
+        for i, (p, entry) in enumerate(pairs):
+            state, reached = optimizer.state.get(p), False
+            if not entry.shared or isinstance(state, remote.RemoteState):
+                described.append((0, False, False))
+                continue
+            places = self._places(entry)
+            for key, place in places.items() if i in away else ():
+                value = (state or {}).get(key)
+                if not isinstance(value, torch.Tensor) or not place.shows(value):
+                    place.let_go(group, entry)
+            for key, value in (state or {}).items() if i in away else ():
+                if _sharable(value) and _is_paged(value) and (key not in places or places[key].tensor is None):
+                    reached = reached or tensors.is_reached(value)
+            self.settled[entry] = _identity(state)
+            digests = [(str(key), tensors.digest(value, core.digest)) for key, value in (state or {}).items()]
+            described.append((zlib.crc32(repr(sorted(digests)).encode()), i in away, reached))
+        return described
 
     # ---- the owner's side
 
@@ -84,10 +163,9 @@ class OptimizerStates:
         entered = []
         for p, entry in owned:
             for key, value in optimizer.state.get(p, {}).items():
-                place = self.places.get((entry, key))
-                if place is not None and place.paged and place.tensor is value:
-                    if value.data_ptr() == place.view_address:
-                        entered.append(place)
+                place = self._places(entry).get(key)
+                if place is not None and place.paged and place.shows(value):
+                    entered.append(place)
         core.views_push(*_many(entered, core.pointers([p.view_address for p in entered]),
                                core.pointers([p.alias_address for p in entered])))
         for place in entered:
@@ -105,7 +183,7 @@ class OptimizerStates:
         for paged in (False, True):  # small ones first, so that they come to lie together
             for _, p, entry in stepped:
                 for key, value in optimizer.state.get(p, {}).items():
-                    if _sharable(value) and (value.numel() * value.element_size() >= PAGE) is paged:
+                    if _sharable(value) and _is_paged(value) is paged:
                         self._keep(group, entry, key, value, small)
         core.copy_many(*_many(small, core.pointers([p.alias_address for p in small]),
                               core.pointers([p.tensor.data_ptr() for p in small])))
@@ -116,7 +194,7 @@ class OptimizerStates:
         node = group.across.place.node if group.sharded else -1
         for index, p, entry in stepped:
             items = [
-                (key, self.places[(entry, key)].spec, None) if _sharable(value) else (key, None, pickle.dumps(value))
+                (key, self.places[entry][key].spec, None) if _sharable(value) else (key, None, pickle.dumps(value))
                 for key, value in optimizer.state.get(p, {}).items()
             ]
             directory.append((index, node, items))
@@ -124,9 +202,10 @@ class OptimizerStates:
 
     def _keep(self, group, entry, key, value, small):
         """A state that the optimizer made or replaced moves to its place; one that is there stays."""
-        place = self.places.get((entry, key))
+        places = self._places(entry)
+        place = places.get(key)
         if place is None or place.spec[1:] != _layout(value):
-            place = self.places[(entry, key)] = self._place(group, entry, value)
+            place = places[key] = self._place(group, entry, value)
         if not place.paged:
             place.tensor = value
             small.append(place)
@@ -139,11 +218,11 @@ class OptimizerStates:
         offset, alias = c_uint64(), c_void_p()
         nbytes = value.numel() * value.element_size()
         core.state_place(entry.handle, nbytes, byref(offset), byref(alias))
-        place = Place((offset.value, *_layout(value)))
+        place = Place((offset.value, *_layout(value)), entry.handle)
         place.alias_address = alias.value
         if place.paged:
             place.alias = tensors.tensor_at(alias.value, value)
-            place.make_view(group)
+            place.make_view(group, entry)
         return place
 
     # ---- the other ranks' side
@@ -185,22 +264,35 @@ class OptimizerStates:
             optimizer.state[p] = remote.RemoteState(peer, items, state)
 
     def _take(self, group, state, entry, items, edited, small):
-        names = {key for key, _, _ in items}
+        names, places = {key for key, _, _ in items}, self._places(entry)
         for key in [k for k in state if k not in names]:
             del state[key]
+        for key in [k for k in places if k not in names]:
+            del places[key]
         for key, spec, pickled in items:
             key = remote.key_of(key)
             if spec is None:
                 state[key] = pickle.loads(pickled)
                 continue
-            place = self.places.get((entry, key))
+            place = places.get(key)
             if place is None or place.spec != spec:
-                place = self.places[(entry, key)] = Place(spec)
-                place.make_view(group)
-                place.tensor = place.view if place.paged else torch.empty_strided(*spec[1:3], dtype=spec[3])
+                place = places[key] = Place(spec, entry.handle)
+                place.make_view(group, entry)
+            if place.tensor is None:
+                self._stand_in(place, state.get(key))
             (edited if place.paged else small).append(place)
             if state.get(key) is not place.tensor:
                 state[key] = place.tensor
+
+    @staticmethod
+    def _stand_in(place, value):
+        """What the script has in the state shows the place from here on, or a tensor of ours in its place."""
+        fits = _sharable(value) and _layout(value) == place.spec[1:]
+        if not place.paged:
+            place.tensor = value if fits else torch.empty_strided(*place.spec[1:3], dtype=place.spec[3])
+        else:
+            place.tensor = value if fits else place.view.detach()
+            place.tensor.data = place.view
 
 
 def directory_put(group, directory):

@@ -5,6 +5,7 @@ import functools
 import operator
 import os
 import weakref
+import zlib
 from ctypes import byref, c_void_p
 
 import torch
@@ -22,20 +23,28 @@ class Entry:
     """
 
     __slots__ = (
-        "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "single_parameter", "shared", "bytes", "home", "param_alias", "sum_alias",
+        "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "single_parameter", "shared", "bytes", "param_alias", "sum_alias",
         "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying",
-        "whole", "aside", "overflowed", "__weakref__",
+        "whole", "aside", "overflowed", "layout", "dtype", "has_left", "__weakref__",
     )
 
-    def __init__(self, group, p, handle, sum_dtype):
+    def __init__(self, group, p):
+        self.key, self.group, self.synchronizer = id(p), group, None
+        self.watch(p)
+
+    def watch(self, p):
+        self.parameter = weakref.ref(p, tensors.while_python_runs(self.forget))
+
+    def register(self, p, handle, sum_dtype):
+        """It is the store's tensor `handle` from here on."""
         info = core.TensorInfo()
         core.tensor_get(handle, byref(info))
-        self.key, self.parameter = id(p), weakref.ref(p, tensors.while_python_runs(self.forget))
-        self.handle, self.handle_id, self.group = handle, info.id, group
+        self.handle, self.handle_id = handle, info.id
+        self.layout, self.dtype, self.has_left = tensors.layout(p), p.dtype, False
         self.node = info.node  # whose owner steps it, of several nodes that shard; -1: each node's does
         # That node alone keeps the sum, and the parameter: elsewhere they come when they are touched.
         self.single_sum, self.single_parameter = bool(info.single_sum), bool(info.single_parameter)
-        self.owner, self.shared, self.bytes, self.home = info.owner, bool(info.shared), info.bytes, info.home
+        self.owner, self.shared, self.bytes = info.owner, bool(info.shared), info.bytes
         like = p.data
         self.param_alias = tensors.tensor_at(info.param_alias, like) if self.shared else None
         self.sum_alias = tensors.tensor_at(info.sum, like.to(sum_dtype) if sum_dtype is not like.dtype else like)
@@ -44,7 +53,7 @@ class Entry:
         self.shown, self.shown_version = None, 0
         self.synced = True
         self.overflowed = None  # loss_scale.py
-        self.synchronizer = self.aside = None
+        self.aside = None
         self.carried = self.carrying = self.whole = False
 
     @property
@@ -75,12 +84,7 @@ class Entry:
 
     def shows_window(self, grad):
         """`grad` is the window that Castor gave, and the script has not put another tensor in its place."""
-        return self.window is not None and grad is not None and grad.data_ptr() == self.window_address
-
-    def leave_store(self):
-        """The parameter is this rank's own memory from here on; its gradients are still summed."""
-        core.tensor_release(self.handle)
-        self.shared = False
+        return self.window is not None and grad is not None and tensors.is_at(grad, self.window_address, self.sum_alias)
 
     def shown_grad(self):
         """The tensor that stood in p.grad after the last synchronized backward, if it is still alive."""
@@ -99,10 +103,6 @@ class Entry:
             self.window = self.window_address = None
         if active():
             core.window_return(handle)
-
-    def is_home(self, p):
-        return p.data_ptr() == self.home
-
 
 class Group:
     """The store of one set of ranks, all on this node.
@@ -191,6 +191,10 @@ def group(name, rank, world, **of_nodes):
     return _groups[name]
 
 
+def entries():
+    return list(_entries.values())
+
+
 def entry_of(p):
     entry = _entries.get(id(p))
     return entry if entry is not None and entry.parameter() is p else None
@@ -205,10 +209,31 @@ def release(parameters):
             del _entries[id(p)]
 
 
+# ---- registration
+
+
+def fresh_of(grp, parameters):
+    """Which of `parameters` are to be registered: what is not yet, or is something else by now, on any rank. On every rank
+    of the group together."""
+    fresh = [is_fresh(p) for p in parameters]
+    digest = float(zlib.crc32(bytes(fresh)))
+    if any(row != [len(fresh), digest] for row in grp.gather([float(len(fresh)), digest], "which parameters are registered")):
+        fresh = grp.union(fresh, "which parameters are registered")
+        if fresh is None:
+            raise core.GroupError("castor: the ranks share different numbers of parameters: build the same model on every rank")
+    return [p for p, is_fresh in zip(parameters, fresh) if is_fresh]
+
+
+def is_fresh(p):
+    """It is not registered, or is something else than what was registered."""
+    entry = entry_of(p)
+    return entry is None or entry.has_left or entry.sum_alias.numel() != p.numel() or entry.layout != tensors.layout(p)
+
+
 def adopt(grp, parameters, float_sums=False):
-    """Registers those of `parameters` that are not yet, on every rank of the group together. Returns the entries, in
-    the order given. `float_sums`: the gradients of 16-bit parameters, and their sums, are float."""
-    fresh = [p for p in parameters if entry_of(p) is None]
+    """Registers those of `parameters` that are fresh, on every rank of the group together. Returns the entries, in the
+    order given. `float_sums`: the gradients of 16-bit parameters, and their sums, are float."""
+    fresh = fresh_of(grp, parameters)
     if fresh:
         descriptions = (core.Description * len(fresh))()
 
@@ -216,18 +241,30 @@ def adopt(grp, parameters, float_sums=False):
             return float_sums and p.dtype in (torch.float16, torch.bfloat16)
 
         for p, d in zip(fresh, descriptions):
+            if entry_of(p) is not None:
+                _forget_before(p, entry_of(p))
             whole = tensors.owns_whole_storage(p)
             if not whole_block(p, whole):
                 whole = move_to_own_block(p)
-            d.address, d.numel, d.dtype = p.data_ptr(), p.numel(), tensors.DTYPES[p.dtype]
+            d.address, d.numel, d.dtype, d.layout = p.data_ptr(), p.numel(), tensors.DTYPES[p.dtype], tensors.layout(p)
             d.flags = core.DESCRIPTION_WHOLE * whole | core.DESCRIPTION_FLOAT_SUM * widened(p)
         handles = (c_void_p * len(fresh))()
         core.register(grp.handle, descriptions, len(fresh), handles)
         for p, handle in zip(fresh, handles):
-            _entries[id(p)] = Entry(grp, p, handle, torch.float32 if widened(p) else p.dtype)
+            entry = entry_of(p)
+            if entry is None or entry.group is not grp:
+                entry = _entries[id(p)] = Entry(grp, p)
+            entry.register(p, handle, torch.float32 if widened(p) else p.dtype)
         if grp.across is not None:
             grp.across.adopted([entry_of(p) for p in fresh])  # which is also where the others' bytes go
     return [entry_of(p) for p in parameters]
+
+
+def _forget_before(p, entry):
+    """What it shows stays, in memory of this rank's own: its gradient, its states, and the block that was its home."""
+    core.windows_detach(entry.handle)
+    core.tensor_keep_home(entry.handle)
+    core.tensor_forget(entry.handle)
 
 
 def whole_block(p, whole):
@@ -235,12 +272,41 @@ def whole_block(p, whole):
 
 
 def move_to_own_block(p):
-    """A large parameter in memory that cannot be mapped over moves to a block that can, if nothing else looks at its
-    storage. Returns whether it has a storage of its own now."""
-    if type(p) not in (torch.nn.Parameter, torch.Tensor) or p.numel() * p.element_size() < 4096:
-        return False
-    if tensors.storage_users(p) > 1 or p.is_shared():  # shared: other processes look at it
+    """A large parameter in memory that cannot be mapped over moves to a block that can, if nothing else can reach that
+    memory. Returns whether it has a storage of its own now."""
+    if type(p) not in (torch.nn.Parameter, torch.Tensor) or p.numel() * p.element_size() < 4096 or tensors.is_reached(p):
         return False
     with torch.no_grad():
         p.data = p.data.clone(memory_format=torch.preserve_format)
     return tensors.owns_whole_storage(p)
+
+
+# ---- where the script has its parameters
+
+
+def look(entries):
+    """Whether the script has put other memory in the place of a parameter's, on this rank. Returns an array of flags, or None."""
+    pairs = [(e.parameter(), e) for e in entries]
+    layouts = (ctypes.c_uint64 * len(pairs))(*[tensors.layout(p) for p, _ in pairs])
+    away = (ctypes.c_uint8 * max(len(pairs), 1))()
+    found = core.homes_look(core.pointers([e.handle for _, e in pairs]), core.pointers([p.data_ptr() for p, _ in pairs]),
+                            layouts, len(pairs), away)
+    return away if found else None
+
+
+def settle(grp, entries, states):
+    """On every rank together: what the script has put elsewhere comes to the store, or leaves it (interpose/memory/home.h).
+    `states`: (a digest of its optimizer states, whether they are away, and are reached) of each. Returns the entries that
+    left, and what nodes compare."""
+    homes = (core.Home * max(len(entries), 1))()
+    for entry, home, (digest, away, reached) in zip(entries, homes, states):
+        p = entry.parameter()
+        home.address, home.layout, home.bytes, home.states = p.data_ptr(), tensors.layout(p), tensors.extent(p), digest
+        home.flags = (core.HOME_WHOLE * tensors.owns_whole_storage(p) | core.HOME_STATES_AWAY * away
+                      | core.HOME_STATES_REACHED * reached)
+    verdicts, agreed = (ctypes.c_uint8 * max(len(entries), 1))(), ctypes.c_uint64()
+    core.homes_settle(grp.handle, core.pointers([e.handle for e in entries]), homes, len(entries), verdicts, byref(agreed))
+    left = [e for e, verdict in zip(entries, verdicts) if verdict == core.HOME_LEAVES and e.shared]
+    for entry in left:
+        entry.shared, entry.has_left = False, True
+    return left, agreed.value

@@ -1,5 +1,7 @@
 """Tensors over addresses, and what of a tensor can be shared."""
 import ctypes
+import functools
+import hashlib
 import sys
 import weakref
 
@@ -25,10 +27,13 @@ def tensor_at(address, like, on_free=None):
     numel = like.numel()
     if not numel:
         return torch.empty_like(like)
-    memory = (ctypes.c_char * (numel * like.element_size())).from_address(address)
+    memory = _ours[address] = (ctypes.c_char * (numel * like.element_size())).from_address(address)
     if on_free is not None:
         weakref.finalize(memory, while_python_runs(on_free)).atexit = False
     return torch.frombuffer(memory, dtype=like.dtype, count=numel).as_strided(like.shape, like.stride())
+
+
+_ours = weakref.WeakValueDictionary()  # by address, the memory of tensor_at's tensors
 
 
 def is_dense(t):
@@ -69,3 +74,39 @@ def storage_users(p):
     """Number of tensors (and others) that hold the parameter's storage, the parameter included."""
     storage = p.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) - 1
+
+
+def is_reached(t):
+    """Something else can reach the tensor's memory: another tensor, another process, or whoever made the memory: what did not
+    come from PyTorch's own allocator (a NumPy array's, a mapped file's) cannot be resized."""
+    storage = t.untyped_storage()
+    return storage_users(t) > 1 or not storage.resizable() and storage.data_ptr() not in _ours or t.is_shared()
+
+
+def is_at(t, address, like):
+    """The tensor shows what lies at the address as `like` does."""
+    return t.data_ptr() == address and t.dtype is like.dtype and t.shape == like.shape and t.stride() == like.stride()
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _layout(*described):
+    return int.from_bytes(hashlib.blake2b(repr(described).encode(), digest_size=8).digest(), "little")
+
+
+def layout(t):
+    """One number for dtype, shape and strides, the same on every rank."""
+    return _layout(t.dtype, t.shape, t.stride())
+
+
+def extent(t):
+    """Bytes from the first element to the end of the last."""
+    last = sum(stride * (size - 1) for stride, size in zip(t.stride(), t.shape)) if t.numel() else -1
+    return (last + 1) * t.element_size()
+
+
+def digest(value, digest_bytes):
+    """A number for what an optimizer keeps, the same on ranks that keep the same; `digest_bytes`: of (address, bytes)."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu":
+        dense = value.detach().contiguous()
+        return _layout(layout(value), digest_bytes(dense.data_ptr(), dense.nbytes))
+    return _layout(repr(value))

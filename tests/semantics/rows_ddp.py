@@ -137,6 +137,14 @@ TABLE = {
             "forked_while_it_is_made"
         ).split()
     },
+    "storages_ddp.py": {
+        name: sgd
+        for name in (
+            "wrapped_again_in_double wrapped_again_in_bfloat16 wrapped_again_after_half_and_back model_of_rank_0 "
+            "other_memory_on_rank_0 other_values_on_each_rank memory_of_numpy_on_rank_1 part_beside_the_whole "
+            "states_set_to_zero states_loaded_on_rank_0 kept_states"
+        ).split()
+    },
     "weights_ddp.py": {
         "ema_swapped_in_and_out": adaptive,
         "ema_swapped_on_rank_0": adaptive,

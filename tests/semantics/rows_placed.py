@@ -25,6 +25,9 @@ DISTRIBUTED = {
 }
 ALONE = {
     "gpt.py": ("",),
+    "storages.py": (
+        "half_and_back", "other_strides", "parts_of_one_tensor", "memory_of_numpy", "part_beside_the_whole", "kept_states", "other_type",
+        "other_type_under_the_optimizer", "exception_in_backward"),
     "loops.py": ("sgd_momentum", "adam", "double_precision", "clipped_by_norm", "clipped_by_the_batch", "accumulation", "scaler",
                  "two_networks", "ema", "frozen_then_thawed", "closure", "inside_backward", "local_gradients_only"),
 }

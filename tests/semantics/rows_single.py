@@ -49,6 +49,21 @@ TABLE = {
         "batch_norm": sgd,
         "models_one_after_another": sgd,
     },
+    "storages.py": {
+        name: like(sgd, options=("CASTOR_BATCH=split",))
+        for name in (
+            "half_and_back other_strides parts_of_one_tensor loaded_tensors memory_of_numpy made_from_numpy part_beside_the_whole "
+            "kept_states states_set_to_zero states_outlive_their_model other_type swapped_on_conversion exception_in_backward"
+        ).split()
+    }
+    | {
+        "other_type_under_the_optimizer": like(
+            sgd, options=("CASTOR_BATCH=split",), reason="the sums have the type that the parameters had", refused="has become torch"
+        ),
+        "exception_on_rank_1": like(
+            sgd, options=("CASTOR_BATCH=split",), reason="its gradients are lost", refused="raised an exception on some of the ranks"
+        ),
+    },
     "tokens.py": {
         name: sgd
         for name in (

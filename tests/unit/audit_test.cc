@@ -35,8 +35,8 @@ double norm(const std::vector<double> &values) {
     return std::sqrt(sum);
 }
 
-castor_audit compare(std::vector<std::vector<float>> whole, std::vector<std::vector<float>> parts, double whole_loss = 1,
-                     double parts_loss = 1, int rounding = CASTOR_AUDIT_SINGLE) {
+castor_audit compare(std::vector<std::vector<float>> whole, std::vector<std::vector<float>> parts,
+                     double whole_loss = 1, double parts_loss = 1, int rounding = CASTOR_AUDIT_SINGLE) {
     std::vector<double> of_whole, of_parts;
     for (auto [from, to] : {std::pair{&whole, &of_whole}, {&parts, &of_parts}})
         for (const auto &values : *from)
@@ -148,7 +148,8 @@ TEST(Audit, OneGradientOfManyIsDifferent) {
 // A bias before a batch norm has the gradient zero, and what rounding leaves of it.
 TEST(Audit, AGradientOfRoundingErrorsDoesNotCount) {
     const std::vector<float> a = normal(5000, 1);
-    EXPECT_EQ(compare({a, scaled(normal(64, 2), 1e-7F)}, {a, scaled(normal(64, 3), 1e-7F)}).verdict, CASTOR_AUDIT_EQUAL);
+    EXPECT_EQ(compare({a, scaled(normal(64, 2), 1e-7F)}, {a, scaled(normal(64, 3), 1e-7F)}).verdict,
+              CASTOR_AUDIT_EQUAL);
 }
 
 TEST(Audit, ALossNearZeroIsJudgedByItsGradients) {

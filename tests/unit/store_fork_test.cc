@@ -46,7 +46,7 @@ TEST(StoreFork, ChildSeesParametersGradientsAndStatesAsAtTheFork) {
         uint64_t offsets[2];
         ASSERT_EQ(castor_gather(r.store, &offset, sizeof offset, offsets, "the place of a state"), CASTOR_OK);
         offset = offsets[p[0].info.owner];
-        ASSERT_EQ(castor_state_view(r.store, offset, 20000, &state_view), CASTOR_OK) << error_text();
+        ASSERT_EQ(castor_state_view(p[0].tensor, offset, 20000, &state_view), CASTOR_OK) << error_text();
         const char *state = static_cast<char *>(state_view);
         // This rank's own edits go along.
         p[0][70000] = float(500 + r.rank);
@@ -110,7 +110,7 @@ TEST(StoreFork, EachChildSeesItsOwnMoment) {
         r.barrier();
         child_run(r, 2, nothing, [&] { EXPECT_EQ(grad[4999], 0.25f) << "a sum that its owner clipped"; });
         float *fresh = static_cast<float *>(arena_alloc(5000 * sizeof(float)));
-        ASSERT_EQ(castor_tensor_rehome(p[0].tensor, fresh), 1);
+        ASSERT_EQ(inside_rehome(p[0].tensor, fresh), 1);
         child_run(r, 3, nothing, [&] { EXPECT_EQ(fresh[4999], 999.0f) << "a new block"; });
         castor_tensor_forget(p[0].tensor);
         child_run(
@@ -163,7 +163,7 @@ TEST(StoreFork, ChildIsNoRank) {
             int committed = 0;
             uint8_t flags[1];
             castor_window *other;
-            castor_description description = {p[0].data, p[0].numel, 0, 1};
+            castor_description description = {p[0].data, p[0].numel, 0, 1, 0};
             const std::pair<const char *, int> got[] = {
                 {"castor_barrier", castor_barrier(r.store, "a barrier")},
                 {"castor_broadcast", castor_broadcast(r.store, &value, sizeof value, "a broadcast")},
@@ -180,7 +180,7 @@ TEST(StoreFork, ChildIsNoRank) {
                 {"castor_publish_deduplicate",
                  castor_publish_deduplicate(r.store, &tensor, 1, "the end of a step")},
                 {"castor_state_place", castor_state_place(tensor, 64, &number, &address)},
-                {"castor_state_view", castor_state_view(r.store, 0, 64, &address)},
+                {"castor_state_view", castor_state_view(p[0].tensor, 0, 64, &address)},
                 {"castor_directory_put", castor_directory_put(r.store, &value, sizeof value)},
             };
             for (auto [name, status] : got)

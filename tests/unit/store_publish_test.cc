@@ -38,8 +38,8 @@ TEST(StoreRegister, ForeignMemoryOnOneRankIsNobodysToMap) {
     job.run([](Rank &r) {
         std::vector<float> foreign(3000, 1.0f);
         Param<> ours = param_make(3000), part = param_make(3000);
-        castor_description d[2] = {{r.rank ? foreign.data() : ours.data, 3000, 0, 1},
-                                   {part.data, 3000, 0, r.rank == 0}};
+        castor_description d[2] = {{r.rank ? foreign.data() : ours.data, 3000, 0, 1, 0},
+                                   {part.data, 3000, 0, r.rank == 0, 0}};
         castor_tensor *t[2];
         ASSERT_EQ(castor_register(r.store, d, 2, t), CASTOR_OK) << error_text();
         for (castor_tensor *one : t) {
@@ -64,9 +64,9 @@ TEST_P(StoreMismatch, IsOneErrorOnEveryRank) {
         bool me = r.rank == odd;
         std::vector<castor_description> d;
         for (int i = 0; i < 3; i++)
-            d.push_back({arena_alloc(8192), 1024, 0, 1});
+            d.push_back({arena_alloc(8192), 1024, 0, 1, 0});
         if (me && GetParam() % 3 == 0)
-            d.push_back({arena_alloc(8192), 1024, 0, 1});
+            d.push_back({arena_alloc(8192), 1024, 0, 1, 0});
         if (me && GetParam() % 3 == 1)
             d[1].numel = 1000;
         if (me && GetParam() % 3 == 2)
@@ -281,9 +281,9 @@ TEST(StoreRehome, TheNewBlockShowsTheStoreAndTheOldOneKeepsItsValues) {
         p[0][10] = float(50 + r.rank);
         float *old = p[0].data, *fresh = static_cast<float *>(arena_alloc(5000 * sizeof(float)));
         std::vector<float> foreign(5000);
-        EXPECT_EQ(castor_tensor_rehome(p[0].tensor, foreign.data()), 0);
-        EXPECT_EQ(castor_tensor_rehome(p[0].tensor, old), 1) << "nothing to do";
-        EXPECT_EQ(castor_tensor_rehome(p[0].tensor, fresh), 1) << error_text();
+        EXPECT_EQ(inside_rehome(p[0].tensor, foreign.data()), 0);
+        EXPECT_EQ(inside_rehome(p[0].tensor, old), 1) << "nothing to do";
+        EXPECT_EQ(inside_rehome(p[0].tensor, fresh), 1) << error_text();
         EXPECT_EQ(fresh[10], 10.0f);
         step_run<float>(r, p[0], [](float *alias) { alias[11] = -11; });
         EXPECT_EQ(fresh[11], -11.0f);

@@ -213,7 +213,7 @@ template <typename T = float> Param<T> param_make(size_t numel, T first = 0) {
 template <typename T> int params_register_status(const Rank &r, std::vector<Param<T>> &params) {
     std::vector<castor_description> d;
     for (const Param<T> &p : params)
-        d.push_back({p.data, p.numel, dtype_of<T>(), 1});
+        d.push_back({p.data, p.numel, dtype_of<T>(), 1, 0});
     std::vector<castor_tensor *> out(params.size() + 1);
     int status = castor_register(r.store, d.data(), uint32_t(d.size()), out.data());
     for (size_t i = 0; i < params.size() && status == CASTOR_OK; i++) {

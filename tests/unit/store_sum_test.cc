@@ -70,7 +70,7 @@ TEST_P(StoreSum, IsTheSequentialSumBitForBit) {
     job.run([=](Rank &r) {
         size_t bytes = c.numel * kernel_dtype_bytes(kernel_dtype(c.dtype));
         void *block = arena_alloc(bytes);
-        castor_description d = {block, c.numel, c.dtype, c.shared};
+        castor_description d = {block, c.numel, c.dtype, c.shared, 0};
         castor_tensor *t;
         ASSERT_EQ(castor_register(r.store, &d, 1, &t), CASTOR_OK) << error_text();
         castor_tensor_info info;
