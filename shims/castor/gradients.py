@@ -142,7 +142,7 @@ class Synchronizer:
         return self.entries
 
     def refuse_broken(self):
-        core.fail(self.group.handle, self.broken.encode())
+        core.fail(self.group.handle, self.broken.encode(), 0)
         raise core.GroupError(f"castor: {self.broken}")
 
     def _raised(self, error):

@@ -132,7 +132,7 @@ class Across:
             others = [rank for node, rank in enumerate(self.lane_ranks) if node != self.place.node]
             text = (f"rank {' or '.join(map(str, others))}, on another node, has ended or cannot be reached; what that node "
                     f"says tells why ({str(error).strip().splitlines()[0][:120]})")
-            core.fail(self.group.handle, text.encode())
+            core.fail(self.group.handle, text.encode(), 0)
             raise core.GroupError("castor: " + text) from error
 
     def shard(self, process_group, identities, token):
