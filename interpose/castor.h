@@ -586,9 +586,11 @@ CASTOR_API void castor_sketch_add(int dtype, const void *values, uint64_t numel,
 #define CASTOR_AUDIT_EQUAL     0
 #define CASTOR_AUDIT_DIFFERENT 1
 #define CASTOR_AUDIT_UNKNOWN   2 /* infinite, or no number, on one side */
-#define CASTOR_AUDIT_SINGLE    0 /* computed in float or double */
-#define CASTOR_AUDIT_HALF      1 /* some of it in 16 bits */
-#define CASTOR_AUDIT_LOOSE     2 /* with other random numbers */
+#define CASTOR_AUDIT_SUM                                                                                     \
+    3 /* different: the whole is `ranks` times the parts, which a sum over samples would be */
+#define CASTOR_AUDIT_SINGLE 0 /* computed in float or double */
+#define CASTOR_AUDIT_HALF   1 /* some of it in 16 bits */
+#define CASTOR_AUDIT_LOOSE  2 /* with other random numbers */
 
 typedef struct castor_audit {
     double whole_loss, parts_loss; /* in; NaN both: there is no one loss */
@@ -597,7 +599,7 @@ typedef struct castor_audit {
     double whole_norm, parts_norm; /* out: norms of all gradients, estimated within a few percent */
     double difference;             /* out: relative, the larger of the loss's and the gradients' */
     uint32_t worst;                /* out: the gradient that differs most */
-    uint32_t unused;
+    uint32_t ranks;                /* in */
 } castor_audit;
 
 /* Whether one backward of the whole batch gave what the ranks' parts gave together: `count` sketches of each, one after the

@@ -11,9 +11,8 @@ _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
                    offsetof(castor_accumulation, count) == offsetof(accumulation, count),
                "one layout, two names");
 _Static_assert(sizeof(castor_audit) == sizeof(audit) &&
-                   offsetof(castor_audit, worst) == offsetof(audit, worst) &&
-                   CASTOR_AUDIT_UNKNOWN == AUDIT_UNKNOWN && CASTOR_AUDIT_LOOSE == AUDIT_LOOSE &&
-                   CASTOR_SKETCH_BUCKETS == KERNEL_SKETCH_BUCKETS,
+                   offsetof(castor_audit, worst) == offsetof(audit, worst) && CASTOR_AUDIT_SUM == AUDIT_SUM &&
+                   CASTOR_AUDIT_LOOSE == AUDIT_LOOSE && CASTOR_SKETCH_BUCKETS == KERNEL_SKETCH_BUCKETS,
                "one layout, two names");
 
 #define BILLION 1e9

@@ -383,6 +383,7 @@ int files_find(int folder, const char *path, bool follow, files_found *out) {
     walk w = {.found = out, .follow = follow};
     int saved_errno = errno;
     out->missing = out->outside = out->own = false;
+    out->layer = layer_count;
     int begun = walk_begin(&w, folder, path);
     if (begun)
         return begun;

@@ -5,15 +5,16 @@
 #include <stddef.h>
 #include "../../kernels/kernels.h"
 
-/* Relative differences that rounding may make: of the loss, of all gradients together, and of one gradient, which may be
- * a sum of large numbers that nearly cancel. */
+/* Relative differences that rounding may make: of the loss, of all gradients together, and of one gradient. Gradients jump
+ * where rounding decides which of two equal values is the largest, or on which side of zero one is: 0.7% of all in a
+ * convolutional net of 18 layers on pictures with areas of one colour, whose loss was equal to six digits. */
 typedef struct limits {
     double loss, gradients, gradient;
 } limits;
 
 static const limits limits_of[] = {
-    [AUDIT_SINGLE] = {2e-4, 2e-3, 2e-2},
-    [AUDIT_HALF] = {2e-2, 5e-2, 2e-1},
+    [AUDIT_SINGLE] = {2e-4, 2e-2, 1e-1},
+    [AUDIT_HALF] = {2e-2, 1e-1, 3e-1},
     [AUDIT_LOOSE] = {5e-1, HUGE_VAL, HUGE_VAL},
 };
 
@@ -32,10 +33,11 @@ static double square_of(const double *sketch) {
     return sum;
 }
 
-static double square_between(const double *a, const double *b) {
+/* Of `a` from `factor` times `b`. */
+static double square_between(const double *a, const double *b, double factor) {
     double sum = 0;
     for (size_t i = 0; i < KERNEL_SKETCH_BUCKETS; i++)
-        sum += (a[i] - b[i]) * (a[i] - b[i]);
+        sum += (a[i] - factor * b[i]) * (a[i] - factor * b[i]);
     return sum;
 }
 
@@ -44,21 +46,21 @@ static double relative(double difference, double a, double b, double floor) {
     return difference / larger(larger(fabs(a), fabs(b)), floor);
 }
 
-static bool losses_differ(const audit *a, double limit, double *difference) {
-    *difference = 0;
+static double loss_difference(const audit *a, double factor, double limit) {
     if (isnan(a->whole_loss) && isnan(a->parts_loss))
-        return false;
-    *difference =
-        relative(fabs(a->whole_loss - a->parts_loss), a->whole_loss, a->parts_loss, LOSS_FLOOR / limit);
-    return *difference > limit;
+        return 0;
+    double parts = factor * a->parts_loss;
+    return relative(fabs(a->whole_loss - parts), a->whole_loss, parts, LOSS_FLOOR / limit);
 }
 
-void audit_compare(const double *whole, const double *parts, uint32_t count, audit *result) {
+/* The whole beside `factor` times the parts. Returns whether they differ. */
+static bool compare(const double *whole, const double *parts, uint32_t count, double factor, audit *result) {
     const limits *limit = &limits_of[result->rounding];
-    double whole_square = 0, parts_square = 0, between = 0, worst = -1, loss;
+    double whole_square = 0, parts_square = 0, between = 0, worst = -1;
+    bool differs = false;
     for (uint32_t i = 0; i < count; i++) {
         const size_t at = (size_t)i * KERNEL_SKETCH_BUCKETS;
-        double of_tensor = square_between(whole + at, parts + at);
+        double of_tensor = square_between(whole + at, parts + at, factor);
         whole_square += square_of(whole + at);
         parts_square += square_of(parts + at);
         between += of_tensor;
@@ -69,19 +71,33 @@ void audit_compare(const double *whole, const double *parts, uint32_t count, aud
     }
     result->whole_norm = sqrt(whole_square);
     result->parts_norm = sqrt(parts_square);
-    double all = relative(sqrt(between), result->whole_norm, result->parts_norm, NOTHING);
-    bool differs = losses_differ(result, limit->loss, &loss) || all > limit->gradients;
+    double largest = larger(result->whole_norm, factor * result->parts_norm);
     for (uint32_t i = 0; i < count && !differs; i++) {
         const size_t at = (size_t)i * KERNEL_SKETCH_BUCKETS;
-        double norm = larger(sqrt(square_of(whole + at)), sqrt(square_of(parts + at)));
-        if (norm > GRADIENT_SHARE * larger(result->whole_norm, result->parts_norm) &&
-            sqrt(square_between(whole + at, parts + at)) > limit->gradient * norm) {
-            differs = true;
+        double norm = larger(sqrt(square_of(whole + at)), factor * sqrt(square_of(parts + at)));
+        differs = norm > GRADIENT_SHARE * largest &&
+                  sqrt(square_between(whole + at, parts + at, factor)) > limit->gradient * norm;
+        if (differs)
             result->worst = i;
-        }
     }
-    bool finite = isfinite(between) && (isfinite(result->whole_loss) || isnan(result->parts_loss)) &&
-                  (isfinite(result->parts_loss) || isnan(result->whole_loss));
+    double all = relative(sqrt(between), result->whole_norm, factor * result->parts_norm, NOTHING);
+    double loss = loss_difference(result, factor, limit->loss);
     result->difference = larger(all, loss);
-    result->verdict = !finite ? AUDIT_UNKNOWN : differs ? AUDIT_DIFFERENT : AUDIT_EQUAL;
+    return differs || loss > limit->loss || all > limit->gradients;
+}
+
+void audit_compare(const double *whole, const double *parts, uint32_t count, audit *result) {
+    audit as_sum = *result;
+    bool differs = compare(whole, parts, count, 1, result);
+    bool finite = isfinite(result->whole_norm) && isfinite(result->parts_norm) &&
+                  (isfinite(result->whole_loss) || isnan(result->parts_loss)) &&
+                  (isfinite(result->parts_loss) || isnan(result->whole_loss));
+    if (!finite)
+        result->verdict = AUDIT_UNKNOWN;
+    else if (!differs)
+        result->verdict = AUDIT_EQUAL;
+    else if (result->ranks > 1 && !compare(whole, parts, count, result->ranks, &as_sum))
+        result->verdict = AUDIT_SUM;
+    else
+        result->verdict = AUDIT_DIFFERENT;
 }

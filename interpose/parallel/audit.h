@@ -15,6 +15,7 @@ typedef enum audit_verdict {
     AUDIT_EQUAL,
     AUDIT_DIFFERENT,
     AUDIT_UNKNOWN, /* no numbers to compare: a loss or a gradient is infinite or NaN on one side */
+    AUDIT_SUM, /* different: the whole is so many times the parts as there are ranks, as of a sum that is taken for a mean */
 } audit_verdict;
 
 /* How the numbers were made, which says how far rounding may go. */
@@ -31,7 +32,7 @@ typedef struct audit {
     double whole_norm, parts_norm; /* out: of all gradients, as estimated from the sketches */
     double difference;             /* out: the larger of the relative differences of loss and gradients */
     uint32_t worst;                /* out: the gradient that differs most */
-    uint32_t unused;
+    uint32_t ranks;                /* in */
 } audit;
 
 /* Fills the outputs from `count` sketches on each side. */

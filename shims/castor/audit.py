@@ -20,7 +20,7 @@ import warnings
 import torch
 from torch.utils.data import dataloader
 
-from . import accumulation, core, events, graph, loaders, processes, randomness, streams, tensors
+from . import accumulation, compiler, core, events, graph, loaders, processes, randomness, streams, tensors
 
 WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0, is the most that it waits for the fork
 WAIT_SECONDS, WAIT_TIMES = 30.0, 20.0  # ... else that long, and so many times what the ranks took for each one's part
@@ -192,19 +192,20 @@ class Auditor:
     def _become_fork(self, parent, states):
         """From here on this process runs the script unsplit, and leaves no trace."""
         self.in_fork = True
+        # Below what castor run removes when the job ends: this process may be killed.
+        core.files_divert(os.path.join(core.option_text("CASTOR_LOG_DIR"), ".files", f"audit-{os.getpid()}").encode())
         processes.watch_ranks(None)  # it steps, for nobody
         self.job.synchronizer = None
         streams.restore(states)  # Python seeds its own anew in a fork
         loaders.PartOfSamples.whole = True
         torch.set_num_threads(1)  # the threads of its pools are the parent's
-        torch.compiler.set_stance("force_eager")  # and so are the compiler's processes
+        if compiler.loaded():
+            torch.compiler.set_stance("force_eager")  # the compiler's processes are the parent's, too
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(OOM_SCORE)
-        # Below what castor run removes when the job ends: this process may be killed.
-        core.files_divert(os.path.join(core.option_text("CASTOR_LOG_DIR"), ".files", f"audit-{os.getpid()}").encode())
         core.event_backward = lambda *args: None
         events.observe_only(self.job)
         if accumulation.active():  # the ranks may not step now
@@ -292,7 +293,7 @@ class Auditor:
         if self.running:
             found = self._compare(outputs)
         found = core.Audit.from_buffer_copy(self.job.group.broadcast(bytes(found), "the audit of a batch"))
-        if found.verdict == core.AUDIT_DIFFERENT:
+        if found.verdict in (core.AUDIT_DIFFERENT, core.AUDIT_SUM):
             self._refuse(found)
 
     def _compare(self, outputs):
@@ -306,7 +307,7 @@ class Auditor:
             return found
         whole_loss, half, whole = self.board.take(self.compared)
         self.compared += 1
-        found.whole_loss, found.parts_loss = whole_loss, _loss_of(outputs)
+        found.whole_loss, found.parts_loss, found.ranks = whole_loss, _loss_of(outputs), self.job.world
         found.rounding = core.AUDIT_LOOSE if loose else core.AUDIT_HALF if half else core.AUDIT_SINGLE
         core.audit_compare(whole, parts, len(self.entries), found)
         if found.verdict == core.AUDIT_EQUAL:
@@ -330,14 +331,17 @@ class Auditor:
             time.sleep(LOOK_SECONDS)
 
     def _refuse(self, found):
+        if found.verdict == core.AUDIT_SUM:
+            raise core.GroupError(f"castor: the loss is a sum over the batch's samples ({found.whole_loss:.5g}), and was taken for a mean "
+                                  f"({found.parts_loss:.5g} on {self.job.world} ranks): set CASTOR_LOSS=sum")
         entries = self.job.synchronizer.entries
         p = entries[found.worst].parameter() if found.worst < len(entries) else None
-        where = "" if p is None else f", and differ most for a parameter of shape {tuple(p.shape)}"
+        where = "" if p is None else f", most for a parameter of shape {tuple(p.shape)}"
         raise core.GroupError(
             f"castor: this batch cannot be split: whole, it has the loss {found.whole_loss:.5g} and gradients of norm "
-            f"{found.whole_norm:.4g}; the parts of {self.job.world} ranks have {found.parts_loss:.5g} and {found.parts_norm:.4g}{where}. "
-            "Its samples are compared or counted with each other: run this script on one rank, set CASTOR_LOSS where that says "
-            "what the loss is, or accept the difference with CASTOR_AUDIT=0")
+            f"{found.whole_norm:.4g}; the parts of {self.job.world} ranks have {found.parts_loss:.5g} and {found.parts_norm:.4g} (they differ by "
+            f"{found.difference:.2g}{where}). Its samples are compared or counted with each other: run this script on one rank, set "
+            "CASTOR_LOSS where that says what the loss is, or accept the difference with CASTOR_AUDIT=0")
 
 
 def _lives(pid):

@@ -53,14 +53,14 @@ class _Part:
         self.name, self.answers = name, answers
 
     def __getattr__(self, name):
-        if name in self.answers and not _loaded():
+        if name in self.answers and not loaded():
             return self.answers[name]
         return getattr(importlib.import_module(f"{NAME}.{self.name}"), name)
 
 
 class _Absent(types.ModuleType):
     def __getattr__(self, name):
-        if not _loaded():
+        if not loaded():
             if name in _answers:
                 return _answers[name]
             if name.startswith("__") and name not in ("__path__", "__all__"):
@@ -122,13 +122,13 @@ _answers = {
 }
 
 
-def _loaded():
+def loaded():
     return sys.modules.get(NAME) is not _absent
 
 
 def _load():
     with _lock:  # not over the import, which has its own
-        mine = not _loaded()
+        mine = not loaded()
         if mine:
             del sys.modules[NAME]
             if vars(torch).get("_dynamo") is _absent:

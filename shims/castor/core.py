@@ -102,10 +102,10 @@ class Audit(ctypes.Structure):
     """castor_audit: one backward of the whole batch beside that of its parts."""
 
     _fields_ = [("whole_loss", c_double), ("parts_loss", c_double), ("rounding", c_int32), ("verdict", c_int32)] + [
-        (name, c_double) for name in ("whole_norm", "parts_norm", "difference")] + [("worst", c_uint32), ("unused", c_uint32)]
+        (name, c_double) for name in ("whole_norm", "parts_norm", "difference")] + [("worst", c_uint32), ("ranks", c_uint32)]
 
 
-AUDIT_EQUAL, AUDIT_DIFFERENT, AUDIT_UNKNOWN = range(3)
+AUDIT_EQUAL, AUDIT_DIFFERENT, AUDIT_UNKNOWN, AUDIT_SUM = range(4)
 AUDIT_SINGLE, AUDIT_HALF, AUDIT_LOOSE = range(3)
 SKETCH_BUCKETS = 32
 

@@ -3,11 +3,13 @@ import functools
 import os
 import signal
 import sys
+import time
 
 import torch
 
 from . import core, events, gradients, precision, store
 
+TOLD_SECONDS = 2.0  # that long a rank waits for what ended another one's backward
 _rank_process = None  # the rank's, in it and in the processes that it has started; None: no ranks of `--nproc`
 
 
@@ -135,12 +137,25 @@ class Synchronizer(gradients.Synchronizer):
         flags = [e.fired for e in self.entries] + [self.has_raised, not self.has_raised]
         reached = self.group.union(flags, "the end of backward")
         if reached is not None and all(reached[-2:]):
-            self.broken = "a backward pass raised an exception on some of the ranks only: what raises must do so on all of them"
-            self.refuse_broken()
+            self._refuse_raised()
         if reached is None:
             raise core.GroupError("castor: the ranks have registered different numbers of parameters: the script must "
                              "build the same optimizers on every rank")
         return [e for e, by_some in zip(self.entries, reached) if by_some]
+
+
+    def _refuse_raised(self):
+        """Backward raised on some of the ranks only. Such a rank has its own exception, which tells more if it ends the script."""
+        self.broken = "a backward pass raised an exception on some of the ranks only: what raises must do so on all of them"
+        until = time.monotonic() + TOLD_SECONDS
+        while not self.has_raised and self.group.failure() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        if self.has_raised:
+            raise core.GroupError(f"castor: {self.broken}")
+        failure = self.group.failure()
+        if failure is not None:
+            raise core.GroupError(f"castor: {failure[1]}")
+        self.refuse_broken()
 
 
 def adopt_at_build(job):

@@ -217,10 +217,13 @@ def fresh_of(grp, parameters):
     of the group together."""
     fresh = [is_fresh(p) for p in parameters]
     digest = float(zlib.crc32(bytes(fresh)))
-    if any(row != [len(fresh), digest] for row in grp.gather([float(len(fresh)), digest], "which parameters are registered")):
+    every = grp.gather([float(len(fresh)), digest], "which parameters are registered")
+    other = next((rank for rank, row in enumerate(every) if row[0] != every[0][0]), None)
+    if other is not None:
+        raise core.GroupError(f"castor: the ranks' models differ: rank 0 has {every[0][0]:.0f} parameters to share, rank {other} has "
+                              f"{every[other][0]:.0f}. Build the same model on every rank")
+    if any(row != every[0] for row in every):
         fresh = grp.union(fresh, "which parameters are registered")
-        if fresh is None:
-            raise core.GroupError("castor: the ranks share different numbers of parameters: build the same model on every rank")
     return [p for p, is_fresh in zip(parameters, fresh) if is_fresh]
 
 

@@ -72,10 +72,10 @@ def drawn_on_a_thread(log):
 
 @record.case
 def larger_batches_are_refused(log):
-    """The whole batch raises in the script's own code."""
+    """The whole batch raises in the script's own code, where that is started by `castor run`."""
     model, optimizer = made()
     for x, y in batches():
-        if len(x) > 4:
+        if len(x) > 4 and "CASTOR_JOB" in os.environ:
             raise ValueError("at most 4 samples")
         step(log, model, optimizer, x, y)
 

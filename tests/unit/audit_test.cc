@@ -36,7 +36,8 @@ double norm(const std::vector<double> &values) {
 }
 
 castor_audit compare(std::vector<std::vector<float>> whole, std::vector<std::vector<float>> parts,
-                     double whole_loss = 1, double parts_loss = 1, int rounding = CASTOR_AUDIT_SINGLE) {
+                     double whole_loss = 1, double parts_loss = 1, int rounding = CASTOR_AUDIT_SINGLE,
+                     uint32_t ranks = 2) {
     std::vector<double> of_whole, of_parts;
     for (auto [from, to] : {std::pair{&whole, &of_whole}, {&parts, &of_parts}})
         for (const auto &values : *from)
@@ -46,6 +47,7 @@ castor_audit compare(std::vector<std::vector<float>> whole, std::vector<std::vec
     audit.whole_loss = whole_loss;
     audit.parts_loss = parts_loss;
     audit.rounding = rounding;
+    audit.ranks = ranks;
     castor_audit_compare(of_whole.data(), of_parts.data(), static_cast<uint32_t>(whole.size()), &audit);
     return audit;
 }
@@ -127,11 +129,11 @@ TEST(Audit, RoundingIsEqual) {
     EXPECT_NEAR(audit.whole_norm, std::sqrt(5070.), 25);
 }
 
-// A mean over 63 of 64 samples.
-TEST(Audit, OneSampleInSixtyFourIsDifferent) {
+// A mean over one sample less, which shows in the loss and, of fewer samples, in the gradients alone.
+TEST(Audit, OneSampleLessIsDifferent) {
     const std::vector<float> a = normal(5000, 1);
-    EXPECT_EQ(compare({a}, {scaled(a, 64.F / 63)}).verdict, CASTOR_AUDIT_DIFFERENT);
-    EXPECT_EQ(compare({a}, {a}, 1, 64. / 63).verdict, CASTOR_AUDIT_DIFFERENT);
+    EXPECT_EQ(compare({a}, {a}, 1, 1024. / 1023).verdict, CASTOR_AUDIT_DIFFERENT);
+    EXPECT_EQ(compare({a}, {scaled(a, 32.F / 31)}).verdict, CASTOR_AUDIT_DIFFERENT);
 }
 
 TEST(Audit, OneGradientOfManyIsDifferent) {
@@ -139,7 +141,7 @@ TEST(Audit, OneGradientOfManyIsDifferent) {
     for (unsigned i = 0; i < 100; i++)
         whole.push_back(normal(100, i));
     parts = whole;
-    parts[37] = scaled(parts[37], 1.05F);
+    parts[37] = scaled(parts[37], 1.15F);
     const castor_audit audit = compare(whole, parts);
     EXPECT_EQ(audit.verdict, CASTOR_AUDIT_DIFFERENT);
     EXPECT_EQ(audit.worst, 37U);
@@ -157,6 +159,19 @@ TEST(Audit, ALossNearZeroIsJudgedByItsGradients) {
     EXPECT_EQ(compare({a}, {a}, 1e-7, -1e-7).verdict, CASTOR_AUDIT_EQUAL);
     EXPECT_EQ(compare({a}, {scaled(a, 2)}, 1e-7, 1e-7).verdict, CASTOR_AUDIT_DIFFERENT);
     EXPECT_EQ(compare({{0, 0}}, {{0, 0}}, 0, 0).verdict, CASTOR_AUDIT_EQUAL);
+}
+
+// What three ranks add up of a sum, each as a third of its part's.
+TEST(Audit, ASumIsToldFromWhatCannotBeSplit) {
+    const std::vector<float> a = normal(5000, 1), b = normal(70, 2);
+    EXPECT_EQ(compare({a, b}, {scaled(a, 1 / 3.F), scaled(b, 1 / 3.F)}, 6, 2, CASTOR_AUDIT_SINGLE, 3).verdict,
+              CASTOR_AUDIT_SUM);
+    EXPECT_EQ(compare({a, b}, {scaled(a, 1 / 3.F), scaled(b, 1 / 3.F)}, 6, 2, CASTOR_AUDIT_SINGLE, 2).verdict,
+              CASTOR_AUDIT_DIFFERENT);
+    EXPECT_EQ(compare({a, b}, {scaled(a, 1 / 3.F), b}, 6, 2, CASTOR_AUDIT_SINGLE, 3).verdict,
+              CASTOR_AUDIT_DIFFERENT);
+    EXPECT_EQ(compare({a, b}, {scaled(a, 1 / 3.F), scaled(b, 1 / 3.F)}, 6, 6, CASTOR_AUDIT_SINGLE, 3).verdict,
+              CASTOR_AUDIT_DIFFERENT);
 }
 
 TEST(Audit, SixteenBitsRoundMore) {

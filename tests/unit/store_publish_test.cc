@@ -93,7 +93,7 @@ TEST(StorePublish, RegistrationOfManyTensorsIsLinear) {
         std::vector<float> values(4 * count, 1.f);
         std::vector<castor_description> d;
         for (size_t i = 0; i < count; i++)
-            d.push_back({&values[4 * i], 4, 0, 0});
+            d.push_back({&values[4 * i], 4, 0, 0, 0});
         d[count - 1].address = &values[0]; // tied to the first
         std::vector<castor_tensor *> out(count);
         timespec begin, end;
