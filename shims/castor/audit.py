@@ -266,7 +266,7 @@ class Auditor:
 
     def renew(self):
         """Another model, or a loss of another form, is compared too."""
-        self.left = max(self.left, self.first)
+        self.left, self.found_equal = max(self.left, self.first), False
 
     def form_seen(self, nodes):
         """The graph of a loss, whose first nodes tell its form."""

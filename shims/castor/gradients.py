@@ -153,7 +153,7 @@ class Synchronizer:
 
     def _break_off(self, error):
         """No sum can be completed. What was handed over stays where it is: it may still be added."""
-        self.broken = (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one "
+        self.broken = self.broken or (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one "
                        "can follow: let the exception end the script")
         self.begun = self.expecting = False
         for entry in self.entries:

@@ -131,6 +131,9 @@ class _OwnerStep:
 
     def _settle(self, entries, away):
         described = self.states.describe(self.optimizer, self.group, self.pairs, away)
+        # States of a master are copied to their place: the optimizer sees them there only.
+        described = [(digest, is_away, reached and precision.of(p) is None)
+                     for (digest, is_away, reached), (p, _) in zip(described, self.pairs)]
         left, agreed = store.settle(self.group, entries, described)
         if left and self.group.across is not None:
             raise core.GroupError(f"castor: the script gives a parameter of shape {tuple(left[0].parameter().shape)} memory that "

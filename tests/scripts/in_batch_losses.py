@@ -22,7 +22,7 @@ def batches(count=32, size=8, drop_last=True):
 
 
 def train(log, loss_of, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), loader=None):
-    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, DIMENSIONS))
+    model = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, DIMENSIONS))
     optimizer = optimizer(model.parameters())
     for a, b, y in loader or batches():
         optimizer.zero_grad()
