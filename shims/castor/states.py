@@ -182,6 +182,7 @@ class OptimizerStates:
         small = []
         for paged in (False, True):  # small ones first, so that they come to lie together
             for _, p, entry in stepped:
+                self.settled.pop(entry, None)  # they are where the store has them, whatever addresses come later
                 for key, value in optimizer.state.get(p, {}).items():
                     if _sharable(value) and _is_paged(value) is paged:
                         self._keep(group, entry, key, value, small)
@@ -264,6 +265,7 @@ class OptimizerStates:
             optimizer.state[p] = remote.RemoteState(peer, items, state)
 
     def _take(self, group, state, entry, items, edited, small):
+        self.settled.pop(entry, None)
         names, places = {key for key, _, _ in items}, self._places(entry)
         for key in [k for k in state if k not in names]:
             del state[key]
