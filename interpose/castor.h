@@ -120,6 +120,8 @@ CASTOR_API int castor_layout_leads(void);
 typedef struct castor_arena_info {
     uint64_t live_bytes, live_peak_bytes, dirty_bytes, adopted_bytes;
 } castor_arena_info;
+/* Bytes of the block of PyTorch's CPU allocator that begins at the address; 0: none of the arena's does. */
+CASTOR_API uint64_t castor_arena_block(const void *address);
 CASTOR_API void castor_arena_get(castor_arena_info *out);
 
 /* ---- events, for the trace ---------------------------------------------------------------------------------- */

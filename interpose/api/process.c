@@ -79,6 +79,10 @@ void castor_rank_set(int rank) {
     log_set_rank(rank);
 }
 
+uint64_t castor_arena_block(const void *address) {
+    return arena_block_size(address);
+}
+
 void castor_arena_get(castor_arena_info *out) {
     arena_stats stats;
     arena_get_stats(&stats);

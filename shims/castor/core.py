@@ -167,6 +167,7 @@ _SIGNATURES = {
     "layout_throw": (None, [c_char_p]),
     "layout_end": (c_int, []),
     "layout_leads": (c_int, []),
+    "arena_block": (c_uint64, [c_void_p]),
     "arena_get": (None, [POINTER(ArenaInfo)]),
     "memory_available": (c_uint64, []),
     "memory_get": (None, [POINTER(Memory)]),

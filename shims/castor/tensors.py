@@ -7,6 +7,8 @@ import weakref
 
 import torch
 
+from . import core
+
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 DTYPE_OF = {number: dtype for dtype, number in DTYPES.items()}
 
@@ -77,10 +79,12 @@ def storage_users(p):
 
 
 def is_reached(t):
-    """Something else can reach the tensor's memory: another tensor, another process, or whoever made the memory: what did not
-    come from PyTorch's own allocator (a NumPy array's, a mapped file's) cannot be resized."""
+    """Something else can reach the tensor's memory: another tensor, another process, or whoever made the memory, where that is not
+    PyTorch's own allocator (a NumPy array's, a mapped file's): such a storage cannot be resized, as can none that torch.load
+    made, whose memory is the allocator's."""
     storage = t.untyped_storage()
-    return storage_users(t) > 1 or not storage.resizable() and storage.data_ptr() not in _ours or t.is_shared()
+    made_elsewhere = not storage.resizable() and storage.data_ptr() not in _ours and not core.arena_block(storage.data_ptr())
+    return storage_users(t) > 1 or made_elsewhere or t.is_shared()
 
 
 def is_at(t, address, like):
