@@ -384,6 +384,8 @@ int files_find(int folder, const char *path, bool follow, files_found *out) {
     int saved_errno = errno;
     out->missing = out->outside = out->own = false;
     out->layer = layer_count;
+    out->visible = 0;
+    out->info.st_mode = 0;
     int begun = walk_begin(&w, folder, path);
     if (begun)
         return begun;
