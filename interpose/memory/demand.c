@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,11 +44,27 @@ typedef struct demand {
 
 /* ---- the node's lock */
 
+#define LOCK_LOOKS  20
+#define LOCK_NAP_NS 50000
+
+/* Waits on a clock that nobody sets back, which glibc before 2.30 has no lock for; who has the lock has it for moments. */
 static castor_status lock_take(store *s) {
-    struct timespec until;
+    const struct timespec nap = {.tv_nsec = LOCK_NAP_NS};
+    struct timespec until, now;
+    int failed;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += (time_t)s->timeout_seconds;
-    int failed = pthread_mutex_clocklock(&s->control->demand_lock, CLOCK_MONOTONIC, &until);
+    for (unsigned looks = 0; (failed = pthread_mutex_trylock(&s->control->demand_lock)) == EBUSY; looks++) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (now.tv_sec > until.tv_sec) {
+            failed = ETIMEDOUT;
+            break;
+        }
+        if (looks < LOCK_LOOKS)
+            sched_yield();
+        else
+            nanosleep(&nap, NULL);
+    }
     /* A range that a dead rank was bringing is away still, and the pages that came are right. */
     if (failed == EOWNERDEAD)
         failed = pthread_mutex_consistent(&s->control->demand_lock);
