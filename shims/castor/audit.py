@@ -142,7 +142,7 @@ class Auditor:
 
     def _able(self):
         job = self.job
-        if job.rank or job.synchronizer is None or not job.synchronizer.entries:
+        if job.synchronizer is None or not job.synchronizer.entries:
             return False
         if threading.current_thread() is not threading.main_thread():
             return self._leave_out("batches are drawn on another thread than the main one")

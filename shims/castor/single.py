@@ -122,7 +122,9 @@ class Job(processes.Process):
         if self.distributed or not store.active():
             return
         self.audited = False
-        nodes = list(graph.nodes(outputs))
+        nodes = []
+        if self.split_seen or not batch_norm.seen(self):  # whole batches, later on, have nothing to look for
+            nodes = list(graph.nodes(outputs))
         if self.split_seen:
             self._adopt_reached(nodes)
         if self.synchronizer is None:
@@ -133,8 +135,8 @@ class Job(processes.Process):
                              "rank, or compute the second derivative with torch.autograd.grad")
         if self.split_seen:
             self._check_counts()
+            self.audit.form_seen(nodes)
         batch_norm.refuse_unseen(self, nodes)
-        self.audit.form_seen(nodes)
         self._weigh(outputs)
         self.synchronizer.expecting = True
 
