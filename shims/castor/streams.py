@@ -2,7 +2,8 @@
 
 Samples that draw numbers when a dataset makes them, or when a batch is collated, are made for the whole batch on each rank,
 which keeps its part: only so does each get the numbers that it has in one process. Datasets that draw nothing are asked for
-the rank's part alone; which kind one is shows at the first batch."""
+the rank's part alone; which kind one is shows at the first batch. A collation that pads to the longest sample makes the whole
+batch as well: its length decides how many numbers a dropout draws, and what a mean over positions is taken over."""
 import collections.abc
 import contextlib
 import copy
@@ -152,16 +153,71 @@ def is_column(part, count):
     return rows_of(part) == count
 
 
+def size_of(sample):
+    """What a collation may pad: the lengths of a sample's texts and lists, and the shapes of its tensors."""
+    if isinstance(sample, (str, bytes)):
+        return len(sample)
+    if isinstance(sample, collections.abc.Mapping):
+        return tuple(size_of(value) for value in sample.values())
+    if isinstance(sample, (list, tuple)):
+        numbers = not sample or isinstance(sample[0], (int, float))
+        return len(sample) if numbers else tuple(size_of(item) for item in sample)
+    return getattr(sample, "shape", None)
+
+
+def _total(size):
+    return sum(map(_total, size)) if isinstance(size, tuple) else size or 0
+
+
+def _shapes_of(data, count):
+    """Of the columns of a batch, for one of `count` samples."""
+    found = []
+
+    def note(leaf):
+        if rows_of(leaf) == count:
+            found.append(tuple(leaf.shape[1:]))
+        elif isinstance(leaf, collections.abc.MutableMapping):
+            for value in leaf.values():
+                tree_map(note, value)
+        return leaf
+
+    tree_map(note, data)
+    return found
+
+
 class Collation:
-    """Of samples, some of which this rank keeps. One that draws numbers draws them for all, and what it makes is cut."""
+    """Of samples, some of which this rank keeps. One that draws numbers draws them for all, and what it makes is cut; as is what
+    one makes that pads."""
 
     def __init__(self, collate):
         self.collate, self.draws = collate, False
+        self.size = None  # of all samples so far
+        self.pads = None  # None: not known, since all samples had that size
+
+    def uneven(self, samples):
+        """Some of them differ in size from others, or from earlier ones, and whether that matters is not known."""
+        if self.pads is not None or not samples:
+            return False
+        if self.size is None:
+            self.size = size_of(samples[0])
+        return any(size_of(sample) != self.size for sample in samples)
+
+    def look_for_padding(self, samples):
+        """Whether a batch of one sample has other shapes than the batch of all."""
+        shortest = min(samples, key=lambda sample: _total(size_of(sample)))
+        with restored():
+            try:
+                alone, whole = self.collate(copy.deepcopy([shortest])), self.collate(copy.deepcopy(samples))
+                self.pads = _shapes_of(alone, 1) != _shapes_of(whole, len(samples))
+            except Exception:  # of the script's code, which may want more samples than one: the whole batch is right in any case
+                self.pads = True
 
     def __call__(self, samples, first, last, audited):
         """The part, and what the whole batch is made of, for an audit."""
+        if self.uneven(samples):
+            self.look_for_padding(samples)
         before = states()
-        if not self.draws:
+        if not self.draws and not self.pads:
             data = self.collate(samples[first:last])
             if same(before, states()):
                 return data, Kept(samples) if audited else None
@@ -216,13 +272,15 @@ class _Fetch:
             self.fetcher.collate_fn = self.collation.collate
 
     def __call__(self, indices):
-        """[whether the whole batch was made, the part, what is kept of it for an audit]"""
+        """[whether the whole batch's samples were drawn, the part, what is kept of it for an audit]"""
         before = states()
-        if self.whole is False and not self.collation.draws:
-            data = self.stock(list(indices))
-            if same(before, states()):
-                return [False, data, None]
-            self.whole = True
+        if self.whole is False and not self.collation.draws and not self.collation.pads:
+            samples = self.samples(list(indices))
+            if not self.collation.uneven(samples):
+                data = self.collation.collate(samples)
+                if same(before, states()):
+                    return [False, data, None]
+            self.whole = not same(before, states())
             restore(before)
         samples = self.samples(indices.whole)
         if len(samples) != len(indices.whole):  # no list of samples: what it is, the collation knows

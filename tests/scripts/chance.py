@@ -424,6 +424,50 @@ def streamed(log):
             log.step(loss, model, optimizer)
 
 
+class Texts(Dataset):
+    """Of other lengths, from the `even` first ones on."""
+
+    def __init__(self, even=0):
+        self.even = even
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(4 if index < self.even else 2 + index % 5, FEATURES, generator=generator), index % CLASSES
+
+
+def padded(batch):
+    return nn.utils.rnn.pad_sequence([x for x, _ in batch], batch_first=True), torch.tensor([y for _, y in batch])
+
+
+def of_positions(model, x, y):
+    """The mean is over the padding as well."""
+    return F.cross_entropy(model(x).flatten(0, 1), y[:, None].expand(-1, x.size(1)).flatten())
+
+
+@record.case
+def dropout_on_what_is_padded(log):
+    """A sample's numbers depend on the longest of the whole batch."""
+    for workers in (0, 2):
+        train(log, of_positions, dropped(), data=Texts(), collate_fn=padded, num_workers=workers)
+
+
+@record.case
+def dropout_on_what_is_padded_later(log):
+    """All samples of the first batches are as long."""
+    model = dropped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for workers in (0, 1):
+        for x, y in DataLoader(Texts(even=16), BATCH, collate_fn=padded, num_workers=workers):
+            optimizer.zero_grad()
+            loss = of_positions(model, x, y)
+            loss.backward()
+            optimizer.step()
+            log.step(loss, model, optimizer)
+
+
 # ---- what only a stream of each rank's can give
 
 
