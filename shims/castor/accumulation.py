@@ -337,7 +337,7 @@ class _Epoch:
 
 
 def _wrap_loaders():
-    def begin(iterator):
+    def begin(iterator, loader):
         iterator._castor_epoch = _Epoch(iterator) if torch.is_grad_enabled() and store.active() else None
 
     def following(iterator, draw):

@@ -43,40 +43,84 @@ class PartOfSamples:
 
 
 class _Split:
-    """What the ranks do with the batches of one iteration."""
+    """What the ranks do with the batches of one iteration.
 
-    def __init__(self, job, iterator):
-        self.job, self.iterator = job, weakref.ref(iterator)
+    One that begins in evaluation mode hands out whole batches. Trainers begin an epoch so, after an evaluation, and call
+    model.train() when they have the first batches: once a backward() came, parts follow. What is handed out before one
+    backward() is all whole or all parts, since both have random numbers of their own."""
+
+    def __init__(self, job, iterator, loader):
+        self.job, self.iterator, self.loader = job, weakref.ref(iterator), weakref.ref(loader)
         self.audits = job.audit.first if job.rank == 0 else 0  # whole batches that are wanted, of the first ones
         self.in_whole = False  # the dataset draws random numbers, so that its batches cannot be made a second time
-        self.drawn = collections.deque()  # of batches not yet delivered: what Job.batch_delivered takes, and the indices
+        self.drawn = collections.deque()  # of batches not yet delivered: what Job.batch_delivered takes, the indices, and whether parts are made
         self.drawn_ahead = False  # of the batch that the script trains on (audit.py)
-        self.ahead = False  # the loader's class fetches a batch before it hands out the one before (Accelerate)
+        self.ahead = _fetched_ahead()  # the loader's class fetches a batch before it hands out the one before (Accelerate)
         self.fetched = None  # the same of that batch
+        self.parts = not job.evaluating  # are handed out, and no whole batches
+        self.backwards = job.backwards
+        self.handed = -1 if self.ahead else 0  # batches since the last backward
+        self.left = None  # so many whole ones follow, till parts do
 
     def indices(self, sampler_iter):
         for batch in sampler_iter:
             batch = list(batch)
             first, last, weight = part_of(len(batch), self.job.rank, self.job.world)
             digest = float(zlib.crc32(repr(batch).encode()))
-            self.drawn.append(((weight, digest, len(batch)), batch))
+            self.drawn.append(((weight, digest, len(batch)), batch, self.parts))
+            if not self.parts:
+                yield batch
+                continue
             self.audits -= 1
             yield streams.Indices(batch, first, last, self.audits >= 0)
 
+    def look_for_training(self):
+        """Another batch is handed out: should it be a part?"""
+        job = self.job
+        if self.parts:
+            return
+        if self.backwards != job.backwards:
+            if not job.evaluating:
+                self.left = self.handed - 1 if self.ahead else 0
+            self.backwards, self.handed = job.backwards, 0
+        self.handed += 1
+        self.parts = self.left == 0
+        self.drawn_ahead = self.ahead and self.parts  # the script has a whole batch still
+        if self.left:
+            self.left -= 1
+
     def hand_out(self, fetched):
-        """The batch that the script gets now has this weight and digest."""
+        """The batch that the script gets now has this weight (None: it is whole), digest and number of samples."""
         if self.ahead:
             fetched, self.fetched = self.fetched or fetched, fetched
-        if fetched is not None:
-            self.job.batch_delivered(*fetched)
-            first, last, _ = part_of(fetched[2], self.job.rank, self.job.world)
-            randomness.begin(self.iterator, first, last, fetched[2])
+        if fetched is None:
+            return
+        job, (weight, _, count) = self.job, fetched
+        job.loader = self.loader
+        if weight is None:
+            job.source = lambda: None
+            if self.loader() in job.trained:
+                randomness.begin(self.iterator, 0, count, count)
+            else:
+                randomness.begin_whole(self.iterator)
+            return
+        job.split_seen, job.source = True, self.iterator
+        job.batch_delivered(*fetched)
+        first, last, _ = part_of(count, job.rank, job.world)
+        randomness.begin(self.iterator, first, last, count)
+
+    def hand_out_whole(self, data, digest=0.0, count=1):
+        self.hand_out((None, digest, count))
+        return data
 
     def deliver(self, iterator, data):
         """What the script gets."""
         kind, audit = iterator._castor_kind, self.job.audit
+        self.look_for_training()
         if kind == BY_INDEX:
-            fetched, batch = self.drawn.popleft()
+            fetched, batch, made_for_rank = self.drawn.popleft()
+            if not made_for_rank:
+                return self.deliver_of_whole(data, fetched)
             self.hand_out(fetched)
             self.in_whole, data, kept = data
             if self.in_whole:
@@ -86,7 +130,18 @@ class _Split:
             count, data, kept = data
             self.hand_out((part_of(count, self.job.rank, self.job.world)[2], float(count), count))
             return audit.batch_handed_out(self, data, kept and functools.partial(kept.batch, iterator._collate_fn.collation.collate))
-        return audit.batch_handed_out(self, self._cut(data), lambda: data)
+        return audit.batch_handed_out(self, self._cut(data), lambda: data) if self.parts else self.hand_out_whole(data)
+
+    def deliver_of_whole(self, data, fetched):
+        """It was drawn while whole batches were handed out."""
+        part, found = data, False
+        if self.parts:
+            first, last, _ = part_of(fetched[2], self.job.rank, self.job.world)
+            part, found = streams.cut(data, functools.partial(streams.is_column, count=fetched[2]), first, last)
+        if not found:
+            return self.hand_out_whole(data, *fetched[1:])
+        self.hand_out(fetched)
+        return self.job.audit.batch_handed_out(self, part, lambda: data)
 
     @staticmethod
     def whole_batch(iterator, batch):
@@ -141,11 +196,12 @@ def _fetched_ahead():
     return False
 
 
+def _may_train(job):
+    return torch.is_grad_enabled() and store.active() and not job.distributed and torch.utils.data.get_worker_info() is None
+
+
 def _trains(job):
-    return (
-        torch.is_grad_enabled() and not job.evaluating and store.active() and not job.distributed
-        and torch.utils.data.get_worker_info() is None
-    )
+    return _may_train(job) and not job.evaluating
 
 
 def _splits(job):
@@ -196,7 +252,7 @@ def _diverge(job, loader):
 
 
 def wrap_iterations(begin, following):
-    """`begin(iterator)` comes whenever an iteration over a DataLoader begins; `following(iterator, draw)` gives its next batch,
+    """`begin(iterator, loader)` comes whenever an iteration over a DataLoader begins; `following(iterator, draw)` gives its next batch,
     which draw() does without it. Later wrappers are around earlier ones."""
     base = dataloader._BaseDataLoaderIter
     init, reset, next_ = base.__init__, base._reset, base.__next__
@@ -204,12 +260,12 @@ def wrap_iterations(begin, following):
     @functools.wraps(init)
     def iterator_init(self, loader):
         init(self, loader)
-        begin(self)
+        begin(self, loader)
 
     @functools.wraps(reset)
     def iterator_reset(self, loader, first_iter=False):
         reset(self, loader, first_iter)
-        begin(self)
+        begin(self, loader)
 
     @functools.wraps(next_)
     def iterator_next(self):
@@ -221,18 +277,22 @@ def wrap_iterations(begin, following):
 def install(job):
     iterate = dataloader.DataLoader.__iter__
 
-    def begin(iterator):
+    def begin(iterator, loader):
         iterator._castor_split, iterator._castor_in_fork = None, job.audit.in_fork
-        if not _splits(job):
-            return
-        iterator._castor_split = _Split(job, iterator)
-        iterator._castor_split.ahead = _fetched_ahead()
         iterator._castor_kind = _kind_of(iterator)
+        if not _splits(job) and not may_split_later(iterator, loader):
+            return
+        iterator._castor_split = _Split(job, iterator, loader)
         if iterator._castor_kind == BY_INDEX:
             iterator._sampler_iter = iterator._castor_split.indices(iterator._sampler_iter)
         elif iterator._castor_kind == BY_SAMPLES and not isinstance(iterator._collate_fn, PartOfSamples):
             audits = job.audit.first if job.rank == 0 else 0
             iterator._collate_fn = PartOfSamples(iterator._collate_fn, job.rank, job.world, audits)
+
+    def may_split_later(iterator, loader):
+        """One that begins in evaluation mode. Workers collate an iterable dataset's samples as they did at their start."""
+        return (_may_train(job) and job.mode != "scale" and not job.audit.in_fork and iterator._castor_kind != BY_SAMPLES
+                and getattr(loader, "in_order", True))
 
     def following(iterator, draw):
         split = getattr(iterator, "_castor_split", None)
@@ -252,15 +312,13 @@ def install(job):
             if split is not None and split.ahead:
                 split.hand_out(None)
             else:
-                job.source = lambda: None
-                randomness.end(iterator)
+                if not randomness.end(iterator):
+                    job.source = lambda: None
             raise
         if split is None:
             job.source = lambda: None
             randomness.begin_whole(weakref.ref(iterator))
             return data
-        job.split_seen = True
-        job.source = weakref.ref(iterator)
         data = split.deliver(iterator, data)
         randomness.look_at(data)
         return data

@@ -79,6 +79,8 @@ _library = None
 _parts = []  # of the step, the latest last
 _origin = _aside = lambda: None  # weak references to the iterators that gave the last part, and since then whole batches
 _used = False  # a backward has used them
+_waiting = 0  # batches that the script has, and no backward has used
+_ended = False  # there are no more
 _loose = False
 _fixed = set()  # (place in the script, shape) that were drawn while the part had another length
 _of_samples = set()  # the same without the first dimension, which has been the part's
@@ -90,11 +92,12 @@ _parameters = (0, {})  # how many are registered, and address: parameter
 
 def begin(iterator, first, last, count):
     """The script gets rows [first, last) of a batch of `count` from an iterator, which is a weak reference."""
-    global _used, _origin, _aside
-    _origin, _aside = iterator, lambda: None
+    global _used, _waiting, _ended, _origin, _aside
+    _origin, _aside, _ended = iterator, lambda: None, False
     if _used:
         _parts.clear()
-        _used = False
+        _used, _waiting = False, 0
+    _waiting += 1
     _parts.append(Part(first, last, count))
     del _parts[:-_PARTS]
 
@@ -111,18 +114,27 @@ def begin_whole(iterator):
 
 
 def end(iterator):
-    """There are no more batches."""
-    global _origin, _aside
+    """There are no more batches. Returns whether the script has some that it has not trained on (list(loader))."""
+    global _aside, _ended
     if _aside() is iterator:
         _aside = lambda: None  # noqa: E731
     if _origin() is iterator:
-        _origin = lambda: None  # noqa: E731
-        _parts.clear()
+        _ended = True
+        _forget_used()
+    return _waiting > 0
 
 
 def used():
-    global _used
-    _used = True
+    global _used, _waiting
+    _used, _waiting = True, max(0, _waiting - 1)
+    _forget_used()
+
+
+def _forget_used():
+    global _origin
+    if _ended and not _waiting:
+        _origin = lambda: None  # noqa: E731
+        _parts.clear()
 
 
 def note_loose():

@@ -29,6 +29,9 @@ class Job(processes.Process):
         self.share = self.weight  # what this rank's loss and gradients count for: of a mean by its size, of a sum wholly
         self.samples = 0  # in the whole batch
         self.source = lambda: None  # weak reference to the iterator that delivered the last batch, when it splits them
+        self.loader = lambda: None  # the same of the DataLoader, whether it splits them or not
+        self.trained = weakref.WeakSet()  # DataLoaders of whose batches backward() was called
+        self.backwards = 0
         self.counts = set()  # samples of the batches, whole, that were delivered since the last backward
         self.loss = core.option_text("CASTOR_LOSS")
         self.clipped = 0  # what must be the same on every rank: a digest of the clipping since the last step
@@ -122,6 +125,9 @@ class Job(processes.Process):
         if self.distributed or not store.active():
             return
         self.audited = False
+        self.backwards += 1
+        if self.loader() is not None:
+            self.trained.add(self.loader())
         nodes = []
         if self.split_seen or not batch_norm.seen(self):  # whole batches, later on, have nothing to look for
             nodes = list(graph.nodes(outputs))

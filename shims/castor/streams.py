@@ -133,6 +133,7 @@ def cut(data, is_column, first, last):
             found = True
             return leaf[first:last]
         if isinstance(leaf, collections.abc.MutableMapping):  # one that PyTorch does not look into
+            leaf = copy.copy(leaf)
             for key, value in leaf.items():
                 leaf[key] = tree_map(part_of, value, is_leaf=is_column)
         return leaf

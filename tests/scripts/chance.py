@@ -468,6 +468,27 @@ def dropout_on_what_is_padded_later(log):
             log.step(loss, model, optimizer)
 
 
+@record.case
+def epochs_begun_in_evaluation_mode(log):
+    """As Trainers do: the first batches are drawn before model.train()."""
+    model = dropped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for workers in (0, 1):
+        loader = DataLoader(samples(), BATCH, shuffle=True, num_workers=workers)
+        for group in (1, 2):
+            batches = iter(loader)
+            while drawn := [batch for _, batch in zip(range(group), batches)]:
+                for x, y in drawn:
+                    model.train()
+                    loss = classified(model, x, y) / group
+                    loss.backward()
+                    log.step(loss, model, optimizer)
+                optimizer.step()
+                optimizer.zero_grad()
+            model.eval()
+            log.note("right", [int((model(x).argmax(1) == y).sum()) for x, y in loader])
+
+
 # ---- what only a stream of each rank's can give
 
 

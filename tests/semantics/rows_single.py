@@ -155,7 +155,8 @@ TABLE = {
             "dropout_in_scripted_code dropout_and_evaluation autoencoder adversarial_of_a_constant noise_on_inputs time_of_each_sample "
             "sampled_classes paths_dropped generator_of_its_own coin_of_each_step noise_on_weights seeded_in_every_step augmented "
             "augmented_by_workers augmented_by_spawned_workers augmented_by_workers_that_stay masked_in_collation streamed "
-            "dropout_on_what_is_padded dropout_on_what_is_padded_later"
+            "dropout_on_what_is_padded dropout_on_what_is_padded_later "
+            "epochs_begun_in_evaluation_mode"
         ).split()
     }
     | {

@@ -1,0 +1,241 @@
+"""Runs training programs of other people, and programs written with their libraries, plain and under Castor: all that they see
+must be equal, or Castor must refuse.
+
+    run.py                          every program that needs packages of PyPI only, in every mode of table.py
+    run.py NAME...                  programs whose name contains one of these; --mode M the same for modes
+    run.py --repositories DIR       those of public repositories as well: DIR/OWNER+NAME is a clone's work tree
+    run.py --markdown FILE          writes the table
+
+The packages go to an environment of their own, build/foreign/env, on top of the one that has PyTorch. Data and models are made here
+(data.py); nothing is downloaded while a program runs. The last line is `N passed, N failed`."""
+import argparse
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path[:0] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests", "semantics")]
+import launch  # noqa: E402
+import runner  # noqa: E402
+from compare import compare_files, compare_ranks, compare_text, compare_values, Outcome, shown  # noqa: E402
+from complaints import last_words, refusal  # noqa: E402
+from expect import ADAPTIVE, EXACT, SGD  # noqa: E402
+from gloo_words import without_gloo  # noqa: E402
+
+SECONDS = 300
+NOISE = 1e-6  # of the step's largest gradient
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENTAL_SILENCE": "1",
+           "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0", "DISABLE_TQDM": "1", "OMP_NUM_THREADS": "1", "CASTOR_TIMEOUT": "60"}
+TIMES = r"'?\w*(?:runtime|per_second|total_flos)\w*'?\s*[:=]\s*'?[\d.:e+-]+'?,?\s*"
+
+
+def environment(python, folder):
+    """The packages of requirements.txt, beside those of `python`. Returns the interpreter that has both."""
+    inner = os.path.join(folder, "bin", "python")
+    wanted = os.path.join(HERE, "requirements.txt")
+    done = os.path.join(folder, "installed.txt")
+    with open(wanted) as file:
+        text = file.read()
+    if os.path.exists(done) and open(done).read() == text + python:
+        return inner
+    print(f"packages of {os.path.relpath(wanted, ROOT)} go to {os.path.relpath(folder, ROOT)}", flush=True)
+    ask = "import sysconfig, torch; print(sysconfig.get_path('purelib'), torch.__version__.partition('+')[0])"
+    beside, torch = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.split()
+    subprocess.run([python, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+    own = subprocess.run([inner, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], check=True, capture_output=True, text=True).stdout.strip()
+    with open(os.path.join(own, "beside.pth"), "w") as file:
+        file.write(beside + "\n")
+    install = [inner, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    subprocess.run([*install, f"torch=={torch}", "-r", wanted], check=True, timeout=1500)
+    with open(done, "w") as file:
+        file.write(text + python)
+    return inner
+
+
+def record(folder, rank):
+    with open(os.path.join(folder, "record", f"rank{rank}.pkl"), "rb") as file:
+        return pickle.load(file)
+
+
+def largest_of(tensor):
+    return float(numpy.abs(tensor.get("values", tensor["sample"] if "sample" in tensor else numpy.zeros(1))).max(initial=0))
+
+
+def compare_steps(outcome, who, expected, found, tolerance):
+    """Gradients and parameters, step by step. A parameter whose gradients are rounding noise beside the others' (a bias before a
+    normalization) goes anywhere where an optimizer divides by their size: from then on it is not looked at, unless all must be equal."""
+    names = [event for event, _ in expected], [event for event, _ in found]
+    if names[0] != names[1]:
+        outcome.fail(who, f"took the steps {shown(names[1])}, expected {shown(names[0])}")
+        return
+    noise = set()
+    for index, ((event, a), (_, b)) in enumerate(zip(expected, found)):
+        owner, what = event.rsplit(" ", 1)
+        allowed = tolerance.of(event)
+        if what == "gradients" and not tolerance.exact:
+            sizes = [largest_of(item["tensor"]) if item else 0.0 for item in a]
+            noise |= {(owner, number) for number, size in enumerate(sizes) if size < NOISE * max(sizes, default=0.0)}
+        for number, pair in enumerate(zip(a, b, strict=True)):
+            if (owner, number) not in noise:
+                compare_values(outcome, f"{who}, event {index} {event}[{number}]", *pair, allowed)
+
+
+class Suite:
+    def __init__(self, args, python):
+        import table
+
+        self.args, self.python, self.table = args, python, table
+        self.work = os.path.join(args.build, "foreign")
+        self.packages = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True,
+                                       check=True).stdout.strip()
+        self.results = {}
+
+    def path(self, program):
+        if "/" not in program.path:
+            return os.path.join(self.table.OWN, program.path)
+        base = self.packages
+        if "/" in program.source:
+            base = os.path.join(self.args.repositories or "", program.source.replace("/", "+"))
+        return os.path.join(base, program.path)
+
+    def start(self, program, mode, castor):
+        """One run in a folder of its own, data and all. Returns the folder and what launch.run tells."""
+        kind = mode.starts if mode.starts == self.table.DDP else self.table.ALONE
+        name = f"{program.name} {mode.name if castor else 'plain ' + kind}"
+        folder = os.path.join(self.work, "runs", re.sub(r"\W+", "-", name))
+        shutil.rmtree(folder, ignore_errors=True)
+        out = os.path.join(folder, "out")
+        shutil.copytree(self.made(program), out)
+        arguments = f"{program.arguments} {program.under.get(mode.starts, '')}".split()
+        started = [self.python]
+        if mode.starts == self.table.DDP:
+            started += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(mode.ranks)]
+        command = [*started, os.path.join(HERE, "observe.py"), ".", self.path(program), *arguments]
+        if castor:
+            nproc = ["--nproc", str(mode.ranks)] if mode.starts == self.table.NPROC else []
+            command = [self.args.castor, "run", *mode.options, *nproc, "--log-dir", os.path.join(folder, "logs"), "--", *command]
+        home = {"HF_HOME": os.path.join(folder, "home"), "XDG_CACHE_HOME": os.path.join(folder, "home")}
+        return folder, launch.run(["env", "-C", out, *command], folder, SECONDS * max(1, mode.ranks // 2), {**OFFLINE, **home})
+
+    def made(self, program):
+        """Data and models, made once for each combination."""
+        name = "-".join(f"{folder}-{maker.__name__}" for folder, maker in program.data) or "nothing"
+        folder = os.path.join(self.work, "data", name)
+        if not os.path.exists(folder):
+            os.makedirs(folder + ".new", exist_ok=True)
+            code = "import sys, data\n" + "".join(f"data.{maker.__name__}(sys.argv[1] + '/{inner}')\n" for inner, maker in program.data)
+            subprocess.run([self.python, "-c", code, folder + ".new"], check=True, cwd=HERE, env={**os.environ, **OFFLINE}, timeout=SECONDS)
+            os.rename(folder + ".new", folder)
+        return folder
+
+    @staticmethod
+    def printed(program, finished):
+        text = without_gloo(finished.printed)
+        for pattern in (TIMES, *program.noise):
+            text = re.sub(pattern, "", text)
+        return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+    def verdict(self, program, mode, plain, folder, finished):
+        pattern = program.refused.get(mode.name)
+        if pattern:
+            return refusal(pattern, finished)
+        if finished.timed_out or finished.status or finished.left_running:
+            return False, f"status {finished.status}, {'timed out, ' if finished.timed_out else ''}{finished.left_running} left running"
+        single = mode.starts != self.table.DDP
+        exact = mode.starts != self.table.NPROC
+        tolerance = EXACT if exact else SGD if program.linear else ADAPTIVE
+        reference, candidate = os.path.join(plain[0], "out"), os.path.join(folder, "out")
+        outcome = Outcome()
+        for rank in range(mode.ranks):
+            compare_steps(outcome, f"rank {rank}", record(reference, 0 if single else rank), record(candidate, rank), tolerance)
+        if single and not outcome.failures:
+            compare_ranks(outcome, candidate, mode.ranks)
+        compare_text(outcome, "printed", self.printed(program, plain[1]), self.printed(program, finished), tolerance.of("printed"))
+        compare_files(outcome, reference, candidate, tolerance, program.ignored)
+        if outcome.failures:
+            return False, "\n        ".join(outcome.failures[:4])
+        if idle := self.idle(folder):
+            return False, idle
+        return True, "bit for bit" if outcome.bitwise else f"equal (largest difference {outcome.relative:.0e}, {outcome.where})"
+
+    def idle(self, folder):
+        """A run that Castor took no part in proves nothing."""
+        told = subprocess.run([self.args.castor, "report", os.path.join(folder, "logs"), "--format", "json"], capture_output=True, text=True, timeout=60)
+        if told.returncode:
+            return f"castor report fails: {told.stderr.strip()[:200]}"
+        seen = json.loads(told.stdout)
+        held = any(node["peak_bytes"] for node in seen["model_data"]["nodes"])
+        return "" if held or seen["chunks"]["moves"] else f"Castor took no part: {seen['outcome']}"
+
+    def run(self, program):
+        plain = {}
+        for name in program.modes:
+            mode = self.table.MODES[name]
+            if not any(part in name for part in self.args.mode):
+                continue
+            kind = mode.starts == self.table.DDP
+            if kind not in plain:
+                plain[kind] = self.start(program, mode, castor=False)
+            reference = plain[kind][1]
+            if reference.status or reference.timed_out:
+                self.settle(program, name, False, "the plain run fails", 0, last_words(reference))
+                continue
+            folder, finished = self.start(program, mode, castor=True)
+            passed, text = self.verdict(program, mode, plain[kind], folder, finished)
+            self.settle(program, name, passed, text, finished.seconds / max(reference.seconds, 0.01), "" if passed else last_words(finished))
+            if passed and not self.args.keep:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def settle(self, program, mode, passed, text, ratio, detail):
+        self.results[program.name, mode] = passed, text
+        print(f"{'ok    ' if passed else 'FAILED'} {program.name:24} {mode:22} {text}  [{ratio:.1f} x the plain run's time]", flush=True)
+        if detail:
+            print("        " + detail.replace("\n", "\n        "), flush=True)
+
+
+def markdown(suite, programs):
+    """docs/foreign.md's table, from its line with a heading on."""
+    modes = list(suite.table.MODES)
+    lines = ["| program | of | " + " | ".join(modes) + " |", "| --- | --- |" + " --- |" * len(modes)]
+    for program in programs:
+        cells = []
+        for mode in modes:
+            passed, text = suite.results.get((program.name, mode), (True, "-"))
+            cells.append(text.partition(" (")[0].replace("|", "\\|") if passed else "**FAILED**")
+        lines.append(f"| {program.name} | {program.source} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=[""])
+    parser.add_argument("--mode", action="append")
+    parser.add_argument("--repositories")
+    parser.add_argument("--markdown")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of runs that passed")
+    parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
+    parser.add_argument("--build", default=os.path.join(ROOT, "build"))
+    parser.add_argument("--python", default=os.environ.get("PYTHON", os.path.join(ROOT, ".venv", "bin", "python")))
+    args = parser.parse_args()
+    args.names, args.mode = args.names or [""], args.mode or [""]
+    suite = Suite(args, environment(os.path.abspath(args.python), os.path.join(args.build, "foreign", "env")))
+    programs = [p for p in suite.table.PROGRAMS if any(name in p.name for name in args.names) and ("/" not in p.source or args.repositories)]
+    for program in programs:
+        suite.run(program)
+    if args.markdown:
+        with open(args.markdown, "w") as file:
+            file.write(markdown(suite, programs))
+    passed = sum(ok for ok, _ in suite.results.values())
+    print(f"{passed} passed, {len(suite.results) - passed} failed")
+    return passed != len(suite.results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Which programs run, and what each mode must show."""
+import os
+from dataclasses import dataclass, field
+from typing import Callable
+
+import data
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+OWN = os.path.join(HERE, "programs")
+
+# mode: (ranks, options of castor run, who starts the ranks)
+NPROC, DDP, ALONE = "castor", "torchrun", "nobody"
+ON_DISK = ["CASTOR_CHUNK_SIZE=64K", "CASTOR_PLACEMENT=static", "CASTOR_SHARD_PARAM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=1", "CASTOR_OFFLOAD_OPTIM_FRAC=1"]
+
+
+def options(plugin, *settings):
+    return ["--plugin", plugin, *(word for setting in settings for word in ("--set", setting))]
+
+
+@dataclass(frozen=True)
+class Mode:
+    name: str
+    ranks: int
+    starts: str
+    options: list
+
+
+MODES = {mode.name: mode for mode in (
+    Mode("--nproc 2, gemini", 2, NPROC, options("gemini")),
+    Mode("--nproc 4, zero1", 4, NPROC, options("zero1")),
+    Mode("DDP, gemini", 2, DDP, options("gemini")),
+    Mode("one process, on disk", 1, ALONE, options("gemini", *ON_DISK)),
+)}
+SINGLE = "--nproc 2, gemini", "--nproc 4, zero1", "one process, on disk"
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    source: str  # the package of PyPI that it shows, or the repository that it is part of
+    path: str  # of the program, below the folder `programs`, a package's or a repository's
+    arguments: str = ""
+    under: dict = field(default_factory=dict)  # arguments besides, by who starts the ranks
+    data: tuple = ()  # (folder, maker) each
+    modes: tuple = SINGLE
+    refused: dict = field(default_factory=dict)  # by mode, the pattern of Castor's line
+    noise: tuple = ()  # patterns of printed text and of files that no two runs have alike
+    ignored: tuple = ()  # files whose bytes hold times or paths
+    linear: bool = False  # SGD: the tighter tolerance
+
+
+def made(*pairs):
+    return tuple(pairs)
+
+
+TEXTS = made(("model", data.bert), ("data", data.classified))
+TRAINER = ("training_args.bin",)
+TRL = ("--dataset_name data --model_name_or_path model --output_dir out --use_cpu --report_to none --logging_steps 1 --dtype float32"
+       " --per_device_train_batch_size 8 --max_steps 4 --learning_rate 1e-3 --bf16 False --seed 3")
+
+PROGRAMS = [
+    Program("trainer_bert", "transformers", "trainer_bert.py", data=TEXTS, ignored=TRAINER, modes=(*SINGLE, "DDP, gemini")),
+    Program("trainer_masked", "transformers", "trainer_masked.py", data=made(("model", data.bert), ("data", data.plain_text)), ignored=TRAINER),
+    Program("peft_lora", "peft", "peft_lora.py", data=made(("model", data.llama), ("data", data.plain_text)),
+            ignored=(*TRAINER, "tokenizer.json"),  # has truncation or not, as a rank found the data that the other had tokenized
+            modes=(*SINGLE, "DDP, gemini")),
+    Program("accelerate_loop", "accelerate", "accelerate_loop.py", data=TEXTS, modes=(*SINGLE, "DDP, gemini")),
+    Program("lightning_gan", "lightning", "lightning_gan.py", data=made(("data", data.mnist))),
+    Program("lightning_transformer", "lightning", "lightning_transformer.py", under={NPROC: "1", DDP: "2", ALONE: "1"}, modes=(*SINGLE, "DDP, gemini"),
+            linear=True),
+    Program("timm_images", "timm", "timm_images.py", data=made(("data", data.images))),
+    Program("timm_images, Mixup", "timm", "timm_images.py", "mix", data=made(("data", data.images)),
+            refused={mode: "cannot be split" for mode in SINGLE[:2]}),  # each sample is mixed with one of the other part
+    Program("cosine similarity", "sentence-transformers", "sentences.py", "CosineSimilarityLoss",
+            data=made(("model", data.bert), ("data", data.pairs)), ignored=TRAINER),
+    Program("multiple negatives", "sentence-transformers", "sentences.py", "MultipleNegativesRankingLoss",
+            data=made(("model", data.bert), ("data", data.pairs)), ignored=TRAINER,
+            refused={mode: "cannot be split|compares" for mode in SINGLE[:2]}),
+    Program("CoSENT", "sentence-transformers", "sentences.py", "CoSENTLoss",
+            data=made(("model", data.bert), ("data", data.pairs)), ignored=TRAINER,
+            refused={mode: "cannot be split|compares" for mode in SINGLE[:2]}),
+    Program("trl sft", "trl", "trl/scripts/sft.py", TRL, data=made(("model", data.llama), ("data", data.plain_text)), ignored=TRAINER),
+    Program("trl sft, LoRA, packed", "trl", "trl/scripts/sft.py", TRL + " --packing --use_peft --lora_r 4 --max_length 32 --gradient_accumulation_steps 2",
+            data=made(("model", data.llama), ("data", data.plain_text)), ignored=TRAINER),
+    Program("trl dpo", "trl", "trl/scripts/dpo.py", TRL, data=made(("model", data.llama), ("data", data.preferences)), ignored=TRAINER),
+    Program("trl reward", "trl", "trl/scripts/reward.py", TRL, data=made(("model", data.llama), ("data", data.preferences)), ignored=TRAINER),
+]
