@@ -3,7 +3,7 @@
  * Vocabulary
  *   look     what the files said at one moment
  *   meeting  what ranks wait for together: a collective that some of them have entered and others have not, a message that
- *            one has begun and the other has not, or something of the node store
+ *            one has begun and the other has not, something of the node store, or their devices
  */
 #ifndef CASTOR_LAUNCHER_JOB_LOOK_H
 #define CASTOR_LAUNCHER_JOB_LOOK_H
@@ -47,7 +47,7 @@ bool job_runs_here(const trace_counters *counters);
 /* Whether a `castor run` holds the directory. */
 bool job_directory_in_use(const char *directory);
 
-/* ---- who waits for whom (job_meeting.c; job_enqueued.c: of NCCL) ---- */
+/* ---- who waits for whom (job_meeting.c; job_enqueued.c: of NCCL; job_device.c) ---- */
 
 typedef struct job_meeting {
     live_kind kind;
@@ -57,6 +57,7 @@ typedef struct job_meeting {
     /* Enqueued, as NCCL's are: the ranks that are ahead may go on, and it is a stall only when nobody does. The last time that
      * one of them began anything on the group; 0: it is no such meeting. */
     uint64_t progress_ns;
+    bool held;       /* devices: they wait for a rank that is behind, which another meeting names */
     size_t *waiting; /* indices of processes of the look */
     size_t *missing; /* those that are not there; none: unknown */
     size_t waiting_count, missing_count;
@@ -79,6 +80,19 @@ void job_meetings_free(job_meetings *meetings);
 job_meeting *job_meeting_add(job_meetings *meetings, const job_look *look, const job_meeting *first);
 void job_meeting_add_rank(size_t *indices, size_t *count, size_t index);
 bool job_meetings_add_enqueued(job_meetings *meetings, const job_look *look);
+/* One meeting, after all others: of those that wait for devices on which nothing was done since before_ns. */
+bool job_meetings_add_devices(job_meetings *meetings, const job_look *look, uint64_t before_ns);
+/* Those that work together with who waits for a device. */
+#define JOB_OTHERS_MAX 64
+typedef struct job_together {
+    size_t others[JOB_OTHERS_MAX], others_count; /* that do not wait for theirs */
+    uint32_t size;                               /* of their largest group */
+    bool unseen;                                 /* some of it are not in the look */
+} job_together;
+void job_together_find(const job_look *look, const job_meeting *meeting, job_together *out);
+/* Since when the process waits for a device, and nothing was done on any of those with which it works; UINT64_MAX: it does
+ * not wait. */
+uint64_t job_device_idle_ns(const job_look *look, size_t index);
 /* The process of a rank of a group; SIZE_MAX: there is none. */
 size_t job_group_process(const job_look *look, const char *group, int rank);
 const live_group *job_group_named(const live_file *live, const char *name);
@@ -91,6 +105,10 @@ static inline bool job_process_is_gone(const job_process *process) {
 
 /* "0", "0 and 3", "0 to 6 and 9" of the processes' ranks; those without one by their pid. */
 void job_ranks_text(const job_look *look, const size_t *indices, size_t count, char *out, size_t out_size);
+/* "device 0", "devices 0 and 1" of those that wait. */
+void job_devices_text(const job_look *look, const job_meeting *meeting, char *out, size_t out_size);
+/* What the process has enqueued last. */
+void job_enqueued_text(const job_process *process, char *out, size_t out_size);
 /* "the group of all ranks", "group 3". */
 void job_group_text(const job_meeting *meeting, char *out, size_t out_size);
 

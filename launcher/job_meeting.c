@@ -193,6 +193,7 @@ bool job_meetings_find(const job_look *look, uint64_t before_ns, job_meetings *o
         if (out->rows[i].kind == LIVE_COLLECTIVE && out->rows[i].progress_ns == 0 &&
             out->rows[i].group[0] != '\0')
             find_missing(look, &out->rows[i]);
+    complete = complete && job_meetings_add_devices(out, look, before_ns);
     for (size_t i = out->count; i-- > 0 && complete;)
         if (out->rows[i].begin_ns >= before_ns ||
             (out->rows[i].kind == LIVE_COLLECTIVE && is_behind(out, &out->rows[i])))
@@ -239,7 +240,8 @@ void job_group_text(const job_meeting *meeting, char *out, size_t out_size) {
     if (meeting->group[0] == '\0')
         snprintf(out, out_size, "a process group");
     else if (meeting->size > 0)
-        snprintf(out, out_size, "process group %s (%u ranks)", meeting->group, meeting->size);
+        snprintf(out, out_size, "process group %s (%u %s)", meeting->group, meeting->size,
+                 meeting->size == 1 ? "rank" : "ranks");
     else
         snprintf(out, out_size, "process group %s", meeting->group);
 }

@@ -31,6 +31,8 @@ bool live_read(int fd, live_file *out) {
     for (uint32_t i = 0; i < LIVE_CHANNELS_MAX; i++)
         if (out->channels[i].group >= LIVE_GROUPS_MAX)
             out->channels[i].direction = 0;
+    trace_read_clean(out->device.call, sizeof out->device.call);
+    trace_read_clean(out->device.enqueued, sizeof out->device.enqueued);
     for (uint32_t i = 0; i < LIVE_WAITS_MAX; i++) {
         live_wait *wait = &out->waits[i];
         trace_read_clean(wait->what, sizeof wait->what);

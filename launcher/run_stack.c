@@ -84,6 +84,35 @@ static bool tell_main_thread(char *text) {
     return count > 0;
 }
 
+/* Of packages, of Python and of Castor: not of the script. */
+static bool is_of_a_library(const char *line) {
+    return strstr(line, "/lib/python") != NULL || strstr(line, "/dist-packages/") != NULL ||
+           strstr(line, "/lib/castor/") != NULL;
+}
+
+bool run_stack_place(const run_stack *stack, const job_look *look, const char *directory, char *out,
+                     size_t out_size) {
+    const job_process *process = process_of(stack, look);
+    if (process == NULL || !stack->asked || !run_stack_arrived(stack, look))
+        return false;
+    char path[PATH_BYTES];
+    path_of(path, directory, process, LIVE_STACK_SUFFIX);
+    char *text = read_answer(stack, path), *rest = text, *file, *end;
+    size_t threads = 0;
+    bool found = false;
+    for (char *line; rest != NULL && (line = strsep(&rest, "\n")) != NULL && threads < 3;) {
+        threads += line[0] != ' ' && line[0] != '\0'; /* the process, the main thread, the next thread */
+        if (threads != 2 || strncmp(line, "  File \"", 8) != 0 || is_of_a_library(line) ||
+            (end = strstr(line + 8, "\", line ")) == NULL)
+            continue;
+        *end = '\0';
+        file = strrchr(line + 8, '/') != NULL ? strrchr(line + 8, '/') + 1 : line + 8;
+        found = log_format(out, out_size, "%.128s, line %d", file, atoi(end + 8)) > 0;
+    }
+    free(text);
+    return found;
+}
+
 void run_stack_tell(const run_stack *stack, const job_look *look, const char *directory) {
     const job_process *process = process_of(stack, look);
     if (process == NULL)

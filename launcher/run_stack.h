@@ -14,6 +14,9 @@ typedef struct run_stack {
 
 void run_stack_ask(run_stack *stack, const job_process *process, const char *directory);
 bool run_stack_arrived(const run_stack *stack, const job_look *look);
+/* "train.py, line 15": the innermost line of the script's own in the main thread. False: it is not known. */
+bool run_stack_place(const run_stack *stack, const job_look *look, const char *directory, char *out,
+                     size_t out_size);
 /* Writes where the process is to the log, as far as that is known. */
 void run_stack_tell(const run_stack *stack, const job_look *look, const char *directory);
 

@@ -62,10 +62,13 @@ static void seconds_text(char out[32], uint64_t ns) {
         log_format(out, 32, "%llu s", (unsigned long long)(ns / 1000000000u));
 }
 
-static void title_write(stall *s, const job_meeting *meeting) {
+static void title_write(stall *s, const job_look *look, const job_meeting *meeting) {
     char group[192];
     job_group_text(meeting, group, sizeof group);
-    if (meeting->kind == LIVE_COLLECTIVE || meeting->group[0] != '\0')
+    if (meeting->kind == LIVE_DEVICE) {
+        job_devices_text(look, meeting, group, sizeof group);
+        log_format(s->title, sizeof s->title, "the wait for %s", group);
+    } else if (meeting->kind == LIVE_COLLECTIVE || meeting->group[0] != '\0')
         log_format(s->title, sizeof s->title, "%s, number %llu of %s", meeting->what,
                    (unsigned long long)meeting->ordinal, group);
     else
@@ -84,8 +87,40 @@ static const char *wait_words(const job_meeting *meeting) {
     return one ? "waits" : "wait";
 }
 
+/* Of a device: two lines. */
+static void tell_devices(const run_stall *watch, stall *s, const job_look *look, const job_meeting *meeting) {
+    char who[256], others[256], devices[128], spent[32], place[192] = "", rest[320] = "", enqueued[320];
+    job_together together;
+    job_together_find(look, meeting, &together);
+    job_ranks_text(look, meeting->waiting, meeting->waiting_count, who, sizeof who);
+    job_ranks_text(look, together.others, together.others_count, others, sizeof others);
+    job_devices_text(look, meeting, devices, sizeof devices);
+    job_enqueued_text(&look->processes[meeting->waiting[0]], enqueued, sizeof enqueued);
+    seconds_text(spent, look->now_ns - meeting->begin_ns);
+    if (together.size > 1)
+        log_format(rest, sizeof rest,
+                   together.others_count > 0 ? ", and no rank%s is behind (%s %s %s not in such a wait)"
+                                             : ", and no rank%s is behind",
+                   together.unseen ? " of this machine" : "", ranks_word(together.others_count), others,
+                   together.others_count == 1 ? "is" : "are");
+    bool known =
+        s->stack_count > 0 && run_stack_place(&s->stacks[0], look, watch->directory, place, sizeof place);
+    LOG_W("no progress for %s on %s: %s %s %s in %s%s%s%s; last enqueued: %s", spent, devices,
+          ranks_word(meeting->waiting_count), who, wait_words(meeting), meeting->what, known ? ", at " : "",
+          place, rest, enqueued);
+    LOG_W(
+        "a device or a link hangs, or is busy for longer than CASTOR_STALL_SECONDS: see nvidia-smi and dmesg "
+        "(Xid), then end the job and start it again; Python stacks: %s/*" LIVE_STACK_SUFFIX,
+        watch->directory);
+    s->state = STALL_TOLD;
+}
+
 static void tell(const run_stall *watch, stall *s, const job_look *look, const job_meeting *meeting) {
-    char waiting[256], missing[256], spent[32], unseen[96] = "", instead[160] = "";
+    if (meeting->kind == LIVE_DEVICE) {
+        tell_devices(watch, s, look, meeting);
+        return;
+    }
+    char waiting[256], missing[256], spent[32], unseen[96] = "", instead[192] = "";
     job_ranks_text(look, meeting->waiting, meeting->waiting_count, waiting, sizeof waiting);
     job_ranks_text(look, meeting->missing, meeting->missing_count, missing, sizeof missing);
     seconds_text(spent,
@@ -96,6 +131,17 @@ static void tell(const run_stall *watch, stall *s, const job_look *look, const j
     if (meeting->other != NULL)
         log_format(instead, sizeof instead, ", in %s instead: all ranks must make the same calls",
                    meeting->other);
+    for (size_t i = 0; i < meeting->missing_count && instead[0] == '\0'; i++) {
+        const job_process *process = &look->processes[meeting->missing[i]];
+        uint64_t since_ns = job_device_idle_ns(look, meeting->missing[i]);
+        if (since_ns >= look->now_ns - watch->limit_ns)
+            continue;
+        char who[64], idle[32];
+        job_ranks_text(look, &meeting->missing[i], 1, who, sizeof who);
+        seconds_text(idle, look->now_ns - since_ns);
+        log_format(instead, sizeof instead, "; rank %s waits for device %d in %s, for %s", who,
+                   process->live->device.device, process->live->device.call, idle);
+    }
     LOG_W("no progress for %s in %s: %s %s %s for %s%s%s%s%s", spent, s->title,
           ranks_word(meeting->waiting_count), waiting, wait_words(meeting),
           meeting->missing_count ? ranks_word(meeting->missing_count) : "", meeting->missing_count ? " " : "",
@@ -117,9 +163,12 @@ static void tell_end(const stall *s, uint64_t now, bool solved) {
 /* ---- the course of a stall ---- */
 
 static void ask(const run_stall *watch, stall *s, const job_look *look, const job_meeting *meeting) {
+    bool device = meeting->kind == LIVE_DEVICE;
+    const size_t *asked = device ? meeting->waiting : meeting->missing;
+    size_t count = device ? meeting->waiting_count : meeting->missing_count;
     s->stack_count = 0;
-    for (size_t i = 0; i < meeting->missing_count && s->stack_count < SHOWN_MAX; i++)
-        run_stack_ask(&s->stacks[s->stack_count++], &look->processes[meeting->missing[i]], watch->directory);
+    for (size_t i = 0; i < count && s->stack_count < SHOWN_MAX; i++)
+        run_stack_ask(&s->stacks[s->stack_count++], &look->processes[asked[i]], watch->directory);
     s->asked_ns = look->now_ns;
     s->state = STALL_ASKED;
 }
@@ -135,9 +184,11 @@ static stall *stall_find(const run_stall *watch, const job_look *look, const job
     for (size_t i = 0; i < watch->count; i++) {
         stall *s = &watch->stalls[i];
         if (s->kind == meeting->kind && s->ordinal == meeting->ordinal &&
-            strcmp(s->what, meeting->what) == 0 && strcmp(s->group, meeting->group) == 0 &&
-            (s->kind == LIVE_COLLECTIVE || (s->waiter_uid == look->processes[meeting->waiting[0]].uid &&
-                                            (s->begin_ns == meeting->begin_ns || meeting->progress_ns != 0))))
+            (s->kind == LIVE_DEVICE || strcmp(s->what, meeting->what) == 0) &&
+            strcmp(s->group, meeting->group) == 0 &&
+            (s->kind == LIVE_COLLECTIVE || s->kind == LIVE_DEVICE ||
+             (s->waiter_uid == look->processes[meeting->waiting[0]].uid &&
+              (s->begin_ns == meeting->begin_ns || meeting->progress_ns != 0))))
             return s;
     }
     return NULL;
@@ -157,13 +208,13 @@ static stall *stall_of(run_stall *watch, const job_look *look, const job_meeting
     s->waiter_uid = look->processes[meeting->waiting[0]].uid;
     memcpy(s->what, meeting->what, sizeof s->what);
     memcpy(s->group, meeting->group, sizeof s->group);
-    title_write(s, meeting);
+    title_write(s, look, meeting);
     return NULL; /* seen for the first time */
 }
 
 static void advance(run_stall *watch, const job_look *look, const job_meeting *meeting) {
     size_t before = watch->count;
-    bool goes_on = meeting->progress_ns > look->now_ns - watch->limit_ns;
+    bool goes_on = meeting->held || meeting->progress_ns > look->now_ns - watch->limit_ns;
     if (goes_on) { /* no stall; but one that was told is not solved because those who are ahead went further */
         stall *told = stall_find(watch, look, meeting);
         if (told != NULL)
@@ -220,7 +271,8 @@ void run_stall_look(run_stall *watch) {
         for (size_t i = 0; i < watch->count; i++)
             watch->stalls[i].present = false;
         for (size_t i = 0; i < meetings.count; i++)
-            if (meetings.rows[i].missing_count > 0 || meetings.rows[i].unseen > 0)
+            if (meetings.rows[i].missing_count > 0 || meetings.rows[i].unseen > 0 ||
+                meetings.rows[i].kind == LIVE_DEVICE)
                 advance(watch, &look, &meetings.rows[i]);
         drop_solved(watch, &look, now);
     }

@@ -335,7 +335,7 @@ static void add_waits(const job_look *look, top_text *out) {
     size_t shown = 0;
     for (size_t i = 0; i < meetings.count; i++) {
         const job_meeting *meeting = &meetings.rows[i];
-        if (meeting->progress_ns >= before_ns) /* who is ahead goes on */
+        if (meeting->progress_ns >= before_ns || meeting->held) /* who is ahead goes on */
             continue;
         char who[256], whom[256], spent[TEXT_FIGURE_MAX], group[160];
         if (shown++ == 0) {

@@ -28,6 +28,8 @@ static void collective_record(hook_id id, uint64_t begin_ns, ncclResult_t status
                               int peer) {
     bool known = (size_t)payload.datatype < sizeof datatypes / sizeof *datatypes;
     uint64_t bytes = known ? payload.count * datatypes[payload.datatype].bytes : 0;
+    if (status == ncclSuccess)
+        device_enqueued(hook_table[id].name, trace_now_ns(), bytes, (uint64_t)payload.stream);
     if (status == ncclSuccess && !collective_is_inside()) {
         if (peer < 0)
             live_wait_end(live_collective_enqueue(payload.communicator, nccl_operation(id), bytes, begin_ns));

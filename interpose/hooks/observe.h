@@ -6,7 +6,10 @@
 #define CASTOR_HOOKS_OBSERVE_H
 
 #include "wrapper.h"
+#include "../trace/device.h"
 #include "../trace/trace.h"
+
+#define OBSERVE_NOT_READY 600 /* cudaErrorNotReady, CUDA_ERROR_NOT_READY */
 
 /* The levels that a thread is inside of. */
 typedef enum observe_level { OBSERVE_RUNTIME = 1, OBSERVE_DRIVER = 2, OBSERVE_NCCL = 4 } observe_level;
@@ -38,6 +41,8 @@ static inline void *observe_target_of(hook_id id) {
 }
 
 void observe_record(hook_id id, uint64_t begin_ns, int status, const observe_facts *facts);
+/* The same of a function of CUDA; an answer that something is not ready is no record. */
+void observe_cuda_end(hook_id id, uint64_t begin_ns, int status, const observe_facts *facts);
 
 static inline uint64_t observe_set_device(int device) {
     observe_thread.device = device;
@@ -64,15 +69,18 @@ static inline uint64_t observe_set_device(int device) {
             return target_ arguments;                                                                        \
         observe_thread.inside = inside_ | (level);                                                           \
         uint64_t begin_ns_ = trace_now_ns();                                                                 \
+        if ((level) != OBSERVE_NCCL)                                                                         \
+            device_call_begin(hook_table[HOOK_##id].name, observe_thread.device, begin_ns_);                 \
         result status_ = target_ arguments;                                                                  \
         observe_thread.inside = inside_;                                                                     \
         observe_facts observed_ = {0};                                                                       \
-        if (status_ == 0) {                                                                                  \
+        if (status_ == 0 || (int)status_ == OBSERVE_NOT_READY) {                                             \
             observed_ = (observe_facts)OBSERVE_FACTS facts_;                                                 \
             if (!observed_.stream)                                                                           \
                 observed_.stream = (default_stream);                                                         \
         }                                                                                                    \
-        observe_record(HOOK_##id, begin_ns_, (int)status_, &observed_);                                      \
+        ((level) == OBSERVE_NCCL ? observe_record : observe_cuda_end)(HOOK_##id, begin_ns_, (int)status_,    \
+                                                                      &observed_);                           \
         return status_;                                                                                      \
     }
 

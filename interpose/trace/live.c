@@ -216,6 +216,7 @@ static live_wait *collective_begin(const void *address, const char *operation, u
         live_recent *recent = &group->recent[ordinal % LIVE_RECENT_MAX];
         counters_copy_text(recent->what, sizeof recent->what, operation);
         recent->begin_ns = now_ns;
+        recent->bytes = bytes;
         __atomic_store_n(&recent->ordinal, ordinal, __ATOMIC_RELEASE);
         __atomic_store_n(&group->enqueues, 1, __ATOMIC_RELAXED);
         __atomic_store_n(&group->last_ns, now_ns, __ATOMIC_RELAXED);
@@ -309,6 +310,19 @@ void live_wait_end(live_wait *wait) {
         return;
     __atomic_store_n(&wait->begin_ns, 0, __ATOMIC_RELEASE);
     __atomic_store_n(&wait->claimed, 0, __ATOMIC_RELEASE);
+}
+
+/* ---- devices ---- */
+
+void live_device_set(const live_device *device) {
+    live_file *file = device->begin_ns != 0 ? live_get() : __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+    if (file == NULL || memcmp(&file->device, device, sizeof *device) == 0)
+        return; /* a reader sees no moment without a wait that goes on */
+    live_device next = *device;
+    next.begin_ns = 0;
+    __atomic_store_n(&file->device.begin_ns, 0, __ATOMIC_RELEASE);
+    file->device = next;
+    __atomic_store_n(&file->device.begin_ns, device->begin_ns, __ATOMIC_RELEASE);
 }
 
 /* ---- the Python stack ---- */

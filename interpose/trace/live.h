@@ -43,6 +43,9 @@ live_wait *live_receive_begin(const live_message *message, const char *what, uin
 void live_wait_missing(live_wait *wait, int pid);
 void live_wait_end(live_wait *wait); /* NULL is fine */
 
+/* Who waits for the devices; one thread at a time. */
+void live_device_set(const live_device *device);
+
 void live_rank_set(int rank);
 
 /* ---- the Python stack, when `castor run` asks for it ---- */

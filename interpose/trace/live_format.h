@@ -9,6 +9,7 @@
  *   enqueued a collective of NCCL: its call returns at once, and when the device is done with it the host does not know
  *   channel  the messages of this process to, or from, one rank of a group under one tag: the n-th that is received there is
  *            the n-th that was sent
+ *   device   what the host sees of the devices of this process: who waits for them, and when they last showed progress
  *
  * Invariants
  *   - begin_ns of a wait is stored last, with release, when it begins, and cleared first when it ends. A reader that
@@ -21,7 +22,7 @@
 #include <assert.h>
 #include <stdint.h>
 
-#define LIVE_VERSION      2u
+#define LIVE_VERSION      3u
 #define LIVE_MAGIC        UINT64_C(0x766c726f74736163) /* "castorlv" */
 #define LIVE_SUFFIX       ".live"
 #define LIVE_STACK_SUFFIX ".stack" /* text: the Python stacks that `castor run` asked for */
@@ -34,15 +35,17 @@
 #define LIVE_NAME_MAX      64
 #define LIVE_WHAT_MAX      80
 #define LIVE_OPERATION_MAX 32
+#define LIVE_CALL_MAX      40
 #define LIVE_GROUP_UNKNOWN UINT32_MAX
 
-typedef enum live_kind { LIVE_COLLECTIVE = 1, LIVE_STORE = 2, LIVE_RECEIVE = 3 } live_kind;
+/* LIVE_DEVICE: no wait of the table, but the live_device. */
+typedef enum live_kind { LIVE_COLLECTIVE = 1, LIVE_STORE, LIVE_RECEIVE, LIVE_DEVICE } live_kind;
 
 typedef enum live_direction { LIVE_SENT = 1, LIVE_RECEIVED = 2 } live_direction;
 
 /* One of the last collectives of a group. */
 typedef struct live_recent {
-    uint64_t ordinal, begin_ns;
+    uint64_t ordinal, begin_ns, bytes;
     char what[LIVE_OPERATION_MAX];
 } live_recent;
 
@@ -75,6 +78,17 @@ typedef struct live_channel {
     int32_t peer, tag; /* peer: a rank of the group */
 } live_channel;
 
+typedef struct live_device {
+    uint64_t
+        begin_ns; /* since when a thread waits for one, in a call or by asking again and again; 0: none does */
+    uint64_t progress_ns; /* when something that was enqueued was last seen to be done; 0: never */
+    uint64_t enqueued_ns, enqueued_bytes, stream; /* what was enqueued last, on which stream */
+    int32_t device;                               /* that is waited for */
+    uint32_t padding;
+    char call[LIVE_CALL_MAX]; /* that waits: "cudaStreamSynchronize" */
+    char enqueued[LIVE_CALL_MAX];
+} live_device;
+
 typedef struct live_file {
     uint64_t magic;
     uint32_t version, file_bytes;
@@ -88,13 +102,15 @@ typedef struct live_file {
     live_group groups[LIVE_GROUPS_MAX];
     live_wait waits[LIVE_WAITS_MAX];
     live_channel channels[LIVE_CHANNELS_MAX];
+    live_device device;
 } live_file;
 
-static_assert(sizeof(live_group) == 608, "groups have 608 bytes");
+static_assert(sizeof(live_group) == 672, "groups have 672 bytes");
 static_assert(sizeof(live_wait) == 128, "waits have 128 bytes");
 static_assert(sizeof(live_channel) == 24, "channels have 24 bytes");
+static_assert(sizeof(live_device) == 128, "what is known of devices has 128 bytes");
 static_assert(sizeof(live_file) ==
-                  128 + 608 * LIVE_GROUPS_MAX + 128 * LIVE_WAITS_MAX + 24 * LIVE_CHANNELS_MAX,
+                  128 + 672 * LIVE_GROUPS_MAX + 128 * LIVE_WAITS_MAX + 24 * LIVE_CHANNELS_MAX + 128,
               "no hidden padding");
 
 #endif

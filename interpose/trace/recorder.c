@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stddef.h>
 #include "counters.h"
+#include "device.h"
 #include "file.h"
 #include "live.h"
 #include "sample.h"
@@ -66,6 +67,7 @@ void trace_fork_child(void) {
     counters_reset(true);
     segment_reset();
     live_reset();
+    device_reset();
     this_thread = (segment_cursor){0};
     sample_fork_child();
 }

@@ -12,12 +12,13 @@
 #include "../core/log.h"
 #include "../core/thread.h"
 #include "counters.h"
+#include "device.h"
 #include "live.h"
 #include "trace.h"
 
 #define SAMPLE_CALLBACKS       16
 #define SAMPLE_INTERVAL_MAX_NS UINT64_C(60000000000)
-#define SAMPLE_LOOK_NS         UINT64_C(1000000000) /* how often the live file is looked at */
+#define SAMPLE_LOOK_NS         UINT64_C(1000000000) /* how often the live file is looked at, and written */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed; /* on CLOCK_MONOTONIC; made by sample_start */
@@ -121,10 +122,11 @@ static bool wait_part(uint64_t wait_ns) {
     return running;
 }
 
-/* Waits for `interval_ns`, and looks meanwhile whether somebody wants to know where this process is. */
+/* Waits for `interval_ns`, and looks meanwhile whether somebody wants to know where this process is, or it waits for a device. */
 static bool wait_interval(uint64_t interval_ns) {
     for (;;) {
         live_stack_look();
+        device_look(clock_ns(CLOCK_MONOTONIC));
         uint64_t part_ns = interval_ns < SAMPLE_LOOK_NS ? interval_ns : SAMPLE_LOOK_NS;
         if (!wait_part(part_ns))
             return false;

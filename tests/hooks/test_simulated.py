@@ -82,6 +82,25 @@ class SimulatedTest(PreloadTest):
         self.assertEqual((param, grad, optim), (4 * numel, 4 * numel, 8 * numel))
         self.assertEqual([gauge.last for gauge in process.file.gauges[2:5]], [param, grad, optim + 6 * 4])
 
+    def test_questions_are_recorded_when_the_answer_is_yes(self):
+        settings, libraries = self.simulated(1)
+        out, _ = self.python("""
+import ctypes, torch
+engine = ctypes.CDLL("libcastor-sim.so")
+x, event = torch.ones(10, device="cuda"), torch.cuda.Event()
+engine.sim_hang_set(b"launch:1")
+x.add_(1)
+event.record()
+stream = torch.cuda.current_stream()
+answers = [(event.query(), stream.query()) for _ in range(5)]
+engine.sim_hang_set(b"")
+torch.cuda.synchronize()
+print(answers, event.query(), stream.query())
+""", preload=(LIBRARY, *libraries), **settings)
+        self.assertEqual(out, f"{[(False, False)] * 5} True True\n")
+        (process,) = self.counters()
+        self.assertEqual([process.calls[name].count for name in ("cudaEventQuery", "cudaStreamQuery")], [1, 1])
+
     def test_expandable_segments_are_seen_as_driver_calls(self):
         why = simulated.left_out(whole=True)
         if why:

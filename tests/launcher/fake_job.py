@@ -19,7 +19,7 @@ NO_GROUP = 2**32 - 1
 
 
 class Recent(ctypes.Structure):
-    _fields_ = [("ordinal", c_uint64), ("begin_ns", c_uint64), ("what", c_char * 32)]
+    _fields_ = [("ordinal", c_uint64), ("begin_ns", c_uint64), ("bytes", c_uint64), ("what", c_char * 32)]
 
 
 class Group(ctypes.Structure):
@@ -40,12 +40,19 @@ class Channel(ctypes.Structure):
     _fields_ = [("begun", c_uint64), ("direction", c_uint32), ("group", c_uint32), ("peer", c_int32), ("tag", c_int32)]
 
 
+class Device(ctypes.Structure):
+    _fields_ = [
+        ("begin_ns", c_uint64), ("progress_ns", c_uint64), ("enqueued_ns", c_uint64), ("enqueued_bytes", c_uint64), ("stream", c_uint64),
+        ("device", c_int32), ("padding", c_uint32), ("call", c_char * 40), ("enqueued", c_char * 40),
+    ]
+
+
 class Live(ctypes.Structure):
     _fields_ = [
         ("magic", c_uint64), ("version", c_uint32), ("file_bytes", c_uint32), ("pid", c_uint32), ("rank", c_int32),
         ("process_uid", c_uint64), ("start_clock_ticks", c_uint64), ("stack_wanted", c_uint32),
         ("stack_given", c_uint32), ("stack_able", c_uint32), ("channels_lost", c_uint32), ("padding", c_uint8 * 72),
-        ("groups", Group * 128), ("waits", Wait * 64), ("channels", Channel * 256),
+        ("groups", Group * 128), ("waits", Wait * 64), ("channels", Channel * 256), ("device", Device),
     ]
 
 
@@ -70,7 +77,7 @@ class Process:
             command=b"train.py",
         )
         self.live = Live(
-            magic=LIVE_MAGIC, version=2, file_bytes=ctypes.sizeof(Live), pid=pid, rank=rank, process_uid=1000 + rank,
+            magic=LIVE_MAGIC, version=3, file_bytes=ctypes.sizeof(Live), pid=pid, rank=rank, process_uid=1000 + rank,
             start_clock_ticks=ticks,
         )
         self._names = 1
@@ -112,6 +119,14 @@ class Process:
         wait.peer, wait.tag = peer, tag
         wait.kind, wait.what, wait.group, wait.ordinal, wait.missing_pid = kind, what, group, ordinal, missing_pid
         wait.begin_ns, wait.claimed = time.monotonic_ns() - int(seconds * 1e9), 1
+
+    def device(self, device, call, seconds, progress=None):
+        """Waits for a device since so long ago; something was last seen to be done on it so long ago."""
+        now = time.monotonic_ns()
+        self.live.device = Device(
+            now - int(seconds * 1e9), 0 if progress is None else now - int(progress * 1e9), now - int(seconds * 1e9), 64, 0, device, 0, call,
+            b"cudaLaunchKernel",
+        )
 
     def write(self):
         """Writes in place, as the process does."""

@@ -136,6 +136,28 @@ class Top(CommandTest):
         first.group(0, b"0", 0, range(3), 6)
         self.assertEqual(self.waiting(*processes), [])
 
+    def test_devices_that_are_waited_for(self):
+        first, second, third = processes = self.job(3)
+        for rank, process in enumerate(processes):
+            process.group(0, b"0", rank, range(3), 5)
+            process.enqueued(0, b"allreduce", 9)
+        self.assertEqual(self.waiting(*processes), [])
+        for rank, process in enumerate((first, second)):
+            process.device(rank, b"cudaStreamSynchronize", 8 - rank)
+        self.assertRegex(self.waiting(*processes)[0], r"^  ranks 0 and 1: 8\.\d+ s in cudaStreamSynchronize$")
+        third.device(2, b"cudaStreamSynchronize", 0, progress=5)  # the device of the third one goes on, or did
+        self.assertRegex(self.waiting(*processes)[0], r"^  ranks 0 and 1: 5\.\d+ s in cudaStreamSynchronize$")
+        third.device(2, b"cudaStreamSynchronize", 0, progress=0)
+        self.assertEqual(self.waiting(*processes), [])
+        third.device(2, b"cudaStreamSynchronize", 0, progress=5)
+        third.live.groups[0].name = b"1"  # of another group: it says nothing about the others
+        self.assertRegex(self.waiting(*processes)[0], r"^  ranks 0 and 1: 8\.\d+ s in cudaStreamSynchronize$")
+        third.group(0, b"0", 2, range(3), 4)  # it is behind: the devices of the others wait for it
+        self.assertRegex(self.waiting(*processes)[0], r"^  ranks 0 and 1: 9\.\d+ s in allreduce 5 .* for rank 2$")
+        self.assertEqual(len(self.waiting(*processes)), 1)
+        third.enqueued(0, b"allreduce", -3600)  # and goes on
+        self.assertEqual(self.waiting(*processes), [])
+
     def test_messages_that_are_enqueued(self):
         first, second = processes = self.job(2)
         for rank, process in enumerate(processes):

@@ -81,7 +81,7 @@ class LiveTest(unittest.TestCase):
     def stalls(self, count):
         """What was said, and of it the stalls, so many."""
         text = "\n".join(self.said())
-        found = re.findall(r"^no progress for [\d.]+ s in (.*)$", text, re.M)
+        found = re.findall(r"^no progress for [\d.]+ s (?:in|on) (.*)$", text, re.M)
         self.assertEqual(len(found), count, text)
         return text, found
 
@@ -160,6 +160,47 @@ class LiveTest(unittest.TestCase):
         self.finish(job)
         text, (stall,) = self.stalls(1)
         self.assertRegex(stall, r"^recv.* number 1 of process group \S+ \(2 ranks\): rank 0 (has enqueued it and )?waits for rank 1$")
+
+    def hung(self, how, ranks, seconds=6):
+        """What is said of devices that hang."""
+        self.finish(self.start(ranks, how, seconds, environment=self.simulated(ranks)))
+        text, (stall,) = self.stalls(1)
+        return text, stall
+
+    def test_devices_that_hang(self):
+        text, stall = self.hung("nccl hangs", 2)
+        self.assertRegex(
+            stall,
+            r"^devices 0 and 1: ranks 0 and 1 wait in cudaDeviceSynchronize, at stall_rank.py, line \d+, and no rank is behind; "
+            r"last enqueued: allreduce, number 3 of process group \S+ \(2 ranks\), 4000 bytes \(ncclAllReduce on the default stream\)$",
+        )
+        self.assertEqual(len(text.split("\n")), 4, text)
+        self.assertRegex(text, r"(?m)^solved after [\d.]+ s: the wait for devices 0 and 1$")
+
+    def test_one_device_that_hangs(self):
+        text, stall = self.hung("nccl and a kernel hangs", 2)
+        self.assertRegex(stall, r"^devices 0 and 1: ranks 0 and 1 wait in cudaDeviceSynchronize, at .*, and no rank is behind; last enqueued: allreduce, number 2 ")
+        self.assertRegex(text, r"(?m)^solved after ")
+
+    def test_a_rank_that_waits_for_its_device(self):
+        text, stall = self.hung("nccl and a rank waits for its device", 2)
+        self.assertRegex(
+            stall,
+            r"^allreduce, number 2 of process group \S+ \(2 ranks\): rank 0 has enqueued it and waits for rank 1; "
+            r"rank 1 waits for device 1 in cudaDeviceSynchronize, for [\d.]+ s$",
+        )
+        self.assertIn("torch.cuda.synchronize()", text)
+
+    def test_a_device_that_is_asked_again_and_again(self):
+        _, stall = self.hung("nccl and a rank polls", 1)
+        self.assertRegex(
+            stall, r"^device 0: rank 0 waits in cudaEventQuery, at stall_rank.py, line \d+; last enqueued: allreduce, number 1 .*, then a kernel on the default stream$"
+        )
+
+    def test_slow_devices_are_no_stall(self):
+        job = self.start(2, "nccl is slow", 1, limit=4, environment=self.simulated(2))
+        self.finish(job)
+        self.assertEqual([line for line in self.said() if "progress" in line or "solved" in line], [])
 
     def test_slow_ranks_are_no_stall(self):
         job = self.start(2, "slow", 1, limit=15)

@@ -1,8 +1,9 @@
-"""A rank of a job in which somebody comes late. The first argument says how."""
+"""A rank of a job in which somebody comes late, or a device hangs. The first argument says how."""
 import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -23,6 +24,17 @@ def dawdle():
 def reduce(group=None):
     values = torch.full((1000,), float(rank), device="cuda" if how.startswith("nccl") else "cpu")
     dist.all_reduce(values, group=group)
+
+
+def hang(what, rank_too=True):
+    """From here on, what the simulated device is given hangs, for some seconds."""
+    if rank_too:
+        ctypes.CDLL(None).sim_hang_set(what)
+        threading.Timer(seconds, ctypes.CDLL(None).sim_hang_set, (b"",)).start()
+
+
+def compute():
+    torch.ones(10, device="cuda").add_(1)
 
 
 reduce()
@@ -58,6 +70,46 @@ elif how == "nccl message":
     elif rank == 0:
         dist.recv(torch.empty(10, device="cuda"), src=late)
     torch.cuda.synchronize()
+elif how == "nccl hangs":  # on all devices, after all ranks have enqueued the same
+    torch.cuda.synchronize()
+    hang(b"nccl:1")
+    reduce()
+    reduce()
+    torch.cuda.synchronize()
+elif how == "nccl and a kernel hangs":  # on the last device; the first ones wait for it in the collective behind
+    torch.cuda.synchronize()
+    hang(b"launch:1", rank == late)
+    compute()
+    reduce()
+    if rank == late:
+        torch.ones(1, device="cuda").cpu()
+    torch.cuda.synchronize()
+elif how == "nccl and a rank waits for its device":  # the others have enqueued a collective, and it has not
+    torch.cuda.synchronize()
+    hang(b"launch:1", rank == late)
+    compute()
+    if rank == late:
+        torch.cuda.synchronize()
+    reduce()
+    torch.cuda.synchronize()
+elif how == "nccl and a rank polls":  # its device: it is in no call that waits
+    torch.cuda.synchronize()
+    hang(b"launch:1")
+    compute()
+    event = torch.cuda.Event()
+    event.record()
+    while not event.query():
+        time.sleep(0.05)
+elif how == "nccl is slow":  # each collective within the limit, and all of them not; then long ones, each waited for
+    torch.cuda.synchronize()
+    ctypes.CDLL(None).sim_fault_set(b"", b"nccl:%d" % int(seconds * 1e6))
+    for _ in range(8):
+        reduce()
+    torch.cuda.synchronize()
+    for _ in range(3):
+        reduce()
+        torch.cuda.synchronize()
+    ctypes.CDLL(None).sim_fault_set(b"", b"")
 elif how == "different":  # the ranks call different collectives; nobody gets further
     if rank == late:
         dist.broadcast(torch.zeros(10), src=late - 1, async_op=True)

@@ -126,6 +126,28 @@ def test_events_measure():
         inside.faults()
 
 
+def test_a_device_that_hangs():
+    values = [torch.zeros(8, device=f"cuda:{device}") for device in range(2)]
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    inside.engine.sim_hang_set(b"launch:2:1")
+    try:
+        done = []
+        for value in values:
+            with torch.cuda.device(value.device):
+                for _ in range(2):
+                    value.add_(1)
+                    done.append(torch.cuda.Event())
+                    done[-1].record()
+        torch.cuda.synchronize(0)
+        done[2].synchronize()
+        assert [event.query() for event in done] == [True, True, True, False]
+    finally:
+        inside.engine.sim_hang_set(b"")
+    torch.cuda.synchronize(1)
+    assert done[3].query()
+
+
 def test_launches_are_recorded():
     before = inside.engine.sim_launch_count()
     values = torch.empty(1000, device="cuda").fill_(3)

@@ -22,7 +22,14 @@ struct rule {
 static struct sim_config config;
 static pthread_once_t configured = PTHREAD_ONCE_INIT;
 static struct rule failures[RULES_MAX], latencies[RULES_MAX];
-static size_t failure_count, latency_count;
+static struct hang {
+    char kind[16];
+    int device; /* -1: each, on its own count */
+    unsigned long at;
+    atomic_ulong operations[SIM_DEVICES_MAX];
+} hangs[RULES_MAX];
+static size_t failure_count, latency_count, hang_count;
+static atomic_uint hangs_set; /* how often */
 static pthread_rwlock_t rules_lock = PTHREAD_RWLOCK_INITIALIZER;
 atomic_bool sim_faults_active;
 static atomic_bool forked;
@@ -123,6 +130,7 @@ static void configure(void) {
     config.verbose = (text = getenv("SIM_VERBOSE")) && strcmp(text, "1") == 0;
     config.log_launches = getenv("SIM_LAUNCHES") != NULL;
     sim_fault_set(getenv("SIM_FAIL"), getenv("SIM_LATENCY"));
+    sim_hang_set(getenv("SIM_HANG"));
     pthread_atfork(NULL, NULL, in_child);
 }
 
@@ -170,9 +178,45 @@ int sim_fault_set(const char *failing, const char *slow) {
     pthread_rwlock_wrlock(&rules_lock);
     failure_count = read_rules(failing, failures, true);
     latency_count = read_rules(slow, latencies, false);
-    atomic_store(&sim_faults_active, failure_count + latency_count > 0);
+    atomic_store(&sim_faults_active, failure_count + latency_count + hang_count > 0);
     pthread_rwlock_unlock(&rules_lock);
     return (int)(failure_count + latency_count);
+}
+
+int sim_hang_set(const char *text) {
+    pthread_rwlock_wrlock(&rules_lock);
+    hang_count = 0;
+    while (text && *text && hang_count < RULES_MAX) {
+        struct hang *hang = &hangs[hang_count];
+        memset(hang, 0, sizeof *hang);
+        hang->device = -1;
+        if (sscanf(text, "%15[^:]:%lu:%d", hang->kind, &hang->at, &hang->device) >= 2)
+            hang_count++;
+        else
+            sim_say("%s is no rule; expected KIND:NUMBER[:DEVICE]", text);
+        text += strcspn(text, ",");
+        text += *text == ',';
+    }
+    atomic_fetch_add(&hangs_set, 1); /* what hangs goes on */
+    atomic_store(&sim_faults_active, failure_count + latency_count + hang_count > 0);
+    pthread_rwlock_unlock(&rules_lock);
+    return (int)hang_count;
+}
+
+void sim_hang_look(const char *kind, int device) {
+    bool here = false;
+
+    pthread_rwlock_rdlock(&rules_lock);
+    unsigned set = atomic_load(&hangs_set);
+    for (size_t i = 0; i < hang_count; i++) {
+        if (strcmp(hangs[i].kind, kind) == 0 && (hangs[i].device < 0 || hangs[i].device == device))
+            here |= atomic_fetch_add(&hangs[i].operations[device], 1) + 1 == hangs[i].at;
+    }
+    pthread_rwlock_unlock(&rules_lock);
+    while (here && atomic_load(&hangs_set) == set) {
+        struct timespec time = {0, 10000000};
+        nanosleep(&time, NULL);
+    }
 }
 
 int sim_fault_look(const char *function) {
@@ -201,6 +245,6 @@ int sim_fault_look(const char *function) {
 
 /* sim_faults_active is set when the configuration is read, which the first call of any API does. */
 __attribute__((constructor)) static void read_early(void) {
-    if (getenv("SIM_FAIL") || getenv("SIM_LATENCY"))
+    if (getenv("SIM_FAIL") || getenv("SIM_LATENCY") || getenv("SIM_HANG"))
         sim_config();
 }

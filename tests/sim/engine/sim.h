@@ -51,6 +51,10 @@ const struct sim_config *sim_config(void) SIM_API;
 extern atomic_bool sim_faults_active SIM_API;
 int sim_fault_look(const char *function) SIM_API;
 int sim_fault_set(const char *failures, const char *latencies) SIM_API;
+/* SIM_HANG=KIND:NUMBER[:DEVICE][,...]: the op of that kind and number, counted on each device from here on, is never done, on
+ * that device or on each. Setting others, or "", ends what hangs. */
+int sim_hang_set(const char *hangs) SIM_API;
+void sim_hang_look(const char *kind, int device);
 static inline int sim_fault(const char *function) {
     return atomic_load_explicit(&sim_faults_active, memory_order_relaxed) ? sim_fault_look(function) : 0;
 }

@@ -35,6 +35,8 @@ void sim_op_delay(enum sim_op_kind kind) {
 
 static void execute(CUstream stream, struct sim_op *op) {
     sim_op_delay(op->kind);
+    if (atomic_load_explicit(&sim_faults_active, memory_order_relaxed))
+        sim_hang_look(sim_op_names[op->kind], stream->ctx->device);
     CUresult result = op->run(op->arguments);
     if (result)
         sim_ctx_fail(stream->ctx, result);
