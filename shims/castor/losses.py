@@ -236,8 +236,8 @@ def _alike(a, b):
     return all(abs(x - y) <= TOLERANCE for x, y in zip(a, b))
 
 
-_ADVICE = ("Set CASTOR_LOSS=mean where every term is a mean over samples, CASTOR_LOSS=tokens where every term is a mean over what "
-           "each rank has counted, or run this script on one rank")
+_ADVICE = ("Set CASTOR_LOSS=mean where every term is a mean over samples, =tokens where it is one over what is counted, or run this "
+           "script on one rank")
 
 
 def shares(mode, weights, rows):
@@ -276,9 +276,9 @@ def shares(mode, weights, rows):
     elif any(kind not in COUNTED for kind, _, _ in counted):
         elements = next(column for kind, _, column in counted if kind not in COUNTED)
         raise core.GroupError(
-            f"castor: the loss is a mean over {' and '.join(str(int(n)) for n in elements)} elements on the ranks, which is not in "
-            "proportion to their samples. Where a mask selects them, set CASTOR_LOSS=tokens; where parts of a batch are padded to "
-            "different lengths, leave the padding out of the loss or pad to a fixed length; CASTOR_LOSS=mean weighs by samples")
+            f"castor: the loss is a mean over {min(elements):.0f} to {max(elements):.0f} elements on the ranks, out of proportion to their "
+            "samples. Set CASTOR_LOSS=tokens where a mask selects them, =mean to weigh by samples; where parts are padded to different "
+            "lengths, leave the padding out of the loss")
     elif plain:
         raise core.GroupError("castor: the loss adds a mean over targets that are counted (some are ignored, or classes are "
                               "weighed) to other terms, and the ranks' parts have different counts of them: " + _ADVICE)

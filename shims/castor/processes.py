@@ -115,6 +115,10 @@ class Synchronizer(gradients.Synchronizer):
             grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # a part without targets is 0 / 0, and counts for nothing
         super()._submit(entry, p, grad)
 
+    def _refuse_second(self):
+        raise core.Error("castor: a parameter got two gradients in one backward (reentrant checkpointing of shared weights?): use "
+                         "checkpoint(..., use_reentrant=False), or run this script on one rank")
+
     def _raised(self, error):
         """The job says so as well, whether gradients are on their way or not."""
 
