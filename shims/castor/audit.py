@@ -18,6 +18,7 @@ import time
 import warnings
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from . import accumulation, compiler, core, events, graph, loaders, processes, randomness, streams, tensors
@@ -209,7 +210,7 @@ class Auditor:
         core.event_backward = lambda *args: None
         events.observe_only(self.job)
         if accumulation.active():  # the ranks may not step now
-            torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
+            register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
         dataloader._MultiProcessingDataLoaderIter._shutdown_workers = lambda self: None  # they are the parent's
         sys.excepthook = lambda kind, error, trace: self._fail(error)
         atexit.register(self._leave, DONE)  # before all that the script wants to do at its end

@@ -38,13 +38,13 @@ def refuse(what, start):
 
 
 def refuse_group():
-    name = os.path.basename(sys.argv[0])
+    name = sys.argv[0]
     refuse("makes a process group of its own", f"torchrun --nproc-per-node {core.option_text('CASTOR_WORLD_SIZE')} {name} (or "
            f"python {name}, where it starts its ranks)")
 
 
 def refuse_training():
-    refuse("starts processes that train", f"python {os.path.basename(sys.argv[0])}")
+    refuse("starts processes that train", f"python {sys.argv[0]}")
 
 
 class Process(events.Observer):

@@ -3,7 +3,7 @@
 from expect import ADAPTIVE, accumulated, adaptive, agreement, half, like, resumed, sgd
 
 # So often that sweeps come between any two lines of a script.
-LAZY = {"options": ("CASTOR_LAZY_INIT=1", "CASTOR_LAZY_BYTES=64K"), "says": "were the same again"}
+LAZY = {"options": ("CASTOR_LAZY_INIT=1", "CASTOR_LAZY_BYTES=64K", "CASTOR_LOG_LEVEL=debug"), "says": "were the same again"}
 
 TABLE = {
     "construct.py": {
@@ -50,7 +50,7 @@ TABLE = {
         "models_one_after_another": sgd,
     },
     "storages.py": {
-        name: like(sgd, options=("CASTOR_BATCH=split",))
+        name: like(sgd, options=("CASTOR_BATCH=split",), says="by hand")
         for name in (
             "half_and_back other_strides parts_of_one_tensor loaded_tensors memory_of_numpy made_from_numpy part_beside_the_whole "
             "kept_states states_set_to_zero states_outlive_their_model other_type swapped_on_conversion exception_in_backward"
@@ -271,9 +271,9 @@ TABLE = {
             sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run .* -- torchrun", seconds=60
         ),
         "spawned": like(sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run", seconds=60),
-        "hogwild_forked": like(sgd, reason="each process trains by itself", refused="starts processes that train, .* without --nproc: castor run .* -- python groups.py$"),
+        "hogwild_forked": like(sgd, reason="each process trains by itself", refused="starts processes that train, .* without --nproc: castor run .* -- python .*groups.py$"),
         "hogwild_spawned": like(
-            sgd, reason="each process trains by itself", refused="starts processes that train, .* without --nproc: castor run .* -- python groups.py$", seconds=60
+            sgd, reason="each process trains by itself", refused="starts processes that train, .* without --nproc: castor run .* -- python .*groups.py$", seconds=60
         ),
     },
     "unseeded.py": {"": like(agreement, reason="no two runs are alike, but the ranks must be", repeatable=False)},
