@@ -173,13 +173,17 @@ class Auditor:
         self.entries = list(self.job.synchronizer.entries)
         self.board, self.compared, self.began = _Board(len(self.entries)), 0, time.monotonic()
         states = streams.states()
-        with warnings.catch_warnings():  # of Python's, about threads: the fork does without them
-            warnings.simplefilter("ignore", DeprecationWarning)
+        # Of Python's, about threads: the fork does without them. catch_warnings() would have the script's warnings said again.
+        ignored = ("ignore", None, DeprecationWarning, None, 0)
+        warnings.filters.insert(0, ignored)
+        try:
             parent = os.getpid()
             between = os.fork()
-            if between:
-                os.waitpid(between, 0)
-                return False
+        finally:
+            warnings.filters.remove(ignored)
+        if between:
+            os.waitpid(between, 0)
+            return False
         try:
             pid = os.fork()  # so that the fork is a child of nobody whom the script waits for
             if pid:

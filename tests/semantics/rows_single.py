@@ -25,6 +25,8 @@ TABLE = {
         "adam": adaptive,
         "adamw_fused": adaptive,
         "double_precision": sgd,
+        "recomputed_twice": like(sgd, reason="a gradient is summed once", refused="two gradients in one backward .*: use .*use_reentrant=False"),
+        "sparse_gradients": like(sgd, reason="sparse gradients have no fixed place", refused="is sparse: make it dense .*, or run this script on one rank"),
         "clipped_by_norm": sgd,
         "clipped_by_value": sgd,
         "clipped_by_the_loss": sgd,
@@ -81,9 +83,9 @@ TABLE = {
         "sums_accumulated": like(sgd, reason="a sum is taken for a mean", refused="set CASTOR_LOSS=sum"),
         "elements_selected": like(sgd, reason="they might be padding", refused="elements on the ranks.*CASTOR_LOSS=tokens"),
         "padded_to_the_longest": like(sgd, reason="the padding of a part is not the batch's", refused="elements on the ranks"),
-        "two_heads": like(sgd, reason="each term would need another weight", refused="adds a mean over targets that are counted"),
+        "two_heads": like(sgd, reason="each term would need another weight", refused="adds a mean over counted targets"),
         "another_mean_beside": like(
-            sgd, reason="each term would need another weight", refused="adds a mean over targets that are counted"
+            sgd, reason="each term would need another weight", refused="adds a mean over counted targets"
         ),
         "not_counted: CASTOR_LOSS=tokens": like(
             sgd, reason="there is no count", options=("CASTOR_LOSS=tokens",), refused="finds nothing that was counted"
@@ -162,7 +164,7 @@ TABLE = {
         for name in "dropout_with_adam adversarial adversarial_with_numpy adversarial_from_a_buffer".split()
     }
     | {
-        "counts_that_depend_on_values": like(agreement, reason="each rank draws numbers of its own"),
+        "counts_that_depend_on_values": like(agreement, reason="each rank draws numbers of its own", says="audit of split batches is loose"),
         "list_of_each_part": like(sgd, reason="nothing tells that the numbers are the samples'", refused="cannot be split"),
     },
     "samplers.py": {
