@@ -43,6 +43,8 @@ CASTOR_API int castor_plugin_shards(void);
 CASTOR_API int castor_torch_check(const char *version);
 /* Writes a log line: 0 error, 1 warning, 2 information, 3 debug. */
 CASTOR_API void castor_log(int level, const char *text);
+/* 1: a process of this job has said this text where log lines go; 0: the caller is the first, and is to say it. */
+CASTOR_API int castor_said(const char *text);
 /* Writes a text of several lines, as it is, to where log lines go. */
 CASTOR_API void castor_say(const char *text);
 /* The rank that logs and trace name this process by. */

@@ -36,9 +36,13 @@ static int check_ranks(const run_request *request) {
               launcher, fix, request->ranks, launcher);
         return RUN_EXIT_USAGE;
     }
-    if (options()->plugin == CASTOR_PLUGIN_NONE)
-        LOG_W("--nproc %d with plugin none starts %d copies that know nothing of each other; see --plugin",
-              request->ranks, request->ranks);
+    if (!plugin()->engine) {
+        LOG_E(
+            "--nproc %d: plugin %s would start %d copies that train apart; choose another (--plugin gemini), "
+            "leave --nproc out, or start a DDP script by: castor run -- torchrun --nproc-per-node %d SCRIPT",
+            request->ranks, plugin()->name, request->ranks, request->ranks);
+        return RUN_EXIT_USAGE;
+    }
     return 0;
 }
 

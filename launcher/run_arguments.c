@@ -24,7 +24,8 @@ static const struct argument {
 } arguments[ARGUMENT_COUNT] = {
     [ARGUMENT_PLUGIN] = {"--plugin", "P",
                          "what to do with the script: " CASTOR_PLUGIN_NAMES " (default: none)"},
-    [ARGUMENT_NPROC] = {"--nproc", "N", "start N ranks of a script that knows nothing of ranks"},
+    [ARGUMENT_NPROC] = {"--nproc", "N",
+                        "start N ranks of a script that knows nothing of ranks; needs a plugin"},
     [ARGUMENT_SET] = {"--set", "NAME=VALUE", "set an option; `castor options` lists them"},
     [ARGUMENT_LOG_DIR] = {"--log-dir", "DIR", "where the trace goes (default: castor-logs/TIME)"},
     [ARGUMENT_ALL_OUTPUT] = {"--all-output", NULL,

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 #include "core/options.h"
-#include "core/plugin.h"
 
 /* ---- the block ---- */
 
@@ -270,8 +269,7 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
         done = done && set_number_if_unset(out, "PYTHONHASHSEED", hash_seed(job->token));
         if (log_file >= 0)
             done = done && set_number(out, "CASTOR_LOG_FILE", (unsigned long)log_file);
-        if (plugin()->engine)
-            done = done && set_files(job, out);
+        done = done && set_files(job, out);
     }
     if (!done)
         run_environment_free(out);

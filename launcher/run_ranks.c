@@ -10,7 +10,6 @@
 #include "core/log.h"
 #include "core/meeting.h"
 #include "core/options.h"
-#include "core/plugin.h"
 
 enum {
     SAY_MS = 1500,      /* until SIGTERM: ranks that share a store notice the failure and say what they did */
@@ -88,7 +87,7 @@ static void rank_ended(rank_set *s, int rank, int status) {
         status = W_EXITCODE(EXIT_FAILURE, 0);
     s->ranks[rank] = (rank_process){0, status};
     s->running--;
-    if (!has_failed(status) && s->running && plugin()->engine && !ended_tell(s->job->token, rank))
+    if (!has_failed(status) && s->running && !ended_tell(s->job->token, rank))
         LOG_W("the other ranks cannot be told that rank %d has ended (%s)", rank, strerror(errno));
     if (!has_failed(status) || s->failed >= 0)
         return;
@@ -97,7 +96,7 @@ static void rank_ended(rank_set *s, int rank, int status) {
     if (!s->running)
         return;
     s->end_ms = now_ms() + END_MS;
-    if (plugin()->engine && !s->told_to_end)
+    if (!s->told_to_end)
         s->term_ms = now_ms() + SAY_MS;
     else
         tell_to_end(s);

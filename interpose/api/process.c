@@ -59,6 +59,10 @@ void castor_say(const char *text) {
     log_say(text);
 }
 
+int castor_said(const char *text) {
+    return log_said(text);
+}
+
 void castor_log(int level, const char *text) {
     log_write(level < LOG_ERROR ? LOG_ERROR : level > LOG_DEBUG ? LOG_DEBUG : (log_level)level, "%s", text);
 }

@@ -1,12 +1,15 @@
 #include "log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "clock.h"
+#include "hash.h"
 
 /* One line fits in PIPE_BUF, so that lines of several processes on one pipe do not mix. */
 enum { LINE_MAX_BYTES = 4096 };
@@ -18,6 +21,10 @@ static struct {
     dev_t device;
     ino_t inode;
 } own;
+static struct {
+    char path[4096]; /* empty: each process says all of its own */
+    uint64_t seed;
+} said;
 
 /* The text so far. `length` never reaches `size`, which leaves room for the terminator. */
 typedef struct text {
@@ -90,6 +97,46 @@ static void put_double(text *t, double value, int decimals) {
     if (exponent) {
         put_char(t, 'e');
         put_signed(t, exponent);
+    }
+}
+
+/* As printf's %.9g. */
+static void put_shortest(text *t, double value) {
+    enum { DIGITS = 9, SMALLEST = -4 };
+    if (value < 0)
+        put_char(t, '-');
+    value = value < 0 ? -value : value;
+    if (value != value || value == 0 || value > 1.7976931348623157e308) {
+        put_double(t, value, 0);
+        return;
+    }
+    int exponent = 0, last = DIGITS - 1;
+    for (; value >= 10; exponent++)
+        value /= 10;
+    for (; value < 1; exponent--)
+        value *= 10;
+    char digits[DIGITS];
+    unsigned long long rounded = (unsigned long long)(value * 1e8 + 0.5);
+    if (rounded == 1000000000) {
+        rounded /= 10;
+        exponent++;
+    }
+    for (int i = last; i >= 0; i--, rounded /= 10)
+        digits[i] = (char)('0' + rounded % 10);
+    while (last > 0 && digits[last] == '0')
+        last--;
+    bool plain = exponent >= SMALLEST && exponent < DIGITS;
+    int point = plain ? exponent : 0; /* the digit before it */
+    if (point < 0)
+        put_string(t, "0.0000", (size_t)(1 - point));
+    for (int i = 0; i <= last || i <= point; i++) {
+        put_char(t, digits[i]);
+        if (i == point && i < last)
+            put_char(t, '.');
+    }
+    if (!plain) {
+        put_string(t, exponent < 0 ? "e-" : "e+", 2);
+        put_unsigned(t, (unsigned long long)(exponent < 0 ? -exponent : exponent), 10, 2);
     }
 }
 
@@ -179,6 +226,9 @@ static bool put_conversion(text *t, char conversion, length_modifier length, int
     case 'f':
         put_double(t, va_arg(*arguments, double), precision < 0 ? 6 : precision > 9 ? 9 : precision);
         return true;
+    case 'g':
+        put_shortest(t, va_arg(*arguments, double));
+        return true;
     case 'B':
         put_bytes(t, va_arg(*arguments, uint64_t));
         return true;
@@ -265,6 +315,41 @@ void log_say(const char *text) {
     errno = saved_errno;
 }
 
+void log_set_said(const char *path, const char *job) {
+    log_format(said.path, sizeof said.path, "%s", path);
+    said.seed = hash_bytes(0, job, strlen(job));
+}
+
+/* Of two that say the same at a time, the one whose note is first in the file says it. */
+static bool said_before(const char *line, size_t length) {
+    struct {
+        uint64_t line, who;
+    } note = {.who = (uint64_t)getpid() << 40 ^ clock_ns(CLOCK_MONOTONIC)}, found;
+    struct stat to;
+    bool before = false;
+    if (!said.path[0] || fstat(log_file(), &to) != 0)
+        return false;
+    note.line = hash_bytes(said.seed ^ (uint64_t)to.st_dev << 48 ^ (uint64_t)to.st_ino, line, length);
+    int file = open(said.path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file < 0)
+        return false;
+    if (write(file, &note, sizeof note) == (ssize_t)sizeof note)
+        for (off_t at = 0; pread(file, &found, sizeof found, at) == (ssize_t)sizeof found; at += sizeof found)
+            if (found.line == note.line) {
+                before = found.who != note.who;
+                break;
+            }
+    close(file);
+    return before;
+}
+
+bool log_said(const char *text) {
+    int saved_errno = errno;
+    bool before = said_before(text, strlen(text));
+    errno = saved_errno;
+    return before;
+}
+
 void log_write(log_level level, const char *format, ...) {
     if ((int)level > atomic_load_explicit(&current_level, memory_order_relaxed))
         return;
@@ -282,7 +367,9 @@ void log_write(log_level level, const char *format, ...) {
     for (size_t i = prefix; i < length; i++)
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
             line[i] = '?';
-    line[length++] = '\n'; /* over the terminator */
-    write_all(log_file(), line, length);
+    if (level == LOG_DEBUG || !said_before(line + prefix, length - prefix)) {
+        line[length++] = '\n'; /* over the terminator */
+        write_all(log_file(), line, length);
+    }
     errno = saved_errno;
 }

@@ -158,10 +158,12 @@ static void passthrough_report(void) {
     static const char reason[] =
         "the agent was not reached: this process ran as plain PyTorch (python -I or -E, "
         "TORCH_DEVICE_BACKEND_AUTOLOAD=0, or a torch before 2.5, keep PyTorch from calling it)";
+    int file = note_open(TRACE_UNREACHED_NAME);
     if (option_status != CASTOR_OK)
         LOG_E("%s", option_message);
-    LOG_W("%s", reason);
-    note_write(note_open(TRACE_UNREACHED_NAME), TRACE_UNREACHED_NAME, reason);
+    if (file < 0 || !options()->job[0]) /* else `castor run` says so at the end of the job */
+        LOG_W("%s", reason);
+    note_write(file, TRACE_UNREACHED_NAME, reason);
 }
 
 void start_refuse(const char *reason) {
@@ -181,6 +183,11 @@ void start_refuse(const char *reason) {
 __attribute__((constructor)) static void start(void) {
     option_status = options_load(environ, option_message, sizeof option_message);
     log_set_file(options()->log_file);
+    if (options()->job[0] && options()->log_dir[0]) {
+        char said[OPTION_STRING_MAX + 16];
+        log_format(said, sizeof said, "%s/" TRACE_SAID_NAME, options()->log_dir);
+        log_set_said(said, options()->job);
+    }
     files_start();
 }
 

@@ -2,6 +2,7 @@
 #include <string.h>
 #include "error.h"
 #include "log.h"
+#include "options.h"
 #include "plugin.h"
 
 /* The number that begins at *text, which moves behind it; -1: none does. */
@@ -22,8 +23,8 @@ castor_status torch_version_check(const char *version) {
         return CASTOR_OK;
     return error_set(CASTOR_ERR_ARGUMENT,
                      "torch %s is too old for plugin %s: install torch " TORCH_MIN_TEXT
-                     " or later (pip install 'torch>=" TORCH_MIN_TEXT "'), or run with --plugin none",
-                     version, plugin()->name);
+                     " or later (pip install 'torch>=" TORCH_MIN_TEXT "'), or run with --plugin none%s",
+                     version, plugin()->name, options()->world_size > 1 ? " and without --nproc" : "");
 }
 
 bool torch_version_read(const char *text, char *out, size_t out_size) {

@@ -1,6 +1,6 @@
 #include "group.h"
 #include <stdbool.h>
-#include "../trace/hash.h"
+#include "../core/hash.h"
 #include "../trace/live.h"
 #include "../trace/trace.h"
 

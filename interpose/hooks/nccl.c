@@ -3,7 +3,7 @@
 #include "collective.h"
 #include "group.h"
 #include "observe.h"
-#include "../trace/hash.h"
+#include "../core/hash.h"
 #include "../trace/live.h"
 #include "../../shims/nccl/types.h"
 

@@ -71,7 +71,8 @@ static castor_status lock_take(store *s) {
     if (failed)
         return error_set(
             CASTOR_ERR_TIMEOUT,
-            "rank %d waited %.0f s for another rank of its node to bring what another node keeps",
+            "rank %d waited %.0f s for another rank of its node to bring what another node keeps; raise "
+            "CASTOR_TIMEOUT if the network is only slow",
             store_job_rank(s, s->rank), s->timeout_seconds);
     return CASTOR_OK;
 }

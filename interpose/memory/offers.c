@@ -178,7 +178,7 @@ castor_status offers_chunk_size(store *s, const offer *offers, uint32_t count) {
         chunk_search_adopt(&s->chunks, numel, parameters, (uint64_t)s->owners, widest, chunk_most_bytes(s));
     free(numel);
     if (status == CASTOR_OK && s->rank == 0 && s->chunks.chunk_bytes)
-        LOG_I("chunks of %B, for %lu parameter tensors; %B of them stay free (CASTOR_CHUNK_SIZE=auto)",
+        LOG_D("chunks of %B, for %lu parameter tensors; %B of them stay free (CASTOR_CHUNK_SIZE=auto)",
               s->chunks.chunk_bytes, (unsigned long)parameters, s->chunks.wasted_bytes);
     return status;
 }

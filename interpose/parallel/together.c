@@ -190,7 +190,7 @@ static castor_status values_compare(store *s, const char *what, const double *va
             if (memcmp(&first[i], &theirs[i], sizeof *first) != 0)
                 return error_set(
                     CASTOR_ERR_MISMATCH,
-                    "the ranks disagree at %s: %s is %.9f on rank %d and %.9f on rank %d. Set the same "
+                    "the ranks disagree at %s: %s is %g on rank %d and %g on rank %d. Set the same "
                     "on every rank",
                     what, labels ? labels[i] : "a value", first[i], store_job_rank(s, 0), theirs[i],
                     store_job_rank(s, rank));

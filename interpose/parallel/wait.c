@@ -41,7 +41,7 @@ static castor_status peer_failed(store *s, int rank, castor_status status) {
 /* What keeps the decisions of a single process's script the same on all of its ranks. */
 #define DECIDE                                                                                               \
     "Decide by what is the same on all of them: the loss after backward(), or whole batches under "          \
-    "torch.no_grad(). CASTOR_BATCH=split keeps batches that are drawn by hand the same"
+    "torch.no_grad()"
 
 static bool of_single_process(const store *s) {
     return options()->world_size == s->world;
@@ -82,7 +82,10 @@ castor_status wait_peers_check(store *s) {
 static castor_status give_up(store *s, const wait_condition *c) {
     int rank = c->missing ? c->missing(c->context) : -1;
     if (rank < 0)
-        return store_fail(s, error_set(CASTOR_ERR_TIMEOUT, "%s took longer than CASTOR_TIMEOUT", c->what));
+        return store_fail(
+            s, error_set(CASTOR_ERR_TIMEOUT,
+                         "%s took longer than CASTOR_TIMEOUT (%.1f s): raise it if the machine is only slow",
+                         c->what, s->timeout_seconds));
     const rank_control *peer = &s->control->rank[rank];
     if (process_state(peer->pid, peer->start_ticks) == 'T')
         return store_fail(

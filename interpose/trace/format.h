@@ -30,6 +30,7 @@
 #define TRACE_BUDGET_NAME     "trace.budget"
 #define TRACE_UNREACHED_NAME  "passthrough"
 #define TRACE_REFUSED_NAME    "refused"
+#define TRACE_SAID_NAME       "said"
 
 typedef enum trace_record_kind {
 #define RECORD(id, name, id_holds, ids, a, b, c, doc) TRACE_##id,

@@ -7,11 +7,11 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+#include "../core/hash.h"
 #include "../core/log.h"
 #include "../core/thread.h"
 #include "counters.h"
 #include "file.h"
-#include "hash.h"
 
 #define STACK_PATH_MAX (PATH_MAX + 64)
 

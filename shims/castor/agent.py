@@ -9,7 +9,8 @@ def attach():
     try:
         _attach()
     except Exception as error:  # noqa: BLE001 - whatever it is, the script's import must go on
-        _refuse(f"the agent could not attach: {type(error).__name__}: {error}")
+        own = str(error).startswith("castor: ")
+        _refuse(str(error)[8:] if own else f"the agent could not attach: {type(error).__name__}: {error}")
 
 
 def _attach():
@@ -49,12 +50,15 @@ def _refuse(reason):
     from . import core
 
     try:
-        core.passthrough(reason.encode())
         abort = core.plugin_engine() and core.option_text("CASTOR_ON_ERROR") == "abort"
+        if abort:
+            core.refuse(f"{reason} (CASTOR_ON_ERROR=passthrough trains without the plugin)".encode())
+        else:
+            core.passthrough(reason.encode())
     except (AttributeError, NameError):
         abort = False
         sys.stderr.write(f"castor: {reason}\n")
     if abort:
-        sys.stderr.write("castor: stopped before training (CASTOR_ON_ERROR=passthrough trains without the plugin)\n")
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -4,6 +4,8 @@ Only where a budget of memory or static shares place it (core.places), or its pa
 the script runs as plain PyTorch would."""
 from . import core, precision, processes, store, tensors
 
+NOTHING_SHARED = "nothing is shared: one process trains. Start more ranks (castor run --nproc N, or torchrun)"
+
 
 class Alone(processes.Process):
     """The one rank of this run."""

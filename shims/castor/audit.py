@@ -18,6 +18,7 @@ import time
 import warnings
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from . import accumulation, compiler, core, events, graph, loaders, processes, randomness, streams, tensors
@@ -172,13 +173,17 @@ class Auditor:
         self.entries = list(self.job.synchronizer.entries)
         self.board, self.compared, self.began = _Board(len(self.entries)), 0, time.monotonic()
         states = streams.states()
-        with warnings.catch_warnings():  # of Python's, about threads: the fork does without them
-            warnings.simplefilter("ignore", DeprecationWarning)
+        # Of Python's, about threads: the fork does without them. catch_warnings() would have the script's warnings said again.
+        ignored = ("ignore", None, DeprecationWarning, None, 0)
+        warnings.filters.insert(0, ignored)
+        try:
             parent = os.getpid()
             between = os.fork()
-            if between:
-                os.waitpid(between, 0)
-                return False
+        finally:
+            warnings.filters.remove(ignored)
+        if between:
+            os.waitpid(between, 0)
+            return False
         try:
             pid = os.fork()  # so that the fork is a child of nobody whom the script waits for
             if pid:
@@ -209,7 +214,7 @@ class Auditor:
         core.event_backward = lambda *args: None
         events.observe_only(self.job)
         if accumulation.active():  # the ranks may not step now
-            torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
+            register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
         dataloader._MultiProcessingDataLoaderIter._shutdown_workers = lambda self: None  # they are the parent's
         sys.excepthook = lambda kind, error, trace: self._fail(error)
         atexit.register(self._leave, DONE)  # before all that the script wants to do at its end
@@ -336,12 +341,11 @@ class Auditor:
                                   f"({found.parts_loss:.5g} on {self.job.world} ranks): set CASTOR_LOSS=sum")
         entries = self.job.synchronizer.entries
         p = entries[found.worst].parameter() if found.worst < len(entries) else None
-        where = "" if p is None else f", most for a parameter of shape {tuple(p.shape)}"
+        where = "" if p is None else f", most for shape {tuple(p.shape)}"
         raise core.GroupError(
-            f"castor: this batch cannot be split: whole, it has the loss {found.whole_loss:.5g} and gradients of norm "
-            f"{found.whole_norm:.4g}; the parts of {self.job.world} ranks have {found.parts_loss:.5g} and {found.parts_norm:.4g} (they differ by "
-            f"{found.difference:.2g}{where}). Its samples are compared or counted with each other: run this script on one rank, set "
-            "CASTOR_LOSS where that says what the loss is, or accept the difference with CASTOR_AUDIT=0")
+            f"castor: this batch cannot be split: whole, its loss is {found.whole_loss:.5g} and its gradients' norm {found.whole_norm:.4g}; "
+            f"the parts of {self.job.world} ranks have {found.parts_loss:.5g} and {found.parts_norm:.4g} (they differ by {found.difference:.2g}"
+            f"{where}). Run this script on one rank, say by CASTOR_LOSS what the loss is, or accept it by CASTOR_AUDIT=0")
 
 
 def _lives(pid):

@@ -32,7 +32,7 @@ def _layouts_hold():
             _leads = bool(core.layout_leads())
         except Exception as error:  # another version of PyTorch: anything may be missing
             _holds = False
-            core.log(2, f"gloo's collectives stay as they are: the test of its layouts ended with {error!r}".encode())
+            core.log(3, f"gloo's collectives stay as they are: the test of its layouts ended with {error!r}".encode())
     return _holds
 
 

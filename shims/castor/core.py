@@ -147,6 +147,7 @@ _SIGNATURES = {
     "passthrough": (None, [c_char_p]),
     "refuse": (None, [c_char_p]),
     "group_announce": (None, [c_char_p, c_void_p, c_size_t]),
+    "said": (c_int, [c_char_p]),
     "say": (None, [c_char_p]),
     "files_divert": ("status", [c_char_p]),
     "files_adopt": ("status", [c_char_p]),

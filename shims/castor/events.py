@@ -8,7 +8,7 @@ import threading
 import torch
 import torch.autograd.graph
 
-from . import core
+from . import core, stacks
 
 _thread = threading.local()
 
@@ -58,6 +58,7 @@ def observe_only(observer):
 
 
 def _wrap(run):
+    @stacks.unseen
     @functools.wraps(run)
     def engine_run_backward(t_outputs, *args, **kwargs):
         if depth():

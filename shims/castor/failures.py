@@ -1,6 +1,6 @@
 """How a rank ends that fails. One that an exception ends tells the others which; what Castor itself refuses is said in one line,
-once. A rank that ends because of another one says so in one line, with where it was, and lets that one end first: its traceback and
-its exit status are what matters."""
+once. A rank that ends because of another one says so in one line, with where it was, unless another one has said just that, and lets
+that one end first: its traceback and its exit status are what matters."""
 import atexit
 import ctypes
 import hashlib
@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from . import core, store
+from . import core, stacks, store
 
 FIRST_SECONDS = 3.0  # that long, at most, a rank lets the one end before it with which the failure began
 LOST_SECONDS = 1.0  # ... and looks for who has ended when a connection was closed
@@ -20,7 +20,7 @@ _own = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file
 
 
 def _is_script(code):
-    return not code.co_filename.startswith("<frozen ") and not os.path.abspath(code.co_filename).startswith(_own)
+    return not code.co_filename.startswith(("<frozen ", stacks.UNSEEN)) and not os.path.abspath(code.co_filename).startswith(_own)
 
 
 def _script_line(trace):
@@ -146,7 +146,9 @@ def _wrap(hook, single_job):
             if core.option_text("CASTOR_LOG_LEVEL") == "debug" or line is None and not own:
                 hook(*args)
             elif line != "":
-                sys.stderr.write((line or f"castor: {reason} (here: {place})") + "\n")
+                text = line or f"castor: {reason} (here: {place})"
+                if not core.said(text.encode(errors="replace")):
+                    sys.stderr.write(text + "\n")
 
         if single_job is not None and not single_job.distributed:
             tell = _with_rank(tell, single_job.rank)

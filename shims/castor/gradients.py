@@ -71,15 +71,18 @@ class Synchronizer:
         if self.delayed:
             return
         if entry.fired:
-            raise RuntimeError(
-                "Expected to mark a variable ready only once: a parameter got two gradients in one backward "
-                "(reentrant checkpointing of shared weights?). Pass static_graph=True to DistributedDataParallel."
-            )
+            self._refuse_second()
         self._submit(entry, p, p.grad)
         entry.fired = True  # not before: what an exception kept from the sum is not waited for
         self._reap()
         if self.group.across is not None:
             self.group.across.go_on(self)
+
+    def _refuse_second(self):
+        raise RuntimeError(
+            "Expected to mark a variable ready only once: a parameter got two gradients in one backward "
+            "(reentrant checkpointing of shared weights?). Pass static_graph=True to DistributedDataParallel."
+        )
 
     def _submit(self, entry, p, grad):
         self._let_go(entry)
@@ -87,7 +90,7 @@ class Synchronizer:
         source = None
         if grad is not None:
             if grad.layout is not torch.strided:
-                raise core.Error("castor: a gradient is sparse: use the dense form, or CASTOR_PLUGIN=none")
+                raise core.Error("castor: a gradient is sparse: make it dense (Embedding(sparse=False)), or run this script on one rank")
             if p.dtype is not entry.dtype:
                 raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} has become {p.dtype}, and its gradients are summed "
                                  f"as {entry.dtype}: wrap the model again, or build its optimizer again, after such a change")

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import dataloader
 
-from . import core, randomness, store, streams
+from . import core, randomness, stacks, store, streams
 
 
 def part_of(count, rank, world):
@@ -257,6 +257,7 @@ def wrap_iterations(begin, following):
     base = dataloader._BaseDataLoaderIter
     init, reset, next_ = base.__init__, base._reset, base.__next__
 
+    @stacks.unseen
     @functools.wraps(init)
     def iterator_init(self, loader):
         init(self, loader)

@@ -110,7 +110,7 @@ def stepped(optimizer):
     if scale < LARGEST:
         scale *= GROWTH
         if next(e for e in entries if e is not None).group.rank == 0:
-            core.log(2, f"no gradient overflowed in {GROWTH_STEPS} steps: the loss scale is {scale:g}".encode())
+            core.log(3, f"no gradient overflowed in {GROWTH_STEPS} steps: the loss scale is {scale:g}".encode())
 
 
 def _saving(stock):

@@ -236,8 +236,8 @@ def _alike(a, b):
     return all(abs(x - y) <= TOLERANCE for x, y in zip(a, b))
 
 
-_ADVICE = ("Set CASTOR_LOSS=mean where every term is a mean over samples, CASTOR_LOSS=tokens where every term is a mean over what "
-           "each rank has counted, or run this script on one rank")
+_ADVICE = ("Set CASTOR_LOSS=mean where every term is a mean over samples, =tokens where it is one over what is counted, or use one "
+           "rank")
 
 
 def shares(mode, weights, rows):
@@ -254,7 +254,7 @@ def shares(mode, weights, rows):
         return list(weights)  # a loss for each sample, perhaps: as many terms as samples
     if len(of_ranks) > 1:
         raise core.GroupError("castor: the losses of the ranks' parts of a batch are made of different terms, and cannot be "
-                              "weighed against each other: " + _ADVICE)
+                              "weighed against each other. " + _ADVICE)
     columns = [[every[rank][i][1] if weights[rank] else 0.0 for rank in range(len(rows))] for i in range(len(kinds))]
     counted, plain = [], OTHER in kinds or SUM in kinds or rows[here[0]][0] > TERMS
     for kind, column in zip(kinds, columns):
@@ -276,15 +276,15 @@ def shares(mode, weights, rows):
     elif any(kind not in COUNTED for kind, _, _ in counted):
         elements = next(column for kind, _, column in counted if kind not in COUNTED)
         raise core.GroupError(
-            f"castor: the loss is a mean over {' and '.join(str(int(n)) for n in elements)} elements on the ranks, which is not in "
-            "proportion to their samples. Where a mask selects them, set CASTOR_LOSS=tokens; where parts of a batch are padded to "
-            "different lengths, leave the padding out of the loss or pad to a fixed length; CASTOR_LOSS=mean weighs by samples")
+            f"castor: the loss is a mean over {min(elements):.0f} to {max(elements):.0f} elements on the ranks, out of proportion to their "
+            "samples. Set CASTOR_LOSS=tokens where a mask selects them, =mean to weigh by samples; where parts are padded to different "
+            "lengths, leave the padding out of the loss")
     elif plain:
-        raise core.GroupError("castor: the loss adds a mean over targets that are counted (some are ignored, or classes are "
-                              "weighed) to other terms, and the ranks' parts have different counts of them: " + _ADVICE)
+        raise core.GroupError("castor: the loss adds a mean over counted targets (some are ignored, or classes are weighed) to "
+                              "other terms, and the ranks' counts are out of proportion. " + _ADVICE)
     if not all(_alike(part, counted[0][1]) for _, part, _ in counted):
         raise core.GroupError("castor: the loss adds means over different numbers of targets, in other proportions on each rank: "
-                              "no weight of a rank's loss is right for all of them. " + _ADVICE)
+                              "no weight of a rank is right for all. " + _ADVICE)
     return counted[0][1]
 
 

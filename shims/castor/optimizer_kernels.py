@@ -188,7 +188,7 @@ def _same_bits(kind, fused, stock, arguments):
             _equal[key] = _try(kind, fused, stock, arguments)
         if not _equal[key] and stock not in _told:
             _told.add(stock)
-            core.log(1, f"torch.optim's own steps stay: a kernel gives other bits than {stock.__name__} of torch {torch.__version__}".encode())
+            core.log(3, f"torch.optim's own steps stay: a kernel gives other bits than {stock.__name__} of torch {torch.__version__}".encode())
     return _equal[key]
 
 

@@ -15,7 +15,7 @@ import zlib
 
 import torch
 
-from . import accumulation, core, events, loss_scale, optimizer_kernels, parts, precision, processes, remote, states, store
+from . import accumulation, alone, core, events, loss_scale, optimizer_kernels, parts, precision, processes, remote, states, store
 
 _thread = threading.local()
 _numbers = weakref.WeakKeyDictionary()
@@ -327,7 +327,7 @@ def _say_alone(optimizer):
     elif torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         why = b"nothing is shared: the model is in no DistributedDataParallel"
     else:
-        core.passthrough(b"nothing is shared: one process trains. Start more ranks (castor run --nproc N, or torchrun)")
+        core.passthrough(alone.NOTHING_SHARED.encode())
         return
 
     def tell():

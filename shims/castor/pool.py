@@ -187,7 +187,7 @@ class Observer(events.Observer):
         pause()
         _, found, made = figures()
         if made and _is_first_rank():
-            _say(f"{made >> 10} KiB of parameters were made on this node, and {found >> 10} KiB were the same again", 2)
+            _say(f"{made >> 10} KiB of parameters were made on this node, and {found >> 10} KiB were the same again", 3)
         if made > 256 << 20 and found * 20 < made:
             _say("the ranks initialize their parameters differently (do they seed alike?): each held its own until the model "
                  "was wrapped")

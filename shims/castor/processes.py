@@ -38,13 +38,13 @@ def refuse(what, start):
 
 
 def refuse_group():
-    name = os.path.basename(sys.argv[0])
+    name = sys.argv[0]
     refuse("makes a process group of its own", f"torchrun --nproc-per-node {core.option_text('CASTOR_WORLD_SIZE')} {name} (or "
            f"python {name}, where it starts its ranks)")
 
 
 def refuse_training():
-    refuse("starts processes that train", f"python {os.path.basename(sys.argv[0])}")
+    refuse("starts processes that train", f"python {sys.argv[0]}")
 
 
 class Process(events.Observer):
@@ -114,6 +114,10 @@ class Synchronizer(gradients.Synchronizer):
         if grad is not None and not self.job.share:
             grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # a part without targets is 0 / 0, and counts for nothing
         super()._submit(entry, p, grad)
+
+    def _refuse_second(self):
+        raise core.Error("castor: a parameter got two gradients in one backward (reentrant checkpointing of shared weights?): use "
+                         "checkpoint(..., use_reentrant=False), or run this script on one rank")
 
     def _raised(self, error):
         """The job says so as well, whether gradients are on their way or not."""

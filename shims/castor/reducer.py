@@ -16,7 +16,7 @@ _real_reducer, _real_logger = dist.Reducer, dist.Logger
 def why_not(parameters, process_group, expect_sparse):
     """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
     if process_group.size() == 1 and not alone.wanted(parameters):
-        return "one rank has nothing to share: start more ranks"
+        return alone.NOTHING_SHARED
     if any(expect_sparse):
         return "a parameter has sparse gradients"
     for p in parameters:
@@ -93,11 +93,10 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     reason = why_not(parameters, process_group, expect_sparse)
     if reason is None:
         return Reducer(nodes.group_of(process_group), parameters)
-    text = f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode()
-    if process_group.size() == 1 and dist.get_world_size() > 1:
-        core.log(2, text)  # a group of the script's own making: the run as a whole is not plain
-    else:
-        core.passthrough(text)
+    if process_group.size() > 1:
+        core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
+    elif dist.get_world_size() == 1:  # else a group of the script's own making: the run as a whole is not plain
+        core.passthrough(reason.encode())
     return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more)
 
 

@@ -80,8 +80,8 @@ class Job(processes.Process):
         for p in fresh:
             why = tensors.why_unsupported(p)
             if why:
-                raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: {why}. Use CASTOR_PLUGIN=none for "
-                                 "this script")
+                raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: {why}. Run this script "
+                                 "on one rank")
         if not fresh:
             return
         if self.synchronizer is None:
@@ -167,7 +167,7 @@ class Job(processes.Process):
         self.share = every_share[self.rank]
         if self.loss == "auto" and every_share != weights:
             self.say("the loss is a mean over targets that are counted (some are ignored, or classes are weighed): each rank's "
-                     "part of a batch weighs as much as it has of them (CASTOR_LOSS=mean: as many samples as it has)")
+                     "part of a batch weighs as much as it has of them (CASTOR_LOSS=mean: as many samples as it has)", 3)
 
     def _warn_of_guess(self, measure, rows):
         """No audit tells whether the loss is the mean that it is taken for."""

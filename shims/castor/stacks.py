@@ -14,6 +14,15 @@ import traceback
 from . import core
 
 _teller = None  # ctypes keeps no reference to a callback
+UNSEEN = "<castor."
+
+
+def unseen(function):
+    """Where a warning of PyTorch's counts its callers to name the script's line, this function around PyTorch's is not one of them:
+    Python leaves out what has the words of its import machinery in its file's name (warnings._is_internal_frame)."""
+    name = f"{UNSEEN}{function.__code__.co_name} importlib._bootstrap>"
+    function.__code__ = function.__code__.replace(co_filename=name)
+    return function
 
 
 def install():

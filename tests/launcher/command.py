@@ -13,6 +13,11 @@ BINARY = os.environ["LAUNCHER_TEST_BINARY"]
 LIMIT_S = 30  # for anything that must happen; reached only by a failure
 
 
+def ranks(count):
+    """The options for that many ranks. What others than rank 0 write is private to them, but for the log directory."""
+    return ["--plugin", "ddp", "--nproc", str(count), "--log-dir", "logs"]
+
+
 def wait_for(condition, what):
     """Waits until `condition()` is true and returns its value."""
     end = time.monotonic() + LIMIT_S

@@ -14,7 +14,7 @@ TELL = "import json, os; os.write(1, (json.dumps(dict(os.environ)) + '\\n').enco
 class Environment(CommandTest):
     def seen(self, *options, env={}, binary=BINARY, ranks=None):
         if ranks and ranks > 1:
-            arguments = ["run", *options, "--all-output", "--nproc", str(ranks), "--", sys.executable, "-c", TELL]
+            arguments = ["run", "--plugin", "ddp", *options, "--all-output", "--nproc", str(ranks), "--", sys.executable, "-c", TELL]
             status, out, err = self.castor(*arguments, env=env, binary=binary)
             self.assertEqual(status, 0, err)
             return sorted(map(json.loads, out.splitlines()), key=lambda environment: int(environment["CASTOR_RANK"]))

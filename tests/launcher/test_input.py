@@ -28,6 +28,12 @@ class BadInput(CommandTest):
     def test_accumulation_without_an_engine(self):
         self.run_refused(["--set", "CASTOR_ACCUMULATE=4"], 2, "CASTOR_ACCUMULATE=4", "plugin none", "--plugin ddp")
 
+    def test_copies_that_would_train_apart(self):
+        for options, env in ((["--nproc", "2"], {}), (["--nproc", "2", "--plugin", "none"], {"CASTOR_PLUGIN": "ddp"}),
+                             (["--nproc", "2"], {"CASTOR_PLUGIN": "none"})):
+            self.run_refused(options, 2, "--nproc 2", "plugin none", "--plugin gemini", "torchrun --nproc-per-node 2", env=env)
+        self.assertEqual(self.castor("run", "--nproc", "1", "true")[0], 0)
+
     def test_bad_values(self):
         self.run_refused(["--set", "CASTOR_CHUNK_SIZE=12Q"], 2, "CASTOR_CHUNK_SIZE=12Q", "64K to 16G")
         self.run_refused(["--set", "CASTOR_TIMEOUT=0"], 2, "CASTOR_TIMEOUT=0", "0.1 to 86400")

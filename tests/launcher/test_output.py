@@ -3,7 +3,7 @@ import os
 import re
 import signal
 
-from command import BINARY, CommandTest
+from command import BINARY, CommandTest, ranks
 
 
 class Status(CommandTest):
@@ -59,14 +59,14 @@ class Streams(CommandTest):
 
     def test_standard_input(self):
         self.assertEqual(self.castor("run", "cat", input="hello")[1], "hello")
-        show = 'cat > "input$CASTOR_RANK"'
-        status, _, err = self.castor("run", "--nproc", "3", "sh", "-c", show, input="hello")
+        show = 'cat > "$CASTOR_LOG_DIR/input$CASTOR_RANK"'
+        status, _, err = self.castor("run", *ranks(3), "sh", "-c", show, input="hello")
         self.assertEqual(status, 0, err)
-        self.assertEqual([self.text(f"input{rank}") for rank in range(3)], ["hello", "", ""])
+        self.assertEqual([self.text(f"logs/input{rank}") for rank in range(3)], ["hello", "", ""])
 
     def test_output_of_rank_0_only(self):
         say = "echo out $CASTOR_RANK; echo err $CASTOR_RANK >&2"
-        status, out, err = self.castor("run", "--nproc", "3", "--log-dir", "logs", "sh", "-c", say)
+        status, out, err = self.castor("run", *ranks(3), "sh", "-c", say)
         self.assertEqual((status, out), (0, "out 0\n"))
         self.assertEqual([line for line in err if line.startswith("err")], ["err 0"])
         for rank in (1, 2):
@@ -76,19 +76,19 @@ class Streams(CommandTest):
 
     def test_the_errors_of_a_rank_that_fails(self):
         say = 'for i in $(seq 30); do printf "bar 1\\rbar $i\\n" >&2; done; test $CASTOR_RANK = 0 && exec sleep 5; exit $CASTOR_RANK'
-        status, _, err = self.castor("run", "--nproc", "2", "--log-dir", "logs", "sh", "-c", say)
+        status, _, err = self.castor("run", *ranks(2), "sh", "-c", say)
         self.assertEqual(status, 1)
         self.assertEqual([line for line in err if line.startswith("[rank1]")], [f"[rank1]: bar {i}" for i in range(11, 31)])
 
     def test_output_of_all_ranks(self):
         say = "echo out $CASTOR_RANK; echo err $CASTOR_RANK >&2"
-        status, out, err = self.castor("run", "--nproc", "3", "--all-output", "--log-dir", "logs", "sh", "-c", say)
+        status, out, err = self.castor("run", *ranks(3), "--all-output", "sh", "-c", say)
         self.assertEqual((status, sorted(out.splitlines())), (0, ["out 0", "out 1", "out 2"]))
         self.assertEqual(sorted(line for line in err if line.startswith("err")), ["err 0", "err 1", "err 2"])
         self.assertEqual(os.listdir(self.path("logs")), [])
 
     def test_closed_standard_error(self):
-        self.assertEqual(self.castor("-c", 'exec "$0" run --nproc 2 sh -c "exit 4" 2>&-', BINARY, binary="sh")[0], 4)
+        self.assertEqual(self.castor("-c", 'exec "$0" run --plugin ddp --nproc 2 sh -c "exit 4" 2>&-', BINARY, binary="sh")[0], 4)
 
     def test_a_reader_that_goes_away(self):
         status, out, _ = self.castor("-c", '"$0" run sh -c "echo one; echo two >&2" 2>&1 | head -n 1', BINARY, binary="sh")

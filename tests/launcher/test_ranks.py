@@ -5,11 +5,12 @@ import shutil
 import signal
 import unittest
 
-from command import BINARY, CommandTest, wait_for
+from command import BINARY, CommandTest, ranks, wait_for
 
-# A rank that writes its process id to rankR, does what its number says and otherwise waits.
+# A rank that writes its process id to logs/rankR, does what its number says and otherwise waits.
 RANK = """
 import os, signal, subprocess, sys, time
+os.chdir(os.environ["CASTOR_LOG_DIR"])
 rank = os.environ.get("CASTOR_RANK", "0")
 def ready():
     with open("rank" + rank + ".tmp", "w") as file:
@@ -38,7 +39,7 @@ class Ends(CommandTest):
         return self.python(RANK.replace("{body}", body))
 
     def ranks(self, count, body, *options):
-        return self.castor("run", *options, "--nproc", str(count), "--log-dir", "logs", "--", *self.rank(body))
+        return self.castor("run", *ranks(count), *options, "--", *self.rank(body))
 
     def said(self, err, text):
         lines = [line for line in err if text in line]
@@ -58,7 +59,7 @@ open("finished" + rank, "w"); sys.exit(0)
 """
         status, _, err = self.ranks(3, body)
         self.assertEqual(status, 0, err)
-        self.assertTrue(os.path.exists(self.path("finished0")) and os.path.exists(self.path("finished2")))
+        self.assertTrue(os.path.exists(self.path("logs/finished0")) and os.path.exists(self.path("logs/finished2")))
 
     def test_the_first_failure_decides(self):
         body = """
@@ -111,13 +112,13 @@ if rank == "1": sys.exit(1)
         status, _, err = self.ranks(2, LEAVING)
         self.assertEqual(status, 0)
         self.assertIn("ended 2 processes that the ranks left running", self.said(err, "left running"))
-        self.assertEqual(self.marked(), [int(self.text("daemon"))])
+        self.assertEqual(self.marked(), [int(self.text("logs/daemon"))])
 
     @unittest.skipUnless(os.getuid() == 0, "makes a process namespace")
     def test_what_good_ranks_leave_behind_in_a_container(self):
         # Entered from outside, as by `docker exec`: the session's leader is in another process namespace, and its
         # id reads as 0.
-        command = ("run", "--nproc", "2", "--log-dir", "logs", "--", *self.rank(LEAVING))
+        command = ("run", *ranks(2), "--", *self.rank(LEAVING))
         status, _, err = self.castor("--pid", "--fork", "--mount-proc", BINARY, *command, binary="unshare")
         self.assertEqual(status, 0)
         self.assertIn("ended 2 processes that the ranks left running", self.said(err, "left running"))
@@ -157,16 +158,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 
     def test_too_many_files_start_none(self):
         # Files for the output of other ranks are opened one at a time, so many ranks need few of them.
-        status, _, err = self.castor("-c", 'ulimit -n 20; exec "$0" run --nproc 30 true', BINARY, binary="sh")
+        status, _, err = self.castor("-c", 'ulimit -n 20; exec "$0" run --plugin ddp --nproc 30 true', BINARY, binary="sh")
         self.assertEqual(status, 0, err)
-        status, _, err = self.castor("-c", 'ulimit -n 6; exec "$0" run --nproc 2 touch started', BINARY, binary="sh")
+        status, _, err = self.castor("-c", 'ulimit -n 6; exec "$0" run --plugin ddp --nproc 2 touch started', BINARY, binary="sh")
         self.assertNotEqual(status, 0)
         self.assertFalse(os.path.exists(self.path("started")), err)
         self.assertEqual(os.listdir(self.folder), ["castor-logs"], err)
 
 
 class Signals(CommandTest):
-    """Each handler appends a line to the file sigR, so that a signal that comes twice shows."""
+    """Each handler appends a line to the file logs/sigR, so that a signal that comes twice shows."""
 
     COUNT = RANK.replace("{body}", """
 def note(number, frame):
@@ -179,52 +180,52 @@ while not os.path.exists("end"): time.sleep(0.01)
 sys.exit(0)
 """)
 
-    def counting(self, ranks, **options):
-        process = self.start("run", "--nproc", str(ranks), "--log-dir", "logs", "--", *self.python(self.COUNT), **options)
-        self.wait_for_files(*[f"rank{rank}" for rank in range(ranks)])
+    def counting(self, count, **options):
+        process = self.start("run", *ranks(count), "--", *self.python(self.COUNT), **options)
+        self.wait_for_files(*[f"logs/rank{rank}" for rank in range(count)])
         return process
 
     def end(self, process):
-        open(self.path("end"), "w").close()
+        open(self.path("logs/end"), "w").close()
         self.assertEqual(process.wait(timeout=30), 0)
 
     def test_each_signal_arrives_once(self):
-        for ranks in (1, 2):
-            process = self.counting(ranks)
+        for count in (1, 2):
+            process = self.counting(count)
             expected = ""
             for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
                 process.send_signal(getattr(signal, name))
                 expected += name + "\n"
-                for rank in range(ranks):
-                    wait_for(lambda: self.text(f"sig{rank}") == expected, f"{name} at rank {rank}")
+                for rank in range(count):
+                    wait_for(lambda: self.text(f"logs/sig{rank}") == expected, f"{name} at rank {rank}")
             self.end(process)
-            for rank in range(ranks):
-                self.assertEqual(self.text(f"sig{rank}"), expected)
-                os.remove(self.path(f"sig{rank}"))
-                os.remove(self.path(f"rank{rank}"))
-            os.remove(self.path("end"))
+            for rank in range(count):
+                self.assertEqual(self.text(f"logs/sig{rank}"), expected)
+                os.remove(self.path(f"logs/sig{rank}"))
+                os.remove(self.path(f"logs/rank{rank}"))
+            os.remove(self.path("logs/end"))
 
     def test_a_signal_to_the_whole_group_arrives_once(self):
         process = self.counting(2, start_new_session=True)  # as timeout(1) does at its end
         os.killpg(process.pid, signal.SIGTERM)
-        wait_for(lambda: self.text("sig0") and self.text("sig1"), "SIGTERM")
+        wait_for(lambda: self.text("logs/sig0") and self.text("logs/sig1"), "SIGTERM")
         self.end(process)
-        self.assertEqual((self.text("sig0"), self.text("sig1")), ("SIGTERM\n", "SIGTERM\n"))
+        self.assertEqual((self.text("logs/sig0"), self.text("logs/sig1")), ("SIGTERM\n", "SIGTERM\n"))
 
     def test_status_after_a_signal(self):
-        for ranks in ("1", "3"):
-            process = self.start("run", "--nproc", ranks, "sh", "-c", "touch up$CASTOR_RANK; sleep 600")
-            self.wait_for_files(*(["up"] if ranks == "1" else ["up0", "up1", "up2"]))
+        for count in (1, 3):
+            process = self.start("run", *ranks(count), "sh", "-c", "touch $CASTOR_LOG_DIR/up$CASTOR_RANK; sleep 600")
+            self.wait_for_files(*(["logs/up"] if count == 1 else [f"logs/up{rank}" for rank in range(count)]))
             process.send_signal(signal.SIGTERM)
             self.assertEqual(process.wait(timeout=30), 128 + signal.SIGTERM)
 
     def test_a_command_may_take_its_time(self):
         body = "def end(*_):\n    time.sleep(0.3); open('saved', 'w'); sys.exit(0)\nsignal.signal(signal.SIGTERM, end); ready()"
-        process = self.start("run", *self.python(RANK.replace("{body}", body)))
-        self.wait_for_files("rank0")
+        process = self.start("run", "--log-dir", "logs", *self.python(RANK.replace("{body}", body)))
+        self.wait_for_files("logs/rank0")
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(timeout=30), 0)
-        self.assertTrue(os.path.exists(self.path("saved")))
+        self.assertTrue(os.path.exists(self.path("logs/saved")))
 
     def test_a_told_rank_is_not_told_again(self):
         body = """
@@ -235,11 +236,11 @@ def note(number, frame):
 signal.signal(signal.SIGTERM, note)
 ready()
 """
-        process = self.start("run", "--nproc", "2", "--log-dir", "logs", *self.python(RANK.replace("{body}", body)))
-        self.wait_for_files("rank0", "rank1")
+        process = self.start("run", *ranks(2), *self.python(RANK.replace("{body}", body)))
+        self.wait_for_files("logs/rank0", "logs/rank1")
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(timeout=30), 1)
-        self.assertEqual(self.text("sig1"), "x")
+        self.assertEqual(self.text("logs/sig1"), "x")
 
     def test_castor_is_killed(self):
         body = """
@@ -247,15 +248,14 @@ subprocess.Popen(["sleep", "600"], start_new_session=True)
 subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600; sleep 600"])
 ready()
 """
-        for options in (["--nproc", "2"], []):
-            process = self.start("run", *options, *self.python(RANK.replace("{body}", body)))
-            self.wait_for_files(*(["rank0", "rank1"] if options else ["rank0"]))
+        for count in (2, 1):
+            process = self.start("run", *ranks(count), *self.python(RANK.replace("{body}", body)))
+            self.wait_for_files(*[f"logs/rank{rank}" for rank in range(count)])
             process.kill()
             process.wait()
             wait_for(lambda: not self.marked(), "the end of all processes of a killed castor")
-            for name in ("rank0", "rank1"):
-                if os.path.exists(self.path(name)):
-                    os.remove(self.path(name))
+            for rank in range(count):
+                os.remove(self.path(f"logs/rank{rank}"))
 
     def test_a_killed_castor_lets_launchers_clean_up(self):
         body = """
@@ -263,11 +263,11 @@ def end(*_):
     open("sig", "a").write("x"); sys.exit(0)
 signal.signal(signal.SIGTERM, end); ready()
 """
-        process = self.start("run", *self.python(RANK.replace("{body}", body)))
-        self.wait_for_files("rank0")
+        process = self.start("run", "--log-dir", "logs", *self.python(RANK.replace("{body}", body)))
+        self.wait_for_files("logs/rank0")
         process.kill()
         wait_for(lambda: not self.marked(), "the end")
-        self.assertEqual(self.text("sig"), "x")
+        self.assertEqual(self.text("logs/sig"), "x")
 
     def test_readers_do_not_wait_for_the_guard(self):
         process = self.start("run", "sh", "-c", "exec >&- 2>&-; touch up; sleep 600")

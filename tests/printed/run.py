@@ -25,7 +25,7 @@ NUMBER = re.compile(r"\d+\.\d+")
 CASTOR = None
 
 
-class PrintedTest(unittest.TestCase):
+class Case(unittest.TestCase):
     maxDiff = None
 
     def printed(self, *command):
@@ -44,6 +44,8 @@ class PrintedTest(unittest.TestCase):
         allowed = 0 if ranks == 1 else len(NUMBER.findall(plain)) // 10
         self.assertLessEqual(len(pairs), allowed, f"{ranks} ranks: {pairs}")
 
+
+class PrintedTest(Case):
     def check(self, model, optimizer):
         script = [sys.executable, os.path.join(FOLDER, "train.py"), model, optimizer]
         plain, _ = self.printed(*script)
@@ -52,6 +54,19 @@ class PrintedTest(unittest.TestCase):
             shown, said = self.printed(CASTOR, "run", "--plugin", "gemini", "--nproc", str(ranks), "--", *script)
             self.compare(shown, plain, ranks)
             self.assertEqual("without the plugin" in said, ranks == 1, said)
+
+
+class WarnedTest(Case):
+    def test_warnings_name_the_lines_that_they_name_without_castor(self):
+        script = [sys.executable, os.path.join(FOLDER, "warned.py")]
+        plain, warned = self.printed(*script)
+        self.assertGreater(warned.count("Warning: "), 3, warned)
+        for ranks in RANKS[:2]:
+            shown, said = self.printed(CASTOR, "run", "--plugin", "gemini", "--nproc", str(ranks), "--", *script)
+            self.compare(shown, plain, ranks)
+            own = [line for line in said.splitlines() if line.startswith("castor: ")]
+            self.assertEqual([line for line in said.splitlines() if line not in own], warned.splitlines())
+            self.assertEqual(len(own), 3 - ranks, own)  # the report, and of one rank that it trains without the plugin
 
 
 def _add(model, optimizer, mark):
@@ -66,7 +81,8 @@ for _model, _optimizer, _other in (("mlp", "adamw", "sgd"), ("convolution", "sgd
 def main():
     global CASTOR
     CASTOR, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
-    runner.run(unittest.defaultTestLoader.loadTestsFromTestCase(PrintedTest), names, runner.by_name)
+    load = unittest.defaultTestLoader.loadTestsFromTestCase
+    runner.run(unittest.TestSuite(load(test) for test in (PrintedTest, WarnedTest)), names, runner.by_name)
 
 
 if __name__ == "__main__":

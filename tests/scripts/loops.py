@@ -5,6 +5,7 @@ import copy
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import record
@@ -35,6 +36,35 @@ def train(log, make_optimizer, batch_size=8, epochs=1, network=Classifier, after
 @record.case
 def sgd(log):
     train(log, lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+@record.case
+def recomputed_twice(log):
+    """Reentrant checkpoints of one layer: its parameters get two gradients in one backward."""
+
+    class Twice(Classifier):
+        def forward(self, x):
+            shared, x = self.shared, x.requires_grad_()
+            return super().forward(checkpoint(shared, checkpoint(shared, x, use_reentrant=True), use_reentrant=True))
+
+    def network():
+        model = Twice()
+        model.shared = nn.Linear(FEATURES, FEATURES)
+        return model
+
+    train(log, lambda p: torch.optim.SGD(p, lr=0.1), network=network)
+
+
+@record.case
+def sparse_gradients(log):
+    table = nn.Embedding(CLASSES, 4, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    for _, y in DataLoader(samples(), 8):
+        optimizer.zero_grad()
+        loss = table(y).square().mean()
+        loss.backward()
+        optimizer.step()
+        log.step(loss, table)
 
 
 @record.case

@@ -2,6 +2,8 @@
 
 import re
 
+LINE_LETTERS = 320  # two lines of a wide terminal
+
 
 def last_words(finished):
     """What matters of standard error: Castor's lines, and each rank's error with the two places nearest to it."""
@@ -37,6 +39,24 @@ def what_it_says(expect, finished):
     if expect.says and not any(re.search(expect.says, line) for line in lines):
         return f"expected a line like {expect.says!r} on standard error"
     return next((f"says {line!r}" for line in lines if expect.says_not and re.search(expect.says_not, line)), "")
+
+
+def what_is_wrong_with(expects, finished):
+    """What no run may say, whatever its rows: a line twice, or more than two lines hold; and, where it goes on, a line that none of
+    `expects` asks for. Empty: nothing."""
+    if any("CASTOR_LOG_LEVEL=debug" in expect.options for expect in expects):
+        return ""
+    lines = [re.sub(r"^(\[rank\d+\]: )?castor: (rank \d+: )?", "", line) for line in of_castor(finished)]
+    asked = [pattern for expect in expects for pattern in (expect.says, expect.aside and "without the plugin") if pattern]
+    own = r"^report: |held the trace of an earlier run"
+    for number, line in enumerate(lines):
+        if line in lines[:number]:
+            return f"says twice: {line!r}"
+        if len(line) > LINE_LETTERS:
+            return f"says in more than two lines: {line!r}"
+        if finished.status == 0 and not any(re.search(pattern, line) for pattern in (own, *asked)):
+            return f"says, though nothing is wrong: {line!r}"
+    return ""
 
 
 def refusal(pattern, finished):

@@ -6,7 +6,7 @@ DRIFTS = "the ranks' gradients are no longer equal, and their replicas would dri
 UNCOMPILED = "a step in the store is not compiled, and PyTorch's compiled one adds in another order (foreach)"
 
 # So often that sweeps come between any two lines of a script.
-LAZY = {"options": ("CASTOR_LAZY_INIT=1", "CASTOR_LAZY_BYTES=64K"), "says": "were the same again"}
+LAZY = {"options": ("CASTOR_LAZY_INIT=1", "CASTOR_LAZY_BYTES=64K", "CASTOR_LOG_LEVEL=debug"), "says": "were the same again"}
 
 TABLE = {
     "gpt_ddp.py": {

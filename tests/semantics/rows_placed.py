@@ -47,7 +47,7 @@ def placed(table):
     for script, cases in ALONE.items():
         for case in cases:
             refused = "inside a backward" if case == "inside_backward" else ""
-            add(script, case, "one process, on disk", ON_DISK, one_rank=True, refused=refused, reason="")
+            add(script, case, "one process, on disk", ON_DISK, one_rank=True, refused=refused, reason="", says="")
     for script, budget in BUDGETS.items():
-        add(script, "", "under a budget", (SMALL, f"CASTOR_MEMORY_BUDGET={budget}"), one_rank=script in ALONE)
+        add(script, "", "under a budget", (SMALL, f"CASTOR_MEMORY_BUDGET={budget}"), one_rank=script in ALONE, says="leave memory slowly")
     return found

@@ -40,7 +40,7 @@ import rows as table  # noqa: E402
 import runner  # noqa: E402
 import selftest  # noqa: E402
 from compare import compare_runs  # noqa: E402
-from complaints import last_words, refusal, what_it_says  # noqa: E402
+from complaints import last_words, refusal, what_is_wrong_with, what_it_says  # noqa: E402
 from gloo_words import without_gloo  # noqa: E402
 
 AT_4 = ("gpt_ddp.py", "gpt.py", "clip_ddp.py")
@@ -295,6 +295,8 @@ class Suite:
             idle = self.idle(group[0], folder)
             if idle:
                 self.settle(group[0], ranks, plugin, False, idle, finished.seconds)
+        if plugin in ENGINES and (wrong := what_is_wrong_with([row.expect for row in group], finished)):
+            self.settle(group[0], ranks, plugin, False, wrong, finished.seconds)
         if group[0].expect.refused and plugin in ENGINES:
             passed, text = refusal(group[0].expect.refused, finished)
             self.settle(group[0], ranks, plugin, passed, text, finished.seconds, detail=last_words(finished))

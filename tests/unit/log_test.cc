@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <fcntl.h>
 #include <unistd.h>
 #include <cerrno>
 #include <cfloat>
@@ -59,6 +60,17 @@ TEST(LogFormat, RandomDoublesAsPrintf) {
         EXPECT_NEAR(ours, exact, 1.01 * std::pow(10.0, -decimals) + std::abs(value) * 4 * DBL_EPSILON)
             << text << value;
     }
+}
+
+TEST(LogFormat, FewDigitsAsPrintf) {
+    std::mt19937_64 random(11);
+    auto same = [](double value) { EXPECT_EQ(format("%g", value), printed("%.9g", value)) << value; };
+    for (double value : {0.0, 1.0, 0.1, -0.25, 1e-3, 1e-4, 1e-5, 2.5e-12, 123456789.0, 1234567891.0, 1e300,
+                         9.9999999999, 999999999.9, 0.99999999999, 1e-300, DBL_MAX, -1e22})
+        same(value);
+    for (int i = 0; i < 2000; i++)
+        same(double(int64_t(random() % 2000001) - 1000000) * std::pow(10.0, int(random() % 24) - 16));
+    EXPECT_EQ(format("%g %g %g", NAN, INFINITY, -INFINITY), "nan inf -inf");
 }
 
 TEST(LogFormat, NumbersWithoutEnd) {
@@ -135,6 +147,41 @@ TEST_F(LogLine, KeepsToTheLevel) {
         for (log_level level : levels)
             EXPECT_EQ(line(level, "x").empty(), level > set);
     }
+}
+
+TEST_F(LogLine, IsSaidOnceInAJob) {
+    char path[] = "/tmp/castor-said-XXXXXX";
+    close(mkstemp(path));
+    testing::internal::CaptureStderr();
+    log_set_said(path, "a job");
+    for (int rank = 0; rank < 3; rank++) {
+        log_set_rank(rank);
+        LOG_W("nothing is shared");
+        LOG_E("rank %d is gone", rank);
+        LOG_E("nothing is left");
+    }
+    EXPECT_FALSE(log_said("its own words"));
+    EXPECT_TRUE(log_said("its own words"));
+    log_set_level(LOG_DEBUG);
+    LOG_D("again");
+    LOG_D("again");
+    log_set_said(path, "the next job");
+    LOG_W("nothing is shared");
+    log_set_said("", "");
+    LOG_W("nothing is shared");
+    EXPECT_EQ(
+        testing::internal::GetCapturedStderr(),
+        "castor: rank 0: nothing is shared\ncastor: rank 0: rank 0 is gone\ncastor: rank 0: nothing is left\n"
+        "castor: rank 1: rank 1 is gone\ncastor: rank 2: rank 2 is gone\ncastor: rank 2: again\ncastor: rank "
+        "2: again\n"
+        "castor: rank 2: nothing is shared\ncastor: rank 2: nothing is shared\n");
+    log_set_said(path, "a job");
+    int elsewhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    log_set_file(elsewhere);
+    EXPECT_FALSE(log_said("its own words")) << "another file";
+    close(elsewhere);
+    log_set_said("", "");
+    unlink(path);
 }
 
 TEST_F(LogLine, IsOneLineWhateverItHolds) {

@@ -1,6 +1,6 @@
 /* A hash of 64 bits, the same in every process: what ranks recognize each other's groups by. */
-#ifndef CASTOR_TRACE_HASH_H
-#define CASTOR_TRACE_HASH_H
+#ifndef CASTOR_CORE_HASH_H
+#define CASTOR_CORE_HASH_H
 
 #include <stddef.h>
 #include <stdint.h>
