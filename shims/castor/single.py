@@ -32,6 +32,7 @@ class Job(processes.Process):
         self.loader = lambda: None  # the same of the DataLoader, whether it splits them or not
         self.trained = weakref.WeakSet()  # DataLoaders of whose batches backward() was called
         self.backwards = 0
+        self.of_batch = {}  # tensors that a step made to require gradients, by their identity
         self.counts = set()  # samples of the batches, whole, that were delivered since the last backward
         self.loss = core.option_text("CASTOR_LOSS")
         self.clipped = 0  # what must be the same on every rank: a digest of the clipping since the last step
@@ -62,9 +63,11 @@ class Job(processes.Process):
 
     def _adopt_reached(self, nodes):
         """What is in no optimizer gets the whole batch's gradient, too: the script may step it by hand, or look at it. A tensor
-        with a row for each sample of this rank's part is the samples', and no parameter. `nodes`: of the graph."""
+        with a row for each sample of this rank's part, or that was made to require gradients when the script had the batch, is the
+        samples', and no parameter. `nodes`: of the graph."""
         rows = round(self.weight * self.samples)
         fresh = [node.variable for node in nodes if type(node).__name__ == "AccumulateGrad" and store.entry_of(node.variable) is None]
+        fresh = [p for p in fresh if id(p) not in self.of_batch]
         plain = [p for p in fresh if not isinstance(p, torch.nn.Parameter)]
         self.plain += sum(not p.dim() or p.shape[0] != rows for p in plain)
         if self.plain > PLAIN:
@@ -292,6 +295,21 @@ def _watch_mode(job):
     torch.nn.Module.train = module_train
 
 
+def _watch_requires_grad(job):
+    """Embeddings of frozen weights, of which PEFT asks for gradients; inputs that are attacked."""
+    stock = torch.Tensor.requires_grad_
+
+    @functools.wraps(stock)
+    def requires_grad_(self, requires_grad=True):
+        result = stock(self, requires_grad)
+        if requires_grad and job.in_parts and self.is_leaf and not isinstance(self, torch.nn.Parameter):
+            key = id(self)
+            job.of_batch[key] = weakref.ref(self, lambda _: job.of_batch.pop(key, None))
+        return result
+
+    torch.Tensor.requires_grad_ = requires_grad_
+
+
 def _numpy():
     return sys.modules.get("numpy")
 
@@ -326,6 +344,7 @@ def install(rank, world, token):
     batch_norm.install(job)
     writers.install(job)
     _watch_mode(job)
+    _watch_requires_grad(job)
     loaders.install(job)
     randomness.install(job)
     arrays.install()

@@ -225,6 +225,7 @@ class Collation:
             self.draws = True
             restore(before)
         whole = self.collate(samples)
+        self.draws = self.draws or not same(before, states())
         kept = Kept(None, copy.deepcopy(whole)) if audited else None
         data, found = cut(whole, functools.partial(is_column, count=len(samples)), first, last)
         if not found:

@@ -46,6 +46,7 @@ class Program:
     refused: dict = field(default_factory=dict)  # by mode, the pattern of Castor's line
     noise: tuple = ()  # patterns of printed text and of files that no two runs have alike
     ignored: tuple = ()  # files whose bytes hold times or paths
+    of_part: str = ""  # names of metrics that it counts in a training batch, under --nproc in the rank's part (docs/single-process.md)
     linear: bool = False  # SGD: the tighter tolerance
 
 
@@ -54,20 +55,22 @@ def made(*pairs):
 
 
 TEXTS = made(("model", data.bert), ("data", data.classified))
-TRAINER = ("training_args.bin",)
+TRAINER = ("training_args.bin", "README.md")  # the second tells how long it took
 TRL = ("--dataset_name data --model_name_or_path model --output_dir out --use_cpu --report_to none --logging_steps 1 --dtype float32"
        " --per_device_train_batch_size 8 --max_steps 4 --learning_rate 1e-3 --bf16 False --seed 3")
 
+COUNTED = "num_tokens|mean_token_accuracy|entropy|logits/|logps/|rewards/|accuracy|margin|min_reward|mean_reward|max_reward"
+
 PROGRAMS = [
     Program("trainer_bert", "transformers", "trainer_bert.py", data=TEXTS, ignored=TRAINER, modes=(*SINGLE, "DDP, gemini")),
-    Program("trainer_masked", "transformers", "trainer_masked.py", data=made(("model", data.bert), ("data", data.plain_text)), ignored=TRAINER),
+    Program("trainer_masked", "transformers", "trainer_masked.py", data=made(("model", data.bert), ("data", data.plain_text)), ignored=TRAINER,
+            linear=True),
     Program("peft_lora", "peft", "peft_lora.py", data=made(("model", data.llama), ("data", data.plain_text)),
             ignored=(*TRAINER, "tokenizer.json"),  # has truncation or not, as a rank found the data that the other had tokenized
             modes=(*SINGLE, "DDP, gemini")),
     Program("accelerate_loop", "accelerate", "accelerate_loop.py", data=TEXTS, modes=(*SINGLE, "DDP, gemini")),
     Program("lightning_gan", "lightning", "lightning_gan.py", data=made(("data", data.mnist))),
-    Program("lightning_transformer", "lightning", "lightning_transformer.py", under={NPROC: "1", DDP: "2", ALONE: "1"}, modes=(*SINGLE, "DDP, gemini"),
-            linear=True),
+    Program("lightning_transformer", "lightning", "lightning_transformer.py", under={NPROC: "1", DDP: "2", ALONE: "1"}, modes=(*SINGLE, "DDP, gemini")),
     Program("timm_images", "timm", "timm_images.py", data=made(("data", data.images))),
     Program("timm_images, Mixup", "timm", "timm_images.py", "mix", data=made(("data", data.images)),
             refused={mode: "cannot be split" for mode in SINGLE[:2]}),  # each sample is mixed with one of the other part
@@ -79,9 +82,10 @@ PROGRAMS = [
     Program("CoSENT", "sentence-transformers", "sentences.py", "CoSENTLoss",
             data=made(("model", data.bert), ("data", data.pairs)), ignored=TRAINER,
             refused={mode: "cannot be split|compares" for mode in SINGLE[:2]}),
-    Program("trl sft", "trl", "trl/scripts/sft.py", TRL, data=made(("model", data.llama), ("data", data.plain_text)), ignored=TRAINER),
-    Program("trl sft, LoRA, packed", "trl", "trl/scripts/sft.py", TRL + " --packing --use_peft --lora_r 4 --max_length 32 --gradient_accumulation_steps 2",
-            data=made(("model", data.llama), ("data", data.plain_text)), ignored=TRAINER),
-    Program("trl dpo", "trl", "trl/scripts/dpo.py", TRL, data=made(("model", data.llama), ("data", data.preferences)), ignored=TRAINER),
-    Program("trl reward", "trl", "trl/scripts/reward.py", TRL, data=made(("model", data.llama), ("data", data.preferences)), ignored=TRAINER),
+    Program("trl sft", "trl", "trl/scripts/sft.py", TRL, data=made(("model", data.llama), ("data", data.plain_text)), ignored=TRAINER,
+            of_part=COUNTED),
+    Program("trl sft, LoRA, packed", "trl", "trl/scripts/sft.py", TRL + " --packing --lora_dropout 0 --use_peft --lora_r 4 --max_length 32 --gradient_accumulation_steps 2",
+            data=made(("model", data.llama), ("data", data.plain_text)), ignored=TRAINER, of_part=COUNTED),
+    Program("trl dpo", "trl", "trl/scripts/dpo.py", TRL, data=made(("model", data.llama), ("data", data.preferences)), ignored=TRAINER, of_part=COUNTED),
+    Program("trl reward", "trl", "trl/scripts/reward.py", TRL, data=made(("model", data.llama), ("data", data.preferences)), ignored=TRAINER, of_part=COUNTED),
 ]

@@ -251,7 +251,7 @@ def contents(path):
 
     from record import frozen
 
-    if path.endswith((".pt", ".pth", ".bin", ".ckpt")):
+    if path.endswith((".pt", ".pth", ".pth.tar", ".bin", ".ckpt")):
         return frozen(torch.load(path, map_location="cpu", weights_only=False))
     if path.endswith(".safetensors"):
         from safetensors.torch import load_file
