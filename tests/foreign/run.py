@@ -4,7 +4,7 @@ must be equal, or Castor must refuse.
     run.py                          every program that needs packages of PyPI only, in every mode of table.py
     run.py NAME...                  programs whose name contains one of these; --mode M the same for modes
     run.py --repositories DIR       those of public repositories as well: DIR/OWNER+NAME is a clone's work tree
-    run.py --markdown FILE          writes the table
+    run.py --markdown FILE          writes docs/foreign.md, of these results and of earlier ones
 
 The packages go to an environment of their own, build/foreign/env, on top of the one that has PyTorch. Data and models are made here
 (data.py); nothing is downloaded while a program runs. The last line is `N passed, N failed`."""
@@ -96,7 +96,11 @@ class Suite:
         self.work = os.path.join(args.build, "foreign")
         self.packages = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True,
                                        check=True).stdout.strip()
-        self.results = {}
+        self.stored = os.path.join(self.work, "results.json")
+        self.results, self.ran = {}, []
+        if os.path.exists(self.stored):
+            with open(self.stored) as file:
+                self.results = json.load(file)
 
     def path(self, program):
         if "/" not in program.path:
@@ -205,23 +209,51 @@ class Suite:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def settle(self, program, mode, passed, text, ratio, detail):
-        self.results[program.name, mode] = passed, text
+        self.results[f"{program.name}: {mode}"] = {"passed": passed, "text": text, "commit": commit()}
+        self.ran.append(passed)
+        with open(self.stored, "w") as file:
+            json.dump(self.results, file, indent=1)
         print(f"{'ok    ' if passed else 'FAILED'} {program.name:24} {mode:22} {text}  [{ratio:.1f} x the plain run's time]", flush=True)
         if detail:
             print("        " + detail.replace("\n", "\n        "), flush=True)
 
 
-def markdown(suite, programs):
-    """docs/foreign.md's table, from its line with a heading on."""
+HEAD = """# Programs of other people under Castor
+
+Made by `tests/foreign/run.py --repositories DIR --markdown docs/foreign.md`; do not edit.
+
+Training programs that packages ship, programs written with their libraries, and those of public repositories run plain and
+under `castor run`, unedited, with synthetic data. The gradients that each step of each optimizer meets, the parameters that it
+leaves, what is printed, and all files that are written are compared, on every rank. Under `--nproc` the reference is one process;
+sums come in another order there, so that numbers are equal to a rounding (tests/foreign/run.py has the tolerances). DDP and one
+process whose parameters and states are on disk are compared bit for bit.
+
+- **equal, but for training metrics**: what such a program counts in a training batch by itself is its rank's part's
+  ([single-process.md](single-process.md)); loss, gradients and parameters are the whole batch's.
+- **refused**: before a wrong step, with one line that says why and what to do.
+- `-`: that mode does not apply, or was not run.
+
+"""
+
+
+def markdown(suite):
     modes = list(suite.table.MODES)
     lines = ["| program | of | " + " | ".join(modes) + " |", "| --- | --- |" + " --- |" * len(modes)]
-    for program in programs:
+    for program in suite.table.PROGRAMS:
         cells = []
         for mode in modes:
-            passed, text = suite.results.get((program.name, mode), (True, "-"))
-            cells.append(text.partition(" (")[0].replace("|", "\\|") if passed else "**FAILED**")
-        lines.append(f"| {program.name} | {program.source} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            result = suite.results.get(f"{program.name}: {mode}")
+            text = re.sub(r" \(.*|:.*", "", result["text"]) if result else "-"
+            cells.append(text if not result or result["passed"] else "**FAILED**")
+        if set(cells) != {"-"}:
+            lines.append(f"| {program.name} | {program.source} | " + " | ".join(cells) + " |")
+    commits = sorted({result["commit"] for result in suite.results.values()})
+    return HEAD + "\n".join(lines) + f"\n\nCastor's code: {', '.join(commits)}.\n"
+
+
+def commit():
+    told = subprocess.run(["git", "-C", ROOT, "log", "-1", "--format=%h", "--", "shims", "interpose", "kernels"], capture_output=True, text=True)
+    return told.stdout.strip()
 
 
 def main():
@@ -242,10 +274,9 @@ def main():
         suite.run(program)
     if args.markdown:
         with open(args.markdown, "w") as file:
-            file.write(markdown(suite, programs))
-    passed = sum(ok for ok, _ in suite.results.values())
-    print(f"{passed} passed, {len(suite.results) - passed} failed")
-    return passed != len(suite.results)
+            file.write(markdown(suite))
+    print(f"{sum(suite.ran)} passed, {len(suite.ran) - sum(suite.ran)} failed")
+    return not all(suite.ran)
 
 
 if __name__ == "__main__":
