@@ -56,6 +56,16 @@ class PrintedTest(Case):
             self.assertEqual("without the plugin" in said, ranks == 1, said)
 
 
+class PartsTest(Case):
+    def test_an_epoch_that_begins_in_evaluation_mode_is_split_once_it_trains(self):
+        script = os.path.join(FOLDER, "parts.py")
+        shown, _ = self.printed(CASTOR, "run", "--plugin", "gemini", "--nproc", "2", "--", sys.executable, script)
+        self.assertEqual(shown.splitlines(), [
+            "trained on 4 4 4 4 looked at 8 8 8 8",
+            "trained on 8 4 4 4 looked at 8 8 8 8",
+            "trained on 8 8 4 4 looked at 8 8 8 8"])
+
+
 class WarnedTest(Case):
     def test_warnings_name_the_lines_that_they_name_without_castor(self):
         script = [sys.executable, os.path.join(FOLDER, "warned.py")]
@@ -82,7 +92,7 @@ def main():
     global CASTOR
     CASTOR, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
     load = unittest.defaultTestLoader.loadTestsFromTestCase
-    runner.run(unittest.TestSuite(load(test) for test in (PrintedTest, WarnedTest)), names, runner.by_name)
+    runner.run(unittest.TestSuite(load(test) for test in (PrintedTest, PartsTest, WarnedTest)), names, runner.by_name)
 
 
 if __name__ == "__main__":
