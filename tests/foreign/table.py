@@ -13,8 +13,12 @@ NPROC, DDP, ALONE = "castor", "torchrun", "nobody"
 ON_DISK = ["CASTOR_CHUNK_SIZE=64K", "CASTOR_PLACEMENT=static", "CASTOR_SHARD_PARAM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=1", "CASTOR_OFFLOAD_OPTIM_FRAC=1"]
 
 
+def chosen(settings):
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def options(plugin, *settings):
-    return ["--plugin", plugin, *(word for setting in settings for word in ("--set", setting))]
+    return ["--plugin", plugin, *chosen(settings)]
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,10 @@ class Program:
     noise: tuple = ()  # patterns of printed text and of files that no two runs have alike
     ignored: tuple = ()  # files whose bytes hold times or paths
     linear: bool = False  # SGD: the tighter tolerance
+    inside: str = ""  # the folder that it starts in, below that of its data
+    files: tuple = ()  # of its repository: they are copied to the folder that it starts in
+    settings: tuple = ()  # Castor's
+    seeded: bool = True  # by itself
 
 
 def made(*pairs):
@@ -55,6 +63,12 @@ def made(*pairs):
 
 TEXTS = made(("model", data.bert), ("data", data.classified))
 TRAINER = ("training_args.bin",)
+DIGITS = made(("data", data.mnist))
+SMALL = "--epochs 2 --batch-size 64 --log-interval 1"
+MINGPT = r"iter_dt [\d.]+ms"
+PART = (r"(?<=\[)\d+(?=/640)",)  # they print len() of their part of a batch
+WORDS = "--data data --emsize 32 --nhid 32 --batch_size 8 --bptt 16 --epochs 2 --log-interval 1 --use-optimizer --lr 1e-3"
+LASTED = r"ms/batch +[\d.]+", r"time: +[\d.]+s"
 TRL = ("--dataset_name data --model_name_or_path model --output_dir out --use_cpu --report_to none --logging_steps 1 --dtype float32"
        " --per_device_train_batch_size 8 --max_steps 4 --learning_rate 1e-3 --bf16 False --seed 3")
 
@@ -84,4 +98,21 @@ PROGRAMS = [
             data=made(("model", data.llama), ("data", data.plain_text)), ignored=TRAINER),
     Program("trl dpo", "trl", "trl/scripts/dpo.py", TRL, data=made(("model", data.llama), ("data", data.preferences)), ignored=TRAINER),
     Program("trl reward", "trl", "trl/scripts/reward.py", TRL, data=made(("model", data.llama), ("data", data.preferences)), ignored=TRAINER),
+    Program("nanoGPT", "karpathy/nanoGPT", "train.py",
+            "--dataset=text --device=cpu --dtype=float32 --compile=False --eval_iters=2 --eval_interval=3 --block_size=32 --batch_size=8 --n_layer=2"
+            " --n_head=2 --n_embd=64 --dropout=0.1 --gradient_accumulation_steps=2 --max_iters=6 --lr_decay_iters=6 --warmup_iters=1",
+            data=made(("data/text", data.characters)), files=("configurator.py",), noise=(r"time [\d.]+ms, mfu [-\d.]+%",)),
+    Program("minGPT adder", "karpathy/minGPT", "projects/adder/adder.py",
+            "--data.ndigit=1 --trainer.max_iters=12 --trainer.num_workers=0 --trainer.device=cpu", noise=(MINGPT,)),
+    Program("minGPT chargpt", "karpathy/minGPT", "projects/chargpt/chargpt.py",
+            "--data.block_size=32 --model.model_type=gpt-nano --trainer.max_iters=12 --trainer.num_workers=0 --trainer.device=cpu",
+            data=made((".", data.characters)), noise=(MINGPT,)),
+    Program("mnist", "pytorch/examples", "mnist/main.py", SMALL + " --no-accel --save-model", data=DIGITS, inside="mnist", noise=PART),
+    Program("mnist_rnn", "pytorch/examples", "mnist_rnn/main.py", SMALL + " --save-model", data=DIGITS, inside="mnist_rnn", noise=PART),
+    Program("mnist_forward_forward", "pytorch/examples", "mnist_forward_forward/main.py", "--no_accel --epochs 12 --train_size 640 --test_size 128",
+            data=DIGITS, refused={mode: "cannot be split" for mode in SINGLE[:2]}),
+    Program("mnist_hogwild", "pytorch/examples", "mnist_hogwild/main.py", SMALL, data=DIGITS, inside="mnist_hogwild", modes=SINGLE[:2],
+            refused={mode: "starts processes that train" for mode in SINGLE[:2]}),
+    Program("siamese_network", "pytorch/examples", "siamese_network/main.py", "--epochs 1 --batch-size 16 --log-interval 1 --no-accel --save-model",
+            data=DIGITS, inside="siamese_network", seeded=False, noise=PART),
 ]
