@@ -1,6 +1,7 @@
 """Synthetic data, and small untrained models with a tokenizer, in the forms in which programs read them from disk."""
 import json
 import os
+import pickle
 import struct
 
 import numpy
@@ -102,3 +103,25 @@ def mnist(folder):
             file.write(struct.pack(">IIII", 2051, count, 28, 28) + pixels.tobytes())
         with open(os.path.join(raw, f"{name}-labels-idx1-ubyte"), "wb") as file:
             file.write(struct.pack(">II", 2049, count) + labels.tobytes())
+
+
+def characters(folder):
+    """A text, and the same as numbers of its characters with the table of them (nanoGPT's form)."""
+    os.makedirs(folder, exist_ok=True)
+    text = "O God, O God!\n" + "\n".join(sentences(400, 11))
+    with open(os.path.join(folder, "input.txt"), "w") as file:
+        file.write(text)
+    letters = sorted(set(text))
+    number = {letter: index for index, letter in enumerate(letters)}
+    ids = numpy.array([number[letter] for letter in text], dtype=numpy.uint16)
+    ids[: len(ids) * 9 // 10].tofile(os.path.join(folder, "train.bin"))
+    ids[len(ids) * 9 // 10 :].tofile(os.path.join(folder, "val.bin"))
+    with open(os.path.join(folder, "meta.pkl"), "wb") as file:
+        pickle.dump({"vocab_size": len(letters), "itos": dict(enumerate(letters)), "stoi": number}, file)
+
+
+def wikitext(folder):
+    os.makedirs(folder, exist_ok=True)
+    for split, count, seed in (("train", 80, 12), ("valid", 20, 13), ("test", 20, 14)):
+        with open(os.path.join(folder, f"{split}.txt"), "w") as file:
+            file.writelines(f" {line} \n" for line in sentences(count, seed))

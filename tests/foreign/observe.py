@@ -1,10 +1,13 @@
 """Runs a program as `python PROGRAM ARG...` would, and writes down the gradients that each step of each optimizer met and the
-parameters that it left: observe.py FOLDER PROGRAM ARG... The record is FOLDER/record/rankR.pkl (tests/scripts/record.py)."""
+parameters that it left: observe.py FOLDER PROGRAM ARG... The record is FOLDER/record/rankR.pkl (tests/scripts/record.py).
+With OBSERVE_SEED, a program that does not seed itself is the same in each run."""
 import os
+import random
 import runpy
 import sys
 
 sys.path[0] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
+import torch  # noqa: E402
 from record import Recorder  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
 
@@ -35,6 +38,9 @@ def after(optimizer, *_):
 
 register_optimizer_step_pre_hook(before)
 register_optimizer_step_post_hook(after)
+if "OBSERVE_SEED" in os.environ:
+    random.seed(int(os.environ["OBSERVE_SEED"]))
+    torch.manual_seed(int(os.environ["OBSERVE_SEED"]))
 sys.argv = sys.argv[2:]
 sys.path[0] = os.path.dirname(os.path.abspath(program))
 try:

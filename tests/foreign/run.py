@@ -33,7 +33,7 @@ SECONDS = 300
 LINEAR = Tolerance("linear", "sums in another order, over more layers than tests/scripts have", 1e-5, 1e-4, 1e-4, 1e-4, 1e-9)
 NOISE = 1e-6  # of the step's largest gradient
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENTAL_SILENCE": "1",
-           "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0", "DISABLE_TQDM": "1", "OMP_NUM_THREADS": "1", "CASTOR_TIMEOUT": "60"}
+           "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "DISABLE_TQDM": "1", "OMP_NUM_THREADS": "1", "CASTOR_TIMEOUT": "60"}
 TIMES = r"'?\w*(?:runtime|per_second|total_flos)\w*'?\s*[:=]\s*'?[\d.:e+-]+'?,?\s*"
 
 
@@ -102,13 +102,10 @@ class Suite:
             with open(self.stored) as file:
                 self.results = json.load(file)
 
-    def path(self, program):
-        if "/" not in program.path:
-            return os.path.join(self.table.OWN, program.path)
-        base = self.packages
+    def base(self, program):
         if "/" in program.source:
-            base = os.path.join(self.args.repositories or "", program.source.replace("/", "+"))
-        return os.path.join(base, program.path)
+            return os.path.abspath(os.path.join(self.args.repositories, program.source.replace("/", "+")))
+        return self.packages if "/" in program.path else self.table.OWN
 
     def start(self, program, mode, castor):
         """One run in a folder of its own, data and all; all have the same path meanwhile, since programs write it down. Returns
@@ -120,16 +117,26 @@ class Suite:
             shutil.rmtree(old, ignore_errors=True)
         out = os.path.join(folder, "out")
         shutil.copytree(self.made(program), out)
+        inside = os.path.join(out, program.inside)
+        os.makedirs(inside, exist_ok=True)
+        for path in program.files:
+            source, target = os.path.join(self.base(program), path), os.path.join(inside, os.path.basename(path))
+            (shutil.copytree if os.path.isdir(source) else shutil.copyfile)(source, target)
         arguments = f"{program.arguments} {program.under.get(mode.starts, '')}".split()
         started = [self.python]
         if mode.starts == self.table.DDP:
             started += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(mode.ranks)]
-        command = [*started, os.path.join(HERE, "observe.py"), ".", self.path(program), *arguments]
+        path = os.path.join(self.base(program), program.path)
+        command = [*started, os.path.join(HERE, "observe.py"), os.path.relpath(out, inside), path, *arguments]
         if castor:
             nproc = ["--nproc", str(mode.ranks)] if mode.starts == self.table.NPROC else []
-            command = [self.args.castor, "run", *mode.options, *nproc, "--log-dir", os.path.join(folder, "logs"), "--", *command]
+            command = [self.args.castor, "run", *mode.options, *self.table.chosen(program.settings), *nproc, "--log-dir", os.path.join(folder, "logs"), "--", *command]
         home = {"HF_HOME": os.path.join(folder, "home"), "XDG_CACHE_HOME": os.path.join(folder, "home")}
-        finished = launch.run(["env", "-C", out, *command], folder, SECONDS * max(1, mode.ranks // 2), {**OFFLINE, **home})
+        if "/" in program.source:
+            home["PYTHONPATH"] = self.base(program)  # as if the repository's own packages were installed
+        if not program.seeded:
+            home["OBSERVE_SEED"] = "3"
+        finished = launch.run(["env", "-C", inside, *command], folder, SECONDS * max(1, mode.ranks // 2), {**OFFLINE, **home})
         os.makedirs(os.path.dirname(kept), exist_ok=True)
         os.rename(folder, kept)
         return kept, finished

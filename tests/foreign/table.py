@@ -13,8 +13,12 @@ NPROC, DDP, ALONE = "castor", "torchrun", "nobody"
 ON_DISK = ["CASTOR_CHUNK_SIZE=64K", "CASTOR_PLACEMENT=static", "CASTOR_SHARD_PARAM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=1", "CASTOR_OFFLOAD_OPTIM_FRAC=1"]
 
 
+def chosen(settings):
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def options(plugin, *settings):
-    return ["--plugin", plugin, *(word for setting in settings for word in ("--set", setting))]
+    return ["--plugin", plugin, *chosen(settings)]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ class Program:
     ignored: tuple = ()  # files whose bytes hold times or paths
     of_part: str = ""  # names of metrics that it counts in a training batch, under --nproc in the rank's part (docs/single-process.md)
     linear: bool = False  # SGD: the tighter tolerance
+    inside: str = ""  # the folder that it starts in, below that of its data
+    files: tuple = ()  # of its repository: they are copied to the folder that it starts in
+    settings: tuple = ()  # Castor's
+    seeded: bool = True  # by itself
 
 
 def made(*pairs):
@@ -56,6 +64,12 @@ def made(*pairs):
 
 TEXTS = made(("model", data.bert), ("data", data.classified))
 TRAINER = ("training_args.bin", "README.md")  # the second tells how long it took
+DIGITS = made(("data", data.mnist))
+SMALL = "--epochs 2 --batch-size 64 --log-interval 1"
+MINGPT = r"iter_dt [\d.]+ms"
+PART = (r"(?<=\[)\d+(?=/640)",)  # they print len() of their part of a batch
+WORDS = "--data data --emsize 32 --nhid 32 --batch_size 8 --bptt 16 --epochs 2 --log-interval 1 --use-optimizer --lr 1e-3"
+LASTED = r"ms/batch +[\d.]+", r"time: +[\d.]+s"
 TRL = ("--dataset_name data --model_name_or_path model --output_dir out --use_cpu --report_to none --logging_steps 1 --dtype float32"
        " --per_device_train_batch_size 8 --max_steps 4 --learning_rate 1e-3 --bf16 False --seed 3")
 
@@ -88,4 +102,34 @@ PROGRAMS = [
             data=made(("model", data.llama), ("data", data.plain_text)), ignored=TRAINER, of_part=COUNTED),
     Program("trl dpo", "trl", "trl/scripts/dpo.py", TRL, data=made(("model", data.llama), ("data", data.preferences)), ignored=TRAINER, of_part=COUNTED),
     Program("trl reward", "trl", "trl/scripts/reward.py", TRL, data=made(("model", data.llama), ("data", data.preferences)), ignored=TRAINER, of_part=COUNTED),
+    Program("nanoGPT", "karpathy/nanoGPT", "train.py",
+            "--dataset=text --device=cpu --dtype=float32 --compile=False --eval_iters=2 --eval_interval=3 --block_size=32 --batch_size=8 --n_layer=2"
+            " --n_head=2 --n_embd=64 --dropout=0.1 --gradient_accumulation_steps=2 --max_iters=6 --lr_decay_iters=6 --warmup_iters=1",
+            data=made(("data/text", data.characters)), files=("configurator.py",), noise=(r"time [\d.]+ms, mfu [-\d.]+%",)),
+    Program("minGPT adder", "karpathy/minGPT", "projects/adder/adder.py",
+            "--data.ndigit=1 --trainer.max_iters=12 --trainer.num_workers=0 --trainer.device=cpu", noise=(MINGPT,)),
+    Program("minGPT chargpt", "karpathy/minGPT", "projects/chargpt/chargpt.py",
+            "--data.block_size=32 --model.model_type=gpt-nano --trainer.max_iters=12 --trainer.num_workers=0 --trainer.device=cpu",
+            data=made((".", data.characters)), noise=(MINGPT,)),
+    Program("mnist", "pytorch/examples", "mnist/main.py", SMALL + " --no-accel --save-model", data=DIGITS, inside="mnist", noise=PART),
+    Program("mnist_rnn", "pytorch/examples", "mnist_rnn/main.py", SMALL + " --save-model", data=DIGITS, inside="mnist_rnn", noise=PART),
+    Program("mnist_forward_forward", "pytorch/examples", "mnist_forward_forward/main.py", "--no_accel --epochs 12 --train_size 640 --test_size 128",
+            data=DIGITS, refused={mode: "cannot be split" for mode in SINGLE[:2]}),
+    Program("mnist_hogwild", "pytorch/examples", "mnist_hogwild/main.py", SMALL, data=DIGITS, inside="mnist_hogwild", modes=SINGLE[:2],
+            refused={mode: "starts processes that train" for mode in SINGLE[:2]}),
+    Program("siamese_network", "pytorch/examples", "siamese_network/main.py", "--epochs 1 --batch-size 16 --log-interval 1 --no-accel --save-model",
+            data=DIGITS, inside="siamese_network", seeded=False, noise=PART),
+    Program("vae", "pytorch/examples", "vae/main.py", SMALL + " --no-accel", data=DIGITS, inside="vae", files=("vae/results",),
+            refused={mode: "CASTOR_LOSS=sum" for mode in SINGLE[:2]}),
+    Program("vae, CASTOR_LOSS=sum", "pytorch/examples", "vae/main.py", SMALL + " --no-accel", data=DIGITS, inside="vae", files=("vae/results",),
+            settings=("CASTOR_LOSS=sum",)),
+    Program("word_language_model, LSTM", "pytorch/examples", "word_language_model/main.py", WORDS, data=made(("data", data.wikitext)),
+            noise=LASTED),
+    Program("word_language_model, Transformer", "pytorch/examples", "word_language_model/main.py", WORDS + " --model Transformer",
+            data=made(("data", data.wikitext)), noise=LASTED),
+    Program("word_language_model, by hand", "pytorch/examples", "word_language_model/main.py", WORDS.replace("--use-optimizer --lr 1e-3", "--lr 1"),
+            data=made(("data", data.wikitext)), noise=LASTED),
+    Program("dcgan", "pytorch/examples", "dcgan/main.py",
+            "--dataset folder --dataroot data/train --manualSeed 3 --workers 0 --batchSize 16 --niter 2 --ngf 8 --ndf 8", data=made(("data", data.images))),
+    Program("regression", "pytorch/examples", "regression/main.py", seeded=False),
 ]
