@@ -170,20 +170,27 @@ def _total(size):
     return sum(map(_total, size)) if isinstance(size, tuple) else size or 0
 
 
-def _shapes_of(data, count):
-    """Of the columns of a batch, for one of `count` samples."""
+def _shapes_of(data):
     found = []
 
     def note(leaf):
-        if rows_of(leaf) == count:
-            found.append(tuple(leaf.shape[1:]))
-        elif isinstance(leaf, collections.abc.MutableMapping):
-            for value in leaf.values():
-                tree_map(note, value)
+        if isinstance(leaf, collections.abc.MutableMapping):  # one that PyTorch does not look into
+            tree_map(note, dict(leaf))
+        elif rows_of(leaf) is not None:
+            found.append(tuple(leaf.shape))
         return leaf
 
     tree_map(note, data)
     return found
+
+
+def _is_padded(alone, whole, count):
+    """The columns of a batch of `count` samples are longer than those of one sample's batch; what is no column is alike in both."""
+    shapes = _shapes_of(alone), _shapes_of(whole)
+    columns = [one[0] == 1 and all_[0] == count for one, all_ in zip(*shapes)]
+    if len(shapes[0]) != len(shapes[1]) or any(one != all_ for one, all_, column in zip(*shapes, columns) if not column):
+        return False  # samples are joined end to end, or kept in lists: such a batch is not cut
+    return any(one[1:] != all_[1:] for one, all_ in zip(*shapes))
 
 
 class Collation:
@@ -208,14 +215,13 @@ class Collation:
         shortest = min(samples, key=lambda sample: _total(size_of(sample)))
         with restored():
             try:
-                alone, whole = self.collate(copy.deepcopy([shortest])), self.collate(copy.deepcopy(samples))
-                self.pads = _shapes_of(alone, 1) != _shapes_of(whole, len(samples))
-            except Exception:  # of the script's code, which may want more samples than one: the whole batch is right in any case
-                self.pads = True
+                self.pads = _is_padded(self.collate(copy.deepcopy([shortest])), self.collate(copy.deepcopy(samples)), len(samples))
+            except Exception:  # of the script's code, which may want more samples than one
+                self.pads = False
 
     def __call__(self, samples, first, last, audited):
         """The part, and what the whole batch is made of, for an audit."""
-        if self.uneven(samples):
+        if len(samples) > 1 and self.uneven(samples):
             self.look_for_padding(samples)
         before = states()
         if not self.draws and not self.pads:

@@ -117,7 +117,7 @@ PROGRAMS = [
             data=DIGITS, refused={mode: "cannot be split" for mode in SINGLE[:2]}),
     Program("mnist_hogwild", "pytorch/examples", "mnist_hogwild/main.py", SMALL, data=DIGITS, inside="mnist_hogwild", modes=SINGLE[:2],
             refused={mode: "starts processes that train" for mode in SINGLE[:2]}),
-    Program("siamese_network", "pytorch/examples", "siamese_network/main.py", "--epochs 1 --batch-size 16 --log-interval 1 --no-accel --save-model",
+    Program("siamese_network", "pytorch/examples", "siamese_network/main.py", "--epochs 1 --batch-size 64 --log-interval 1 --no-accel --save-model --lr 0.01",
             data=DIGITS, inside="siamese_network", seeded=False, noise=PART),
     Program("vae", "pytorch/examples", "vae/main.py", SMALL + " --no-accel", data=DIGITS, inside="vae", files=("vae/results",),
             refused={mode: "CASTOR_LOSS=sum" for mode in SINGLE[:2]}),
