@@ -1,6 +1,6 @@
 """Runs a program as `python PROGRAM ARG...` would, and writes down the gradients that each step of each optimizer met and the
 parameters that it left: observe.py FOLDER PROGRAM ARG... The record is FOLDER/record/rankR.pkl (tests/scripts/record.py).
-With OBSERVE_SEED, a program that does not seed itself is the same in each run."""
+With OBSERVE_SEED, a program that does not seed itself is the same in each run; with OBSERVE_DOUBLE it computes in float64."""
 import os
 import random
 import runpy
@@ -41,6 +41,8 @@ register_optimizer_step_post_hook(after)
 if "OBSERVE_SEED" in os.environ:
     random.seed(int(os.environ["OBSERVE_SEED"]))
     torch.manual_seed(int(os.environ["OBSERVE_SEED"]))
+if "OBSERVE_DOUBLE" in os.environ:
+    torch.set_default_dtype(torch.float64)
 sys.argv = sys.argv[2:]
 sys.path[0] = os.path.dirname(os.path.abspath(program))
 try:

@@ -50,7 +50,9 @@ class Program:
     refused: dict = field(default_factory=dict)  # by mode, the pattern of Castor's line
     noise: tuple = ()  # patterns of printed text and of files that no two runs have alike
     ignored: tuple = ()  # files whose bytes hold times or paths
-    of_part: str = ""  # names of metrics that it counts in a training batch, under --nproc in the rank's part (docs/single-process.md)
+    of_part: str = ""  # pattern of what it prints of a training batch, under --nproc of the rank's part (docs/single-process.md)
+    aside: bool = False  # it draws its batches by hand and has no optimizer, so that Castor has nothing to do
+    double: bool = False  # numbers are of double precision, where a run in float differs from itself by a rounding
     linear: bool = False  # SGD: the tighter tolerance
     inside: str = ""  # the folder that it starts in, below that of its data
     files: tuple = ()  # of its repository: they are copied to the folder that it starts in
@@ -67,13 +69,13 @@ TRAINER = ("training_args.bin", "README.md")  # the second tells how long it too
 DIGITS = made(("data", data.mnist))
 SMALL = "--epochs 2 --batch-size 64 --log-interval 1"
 MINGPT = r"iter_dt [\d.]+ms"
-PART = (r"(?<=\[)\d+(?=/640)",)  # they print len() of their part of a batch
+PART = r"(?<=\[)\d+(?=/640)|(?<=Loss: )\d{3,}[\d.]+"  # they print len() of their part of a batch, and divide a sum by it
 WORDS = "--data data --emsize 32 --nhid 32 --batch_size 8 --bptt 16 --epochs 2 --log-interval 1 --use-optimizer --lr 1e-3"
 LASTED = r"ms/batch +[\d.]+", r"time: +[\d.]+s"
 TRL = ("--dataset_name data --model_name_or_path model --output_dir out --use_cpu --report_to none --logging_steps 1 --dtype float32"
        " --per_device_train_batch_size 8 --max_steps 4 --learning_rate 1e-3 --bf16 False --seed 3")
 
-COUNTED = "num_tokens|mean_token_accuracy|entropy|logits/|logps/|rewards/|accuracy|margin|min_reward|mean_reward|max_reward"
+COUNTED = r"'(?:num_tokens|mean_token_accuracy|entropy|logits/|logps/|rewards/|accuracy|margin|\w+_reward)[^']*': '[^']*', "
 
 PROGRAMS = [
     Program("trainer_bert", "transformers", "trainer_bert.py", data=TEXTS, ignored=TRAINER, modes=(*SINGLE, "DDP, gemini")),
@@ -111,25 +113,24 @@ PROGRAMS = [
     Program("minGPT chargpt", "karpathy/minGPT", "projects/chargpt/chargpt.py",
             "--data.block_size=32 --model.model_type=gpt-nano --trainer.max_iters=12 --trainer.num_workers=0 --trainer.device=cpu",
             data=made((".", data.characters)), noise=(MINGPT,)),
-    Program("mnist", "pytorch/examples", "mnist/main.py", SMALL + " --no-accel --save-model", data=DIGITS, inside="mnist", noise=PART),
-    Program("mnist_rnn", "pytorch/examples", "mnist_rnn/main.py", SMALL + " --save-model", data=DIGITS, inside="mnist_rnn", noise=PART),
+    Program("mnist", "pytorch/examples", "mnist/main.py", SMALL + " --no-accel --save-model", data=DIGITS, inside="mnist", of_part=PART),
+    Program("mnist_rnn", "pytorch/examples", "mnist_rnn/main.py", SMALL + " --save-model", data=DIGITS, inside="mnist_rnn", of_part=PART),
     Program("mnist_forward_forward", "pytorch/examples", "mnist_forward_forward/main.py", "--no_accel --epochs 12 --train_size 640 --test_size 128",
             data=DIGITS, refused={mode: "cannot be split" for mode in SINGLE[:2]}),
     Program("mnist_hogwild", "pytorch/examples", "mnist_hogwild/main.py", SMALL, data=DIGITS, inside="mnist_hogwild", modes=SINGLE[:2],
             refused={mode: "starts processes that train" for mode in SINGLE[:2]}),
-    Program("siamese_network", "pytorch/examples", "siamese_network/main.py", "--epochs 1 --batch-size 64 --log-interval 1 --no-accel --save-model --lr 0.01",
-            data=DIGITS, inside="siamese_network", seeded=False, noise=PART),
     Program("vae", "pytorch/examples", "vae/main.py", SMALL + " --no-accel", data=DIGITS, inside="vae", files=("vae/results",),
             refused={mode: "CASTOR_LOSS=sum" for mode in SINGLE[:2]}),
     Program("vae, CASTOR_LOSS=sum", "pytorch/examples", "vae/main.py", SMALL + " --no-accel", data=DIGITS, inside="vae", files=("vae/results",),
-            settings=("CASTOR_LOSS=sum",)),
+            settings=("CASTOR_LOSS=sum",), of_part=PART),
     Program("word_language_model, LSTM", "pytorch/examples", "word_language_model/main.py", WORDS, data=made(("data", data.wikitext)),
             noise=LASTED),
     Program("word_language_model, Transformer", "pytorch/examples", "word_language_model/main.py", WORDS + " --model Transformer",
             data=made(("data", data.wikitext)), noise=LASTED),
     Program("word_language_model, by hand", "pytorch/examples", "word_language_model/main.py", WORDS.replace("--use-optimizer --lr 1e-3", "--lr 1"),
-            data=made(("data", data.wikitext)), noise=LASTED),
+            data=made(("data", data.wikitext)), noise=LASTED, modes=SINGLE[:2], aside=True),
     Program("dcgan", "pytorch/examples", "dcgan/main.py",
-            "--dataset folder --dataroot data/train --manualSeed 3 --workers 0 --batchSize 16 --niter 2 --ngf 8 --ndf 8", data=made(("data", data.images))),
-    Program("regression", "pytorch/examples", "regression/main.py", seeded=False),
+            "--dataset folder --dataroot data/train --manualSeed 3 --workers 0 --batchSize 16 --niter 2 --ngf 8 --ndf 8", data=made(("data", data.images)),
+            double=True),
+    Program("regression", "pytorch/examples", "regression/main.py", seeded=False, modes=SINGLE[:2], aside=True),
 ]
