@@ -46,8 +46,8 @@ class _Split:
     """What the ranks do with the batches of one iteration.
 
     One that begins in evaluation mode hands out whole batches. Trainers begin an epoch so, after an evaluation, and call
-    model.train() when they have the first batches: once a backward() came, parts follow. What is handed out before one
-    backward() is all whole or all parts, since both have random numbers of their own."""
+    model.train() when they have the first batches: once all that was handed out has had its backward(), parts follow. Batches
+    that the script holds at a time are all whole or all parts, since both have random numbers of their own."""
 
     def __init__(self, job, iterator, loader):
         self.job, self.iterator, self.loader = job, weakref.ref(iterator), weakref.ref(loader)
@@ -59,7 +59,7 @@ class _Split:
         self.fetched = None  # the same of that batch
         self.parts = not job.evaluating  # are handed out, and no whole batches
         self.backwards = job.backwards
-        self.handed = -1 if self.ahead else 0  # batches since the last backward
+        self.handed = -1 if self.ahead else 0  # batches so far, while they are whole
         self.left = None  # so many whole ones follow, till parts do
 
     def indices(self, sampler_iter):
@@ -79,10 +79,8 @@ class _Split:
         job = self.job
         if self.parts:
             return
-        if self.backwards != job.backwards:
-            if not job.evaluating:
-                self.left = self.handed - 1 if self.ahead else 0
-            self.backwards, self.handed = job.backwards, 0
+        if self.left is None and 0 < self.handed <= job.backwards - self.backwards and not job.evaluating:
+            self.left = self.handed - 1 if self.ahead else 0  # the batch that the script gets now is whole; as many may belong together
         self.handed += 1
         self.parts = self.left == 0
         self.drawn_ahead = self.ahead and self.parts  # the script has a whole batch still
@@ -100,7 +98,7 @@ class _Split:
         if weight is None:
             job.source = lambda: None
             if self.loader() in job.trained:
-                randomness.begin(self.iterator, 0, count, count)
+                randomness.begin_plain(self.iterator)
             else:
                 randomness.begin_whole(self.iterator)
             return
@@ -109,8 +107,8 @@ class _Split:
         first, last, _ = part_of(count, job.rank, job.world)
         randomness.begin(self.iterator, first, last, count)
 
-    def hand_out_whole(self, data, digest=0.0, count=1):
-        self.hand_out((None, digest, count))
+    def hand_out_whole(self, data):
+        self.hand_out((None, 0.0, 0))
         return data
 
     def deliver(self, iterator, data):
@@ -139,7 +137,7 @@ class _Split:
             first, last, _ = part_of(fetched[2], self.job.rank, self.job.world)
             part, found = streams.cut(data, functools.partial(streams.is_column, count=fetched[2]), first, last)
         if not found:
-            return self.hand_out_whole(data, *fetched[1:])
+            return self.hand_out_whole(data)
         self.hand_out(fetched)
         return self.job.audit.batch_handed_out(self, part, lambda: data)
 

@@ -92,14 +92,24 @@ _parameters = (0, {})  # how many are registered, and address: parameter
 
 def begin(iterator, first, last, count):
     """The script gets rows [first, last) of a batch of `count` from an iterator, which is a weak reference."""
+    _begin(iterator)
+    _parts.append(Part(first, last, count))
+    del _parts[:-_PARTS]
+
+
+def begin_plain(iterator):
+    """The script gets a whole batch, to train on it: each rank draws what the single process does."""
+    _begin(iterator)
+    _parts.clear()
+
+
+def _begin(iterator):
     global _used, _waiting, _ended, _origin, _aside
     _origin, _aside, _ended = iterator, lambda: None, False
     if _used:
         _parts.clear()
         _used, _waiting = False, 0
     _waiting += 1
-    _parts.append(Part(first, last, count))
-    del _parts[:-_PARTS]
 
 
 def look_at(data):
@@ -108,7 +118,7 @@ def look_at(data):
 
 
 def begin_whole(iterator):
-    """The script gets a batch that is not split."""
+    """The script gets a batch that is not split, to look at."""
     global _aside
     _aside = iterator
 
