@@ -29,10 +29,12 @@ void observe_record(hook_id id, uint64_t begin_ns, int status, const observe_fac
 
 void observe_cuda_end(hook_id id, uint64_t begin_ns, int status, const observe_facts *facts) {
     uint64_t end_ns = trace_now_ns();
-    /* Default streams have no handle. */
-    uint64_t handle = facts->object   ? facts->object
-                      : facts->stream ? facts->stream
-                                      : (uint64_t)(unsigned)observe_thread.device + 1;
+    uint64_t handle = 0;
+    if (actions[id] >= DEVICE_ASK) { /* `object` of another call may be what a failed one has left unset */
+        handle = facts->object ? facts->object : facts->stream;
+        if (handle == 0) /* of a default stream */
+            handle = (uint64_t)(unsigned)observe_thread.device + 1;
+    }
     /* What NCCL launches is part of its own call, which says what was enqueued. */
     bool inside = actions[id] == DEVICE_ENQUEUE && (observe_thread.inside & OBSERVE_NCCL);
     device_call_end(inside ? DEVICE_NONE : actions[id],

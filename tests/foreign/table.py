@@ -131,6 +131,6 @@ PROGRAMS = [
             data=made(("data", data.wikitext)), noise=LASTED, modes=SINGLE[:2], aside=True),
     Program("dcgan", "pytorch/examples", "dcgan/main.py",
             "--dataset folder --dataroot data/train --manualSeed 3 --workers 0 --batchSize 16 --niter 2 --ngf 8 --ndf 8", data=made(("data", data.images)),
-            double=True),
+            double=True, of_part=r"D\(\S+: [\d. /]+", ignored=("real_samples.png",)),  # a picture of the rank's part
     Program("regression", "pytorch/examples", "regression/main.py", seeded=False, modes=SINGLE[:2], aside=True),
 ]
