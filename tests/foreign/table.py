@@ -78,7 +78,7 @@ TRL = ("--dataset_name data --model_name_or_path model --output_dir out --use_cp
 COUNTED = r"'(?:num_tokens|mean_token_accuracy|entropy|logits/|logps/|rewards/|accuracy|margin|\w+_reward)[^']*': '[^']*', "
 
 PROGRAMS = [
-    Program("trainer_bert", "transformers", "trainer_bert.py", data=TEXTS, ignored=TRAINER, modes=(*SINGLE, "DDP, gemini")),
+    Program("trainer_bert", "transformers", "trainer_bert.py", data=TEXTS, ignored=(*TRAINER, "tokenizer.json"), modes=(*SINGLE, "DDP, gemini")),
     Program("trainer_masked", "transformers", "trainer_masked.py", data=made(("model", data.bert), ("data", data.plain_text)), ignored=TRAINER,
             linear=True),
     Program("peft_lora", "peft", "peft_lora.py", data=made(("model", data.llama), ("data", data.plain_text)),

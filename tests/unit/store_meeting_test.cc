@@ -49,7 +49,7 @@ TEST(StoreMeeting, AgreeNamesRanksAndValuesOnEveryRank) {
         const char *labels[2] = {"the first", "the learning rate"};
         ASSERT_EQ(castor_agree(r.store, "the second look", different, labels, 2), CASTOR_ERR_MISMATCH);
         for (const char *part :
-             {"the second look", "the learning rate", "0.125000000 on rank 0", "0.250000000 on rank 2"})
+             {"the second look", "the learning rate", "0.125 on rank 0", "0.25 on rank 2"})
             EXPECT_NE(strstr(error_text(), part), nullptr) << part << " in: " << error_text();
         r.barrier();
         ASSERT_EQ(castor_agree(r.store, "the third look", same, nullptr, r.rank == 1 ? 1 : 2),
@@ -126,7 +126,7 @@ TEST(StoreMeeting, AgreeComparesAllValues) {
         if (r.rank == 2)
             values[4321] = 0.75;
         ASSERT_EQ(castor_agree(r.store, "a step", values.data(), labels.data(), 5000), CASTOR_ERR_MISMATCH);
-        const char *said = "value 4321 is 0.500000000 on rank 0 and 0.750000000 on rank 2";
+        const char *said = "value 4321 is 0.5 on rank 0 and 0.75 on rank 2";
         EXPECT_NE(strstr(error_text(), said), nullptr) << error_text();
     });
 }
