@@ -48,8 +48,7 @@ TEST(StoreMeeting, AgreeNamesRanksAndValuesOnEveryRank) {
         const double different[2] = {0.5, r.rank == 2 ? 0.25 : 0.125};
         const char *labels[2] = {"the first", "the learning rate"};
         ASSERT_EQ(castor_agree(r.store, "the second look", different, labels, 2), CASTOR_ERR_MISMATCH);
-        for (const char *part :
-             {"the second look", "the learning rate", "0.125 on rank 0", "0.25 on rank 2"})
+        for (const char *part : {"the second look", "the learning rate", "0.125 on rank 0", "0.25 on rank 2"})
             EXPECT_NE(strstr(error_text(), part), nullptr) << part << " in: " << error_text();
         r.barrier();
         ASSERT_EQ(castor_agree(r.store, "the third look", same, nullptr, r.rank == 1 ? 1 : 2),
