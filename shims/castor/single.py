@@ -216,15 +216,15 @@ class Job(processes.Process):
     def _show_mean(self, shown):
         """What the script prints, and what its schedulers see, is the whole batch's."""
         values = [self.share * loss.item() if self.share else 0.0 for loss in shown]
-        every = self.group.gather([float(len(shown)), self.batch, *(values + 3 * [0.0])[:3], *streams.digest()], "the loss")
+        every = self.group.gather([float(len(shown)), self.batch, *(values + 3 * [0.0])[:3], float(self.in_parts), *streams.digest()], "the loss")
         if any(row[1] != every[0][1] for row in every):
             ranks = [r for r, row in enumerate(every) if row[1] != every[0][1]]
             raise core.GroupError(f"castor: rank 0 and rank {ranks[0]} drew different batches from their DataLoaders: seed "
                              "the sampler, or draw it from torch's default generator")
         if not self.split_seen:
             self._check_drawn_by_hand(every)
-        if self.in_parts:
-            streams.level(self, [row[5:] for row in every])
+        if every[0][5]:  # a thread that draws batches may have come to the end of them on some ranks only
+            streams.level(self, [row[6:] for row in every])
         for i, loss in enumerate(shown[:3]):
             loss.data.fill_(sum(row[2 + i] for row in every))
 
