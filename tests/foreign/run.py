@@ -23,7 +23,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests", "semantics")]
 import launch  # noqa: E402
-import runner  # noqa: E402
 from compare import compare_files, compare_ranks, compare_text, compare_values, Outcome, shown, Tolerance  # noqa: E402
 from complaints import last_words, refusal  # noqa: E402
 from expect import ADAPTIVE, EXACT  # noqa: E402
@@ -37,6 +36,12 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 TIMES = r"'?\w*(?:runtime|per_second|total_flos)\w*'?\s*[:=]\s*'?[\d.:e+-]+'?,?\s*"
 
 
+def packages_of(python):
+    """The folder of its packages."""
+    ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    return subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def environment(python, folder):
     """The packages of requirements.txt, beside those of `python`. Returns the interpreter that has both."""
     inner = os.path.join(folder, "bin", "python")
@@ -47,12 +52,11 @@ def environment(python, folder):
     if os.path.exists(done) and open(done).read() == text + python:
         return inner
     print(f"packages of {os.path.relpath(wanted, ROOT)} go to {os.path.relpath(folder, ROOT)}", flush=True)
-    ask = "import sysconfig, torch; print(sysconfig.get_path('purelib'), torch.__version__.partition('+')[0])"
-    beside, torch = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.split()
+    ask = [python, "-c", "import torch; print(torch.__version__.partition('+')[0])"]
+    torch = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
     subprocess.run([python, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-    own = subprocess.run([inner, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], check=True, capture_output=True, text=True).stdout.strip()
-    with open(os.path.join(own, "beside.pth"), "w") as file:
-        file.write(beside + "\n")
+    with open(os.path.join(packages_of(inner), "beside.pth"), "w") as file:
+        file.write(packages_of(python) + "\n")
     install = [inner, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     subprocess.run([*install, f"torch=={torch}", "-r", wanted], check=True, timeout=1500)
     with open(done, "w") as file:
@@ -94,8 +98,7 @@ class Suite:
 
         self.args, self.python, self.table = args, python, table
         self.work = os.path.join(args.build, "foreign")
-        self.packages = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True,
-                                       check=True).stdout.strip()
+        self.packages = packages_of(python)
         self.stored = os.path.join(self.work, "results.json")
         self.results, self.ran = {}, []
         if os.path.exists(self.stored):
