@@ -1,9 +1,13 @@
 /* Fails the nth of a libc function's calls, where libcastor.so makes them and nowhere else: preloaded beside it, this replaces
  * the functions' addresses in the library's own table of imports.
  *
- *   FAIL_NTH_FOLDER   where the file `calls.RANK` lies: what each rank has called, and what has failed (struct call)
- *   FAIL_NTH_RULES    FUNCTION:N:WHAT[:RANK], ... The Nth call (N+: this and all later ones) on the rank (none: on each) fails
- *                     with the errno WHAT, a number, or moves half of its bytes (`short`).
+ *   FAIL_NTH_FOLDER   where the files `calls.RANK` and `ways.RANK` lie: what each rank has called, and what has failed (struct
+ *                     call), and by which ways through the library (struct way)
+ *   FAIL_NTH_RULES    FUNCTION[@WAY]:N:WHAT[:RANK], ... The Nth call (N+: this and all later ones) on the rank (none: on each),
+ *                     of those that come this way, fails with the errno WHAT, a number, or moves half of its bytes (`short`).
+ *
+ * A way is a number for the library's own frames above a call, from the one that calls to the one that was entered from outside:
+ * the same in each run of one build.
  *
  * What syscall(2) calls has a name of its own here (io_uring_setup). Calls that wait, and clocks, are not replaced.
  * Processes without RANK in their environment are let alone.
@@ -21,8 +25,10 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <unwind.h>
 
 #define RULES_MAX 8
+#define WAYS_MAX  4096 /* a power of two */
 #define SHORT     (-1)
 
 /* Name; what a call that fails returns (ERROR: the errno); which argument counts bytes (-1: none). */
@@ -92,6 +98,11 @@ struct call {
         caller; /* caller: of the first that failed, as an address in the library's file */
 };
 
+struct way {
+    _Atomic uint64_t name, count; /* name: zero where there is none yet */
+    uint64_t function, caller;
+};
+
 static const char *const names[] = {
 #define NAME(name, ...) #name,
     FUNCTIONS(NAME) SYSTEM_CALLS(NAME)
@@ -100,20 +111,60 @@ static const char *const names[] = {
 
 struct rule {
     int function, what;
-    uint64_t first, last;
+    uint64_t way, first, last; /* way: zero for each */
 };
 
 static struct call *calls;
+static struct way *ways;
 static struct rule rules[RULES_MAX];
 static int rule_count;
-static uintptr_t library;
+static uintptr_t library, library_end;
+
+struct frames {
+    uint64_t name;
+    bool inside;
+};
+
+static _Unwind_Reason_Code frame_add(struct _Unwind_Context *context, void *passed) {
+    struct frames *frames = passed;
+    uintptr_t at = _Unwind_GetIP(context);
+    if (at < library || at >= library_end)
+        return frames->inside ? _URC_END_OF_STACK : _URC_NO_REASON; /* this file's own frames come first */
+    frames->inside = true;
+    frames->name = (frames->name ^ (at - library)) * 0x100000001b3;
+    return _URC_NO_REASON;
+}
+
+/* The way of this call; NULL: no room. */
+static struct way *way_of(int function, void *caller) {
+    struct frames frames = {.name = 0xcbf29ce484222325 ^ (uint64_t)function};
+    _Unwind_Backtrace(frame_add, &frames);
+    uint64_t name = frames.name ? frames.name : 1;
+    for (size_t i = 0; i < WAYS_MAX; i++) {
+        struct way *way = &ways[(name + i) % WAYS_MAX];
+        uint64_t there = 0;
+        if (atomic_compare_exchange_strong(&way->name, &there, name)) {
+            way->function = (uint64_t)function;
+            way->caller = (uintptr_t)caller - library;
+            return way;
+        }
+        if (there == name)
+            return way;
+    }
+    return NULL;
+}
 
 /* Whether this call fails, and how: 0, an errno, or SHORT. */
 static int look(int function, void *caller) {
-    uint64_t number = atomic_fetch_add(&calls[function].count, 1) + 1;
+    struct way *way = way_of(function, caller);
+    uint64_t of_way = way ? atomic_fetch_add(&way->count, 1) + 1 : 0;
+    uint64_t of_all = atomic_fetch_add(&calls[function].count, 1) + 1;
     for (int i = 0; i < rule_count; i++) {
         const struct rule *rule = &rules[i];
+        uint64_t number = rule->way ? of_way : of_all;
         if (rule->function != function || number < rule->first || number > rule->last)
+            continue;
+        if (rule->way && (!way || way->name != rule->way))
             continue;
         if (atomic_fetch_add(&calls[function].failed, 1) == 0)
             atomic_store(&calls[function].caller, (uintptr_t)caller - library);
@@ -211,10 +262,11 @@ static void table_replace(const struct link_map *of) {
 
 static bool rule_read(const char *text, long rank) {
     char name[24], what[12];
-    unsigned long number;
+    unsigned long number, way = 0;
     int used = 0;
     long only = rank;
-    if (sscanf(text, "%23[a-z_0-9]:%lu%n", name, &number, &used) != 2)
+    if (sscanf(text, "%23[a-z_0-9]@%lx:%lu%n", name, &way, &number, &used) != 3 &&
+        sscanf(text, "%23[a-z_0-9]:%lu%n", name, &number, &used) != 2)
         return false;
     bool later = text[used] == '+';
     if (sscanf(text + used + later, ":%11[a-z0-9]:%ld", what, &only) < 1)
@@ -223,10 +275,33 @@ static bool rule_read(const char *text, long rank) {
         if (strcmp(name, names[function]) == 0) {
             if (only == rank && rule_count < RULES_MAX)
                 rules[rule_count++] = (struct rule){function, strcmp(what, "short") == 0 ? SHORT : atoi(what),
-                                                    number, later ? UINT64_MAX : number};
+                                                    way, number, later ? UINT64_MAX : number};
             return true;
         }
     return false;
+}
+
+static int library_measure(struct dl_phdr_info *info, size_t size, void *unused) {
+    (void)size, (void)unused;
+    for (int i = 0; info->dlpi_addr == library && i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_LOAD)
+            library_end = library + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz;
+    return 0;
+}
+
+static void *file_shared(const char *folder, const char *name, const char *rank, size_t bytes) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s.%s", folder, name, rank);
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    void *mapped = file >= 0 && ftruncate(file, (off_t)bytes) == 0
+                       ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+                       : MAP_FAILED;
+    if (file >= 0)
+        close(file);
+    if (mapped != MAP_FAILED)
+        return mapped;
+    fprintf(stderr, "fail_nth: cannot write %s\n", path);
+    return NULL;
 }
 
 __attribute__((constructor)) static void start(void) {
@@ -235,19 +310,11 @@ __attribute__((constructor)) static void start(void) {
     if (!rank || !folder || !of)
         return;
     library = of->l_addr;
-    char path[4096];
-    snprintf(path, sizeof path, "%s/calls.%s", folder, rank);
-    size_t bytes = FUNCTION_COUNT * sizeof *calls;
-    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    void *mapped = file >= 0 && ftruncate(file, (off_t)bytes) == 0
-                       ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
-                       : MAP_FAILED;
-    if (mapped == MAP_FAILED) {
-        fprintf(stderr, "fail_nth: cannot write %s\n", path);
+    dl_iterate_phdr(library_measure, NULL);
+    calls = file_shared(folder, "calls", rank, FUNCTION_COUNT * sizeof *calls);
+    ways = file_shared(folder, "ways", rank, WAYS_MAX * sizeof *ways);
+    if (!calls || !ways)
         return;
-    }
-    close(file);
-    calls = mapped;
     for (int i = 0; i < FUNCTION_COUNT; i++)
         strcpy(calls[i].name, names[i]);
     for (; text && *text; text += strcspn(text, ","), text += *text == ',')

@@ -14,7 +14,7 @@ from job import FOLDER, START_S, Failed, Job
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
 TIMEOUT_S = 20  # CASTOR_TIMEOUT: some faults leave a rank without the other's word
 SHIM = os.path.join(FOLDER, "fail_nth.c")
-RECORD = struct.Struct("24sQQQ")  # struct call of the shim
+CALL, WAY = struct.Struct("24sQQQ"), struct.Struct("QQQQ")  # of the shim
 # Both ranks, as torchrun would start them, without torchrun's own time.
 RANKS = ("export LD_PRELOAD=$LD_PRELOAD:$FAIL_NTH; RANK=0 LOCAL_RANK=0 \"$@\" & first=$!; RANK=1 LOCAL_RANK=1 \"$@\" & second=$!; "
          "wait $first; a=$?; wait $second; b=$?; echo ends $a $b; exit $((a > b ? a : b))")
@@ -52,7 +52,7 @@ QUICK = (  # form, rule, how it ends
     ("budget", "calloc:40:12:0", "no memory for"),
     ("budget", "cachestat:1+:38:1", "the same numbers"),
 )
-MOST = 2  # of each function's calls, that fail alone; 0: all
+MOST = 2  # of each function's calls, that fail alone; 0: by each way through the library, the first and the last
 TESTS = {}
 _lock = threading.RLock()
 _built = tempfile.TemporaryDirectory(prefix="castor-failure-shim-")  # goes at the end
@@ -89,8 +89,18 @@ class Steps(Job):
         """By function: how often it was called, how often it failed, and where first, as an address in the library."""
         found = {}
         with open(self.path(f"calls.{rank}"), "rb") as file:
-            for name, *numbers in RECORD.iter_unpack(file.read()):
+            for name, *numbers in CALL.iter_unpack(file.read()):
                 found[name.rstrip(b"\0").decode()] = tuple(numbers)
+        return found
+
+    def ways(self, rank):
+        """By function: the ways through the library by which its calls came, and how many by each."""
+        found = {name: {} for name in self.calls(rank)}
+        names = [*found]
+        with open(self.path(f"ways.{rank}"), "rb") as file:
+            for way, count, function, _ in WAY.iter_unpack(file.read()):
+                if way:
+                    found[names[function]][way] = count
         return found
 
     def numbers(self):
@@ -169,13 +179,13 @@ def fault(form, rule):
 
 @once
 def counted(form):
-    """How often each rank calls each function, in a run without a fault."""
+    """How often each rank calls each function, and by which ways, in a run without a fault."""
     job = Steps(FORMS[form])
     try:
         words = job.outcome()
         job.check(words == "the same numbers", words)
         job.nothing_is_left()
-        return [job.calls(rank) for rank in range(2)]
+        return [(job.calls(rank), job.ways(rank)) for rank in range(2)]
     except Failed as failure:
         raise Failed(f"{failure}\n{job.text()}") from None
     finally:
@@ -183,21 +193,23 @@ def counted(form):
 
 
 def spread(count, most):
-    """Up to so many numbers from 1 to count, the first and the last among them; `most` 0: all."""
-    if count <= most or not most:
+    """Up to so many numbers from 1 to count, the first and the last among them."""
+    if count <= most:
         return [*range(1, count + 1)]
     return sorted({1 + round(i * (count - 1) / max(most - 1, 1)) for i in range(most)})
 
 
 def rules(form, function, most):
-    """Each of these calls fails once, the ways of failing in turn; and all fail from the first and from the middle on."""
+    """Some of its calls fail once, the ways of failing in turn; and all fail from the first and from the middle on."""
     made = []
-    for rank, calls in enumerate(counted(form)):
-        count, ways = calls[function][0], ERRORS[function]
-        for i, number in enumerate(spread(count, most)):
-            made.append(f"{function}:{number}:{ways[(i + rank) % len(ways)]}:{rank}")
-        for number in {1, max(count // 2, 1)} if count else ():
-            made.append(f"{function}:{number}+:{ways[0]}:{rank}")
+    for rank, (calls, ways) in enumerate(counted(form)):
+        count, errors = calls[function][0], ERRORS[function]
+        if most:
+            alone = [f"{function}:{number}" for number in spread(count, most)]
+        else:
+            alone = [f"{function}@{way:x}:{number}" for way, times in sorted(ways[function].items()) for number in sorted({1, times})]
+        made += [f"{call}:{errors[(i + rank) % len(errors)]}:{rank}" for i, call in enumerate(alone)]
+        made += [f"{function}:{number}+:{errors[0]}:{rank}" for number in {1, max(count // 2, 1)} if count]
     return made
 
 

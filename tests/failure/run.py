@@ -4,7 +4,7 @@
 
 Needs torch (the interpreter that runs this has it). NAMEs select tests whose name contains one of them; several jobs run at a
 time. TEST_LENGTH=all (docs/testing.md) adds those of both kinds of scripts where one stands for the other, and --calls of each
-function of libc, which fail one by one (0: all of them; hours). The last line is `N passed, N failed`.
+function of libc, which fail one by one (0: the first and the last by each way through the library; hours). The last line is `N passed, N failed`.
 
 A job has CASTOR_TIMEOUT=300 and must end within a minute of the failure, however busy the machine: an error that comes so
 soon comes from the failure's detection.
