@@ -1,5 +1,7 @@
 """Writes docs/semantics.md from the results of a full run."""
 
+import os
+
 import rows as table
 from expect import ADAPTIVE, ANY, HALF, SGD
 
@@ -102,7 +104,8 @@ def sources(results):
     return text
 
 
-def write(path, results):
+def write(path, results, root):
+    """root: the folder of this project, which messages of Castor's may name, and a table must not."""
     by_key = {(r["script"], r["case"], r["plugin"], r["ranks"]): r for r in results}
     text = HEAD + tolerances() + "\n" + BY_SCRIPT + overview(by_key) + sources(results)
     text += BY_ROW.format(engines=" and ".join([", ".join(table.ENGINES[:-1]), table.ENGINES[-1]]))
@@ -120,4 +123,4 @@ def write(path, results):
         good = sum(r["passed"] for r in untouched)
         text += f"\nWith the plugin `none`, {good} of {len(untouched)} rows are bitwise equal to plain PyTorch.\n"
     with open(path, "w") as file:
-        file.write(text)
+        file.write(text.replace(os.path.join(root, ""), ""))

@@ -542,7 +542,7 @@ def main():
     ]
     left = sum(len(group) for group, *_ in in_time(args.jobs, limit, runs))
     if args.markdown:
-        report.write(args.markdown, suite.results)
+        report.write(args.markdown, suite.results, ROOT)
     failed = sum(not result["passed"] for result in suite.results)
     if left:
         print(f"{left} rows are left for another run with --continue", flush=True)
