@@ -193,7 +193,8 @@ bool report_find_memory(report *report);
 void report_free_records(report_process *process);
 void report_free_memory(report_memory *memory);
 bool report_find_outcome(report *report);
-bool report_read_unreached(report *report, int fd);
+/* The lines that processes left in the file `name` of format.h, `process PID: REASON`. */
+bool report_read_outcome(report *report, const char *name, int fd);
 bool report_add_counter(report_counters *counters, const char *name, const trace_counter *value,
                         uint64_t max_ns);
 bool report_add_note(report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));

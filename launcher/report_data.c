@@ -215,12 +215,16 @@ bool report_visit_records(const report *report, report_visitor visit, void *cont
     return complete;
 }
 
-static bool read_unreached_file(report *report, int directory_fd) {
-    int fd = open_file(directory_fd, TRACE_UNREACHED_NAME);
-    if (fd < 0)
-        return true;
-    bool complete = report_read_unreached(report, fd);
-    close(fd);
+static bool read_outcomes(report *report, int directory_fd) {
+    static const char *const names[] = {TRACE_REFUSED_NAME, TRACE_REFUSED_UNSEEN_NAME, TRACE_UNREACHED_NAME};
+    bool complete = true;
+    for (size_t i = 0; i < sizeof names / sizeof *names && complete; i++) {
+        int fd = open_file(directory_fd, names[i]);
+        if (fd < 0)
+            continue;
+        complete = report_read_outcome(report, names[i], fd);
+        close(fd);
+    }
     return complete;
 }
 
@@ -382,7 +386,7 @@ static bool read_directory(report *report, DIR *directory) {
         return false;
     report_align_clocks(report);
     return read_files(report, directory, TRACE_SEGMENT_SUFFIX, read_segment_file) &&
-           read_unreached_file(report, dirfd(directory));
+           read_outcomes(report, dirfd(directory));
 }
 
 bool report_read(report *report, const char *path) {

@@ -6,30 +6,33 @@
 #include <unistd.h>
 #include "text_table.h"
 
-#define UNREACHED_LINES 64
-#define MISSING_NAMED   16 /* ranks that left no trace */
+#define NOTE_LINES    64
+#define MISSING_NAMED 16 /* ranks that left no trace */
 
-/* The lines that processes left which the agent never reached (`process PID: REASON`). */
-bool report_read_unreached(report *report, int fd) {
+static const char refused[] = "refused";
+
+bool report_read_outcome(report *report, const char *name, int fd) {
     char text[16384];
     ssize_t length = pread(fd, text, sizeof text - 1, 0);
     bool complete = true;
     text[length > 0 ? length : 0] = '\0';
     char *rest = NULL;
     unsigned lines = 0;
-    for (char *line = strtok_r(text, "\n", &rest); line != NULL && lines < UNREACHED_LINES && complete;
+    for (char *line = strtok_r(text, "\n", &rest); line != NULL && lines < NOTE_LINES && complete;
          line = strtok_r(NULL, "\n", &rest), lines++) {
         trace_read_clean(line, strlen(line) + 1);
         complete = report_add_note(report, "%s", line);
         const char *reason = strstr(line, ": ");
         if (complete && report->outcome == NULL)
-            complete = asprintf(&report->outcome, "passthrough: %s", reason == NULL ? line : reason + 2) >= 0;
+            complete = asprintf(&report->outcome, "%s: %s",
+                                strncmp(name, refused, sizeof refused - 1) == 0 ? refused : name,
+                                reason == NULL ? line : reason + 2) >= 0;
     }
     return complete;
 }
 
-/* What the job came to: the first outcome that a rank told, else that of a process which the agent did not reach, else
- * how the ranks ended. */
+/* What the job came to: that it was refused, else the first outcome that a rank told, else that of a process which the
+ * agent did not reach, else how the ranks ended. */
 static bool find_outcome(report *report) {
     const char *told = NULL;
     size_t running = 0, died = 0;
@@ -46,7 +49,8 @@ static bool find_outcome(report *report) {
         running += rank->state == REPORT_RANK_RUNNING;
         died += rank->state == REPORT_RANK_DIED;
     }
-    if (told == NULL && report->outcome != NULL)
+    if (report->outcome != NULL &&
+        (told == NULL || strncmp(report->outcome, refused, sizeof refused - 1) == 0))
         return true;
     free(report->outcome);
     report->outcome = strdup(told != NULL ? told : died > 0 ? "died" : running > 0 ? "running" : "exited");

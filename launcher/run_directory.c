@@ -130,7 +130,8 @@ int run_directory_prepare(const char *wanted, run_directory *out) {
 static bool is_of_a_run(const char *name) {
     static const char out_prefix[] = "rank";
     if (strcmp(name, TRACE_BUDGET_NAME) == 0 || strcmp(name, TRACE_UNREACHED_NAME) == 0 ||
-        strcmp(name, TRACE_REFUSED_NAME) == 0 || strcmp(name, TRACE_SAID_NAME) == 0)
+        strcmp(name, TRACE_REFUSED_NAME) == 0 || strcmp(name, TRACE_REFUSED_UNSEEN_NAME) == 0 ||
+        strcmp(name, TRACE_SAID_NAME) == 0)
         return true;
     if (strncmp(name, out_prefix, sizeof out_prefix - 1) != 0)
         return false;

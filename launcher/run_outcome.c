@@ -23,15 +23,15 @@ void run_path_quote(const char *path, char *out, size_t out_size) {
     log_format(out + used, out_size - used, "'");
 }
 
-/* The first line of the note. */
-static bool read_passthrough(const char *directory, char *out, size_t out_size) {
+/* The first line of the note; false: there is none. */
+static bool note_read(const char *directory, const char *name, char *out, size_t out_size) {
     char path[PATH_MAX + 32];
-    log_format(path, sizeof path, "%s/" TRACE_UNREACHED_NAME, directory);
+    log_format(path, sizeof path, "%s/%s", directory, name);
     FILE *file = fopen(path, "re");
     if (!file)
         return false;
     if (!fgets(out, (int)out_size, file))
-        log_format(out, out_size, "the agent was not reached");
+        log_format(out, out_size, "no reason could be written");
     fclose(file);
     out[strcspn(out, "\n")] = '\0';
     trace_read_clean(out, out_size);
@@ -52,17 +52,22 @@ static bool has_trace(const char *directory) {
 }
 
 bool run_outcome_refused(const run_job *job) {
-    char path[PATH_MAX + 32];
-    log_format(path, sizeof path, "%s/" TRACE_REFUSED_NAME, job->directory.path);
-    return access(path, F_OK) == 0;
+    char text[64];
+    return note_read(job->directory.path, TRACE_REFUSED_NAME, text, sizeof text) ||
+           note_read(job->directory.path, TRACE_REFUSED_UNSEEN_NAME, text, sizeof text);
 }
 
 void run_outcome_report(const run_job *job) {
-    char text[1024], quoted[PATH_MAX + 64], plugin[64];
-    if (run_outcome_refused(job))
+    char text[2048], quoted[PATH_MAX + 64], plugin[64];
+    if (note_read(job->directory.path, TRACE_REFUSED_NAME, text, sizeof text))
         return; /* the library has said all */
+    if (note_read(job->directory.path, TRACE_REFUSED_UNSEEN_NAME, text, sizeof text)) {
+        const char *reason = strstr(text, ": ");
+        LOG_E("%s", reason ? reason + 2 : text);
+        return;
+    }
     option_format(OPTION_ID_plugin, plugin, sizeof plugin);
-    if (read_passthrough(job->directory.path, text, sizeof text))
+    if (note_read(job->directory.path, TRACE_UNREACHED_NAME, text, sizeof text))
         LOG_W("this run counts as passthrough%s%s: %s",
               options()->plugin == CASTOR_PLUGIN_NONE ? "" : "; it was not under plugin ",
               options()->plugin == CASTOR_PLUGIN_NONE ? "" : plugin, text);

@@ -21,6 +21,7 @@ static struct {
     dev_t device;
     ino_t inode;
 } own;
+static bool wanted; /* `own` was, be it open or not */
 static struct {
     char path[4096]; /* empty: each process says all of its own */
     uint64_t seed;
@@ -282,7 +283,8 @@ void log_set_rank(int rank) {
 
 void log_set_file(int file) {
     struct stat info;
-    if (file <= STDERR_FILENO || fstat(file, &info) != 0)
+    wanted = file > STDERR_FILENO;
+    if (!wanted || fstat(file, &info) != 0)
         return;
     own.device = info.st_dev;
     own.inode = info.st_ino;
@@ -305,6 +307,10 @@ static void write_all(int file, const char *text, size_t length) {
         else if (written == 0 || errno != EINTR)
             break;
     }
+}
+
+bool log_is_shown(void) {
+    return !wanted || log_file() != STDERR_FILENO;
 }
 
 void log_say(const char *text) {

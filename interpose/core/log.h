@@ -17,6 +17,8 @@ void log_set_level(log_level level);
 void log_set_rank(int rank); /* -1: no rank in the prefix */
 /* Lines go to this descriptor instead of standard error, as long as it is still open on the same file. */
 void log_set_file(int file);
+/* False: they go to standard error, of a process that has not inherited the descriptor. That may be a file which no one reads. */
+bool log_is_shown(void);
 /* What a process of this job has said, no other one says again to the same file: lines are noted in the file `path`, and `job`
  * tells them from those of earlier jobs. Lines for debugging are not. */
 void log_set_said(const char *path, const char *job);

@@ -169,15 +169,17 @@ static void passthrough_report(void) {
 void start_refuse(const char *reason) {
     struct stat note;
     refused = true;
-    int file = note_open(TRACE_REFUSED_NAME);
+    const char *name = log_is_shown() ? TRACE_REFUSED_NAME : TRACE_REFUSED_UNSEEN_NAME;
+    int file = note_open(name);
     /* Who finds it written knows that it has been said. Under the lock, since castor ends the other ranks when the first
      * one has ended: that must not be before the one that says it has done so. */
     if (file >= 0 && flock(file, LOCK_EX) == 0 && fstat(file, &note) == 0 && note.st_size > 0) {
         close(file);
         return;
     }
-    LOG_E("%s", reason);
-    note_write(file, TRACE_REFUSED_NAME, reason);
+    if (file < 0 || log_is_shown())
+        LOG_E("%s", reason);
+    note_write(file, name, reason);
 }
 
 __attribute__((constructor)) static void start(void) {

@@ -5,7 +5,8 @@
  *   rank-R.pid-P.tid-T.segment-N.trace        per thread: a trace_segment header, then records
  *   trace.budget                              trace bytes taken by all processes: struct trace_budget
  *   passthrough                               text: a line per process that the agent did not reach, and why
- *   refused                                   text: why PyTorch was not imported, by the first process that refused it
+ *   refused                                   text: why the job was refused, by the first process that did
+ *   refused-unseen                            the same, by one whose lines may be seen by no one: `castor run` says it
  *
  * Invariants
  *   - a file whose magic is zero was never finished and holds nothing
@@ -25,12 +26,13 @@
 #define TRACE_COUNTERS_MAGIC UINT64_C(0x7463726f74736163) /* "castorct" */
 #define TRACE_BUDGET_MAGIC   UINT64_C(0x6762726f74736163) /* "castorbg" */
 
-#define TRACE_COUNTERS_SUFFIX ".counters"
-#define TRACE_SEGMENT_SUFFIX  ".trace"
-#define TRACE_BUDGET_NAME     "trace.budget"
-#define TRACE_UNREACHED_NAME  "passthrough"
-#define TRACE_REFUSED_NAME    "refused"
-#define TRACE_SAID_NAME       "said"
+#define TRACE_COUNTERS_SUFFIX     ".counters"
+#define TRACE_SEGMENT_SUFFIX      ".trace"
+#define TRACE_BUDGET_NAME         "trace.budget"
+#define TRACE_UNREACHED_NAME      "passthrough"
+#define TRACE_REFUSED_NAME        "refused"
+#define TRACE_REFUSED_UNSEEN_NAME "refused-unseen"
+#define TRACE_SAID_NAME           "said"
 
 typedef enum trace_record_kind {
 #define RECORD(id, name, id_holds, ids, a, b, c, doc) TRACE_##id,

@@ -138,5 +138,13 @@ class LogDirectory(CommandTest):
         self.assertIn("gemini", said[0])
         self.assertIn("the agent was not reached", said[0])
 
+    def test_a_refusal_that_nobody_has_seen_is_said(self):
+        """A process that a rank has started without the rank's descriptors can only leave a note."""
+        unseen = 'echo "process 7: no: this cannot be split" > "$CASTOR_LOG_DIR/refused-unseen"; '
+        for note, count in ((unseen, 1), (unseen + 'echo "process 8: said" > "$CASTOR_LOG_DIR/refused"; ', 0)):
+            status, _, err = self.castor("run", "--plugin", "gemini", "--nproc", "2", "sh", "-c", note + "exit 1")
+            self.assertEqual(status, 1)
+            self.assertEqual(err.count("castor: no: this cannot be split"), count, err)
+
     def test_a_run_without_torch_is_said(self):
         self.assertTrue(any("no process of the command used PyTorch" in line for line in self.castor("run", "true")[2]))

@@ -243,6 +243,24 @@ TEST_F(Report, AProcessThatTheAgentDidNotReachIsTheOutcome) {
     EXPECT_EQ(report["notes"][1].text, "process 8: neither");
 }
 
+TEST_F(Report, ARefusedJobIsToldAsSuch) {
+    for (const char *name : {"refused-unseen", "passthrough"}) {
+        FILE *file = fopen(path(name).c_str(), "we");
+        ASSERT_NE(file, nullptr);
+        fprintf(file, "process 7: %s by 7\n", name);
+        fclose(file);
+    }
+    run_child([&] {
+        trace_start(directory.c_str(), MIB, 0);
+        trace_outcome_set("passthrough: sparse gradients");
+        record_call(3, 1);
+        trace_flush();
+    });
+    Json report = json();
+    EXPECT_EQ(report["outcome"].text, "refused: refused-unseen by 7");
+    EXPECT_EQ(report["notes"][1].text, "process 7: passthrough by 7");
+}
+
 TEST_F(Report, ARestartedRankIsShownOnce) {
     run_child([&] { record_rank(0); });
     run_child([&] {
