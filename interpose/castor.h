@@ -70,9 +70,10 @@ CASTOR_API void castor_refuse(const char *reason);
  * CASTOR_ERR_UNSUPPORTED: a file of more than 64 MiB is open for reading and writing; nothing was changed.
  * CASTOR_ERR_SYSTEM: the folder has no room, or cannot be made; the process must end then. */
 CASTOR_API int castor_files_divert(const char *folder);
-/* Under `--nproc`, on a rank other than 0: the file at `path`, which rank 0 has written for all and does not write to before
- * this returns, is this rank's own from now on. Nothing on rank 0. CASTOR_ERR_SYSTEM: no room, or no such file. */
-CASTOR_API int castor_files_adopt(const char *path);
+/* Under `--nproc`, on a rank other than 0: the file which rank 0 has written for all, and does not write to before this
+ * returns, is this rank's own at `path` from now on. `from`: the file's actual name, absolute, when rank 0 has written it under
+ * another one; NULL: at `path`. Nothing on rank 0. CASTOR_ERR_SYSTEM: no room, or no such file. */
+CASTOR_API int castor_files_adopt(const char *path, const char *from);
 
 /* The process group that this thread makes next: its name, the same on all of its ranks, and their global ranks
  * (count 0: all). NULL: none any more. `castor top` and the stall watch find the ranks of a collective by it. */

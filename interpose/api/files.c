@@ -9,9 +9,10 @@ int castor_files_divert(const char *folder) {
     return files_divert(folder);
 }
 
-int castor_files_adopt(const char *path) {
-    if (files_adopt(path) == 0)
+int castor_files_adopt(const char *path, const char *from) {
+    if (files_adopt(path, from) == 0)
         return CASTOR_OK;
     return error_set(CASTOR_ERR_SYSTEM,
-                     "%s, which rank 0 has written, cannot be kept for this rank: error %d", path, errno);
+                     "%s, which rank 0 has written, cannot be kept for this rank as %s: error %d",
+                     from ? from : path, path, errno);
 }

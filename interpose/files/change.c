@@ -307,7 +307,7 @@ int files_link(int from_folder, const char *from, int to_folder, const char *to,
     return call_link(source, target, flags);
 }
 
-int files_adopt(const char *path) {
+int files_adopt(const char *path, const char *from) {
     files_found found;
     char place[FILES_PATH_MAX];
     struct stat info;
@@ -315,10 +315,14 @@ int files_adopt(const char *path) {
         return 0;
     if (files_find(AT_FDCWD, path, true, &found) != 0)
         return -1;
-    if (found.outside)
-        return 0;
-    if (call_lstat(found.path, &info) != 0 || files_make_parents(0, found.path) != 0 ||
-        files_place_in(0, found.path, place) != 0 || (call_unlink(place, 0) != 0 && errno != ENOENT))
+    if (found.outside) {
+        if (!from || (call_lstat(found.path, &info) == 0 && !S_ISREG(info.st_mode)))
+            return 0; /* what rank 0 has written is there; a device and the like are nobody's */
+    } else if (files_make_parents(0, found.path) != 0) {
         return -1;
-    return files_bring(found.path, place, &info);
+    }
+    if (files_place_in(found.outside ? files_layer_count() : 0, found.path, place) != 0 ||
+        call_lstat(from ? from : found.path, &info) != 0 || (call_unlink(place, 0) != 0 && errno != ENOENT))
+        return -1;
+    return files_bring(from ? from : found.path, place, &info);
 }

@@ -107,8 +107,8 @@ int files_link(int from_folder, const char *from, int to_folder, const char *to,
 bool files_is_temporary(const char *path, mode_t mode, mode_t own_mode);
 /* Whether this process may make and remove names beside this one; else errno. */
 int files_may_change(const files_found *found);
-/* Rank 0 has written the file for all: from now on it is this rank's own, as it is now. */
-int files_adopt(const char *path);
+/* Rank 0 has written the file for all, at this path or (not NULL) at `from`: from now on it is this rank's own, as it is now. */
+int files_adopt(const char *path, const char *from);
 
 /* ---- copy.c ---- */
 

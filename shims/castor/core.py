@@ -150,7 +150,7 @@ _SIGNATURES = {
     "said": (c_int, [c_char_p]),
     "say": (None, [c_char_p]),
     "files_divert": ("status", [c_char_p]),
-    "files_adopt": ("status", [c_char_p]),
+    "files_adopt": ("status", [c_char_p, c_char_p]),
     "stack_teller_set": (None, [StackTeller]),
     "contexts_watch": (None, []),
     "contexts_count": (c_uint32, []),

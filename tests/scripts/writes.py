@@ -12,10 +12,12 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 
 import numpy
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import record
@@ -234,6 +236,23 @@ def temporary(log):
         unnamed.seek(0)
         log.note("unnamed", unnamed.read().decode())
     log.note("gone", os.path.exists(folder))
+    log.note("tree", tree(log.path("")))
+
+
+@record.case
+def named_by_itself(log):
+    """Checkpoints in folders that each process names: by the time, by its number, by chance."""
+    training, read = Training(log), []
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, _ in training.steps():
+            for folder in (log.path(f"run-{time.time_ns()}"), log.path(f"pid-{os.getpid()}-{number}"), os.path.join(temporary, str(number))):
+                os.makedirs(folder)
+                torch.save(training.model.state_dict(), os.path.join(folder, "model.pt"))
+                save_file(training.model.state_dict(), os.path.join(folder, "model.safetensors"))
+                states = torch.load(os.path.join(folder, "model.pt")), load_file(os.path.join(folder, "model.safetensors"))
+                read += [float(sum(value.double().sum() for value in state.values())) for state in states]
+                shutil.rmtree(folder)
+    log.note("read", read)
     log.note("tree", tree(log.path("")))
 
 

@@ -259,7 +259,7 @@ TABLE = {
         name: sgd
         for name in (
             "metrics_as_json rows_once checkpoints_rotated folders_that_must_be_new replaced_whole logged by_children "
-            "temporary working_directory"
+            "temporary working_directory named_by_itself"
         ).split()
     }
     | {

@@ -262,12 +262,41 @@ TEST_F(Files, AdoptedFilesDoNotShareChanges) {
     in_rank(0, [&] { EXPECT_TRUE(put(real + "/checkpoint", "saved")); });
     in_rank(1, [&] {
         EXPECT_FALSE(exists(real + "/checkpoint"));
-        EXPECT_EQ(files_adopt((real + "/checkpoint").c_str()), 0);
+        EXPECT_EQ(files_adopt((real + "/checkpoint").c_str(), nullptr), 0);
         EXPECT_EQ(get(real + "/checkpoint"), "saved");
         EXPECT_TRUE(put(real + "/checkpoint", "+", O_APPEND));
         EXPECT_EQ(get(real + "/checkpoint"), "saved+");
     });
     EXPECT_EQ(text_of(real + "/checkpoint"), "saved");
+}
+
+TEST_F(Files, AFileIsAdoptedUnderTheRanksOwnName) {
+    std::string inside = folder + "/tmp", own = inside + "/tmpab12cd34", from = real + "/at-noon/checkpoint";
+    mkdir(inside.c_str(), 0755);
+    write_text(real + "/stale", "old");
+    in_rank(0, [&] {
+        EXPECT_EQ(make(real + "/at-noon"), 0);
+        EXPECT_TRUE(put(from, "saved"));
+    });
+    in_rank(
+        1,
+        [&] {
+            EXPECT_EQ(make(real + "/after-noon"), 0);
+            EXPECT_EQ(make(own, 0700), 0);
+            for (const std::string &path :
+                 {real + "/after-noon/checkpoint", real + "/stale", own + "/checkpoint"}) {
+                EXPECT_EQ(files_adopt(path.c_str(), from.c_str()), 0) << path;
+                EXPECT_EQ(get(path), "saved") << path;
+            }
+            EXPECT_EQ(files_adopt("/dev/null", from.c_str()), 0);
+            EXPECT_EQ(get("/dev/null"), "");
+            EXPECT_EQ(files_adopt((real + "/none").c_str(), (real + "/nothing").c_str()), -1);
+            EXPECT_EQ(errno, ENOENT);
+        },
+        inside);
+    EXPECT_EQ(text_of(real + "/stale"), "old");
+    EXPECT_EQ(text_of(real + "/after-noon/checkpoint"), "(none)");
+    EXPECT_EQ(text_of(own + "/checkpoint"), "saved");
 }
 
 TEST_F(Files, AFolderThatCannotBeMadeIsAnError) {
