@@ -67,6 +67,32 @@ def plain_text(folder):
     json_lines(os.path.join(folder, "train.jsonl"), [{"text": text} for text in sentences(64, 2)])
 
 
+ACCURACY = '''"""The metric that scripts ask for by this name; they would download it."""
+import datasets
+import evaluate
+
+
+class Accuracy(evaluate.Metric):
+    def _info(self):
+        numbers = datasets.Features({"predictions": datasets.Value("int32"), "references": datasets.Value("int32")})
+        return evaluate.MetricInfo(description="the part that is right", citation="", features=numbers)
+
+    def _compute(self, predictions, references):
+        return {"accuracy": sum(a == b for a, b in zip(predictions, references, strict=True)) / len(references)}
+'''
+
+
+def scripts(folder):
+    """What the example scripts of transformers read: files whose names end in .json, a line for each sample, and a metric."""
+    for name, maker in (("texts", plain_text), ("classes", classified)):
+        maker(os.path.join(folder, name))
+        for file in os.listdir(os.path.join(folder, name)):
+            os.rename(os.path.join(folder, name, file), os.path.join(folder, name, file.removesuffix("l")))
+    os.makedirs(os.path.join(folder, "accuracy"))
+    with open(os.path.join(folder, "accuracy", "accuracy.py"), "w") as file:
+        file.write(ACCURACY)
+
+
 def preferences(folder):
     prompts, good, bad = sentences(48, 3), sentences(48, 4), sentences(48, 5)
     rows = [{"prompt": p + " ", "chosen": g, "rejected": b} for p, g, b in zip(prompts, good, bad)]

@@ -75,12 +75,23 @@ LASTED = r"ms/batch +[\d.]+", r"time: +[\d.]+s"
 TRL = ("--dataset_name data --model_name_or_path model --output_dir out --use_cpu --report_to none --logging_steps 1 --dtype float32"
        " --per_device_train_batch_size 8 --max_steps 4 --learning_rate 1e-3 --bf16 False --seed 3")
 
+# An example script of transformers, whose log lines begin with the time; checkpoints and summaries are the Trainer's.
+SCRIPT = ("--model_name_or_path model --output_dir out --report_to none --use_cpu --per_device_train_batch_size 8 --max_steps 6 --logging_steps 1"
+          " --learning_rate 1e-3 --seed 3 --do_train --do_eval")
+LOGGED = (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+", r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d")
+
 COUNTED = r"'(?:num_tokens|mean_token_accuracy|entropy|logits/|logps/|rewards/|accuracy|margin|\w+_reward)[^']*': '[^']*', "
 
 PROGRAMS = [
     Program("trainer_bert", "transformers", "trainer_bert.py", data=TEXTS, ignored=(*TRAINER, "tokenizer.json"), modes=(*SINGLE, "DDP, gemini")),
     Program("trainer_masked", "transformers", "trainer_masked.py", data=made(("model", data.bert), ("data", data.plain_text)), ignored=TRAINER,
             linear=True),
+    *(Program(path.rpartition("/")[2].removesuffix(".py"), "huggingface/transformers", "examples/pytorch/" + path, f"{SCRIPT} {arguments}",
+              data=made(("model", model), (".", data.scripts)), noise=LOGGED, ignored=(*TRAINER, "tokenizer.json"))
+      for path, model, arguments in (
+          ("language-modeling/run_mlm.py", data.bert, "--train_file texts/train.json --validation_split_percentage 10 --max_seq_length 32"),
+          ("text-classification/run_glue.py", data.bert,
+           "--train_file classes/train.json --validation_file classes/test.json --max_seq_length 32"))),
     Program("peft_lora", "peft", "peft_lora.py", data=made(("model", data.llama), ("data", data.plain_text)),
             ignored=(*TRAINER, "tokenizer.json"),  # has truncation or not, as a rank found the data that the other had tokenized
             modes=(*SINGLE, "DDP, gemini")),
