@@ -13,6 +13,8 @@
 #include "tensor.h"
 #include "window.h"
 
+#define NO_VIEW "no memory for the forked child's view of the weights: it may see later ones"
+
 typedef struct state_view {
     const tensor *of;
     uint64_t offset;
@@ -134,7 +136,7 @@ void snapshot_fork_prepare(void) {
     for (store *s = store_first(); s; s = s->next) {
         pthread_mutex_lock(&s->lock);
         if (!s->detached && s->tensor_count && !take(s))
-            LOG_W("no memory for the forked child's view of the weights: it may see later ones");
+            LOG_W(NO_VIEW);
     }
 }
 
@@ -150,9 +152,9 @@ static bool map_range(store *s, tensor *t, chunk_kind kind, uint64_t offset, cha
         page_run edited = {view + bytes, 0};
         if (!pages_edited_next(at, (size_t)(view + bytes - at), &edited))
             edited = (page_run){view + bytes, 0};
-        if (edited.start > at)
-            pages_map_view(s->snapshot->fd[kind], offset + (uint64_t)(at - view), (size_t)(edited.start - at),
-                           at, NULL);
+        if (edited.start > at && pages_map_view(s->snapshot->fd[kind], offset + (uint64_t)(at - view),
+                                                (size_t)(edited.start - at), at, NULL) != CASTOR_OK)
+            return false;
         at = edited.start + edited.bytes;
     }
     return true;
@@ -165,8 +167,8 @@ void snapshot_fork_child(void) {
               "weights than those of the fork; raise the limit on open files (ulimit -n)",
               errno);
     for (store *s = store_first(); s; s = s->next) {
-        if (s->snapshot && s->snapshot->good && !s->detached)
-            views_visit(s, map_range);
+        if (s->snapshot && s->snapshot->good && !s->detached && !views_visit(s, map_range))
+            LOG_W(NO_VIEW);
         s->detached = true;
         pthread_mutex_init(&s->lock, NULL);
     }

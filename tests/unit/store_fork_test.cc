@@ -1,4 +1,5 @@
 // Forked children (a DataLoader's workers): they see the weights as they were at the fork, and write to nobody.
+#include <sys/resource.h>
 #include "store_ranks.h"
 
 namespace {
@@ -146,6 +147,32 @@ TEST(StoreFork, GrandchildrenSeeTheSame) {
 }
 
 // It would count as its parent, twice: the others would go on before the parent has come.
+TEST(StoreFork, ChildThatCannotMapItsViewIsTold) {
+    Job job(1);
+    job.run([](Rank &r) {
+        std::vector<Param<>> p = {param_make(300000)};
+        params_register(r, p);
+        rlimit limit, none;
+        getrlimit(RLIMIT_AS, &limit);
+        none = {1, limit.rlim_max};
+        testing::internal::CaptureStderr();
+        for (const rlimit &during :
+             {limit, none}) { // what both children are to map is made for the first one
+            setrlimit(RLIMIT_AS, &during);
+            pid_t pid = fork();
+            if (pid == 0)
+                _exit(0);
+            setrlimit(RLIMIT_AS, &limit);
+            int status = -1;
+            waitpid(pid, &status, 0);
+            EXPECT_EQ(status, 0);
+        }
+        std::string said = testing::internal::GetCapturedStderr();
+        EXPECT_NE(said.find("no memory for the forked child's view of the weights"), std::string::npos)
+            << said;
+    });
+}
+
 TEST(StoreFork, ChildIsNoRank) {
     Job job(2);
     job.run([](Rank &r) {
