@@ -280,14 +280,13 @@ def _rows(part, dimension, rows):
 
 
 def _whole_like(tensor, dimension, length):
-    """Memory for `length` rows, in the order in which the tensor's elements lie."""
+    """Memory for `length` rows, in the order in which the tensor's elements lie. Where it has one row, that order is in the
+    row's stride alone: PyTorch calls such a tensor contiguous either way."""
     shape = [*tensor.shape]
     shape[dimension] = length
-    if tensor.is_contiguous():
-        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     inner = tensor.stride(dimension)
     beyond = inner * tensor.shape[dimension]
-    strides = [s // tensor.shape[dimension] * length if s >= beyond and s else s for s in tensor.stride()]
+    strides = [s // tensor.shape[dimension] * length if s >= beyond and s and d != dimension else s for d, s in enumerate(tensor.stride())]
     return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
 
 

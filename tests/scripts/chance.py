@@ -20,16 +20,16 @@ def samples(count=24, shape=(FEATURES,), seed=3):
     return TensorDataset(torch.randn(count, *shape, generator=generator), torch.randint(0, CLASSES, (count,), generator=generator))
 
 
-def train(log, loss_of, model=None, data=None, optimizer=None, epochs=2, every=1, before=None, **of_loader):
+def train(log, loss_of, model=None, data=None, optimizer=None, epochs=2, every=1, before=None, batch=None, **of_loader):
     """The numbers that come after each step belong to the run as well."""
     model = model or Classifier(hidden=96)
     optimizer = optimizer(model) if optimizer else torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    loader = DataLoader(data or samples(), BATCH, shuffle=True, **of_loader)
+    loader = DataLoader(data or samples(), batch or BATCH, shuffle=True, **of_loader)
     for epoch in range(epochs):
-        for index, batch in enumerate(loader):
+        for index, drawn in enumerate(loader):
             if before:
                 before(index)
-            loss = loss_of(model, *batch) / every
+            loss = loss_of(model, *drawn) / every
             loss.backward()
             if (index + 1) % every == 0:
                 optimizer.step()
@@ -122,6 +122,15 @@ class Encoder(nn.Module):
 def dropout_of_attention(log):
     for need_weights in (False, True):
         train(log, classified, Encoder(need_weights), samples(shape=(5, FEATURES)))
+
+
+@record.case
+def dropout_of_one_sample_for_each_rank(log):
+    """A batch of two, then of four: a part of one sample says by its stride alone in which order the batch lies in memory."""
+    for batch in (2, 4):
+        layer = nn.TransformerEncoderLayer(FEATURES, 2, 32, 0.3, batch_first=True)
+        model = nn.Sequential(layer, nn.Flatten(), nn.Linear(5 * FEATURES, CLASSES))
+        train(log, classified, model, samples(12, (5, FEATURES)), epochs=1, batch=batch)
 
 
 class Recurrent(nn.Module):

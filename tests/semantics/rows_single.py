@@ -153,7 +153,7 @@ TABLE = {
         name: sgd
         for name in (
             "dropout dropout_in_tails dropout_and_accumulation dropout_in_place dropout_in_double_precision "
-            "dropout_of_flattened dropout_of_features dropout_of_attention dropout_in_recurrent_layers dropout_recomputed "
+            "dropout_of_flattened dropout_of_features dropout_of_attention dropout_of_one_sample_for_each_rank dropout_in_recurrent_layers dropout_recomputed "
             "dropout_in_scripted_code dropout_and_evaluation autoencoder adversarial_of_a_constant noise_on_inputs time_of_each_sample "
             "sampled_classes paths_dropped generator_of_its_own coin_of_each_step noise_on_weights seeded_in_every_step augmented "
             "augmented_by_workers augmented_by_spawned_workers augmented_by_workers_that_stay masked_in_collation streamed "
