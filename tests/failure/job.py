@@ -42,9 +42,8 @@ class Job:
         self.folder_make()
         script = [os.path.join(FOLDER, "train.py"), kind, how, *map(str, arguments)]
         if kind == "ddp":
-            # torchrun looks at its workers now and then, and ends all when one has failed: here, after they have said why.
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-                       "--monitor-interval", "2", *launcher, *script]
+            command = [sys.executable, os.path.join(FOLDER, "torchrun.py"), "--standalone", "--nproc-per-node", str(ranks),
+                       *launcher, *script]
             options = ["--plugin", "gemini"]
         else:
             command = [sys.executable, *script]
