@@ -26,21 +26,22 @@ B := build$(if $(SAN),-$(SAN))
 WARN := -Wall -Wextra -Werror
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
 # Roots are instructions, not calls of libm, which the library does not need.
-CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE -O2 -g -fno-math-errno $(WARN) -Wvla -fPIC -fvisibility=hidden -pthread -Iinterpose $(SANFLAGS) $(CFLAGS)
+CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE -O2 -g -fno-math-errno $(WARN) -Wvla -fPIC -fvisibility=hidden -pthread -I. -Iinterpose $(SANFLAGS) $(CFLAGS)
 # Sums must round as PyTorch's do: no fused multiply-add but where it is written, and loops that may use wide registers.
 KERNEL_CFLAGS := -O3 -ffp-contract=off
 
-LIB_C := $(wildcard interpose/*/*.c) $(wildcard kernels/*.c)
+LIB_C := $(wildcard interpose/*.c interpose/*/*.c interpose/*/*/*.c kernels/*.c)
 LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)
-LAUNCHER_C := $(wildcard launcher/*.c)
+LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
 LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options log machine meeting plugin process)
-UNIT ?= *
-UNIT_CC := $(filter-out %_test.cc,$(wildcard tests/unit/*.cc)) $(wildcard $(UNIT:%=tests/unit/%_test.cc))
-UNIT_C := $(wildcard tests/unit/*.c)
+# Which unit tests, by folder and name: UNIT="store/* nodes/nodes".
+UNIT ?= */* */*/*
+UNIT_CC := $(wildcard tests/unit/support/*.cc) $(wildcard $(UNIT:%=tests/unit/%_test.cc))
+UNIT_C := $(wildcard tests/support/*.c tests/unit/support/*.c)
 UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # The unit tests link the library's modules, but not its replacements of libc's functions nor its constructor;
-# tests/unit/store_inside.c stands in for what the exported functions need of them.
-UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/core/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
+# tests/unit/support/store_inside.c stands in for what the exported functions need of them.
+UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
 .PHONY: all setup demo aarch64 test test-all test-torch check bench gpu-test install clean unit semantics readme sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
@@ -51,13 +52,13 @@ $(B)/obj/kernels/%.o: kernels/%.c
 # C++ exceptions pass through the wrappers, and their clean-up must run.
 $(B)/obj/interpose/hooks/%.o: CFLAGS_ALL += -fexceptions
 # Python's arithmetic, to the bit.
-$(B)/obj/interpose/parallel/annealing.o: CFLAGS_ALL += -ffp-contract=off
+$(B)/obj/interpose/training/annealing.o: CFLAGS_ALL += -ffp-contract=off
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
 # The tests' own code is not optimized: with the sanitizers that takes four times as long to compile as it does to run. Their
 # headers are compiled once.
-UNIT_CXX := $(CXX) -std=gnu++17 -O0 -g $(WARN) -pthread -Iinterpose $(SANFLAGS)
+UNIT_CXX := $(CXX) -std=gnu++17 -O0 -g $(WARN) -pthread -I. -Iinterpose $(SANFLAGS)
 $(B)/obj/unit.h.gch:
 	@mkdir -p $(@D)
 	echo '#include <gtest/gtest.h>' >$(B)/obj/unit.h
@@ -91,11 +92,11 @@ $(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernel
 	$(CC) $(CFLAGS_ALL) -o $@ $^
 # Its step is to wait for memory, not for arithmetic.
 $(B)/obj/bench/disk/disk.o: CFLAGS_ALL += -O3
-$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,memory/disk_calls memory/disk_queue memory/disk_ring memory/disk_threads memory/pages core/error core/log core/thread)
+$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue disk/ring disk/threads arena/pages core/error core/log core/thread)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
-# Replays recorded moments through the chunk manager on the unit tests' fake backend; bench/policy.
-$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/unit/fake_backend.o $(patsubst %,$(B)/obj/interpose/memory/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments pages placement prefetch tensor_state victims) $(patsubst %,$(B)/obj/interpose/core/%.o,error file_bytes log)
+# Replays recorded moments through the chunk manager on the tests' fake backend; bench/policy.
+$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/support/fake_backend.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments placement prefetch tensor_state victims) $(patsubst %,$(B)/obj/interpose/core/%.o,error file_bytes log)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
 .PHONY: tools
@@ -124,11 +125,11 @@ sim:
 # Each target with a corpus that it makes itself and that grows from run to run; what it finds lies in build/fuzz.
 FUZZ_CC ?= clang
 FUZZ_SECONDS ?= 60
-FUZZ_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g $(WARN) -Iinterpose -pthread -fno-omit-frame-pointer \
+FUZZ_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g $(WARN) -I. -Iinterpose -pthread -fno-omit-frame-pointer \
 	-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 FUZZ_TARGETS := trace_fuzz report_fuzz options_fuzz
 FUZZ_LAUNCHER_O := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(filter-out launcher/main.c,$(LAUNCHER_C)) \
-	$(filter-out interpose/core/start.c,$(wildcard interpose/core/*.c)) interpose/hooks/hook_table.c)
+	$(wildcard interpose/core/*.c) interpose/hooks/table/table.c)
 $(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
@@ -156,9 +157,9 @@ install: all
 	cp -r shims/castor shims/castor-*.dist-info $(DESTDIR)$(PREFIX)/lib/castor/
 
 # The page of `castor report --format html` is part of the program.
-$(B)/obj/launcher/report_html.o $(B)/fuzz/obj/launcher/report_html.o: $(wildcard launcher/page/*)
+$(B)/obj/launcher/report/html.o $(B)/fuzz/obj/launcher/report/html.o: $(wildcard launcher/report/page/*)
 # The launcher suggests names as the options do, and prints the table of hooks.
-$(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/hook_table.o
-$(B)/bin/castor-unit: $(B)/obj/interpose/hooks/hook_table.o
+$(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/table/table.o
+$(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/table.o
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)

@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <sys/utsname.h>
 #include <time.h>
-#include "../kernels/kernels.h"
+#include "kernels/kernels.h"
 
 #if defined(__clang__)
 #define COMPILER __VERSION__

@@ -224,7 +224,7 @@ CASTOR_API int castor_tensor_release(castor_tensor *tensor);
  * is published from now on. */
 CASTOR_API int castor_tensor_keep_home(castor_tensor *tensor);
 
-/* Where the script has a parameter now (interpose/memory/home.h says what follows from it). */
+/* Where the script has a parameter now (interpose/store/home.h says what follows from it). */
 enum { CASTOR_HOME_WHOLE = 1, CASTOR_HOME_STATES_AWAY = 2, CASTOR_HOME_STATES_REACHED = 4 };
 enum { CASTOR_HOME_STAYS, CASTOR_HOME_COMES, CASTOR_HOME_LEAVES };
 typedef struct castor_home {

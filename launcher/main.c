@@ -3,11 +3,11 @@
 #include <string.h>
 #include "core/log.h"
 #include "core/nearest.h"
-#include "doctor.h"
-#include "report.h"
-#include "run.h"
+#include "launcher/doctor/doctor.h"
+#include "launcher/report/report.h"
+#include "launcher/run/run.h"
+#include "launcher/top/top.h"
 #include "tables.h"
-#include "top.h"
 
 #define CASTOR_VERSION "0.1.0"
 

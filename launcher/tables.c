@@ -4,7 +4,7 @@
 #include <unistd.h>
 #include "core/log.h"
 #include "core/options.h"
-#include "hooks/hooks.h"
+#include "hooks/table/hooks.h"
 
 enum { EXIT_USAGE = 2 };
 

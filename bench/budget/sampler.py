@@ -15,7 +15,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 SYS_CACHESTAT = 451
 PAGEMAP_SCAN = 0xC0606610
 PAGE_IS_FILE, PAGE_IS_PRESENT = 1 << 2, 1 << 3
-ARENA_BYTES = 1 << 40  # REGION_BYTES_MAX of interpose/memory/arena.c
+ARENA_BYTES = 1 << 40  # REGION_BYTES_MAX of interpose/arena/arena.c
 LOOK_SECONDS = 0.02
 RANGES = 4096
 

@@ -14,9 +14,9 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
-#include "../../interpose/core/clock.h"
-#include "../../interpose/core/error.h"
-#include "../../interpose/memory/disk_queue.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "disk/queue.h"
 
 #define MIB         (1ul << 20)
 #define CHUNK_BYTES (32 * MIB)

@@ -1,5 +1,5 @@
 /* The least that a device can be: launches that return at once. What is measured beside it is the hooks alone. */
-#include "../../shims/cuda/types.h"
+#include "shims/cuda/types.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

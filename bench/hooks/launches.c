@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include "../../shims/cuda/types.h"
+#include "shims/cuda/types.h"
 
 #define LAUNCHES 2000
 

@@ -1,4 +1,4 @@
-/* Replays a recording of a training step (interpose/memory/moments.h) through the chunk manager on a backend without memory or
+/* Replays a recording of a training step (interpose/placement/moments.h) through the chunk manager on a backend without memory or
  * time, at a budget and bandwidths of one's choice, and prints as JSON what the manager did, beside plain LRU without prefetch
  * and beside Belady's optimum.
  *
@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include "../../interpose/memory/chunk_manager.h"
-#include "../../tests/unit/fake_backend.h"
+#include "placement/chunk_manager.h"
+#include "tests/support/fake_backend.h"
 
 #define WARM_STEPS 2
 

@@ -5,7 +5,7 @@ without prefetch and Belady's optimum, and what a call of the manager costs.
     bench/policy/run.py [--recording FILE]... [--measure SIZE:SHARE]... [--steps 6] [--replay build/bin/replay-moments] [-o FILE]
 
 The recordings of models from 10 B to 1 T parameters are made here, by arithmetic: they mimic the step of a GPT on one of
-its ranks, as the notes in the result say. --recording replays what a manager has written (interpose/memory/moments.h) as well.
+its ranks, as the notes in the result say. --recording replays what a manager has written (interpose/placement/moments.h) as well.
 --measure, as 60M:0.25, trains that GPT under this share of its model data (measured.py; needs torch) and replays what its
 first rank has recorded, at the same budget and this machine's disk beside what was measured, and at the others.
 In a replay nothing is moved and nobody waits: time is the fake backend's, and only ns_per_call is measured, on this machine.

@@ -18,7 +18,7 @@ ALLOWED = {
     # Places in the store's files are not given out twice: a chunk is mapped for so many bytes of parameters, gradients and
     # states that there ever were, three chunks of 32 MiB for about 80 of these models and rank.
     "maps": ("", 4, 0.0, 0.1),
-    # Of every parameter that it ever had the store keeps a record (interpose/memory/store.h), and a sum below a page.
+    # Of every parameter that it ever had the store keeps a record (interpose/store/store.h), and a sum below a page.
     "shared_kib": (" KiB", 256, 0.0, 12),
     "resident_kib": (" KiB", 8 << 10, 0.01, 16),
 }

@@ -1,9 +1,9 @@
 /* The exported functions about gloo's collectives through the node's memory: thin, over the hooks and the groups. */
 #include "castor.h"
 
+#include "collectives/node_group.h"
 #include "core/options.h"
-#include "hooks/gloo_data.h"
-#include "parallel/node_group.h"
+#include "hooks/gloo/data.h"
 
 void castor_contexts_watch(void) {
     gloo_data_watch();

@@ -2,12 +2,12 @@
 #include "castor.h"
 
 #include <stdatomic.h>
+#include "arena/arena.h"
+#include "budget/budget.h"
 #include "core/machine.h"
 #include "core/options.h"
-#include "memory/arena.h"
-#include "memory/budget.h"
-#include "memory/store.h"
-#include "memory/tensor.h"
+#include "store/store.h"
+#include "store/tensor.h"
 #include "trace/sample.h"
 #include "trace/trace.h"
 

@@ -1,7 +1,7 @@
 /* The exported functions about Gemini: thin, over the modules. */
 #include "castor.h"
 
-#include "memory/chunk_search.h"
+#include "placement/chunk_search.h"
 
 _Static_assert(sizeof(castor_chunk_group) == sizeof(chunk_search_group) &&
                    offsetof(castor_chunk_group, keep_gathered) == offsetof(chunk_search_group, keep_gathered),

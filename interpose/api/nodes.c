@@ -6,12 +6,12 @@
 #include "core/error.h"
 #include "core/node.h"
 #include "core/options.h"
-#include "memory/demand.h"
-#include "parallel/exchange.h"
-#include "parallel/fetch.h"
-#include "parallel/grouping.h"
-#include "parallel/reduce.h"
-#include "parallel/serve.h"
+#include "gradients/reduce.h"
+#include "nodes/exchange.h"
+#include "nodes/fetch.h"
+#include "nodes/grouping.h"
+#include "nodes/serve.h"
+#include "store/demand.h"
 #include "trace/trace.h"
 
 _Static_assert(sizeof(castor_nodes) == sizeof(grouping_nodes), "one layout, two names");

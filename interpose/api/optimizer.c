@@ -4,8 +4,8 @@
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include "../../kernels/optimizer.h"
 #include "core/error.h"
+#include "kernels/optimizer.h"
 
 #define SAME(outer, inner, last)                                                                             \
     _Static_assert(sizeof(outer) == sizeof(inner) && offsetof(outer, last) == offsetof(inner, last),         \

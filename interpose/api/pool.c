@@ -4,9 +4,9 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/start.h"
-#include "hooks/hooks.h"
-#include "memory/pool.h"
-#include "memory/pool_watch.h"
+#include "hooks/table/hooks.h"
+#include "lazy/pool.h"
+#include "lazy/pool_watch.h"
 
 int castor_pool_start(int (*schedule)(int (*)(void *), void *), int (*sweep)(void *)) {
     static bool watched;

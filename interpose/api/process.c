@@ -3,16 +3,16 @@
 
 #include <stdatomic.h>
 #include <string.h>
+#include "arena/arena.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "core/plugin.h"
 #include "core/start.h"
 #include "core/torch_version.h"
-#include "gauges.h"
-#include "memory/arena.h"
 #include "trace/sample.h"
 #include "trace/trace.h"
+#include "gauges.h"
 
 static void attach_once(void) {
     static _Atomic int attached;

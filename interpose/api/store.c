@@ -6,27 +6,28 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+#include "arena/pages.h"
+#include "budget/budget.h"
+#include "budget/touches.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/log.h"
 #include "core/machine.h"
 #include "core/options.h"
 #include "core/process.h"
 #include "core/start.h"
-#include "hooks/hooks.h"
-#include "memory/budget.h"
-#include "memory/demand.h"
-#include "memory/home.h"
-#include "memory/pages.h"
-#include "memory/snapshot.h"
-#include "memory/store.h"
-#include "memory/tensor.h"
-#include "memory/touches.h"
-#include "memory/window.h"
-#include "parallel/publish.h"
-#include "parallel/reduce.h"
-#include "parallel/together.h"
-#include "parallel/wait.h"
+#include "gradients/publish.h"
+#include "gradients/reduce.h"
+#include "hooks/table/hooks.h"
+#include "store/demand.h"
+#include "store/home.h"
+#include "store/snapshot.h"
+#include "store/store.h"
+#include "store/tensor.h"
+#include "store/together.h"
+#include "store/wait.h"
+#include "store/window.h"
 #include "trace/trace.h"
 
 #define TOGETHER_PATIENCE_SECONDS 5.0
@@ -93,7 +94,8 @@ int castor_store_open_node(const char *group, const char *token, int rank, int w
         castor_rank_set(rank);
     }
     uint64_t chunk_bytes = o->chunk_size == OPTION_BYTES_AUTO ? 0 : o->chunk_size;
-    store_settings settings = {.chunk_bytes = chunk_bytes,
+    store_settings settings = {.bound = &budget_bound,
+                               .chunk_bytes = chunk_bytes,
                                .offload_dir = o->offload_dir,
                                .budget_bytes = o->memory_budget == OPTION_BYTES_AUTO ? STORE_BUDGET_AUTO
                                                                                      : o->memory_budget,
@@ -183,11 +185,11 @@ void castor_blamed_wait(castor_store *s, double seconds) {
 
 void castor_signals_set(int (*ensure)(void), void (*release)(int), int (*check)(void),
                         void (*fetch)(void **, void **, void **)) {
-    wait_signals_set(&(wait_signals){ensure, release, check, fetch});
+    interrupt_set(&(interrupt_calls){ensure, release, check, fetch});
 }
 
 void castor_raised_take(void **out) {
-    wait_raised_take(out);
+    interrupt_take(out);
 }
 
 int castor_store_check(castor_store *s) {

@@ -1,11 +1,11 @@
 /* The exported functions about training loops: thin, over the modules. */
 #include "castor.h"
 
-#include "../kernels/kernels.h"
-#include "parallel/accumulate.h"
-#include "parallel/annealing.h"
-#include "parallel/audit.h"
+#include "kernels/kernels.h"
 #include "trace/trace.h"
+#include "training/accumulate.h"
+#include "training/annealing.h"
+#include "training/audit.h"
 
 _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
                    offsetof(castor_accumulation, count) == offsetof(accumulation, count),

@@ -26,7 +26,7 @@ void log_set_said(const char *path, const char *job);
 bool log_said(const char *text);
 void log_write(log_level level, const char *format, ...);
 /* A text as it is, of several lines, to where the lines go. Where that is not standard error, it gets the text as well, and a
- * NUL behind it: who reads that file later knows what has been said (launcher/run_errors.c). */
+ * NUL behind it: who reads that file later knows what has been said (launcher/run/errors.c). */
 void log_say(const char *text);
 
 /* The formatter alone: always terminates `out`, returns the length without the terminator. */

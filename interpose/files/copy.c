@@ -5,8 +5,8 @@
 #include <linux/fs.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include "core/log.h"
 #include "calls.h"
-#include "../core/log.h"
 
 static void say_full(const char *place) {
     static int said;

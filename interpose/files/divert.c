@@ -7,10 +7,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include "core/error.h"
+#include "core/log.h"
+#include "core/options.h"
 #include "calls.h"
-#include "../core/error.h"
-#include "../core/log.h"
-#include "../core/options.h"
 
 #define COPIED_BYTES_MAX (64 << 20)
 

@@ -3,10 +3,10 @@
 #include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include "core/error.h"
+#include "core/log.h"
+#include "core/options.h"
 #include "calls.h"
-#include "../core/error.h"
-#include "../core/log.h"
-#include "../core/options.h"
 
 enum { LINKS_MAX = 40, DEPTH_MAX = 256 };
 

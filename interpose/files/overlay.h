@@ -24,7 +24,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/stat.h>
-#include "../core/status.h"
+#include "core/status.h"
 
 enum {
     FILES_PATH_MAX = 4096,

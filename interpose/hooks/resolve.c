@@ -1,11 +1,11 @@
 #include <dlfcn.h>
 #include <string.h>
-#include "loader.h"
-#include "lookup.h"
-#include "payload.h"
-#include "wrapper.h"
-#include "../trace/trace.h"
-#include "../../shims/torch/stable.h"
+#include "hooks/c10d/payload.h"
+#include "hooks/lookup/loader.h"
+#include "hooks/lookup/lookup.h"
+#include "hooks/table/wrapper.h"
+#include "shims/torch/stable.h"
+#include "trace/trace.h"
 
 #define CUDA_RUNTIME_LIBRARY "libcudart.so"
 #define CUDA_DRIVER_LIBRARY  "libcuda.so"

@@ -14,7 +14,7 @@
  *   - rows of record.def and gauge.def are only ever appended; any other change of this file, or of the number of ids of
  *     a kind, increments TRACE_VERSION
  *
- * A reader trusts none of this: see launcher/trace_read.h. */
+ * A reader trusts none of this: see launcher/common/trace_read.h. */
 #ifndef CASTOR_TRACE_FORMAT_H
 #define CASTOR_TRACE_FORMAT_H
 

@@ -1,6 +1,6 @@
 /* What a process waits for at this moment: one small file beside its counters, rank-R.pid-P.live, read by `castor top`
  * and by the stall watch of `castor run` while the process runs. It tells nothing about the past and is no part of a
- * report. Little-endian, naturally aligned; a reader trusts none of it (launcher/live_read.h).
+ * report. Little-endian, naturally aligned; a reader trusts none of it (launcher/common/live_read.h).
  *
  * Vocabulary
  *   group    the ranks of a process group of the script's, or of a communicator, by its name, which is the same on all of them

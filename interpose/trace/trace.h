@@ -10,12 +10,12 @@
  *
  * All functions may be called from any thread. A record written inside another one of the same thread (by a
  * signal handler) is only counted. */
-#ifndef CASTOR_TRACE_TRACE_H
-#define CASTOR_TRACE_TRACE_H
+#ifndef CASTOR_TRACE_H
+#define CASTOR_TRACE_H
 
 #include <stdint.h>
+#include "core/status.h"
 #include "format.h"
-#include "../core/status.h"
 
 /* Opens the trace of this process in `directory`, which exists ("" : counters only). `max_bytes` bounds the
  * records of the whole job, 0: counters only. `rank` may be -1 until known. Nothing is written yet. */

@@ -123,7 +123,7 @@ class ArenaInfo(ctypes.Structure):
     _fields_ = [(name, c_uint64) for name in ("live_bytes", "live_peak_bytes", "dirty_bytes", "adopted_bytes")]
 
 
-# Places of a rank (store_place in interpose/memory/store.h).
+# Places of a rank (store_place in interpose/store/store.h).
 PLACE_SCRIPT, PLACE_ADOPT, PLACE_BACKWARD, PLACE_STEP, PLACE_TOGETHER, PLACE_COLLECTIVE, PLACE_SAVE, PLACE_DATA = range(8)
 GRADIENT_USED, GRADIENT_CARRY, GRADIENT_KEEP = 1, 2, 4
 DESCRIPTION_WHOLE, DESCRIPTION_FLOAT_SUM = 1, 2

@@ -1,6 +1,6 @@
 """Ranks of several nodes: each node has its store, and the owners of the same tensors, one on each node, exchange sums.
 
-Which ranks are on which node, and which of them exchange, the core decides (parallel/grouping.h); the exchange itself goes
+Which ranks are on which node, and which of them exchange, the core decides (nodes/grouping.h); the exchange itself goes
 over process groups of PyTorch's, in the order of the script's own calls."""
 import atexit
 import ctypes

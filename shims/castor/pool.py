@@ -1,7 +1,7 @@
 """Parameters under construction: what all ranks of a node initialize alike is kept once (docs/lazy.md).
 
 Every rank runs the script's own initialization, so values and random states are what they are without Castor. Now and then the
-core asks for a sweep (memory/pool_watch.h): this module says which memory is parameters, and whether nobody writes to it."""
+core asks for a sweep (lazy/pool_watch.h): this module says which memory is parameters, and whether nobody writes to it."""
 import atexit
 import ctypes
 import functools

@@ -298,7 +298,7 @@ def look(entries):
 
 
 def settle(grp, entries, states):
-    """On every rank together: what the script has put elsewhere comes to the store, or leaves it (interpose/memory/home.h).
+    """On every rank together: what the script has put elsewhere comes to the store, or leaves it (interpose/store/home.h).
     `states`: (a digest of its optimizer states, whether they are away, and are reached) of each. Returns the entries that
     left, and what nodes compare."""
     homes = (core.Home * max(len(entries), 1))()

@@ -3,7 +3,7 @@
 #ifndef CASTOR_SHIMS_NCCL_TYPES_H
 #define CASTOR_SHIMS_NCCL_TYPES_H
 
-#include "../cuda/types.h"
+#include "shims/cuda/types.h"
 
 typedef enum ncclResult { ncclSuccess = 0, ncclSystemError = 2, ncclInProgress = 7 } ncclResult_t;
 typedef enum ncclRedOp { ncclSum = 0 } ncclRedOp_t;

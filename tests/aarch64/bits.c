@@ -2,7 +2,7 @@
  * variant that the processor has must give the reference's. Exit status 1: one does not. */
 #include <stdio.h>
 #include <string.h>
-#include "../../kernels/optimizer.h"
+#include "kernels/optimizer.h"
 
 enum { COUNT = 4099, ARRAYS = 6 };
 

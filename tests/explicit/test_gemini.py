@@ -1,4 +1,4 @@
-"""castor.gemini: the figures are worked out by hand (tests/unit/chunk_search_test.cc has more of them)."""
+"""castor.gemini: the figures are worked out by hand (tests/unit/placement/chunk_search_test.cc has more of them)."""
 import unittest
 
 import jobs

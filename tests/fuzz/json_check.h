@@ -1,12 +1,12 @@
 /* Whether a text is one JSON value, by the letter of RFC 8259, in UTF-8. */
-#ifndef CASTOR_TESTS_JSON_CHECK_H
-#define CASTOR_TESTS_JSON_CHECK_H
+#ifndef CASTOR_TESTS_FUZZ_JSON_CHECK_H
+#define CASTOR_TESTS_FUZZ_JSON_CHECK_H
 
 #include <ctype.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
-#include "../../launcher/utf8.h"
+#include "launcher/common/utf8.h"
 
 typedef struct json_text {
     const char *at, *end;

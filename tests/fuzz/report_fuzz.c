@@ -12,9 +12,9 @@
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
-#include "../../launcher/report_compare.h"
-#include "../../launcher/top.h"
-#include "../../launcher/utf8.h"
+#include "launcher/common/utf8.h"
+#include "launcher/report/compare.h"
+#include "launcher/top/top.h"
 #include "json_check.h"
 #include "seed.h"
 

@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include "../../launcher/live_read.h"
-#include "../../launcher/trace_read.h"
-#include "../../launcher/utf8.h"
+#include "launcher/common/live_read.h"
+#include "launcher/common/trace_read.h"
+#include "launcher/common/utf8.h"
 #include "seed.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);

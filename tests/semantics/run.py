@@ -53,7 +53,7 @@ OTHERS_IN_SHORT = {
     "zero2": ("gradients_ddp.py", "batches.py"),
     "none": ("clip_ddp.py", "gpt.py"),
 }
-TESTED = ("shims/castor", "interpose/memory", "interpose/parallel", "interpose/api", "kernels")
+TESTED = ("shims/castor", "interpose", "kernels")
 COMPLETE = "complete"
 HOSTS = hosts.__file__
 PLAIN_TRIES = 3
@@ -349,16 +349,18 @@ ONLY_SINGLE = ("alone.py", "arrays.py", "batch_norm.py", "processes.py", "single
 
 @functools.cache
 def digest_of_tested(script, distributed):
-    """What decides about a script's results, but for PyTorch: the agent, the store with its sums, the script and the
-    comparison."""
+    """What decides about a script's results, but for PyTorch: the agent, the library, the script and the comparison."""
     paths = ["tests/semantics/compare.py"]
     paths += [f"tests/scripts/{name}" for name in sorted({script, *table.HELPERS})]
-    for folder in TESTED:
-        for name in sorted(os.listdir(os.path.join(ROOT, folder))):
-            if name.endswith((".py", ".c", ".h")) and not (distributed and name in ONLY_SINGLE):
-                paths.append(f"{folder}/{name}")
+    for tested in TESTED:
+        for folder, _, names in os.walk(os.path.join(ROOT, tested)):
+            paths += sorted(
+                os.path.relpath(os.path.join(folder, name), ROOT)
+                for name in names
+                if name.endswith((".py", ".c", ".h", ".def", ".inc")) and not (distributed and name in ONLY_SINGLE)
+            )
     digest = hashlib.sha256()
-    for path in paths:
+    for path in sorted(paths):
         with open(os.path.join(ROOT, path), "rb") as file:
             digest.update(hashlib.sha256(file.read()).digest())
     return digest.hexdigest()

@@ -1,0 +1,324 @@
+#include "arena.h"
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include "core/log.h"
+#include "extent.h"
+
+#define REGION_BYTES_MAX (1ull << 40)
+#define REGION_BYTES_MIN (1ull << 30)
+#define COMMIT_BYTES     (64u << 20) /* the region is made accessible in steps of this size */
+#define PURGE_BYTES_MIN  (1u << 20)  /* pages are given back in pieces of at least this size */
+/* The recent past is the current and the last window; a window ends when this many times the peak was
+ * allocated. */
+#define WINDOW_PEAKS     8
+#define WINDOW_BYTES_MIN (64u << 20)
+
+arena_range arena_region;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* All below is guarded by `lock`. */
+static unsigned page_shift;
+static uint64_t retain_limit;
+static uint32_t committed_pages; /* accessible from the base of the region */
+static uint64_t window_peak, last_window_peak, window_allocated;
+static uint64_t step_peak; /* since nothing was lent, that is since the step began */
+static uint64_t held_peak; /* since arena_peak_take */
+static uint64_t retain_most = UINT64_MAX;
+static arena_stats stats;
+
+static void *page_address(uint32_t page) {
+    return (void *)(arena_region.base + ((uintptr_t)page << page_shift));
+}
+
+static uint32_t page_of(const void *address) {
+    return (uint32_t)(((uintptr_t)address - arena_region.base) >> page_shift);
+}
+
+static uint64_t extent_bytes(extent_id id) {
+    return (uint64_t)extent_get(id)->pages << page_shift;
+}
+static uint64_t dirty_bytes(void) {
+    return extent_pages(EXTENT_DIRTY) << page_shift;
+}
+
+/* Bytes of blocks whose pages are anonymous memory. */
+static uint64_t anonymous_bytes(void) {
+    return stats.live_bytes - stats.adopted_bytes;
+}
+
+castor_status arena_start(uint64_t retain_bytes) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&lock);
+    if (arena_region.size)
+        goto done;
+    status = CASTOR_ERR_MEMORY;
+    page_shift = (unsigned)__builtin_ctzl((unsigned long)sysconf(_SC_PAGESIZE));
+    for (uint64_t size = REGION_BYTES_MAX; size >= REGION_BYTES_MIN; size /= 2) {
+        void *base = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED)
+            continue;
+        if (extent_start((uint32_t)(size >> page_shift)) != CASTOR_OK) {
+            munmap(base, size);
+            continue;
+        }
+        retain_limit = retain_bytes;
+        __atomic_store_n(&arena_region.base, (uintptr_t)base, __ATOMIC_RELAXED);
+        /* Last: arena_owns reads it without the lock, and no block exists before. */
+        __atomic_store_n(&arena_region.size, size, __ATOMIC_RELEASE);
+        status = CASTOR_OK;
+        break;
+    }
+done:
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* Makes the region accessible up to `pages`. */
+static bool region_commit(uint32_t pages) {
+    if (pages <= committed_pages)
+        return true;
+    uint32_t step = COMMIT_BYTES >> page_shift, all = (uint32_t)(arena_region.size >> page_shift);
+    uint32_t wanted = all - pages < step ? all : (pages + step - 1) / step * step;
+    for (;; wanted = pages) {
+        size_t size = (size_t)(wanted - committed_pages) << page_shift;
+        if (mprotect(page_address(committed_pages), size, PROT_READ | PROT_WRITE) == 0)
+            break;
+        if (wanted == pages)
+            return false;
+    }
+    committed_pages = wanted;
+    return true;
+}
+
+static void window_advance(uint64_t allocated) {
+    uint64_t anonymous = anonymous_bytes();
+    if (anonymous > window_peak)
+        window_peak = anonymous;
+    if (anonymous > step_peak)
+        step_peak = anonymous;
+    if (anonymous + dirty_bytes() > held_peak)
+        held_peak = anonymous + dirty_bytes();
+    window_allocated += allocated;
+    if (window_allocated < WINDOW_BYTES_MIN || window_allocated / WINDOW_PEAKS < window_peak)
+        return;
+    last_window_peak = window_peak;
+    window_peak = anonymous;
+    window_allocated = 0;
+}
+
+/* Bytes that dirty extents may hold now. */
+static uint64_t dirty_limit(void) {
+    uint64_t peak = window_peak > last_window_peak ? window_peak : last_window_peak;
+    if (stats.lent_bytes && peak > step_peak)
+        peak = step_peak;
+    uint64_t room = retain_limit + peak - anonymous_bytes();
+    room = room > stats.lent_bytes ? room - stats.lent_bytes : 0;
+    return room < retain_most ? room : retain_most;
+}
+
+/* Gives pages back, those that were freed longest ago first, until the dirty extents are within their limit. */
+static void dirty_purge(void) {
+    uint64_t limit = dirty_limit();
+    while (dirty_bytes() > limit) {
+        uint64_t excess = dirty_bytes() - limit;
+        extent_id oldest = extent_oldest();
+        uint64_t size = extent_bytes(oldest);
+        if (excess < PURGE_BYTES_MIN)
+            excess = PURGE_BYTES_MIN;
+        if (size > excess)
+            size = (excess + (1ull << page_shift) - 1) >> page_shift << page_shift;
+        extent_id id = extent_take(oldest, (uint32_t)(size >> page_shift), true);
+        if (!id) /* the book is full: the whole extent needs no new entry */
+            id = extent_take(oldest, extent_get(oldest)->pages, true);
+        size = extent_bytes(id);
+        madvise(page_address(extent_get(id)->page), size, MADV_DONTNEED);
+        extent_put(id, EXTENT_CLEAN);
+        stats.purges++;
+        stats.purged_bytes += size;
+    }
+}
+
+void *arena_alloc(size_t size) {
+    if (!arena_region.size || size > arena_region.size)
+        return NULL;
+    uint32_t pages = (uint32_t)((size + (1ull << page_shift) - 1) >> page_shift);
+    if (!pages)
+        pages = 1;
+    void *block = NULL;
+    pthread_mutex_lock(&lock);
+    extent_id id = extent_find(EXTENT_DIRTY, pages);
+    bool reused = id != 0;
+    if (!id)
+        id = extent_find(EXTENT_CLEAN, pages);
+    if (!id || (!reused && !region_commit(extent_get(id)->page + pages)))
+        goto done;
+    id = extent_take(id, pages, false);
+    if (!id)
+        goto done;
+    block = page_address(extent_get(id)->page);
+    uint64_t bytes = extent_bytes(id);
+    stats.live_bytes += bytes;
+    if (stats.live_bytes > stats.live_peak_bytes)
+        stats.live_peak_bytes = stats.live_bytes;
+    stats.blocks++;
+    stats.allocations++;
+    stats.reuses += reused;
+    window_advance(bytes);
+    dirty_purge();
+done:
+    pthread_mutex_unlock(&lock);
+    return block;
+}
+
+/* The block that starts at the address; 0 when none does. */
+static extent_id block_at(const void *address) {
+    if (!arena_owns(address) || ((uintptr_t)address & ((1ull << page_shift) - 1)))
+        return 0;
+    extent_id id = extent_at(page_of(address));
+    return id && extent_get(id)->state == EXTENT_BLOCK ? id : 0;
+}
+
+/* Puts anonymous memory over an adopted block. */
+static bool block_restore(void *block, size_t size) {
+    void *memory = mmap(block, size, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (memory != MAP_FAILED)
+        return true;
+    LOG_W("no memory could be mapped over a freed parameter of %B; its address range stays unused "
+          "(is vm.max_map_count reached?)",
+          (uint64_t)size);
+    return false;
+}
+
+void arena_free(void *block) {
+    if (!block)
+        return;
+    pthread_mutex_lock(&lock);
+    extent_id id = block_at(block);
+    if (!id) {
+        pthread_mutex_unlock(&lock);
+        LOG_W("free of %p: no block of the arena starts there (freed twice?)", block);
+        return;
+    }
+    extent_t *e = extent_get(id);
+    uint64_t size = extent_bytes(id);
+    extent_state state = EXTENT_DIRTY;
+    if (e->adopted) {
+        void (*on_free)(void *, void *) = e->on_free;
+        void *context = e->context;
+        e->on_free = NULL;
+        pthread_mutex_unlock(&lock);
+        if (on_free)
+            on_free(context, block);
+        state = block_restore(block, size) ? EXTENT_CLEAN : EXTENT_LOST;
+        pthread_mutex_lock(&lock);
+        stats.adopted_bytes -= size;
+    }
+    stats.live_bytes -= size;
+    stats.blocks--;
+    extent_put(id, state);
+    dirty_purge();
+    pthread_mutex_unlock(&lock);
+}
+
+size_t arena_block_size(const void *address) {
+    pthread_mutex_lock(&lock);
+    extent_id id = arena_region.size ? block_at(address) : 0;
+    size_t size = id ? extent_bytes(id) : 0;
+    pthread_mutex_unlock(&lock);
+    return size;
+}
+
+castor_status arena_adopt(void *block, void (*on_free)(void *context, void *block), void *context) {
+    castor_status status = CASTOR_ERR_ARGUMENT;
+    pthread_mutex_lock(&lock);
+    extent_id id = block_at(block);
+    extent_t *e = extent_get(id);
+    if (id && !e->adopted) {
+        e->adopted = 1;
+        e->on_free = on_free;
+        e->context = context;
+        stats.adopted_bytes += extent_bytes(id);
+        status = CASTOR_OK;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+void arena_release(void *block) {
+    pthread_mutex_lock(&lock);
+    extent_id id = block_at(block);
+    if (id && extent_get(id)->adopted) {
+        extent_get(id)->adopted = 0;
+        stats.adopted_bytes -= extent_bytes(id);
+        window_advance(0);
+        dirty_purge();
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void *arena_adopted(const void *address, void (*on_free)(void *context, void *block)) {
+    pthread_mutex_lock(&lock);
+    extent_id id = arena_region.size ? block_at(address) : 0;
+    const extent_t *e = extent_get(id);
+    void *context = id && e->adopted && e->on_free == on_free ? e->context : NULL;
+    pthread_mutex_unlock(&lock);
+    return context;
+}
+
+void arena_lend(int64_t bytes) {
+    pthread_mutex_lock(&lock);
+    if (bytes < 0 && (uint64_t)-bytes > stats.lent_bytes)
+        stats.lent_bytes = 0;
+    else
+        stats.lent_bytes += (uint64_t)bytes;
+    if (!stats.lent_bytes)
+        step_peak = anonymous_bytes();
+    dirty_purge();
+    pthread_mutex_unlock(&lock);
+}
+
+void arena_retain_most(uint64_t bytes) {
+    pthread_mutex_lock(&lock);
+    retain_most = bytes;
+    dirty_purge();
+    pthread_mutex_unlock(&lock);
+}
+
+uint64_t arena_peak_take(void) {
+    pthread_mutex_lock(&lock);
+    uint64_t now = anonymous_bytes() + dirty_bytes(), peak = held_peak > now ? held_peak : now;
+    held_peak = now;
+    pthread_mutex_unlock(&lock);
+    return peak;
+}
+
+void arena_get_stats(arena_stats *out) {
+    pthread_mutex_lock(&lock);
+    *out = stats;
+    out->dirty_bytes = dirty_bytes();
+    out->anonymous_peak_bytes = window_peak > last_window_peak ? window_peak : last_window_peak;
+    pthread_mutex_unlock(&lock);
+}
+
+bool arena_check(void) {
+    bool good = true;
+    pthread_mutex_lock(&lock);
+    if (arena_region.size)
+        good = extent_check() && dirty_bytes() <= dirty_limit() && stats.adopted_bytes <= stats.live_bytes &&
+               extent_pages(EXTENT_BLOCK) << page_shift == stats.live_bytes;
+    pthread_mutex_unlock(&lock);
+    return good;
+}
+
+void arena_fork_prepare(void) {
+    pthread_mutex_lock(&lock);
+}
+void arena_fork_parent(void) {
+    pthread_mutex_unlock(&lock);
+}
+/* The child's only thread is the one that holds the lock. */
+void arena_fork_child(void) {
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,88 @@
+/* The arena: page-aligned blocks for PyTorch's CPU tensors.
+ *
+ * Vocabulary
+ *   region   one reserved address range; every block lies inside it, so that `is it ours` is one comparison
+ *   block    what arena_alloc returned: whole pages, page-aligned, shared with no other block
+ *   extent   a run of pages: a block, or free; a free one is dirty (its pages may be resident) or clean (none is)
+ *   adopted  a block over which the node store has mapped a chunk's pages
+ *   peak     the most bytes of blocks that were not adopted, over the recent past (see arena.c: a window that is
+ *            measured in bytes allocated, so that it spans at least a training step, and forgets a single high)
+ *
+ * Invariants
+ *   - a block's pages are private anonymous memory unless it is adopted; freeing an adopted block first puts
+ *     anonymous memory back in its place
+ *   - after a call returns, blocks that are not adopted and dirty extents together are at most the recent peak plus
+ *     the retain limit: freed pages serve the next step, and the process never grows by them
+ *   - contents of a block are undefined, as malloc's are
+ *
+ * All functions may be called from any thread; none calls malloc. After fork the child keeps using its copy. */
+#ifndef CASTOR_ARENA_H
+#define CASTOR_ARENA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "core/status.h"
+
+/* Reserves the region. CASTOR_ERR_MEMORY when no address space is to be had: the caller then uses the system's
+ * allocator. Idempotent; the first call's limit counts. */
+castor_status arena_start(uint64_t retain_bytes);
+
+/* NULL when the region is full or memory is out: the caller falls back to the system's allocator. */
+void *arena_alloc(size_t size);
+void arena_free(void *block);
+
+/* The region; empty until arena_start, unchanged afterwards. */
+typedef struct arena_range {
+    uintptr_t base;
+    size_t size;
+} arena_range;
+extern arena_range arena_region;
+
+/* Inside the region; lock-free. */
+static inline bool arena_owns(const void *address) {
+    size_t size = __atomic_load_n(&arena_region.size, __ATOMIC_ACQUIRE);
+    return (uintptr_t)address - __atomic_load_n(&arena_region.base, __ATOMIC_RELAXED) < size;
+}
+
+/* The usable size in bytes (whole pages) of the block that starts at `address`; 0 when no block starts there. */
+size_t arena_block_size(const void *address);
+
+/* Marks a block as adopted. When it is freed, `on_free(context, block)` runs first (without the arena's lock). */
+castor_status arena_adopt(void *block, void (*on_free)(void *context, void *block), void *context);
+void arena_release(void *block); /* no longer adopted; the caller has put anonymous memory back */
+/* The context of a block that was adopted with this function; NULL when no such block starts at the address. */
+void *arena_adopted(const void *address, void (*on_free)(void *context, void *block));
+
+/* The most bytes that blocks which are not adopted and freed pages that are resident have had since the last call. */
+uint64_t arena_peak_take(void);
+
+/* From now on at most so many freed bytes stay resident, whatever the recent peak was. */
+void arena_retain_most(uint64_t bytes);
+
+/* Others use so many bytes more (less, if negative) of what the recent peak has room for: that many fewer freed bytes stay
+ * resident. */
+void arena_lend(int64_t bytes);
+
+typedef struct arena_stats {
+    uint64_t live_bytes;           /* of all blocks, adopted ones too */
+    uint64_t live_peak_bytes;      /* the most that live_bytes has been */
+    uint64_t anonymous_peak_bytes; /* the most of late that blocks which are not adopted have been */
+    uint64_t dirty_bytes;          /* of dirty extents */
+    uint64_t adopted_bytes;        /* of adopted blocks */
+    uint64_t lent_bytes;           /* by arena_lend */
+    uint64_t blocks;
+    uint64_t allocations; /* blocks ever made */
+    uint64_t reuses;      /* of these, from dirty extents */
+    uint64_t purges;      /* times that pages were given back */
+    uint64_t purged_bytes;
+} arena_stats;
+void arena_get_stats(arena_stats *out);
+bool arena_check(void); /* the invariants hold (slow: walks everything) */
+
+/* For pthread_atfork: hold the lock over the fork. */
+void arena_fork_prepare(void);
+void arena_fork_parent(void);
+void arena_fork_child(void);
+
+#endif

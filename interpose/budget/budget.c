@@ -1,0 +1,405 @@
+#include "budget.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include "arena/arena.h"
+#include "arena/pages.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "core/table.h"
+#include "core/thread.h"
+#include "placement/recording.h"
+#include "store/tensor.h"
+#include "inside.h"
+#include "touches.h"
+
+#define PART_SHARE     16 /* a part's parameters have this part of the rank's share at most */
+#define PART_BYTES_MIN (1ul << 16)
+#define FREED_SHARE                                                                                          \
+    32 /* a rank keeps freed blocks resident for this part of its share of the budget at most */
+#define LOOK_NS         20000000ul /* how often what is resident is looked at */
+#define LOOK_CHUNKS     32         /* ... of so many chunks */
+#define STOP_SECONDS    5.0
+#define TIMEOUT_NS_EACH 1000000000ull
+
+/* ---- the thread that goes on with moves when one has ended */
+
+/* Pages that somebody had mapped when their chunk left: the views may be gone by now. */
+static void left_evict(budget *b) {
+    pthread_mutex_lock(&b->lock);
+    uint32_t count = b->count;
+    pthread_mutex_unlock(&b->lock);
+    for (uint32_t number = 0; number < count; number++) {
+        uint64_t bytes = atomic_exchange(&budget_chunk_at(b, number)->left_bytes, 0);
+        atomic_fetch_sub(&b->left_bytes, bytes);
+        if (bytes)
+            chunk_manager_leave_again(b->manager, number);
+    }
+}
+
+static void *budget_main(void *context) {
+    budget *b = context;
+    prctl(PR_SET_NAME, "castor-budget");
+    uint64_t look_ns = 0;
+    pthread_mutex_lock(&b->lock);
+    while (!b->stopping) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += (long)LOOK_NS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&b->moved, &b->lock, &until);
+        pthread_mutex_unlock(&b->lock);
+        /* Also while moves come one after another: that is when others bring what this rank let go. */
+        uint64_t now = clock_ns(CLOCK_MONOTONIC);
+        if (now >= look_ns) {
+            chunk_manager_resync(b->manager, LOOK_CHUNKS);
+            left_evict(b);
+            look_ns = clock_ns(CLOCK_MONOTONIC) + LOOK_NS;
+        }
+        chunk_manager_advance(b->manager);
+        pthread_mutex_lock(&b->lock);
+    }
+    b->running = false;
+    pthread_cond_broadcast(&b->moved);
+    pthread_mutex_unlock(&b->lock);
+    return NULL;
+}
+
+/* Smaller ones share pages with others, and stay for as long as one of these does. */
+static void say_small_chunks(const store *s) {
+    uint64_t bytes = s->chunks.chunk_bytes;
+    if (s->budget_bytes && bytes && bytes < BUDGET_UNIT_BYTES && s->rank == 0)
+        LOG_W(
+            "CASTOR_CHUNK_SIZE: chunks of %B, less than %B, leave memory slowly: more of it may be used than "
+            "CASTOR_MEMORY_BUDGET says; leave it at auto",
+            bytes, (uint64_t)BUDGET_UNIT_BYTES);
+}
+
+static castor_status start(store *s) {
+    budget *b = calloc(1, sizeof *b);
+    if (!b)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the tables of CASTOR_MEMORY_BUDGET");
+    b->store = s;
+    b->bytes = s->budget_bytes;
+    s->chunks.unit_bytes = BUDGET_UNIT_BYTES;
+    b->backwards = 1;
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&b->moved, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    chunk_backend backend = budget_backend(b);
+    chunk_manager_settings settings = chunk_manager_defaults(s->placement.policy);
+    settings.placement = s->placement;
+    settings.timeout_ns = (uint64_t)(s->timeout_seconds * (double)TIMEOUT_NS_EACH);
+    castor_status status = disk_queue_start(&(disk_settings){0}, &b->queue);
+    if (status == CASTOR_OK)
+        status = chunk_manager_create(&b->manager, &backend, &settings);
+    if (status == CASTOR_OK) {
+        s->budget = b;
+        b->running = true;
+        if (s->budget_bytes)
+            arena_retain_most(s->budget_bytes / (uint64_t)s->world / FREED_SHARE);
+        say_small_chunks(s);
+        if (thread_start(budget_main, b) == 0)
+            return CASTOR_OK;
+        status =
+            error_set(CASTOR_ERR_SYSTEM, "no thread for CASTOR_MEMORY_BUDGET can be started: raise the limit "
+                                         "on threads (ulimit -u)");
+        s->budget = NULL;
+        chunk_manager_destroy(b->manager);
+    }
+    disk_queue_stop(b->queue, STOP_SECONDS);
+    free(b);
+    return status;
+}
+
+static void stop(store *s) {
+    budget *b = s->budget;
+    if (!b || s->detached)
+        return;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)STOP_SECONDS;
+    pthread_mutex_lock(&b->lock);
+    b->stopping = true;
+    pthread_cond_broadcast(&b->moved);
+    while (b->running && pthread_cond_timedwait(&b->moved, &b->lock, &until) == 0)
+        ;
+    pthread_mutex_unlock(&b->lock);
+    disk_queue_stop(b->queue, STOP_SECONDS);
+    if (s->moments_dir && *s->moments_dir)
+        recording_keep(b->manager, s->moments_dir, store_job_rank(s, s->rank));
+}
+
+/* ---- chunks */
+
+uint32_t budget_number(budget *b, chunk_kind kind, int32_t index) {
+    pthread_mutex_lock(&b->lock);
+    uint32_t number = index >= 0 && (uint32_t)index < b->closed[kind] ? b->numbers[kind][index] : BUDGET_NONE;
+    pthread_mutex_unlock(&b->lock);
+    return number;
+}
+
+budget_chunk *budget_chunk_at(budget *b, uint64_t number) {
+    pthread_mutex_lock(&b->lock);
+    budget_chunk *found = b->chunks[number];
+    pthread_mutex_unlock(&b->lock);
+    return found;
+}
+
+static castor_status no_memory(void) {
+    return error_set(CASTOR_ERR_MEMORY, "no memory for the tables of CASTOR_MEMORY_BUDGET");
+}
+
+/* Makes room for one more; callers hold the lock. */
+static bool tables_grow(budget *b, chunk_kind kind) {
+    uint32_t *numbers =
+        table_room(b->numbers[kind], &b->numbers_capacity[kind], b->closed[kind], sizeof *numbers);
+    if (numbers)
+        b->numbers[kind] = numbers;
+    budget_chunk **chunks = table_room(b->chunks, &b->capacity, b->count, sizeof *chunks);
+    if (chunks)
+        b->chunks = chunks;
+    return numbers && chunks;
+}
+
+/* The chunk with the next index of its kind. */
+static castor_status close_next(budget *b, chunk_kind kind) {
+    const chunk *c = &b->store->chunks.list[kind].chunks[b->closed[kind]];
+    uint64_t bytes = chunk_unit_round(&b->store->chunks, c->used);
+    bool mine = c->owner == b->store->rank && bytes && !c->small;
+    budget_chunk *made = mine ? calloc(1, sizeof *made) : NULL;
+    pthread_mutex_lock(&b->lock);
+    bool room = (made || !mine) && tables_grow(b, kind);
+    pthread_mutex_unlock(&b->lock);
+    if (!room) {
+        free(made);
+        return no_memory();
+    }
+    uint32_t number = BUDGET_NONE;
+    if (mine) {
+        *made = (budget_chunk){
+            .store = b->store, .kind = kind, .index = b->closed[kind], .offset = c->offset, .bytes = bytes};
+        pthread_mutex_lock(&b->lock);
+        b->chunks[b->count] = made; /* before the manager may move it */
+        pthread_mutex_unlock(&b->lock);
+        castor_status status = chunk_manager_add_chunk(b->manager, kind, bytes, 0, &number);
+        if (status) {
+            free(made);
+            return status;
+        }
+    }
+    atomic_fetch_add(&b->used[kind], mine ? c->used : 0);
+    pthread_mutex_lock(&b->lock);
+    b->count += mine;
+    b->numbers[kind][b->closed[kind]++] = number;
+    pthread_mutex_unlock(&b->lock);
+    return CASTOR_OK;
+}
+
+castor_status budget_close(store *s) {
+    budget *b = s->budget;
+    castor_status status = CASTOR_OK;
+    if (!b)
+        return CASTOR_OK;
+    uint64_t all = 0;
+    for (int owner = 0; owner < s->owners; owner++)
+        all += s->owner_load[owner];
+    atomic_store(&b->own_load, s->owner_load[s->rank]);
+    atomic_store(&b->all_load, all);
+    for (int kind = 0; kind < CHUNK_KIND_COUNT && !status; kind++) {
+        chunk_close(&s->chunks, (chunk_kind)kind);
+        while (b->closed[kind] < s->chunks.list[kind].count && !status)
+            status = close_next(b, (chunk_kind)kind);
+    }
+    bool whole = true;
+    if (status == CASTOR_OK && s->placement.policy == PLACEMENT_STATIC)
+        status = chunk_manager_place(b->manager, &whole);
+    if (!whole && !b->told && s->rank == 0) {
+        b->told = true;
+        LOG_W("CASTOR_OFFLOAD_PARAM_FRAC counts as 0: it needs CASTOR_SHARD_PARAM_FRAC=1 and "
+              "CASTOR_OFFLOAD_OPTIM_FRAC=1");
+    }
+    return status;
+}
+
+/* ---- a step's parts */
+
+uint64_t budget_part_bytes(const store *s) {
+    if (!s->budget)
+        return 0;
+    uint64_t bytes = s->budget->bytes / (uint64_t)s->owners / PART_SHARE;
+    if (!s->budget->bytes)
+        bytes = s->chunks.chunk_bytes;
+    return bytes > PART_BYTES_MIN ? bytes : PART_BYTES_MIN;
+}
+
+static castor_status part_add(budget *b, uint32_t number) {
+    budget_chunk *c = number == BUDGET_NONE ? NULL : budget_chunk_at(b, number);
+    if (!c || c->used_in == b->parts)
+        return CASTOR_OK;
+    uint32_t *part = table_room(b->part, &b->part_capacity, b->part_count, sizeof *part);
+    if (!part)
+        return no_memory();
+    b->part = part;
+    castor_status status = chunk_manager_access(b->manager, number, true);
+    if (status == CASTOR_OK) {
+        c->used_in = b->parts;
+        b->part[b->part_count++] = number;
+    }
+    return status;
+}
+
+castor_status budget_part_begin(store *s, int kinds, uint32_t number, struct tensor *const *tensors,
+                                uint32_t count) {
+    budget *b = s->budget;
+    castor_status status = CASTOR_OK;
+    if (!b)
+        return CASTOR_OK;
+    b->parts++;
+    chunk_manager_event(b->manager, MOMENT_OPTIMIZER, number << CHUNK_KIND_COUNT | (uint32_t)kinds);
+    for (uint32_t i = 0; i < count && !status; i++) {
+        const tensor *t = tensors[i];
+        if (kinds & 1 << CHUNK_PARAM && t->param_alias)
+            status = part_add(b, budget_number(b, CHUNK_PARAM, t->param_chunk));
+        if (kinds & 1 << CHUNK_GRAD && status == CASTOR_OK)
+            status = part_add(b, budget_number(b, CHUNK_GRAD, t->grad_chunk));
+        const state_range *range = kinds & 1 << CHUNK_OPTIM ? t->states : NULL;
+        for (; range && !status; range = range->next)
+            status = part_add(
+                b, budget_number(b, CHUNK_OPTIM, chunk_index(&s->chunks, CHUNK_OPTIM, range->offset)));
+    }
+    if (status)
+        budget_part_end(s);
+    return status;
+}
+
+void budget_part_end(store *s) {
+    budget *b = s->budget;
+    if (!b)
+        return;
+    for (uint32_t i = 0; i < b->part_count; i++)
+        chunk_manager_release(b->manager, b->part[i]);
+    b->part_count = 0;
+}
+
+void budget_step_end(store *s) {
+    if (!s->budget)
+        return;
+    chunk_manager_resync(s->budget->manager, UINT32_MAX); /* sums that were let go are nowhere */
+    chunk_manager_step_end(s->budget->manager);
+    chunk_statistics found;
+    chunk_manager_statistics(s->budget->manager, &found);
+    LOG_D("chunks: %lu steps, %lu recorded, %lu deviations; prefetched in time %lu, late %lu, not %lu, in "
+          "vain %lu; "
+          "told late %lu; waited %lu ms",
+          (unsigned long)found.steps, (unsigned long)found.warmups, (unsigned long)found.deviations,
+          (unsigned long)found.hits, (unsigned long)found.late, (unsigned long)found.misses,
+          (unsigned long)found.wasted, (unsigned long)found.unnoticed,
+          (unsigned long)(found.stall_ns / 1000000));
+}
+
+/* ---- sums, and what forward and backward touch */
+
+/* A chunk does not leave while one of its sums is being made. */
+static void sum_count(tensor *t, int change) {
+    budget *b = t->store->budget;
+    uint32_t number = b ? budget_number(b, CHUNK_GRAD, t->grad_chunk) : BUDGET_NONE;
+    if (number == BUDGET_NONE)
+        return;
+    pthread_mutex_lock(&b->lock);
+    budget_chunk *c = b->chunks[number];
+    uint32_t before = c->computing;
+    c->computing += (uint32_t)change;
+    bool first = change > 0 && c->summed_in != b->backwards;
+    if (first)
+        c->summed_in = b->backwards;
+    pthread_mutex_unlock(&b->lock);
+    if (change > 0 && before == 0)
+        chunk_manager_pin(b->manager, number);
+    if (first)
+        chunk_manager_event(b->manager, MOMENT_GRADIENT, number);
+    if (change > 0)
+        chunk_manager_touch(b->manager, number, true);
+    else if (before == 1)
+        chunk_manager_unpin(b->manager, number);
+}
+
+void budget_sum_begin(tensor *t) {
+    sum_count(t, 1);
+}
+
+void budget_sum_end(tensor *t) {
+    sum_count(t, -1);
+}
+
+void budget_backward_end(store *s) {
+    if (!s->budget)
+        return;
+    pthread_mutex_lock(&s->budget->lock);
+    s->budget->backwards++;
+    pthread_mutex_unlock(&s->budget->lock);
+}
+
+/* Events must come in the same order in every step: which chunk is seen first may depend on when one looks, how many there are does
+ * not. In backward gradients are the events. */
+void budget_touch(store *s, bool backward, uint32_t number, uint32_t param_chunk) {
+    budget *b = s->budget;
+    if (!b)
+        return;
+    if (!backward)
+        chunk_manager_event(b->manager, MOMENT_FORWARD, number);
+    uint32_t known = budget_number(b, CHUNK_PARAM, (int32_t)param_chunk);
+    if (known != BUDGET_NONE)
+        chunk_manager_touch(b->manager, known, false);
+}
+
+bool budget_moves_parameters(const store *s) {
+    return s->budget && placement_moves_parameters(&s->placement);
+}
+
+/* ---- what there is */
+
+static uint64_t resident_bytes(const store *s, chunk_kind kind) {
+    const chunk_list *list = &s->chunks.list[kind];
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        uint64_t resident = 0;
+        if (disk_resident(list->fd, list->chunks[i].offset, pages_round(list->chunks[i].used), NULL,
+                          &resident) == CASTOR_OK)
+            all += resident;
+    }
+    return all;
+}
+
+static castor_status tensors_added(store *s) {
+    castor_status status = budget_close(s);
+    return status == CASTOR_OK && budget_moves_parameters(s) ? touches_grow(s) : status;
+}
+
+const store_bound budget_bound = {
+    .start = start,
+    .tensors_added = tensors_added,
+    .resident_bytes = resident_bytes,
+    .stop = stop,
+};
+
+bool budget_statistics(const store *s, chunk_statistics *out) {
+    if (!s->budget)
+        return false;
+    chunk_manager_statistics(s->budget->manager, out);
+    /* The manager counts chunks up to the ends of their units, and who asks wants to know where the data is. */
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        uint64_t *bytes = out->bytes[kind], used = atomic_load(&s->budget->used[kind]),
+                 all = bytes[0] + bytes[1];
+        bytes[1] = all ? (uint64_t)((double)used * ((double)bytes[1] / (double)all)) : 0;
+        bytes[0] = used - bytes[1];
+    }
+    return true;
+}

@@ -1,0 +1,60 @@
+/* A memory budget: which of the chunks that this rank owns are in memory, and which on disk alone.
+ *
+ * Vocabulary
+ *   budget   bytes of memory that the node's model data and its ranks' other data may have
+ *   share    this rank's part of what model data may have: as what it owns is of what all own
+ *   closed   a chunk that no tensor is added to any more; from there on it may leave
+ *   part     of an optimizer's step: what is stepped at a time
+ *
+ * The chunk manager decides (chunk_manager.h); its backend is here (budget_backend.c): the tiers are host and disk, and the disk
+ * queue moves. Chunk files lie on disk from the start, so that nothing here changes what anybody reads.
+ *
+ * Invariants
+ *   - chunks are closed on every rank in the same places, so that their layout stays the same
+ *   - what a rank writes of a chunk it has said before (a part, a gradient), and the owner of the chunk has it pinned by a
+ *     computing tensor or a use until it is done
+ *   - an error of the disk ends nothing: the chunk stays in memory, and the next part that needs room says so
+ */
+#ifndef CASTOR_BUDGET_H
+#define CASTOR_BUDGET_H
+
+#include "placement/chunk_statistics.h"
+#include "placement/moments.h"
+#include "store/store.h"
+
+struct tensor;
+typedef struct budget budget;
+
+/* What is brought comes in pages of this size, which the kernel gives up only as a whole: one that two chunks share would stay
+ * for ever. */
+#define BUDGET_UNIT_BYTES (2ul << 20)
+
+/* For a store whose files are on disk. */
+extern const store_bound budget_bound;
+
+/* Tensors were registered, or this rank has placed states: the chunks that they are in are closed. Callers hold the store's lock. */
+castor_status budget_close(store *s);
+
+/* The bytes of parameters that one part of a step may have; 0: no budget, all at once. */
+uint64_t budget_part_bytes(const store *s);
+/* The tensors' chunks of those kinds (1 << chunk_kind each), as far as this rank owns them, are in memory when this returns and
+ * stay there until the end of the part. CASTOR_ERR_MEMORY: the budget has no room for them. */
+castor_status budget_part_begin(store *s, int kinds, uint32_t number, struct tensor *const *tensors,
+                                uint32_t count);
+void budget_part_end(store *s);
+void budget_step_end(store *s);
+
+/* A gradient goes into the tensor's sum, and all ranks' are in it. */
+void budget_sum_begin(struct tensor *t);
+void budget_sum_end(struct tensor *t);
+void budget_backward_end(store *s);
+
+/* The parameters of a chunk are used, the `number`th in this forward or backward. */
+void budget_touch(store *s, bool backward, uint32_t number, uint32_t param_chunk);
+
+/* Whether parameters and gradients may be on disk alone, and not only states. */
+bool budget_moves_parameters(const store *s);
+
+bool budget_statistics(const store *s, chunk_statistics *out); /* false: no budget */
+
+#endif

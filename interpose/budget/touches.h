@@ -1,0 +1,24 @@
+/* What forward and backward touch of the parameters, seen without a hook in the model: under a budget the views of parameters
+ * stay in this process's page tables only while they are used, so that one that is there again was touched.
+ *
+ * All of it runs on the script's main thread, in calls that its code made: there nobody else edits a parameter, so that a view's
+ * unedited pages can be told from its edited ones and let go. Elsewhere the calls do nothing. */
+#ifndef CASTOR_BUDGET_TOUCHES_H
+#define CASTOR_BUDGET_TOUCHES_H
+
+#include "store/store.h"
+
+typedef struct touches touches;
+
+/* After tensors were registered. */
+castor_status touches_grow(store *s);
+/* PyTorch asked for a block: looks, not too often, which parameters were touched, and lets go of those before them. */
+void touches_look(void);
+/* A backward has begun, has ended. */
+void touches_backward(store *s, bool begun);
+/* An optimizer's step begins: it touches what its parts say. */
+void touches_step(store *s);
+/* It is over: lets go of all views, and the next pass begins. */
+void touches_drop(store *s);
+
+#endif

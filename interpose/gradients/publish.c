@@ -1,0 +1,76 @@
+#include "publish.h"
+
+#include "arena/pages.h"
+#include "core/error.h"
+#include "store/together.h"
+#include "store/wait.h"
+#include "trace/trace.h"
+
+static bool owned_view(const tensor *t) {
+    const store *s = t->store;
+    return t->mode == TENSOR_SHARED && t->home && t->owner == s->rank && !s->detached;
+}
+
+castor_status publish_begin(store *s, const double *values, const char *const *labels, uint32_t count) {
+    store_place_set(s, PLACE_STEP);
+    castor_status status = together_agree(s, "an optimizer step", values, labels, count);
+    if (status)
+        store_fail(s, status);
+    return status;
+}
+
+/* A page that stays edited is seen at the end of the step. */
+void publish_push(tensor *const *tensors, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        if (owned_view(tensors[i]) &&
+            pages_edited_copy(tensors[i]->home, tensors[i]->param_alias, tensors[i]->span))
+            pages_edited_drop(tensors[i]->home, tensors[i]->span);
+}
+
+void publish_mark(tensor *t) {
+    if (!t->store->detached)
+        atomic_fetch_add(&t->control->published, 1);
+}
+
+castor_status publish_end(store *s, tensor *const *tensors, uint32_t count, uint8_t *changed) {
+    castor_status status = wait_barrier(s, "the end of an optimizer step");
+    uint64_t private_bytes = 0;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        tensor *t = tensors[i];
+        uint32_t published = atomic_load(&t->control->published);
+        changed[i] = published != t->published_seen;
+        t->published_seen = published;
+        if (t->mode != TENSOR_SHARED || !t->home)
+            continue;
+        if (changed[i])
+            status = pages_edited_drop(t->home, t->span);
+        else
+            private_bytes += pages_edited_bytes(t->home, t->span);
+    }
+    if (status)
+        store_fail(s, status);
+    atomic_store(&s->control->rank[s->rank].private_bytes, private_bytes);
+    trace_gauge_set(GAUGE_PRIVATE_BYTES, private_bytes);
+    store_place_set(s, PLACE_SCRIPT);
+    return status;
+}
+
+castor_status publish_deduplicate(store *s, tensor *const *tensors, uint32_t count, const char *what) {
+    store_place_set(s, PLACE_STEP);
+    castor_status status = wait_barrier(s, what);
+    if (status == CASTOR_OK)
+        for (uint32_t i = 0; i < count; i++)
+            if (owned_view(tensors[i]))
+                pages_edited_copy(tensors[i]->home, tensors[i]->param_alias, tensors[i]->span);
+    if (status == CASTOR_OK)
+        status = wait_barrier(s, what);
+    for (uint32_t i = 0; i < count && !status; i++) {
+        const tensor *t = tensors[i];
+        if (t->mode == TENSOR_SHARED && t->home)
+            status = pages_edited_drop_equal(t->home, t->param_alias, t->span);
+    }
+    if (status)
+        store_fail(s, status);
+    store_place_set(s, PLACE_SCRIPT);
+    return status;
+}

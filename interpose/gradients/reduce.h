@@ -1,0 +1,29 @@
+/* Sums of gradients: each rank adds its own, in rank order per block, in the background.
+ *
+ * Rank r adds block b of an epoch after rank r - 1 has; rank 0, which overwrites, after every rank has released the
+ * previous sum. The result is therefore the same whatever the timing, and the last rank's progress completes it.
+ * The thread `castor-reduce` takes this process's jobs in the order they came. */
+#ifndef CASTOR_GRADIENTS_REDUCE_H
+#define CASTOR_GRADIENTS_REDUCE_H
+
+#include "store/tensor.h"
+
+/* Adds source[i] * scale to the sum of the tensor's running epoch (source NULL: adds nothing, but takes its turn).
+ * `carry`, the same on every rank: the epoch's sum goes on from the last one, which rank 0 then adds to as the others do.
+ * `source` must stay as it is until reduce_done reaches *ticket. Waits while more than `queue_bytes` are queued. */
+castor_status reduce_submit(tensor *t, const void *source, double scale, bool carry, uint64_t queue_bytes,
+                            uint64_t *ticket);
+/* The number of jobs that were done: tickets up to it are free. */
+uint64_t reduce_done(const store *s);
+/* Marks the tensor as used by this rank in the running epoch. */
+void reduce_mark_used(tensor *t);
+/* How many of the tensors, from the first, have every rank's part in the running epoch. */
+uint32_t reduce_complete(tensor *const *tensors, uint32_t count);
+/* Waits until every rank has added to the running epoch of each tensor, and begins the next epoch. */
+castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count);
+/* Some rank used the tensor in the epoch that reduce_finish completed last. */
+bool reduce_was_used(const tensor *t);
+/* A rank of another node did; the owner says so, before a barrier. */
+void reduce_used_elsewhere(tensor *t);
+
+#endif

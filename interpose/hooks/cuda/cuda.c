@@ -1,0 +1,20 @@
+/* The CUDA runtime and driver: the wrappers, made from their tables. All of them observe: arguments and results
+ * pass through unchanged. */
+#include "hooks/table/observe.h"
+#include "shims/cuda/types.h"
+
+#define RUNTIME(function, parameters, arguments, facts, doc)                                                 \
+    OBSERVED(OBSERVE_RUNTIME, OBSERVE_RUNTIME, cudaError_t, cudaErrorNotSupported, function, #function,      \
+             parameters, arguments, facts, 0)
+#define RUNTIME_PER_THREAD(function, parameters, arguments, facts, doc)                                      \
+    OBSERVED(OBSERVE_RUNTIME, OBSERVE_RUNTIME, cudaError_t, cudaErrorNotSupported, function, #function,      \
+             parameters, arguments, facts, OBSERVE_STREAM_PER_THREAD)
+#include "hooks/table/cuda_runtime.def"
+
+#define DRIVER(version, function, symbol, parameters, arguments, facts, doc)                                 \
+    OBSERVED(OBSERVE_DRIVER, OBSERVE_RUNTIME | OBSERVE_DRIVER, CUresult, CUDA_ERROR_NOT_SUPPORTED, symbol,   \
+             #symbol, parameters, arguments, facts, 0)
+#define DRIVER_PER_THREAD(version, function, symbol, variant, parameters, arguments, facts, doc)             \
+    OBSERVED(OBSERVE_DRIVER, OBSERVE_RUNTIME | OBSERVE_DRIVER, CUresult, CUDA_ERROR_NOT_SUPPORTED,           \
+             symbol##variant, #symbol #variant, parameters, arguments, facts, OBSERVE_STREAM_PER_THREAD)
+#include "hooks/table/cuda_driver.def"

@@ -1,0 +1,170 @@
+/* c10d::ProcessGroupGloo and the two classes ProcessGroupNCCL: the wrappers of their collectives, made from the table, and those
+ * that follow a collective of gloo on its worker thread. All of them observe: arguments and results pass through unchanged.
+ *
+ * A C++ function that returns an object with a destructor takes the address for it as a hidden first argument
+ * and returns that address: on x86-64 this is a C function with a pointer in front. Elsewhere the address
+ * travels in a register that C cannot name, so the layer exists on x86-64 only. */
+#include "core/start.h"
+#include "hooks/c10d/collective.h"
+#include "hooks/c10d/group.h"
+#include "hooks/table/wrapper.h"
+#include "trace/live.h"
+#include "trace/trace.h"
+#include "wait.h"
+
+#if HOOK_GLOO_WRAPPED
+
+typedef void *hook_work; /* where the intrusive_ptr<Work> was put */
+
+/* The real function of a row, in libtorch_cpu.so or libtorch_cuda.so. The library may be called before the agent attaches. */
+static void *real_function(hook_id id) {
+    if (__builtin_expect(!start_is_awake(), 0))
+        start_wake_by_hook();
+    void *real = hooks_real(id);
+    if (__builtin_expect(!real, 0)) {
+        hooks_resolve();
+        real = hooks_real(id);
+    }
+    return real;
+}
+
+#define CALL_REAL_hook_work(call, real, arguments)                                                           \
+    hook_work result = real arguments;                                                                       \
+    (call).returned = true;                                                                                  \
+    (call).work = *(void **)result;                                                                          \
+    return result
+#define CALL_REAL_void(call, real, arguments)                                                                \
+    real arguments;                                                                                          \
+    (call).returned = true
+
+#define TAKE_PEER_NONE    (void)0
+#define TAKE_PEER_TENSOR  (void)0
+#define TAKE_PEER_TENSORS (void)0
+#define TAKE_PEER_LISTS   (void)0
+#define TAKE_PEER_MESSAGE (call.peer = rank, call.tag = tag)
+
+#define WRAP_ALLOCATION(...)
+#define WRAP_LOADER(...)
+#define WRAP_CUDA_LOOKUP(...)
+#define WRAP_CUDA_RUNTIME(...)
+#define WRAP_CUDA_DRIVER(...)
+#define WRAP_NCCL(...)
+#define WRAP_GLOO_WORK(...)
+#define WRAP_GLOO_DATA(...)
+#define WRAP_C10D_NCCL_END(...)
+#define WRAP_C10D_NCCL(...) WRAP_GLOO(__VA_ARGS__)
+#define WRAP_GLOO(result, id, symbol, parameters, arguments, payload_kind, source)                           \
+    HOOK_EXPORT result wrap_##id parameters __asm__(symbol);                                                 \
+    HOOK_EXPORT result wrap_##id parameters {                                                                \
+        result(*real) parameters = real_function(HOOK_##id);                                                 \
+        __attribute__((cleanup(collective_leave))) collective_call call;                                     \
+        if (collective_enter(&call, HOOK_##id, self)) {                                                      \
+            payload_measure_##payload_kind(&call.payload, source);                                           \
+            TAKE_PEER_##payload_kind;                                                                        \
+            collective_begin(&call);                                                                         \
+        }                                                                                                    \
+        CALL_REAL_##result(call, real, arguments);                                                           \
+    }
+#define HOOK(layer, mode, result, id, name, symbol, parameters, arguments, payload_kind, source, doc)        \
+    WRAP_##layer(result, id, symbol, parameters, arguments, payload_kind, source)
+#include "hooks/table/hooks.def"
+
+/* The wrappers of the works, declared from the table and written out below. */
+#undef WRAP_GLOO
+#undef WRAP_GLOO_WORK
+#undef WRAP_C10D_NCCL_END
+#define WRAP_GLOO(...)
+#define WRAP_C10D_NCCL_END(...) WRAP_GLOO_WORK(__VA_ARGS__)
+#define WRAP_GLOO_WORK(result, id, symbol, parameters, ...)                                                  \
+    HOOK_EXPORT result wrap_##id parameters __asm__(symbol);                                                 \
+    typedef result function_##id parameters;
+#define HOOK(layer, mode, result, id, name, symbol, parameters, arguments, payload_kind, source, doc)        \
+    WRAP_##layer(result, id, symbol, parameters, arguments, payload_kind, source)
+#include "hooks/table/hooks.def"
+
+#define REAL(id) ((function_##id *)real_function(HOOK_##id))
+
+void wrap_GLOO_ENQUEUE(void *self, void *work) {
+    collective_work_enqueue(*(void **)work);
+    gloo_wait_enqueued(self, *(void **)work);
+    REAL(GLOO_ENQUEUE)(self, work);
+}
+
+void wrap_GLOO_WORK_EXECUTE(const void *work) {
+    collective_work_begin(*(void *const *)work);
+    REAL(GLOO_WORK_EXECUTE)(work);
+}
+
+/* Before the real function: it wakes those who wait for the work, and they may look at the counters. */
+void wrap_GLOO_WORK_FINISH(void *work) {
+    collective_work_end(work);
+    REAL(GLOO_WORK_FINISH)(work);
+}
+
+void wrap_GLOO_WORK_FINISH_ERROR(void *work, const void *exception) {
+    collective_work_end(work);
+    REAL(GLOO_WORK_FINISH_ERROR)(work, exception);
+}
+
+bool wrap_GLOO_WORK_WAIT(void *self, int64_t timeout_ms) {
+    gloo_wait_look(self);
+    return REAL(GLOO_WORK_WAIT)(self, timeout_ms);
+}
+
+bool wrap_GLOO_SEND_WAIT(void *self, int64_t timeout_ms) {
+    uint64_t begin = trace_now_ns();
+    bool done = REAL(GLOO_SEND_WAIT)(self, timeout_ms);
+    trace_record_write(TRACE_CALL, HOOK_GLOO_SEND_WAIT, begin, trace_now_ns(), 0, 0, 0, 0);
+    return done;
+}
+
+static void receive_begin(live_wait **live, const void *work, uint64_t begin_ns) {
+    live_message message = collective_message_of(work);
+    *live = message.ordinal ? live_receive_begin(&message, "recv", begin_ns)
+                            : live_wait_begin(LIVE_RECEIVE, "recv", begin_ns);
+}
+
+/* The real function throws when nothing comes in time. */
+static void receive_end(live_wait **live) {
+    live_wait_end(*live);
+}
+
+bool wrap_GLOO_RECV_WAIT(void *self, int64_t timeout_ms) {
+    uint64_t begin = trace_now_ns();
+    __attribute__((cleanup(receive_end))) live_wait *live = NULL;
+    receive_begin(&live, self, begin);
+    bool done = REAL(GLOO_RECV_WAIT)(self, timeout_ms);
+    trace_record_write(TRACE_CALL, HOOK_GLOO_RECV_WAIT, begin, trace_now_ns(), 0, 0, 0, 0);
+    return done;
+}
+
+/* The base of every backend: the thread has said before what group it makes (live.h). */
+void wrap_BACKEND_CREATE(void *self, int rank, int size) {
+    REAL(BACKEND_CREATE)(self, rank, size);
+    gloo_wait_made(self);
+    group_made(self, live_group_made(self, rank, size), rank, size);
+}
+
+/* What it hands to NCCL is part of the messages that were recorded when they were kept: the call is entered, so that NCCL's
+ * functions know it, and is no collective of its own: never `returned`. */
+hook_work wrap_C10D_NCCL2_COALESCING_END(void *slot, void *self) {
+    function_C10D_NCCL2_COALESCING_END *real = REAL(C10D_NCCL2_COALESCING_END);
+    __attribute__((cleanup(collective_leave))) collective_call call;
+    collective_enter(&call, HOOK_C10D_NCCL2_COALESCING_END, self);
+    return real(slot, self);
+}
+
+#define GROUP_END(id)                                                                                        \
+    void wrap_##id(void *self) {                                                                             \
+        group_end(self);                                                                                     \
+        gloo_wait_end(self);                                                                                 \
+        REAL(id)(self);                                                                                      \
+    }
+GROUP_END(GLOO_DELETE)
+GROUP_END(GLOO_DESTROY)
+GROUP_END(C10D_NCCL_DELETE)
+GROUP_END(C10D_NCCL_DESTROY)
+GROUP_END(C10D_NCCL2_DELETE)
+GROUP_END(C10D_NCCL2_DESTROY)
+
+#endif

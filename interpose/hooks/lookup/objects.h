@@ -1,0 +1,49 @@
+/* The loaded objects (program and libraries) of this process, and their dynamic tables. Private to hooks/.
+ *
+ * Nothing here allocates or calls dlsym: it is how the real dlsym itself is found. Nor does the way of a look-up compare text
+ * by the C library's functions: AddressSanitizer in the program stands in front of them, and looks the real ones up first. */
+#ifndef CASTOR_HOOKS_LOOKUP_OBJECTS_H
+#define CASTOR_HOOKS_LOOKUP_OBJECTS_H
+
+#include <link.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* An object's dynamic section, with addresses as they are in memory; NULL or 0: the object has none. */
+typedef struct object_tables {
+    uintptr_t base, begin, end;
+    const Elf64_Sym *symbols;
+    const char *strings;
+    const uint16_t *versions;  /* per symbol: DT_VERSYM */
+    const uint32_t *gnu_hash;  /* DT_GNU_HASH */
+    const Elf64_Rela *rela[2]; /* DT_RELA and DT_JMPREL */
+    size_t rela_count[2];
+    uintptr_t relro_begin, relro_end;
+} object_tables;
+
+static inline bool objects_text_equal(const char *one, const char *other) {
+    while (*one && *one == *other)
+        one++, other++;
+    return *one == *other;
+}
+
+/* False where the object has no symbols. */
+bool objects_read(const struct dl_phdr_info *info, object_tables *out);
+
+/* The address of a function that the object defines, its default version; NULL: none. */
+void *objects_symbol(const object_tables *object, const char *name);
+
+/* The function of the first loaded library whose file name, from the last slash on, is `library` or begins with
+ * `library` and a dot ("libcuda.so", "libcuda.so.1"). */
+void *objects_find_symbol(const char *library, const char *name);
+
+/* Copies the path of such a library into `path`; false: none is loaded. */
+bool objects_find(const char *library, char *path, size_t path_size);
+
+/* Both addresses lie in one object. */
+bool objects_same(const void *one, const void *other);
+
+/* Changes when a library was loaded. */
+uint64_t objects_generation(void);
+
+#endif

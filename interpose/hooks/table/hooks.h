@@ -1,0 +1,69 @@
+/* The intercepted functions: one table, read by the library, by the launcher and by the tests.
+ *
+ * A wrapper is the function that the dynamic linker finds in place of the real one, because the library is
+ * preloaded. It runs in every process that has the library, torch or not: it calls no malloc and no stdio,
+ * takes no lock that the real function may take, and passes on what it does not know. docs/hooks.md shows how
+ * to add one.
+ */
+#ifndef CASTOR_HOOKS_TABLE_HOOKS_H
+#define CASTOR_HOOKS_TABLE_HOOKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum hook_layer {
+    HOOK_LAYER_ALLOCATION,
+    HOOK_LAYER_GLOO,
+    HOOK_LAYER_GLOO_WORK,
+    HOOK_LAYER_GLOO_DATA,
+    HOOK_LAYER_C10D_NCCL,
+    HOOK_LAYER_C10D_NCCL_END,
+    HOOK_LAYER_LOADER,
+    HOOK_LAYER_CUDA_LOOKUP,
+    HOOK_LAYER_CUDA_RUNTIME,
+    HOOK_LAYER_CUDA_DRIVER,
+    HOOK_LAYER_NCCL,
+    HOOK_LAYER_COUNT
+} hook_layer;
+typedef enum hook_mode { HOOK_MODE_OBSERVE, HOOK_MODE_REPLACE } hook_mode;
+
+typedef enum hook_id {
+#define HOOK(layer, mode, result, id, name, symbol, parameters, arguments, payload, source, doc) HOOK_##id,
+#include "hooks.def"
+    HOOK_COUNT
+} hook_id;
+
+/* A row of the table, as data. hook_table.c depends on nothing: the launcher links it too. */
+typedef struct hook_info {
+    hook_layer layer;
+    hook_mode mode;
+    bool has_stream; /* its records tell a CUDA stream */
+    const char *id, *name, *symbol, *doc;
+} hook_info;
+
+extern const hook_info hook_table[HOOK_COUNT];
+extern const char *const hook_layer_name[HOOK_LAYER_COUNT];
+
+/* Versions of PyTorch (RENAMED and LATER in hooks.def). The row by whose name reports know the operation of `id`. */
+hook_id hook_operation(hook_id id);
+/* The row of the same operation under another version's name; `id` itself where there is none. */
+hook_id hook_other_name(hook_id id);
+/* A row that only later versions have. */
+bool hook_is_later(hook_id id);
+
+/* The real function of a row; NULL while it was not looked up, or where it does not exist. */
+void *hooks_real(hook_id id);
+
+/* Looks up all real functions in the libraries that are loaded by now, names them in the trace and sets the
+ * coverage gauges. */
+void hooks_resolve(void);
+
+/* Calls `entered` at the begin of each outermost collective of a process group, on the calling thread, before
+ * the real function runs. One observer; NULL removes it. */
+void hooks_collective_observe(void (*entered)(hook_id id));
+
+/* Another thread may be writing to tensors in the name of a process group: a collective has not ended, or messages are
+ * received in this process, of which it is not known when they end. */
+bool hooks_collective_pending(void);
+
+#endif

@@ -1,0 +1,139 @@
+/* posix_memalign, free, realloc and malloc_usable_size.
+ *
+ * Only calls of posix_memalign that come from libc10.so, for whole pages, are served by the arena. Everything
+ * else, and every block that the arena does not own, belongs to the next allocator in line (glibc's, or a
+ * preloaded one). */
+#include <errno.h>
+#include <string.h>
+#include "arena/arena.h"
+#include "budget/touches.h"
+#include "core/start.h"
+#include "hooks/table/wrapper.h"
+#include "trace/counters.h"
+#include "caller.h"
+
+#define ARENA_SIZE_MIN      4096
+#define ARENA_ALIGNMENT_MAX 4096
+#define LOOK_SIZE_MIN       65536      /* of an activation: what is smaller comes with others */
+#define RECORD_SIZE_MIN     (1u << 20) /* smaller allocations are only counted */
+
+/* Serves what the look-up of the real functions itself allocates. Never given back. */
+static struct {
+    _Alignas(64) char bytes[16384];
+    size_t used;
+} early;
+
+static bool early_owns(const void *block) {
+    return (uintptr_t)block - (uintptr_t)early.bytes < sizeof early.bytes;
+}
+
+/* Frees what the arena does not own. Becomes the real function itself once that is known, unless the early
+ * memory was ever used. */
+static void free_foreign(void *block);
+static void (*free_next)(void *) = free_foreign;
+
+static void free_foreign(void *block) {
+    void (*real)(void *) = hooks_next(HOOK_FREE);
+    if (!real ||
+        early_owns(block)) /* without a real function, the look-up of it is freeing something: keep it */
+        return;
+    if (!__atomic_load_n(&early.used, __ATOMIC_SEQ_CST)) {
+        __atomic_store_n(&free_next, real, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&early.used, __ATOMIC_SEQ_CST))
+            __atomic_store_n(&free_next, free_foreign, __ATOMIC_SEQ_CST);
+    }
+    real(block);
+}
+
+static void *early_alloc(size_t alignment, size_t size) {
+    if (alignment > 64 || size > sizeof early.bytes)
+        return NULL;
+    size_t at = __atomic_fetch_add(&early.used, (size + 63) / 64 * 64, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&free_next, free_foreign, __ATOMIC_SEQ_CST);
+    return at + size <= sizeof early.bytes ? early.bytes + at : NULL;
+}
+
+/* Allocations are frequent: large ones are recorded, others only counted. Nothing is before the library is
+ * awake. */
+static void allocation_trace(uint64_t begin_ns, size_t size, const void *block) {
+    if (!start_is_awake())
+        return;
+    if (begin_ns) {
+        trace_record_write(TRACE_CALL, HOOK_POSIX_MEMALIGN, begin_ns, trace_now_ns(), size, (uintptr_t)block,
+                           0, 0);
+        return;
+    }
+    trace_counters *counters = counters_get();
+    if (counters)
+        counters_add(counters, TRACE_CALL, HOOK_POSIX_MEMALIGN, size, 0);
+}
+
+/* A block for libc10; NULL: let the next allocator serve it. */
+static void *torch_alloc(size_t alignment, size_t size) {
+    uint64_t begin_ns = size >= RECORD_SIZE_MIN ? trace_now_ns() : 0;
+    void *block = NULL;
+    if (size >= ARENA_SIZE_MIN && alignment <= ARENA_ALIGNMENT_MAX && start_arena())
+        block = arena_alloc(size);
+    if (size >= LOOK_SIZE_MIN)
+        touches_look();
+    allocation_trace(begin_ns, size, block);
+    return block;
+}
+
+HOOK_EXPORT int posix_memalign(void **out, size_t alignment, size_t size) {
+    if (caller_is_c10(__builtin_return_address(0))) {
+        void *block = torch_alloc(alignment, size);
+        if (block) {
+            *out = block;
+            return 0;
+        }
+    }
+    int (*real)(void **, size_t, size_t) = hooks_next(HOOK_POSIX_MEMALIGN);
+    if (real)
+        return real(out, alignment, size);
+    *out = early_alloc(alignment, size);
+    return *out ? 0 : ENOMEM;
+}
+
+HOOK_EXPORT void free(void *block) {
+    if (arena_owns(block)) {
+        int saved_errno = errno;
+        arena_free(block);
+        errno = saved_errno;
+        return;
+    }
+    __atomic_load_n(&free_next, __ATOMIC_RELAXED)(block);
+}
+
+/* Moves a block of `held` bytes, which no other allocator knows, to the next allocator. */
+static void *block_move(void *block, size_t held, size_t size) {
+    void *(*real)(void *, size_t) = hooks_next(HOOK_REALLOC);
+    void *copy = real ? real(NULL, size) : early_alloc(1, size);
+    if (!copy)
+        return NULL;
+    memcpy(copy, block, held < size ? held : size);
+    free(block);
+    return copy;
+}
+
+HOOK_EXPORT void *realloc(void *block, size_t size) {
+    if (block && arena_owns(block)) {
+        if (size)
+            return block_move(block, arena_block_size(block), size);
+        free(block);
+        return NULL;
+    }
+    if (block && early_owns(block))
+        return block_move(block, (size_t)(early.bytes + sizeof early.bytes - (char *)block), size);
+    void *(*real)(void *, size_t) = hooks_next(HOOK_REALLOC);
+    if (real)
+        return real(block, size);
+    return block ? NULL : early_alloc(16, size);
+}
+
+HOOK_EXPORT size_t malloc_usable_size(void *block) {
+    if (arena_owns(block))
+        return arena_block_size(block);
+    size_t (*real)(void *) = early_owns(block) ? NULL : hooks_next(HOOK_MALLOC_USABLE_SIZE);
+    return real ? real(block) : 0;
+}

@@ -1,0 +1,27 @@
+/* Reading chunks of another node, from its thread `castor-serve` (serve.h). */
+#ifndef CASTOR_NODES_FETCH_H
+#define CASTOR_NODES_FETCH_H
+
+#include "core/token.h"
+#include "placement/chunk.h"
+
+#define FETCH_ADDRESS_MAX 64
+
+typedef struct fetch_peer {
+    char address[FETCH_ADDRESS_MAX]; /* numeric */
+    int port;
+    char token[TOKEN_MAX];
+    double timeout_seconds; /* that it may say nothing */
+    int connection;         /* -1: none */
+    bool uninterrupted;     /* by signals: not the script's thread reads */
+} fetch_peer;
+
+fetch_peer fetch_peer_of(const char *address, int port, const char *token, double timeout_seconds);
+
+/* Connects, and with `hello` says that this rank reads until fetch_close. Error: it cannot be reached. */
+castor_status fetch_open(fetch_peer *p, bool hello);
+/* Error: it has ended, or says nothing for so long. */
+castor_status fetch_range(fetch_peer *p, chunk_kind kind, uint64_t offset, void *out, uint64_t bytes);
+void fetch_close(fetch_peer *p);
+
+#endif

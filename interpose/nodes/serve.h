@@ -1,0 +1,30 @@
+/* Reads between nodes without the other node's script: each node that shards has a thread, `castor-serve`, that sends what
+ * others ask of its chunks (fetch.h asks).
+ *
+ * A read sees what the owner published last: owners write states and parameters only inside a step, and a step begins on
+ * every node together; sums are complete from the end of a backward to the begin of the next, which all nodes begin
+ * together as well. Who asks must know the token; a message that does not begin with it ends the connection. */
+#ifndef CASTOR_NODES_SERVE_H
+#define CASTOR_NODES_SERVE_H
+
+#include "core/token.h"
+#include "store/store.h"
+
+/* Sent for each range; the answer is its bytes, or the end of the connection. */
+typedef struct serve_request {
+    char token[TOKEN_MAX];
+    uint64_t what; /* chunk_kind, or SERVE_HELLO */
+    uint64_t offset, bytes;
+} serve_request;
+
+/* Without an answer: from here to the end of the connection a rank of another node may read at any time. */
+#define SERVE_HELLO 100
+
+/* Starts the thread; it lives as long as the process. Error: the address is not this node's. */
+castor_status serve_start(store *s, const char *token, const char *address, int *port);
+
+/* Until `readers` ranks have said hello, and all of them have closed their connections. `patience_seconds` goes by before it says
+ * that it waits. CASTOR_ERR_INTERRUPTED: by a signal; CASTOR_ERR_PEER: a rank of the store has failed. */
+castor_status serve_wait(store *s, int readers, double patience_seconds);
+
+#endif

@@ -1,0 +1,397 @@
+/* What the manager is told: accesses, states of tensors, events. */
+#include "chunk_manager.h"
+
+#include "core/error.h"
+#include "core/log.h"
+#include "chunk_manager_inside.h"
+
+castor_status chunk_known(const chunk_manager *m, uint32_t chunk) {
+    if (chunk < m->chunks_count)
+        return CASTOR_OK;
+    return error_set(CASTOR_ERR_ARGUMENT, "chunk %u is not one of the %u that were registered", chunk,
+                     m->chunks_count);
+}
+
+void chunks_refresh(chunk_manager *m) {
+    for (uint32_t chunk = 0; chunk < m->chunks_count; chunk++)
+        chunk_refresh(m, chunk);
+}
+
+bool chunk_manager_sharded(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    bool sharded = chunk < m->chunks_count && m->chunks[chunk].sharded;
+    pthread_mutex_unlock(&m->lock);
+    return sharded;
+}
+
+/* The peak of the moment that ends; the next one begins with what there is now. */
+static uint64_t moment_peak(chunk_manager *m) {
+    non_model_look(m);
+    uint64_t peak = m->non_model;
+    m->non_model = 0;
+    non_model_look(m);
+    return peak;
+}
+
+static uint64_t headroom(chunk_manager *m) {
+    return placement_headroom(&m->settings.placement, m->backend.capacity_bytes(m->backend.context, 0));
+}
+
+void chunk_manager_event(chunk_manager *m, moment_event event, uint32_t identity) {
+    pthread_mutex_lock(&m->lock);
+    moves_collect(m);
+    m->event_ns = manager_now(m);
+    moments_verdict verdict =
+        moments_begin(&m->moments, event, identity, m->event_ns, moment_peak(m), headroom(m));
+    chunk_statistics_moment(&m->statistics, event);
+    if (verdict.change == MOMENTS_ALL) {
+        m->scan = 0;
+        chunks_refresh(m);
+    }
+    const moment_use *uses = m->moments.recordings[m->moments.current].uses;
+    for (uint32_t i = verdict.passed_first; i < verdict.passed_end; i++) {
+        managed_chunk *c = &m->chunks[uses[i].chunk];
+        if (c->prefetched && c->tier == 0 && m->moments.passed[uses[i].chunk] == i) {
+            c->prefetched = false;
+            m->statistics.wasted++;
+        }
+        chunk_refresh(m, uses[i].chunk);
+    }
+    room_plan(m);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void chunk_manager_step_end(chunk_manager *m) {
+    pthread_mutex_lock(&m->lock);
+    moves_collect(m);
+    m->event_ns = manager_now(m);
+    moments_step_end(&m->moments, m->event_ns, moment_peak(m), headroom(m));
+    m->scan = 0;
+    for (uint32_t chunk = 0; chunk < m->chunks_count; chunk++)
+        m->chunks[chunk].failed = false;
+    chunks_refresh(m);
+    room_plan(m);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void chunk_manager_advance(chunk_manager *m) {
+    pthread_mutex_lock(&m->lock);
+    moves_collect(m);
+    non_model_look(m);
+    room_plan(m);
+    pthread_cond_broadcast(&m->changed);
+    pthread_mutex_unlock(&m->lock);
+}
+
+static void note_use(chunk_manager *m, uint32_t chunk, bool write) {
+    managed_chunk *c = &m->chunks[chunk];
+    c->prefetched = false;
+    c->dirty |= write;
+    c->last_use = ++m->uses;
+    if (moments_use(&m->moments, chunk, write)) {
+        chunk_refresh(m, chunk);
+        return;
+    }
+    m->scan = 0;
+    chunks_refresh(m);
+}
+
+/* Room, then the move; the lock may have been let go. */
+static castor_status bring(chunk_manager *m, uint32_t chunk, uint32_t tier, uint64_t deadline) {
+    uint64_t freed = 0;
+    m->chunks[chunk].bringing = true;
+    chunk_refresh(m, chunk);
+    castor_status status = room_make(m, tier, chunk, deadline);
+    if (status == CASTOR_OK)
+        status = move_begin(m, chunk, tier);
+    /* There is less room than the manager knows: victims leave until as much is free again. */
+    while (status == CASTOR_ERR_MEMORY && freed < m->chunks[chunk].bytes) {
+        uint32_t victim = victims_first(&m->victims[tier]);
+        if (victim == VICTIM_NONE)
+            break;
+        if (victim_evict(m, victim) != CASTOR_OK)
+            continue; /* it is no victim any more */
+        freed += m->chunks[victim].bytes;
+        while (m->chunks[victim].moving && (status = move_await(m, victim, deadline)) == CASTOR_OK)
+            ;
+        if (status != CASTOR_ERR_TIMEOUT)
+            status = move_begin(m, chunk, tier);
+    }
+    m->chunks[chunk].bringing = false;
+    chunk_refresh(m, chunk);
+    pthread_cond_broadcast(&m->changed);
+    return status;
+}
+
+/* Until the chunk rests on tier 0. */
+static castor_status arrive(chunk_manager *m, uint32_t chunk) {
+    uint64_t deadline = wait_deadline(m);
+    for (uint32_t failures = 0;;) {
+        managed_chunk *c = &m->chunks[chunk];
+        castor_status status;
+        if (!c->moving && c->tier == 0)
+            return CASTOR_OK;
+        if (c->moving && c->to != 0 && move_cancel(m, chunk))
+            continue;
+        bool moves = c->moving;
+        if (moves)
+            status = move_await(m, chunk, deadline);
+        else if (c->bringing)
+            status = change_await(m, chunk, deadline);
+        else
+            status = bring(m, chunk, 0, deadline);
+        if (status == CASTOR_ERR_TIMEOUT)
+            return status;
+        /* A move away that failed is all the better; a prefetch that failed is tried again, once. */
+        if (status != CASTOR_OK && m->chunks[chunk].tier != 0 && !(moves && failures++ == 0))
+            return status;
+    }
+}
+
+castor_status chunk_manager_access(chunk_manager *m, uint32_t chunk, bool write) {
+    pthread_mutex_lock(&m->lock);
+    castor_status status = chunk_known(m, chunk);
+    if (status == CASTOR_OK) {
+        managed_chunk *c = &m->chunks[chunk];
+        chunk_statistics *s = &m->statistics;
+        bool there = c->tier == 0 && !c->moving, comes = c->moving && c->to == 0;
+        s->accesses++;
+        s->hits += there && c->prefetched;
+        s->late += comes && c->prefetched;
+        s->misses += !there && !comes;
+        c->users++; /* from here on nobody moves it away */
+        chunk_refresh(m, chunk);
+        if (!there) {
+            uint64_t begin = m->backend.now_ns(m->backend.context);
+            status = arrive(m, chunk);
+            s->stall_ns += m->backend.now_ns(m->backend.context) - begin;
+        }
+        if (status == CASTOR_OK) {
+            note_use(m, chunk, write);
+        } else {
+            m->chunks[chunk].users--;
+            chunk_refresh(m, chunk);
+        }
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+castor_status chunk_manager_release(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    castor_status status = chunk_known(m, chunk);
+    if (status == CASTOR_OK && m->chunks[chunk].users == 0)
+        status =
+            error_set(CASTOR_ERR_ARGUMENT, "chunk %u is released more often than it was accessed", chunk);
+    if (status == CASTOR_OK) {
+        m->chunks[chunk].users--;
+        chunk_refresh(m, chunk);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+/* The chunk is on that tier, whatever the manager thought; where room for that is refused, it goes on thinking so. */
+static bool believe(chunk_manager *m, uint32_t chunk, uint32_t tier) {
+    managed_chunk *c = &m->chunks[chunk];
+    chunk_backend *b = &m->backend;
+    if (c->moving || c->bringing || tier == c->tier || tier >= b->tiers ||
+        b->room_take(b->context, chunk, tier, c->bytes) != CASTOR_OK)
+        return false;
+    b->room_give(b->context, chunk, c->tier, c->bytes);
+    chunk_settle(m, chunk, tier);
+    return true;
+}
+
+/* ... and the manager had not noticed. */
+static void believe_late(chunk_manager *m, uint32_t chunk, uint32_t tier) {
+    m->statistics.unnoticed += believe(m, chunk, tier);
+}
+
+static void touch(chunk_manager *m, uint32_t chunk, bool write) {
+    managed_chunk *c = &m->chunks[chunk];
+    if (c->moving && c->to != 0)
+        move_cancel(m, chunk);
+    believe_late(m, chunk, 0);
+    note_use(m, chunk, write);
+}
+
+void chunk_manager_touch(chunk_manager *m, uint32_t chunk, bool write) {
+    pthread_mutex_lock(&m->lock);
+    if (chunk < m->chunks_count)
+        touch(m, chunk, write);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void chunk_manager_resync(chunk_manager *m, uint32_t count) {
+    pthread_mutex_lock(&m->lock);
+    if (count > m->chunks_count)
+        count = m->chunks_count;
+    for (uint32_t i = 0; m->backend.residency && i < count; i++) {
+        uint32_t chunk = m->resync_next < m->chunks_count ? m->resync_next : 0;
+        m->resync_next = chunk + 1;
+        if (!m->chunks[chunk].moving && !m->chunks[chunk].users)
+            believe_late(m, chunk, m->backend.residency(m->backend.context, chunk));
+    }
+    pthread_mutex_unlock(&m->lock);
+}
+
+void chunk_manager_leave_again(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    managed_chunk *c = chunk < m->chunks_count ? &m->chunks[chunk] : NULL;
+    if (c && c->tier != 0 && !c->users && believe(m, chunk, 0) && chunk_may_leave(m, chunk))
+        victim_evict(m, chunk);
+    pthread_mutex_unlock(&m->lock);
+}
+
+static void state_set(chunk_manager *m, managed_tensor *t, tensor_state state) {
+    managed_chunk *c = &m->chunks[t->chunk];
+    c->states.of[t->state]--;
+    c->states.of[state]++;
+    t->state = state;
+    chunk_refresh(m, t->chunk);
+}
+
+castor_status chunk_manager_tensor_set(chunk_manager *m, uint32_t tensor, tensor_state state) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&m->lock);
+    managed_tensor *t = tensor < m->tensors_count ? &m->tensors[tensor] : NULL;
+    if (!t || state >= TENSOR_STATE_COUNT) {
+        status = error_set(CASTOR_ERR_ARGUMENT, "tensor %u, state %d: there are %u tensors and %d states",
+                           tensor, (int)state, m->tensors_count, TENSOR_STATE_COUNT);
+    } else if (!tensor_state_legal(t->state, state)) {
+        status = error_set(CASTOR_ERR_ARGUMENT, "tensor %s cannot go from '%s' to '%s'", t->name,
+                           tensor_state_names[t->state], tensor_state_names[state]);
+    } else if (t->state != state && !tensor_state_ignored(t->state, state)) {
+        state_set(m, t, state);
+        managed_chunk *c = &m->chunks[t->chunk];
+        if (state == TENSOR_COMPUTE && (c->tier != 0 || c->moving))
+            touch(m, t->chunk, false);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+castor_status chunk_manager_reduce(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    castor_status status = chunk_known(m, chunk);
+    uint32_t first = status == CASTOR_OK ? m->chunks[chunk].first_tensor : MOMENT_NONE;
+    for (uint32_t i = first; i != MOMENT_NONE && status == CASTOR_OK; i = m->tensors[i].next_of_chunk)
+        if (m->tensors[i].state != TENSOR_READY_FOR_REDUCE)
+            status =
+                error_set(CASTOR_ERR_ARGUMENT, "chunk %u cannot be reduced: tensor %s is in '%s', not '%s'",
+                          chunk, m->tensors[i].name, tensor_state_names[m->tensors[i].state],
+                          tensor_state_names[TENSOR_READY_FOR_REDUCE]);
+    if (status == CASTOR_OK && m->backend.reduce) {
+        m->chunks[chunk].users++;
+        chunk_refresh(m, chunk);
+        pthread_mutex_unlock(&m->lock);
+        status = m->backend.reduce(m->backend.context, chunk);
+        pthread_mutex_lock(&m->lock);
+        m->chunks[chunk].users--;
+        chunk_refresh(m, chunk);
+    }
+    for (uint32_t i = first; i != MOMENT_NONE && status == CASTOR_OK; i = m->tensors[i].next_of_chunk)
+        if (m->tensors[i].state == TENSOR_READY_FOR_REDUCE)
+            state_set(m, &m->tensors[i], TENSOR_HOLD);
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+static castor_status may_move(const chunk_manager *m, uint32_t chunk, uint32_t tier) {
+    const managed_chunk *c = &m->chunks[chunk];
+    tensor_state state = tensor_state_of_chunk(&c->states);
+    if (c->users || c->pins || !tensor_state_movable(state))
+        return error_set(CASTOR_ERR_ARGUMENT,
+                         "chunk %u cannot move to tier %s: %u users, %u pins, its state is '%s'", chunk,
+                         m->backend.tier_names[tier], c->users, c->pins, tensor_state_names[state]);
+    return CASTOR_OK;
+}
+
+castor_status chunk_manager_move(chunk_manager *m, uint32_t chunk, uint32_t tier) {
+    pthread_mutex_lock(&m->lock);
+    uint64_t deadline = wait_deadline(m);
+    castor_status status = chunk_known(m, chunk);
+    if (status == CASTOR_OK && tier >= m->backend.tiers)
+        status = error_set(CASTOR_ERR_ARGUMENT, "tier %u: there are %u", tier, m->backend.tiers);
+    while (status == CASTOR_OK) {
+        managed_chunk *c = &m->chunks[chunk];
+        if (c->moving) {
+            status = move_await(m, chunk, deadline);
+        } else if (c->bringing) {
+            status = change_await(m, chunk, deadline);
+        } else if (c->tier == tier) {
+            break;
+        } else {
+            status = may_move(m, chunk, tier);
+            if (status == CASTOR_OK)
+                status = bring(m, chunk, tier, deadline);
+        }
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+static castor_status pin(chunk_manager *m, uint32_t chunk, bool more) {
+    pthread_mutex_lock(&m->lock);
+    castor_status status = chunk_known(m, chunk);
+    if (status == CASTOR_OK && !more && m->chunks[chunk].pins == 0)
+        status = error_set(CASTOR_ERR_ARGUMENT, "chunk %u is unpinned more often than it was pinned", chunk);
+    if (status == CASTOR_OK) {
+        m->chunks[chunk].pins += more ? 1u : -1u;
+        chunk_refresh(m, chunk);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+castor_status chunk_manager_pin(chunk_manager *m, uint32_t chunk) {
+    return pin(m, chunk, true);
+}
+
+castor_status chunk_manager_unpin(chunk_manager *m, uint32_t chunk) {
+    return pin(m, chunk, false);
+}
+
+uint32_t chunk_manager_tier(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    uint32_t tier = chunk < m->chunks_count ? m->chunks[chunk].tier : 0;
+    pthread_mutex_unlock(&m->lock);
+    return tier;
+}
+
+tensor_state chunk_manager_state(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    tensor_state state =
+        chunk < m->chunks_count ? tensor_state_of_chunk(&m->chunks[chunk].states) : TENSOR_FREE;
+    pthread_mutex_unlock(&m->lock);
+    return state;
+}
+
+void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out) {
+    pthread_mutex_lock(&m->lock);
+    *out = m->statistics;
+    out->steps = m->moments.steps;
+    out->warmups = m->moments.warmups;
+    out->deviations = m->moments.deviations;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* One word each (moments.h). */
+static const char *const kind_words[CHUNK_KIND_COUNT] = {"parameter", "gradient", "state"};
+
+bool chunk_manager_write_recording(chunk_manager *m, moments_sink *sink, void *context) {
+    char line[128];
+    pthread_mutex_lock(&m->lock);
+    bool known = moments_known(&m->moments);
+    if (known) {
+        sink(context, line, log_format(line, sizeof line, "castor-moments 1\n"));
+        for (uint32_t i = 0; i < m->chunks_count; i++)
+            sink(context, line,
+                 log_format(line, sizeof line, "chunk %u %s %llu\n", i, kind_words[m->chunks[i].kind],
+                            (unsigned long long)m->chunks[i].bytes));
+        moments_write(&m->moments, sink, context);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return known;
+}

@@ -1,0 +1,94 @@
+/* The chunk manager: which chunks are on tier 0 when, within a budget.
+ *
+ * It knows chunks by number, in the order of registration, and sees the world through its backend alone (backend.h). One
+ * manager for the chunks that a process places. What it is told are accesses and the events between them (moments.h); what it
+ * does is to move chunks, before they are needed where it foresees that, at the latest in the access.
+ *
+ * Invariants (chunk_manager_check)
+ *   - an access is correct without the manager: being told late, wrongly or never costs time alone
+ *   - a chunk that is in use, pinned, computing or ready for reduce never begins to leave tier 0
+ *   - one move of a chunk at a time, however many threads want it
+ *   - what the tiers hold is the sum of their chunks, those that come and go included
+ *   - the chunk's state follows from its tensors' (tensor_state.h)
+ *   - a failed move changes nothing: the chunk is where it was, and is not chosen again as a victim in this step
+ *
+ * All functions are safe from any thread. One lock, never held while a move is waited for; those who wait do so for
+ * `timeout_ns` at most. Tables grow at registration alone; everything else allocates nothing. After a fork, the child's copy must
+ * not be used. */
+#ifndef CASTOR_PLACEMENT_CHUNK_MANAGER_H
+#define CASTOR_PLACEMENT_CHUNK_MANAGER_H
+
+#include "backend.h"
+#include "chunk.h"
+#include "chunk_statistics.h"
+#include "moments.h"
+#include "placement.h"
+#include "tensor_state.h"
+
+typedef struct chunk_manager chunk_manager;
+
+typedef struct chunk_manager_settings {
+    placement_settings placement;
+    moments_settings moments;
+    uint64_t timeout_ns;      /* of a wait, by the system's clock */
+    uint32_t moves_at_a_time; /* in each direction, of those that nobody waits for; at most 32 */
+} chunk_manager_settings;
+
+chunk_manager_settings chunk_manager_defaults(placement_policy policy);
+
+/* The backend's operations are copied, its context is not. */
+castor_status chunk_manager_create(chunk_manager **out, const chunk_backend *backend,
+                                   const chunk_manager_settings *settings);
+/* Waits for the moves that are under way. No other thread may be inside. */
+void chunk_manager_destroy(chunk_manager *m);
+
+/* A chunk that lies on `tier`, where its room counts as taken. Any time. */
+castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_t bytes, uint32_t tier,
+                                      uint32_t *chunk);
+/* A tensor of the chunk, in hold. `name` must last. */
+castor_status chunk_manager_add_tensor(chunk_manager *m, uint32_t chunk, const char *name, uint32_t *tensor);
+/* The static policy decides anew where chunks belong; the others go there in time. false in *whole: offload_param_frac is left
+ * out, because the other shares are not 1. Nothing to do under auto. */
+castor_status chunk_manager_place(chunk_manager *m, bool *whole);
+/* Parameters that the static policy shards; all of them under auto. */
+bool chunk_manager_sharded(chunk_manager *m, uint32_t chunk);
+
+/* A moment of the step begins: it forms a guess about what comes, and starts the moves that this asks for. */
+void chunk_manager_event(chunk_manager *m, moment_event event, uint32_t identity);
+void chunk_manager_step_end(chunk_manager *m);
+/* Notes moves that have ended and starts what is due; for whoever learns that a move has ended. */
+void chunk_manager_advance(chunk_manager *m);
+
+/* The chunk is on tier 0 when this returns, and stays there until as many releases. An error: it is where it was, it may be
+ * used all the same, and there is nothing to release. CASTOR_ERR_MEMORY names what the capacity lacks. */
+castor_status chunk_manager_access(chunk_manager *m, uint32_t chunk, bool write);
+castor_status chunk_manager_release(chunk_manager *m, uint32_t chunk);
+/* It was used already, by someone who could not say so before: it is on tier 0 by now. */
+void chunk_manager_touch(chunk_manager *m, uint32_t chunk, bool write);
+/* Asks the backend where the next `count` idle chunks are, in turn, and believes it. */
+void chunk_manager_resync(chunk_manager *m, uint32_t count);
+/* It left tier 0, and parts of it are there all the same: they follow, unless it is used by now. */
+void chunk_manager_leave_again(chunk_manager *m, uint32_t chunk);
+
+/* CASTOR_ERR_ARGUMENT: no legal transition; the error names the tensor and both states. A tensor that computes without an access
+ * of its chunk counts as a touch. */
+castor_status chunk_manager_tensor_set(chunk_manager *m, uint32_t tensor, tensor_state state);
+/* All of the chunk's tensors are ready for reduce, or it is an error that names one that is not; they hold afterwards. */
+castor_status chunk_manager_reduce(chunk_manager *m, uint32_t chunk);
+
+/* Moves and waits for it. An error: the chunk is in use, or there is no room. */
+castor_status chunk_manager_move(chunk_manager *m, uint32_t chunk, uint32_t tier);
+/* A pinned chunk does not leave the tier that it is on, but for an access. Pins count. */
+castor_status chunk_manager_pin(chunk_manager *m, uint32_t chunk);
+castor_status chunk_manager_unpin(chunk_manager *m, uint32_t chunk);
+
+uint32_t chunk_manager_tier(chunk_manager *m, uint32_t chunk);
+tensor_state chunk_manager_state(chunk_manager *m, uint32_t chunk);
+void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out);
+/* The recording that is followed, or was last, as text (moments.h); false: there is none yet. */
+bool chunk_manager_write_recording(chunk_manager *m, moments_sink *sink, void *context);
+
+/* CASTOR_ERR_MISMATCH: an invariant does not hold. */
+castor_status chunk_manager_check(chunk_manager *m);
+
+#endif

@@ -1,0 +1,286 @@
+/* Room: who leaves a tier, and what comes before it is asked for. */
+#include "core/error.h"
+#include "chunk_manager_inside.h"
+
+#define PLAN_ITEMS 64  /* moves that are looked ahead for */
+#define PLAN_LOOKS 512 /* uses that are looked at for them in one go */
+
+static uint64_t capacity_of(chunk_manager *m, uint32_t tier) {
+    return m->backend.capacity_bytes(m->backend.context, tier);
+}
+
+/* What may be planned with: what lingers is in memory, and others must go for it. */
+static uint64_t capacity_to_plan(chunk_manager *m) {
+    uint64_t capacity = capacity_of(m, 0);
+    uint64_t lingers = m->backend.lingering_bytes ? m->backend.lingering_bytes(m->backend.context) : 0;
+    if (capacity == UINT64_MAX)
+        return capacity;
+    return capacity > lingers ? capacity - lingers : 0;
+}
+
+uint64_t room_limit(chunk_manager *m) {
+    uint64_t recorded = moments_non_model(&m->moments);
+    uint64_t non_model = recorded > m->non_model ? recorded : m->non_model;
+    return placement_limit(&m->settings.placement, !m->moments.following, capacity_to_plan(m), non_model);
+}
+
+void non_model_look(chunk_manager *m) {
+    uint64_t bytes = m->backend.non_model_bytes(m->backend.context);
+    m->non_model = bytes > m->non_model ? bytes : m->non_model;
+    chunk_statistics_non_model(&m->statistics, bytes);
+}
+
+bool chunk_may_leave(const chunk_manager *m, uint32_t chunk) {
+    const managed_chunk *c = &m->chunks[chunk];
+    if (m->settings.placement.policy == PLACEMENT_STATIC && c->tier >= c->home)
+        return false; /* it is where it belongs */
+    return !c->moving && !c->bringing && !c->users && !c->pins && !c->failed &&
+           tensor_state_movable(tensor_state_of_chunk(&c->states));
+}
+
+uint64_t chunk_key(const chunk_manager *m, uint32_t chunk) {
+    return chunk_may_leave(m, chunk)
+               ? placement_key(moments_next_use(&m->moments, chunk), m->chunks[chunk].last_use)
+               : 0;
+}
+
+void chunk_refresh(chunk_manager *m, uint32_t chunk) {
+    victims_set(&m->victims[m->chunks[chunk].tier], chunk, chunk_key(m, chunk));
+}
+
+/* What a tier holds when all moves from it are done. */
+static uint64_t held_after_moves(const chunk_manager *m, uint32_t tier) {
+    return m->statistics.tier_bytes[tier] - m->going[tier];
+}
+
+static bool fits(uint64_t held, uint64_t bytes, uint64_t limit) {
+    return held <= limit && bytes <= limit - held;
+}
+
+castor_status victim_evict(chunk_manager *m, uint32_t chunk) {
+    managed_chunk *c = &m->chunks[chunk];
+    castor_status status = CASTOR_OK;
+    bool tried = false;
+    for (uint32_t tier = c->tier + 1u; tier < m->backend.tiers; tier++) {
+        if (!fits(m->statistics.tier_bytes[tier], c->bytes, capacity_of(m, tier)))
+            continue;
+        tried = true;
+        status = move_begin(m, chunk, tier);
+        if (status == CASTOR_OK) {
+            /* It is needed again, perhaps before those that were already looked at. */
+            uint64_t number = moments_number_of(&m->moments, chunk);
+            m->scan = number < m->scan ? number : m->scan;
+            return status;
+        }
+    }
+    if (!tried)
+        status = error_set(CASTOR_ERR_MEMORY,
+                           "chunk %u (%B) cannot leave tier %s: there is no room on a slower one", chunk,
+                           c->bytes, m->backend.tier_names[c->tier]);
+    c->failed = true;
+    m->statistics.failed_moves++;
+    chunk_refresh(m, chunk);
+    return status;
+}
+
+/* A chunk that leaves the tier, to wait for; VICTIM_NONE: none does. */
+static uint32_t leaving(const chunk_manager *m, uint32_t tier) {
+    for (uint32_t i = 0; i < m->flights_count; i++)
+        if (m->chunks[m->flights[i]].tier == tier)
+            return m->flights[i];
+    return VICTIM_NONE;
+}
+
+/* One that comes to the tier ahead of its use, and can go again when it is there; VICTIM_NONE: none does. */
+static uint32_t coming(const chunk_manager *m, uint32_t tier) {
+    for (uint32_t i = m->flights_count; i-- > 0;) {
+        const managed_chunk *c = &m->chunks[m->flights[i]];
+        if (c->to == tier && !c->users && !c->pins)
+            return m->flights[i];
+    }
+    return VICTIM_NONE;
+}
+
+static castor_status no_room(chunk_manager *m, uint32_t tier, uint32_t chunk) {
+    const managed_chunk *c = &m->chunks[chunk];
+    return error_set(
+        CASTOR_ERR_MEMORY,
+        "no room for chunk %u (%s) on tier %s: it needs %B of %B, of which chunks in use have %B and other "
+        "data %B; raise CASTOR_MEMORY_BUDGET, or lower the batch size or CASTOR_CHUNK_SIZE",
+        chunk, chunk_kind_names[c->kind], m->backend.tier_names[tier], c->bytes, capacity_of(m, tier),
+        m->statistics.tier_bytes[tier], tier == 0 ? m->non_model : 0);
+}
+
+castor_status room_make(chunk_manager *m, uint32_t tier, uint32_t chunk, uint64_t deadline) {
+    uint64_t bytes = m->chunks[chunk].bytes;
+    castor_status status = CASTOR_OK;
+    for (;;) {
+        moves_collect(m);
+        non_model_look(m);
+        uint64_t capacity = capacity_of(m, tier), others = tier == 0 ? m->non_model : 0;
+        uint64_t most = capacity == UINT64_MAX ? capacity : capacity > others ? capacity - others : 0;
+        uint64_t limit = tier == 0 ? room_limit(m) : capacity, held = m->statistics.tier_bytes[tier];
+        if (fits(held, bytes, limit))
+            return CASTOR_OK;
+        uint32_t victim = victims_first(&m->victims[tier]), gone = leaving(m, tier);
+        if (!fits(held_after_moves(m, tier), bytes, limit) && victim != VICTIM_NONE) {
+            victim_evict(m, victim); /* a failure makes it no victim */
+            continue;
+        }
+        if (gone != VICTIM_NONE) {
+            status = move_await(m, gone, deadline);
+            if (status == CASTOR_ERR_TIMEOUT)
+                return status;
+            continue; /* what failed is no victim any more */
+        }
+        /* The limit is the policy's, what the tier holds is the world's. */
+        if (fits(held, bytes, most)) {
+            m->statistics.over_limit++;
+            return CASTOR_OK;
+        }
+        uint32_t early = coming(m, tier);
+        if (early != VICTIM_NONE) {
+            if (!move_cancel(m, early) && (status = move_await(m, early, deadline)) == CASTOR_ERR_TIMEOUT)
+                return status;
+            continue;
+        }
+        return no_room(m, tier, chunk);
+    }
+}
+
+/* Chunks go home, and others leave, until tier 0 is within its limit. */
+static void settle(chunk_manager *m) {
+    bool warmup = !m->moments.following, fixed = m->settings.placement.policy == PLACEMENT_STATIC;
+    uint64_t limit = room_limit(m);
+    if (warmup && !fixed) /* warm-up brings less, and sends nothing away for that */
+        limit = placement_limit(&m->settings.placement, false, capacity_to_plan(m), m->non_model);
+    while (m->flights_count < FLIGHTS_MAX && held_after_moves(m, 0) > limit) {
+        uint32_t victim = victims_first(&m->victims[0]);
+        if (victim == VICTIM_NONE)
+            break;
+        victim_evict(m, victim);
+    }
+}
+
+typedef struct plan {
+    prefetch_item items[PLAN_ITEMS];
+    uint32_t chunks[PLAN_ITEMS];
+    uint64_t moments[PLAN_ITEMS];
+    uint64_t non_model[PLAN_ITEMS];
+    uint32_t count;
+} plan;
+
+/* The chunks that are not there, in the order in which they are needed. */
+static void look_ahead(chunk_manager *m, plan *p) {
+    uint64_t number = moments_number_now(&m->moments);
+    moments_upcoming use;
+    bool all_there = true;
+    p->count = 0;
+    if (m->scan > number)
+        number = m->scan;
+    for (uint32_t looks = 0; looks < PLAN_LOOKS && p->count < PLAN_ITEMS; looks++, number++) {
+        if (!moments_look(&m->moments, number, &use))
+            break;
+        const managed_chunk *c = &m->chunks[use.chunk];
+        bool there = c->tier == 0 ? !c->moving : c->moving && c->to == 0;
+        bool later = moments_number_of(&m->moments, use.chunk) != number; /* another use of it comes first */
+        if (there || later) {
+            if (all_there)
+                m->scan = number + 1;
+            continue;
+        }
+        all_there = false;
+        if (c->moving || c->bringing || c->failed)
+            continue;
+        p->items[p->count] = (prefetch_item){c->bytes, use.begin_ns, 0};
+        p->chunks[p->count] = use.chunk;
+        p->moments[p->count] = use.moment;
+        p->non_model[p->count++] = use.non_model_bytes;
+    }
+}
+
+/* The victim that goes for what is needed in `moment`: only one that is needed later. */
+static uint32_t victim_for(const chunk_manager *m, uint64_t moment) {
+    uint32_t victim = victims_first(&m->victims[0]);
+    if (victim == VICTIM_NONE || moments_next_use(&m->moments, victim) <= moment)
+        return VICTIM_NONE;
+    return victim;
+}
+
+static uint32_t outward(const chunk_manager *m) {
+    uint32_t moves = 0;
+    for (uint32_t to = 1; to < m->backend.tiers; to++)
+        moves += m->flights_of[0][to];
+    return moves;
+}
+
+static uint32_t inward(const chunk_manager *m) {
+    uint32_t moves = 0;
+    for (uint32_t from = 1; from < m->backend.tiers; from++)
+        moves += m->flights_of[from][0];
+    return moves;
+}
+
+/* Items are begun in order. One that finds no room yet holds up those after it, so that none takes the room which is
+ * being made for an earlier one; but room is made for several ahead, so that the way out is as busy as the way in. */
+static void prefetch(chunk_manager *m) {
+    plan p;
+    uint64_t present_ns, next_ns, promised = 0, at_a_time = m->settings.moves_at_a_time;
+    bool held_up = false;
+    look_ahead(m, &p);
+    if (p.count == 0)
+        return;
+    moments_times(&m->moments, &present_ns, &next_ns);
+    uint64_t since = manager_now(m) - m->event_ns, recorded = room_limit(m);
+    /* The next chance to begin a move comes with the next event. */
+    uint64_t due = present_ns + since > next_ns ? present_ns + since : next_ns;
+    prefetch_schedule(p.items, p.count, &m->bandwidth[1][0]);
+    for (uint32_t i = 0; i < p.count; i++) {
+        uint32_t chunk = p.chunks[i];
+        uint64_t bytes = m->chunks[chunk].bytes, limit = recorded;
+        uint64_t then = placement_limit(&m->settings.placement, false, capacity_to_plan(m), p.non_model[i]);
+        limit = then < limit ? then : limit;
+        uint64_t held = m->statistics.tier_bytes[0];
+        bool fits_now = fits(held, bytes, limit);
+        uint64_t out_ns = fits_now ? 0 : bandwidth_time_ns(&m->bandwidth[0][1], bytes);
+        if (p.items[i].begin_ns > due + out_ns)
+            return;
+        if (!held_up && fits_now && inward(m) < at_a_time) {
+            if (move_begin(m, chunk, 0) != CASTOR_OK) {
+                m->statistics.failed_moves++;
+                return;
+            }
+            m->chunks[chunk].prefetched = true;
+            continue;
+        }
+        held_up = true;
+        while (!fits(held_after_moves(m, 0) + promised, bytes, limit)) {
+            uint32_t victim = outward(m) < at_a_time ? victim_for(m, p.moments[i]) : VICTIM_NONE;
+            if (victim == VICTIM_NONE)
+                return;
+            victim_evict(m, victim);
+        }
+        promised += bytes;
+    }
+}
+
+/* Under the static policy a chunk whose home is elsewhere goes there when its next use is not near. */
+static void go_home(chunk_manager *m) {
+    for (;;) {
+        uint32_t victim = victims_first(&m->victims[0]);
+        if (victim == VICTIM_NONE || m->flights_count == FLIGHTS_MAX)
+            return;
+        if (m->moments.following && (m->chunks[victim].prefetched ||
+                                     moments_next_use(&m->moments, victim) <= moments_now(&m->moments) + 1))
+            return;
+        victim_evict(m, victim);
+    }
+}
+
+void room_plan(chunk_manager *m) {
+    settle(m);
+    if (m->settings.placement.policy == PLACEMENT_STATIC)
+        go_home(m);
+    if (m->moments.following)
+        prefetch(m);
+}

@@ -1,0 +1,58 @@
+/* Where chunks belong, and how much of tier 0 they may have: Gemini's two policies, as arithmetic.
+ *
+ *   static  fixed shares: of each kind whole chunks, in the order of their numbers, until the share is reached
+ *   auto    in warm-up model data has a fixed share of the capacity; afterwards it has what the recording says that other data
+ *           leave until the next moment
+ *
+ * Who goes first when room is short is the same for both: the chunk whose next use is farthest; of those of which no use is
+ * known, the one that was used longest ago; among equals the lowest number. Never an address, a hash or a time, so
+ * that every rank decides alike. */
+#ifndef CASTOR_PLACEMENT_H
+#define CASTOR_PLACEMENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "core/status.h"
+#include "chunk.h"
+
+typedef enum placement_policy { PLACEMENT_STATIC, PLACEMENT_AUTO } placement_policy;
+
+typedef struct placement_settings {
+    placement_policy policy;
+    double shard_param_frac, offload_optim_frac, offload_param_frac; /* static */
+    double warmup_non_model_data_ratio, steady_cap_ratio;            /* auto */
+} placement_settings;
+
+/* Gemini's defaults, with that policy. */
+placement_settings placement_defaults(placement_policy policy);
+/* CASTOR_ERR_ARGUMENT: a share that is not between 0 and 1. */
+castor_status placement_settings_check(const placement_settings *settings);
+
+/* Whether chunks lie on slower tiers whatever the budget. */
+bool placement_offloads(const placement_settings *settings);
+/* Whether parameters and gradients may leave the first tier, and not only states. */
+bool placement_moves_parameters(const placement_settings *settings);
+
+typedef struct placement_chunk {
+    chunk_kind kind;
+    uint64_t bytes;
+    /* Found: */
+    uint32_t tier; /* where it lies when nobody uses it */
+    bool sharded;  /* parameters: kept by one rank or node only */
+} placement_chunk;
+
+/* The static policy. Gradients lie where their parameters' share says. offload_param_frac counts only where the two other
+ * shares are 1; returns false where it was left out for that, of which the user should hear. */
+bool placement_static(const placement_settings *settings, placement_chunk *chunks, uint32_t count);
+
+/* Bytes of chunks that tier 0 should hold at most. `non_model`: the peak until the next moment, as far as is known. */
+uint64_t placement_limit(const placement_settings *settings, bool warmup, uint64_t capacity,
+                         uint64_t non_model);
+/* Non-model data may exceed what was recorded by this much: the limit leaves it free. */
+uint64_t placement_headroom(const placement_settings *settings, uint64_t capacity);
+
+/* Order of victims (victims.h): never 0. `next_use`: a moment, MOMENT_NEVER if none is known; `last_use`: in any unit that
+ * grows. */
+uint64_t placement_key(uint64_t next_use, uint64_t last_use);
+
+#endif

@@ -1,0 +1,218 @@
+#include "home.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include "arena/arena.h"
+#include "arena/pages.h"
+#include "core/error.h"
+#include "wait.h"
+#include "window.h"
+
+/* What a rank says of a tensor. */
+enum { NOTE_AWAY = 1, NOTE_STUCK = 2 /* it can only leave */ };
+
+/* ... and, if it may come, of its values. */
+typedef struct home_values {
+    uint64_t bytes, states;
+} home_values;
+
+/* An address range of a claim. */
+typedef struct home_range {
+    const char *start, *end;
+    uint32_t claim;
+} home_range;
+
+typedef struct settling {
+    store *s;
+    tensor *const *tensors;
+    const home_claim *claims;
+    uint32_t count;
+    uint8_t *notes; /* this rank's */
+    uint8_t *verdicts;
+    home_values *values; /* this rank's */
+    home_range *ranges;
+} settling;
+
+bool home_is_at(const tensor *t, const void *address, uint64_t layout) {
+    if (t->mode != TENSOR_SHARED)
+        return t->seen == address;
+    return t->home == address && t->layout == layout;
+}
+
+static bool is_away(const settling *g, uint32_t i) {
+    return !home_is_at(g->tensors[i], g->claims[i].address, g->claims[i].layout);
+}
+
+/* The block where the tensor is now can become its home. */
+static bool can_come(const tensor *t, const home_claim *claim) {
+    return claim->flags & HOME_WHOLE && claim->layout == t->layout && t->tied == t &&
+           arena_block_size(claim->address) >= t->bytes && !tensor_home_is_taken(claim->address);
+}
+
+static int by_start(const void *a, const void *b) {
+    const home_range *x = a, *y = b;
+    if (x->start != y->start)
+        return x->start < y->start ? -1 : 1;
+    return (x->claim > y->claim) - (x->claim < y->claim);
+}
+
+static bool tied_at_home(const settling *g, uint32_t i, uint32_t j) {
+    const tensor *a = g->tensors[i], *b = g->tensors[j];
+    if (a == b)
+        return true;
+    if (is_away(g, i) || is_away(g, j))
+        return false;
+    for (const tensor *other = a->tied; other != a; other = other->tied)
+        if (other == b)
+            return true;
+    return false;
+}
+
+/* A step writes one of two tensors in the store and the other one where it stands: both must not be the same memory. */
+static void overlaps_note(settling *g) {
+    for (uint32_t i = 0; i < g->count; i++) {
+        const char *start = g->claims[i].address;
+        g->ranges[i] = (home_range){start, start + g->claims[i].bytes, i};
+    }
+    qsort(g->ranges, g->count, sizeof *g->ranges, by_start);
+    uint32_t widest = 0; /* of those before, the one that ends last */
+    for (uint32_t k = 1; k < g->count; k++) {
+        const home_range *before = &g->ranges[widest], *range = &g->ranges[k];
+        if (range->start < before->end && range->start < range->end &&
+            !tied_at_home(g, before->claim, range->claim)) {
+            g->notes[before->claim] |= NOTE_STUCK;
+            g->notes[range->claim] |= NOTE_STUCK;
+        }
+        if (range->end > before->end)
+            widest = k;
+    }
+}
+
+/* Of what every rank put into its area: a tensor that is stuck anywhere leaves, one that is away anywhere may come. */
+static castor_status notes_meet(settling *g) {
+    castor_status status = store_exchange_put(g->s, EXCHANGE_CALL, g->notes, g->count);
+    if (status || (status = wait_barrier(g->s, "where the parameters are")))
+        return status;
+    for (int rank = 0; rank < g->s->world; rank++) {
+        size_t bytes;
+        const uint8_t *theirs = store_exchange_get(g->s, EXCHANGE_CALL, rank, &bytes);
+        for (uint32_t i = 0; i < g->count && i < bytes; i++) {
+            if (theirs[i] & NOTE_STUCK)
+                g->verdicts[i] = HOME_LEAVES;
+            else if (theirs[i] & NOTE_AWAY && g->verdicts[i] == HOME_STAYS)
+                g->verdicts[i] = HOME_COMES;
+        }
+    }
+    return CASTOR_OK;
+}
+
+static uint64_t mix(uint64_t digest, uint64_t word) {
+    digest = (digest ^ word) * 0x9E3779B97F4A7C15u;
+    return digest ^ digest >> 29;
+}
+
+uint64_t home_digest(const void *data, size_t bytes) {
+    uint64_t digest = bytes, word;
+    const char *at = data;
+    for (; bytes >= sizeof word; at += sizeof word, bytes -= sizeof word) {
+        memcpy(&word, at, sizeof word);
+        digest = mix(digest, word);
+    }
+    word = 0;
+    memcpy(&word, at, bytes);
+    return mix(digest, word);
+}
+
+/* What may come does where all ranks have the same values. */
+static castor_status values_meet(settling *g, uint64_t *digest) {
+    for (uint32_t i = 0; i < g->count; i++)
+        if (g->verdicts[i] == HOME_COMES && g->tensors[i]->mode == TENSOR_SHARED)
+            g->values[i] =
+                (home_values){home_digest(g->claims[i].address, g->tensors[i]->bytes), g->claims[i].states};
+    castor_status status = store_exchange_put(g->s, EXCHANGE_STATES, g->values, g->count * sizeof *g->values);
+    if (status || (status = wait_barrier(g->s, "what the parameters are")))
+        return status;
+    for (int rank = 0; rank < g->s->world; rank++) {
+        size_t bytes;
+        const home_values *theirs = store_exchange_get(g->s, EXCHANGE_STATES, rank, &bytes);
+        for (uint32_t i = 0; i < g->count; i++)
+            if (theirs[i].bytes != g->values[i].bytes || theirs[i].states != g->values[i].states)
+                g->verdicts[i] = HOME_LEAVES;
+    }
+    *digest = 0;
+    for (uint32_t i = 0; i < g->count; i++)
+        *digest = mix(mix(mix(*digest, g->verdicts[i]), g->values[i].bytes), g->values[i].states);
+    return CASTOR_OK;
+}
+
+static castor_status leave(tensor *t, const void *address) {
+    castor_status status = window_detach_all(t);
+    if (status == CASTOR_OK)
+        status = tensor_release(t);
+    t->seen = address;
+    return status;
+}
+
+/* Blocks that the script may still hold keep their values; the store takes the owners' where tensors come. */
+static castor_status values_move(settling *g) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < g->count && !status; i++) {
+        tensor *t = g->tensors[i];
+        if (t->mode != TENSOR_SHARED)
+            t->seen = g->claims[i].address;
+        else if (g->verdicts[i] == HOME_LEAVES)
+            status = leave(t, g->claims[i].address);
+        else if (is_away(g, i))
+            status = tensor_keep_home(t);
+    }
+    if (status || (status = wait_barrier(g->s, "what the parameters are")))
+        return status;
+    for (uint32_t i = 0; i < g->count; i++) {
+        tensor *t = g->tensors[i];
+        if (g->verdicts[i] != HOME_COMES || t->owner != g->s->rank || t->mode != TENSOR_SHARED)
+            continue;
+        if (is_away(g, i))
+            memcpy(t->param_alias, g->claims[i].address, t->bytes);
+        else
+            pages_edited_copy(t->home, t->param_alias, t->span);
+    }
+    if ((status = wait_barrier(g->s, "what the parameters are")))
+        return status;
+    for (uint32_t i = 0; i < g->count && !status; i++)
+        if (g->verdicts[i] == HOME_COMES && g->tensors[i]->mode == TENSOR_SHARED && is_away(g, i) &&
+            !tensor_rehome(g->tensors[i], g->claims[i].address))
+            status = error_set(CASTOR_ERR_MEMORY, "a parameter's new memory cannot be mapped over: %s",
+                               error_text());
+    return status;
+}
+
+castor_status homes_settle(store *s, tensor *const *tensors, const home_claim *claims, uint32_t count,
+                           uint8_t *verdicts, uint64_t *digest) {
+    castor_status status = CASTOR_ERR_MEMORY;
+    settling g = {.s = s, .tensors = tensors, .claims = claims, .count = count, .verdicts = verdicts};
+    g.notes = calloc(count + 1, sizeof *g.notes);
+    g.values = calloc(count + 1, sizeof *g.values);
+    g.ranges = calloc(count + 1, sizeof *g.ranges);
+    if (!g.notes || !g.values || !g.ranges) {
+        status = store_fail(s, error_set(status, "no memory to look at %u parameters", count));
+        goto done;
+    }
+    memset(verdicts, HOME_STAYS, count);
+    for (uint32_t i = 0; i < count; i++) {
+        bool shared = tensors[i]->mode == TENSOR_SHARED, away = is_away(&g, i);
+        if (shared && (away || claims[i].flags & HOME_STATES_AWAY))
+            g.notes[i] |= NOTE_AWAY;
+        if (shared && ((away && !can_come(tensors[i], &claims[i])) || claims[i].flags & HOME_STATES_REACHED))
+            g.notes[i] |= NOTE_STUCK;
+    }
+    overlaps_note(&g);
+    if ((status = notes_meet(&g)) == CASTOR_OK && (status = values_meet(&g, digest)) == CASTOR_OK)
+        status = values_move(&g);
+    if (status)
+        store_fail(s, status);
+done:
+    free(g.notes);
+    free(g.values);
+    free(g.ranges);
+    return status;
+}

@@ -1,0 +1,317 @@
+#include "store.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "arena/pages.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "core/machine.h"
+#include "core/process.h"
+#include "core/rendezvous.h"
+#include "store_files.h"
+#include "tensor.h"
+#include "together.h"
+#include "wait.h"
+
+#define STORE_MAGIC        0x31524f5453415343ull
+#define CONTROL_BYTES      (1ul << 20)
+#define EXCHANGE_CALL_SIZE (16ul << 20)
+#define MODEL_DATA_FACTOR  4 /* parameters, gradients, and two states as Adam keeps them */
+#define EXCHANGE_SIZE      (64ul << 20)
+
+const char *const store_place_names[PLACE_COUNT] = {
+    "in the script's own code", "building a model wrapper or an optimizer", "at the end of a backward",
+    "in an optimizer step",     "in an operation on all gradients",         "in a collective of the script's",
+    "waiting for a saved file", "starting an iteration over a DataLoader",  "gone",
+};
+
+_Static_assert(sizeof(store_control) <= CONTROL_BYTES, "the control block fits its place");
+
+/* Written by the thread that opens stores; read by atfork handlers and by the arena's callbacks. */
+static store *_Atomic first_store;
+
+store *store_first(void) {
+    return atomic_load(&first_store);
+}
+
+static size_t tensor_control_bytes(int world) {
+    return (sizeof(tensor_control) + (size_t)world * sizeof(tensor_progress) + 63) & ~63ul;
+}
+
+static size_t control_file_bytes(int world) {
+    return CONTROL_BYTES + (size_t)world * EXCHANGE_SIZE + STORE_TENSORS_MAX * tensor_control_bytes(world);
+}
+
+tensor_control *store_tensor_control(const store *s, uint32_t id) {
+    char *base = (char *)s->control + CONTROL_BYTES + (size_t)s->world * EXCHANGE_SIZE;
+    return (tensor_control *)(base + id * tensor_control_bytes(s->world));
+}
+
+static char *exchange_area(const store *s, store_exchange channel, int rank, size_t *capacity) {
+    char *area = (char *)s->control + CONTROL_BYTES + (size_t)rank * EXCHANGE_SIZE;
+    *capacity = channel == EXCHANGE_CALL ? EXCHANGE_CALL_SIZE : EXCHANGE_SIZE - EXCHANGE_CALL_SIZE;
+    return channel == EXCHANGE_CALL ? area : area + EXCHANGE_CALL_SIZE;
+}
+
+castor_status store_exchange_put(store *s, store_exchange channel, const void *data, size_t bytes) {
+    size_t capacity;
+    char *area = exchange_area(s, channel, s->rank, &capacity);
+    if (bytes > capacity)
+        return error_set(CASTOR_ERR_ARGUMENT, "%B to hand to the other ranks, %B is the most",
+                         (uint64_t)bytes, (uint64_t)capacity);
+    if (bytes)
+        memcpy(area, data, bytes);
+    atomic_store(&s->control->rank[s->rank].exchange_bytes[channel], bytes);
+    return CASTOR_OK;
+}
+
+const void *store_exchange_get(const store *s, store_exchange channel, int rank, size_t *bytes) {
+    size_t capacity;
+    const char *area = exchange_area(s, channel, rank, &capacity);
+    *bytes = atomic_load(&s->control->rank[rank].exchange_bytes[channel]);
+    return area;
+}
+
+void store_place_set(store *s, store_place place) {
+    rank_control *own = &s->control->rank[s->rank];
+    if (s->detached || atomic_exchange(&own->place, place) == (uint32_t)place)
+        return;
+    atomic_fetch_add(&own->place_changes, 1);
+    /* Whoever waits for this rank in an operation that it will not join must learn it at once. */
+    if (place != PLACE_SCRIPT)
+        wait_notify(&s->control->event, &s->control->waiters);
+}
+
+store_place store_place_get(const store *s, int rank) {
+    return atomic_load(&s->control->rank[rank].place);
+}
+
+castor_status store_fail_by(store *s, int blamed, castor_status status) {
+    store_control *control = s->control;
+    uint32_t none = 0;
+    if (!s->detached && atomic_compare_exchange_strong(&control->failed, &none, 1)) {
+        log_format(control->failure, sizeof control->failure, "%s", error_text());
+        control->blamed = blamed;
+        atomic_store(&control->failed, 2);
+        wait_notify(&control->event, &control->waiters);
+    }
+    return status;
+}
+
+castor_status store_fail(store *s, castor_status status) {
+    return store_fail_by(s, -1, status);
+}
+
+int store_blamed(const store *s) {
+    const store_control *control = s->control;
+    return atomic_load(&control->failed) == 2 && control->blamed != s->rank ? control->blamed : -1;
+}
+
+/* From here on every rank looks after the processes that came to rank 0, also before they have opened their part. */
+static void peers_announce(store *s, const int *pids) {
+    for (int rank = 1; rank < s->world; rank++) {
+        rank_control *peer = &s->control->rank[rank];
+        if (!pids[rank])
+            continue;
+        uint64_t ticks = process_start_ticks(pids[rank]);
+        peer->pid = pids[rank];
+        peer->start_ticks = ticks ? ticks : 1; /* no process's: it is dead already */
+        atomic_store(&peer->joined, 1);
+    }
+}
+
+static void demand_lock_make(pthread_mutex_t *lock) {
+    pthread_mutexattr_t shared;
+    pthread_mutexattr_init(&shared);
+    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(lock, &shared);
+    pthread_mutexattr_destroy(&shared);
+}
+
+castor_status store_open(const char *token, const char *group, int rank, int world,
+                         const store_settings *settings, store **out) {
+    if (world < 1 || world > STORE_RANKS_MAX || rank < 0 || rank >= world)
+        return error_set(CASTOR_ERR_ARGUMENT, "%d ranks on one node: at most %d are supported", world,
+                         STORE_RANKS_MAX);
+    int fds[4] = {-1, -1, -1, -1}, pids[STORE_RANKS_MAX] = {0};
+    bool automatic = settings->budget_bytes == STORE_BUDGET_AUTO;
+    bool places = (settings->budget_bytes && !automatic) || placement_offloads(&settings->placement);
+    const char *folder = store_files_folder(settings->offload_dir, places);
+    castor_status status = CASTOR_OK;
+    store *s = calloc(1, sizeof *s);
+    if (!s)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables");
+    if (rank == 0 && (status = store_files_make(world, control_file_bytes(world), folder, fds)) != CASTOR_OK)
+        goto fail;
+    if (world > 1 && (status = rendezvous_share(token, group, rank, world, fds, 4, settings->timeout_seconds,
+                                                pids)) != CASTOR_OK)
+        goto fail;
+    void *control = mmap(NULL, control_file_bytes(world), PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    if (control == MAP_FAILED) {
+        status = error_set(CASTOR_ERR_MEMORY, "cannot map the store's control block: raise ulimit -v");
+        goto fail;
+    }
+    s->rank = rank;
+    s->world = s->owners = world;
+    s->node_count = 1;
+    s->control_fd = fds[0];
+    s->control = control;
+    s->timeout_seconds = settings->timeout_seconds;
+    pthread_mutex_init(&s->lock, NULL);
+    chunk_table_init(&s->chunks, settings->chunk_bytes, store_files_part_bytes(folder));
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        s->chunks.list[kind].fd = fds[1 + kind];
+    rank_control *own = &s->control->rank[rank];
+    own->pid = getpid();
+    own->start_ticks = process_start_ticks(own->pid);
+    atomic_store(&own->joined, 1);
+    if (rank == 0) {
+        s->control->magic = STORE_MAGIC;
+        demand_lock_make(&s->control->demand_lock);
+        s->control->world = world;
+        peers_announce(s, pids);
+    }
+    if ((status = wait_barrier(s, "the opening of the node store")) != CASTOR_OK)
+        goto fail; /* s->control stays mapped: a peer's thread may be in it, and the process is about to end */
+    s->budget_bytes = automatic ? 0 : settings->budget_bytes;
+    s->placement = settings->placement;
+    s->bound = settings->bound;
+    s->moments_dir = settings->moments_dir;
+    if (automatic && !places) {
+        s->offload_dir = settings->offload_dir;
+        s->token = strdup(token);
+        s->group = strdup(group);
+        if (!s->token || !s->group) {
+            status = store_fail(s, error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables"));
+            goto fail;
+        }
+    }
+    if (places && (status = s->bound->start(s)) != CASTOR_OK) {
+        store_fail(s, status);
+        goto fail;
+    }
+    s->next = atomic_load(&first_store);
+    atomic_store(&first_store, s);
+    *out = s;
+    return CASTOR_OK;
+fail:
+    for (int i = 0; i < 4; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    free(s);
+    return status;
+}
+
+uint64_t store_budget_automatic(uint64_t parameter_bytes, uint64_t available) {
+    if (available == UINT64_MAX || parameter_bytes <= available / 10 * 8 / MODEL_DATA_FACTOR)
+        return 0;
+    return available / 10 * 9;
+}
+
+/* The files that the store began with, which nothing is in yet, give way to files on disk. */
+static castor_status files_to_disk(store *s) {
+    const char *folder = store_files_folder(s->offload_dir, true);
+    int fds[CHUNK_KIND_COUNT] = {-1, -1, -1};
+    castor_status status = CASTOR_OK;
+    if (s->rank == 0)
+        status = store_files_make_chunks(s->world, folder, fds);
+    if (status == CASTOR_OK && s->world > 1)
+        status = rendezvous_share(s->token, s->group, s->rank, s->world, fds, CHUNK_KIND_COUNT,
+                                  s->timeout_seconds, NULL);
+    if (status)
+        return store_fail(s, status);
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        close(s->chunks.list[kind].fd);
+    chunk_table_init(&s->chunks, s->chunks.chunk_bytes, store_files_part_bytes(folder));
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        s->chunks.list[kind].fd = fds[kind];
+    return CASTOR_OK;
+}
+
+castor_status store_budget_decide(store *s, uint64_t parameter_bytes) {
+    if (!s->token)
+        return CASTOR_OK;
+    uint64_t available = s->rank == 0 ? machine_memory_available("") : 0;
+    uint64_t budget = store_budget_automatic(parameter_bytes, available);
+    castor_status status = together_broadcast(s, &budget, sizeof budget, "the memory budget");
+    if (status == CASTOR_OK && budget && (status = files_to_disk(s)) == CASTOR_OK) {
+        s->budget_bytes = budget;
+        if ((status = s->bound->start(s)) != CASTOR_OK)
+            store_fail(s, status);
+        else if (s->rank == 0)
+            LOG_I("parameters, gradients and states of Adam would take %B, and %B of memory are free: what "
+                  "has no room in a budget of %B lies on disk (CASTOR_MEMORY_BUDGET=auto)",
+                  parameter_bytes * MODEL_DATA_FACTOR, available, budget);
+    }
+    free(s->token);
+    free(s->group);
+    s->token = s->group = NULL;
+    return status;
+}
+
+castor_status store_job_ranks_set(store *s, const int32_t *ranks) {
+    int32_t *kept = malloc((size_t)s->world * sizeof *kept);
+    if (!kept)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables");
+    memcpy(kept, ranks, (size_t)s->world * sizeof *kept);
+    free(s->job_ranks);
+    s->job_ranks = kept;
+    return CASTOR_OK;
+}
+
+castor_status store_shard(store *s, int node, int node_count) {
+    if (node < 0 || node >= node_count || s->tensor_count)
+        return error_set(CASTOR_ERR_ARGUMENT,
+                         "node %d of %d: out of range, or tensors are registered already", node, node_count);
+    s->node_load = calloc((size_t)node_count * STORE_RANKS_MAX, sizeof *s->node_load);
+    if (!s->node_load)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the table of nodes");
+    s->node = node;
+    s->node_count = node_count;
+    return CASTOR_OK;
+}
+
+void store_leave(store *s) {
+    if (s->budget)
+        s->bound->stop(s);
+    if (!s->detached)
+        store_place_set(s, PLACE_ENDED);
+}
+
+uint64_t store_resident_bytes(const store *s, chunk_kind kind) {
+    struct stat st;
+    if (s->budget)
+        return s->bound->resident_bytes(s, kind);
+    return fstat(s->chunks.list[kind].fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+}
+
+static bool chunks_check(const store *s, chunk_kind kind) {
+    const chunk_list *list = &s->chunks.list[kind];
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        const chunk *c = &list->chunks[i];
+        if (c->used > c->bytes || (kind != CHUNK_OPTIM && c->offset < end)) {
+            error_set(CASTOR_ERR_ARGUMENT, "%s chunk %u overlaps or is overfull", chunk_kind_names[kind], i);
+            return false;
+        }
+        end = c->offset + c->bytes;
+    }
+    return true;
+}
+
+bool store_check(store *s) {
+    pthread_mutex_lock(&s->lock);
+    bool good = s->control->magic == STORE_MAGIC && s->control->world == s->world;
+    if (!good)
+        error_set(CASTOR_ERR_ARGUMENT, "the store's control block is damaged");
+    for (int kind = 0; good && kind < CHUNK_KIND_COUNT; kind++)
+        good = chunks_check(s, kind);
+    for (uint32_t id = 0; good && id < s->tensor_count; id++)
+        good = tensor_check(s, s->tensors[id]);
+    pthread_mutex_unlock(&s->lock);
+    return good;
+}

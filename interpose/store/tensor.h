@@ -1,0 +1,109 @@
+/* The tensor registry: the parameters of a store.
+ *
+ * Modes
+ *   shared   the parameter's bytes are the store's; the script's tensor is a view at its own address
+ *   value    the parameter stays the script's private memory on each rank (too small for a page, or memory that is
+ *            not Castor's to map over); only the sum of its gradients goes through the store
+ */
+#ifndef CASTOR_STORE_TENSOR_H
+#define CASTOR_STORE_TENSOR_H
+
+#include "kernels/kernels.h"
+#include "store.h"
+
+#define TENSOR_BLOCK_BYTES     (1ul << 20) /* the unit of ordered sums */
+#define TENSOR_VALUE_ALIGNMENT 64          /* of the sums of value tensors */
+
+typedef enum tensor_mode { TENSOR_VALUE, TENSOR_SHARED } tensor_mode;
+
+/* A range of the owner's state chunks. */
+typedef struct state_range {
+    uint64_t offset, bytes;
+    struct state_range *next;
+} state_range;
+
+struct window;
+typedef struct tensor {
+    store *store;
+    uint32_t id;
+    int owner;
+    int node;    /* whose owner steps it, of several that shard; -1: each node's owner does */
+    bool single; /* large enough that this node alone keeps it (demand.h) */
+    tensor_mode mode;
+    kernel_dtype dtype, sum_dtype; /* of the parameter; of its gradients and their sum */
+    size_t numel, bytes, span;     /* span: bytes in whole pages */
+    size_t sum_bytes, sum_span;    /* of the sum */
+    uint32_t blocks;               /* of the sum */
+    uint64_t param_offset, grad_offset;
+    int32_t grad_chunk, param_chunk; /* the numbers of the chunks that hold them */
+    char *home; /* shared: the script's block, a view of the parameter range; NULL: none (home.h) */
+    const void
+        *seen; /* not shared: where the script had it when the ranks last settled; NULL: they have not yet */
+    uint64_t layout;   /* as it was registered */
+    char *param_alias; /* shared */
+    char *grad_alias;
+    tensor_control *control;
+    /* This rank's progress. */
+    uint32_t epoch;          /* sums completed */
+    uint32_t released;       /* sums released */
+    uint32_t published_seen; /* publications whose pages were taken over */
+    struct window *windows;  /* under store->lock */
+    state_range *states;     /* of the owner, under store->lock */
+    struct tensor *tied; /* the next of those at the same home, in a ring; itself when there is no other */
+    bool returnable;     /* the sum's memory may be given back while nobody looks at it */
+    bool sum_paged; /* the sum has whole pages of its own; as it was made, whatever the parameter is now */
+    bool unfilled;  /* the sum has no memory before its first epoch */
+    bool kept;      /* not now: the next sum goes on from this one */
+    _Atomic uint64_t
+        lent_bytes; /* of the arena's room, for this rank's part of a sum whose memory came back */
+    bool forgotten;
+    bool swept; /* single: its ranges were given back */
+} tensor;
+
+enum { DESCRIPTION_WHOLE = 1, DESCRIPTION_FLOAT_SUM = 2 };
+
+/* What is known of one parameter before it is registered. */
+typedef struct tensor_description {
+    void *address; /* of its first byte */
+    uint64_t numel;
+    int32_t dtype; /* kernel_dtype */
+    int32_t
+        flags; /* DESCRIPTION_WHOLE: the caller knows that the whole storage is this parameter, dense, from its first byte */
+    uint64_t layout; /* one number for dtype, shape and strides, the same on every rank */
+} tensor_description;
+
+/* Registers parameters, on every rank together, and adopts those that all ranks can (rank 0's bytes win). ids[i]
+ * is the id of description i. Errors: the ranks' parameters differ (all of them get the same text). */
+castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count,
+                              uint32_t *ids);
+
+/* The script dropped the parameter. What it still holds keeps its values: a gradient gets pages of its own, and the
+ * parameter's bytes stay until its block is freed. When nobody holds anything on any rank, the chunk ranges are given
+ * back. */
+void tensor_forget(tensor *t);
+
+/* out[id]: every rank of this node has dropped the tensor, which one node only keeps, and its memory is still there. Returns
+ * the number of tensors. */
+uint32_t tensor_forgotten(store *s, uint8_t *out, uint32_t room);
+/* The ranges of those that this rank owns are given back: no rank of any node holds them. */
+void tensor_sweep(store *s, const uint8_t *gone, uint32_t count);
+
+/* Back to the script's private memory, at the same address, with the bytes that this rank sees now. */
+castor_status tensor_release(tensor *t);
+
+/* Whether some tensor of this process has its home at the address. */
+bool tensor_home_is_taken(const void *address);
+
+/* The script replaced its tensor and may still hold the block at the old address: that keeps its values. */
+castor_status tensor_keep_home(tensor *t);
+
+/* The script's tensor is now at `address` (it replaced p.data): that block is taken over, if it can be. Returns
+ * whether it is now a view of the store. Only on this rank; contents of the store do not change. */
+bool tensor_rehome(tensor *t, void *address);
+
+/* A place for a state of the tensor; called by its owner. It is given back when every rank has forgotten the tensor. */
+castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char **alias);
+
+bool tensor_check(store *s, const tensor *t);
+
+#endif

@@ -1,0 +1,276 @@
+#include "wait.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/interrupt.h"
+#include "core/log.h"
+#include "core/options.h"
+#include "core/process.h"
+#include "core/rendezvous.h"
+#include "trace/live.h"
+#include "trace/trace.h"
+
+#define LOOK_SECONDS    0.1   /* how often a waiter looks after its peers */
+#define RECORD_ABOVE_NS 50000 /* shorter waits are counted, not recorded */
+#define TELL_SECONDS    2.0   /* so long ranks that have parted wait for each other's places */
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t value, double seconds) {
+    struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
+}
+
+void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters) {
+    atomic_fetch_add(event, 1);
+    if (atomic_load(waiters))
+        syscall(SYS_futex, event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Records this rank's error for all, unless another rank was first: then that one's is the reason, and what this rank
+ * saw may be its consequence. */
+static castor_status peer_failed(store *s, int rank, castor_status status) {
+    store_fail_by(s, rank, status);
+    return atomic_load(&s->control->failed) == 2 ? error_set(CASTOR_ERR_PEER, "%s", s->control->failure)
+                                                 : status;
+}
+
+/* What keeps the decisions of a single process's script the same on all of its ranks. */
+#define DECIDE                                                                                               \
+    "Decide by what is the same on all of them: the loss after backward(), or whole batches under "          \
+    "torch.no_grad()"
+
+static bool of_single_process(const store *s) {
+    return options()->world_size == s->world;
+}
+
+castor_status wait_peers_check(store *s) {
+    store_control *control = s->control;
+    if (atomic_load(&control->failed) == 2)
+        return error_set(CASTOR_ERR_PEER, "%s", control->failure);
+    for (int rank = 0; rank < s->world; rank++) {
+        rank_control *peer = &control->rank[rank];
+        if (rank == s->rank)
+            continue;
+        if (!atomic_load(&peer->joined)) {
+            castor_status status = rendezvous_look(s->rank, s->world, rank);
+            if (status != CASTOR_OK)
+                return peer_failed(s, rank, status);
+            continue;
+        }
+        if (atomic_load(&peer->place) == PLACE_ENDED)
+            return peer_failed(
+                s, rank,
+                error_set(CASTOR_ERR_PEER,
+                          "rank %d (pid %d) has ended while other ranks wait for it: all ranks must take the "
+                          "same number of steps (as many batches on each); see its own messages%s",
+                          store_job_rank(s, rank), peer->pid, of_single_process(s) ? ". " DECIDE : ""));
+        if (peer->start_ticks && process_state(peer->pid, peer->start_ticks) == 0)
+            return peer_failed(
+                s, rank,
+                error_set(CASTOR_ERR_PEER,
+                          "rank %d (pid %d) died (killed, or out of memory? the kernel's log, dmesg, tells) "
+                          "while other ranks wait for it; its last place was %s",
+                          store_job_rank(s, rank), peer->pid, store_place_names[atomic_load(&peer->place)]));
+    }
+    return CASTOR_OK;
+}
+
+static castor_status give_up(store *s, const wait_condition *c) {
+    int rank = c->missing ? c->missing(c->context) : -1;
+    if (rank < 0)
+        return store_fail(
+            s, error_set(CASTOR_ERR_TIMEOUT,
+                         "%s took longer than CASTOR_TIMEOUT (%.1f s): raise it if the machine is only slow",
+                         c->what, s->timeout_seconds));
+    const rank_control *peer = &s->control->rank[rank];
+    if (process_state(peer->pid, peer->start_ticks) == 'T')
+        return store_fail(
+            s,
+            error_set(CASTOR_ERR_TIMEOUT,
+                      "rank %d waited longer than CASTOR_TIMEOUT (%.1f s) for rank %d (pid %d) at %s; that "
+                      "rank is stopped by a signal (kill -CONT %d lets it go on)",
+                      store_job_rank(s, s->rank), s->timeout_seconds, store_job_rank(s, rank), peer->pid,
+                      c->what, peer->pid));
+    return store_fail(
+        s,
+        error_set(CASTOR_ERR_TIMEOUT,
+                  "rank %d waited longer than CASTOR_TIMEOUT (%.1f s) for rank %d (pid %d) at %s; that rank "
+                  "is %s. All ranks must make the same calls; raise CASTOR_TIMEOUT if it is only slow",
+                  store_job_rank(s, s->rank), s->timeout_seconds, store_job_rank(s, rank), peer->pid, c->what,
+                  store_place_names[store_place_get(s, rank)]));
+}
+
+/* Tells `castor top` and the stall watch whom this rank waits for. */
+static void say_missing(const store *s, const wait_condition *c, live_wait *live) {
+    int rank = live != NULL && c->missing ? c->missing(c->context) : -1;
+    if (rank >= 0)
+        live_wait_missing(live, s->control->rank[rank].pid);
+}
+
+/* The others cannot count on this rank any more: what it waited for it will not wait for again. */
+static castor_status interrupted(store *s, const wait_condition *c) {
+    store_fail_by(s, s->rank,
+                  error_set(CASTOR_ERR_INTERRUPTED,
+                            "rank %d (pid %d) was interrupted by a signal while it waited at %s",
+                            store_job_rank(s, s->rank), (int)getpid(), c->what));
+    return CASTOR_ERR_INTERRUPTED;
+}
+
+static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters,
+                                  const wait_condition *c, double seconds, bool fatal) {
+    if (c->ready(c->context))
+        return CASTOR_OK;
+    castor_status status = CASTOR_OK;
+    uint64_t begin_ns = trace_now_ns();
+    double deadline = clock_seconds() + seconds, look = clock_seconds() + LOOK_SECONDS;
+    live_wait *live = live_wait_begin(LIVE_STORE, c->what, begin_ns);
+    say_missing(s, c, live);
+    atomic_fetch_add(waiters, 1);
+    for (;;) {
+        uint32_t seen = atomic_load(event);
+        if (c->ready(c->context))
+            break;
+        double left = deadline - clock_seconds();
+        if (left <= 0) {
+            status = fatal ? give_up(s, c) : CASTOR_ERR_TIMEOUT;
+            break;
+        }
+        futex_wait(event, seen, left < LOOK_SECONDS ? left : LOOK_SECONDS);
+        if (c->ready(c->context))
+            break;
+        if (clock_seconds() < look)
+            continue; /* woken by an event */
+        look = clock_seconds() + LOOK_SECONDS;
+        say_missing(s, c, live);
+        if (interrupt_arrived()) {
+            status = interrupted(s, c);
+            break;
+        }
+        if ((status = wait_peers_check(s)) != CASTOR_OK) {
+            /* One that left may have done its part before it did. */
+            if (c->ready(c->context))
+                status = CASTOR_OK;
+            break;
+        }
+    }
+    atomic_fetch_sub(waiters, 1);
+    live_wait_end(live);
+    uint64_t end_ns = trace_now_ns();
+    trace_counter_add(GAUGE_WAIT_NS, end_ns - begin_ns);
+    if (end_ns - begin_ns > RECORD_ABOVE_NS)
+        trace_record_write(TRACE_WAIT, atomic_load(&s->control->rank[s->rank].place), begin_ns, end_ns, 0, 0,
+                           0, 0);
+    return status;
+}
+
+castor_status wait_until(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters,
+                         const wait_condition *c) {
+    return wait_bounded(s, event, waiters, c, s->timeout_seconds, true);
+}
+
+castor_status wait_for(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters, const wait_condition *c,
+                       double seconds) {
+    return wait_bounded(s, event, waiters, c, seconds, false);
+}
+
+struct barrier_wait {
+    store *s;
+    uint32_t arrivals;
+};
+
+static int barrier_missing(void *context) {
+    struct barrier_wait *w = context;
+    for (int rank = 0; rank < w->s->world; rank++)
+        if ((int32_t)(atomic_load(&w->s->control->rank[rank].arrivals) - w->arrivals) < 0)
+            return rank;
+    return -1;
+}
+
+static bool barrier_ready(void *context) {
+    return barrier_missing(context) < 0;
+}
+
+/* ---- ranks that came to different meetings */
+
+static wait_place_teller place_teller;
+
+void wait_place_teller_set(wait_place_teller teller) {
+    place_teller = teller;
+}
+
+static bool all_told(void *context) {
+    const struct barrier_wait *w = context;
+    for (int rank = 0; rank < w->s->world; rank++)
+        if (atomic_load(&w->s->control->rank[rank].told) != w->arrivals)
+            return false;
+    return true;
+}
+
+/* "waits at train.py, line 12 (the end of backward)", or without the line where nobody knows it. */
+static void meeting_describe(const struct barrier_wait *w, int rank, bool sizes, char *out, size_t size) {
+    const rank_control *peer = &w->s->control->rank[rank];
+    const store_meeting *m = &peer->meeting[w->arrivals % 2];
+    bool placed = atomic_load(&peer->told) == w->arrivals && peer->where[0];
+    size_t used = log_format(out, size, "rank %d waits%s%s (%s", store_job_rank(w->s, rank),
+                             placed ? " at " : " for the others", placed ? peer->where : "", m->what);
+    if (sizes)
+        used += log_format(out + used, size - used, ", %lu bytes", (unsigned long)m->bytes);
+    log_format(out + used, size - used, ")");
+}
+
+/* Every rank finds the same two, since all look at the same meetings. */
+static castor_status parted(struct barrier_wait *w, int other) {
+    store *s = w->s;
+    rank_control *own = &s->control->rank[s->rank];
+    bool sizes = strcmp(s->control->rank[0].meeting[w->arrivals % 2].what,
+                        s->control->rank[other].meeting[w->arrivals % 2].what) == 0;
+    own->where[0] = '\0';
+    if (place_teller)
+        place_teller(own->where, sizeof own->where);
+    atomic_store(&own->told, w->arrivals);
+    wait_notify(&s->control->event, &s->control->waiters);
+    wait_condition c = {all_told, NULL, w, "the places of ranks that have parted"};
+    castor_status status = wait_for(s, &s->control->event, &s->control->waiters, &c, TELL_SECONDS);
+    if (status == CASTOR_ERR_INTERRUPTED)
+        return status;
+    char first[STORE_WHAT_MAX + STORE_WHERE_MAX + 64], second[sizeof first];
+    meeting_describe(w, 0, sizes, first, sizeof first);
+    meeting_describe(w, other, sizes, second, sizeof second);
+    return store_fail(s, error_set(CASTOR_ERR_PARTED, "%s and %s: the script decided differently on them. %s",
+                                   first, second,
+                                   of_single_process(s) ? DECIDE : "All ranks must make the same calls"));
+}
+
+castor_status wait_meeting(store *s, const char *what, uint64_t bytes, uint64_t digest, bool *alike) {
+    struct barrier_wait w = {.s = s};
+    rank_control *own = &s->control->rank[s->rank];
+    w.arrivals = atomic_load(&own->arrivals) + 1; /* only this rank writes it */
+    store_meeting *mine = &own->meeting[w.arrivals % 2];
+    mine->bytes = bytes;
+    mine->digest = digest;
+    log_format(mine->what, sizeof mine->what, "%s", what);
+    atomic_store(&own->arrivals, w.arrivals);
+    wait_notify(&s->control->event, &s->control->waiters);
+    wait_condition c = {barrier_ready, barrier_missing, &w, what};
+    castor_status status = wait_until(s, &s->control->event, &s->control->waiters, &c);
+    s->changes++; /* what other ranks wrote before it is to be seen now */
+    const store_meeting *first = &s->control->rank[0].meeting[w.arrivals % 2];
+    *alike = true;
+    for (int rank = 1; rank < s->world && !status; rank++) {
+        const store_meeting *theirs = &s->control->rank[rank].meeting[w.arrivals % 2];
+        if (theirs->bytes != first->bytes || strcmp(theirs->what, first->what) != 0)
+            return parted(&w, rank);
+        *alike &= theirs->digest == first->digest;
+    }
+    return status;
+}
+
+castor_status wait_barrier(store *s, const char *what) {
+    bool alike;
+    return wait_meeting(s, what, 0, 0, &alike);
+}

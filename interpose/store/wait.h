@@ -1,0 +1,38 @@
+/* Waiting for other ranks: futexes in the store, with an eye on the peers.
+ *
+ * Every wait ends: when its condition holds; when a rank of the group died, left or failed (within a fraction of a
+ * second); or after CASTOR_TIMEOUT. In the last two cases the error names the rank and what it was doing, and every
+ * rank of the group gets it. */
+#ifndef CASTOR_STORE_WAIT_H
+#define CASTOR_STORE_WAIT_H
+
+#include "store.h"
+
+typedef struct wait_condition {
+    bool (*ready)(void *context);
+    int (*missing)(void *context); /* a rank that is waited for, -1 when unknown; NULL: unknown */
+    void *context;
+    const char *what; /* "the end of backward": for messages */
+} wait_condition;
+
+/* `event` advances (wait_notify) whenever the condition may have changed. */
+castor_status wait_until(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters,
+                         const wait_condition *c);
+/* As wait_until, but gives up after `seconds`: CASTOR_ERR_TIMEOUT, with no error text and nothing failed. */
+castor_status wait_for(store *s, _Atomic uint32_t *event, _Atomic uint32_t *waiters, const wait_condition *c,
+                       double seconds);
+
+/* An error when a rank of the group has died, left or failed: what a wait would end with. */
+castor_status wait_peers_check(store *s);
+void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters);
+
+/* Every rank reaches it before any leaves it. Ranks that come to different ones at the same time have parted: the error, which all
+ * of them get, names two of them and where each is in the script. */
+castor_status wait_barrier(store *s, const char *what);
+/* The same of ranks that bring `bytes` bytes, as many on each. *alike: they all came with this digest as well. */
+castor_status wait_meeting(store *s, const char *what, uint64_t bytes, uint64_t digest, bool *alike);
+/* Who says where this process is in the script: writes a text of less than `size` bytes. Called on the thread that waits. */
+typedef void (*wait_place_teller)(char *out, size_t size);
+void wait_place_teller_set(wait_place_teller teller);
+
+#endif

@@ -1,0 +1,182 @@
+#include "window.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include "arena/arena.h"
+#include "arena/pages.h"
+#include "core/error.h"
+#include "demand.h"
+#include "wait.h"
+
+/* The sum's memory is worth giving back when the script has dropped its gradients and not yet built up activations:
+ * these will want the room. After a forward pass it is too late to help. */
+static bool memory_idle(void) {
+    arena_stats arena;
+    arena_get_stats(&arena);
+    return (arena.live_bytes - arena.adopted_bytes) * 2 < arena.anonymous_peak_bytes;
+}
+
+/* Callers hold the store's lock. `dropped`: the script let its gradient go (and does not overwrite it just now). */
+static void release_up_to(tensor *t, uint32_t epoch, bool dropped) {
+    uint32_t count = epoch - t->released, world = (uint32_t)t->store->world;
+    if ((int32_t)count <= 0 || t->store->detached)
+        return;
+    uint64_t lent = atomic_exchange(&t->lent_bytes, 0);
+    if (lent)
+        arena_lend(-(int64_t)lent);
+    bool last = atomic_fetch_add(&t->control->leases_back, count) + count == epoch * world;
+    /* Before this rank's own release shows: until then nobody writes the next sum. */
+    if (last && dropped && t->returnable && !t->kept && !demand_single(t, CHUNK_GRAD) && memory_idle()) {
+        chunk_punch(&t->store->chunks, CHUNK_GRAD, t->grad_offset, t->sum_span);
+        atomic_store(&t->control->given_back, epoch);
+    }
+    t->released = epoch;
+    atomic_store(&t->control->rank[t->store->rank].released, epoch);
+    wait_notify(&t->control->event, &t->control->waiters);
+}
+
+void window_release_sum(tensor *t) {
+    pthread_mutex_lock(&t->store->lock);
+    release_up_to(t, t->epoch, false);
+    pthread_mutex_unlock(&t->store->lock);
+}
+
+static castor_status map_sum(window *w) {
+    tensor *t = w->tensor;
+    castor_status status = pages_map_view(t->store->chunks.list[CHUNK_GRAD].fd, t->grad_offset, t->sum_span,
+                                          w->address, &w->address);
+    if (status == CASTOR_OK)
+        status = demand_watch(t, CHUNK_GRAD, w->address);
+    if (status == CASTOR_OK)
+        chunk_units_map(&t->store->chunks, w->address, t->sum_span);
+    if (status == CASTOR_OK)
+        w->zeroed = false;
+    return status;
+}
+
+castor_status window_take(tensor *t, window **out) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&t->store->lock);
+    window *w = t->windows;
+    while (w && w->live)
+        w = w->next;
+    if (!w) {
+        w = calloc(1, sizeof *w);
+        if (!w) {
+            status = error_set(CASTOR_ERR_MEMORY, "no memory for a gradient's window");
+            goto done;
+        }
+        w->tensor = t;
+        if ((status = map_sum(w)) != CASTOR_OK) {
+            free(w);
+            goto done;
+        }
+        w->next = t->windows;
+        t->windows = w;
+    } else if (w->zeroed && (status = map_sum(w)) != CASTOR_OK) {
+        goto done;
+    }
+    w->live = w->current = true;
+    t->store->changes++;
+    *out = w;
+done:
+    pthread_mutex_unlock(&t->store->lock);
+    return status;
+}
+
+/* The sum is released once no live window shows it. Callers hold the lock. */
+static void lease_end(window *w) {
+    tensor *t = w->tensor;
+    if (!w->current)
+        return;
+    w->current = false;
+    for (const window *other = t->windows; other; other = other->next)
+        if (other->live && other->current)
+            return;
+    release_up_to(t, t->epoch, true);
+}
+
+void window_return(window *w) {
+    tensor *t = w->tensor;
+    pthread_mutex_lock(&t->store->lock);
+    if (!t->store->detached && pages_edited_drop(w->address, t->sum_span) != CASTOR_OK)
+        w->zeroed = true; /* to be mapped anew before it shows a sum again */
+    w->live = false;
+    lease_end(w);
+    if (t->forgotten && !t->store->detached)
+        window_unmap_returned(t);
+    pthread_mutex_unlock(&t->store->lock);
+}
+
+void window_unmap_returned(tensor *t) {
+    for (window **at = &t->windows; *at;) {
+        window *w = *at;
+        if (w->live) {
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        munmap(w->address, t->sum_span);
+        free(w);
+    }
+}
+
+castor_status window_detach_all(tensor *t) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&t->store->lock);
+    for (window *w = t->windows; w && !status; w = w->next)
+        if (w->live && w->current && (status = pages_privatize(w->address, t->sum_span)) == CASTOR_OK)
+            w->current = false;
+    if (status == CASTOR_OK)
+        release_up_to(t, t->epoch, false);
+    pthread_mutex_unlock(&t->store->lock);
+    return status;
+}
+
+castor_status window_carry(tensor *t, window *w) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&t->store->lock);
+    for (window *other = t->windows; other && !status; other = other->next)
+        if (other != w && other->live && other->current &&
+            (status = pages_privatize(other->address, t->sum_span)) == CASTOR_OK)
+            other->current = false;
+    if (status == CASTOR_OK) {
+        if (w)
+            w->current = false;
+        release_up_to(t, t->epoch, false);
+    }
+    pthread_mutex_unlock(&t->store->lock);
+    return status;
+}
+
+castor_status window_refresh(window *w) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&w->tensor->store->lock);
+    if (w->zeroed || pages_edited_drop(w->address, w->tensor->sum_span) != CASTOR_OK)
+        status = map_sum(w);
+    if (status == CASTOR_OK)
+        w->current = true;
+    w->tensor->store->changes++;
+    pthread_mutex_unlock(&w->tensor->store->lock);
+    return status;
+}
+
+castor_status window_zero(window *w) {
+    pthread_mutex_lock(&w->tensor->store->lock);
+    castor_status status = pages_map_zero(w->address, w->tensor->sum_span);
+    if (status == CASTOR_OK) {
+        w->zeroed = true;
+        lease_end(w);
+    }
+    pthread_mutex_unlock(&w->tensor->store->lock);
+    return status;
+}
+
+window *window_find(tensor *t, const void *address) {
+    pthread_mutex_lock(&t->store->lock);
+    window *w = t->windows;
+    while (w && !(w->live && w->address == address))
+        w = w->next;
+    pthread_mutex_unlock(&t->store->lock);
+    return w;
+}

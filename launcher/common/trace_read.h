@@ -1,0 +1,36 @@
+/* Reads the files of a log directory.
+ *
+ * Nothing in a file is trusted: it may be truncated, damaged, foreign or from another version, and a process
+ * may be writing it right now. What these functions return is checked: texts end, hold no control characters
+ * and are valid UTF-8, ids are in range. */
+#ifndef CASTOR_LAUNCHER_COMMON_TRACE_READ_H
+#define CASTOR_LAUNCHER_COMMON_TRACE_READ_H
+
+#include <stddef.h>
+#include "trace/format.h"
+
+typedef enum trace_read_status {
+    TRACE_READ_OK,
+    TRACE_READ_EMPTY, /* never finished by its process: nothing in it, and nothing wrong with it */
+    TRACE_READ_BAD,   /* `message` says what is wrong, without the file's name */
+} trace_read_status;
+
+#define TRACE_READ_MESSAGE_MAX 256
+
+/* The counters of one process. */
+trace_read_status trace_read_counters(int fd, trace_counters *out, char message[TRACE_READ_MESSAGE_MAX]);
+
+/* The name of an id, or NULL; `counters` comes from trace_read_counters. */
+const char *trace_read_name(const trace_counters *counters, uint32_t kind, uint32_t id);
+
+typedef void (*trace_read_visitor)(void *context, const trace_record *record);
+
+/* The records of one segment, in order; those of a file that turns out bad on the way are visited up to
+ * there. */
+trace_read_status trace_read_segment(int fd, trace_segment *header, trace_read_visitor visit, void *context,
+                                     char message[TRACE_READ_MESSAGE_MAX]);
+
+/* Makes `text` (of `size` bytes, terminated or not) safe to print, in place. */
+void trace_read_clean(char *text, size_t size);
+
+#endif

@@ -1,0 +1,23 @@
+/* The report as JSON (docs/report.md), also the data inside of the HTML page. */
+#ifndef CASTOR_LAUNCHER_REPORT_JSON_H
+#define CASTOR_LAUNCHER_REPORT_JSON_H
+
+#include "launcher/common/json.h"
+#include "report.h"
+
+/* What a reader can take: timelines of more points are thinned out (the highest value counts), tables cut. */
+typedef struct report_limits {
+    uint32_t memory_points, step_points; /* of each rank */
+    size_t rows;                         /* of each table */
+} report_limits;
+
+void report_json_object(json_writer *json, const report *report, const report_limits *limits);
+
+/* The parts that follow from records. */
+void report_json_steps(json_writer *json, const report_rank *rank, const report *report,
+                       const report_limits *limits);
+void report_json_memory(json_writer *json, const report_memory *memory, const report_limits *limits);
+void report_json_classes(json_writer *json, const report *report, const report_limits *limits);
+void report_json_slowest(json_writer *json, const report *report);
+
+#endif

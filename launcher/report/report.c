@@ -1,0 +1,172 @@
+#include "report.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "compare.h"
+
+#define USAGE                                                                                                \
+    "usage: castor report DIR [--format text|json|perfetto|html] [-o FILE]\n"                                \
+    "       castor report A B [--format text|json] [-o FILE]\n"
+
+#define STATUS_MADE    0
+#define STATUS_PARTIAL 1
+#define STATUS_NOTHING 2
+
+/* A way to show a run, and two runs beside each other (NULL: not this way). */
+typedef struct report_format {
+    const char *name;
+    void (*write)(const report *report, FILE *out);
+    void (*compare)(const report *a, const report *b, FILE *out);
+} report_format;
+
+static const report_format formats[] = {
+    {"text", report_write_text, report_compare_text},
+    {"json", report_write_json, report_compare_json},
+    {"perfetto", report_write_perfetto, NULL},
+    {"html", report_write_html, NULL},
+};
+
+typedef struct report_options {
+    const char *directories[2], *output;
+    int directory_count;
+    const report_format *format;
+} report_options;
+
+static const report_format *find_format(const char *name) {
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (strcmp(formats[i].name, name) == 0)
+            return &formats[i];
+    return NULL;
+}
+
+/* The value of option `name` at argv[*index]: `--name VALUE`, `--name=VALUE`. NULL when it is another option. */
+static const char *option_value(int argc, char **argv, int *index, const char *name) {
+    const char *argument = argv[*index];
+    size_t length = strlen(name);
+    if (strncmp(argument, name, length) != 0)
+        return NULL;
+    if (argument[length] == '=' && name[1] == '-')
+        return argument + length + 1;
+    if (argument[length] != '\0')
+        return NULL;
+    return *index + 1 < argc ? argv[++*index] : "";
+}
+
+static int parse_arguments(int argc, char **argv, report_options *options) {
+    *options = (report_options){.format = &formats[0]};
+    for (int i = 1; i < argc; i++) {
+        const char *value;
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            fputs(USAGE, stdout);
+            return STATUS_MADE;
+        }
+        if ((value = option_value(argc, argv, &i, "--format")) != NULL) {
+            options->format = find_format(value);
+            if (options->format == NULL) {
+                fprintf(
+                    stderr,
+                    "castor: report --format `%s` does not exist; there are: text, json, perfetto, html\n",
+                    value);
+                return STATUS_NOTHING;
+            }
+        } else if ((value = option_value(argc, argv, &i, "-o")) != NULL ||
+                   (value = option_value(argc, argv, &i, "--output")) != NULL) {
+            if (value[0] == '\0') {
+                fprintf(stderr, "castor: report %s needs a file name\n" USAGE, "-o");
+                return STATUS_NOTHING;
+            }
+            options->output = strcmp(value, "-") == 0 ? NULL : value;
+        } else if (argv[i][0] == '-') {
+            fprintf(stderr, "castor: report does not know the option %s\n" USAGE, argv[i]);
+            return STATUS_NOTHING;
+        } else if (options->directory_count == 2) {
+            fprintf(stderr, "castor: report takes one directory, or two to compare; not also %s\n" USAGE,
+                    argv[i]);
+            return STATUS_NOTHING;
+        } else {
+            options->directories[options->directory_count++] = argv[i];
+        }
+    }
+    if (options->directory_count == 0) {
+        fputs("castor: report needs the log directory of a job\n" USAGE, stderr);
+        return STATUS_NOTHING;
+    }
+    if (options->directory_count == 2 && options->format->compare == NULL) {
+        fprintf(stderr,
+                "castor: report --format %s shows one run; two are compared with --format text or json\n",
+                options->format->name);
+        return STATUS_NOTHING;
+    }
+    return -1;
+}
+
+static void write_report(const report reports[2], const report_options *options, FILE *out) {
+    if (options->directory_count == 2)
+        options->format->compare(&reports[0], &reports[1], out);
+    else
+        options->format->write(&reports[0], out);
+}
+
+/* Writes all, then gives the file its name: a reader never sees half of it. What is no regular file (a pipe,
+ * /dev/null) is written as it is. */
+static bool write_file(const report reports[2], const report_options *options) {
+    const char *path = options->output;
+    struct stat status;
+    bool in_place = stat(path, &status) == 0 && !S_ISREG(status.st_mode);
+    char *temporary = NULL;
+    if (!in_place && asprintf(&temporary, "%s.%ld.partial", path, (long)getpid()) < 0)
+        temporary = NULL;
+    const char *name = in_place ? path : temporary;
+    int flags = in_place ? O_WRONLY | O_CLOEXEC : O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    int fd = name == NULL ? -1 : open(name, flags, 0600); /* a command line may hold secrets */
+    FILE *out = fd < 0 ? NULL : fdopen(fd, "w");
+    bool written = false;
+    if (out != NULL) {
+        write_report(reports, options, out);
+        written = !ferror(out);
+        written &= fclose(out) == 0;
+        if (written && !in_place)
+            written = rename(name, path) == 0;
+    } else if (fd >= 0) {
+        close(fd);
+    }
+    int error = errno;
+    if (!written) {
+        if (fd >= 0 && !in_place)
+            unlink(name);
+        fprintf(stderr, "castor: cannot write the report to %s: %s\n", path, strerror(error));
+    }
+    free(temporary);
+    return written;
+}
+
+static bool write_output(const report reports[2], const report_options *options) {
+    if (options->output != NULL)
+        return write_file(reports, options);
+    write_report(reports, options, stdout);
+    bool written = fflush(stdout) == 0 && !ferror(stdout);
+    if (!written)
+        fprintf(stderr, "castor: cannot write the report to standard output: %s\n", strerror(errno));
+    return written;
+}
+
+int report_main(int argc, char **argv) {
+    report_options options;
+    int status = parse_arguments(argc, argv, &options);
+    if (status >= 0)
+        return status;
+    static report reports[2];
+    bool complete = true;
+    for (int i = 0; i < options.directory_count && complete; i++)
+        complete = report_read(&reports[i], options.directories[i]);
+    status = STATUS_NOTHING;
+    if (complete && write_output(reports, &options))
+        status = reports[0].problem_count + reports[1].problem_count > 0 ? STATUS_PARTIAL : STATUS_MADE;
+    for (int i = 0; i < 2; i++)
+        report_free(&reports[i]);
+    return status;
+}

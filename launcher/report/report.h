@@ -1,0 +1,227 @@
+/* `castor report`: what a job did, from the files of its log directory.
+ *
+ * report_data.c reads the directory; report_records.c takes from each record what the report needs, in bounded memory;
+ * report_rank.c says which process was which rank and what it did, report_memory.c what its memory held over time,
+ * report_collectives.c which collectives of different ranks belong together. Each format has a file of its own, of the
+ * same name; report.c takes the command line.
+ *
+ * Times: a process's own are CLOCK_MONOTONIC; those named *_job_ns are nanoseconds since the job's first process began, on
+ * a clock that the processes of one host share exactly and hosts as well as their clocks agree. */
+#ifndef CASTOR_LAUNCHER_REPORT_H
+#define CASTOR_LAUNCHER_REPORT_H
+
+#include <stdbool.h>
+#include <stdio.h>
+#include "launcher/common/trace_read.h"
+#include "series.h"
+
+#define REPORT_FORMAT_VERSION 1
+
+/* `castor report DIR ...`; argv[0] is "report". 0: the report was made; 1: it was made, but not all of the
+ * trace could be read; 2: no report. */
+int report_main(int argc, char **argv);
+
+/* ---- the data of a report ---- */
+
+typedef struct report_counter {
+    char *name;
+    uint64_t count, bytes, ns;
+    uint64_t max_ns; /* of the records kept; 0: unknown */
+} report_counter;
+
+typedef struct report_counters {
+    report_counter *rows;
+    size_t count, capacity;
+} report_counters;
+
+/* An optimizer step, or a backward pass. */
+typedef struct report_step {
+    uint64_t begin_ns;
+    uint32_t optimizer; /* as steps are counted; 0 of a backward pass */
+    uint32_t us;
+} report_step;
+
+typedef struct report_steps {
+    report_step *rows; /* by begin, once all is read */
+    size_t count, capacity;
+} report_steps;
+
+typedef enum report_memory_kind {
+#define MEMORY(gauge, label, role, doc) REPORT_MEMORY_##gauge,
+#include "trace/memory.def"
+    REPORT_MEMORY_COUNT
+} report_memory_kind;
+
+typedef enum report_memory_role {
+    REPORT_MEMORY_STACKED,
+    REPORT_MEMORY_WHOLE,
+    REPORT_MEMORY_NODE
+} report_memory_role;
+
+/* One process of the job. */
+typedef struct report_process {
+    trace_counters *counters;
+    uint64_t records, last_ns; /* last_ns: CLOCK_MONOTONIC of its last sign of life */
+    uint64_t clock_offset_ns;  /* CLOCK_MONOTONIC + this (wrapping) = the job's clock since the epoch */
+    report_steps steps, backwards;
+    report_series *memory[REPORT_MEMORY_COUNT]; /* NULL: never sampled */
+    uint64_t *call_max_ns;                      /* by hook id; NULL: no call */
+    uint16_t *operations; /* by hook id: report_collectives' operation + 1; NULL: none */
+} report_process;
+
+typedef enum report_rank_state {
+    REPORT_RANK_RUNNING,
+    REPORT_RANK_EXITED,
+    REPORT_RANK_DIED
+} report_rank_state;
+
+/* What a rank held over time, on one grid of buckets. */
+typedef struct report_memory {
+    uint64_t begin_job_ns, width_ns;
+    uint32_t buckets;                      /* 0: not sampled */
+    uint64_t *values[REPORT_MEMORY_COUNT]; /* NULL: never sampled */
+    uint64_t peak_bytes;                   /* of the sum of the STACKED kinds */
+    uint64_t peak_job_ns;
+    uint32_t peak_bucket;
+    uint64_t peak_step;     /* the step that the peak was in, counted from 1; 0: before the first one */
+    const char *peak_phase; /* "backward", "optimizer step", "" */
+} report_memory;
+
+typedef struct report_rank {
+    const report_process *process;
+    int rank; /* -1: unknown */
+    report_rank_state state;
+    uint64_t steps;           /* those of the optimizer that made most */
+    uint64_t optimizer_steps; /* those of all */
+    uint64_t micro_steps;
+    uint32_t busiest_optimizer;
+    double step_seconds; /* median time from one step of the busiest optimizer to its next; 0: unknown */
+    double step_p90_seconds, step_max_seconds;  /* 90% of the steps took no longer; the longest */
+    double backward_seconds, optimizer_seconds; /* in all */
+    double collective_seconds, reduce_seconds;  /* on worker threads: beside the others, not part of them */
+    double wait_seconds;
+    double lived_seconds;
+    report_memory memory;
+} report_rank;
+
+/* One long call or collective. */
+typedef struct report_slow {
+    const report_process *process;
+    uint32_t kind, id, thread;
+    uint64_t begin_ns, ns, bytes;
+} report_slow;
+
+#define REPORT_SLOW_MAX 25
+
+struct report_collectives;
+
+/* Bytes of model data of one node: chunks once, private copies of all its ranks. */
+typedef struct report_node {
+    const char *host;
+    uint64_t numel;
+    uint64_t param_bytes, grad_bytes, optim_bytes, private_bytes; /* at the end: the steady state */
+    uint64_t store_peak_bytes, private_peak_bytes;                /* sums of each part's own peak */
+    uint64_t chunk_count;
+    uint64_t sent_bytes; /* to other nodes, by all of its ranks */
+} report_node;
+
+typedef struct report_chunks {
+    uint64_t size, count, wasted, moves, bytes_moved;
+    uint64_t hits, late, misses; /* of chunks that had been away when they were needed */
+    uint64_t stall_ns;
+} report_chunks;
+
+typedef struct report {
+    char *directory; /* absolute */
+    char *shown;     /* the same, safe to print */
+    const char *job; /* the last part of what is shown */
+
+    report_process *processes;
+    size_t process_count, process_capacity;
+    report_rank *ranks; /* by rank, unknown ones last */
+    size_t rank_count;
+    report_node *nodes;
+    size_t node_count;
+
+    report_counters calls, collectives, waits, events, chunk_events;
+    report_chunks chunks;
+    struct report_collectives *matched; /* report_collectives.h */
+    report_slow slow[REPORT_SLOW_MAX];  /* the longest first, once all is read */
+    size_t slow_count;
+    uint64_t steps_left_out; /* step and backward records beyond what is kept */
+    uint64_t hooked, missed, export_tables;
+
+    uint64_t records, dropped, trace_bytes, trace_max_bytes; /* records: of all segments */
+    bool truncated;     /* CASTOR_TRACE_MAX was reached, or a segment could not be made */
+    bool counters_only; /* as asked */
+
+    double duration_seconds;
+    uint64_t start_realtime_ns;
+    const char *plugin, *command; /* never NULL */
+    char *outcome;
+
+    char **notes;    /* what the reader should know about these figures */
+    char **problems; /* files that could not be read */
+    size_t note_count, problem_count;
+} report;
+
+/* Reads a log directory. False: there is nothing to report, and why is on standard error. Free it in any
+ * case. */
+bool report_read(report *report, const char *directory);
+void report_free(report *report);
+
+void report_write_text(const report *report, FILE *out);
+void report_write_json(const report *report, FILE *out);
+void report_write_perfetto(const report *report, FILE *out);
+void report_write_html(const report *report, FILE *out);
+/* The readable part of a mangled C++ name: `_ZN4c10d16ProcessGroupGloo9allreduceE...` is
+ * c10d::ProcessGroupGloo::allreduce. Any other name is given as it is. */
+void report_shorten_symbol(char *out, size_t out_size, const char *symbol);
+
+/* Reads all records once more, segment after segment, in no order of time. False when memory or the directory is gone. */
+typedef void (*report_visitor)(void *context, const report_process *process, const trace_segment *segment,
+                               const trace_record *record);
+bool report_visit_records(const report *report, report_visitor visit, void *context);
+report_process *report_find_process(const report *report, uint64_t uid);
+
+/* The parts of report_read. False when memory is out. */
+void report_align_clocks(report *report);
+bool report_take_record(report *report, report_process *process, const trace_record *record);
+void report_finish_records(report *report);
+bool report_find_ranks(report *report);
+bool report_find_memory(report *report);
+void report_free_records(report_process *process);
+void report_free_memory(report_memory *memory);
+bool report_find_outcome(report *report);
+/* The lines that processes left in the file `name` of format.h, `process PID: REASON`. */
+bool report_read_outcome(report *report, const char *name, int fd);
+bool report_add_counter(report_counters *counters, const char *name, const trace_counter *value,
+                        uint64_t max_ns);
+bool report_add_note(report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static inline uint64_t report_node_bytes(const report_node *node) {
+    return node->param_bytes + node->grad_bytes + node->optim_bytes + node->private_bytes;
+}
+static inline uint64_t report_node_peak_bytes(const report_node *node) {
+    return node->store_peak_bytes + node->private_peak_bytes;
+}
+/* The node with the most model data per parameter, NULL when none has any. */
+const report_node *report_fullest_node(const report *report);
+
+/* The name of an id: as the process told it, else made from kind and number (in `fallback`). */
+const char *report_id_name(const trace_counters *counters, uint32_t kind, uint32_t id, char fallback[32]);
+const char *report_memory_label(report_memory_kind kind);
+report_memory_role report_memory_role_of(report_memory_kind kind);
+trace_gauge report_memory_gauge(report_memory_kind kind);
+
+/* Nanoseconds since the job began; what a damaged clock puts before that is 0. */
+static inline uint64_t report_job_ns(const report *report, const report_process *process, uint64_t time_ns) {
+    uint64_t since = time_ns + process->clock_offset_ns - report->start_realtime_ns;
+    return since > UINT64_MAX / 2 ? 0 : since;
+}
+
+static inline trace_gauge_value report_gauge(const report_process *process, trace_gauge gauge) {
+    return process->counters->gauges[gauge];
+}
+
+#endif

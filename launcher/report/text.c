@@ -1,0 +1,253 @@
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+#include "text.h"
+#include "launcher/common/text_table.h"
+
+/* What CASTOR_AUDIT compared. */
+static void write_audit(const report *report, FILE *out) {
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_process *process = report->ranks[i].process;
+        uint64_t audited = report_gauge(process, GAUGE_AUDITED).last;
+        if (audited > 0)
+            fprintf(out,
+                    "  audit     loss and gradients of %" PRIu64
+                    " backward pass%s are the whole batch's (they differ by %.1e)\n",
+                    audited, audited == 1 ? "" : "es",
+                    (double)report_gauge(process, GAUGE_AUDIT_DIFFERENCE).max / 1e9);
+    }
+}
+
+static void write_header(const report *report, FILE *out) {
+    char figure[TEXT_FIGURE_MAX], started[64] = "";
+    time_t seconds = (time_t)(report->start_realtime_ns / 1000000000u);
+    struct tm broken_down;
+    if (localtime_r(&seconds, &broken_down) != NULL)
+        strftime(started, sizeof started, "%Y-%m-%d %H:%M:%S", &broken_down);
+    fprintf(out, "Castor report: %s\n\n", report->job);
+    fprintf(out, "  command   %s\n", report->command);
+    fprintf(out, "  plugin    %s\n", report->plugin[0] != '\0' ? report->plugin : "not known");
+    fprintf(out, "  ranks     %zu on %zu node%s\n", report->rank_count, report->node_count,
+            report->node_count == 1 ? "" : "s");
+    fprintf(out, "  started   %s, %s\n", started, text_seconds(figure, report->duration_seconds));
+    fprintf(out, "  outcome   %s\n", report->outcome);
+    write_audit(report, out);
+}
+
+void report_text_bytes_cell(text_table *table, uint64_t bytes) {
+    char figure[TEXT_FIGURE_MAX];
+    text_table_add(table, "%s", bytes == 0 ? "-" : text_bytes(figure, bytes));
+}
+
+void report_text_seconds_cell(text_table *table, double seconds) {
+    char figure[TEXT_FIGURE_MAX];
+    text_table_add(table, "%s", seconds > 0 ? text_seconds(figure, seconds) : "-");
+}
+
+/* Whether a rank did, or held, anything that the ranks' table shows. */
+static bool has_steps_or_memory(const report *report) {
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        static const trace_gauge kinds[] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
+                                            GAUGE_OTHER_BYTES, GAUGE_PSS_BYTES,  GAUGE_WAIT_NS};
+        for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
+            if (report_gauge(rank->process, kinds[kind]).max > 0)
+                return true;
+        if (rank->optimizer_steps > 0 || rank->micro_steps > 0)
+            return true;
+    }
+    return false;
+}
+
+/* Its number, if that is known, and its process. */
+static void add_rank(text_table *table, const report_rank *rank) {
+    if (rank->rank >= 0)
+        text_table_add(table, "%d", rank->rank);
+    else
+        text_table_add(table, "?");
+    text_table_add(table, "%u", rank->process->counters->pid);
+}
+
+/* Of a job that only communicated. */
+static void write_plain_ranks(const report *report, FILE *out) {
+    text_table table = {.headings = {"rank", "pid", "lived", "records"}};
+    char figure[TEXT_FIGURE_MAX];
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        add_rank(&table, rank);
+        report_text_seconds_cell(&table, rank->lived_seconds);
+        text_table_add(&table, "%s", text_count(figure, rank->process->records));
+    }
+    fprintf(out, "\nRanks (without steps, and without memory that was sampled)\n");
+    text_table_print(&table, out, 2);
+}
+
+static void write_ranks(const report *report, FILE *out) {
+    text_table table = {.headings = {"rank", "pid", "steps", "step time", "micro-steps", "param", "grad",
+                                     "optim", "other", "PSS", "waits"}};
+    static const trace_gauge kinds[] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
+                                        GAUGE_OTHER_BYTES, GAUGE_PSS_BYTES};
+    char figure[TEXT_FIGURE_MAX];
+    bool several_optimizers = false;
+    uint64_t pss_bytes = 0;
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        add_rank(&table, rank);
+        bool several = rank->optimizer_steps != rank->steps;
+        several_optimizers |= several;
+        text_table_add(&table, several ? "%" PRIu64 " (%" PRIu64 ")" : "%" PRIu64, rank->steps,
+                       rank->optimizer_steps);
+        text_table_add(&table, "%s", rank->step_seconds > 0 ? text_seconds(figure, rank->step_seconds) : "-");
+        text_table_add(&table, "%" PRIu64, rank->micro_steps);
+        for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
+            report_text_bytes_cell(&table, report_gauge(rank->process, kinds[kind]).max);
+        uint64_t wait_ns = report_gauge(rank->process, GAUGE_WAIT_NS).last;
+        text_table_add(&table, "%s", wait_ns > 0 ? text_seconds(figure, (double)wait_ns / 1e9) : "-");
+        pss_bytes += report_gauge(rank->process, GAUGE_PSS_BYTES).max;
+    }
+    fprintf(out, "\nRanks (memory: peaks; step time: median%s)\n",
+            several_optimizers ? "; steps: of the busiest optimizer, in parentheses of all" : "");
+    text_table_print(&table, out, 2);
+    if (report->rank_count > 1 && pss_bytes > 0)
+        fprintf(out, "  sum of the PSS peaks: %s\n", text_bytes(figure, pss_bytes));
+}
+
+static void write_share_cell(text_table *table, double seconds, double whole) {
+    char figure[TEXT_FIGURE_MAX];
+    if (seconds > 0 && whole > 0)
+        text_table_add(table, "%s %3.0f%%", text_seconds(figure, seconds), 100 * seconds / whole);
+    else
+        text_table_add(table, "-");
+}
+
+static void write_times(const report *report, FILE *out) {
+    text_table table = {.headings = {"rank", "lived", "median step", "90% within", "longest", "backward",
+                                     "optimizer", "waits", "collectives", "gradient sums"}};
+    bool any = false;
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        any |= rank->backward_seconds > 0 || rank->optimizer_seconds > 0 || rank->collective_seconds > 0;
+        if (rank->rank >= 0)
+            text_table_add(&table, "%d", rank->rank);
+        else
+            text_table_add(&table, "?");
+        report_text_seconds_cell(&table, rank->lived_seconds);
+        report_text_seconds_cell(&table, rank->step_seconds);
+        report_text_seconds_cell(&table, rank->step_p90_seconds);
+        report_text_seconds_cell(&table, rank->step_max_seconds);
+        write_share_cell(&table, rank->backward_seconds, rank->lived_seconds);
+        write_share_cell(&table, rank->optimizer_seconds, rank->lived_seconds);
+        write_share_cell(&table, rank->wait_seconds, rank->lived_seconds);
+        write_share_cell(&table, rank->collective_seconds, rank->lived_seconds);
+        write_share_cell(&table, rank->reduce_seconds, rank->lived_seconds);
+    }
+    if (!any) {
+        text_table_drop(&table);
+        return;
+    }
+    fprintf(out, "\nTime (of the script's thread; collectives and gradient sums run beside it)\n");
+    text_table_print(&table, out, 2);
+}
+
+/* What went over the network between nodes, and for each of the busiest optimizer's steps. */
+static void write_sent(const report *report, FILE *out) {
+    char figure[TEXT_FIGURE_MAX];
+    uint64_t steps = 0;
+    for (size_t i = 0; i < report->rank_count; i++)
+        if (report->ranks[i].steps > steps)
+            steps = report->ranks[i].steps;
+    for (size_t i = 0; i < report->node_count; i++) {
+        const report_node *node = &report->nodes[i];
+        if (node->sent_bytes == 0)
+            continue;
+        fprintf(out, "  %s sent to other nodes: %s", node->host, text_bytes(figure, node->sent_bytes));
+        fprintf(out, steps > 0 ? ", %s a step\n" : "\n",
+                text_bytes(figure, steps > 0 ? node->sent_bytes / steps : 0));
+    }
+}
+
+static void write_model_data(const report *report, FILE *out) {
+    if (report_fullest_node(report) == NULL)
+        return;
+    text_table table = {.headings = {"node", "parameters", "param", "grad", "optim", "private copies", "sum",
+                                     "bytes per parameter", "peak"}};
+    char figure[TEXT_FIGURE_MAX];
+    for (size_t i = 0; i < report->node_count; i++) {
+        const report_node *node = &report->nodes[i];
+        text_table_add(&table, "%s", node->host);
+        text_table_add(&table, "%s", text_count(figure, node->numel));
+        report_text_bytes_cell(&table, node->param_bytes);
+        report_text_bytes_cell(&table, node->grad_bytes);
+        report_text_bytes_cell(&table, node->optim_bytes);
+        report_text_bytes_cell(&table, node->private_bytes);
+        text_table_add(&table, "%s", text_bytes(figure, report_node_bytes(node)));
+        if (node->numel > 0)
+            text_table_add(&table, "%.2f", (double)report_node_bytes(node) / (double)node->numel);
+        else
+            text_table_add(&table, "-");
+        report_text_bytes_cell(&table, report_node_peak_bytes(node));
+    }
+    fprintf(out, "\nModel data per node\n");
+    text_table_print(&table, out, 2);
+    write_sent(report, out);
+}
+
+/* How well chunks that had been away were there when they were needed. */
+static void write_prefetch(const report_chunks *chunks, FILE *out) {
+    uint64_t needed = chunks->hits + chunks->late + chunks->misses;
+    if (needed == 0)
+        return;
+    fprintf(out, "          %.0f%% of %s that had been away were brought in time; waits for them %s\n",
+            100.0 * (double)chunks->hits / (double)needed, text_count((char[TEXT_FIGURE_MAX]){0}, needed),
+            text_seconds((char[TEXT_FIGURE_MAX]){0}, (double)chunks->stall_ns * 1e-9));
+}
+
+static void write_summary(const report *report, FILE *out) {
+    char figure[TEXT_FIGURE_MAX], other[TEXT_FIGURE_MAX];
+    fprintf(out, "\n");
+    if (report->chunks.count > 0)
+        fprintf(out, "Chunks    %s of %s (%s that no parameter fills); %s moved between tiers, %s\n",
+                text_count(figure, report->chunks.count),
+                text_bytes((char[TEXT_FIGURE_MAX]){0}, report->chunks.size),
+                text_bytes((char[TEXT_FIGURE_MAX]){0}, report->chunks.wasted),
+                text_count(other, report->chunks.moves),
+                text_bytes((char[TEXT_FIGURE_MAX]){0}, report->chunks.bytes_moved));
+    write_prefetch(&report->chunks, out);
+    if (report->hooked + report->missed > 0)
+        fprintf(out, "Coverage  %" PRIu64 " functions hooked, %" PRIu64 " missed\n", report->hooked,
+                report->missed);
+    if (report->export_tables > 0)
+        fprintf(out,
+                "          not seen: what is called through %" PRIu64
+                " undocumented tables of the CUDA driver (cuGetExportTable)\n",
+                report->export_tables);
+    fprintf(out, "Trace     %s records in %s%s\n", text_count(figure, report->records),
+            text_bytes(other, report->trace_bytes),
+            report->truncated                               ? ", not complete"
+            : report->counters_only && report->records == 0 ? ", counters only"
+                                                            : "");
+    if (report->note_count + report->problem_count > 0)
+        fprintf(out, "\nNotes\n");
+    for (size_t i = 0; i < report->note_count; i++)
+        fprintf(out, "  - %s\n", report->notes[i]);
+    for (size_t i = 0; i < report->problem_count; i++)
+        fprintf(out, "  - not read: %s\n", report->problems[i]);
+}
+
+void report_write_text(const report *report, FILE *out) {
+    write_header(report, out);
+    if (has_steps_or_memory(report))
+        write_ranks(report, out);
+    else
+        write_plain_ranks(report, out);
+    write_times(report, out);
+    report_text_memory(report, out);
+    write_model_data(report, out);
+    report_text_collectives(report, out);
+    report_text_counters(&report->calls, "Calls (all ranks, by time)", "function", REPORT_TEXT_CALLS, out);
+    report_text_slowest(report, out);
+    report_text_counters(&report->waits, "Waits for other ranks (all ranks)", "for", SIZE_MAX, out);
+    report_text_counters(&report->chunk_events, "Chunk events (all ranks)", "event", SIZE_MAX, out);
+    report_text_counters(&report->events, "Events (all ranks)", "event", SIZE_MAX, out);
+    write_summary(report, out);
+}

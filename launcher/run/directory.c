@@ -1,0 +1,170 @@
+#include "run.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include "core/log.h"
+#include "launcher/common/suffix.h"
+#include "trace/format.h"
+#include "trace/live_format.h"
+
+#define DEFAULT_PARENT "castor-logs"
+
+enum { SAME_SECOND_MAX = 1000 };
+
+/* Removes the directories of `path` that this run made, the deepest first; those that hold something stay. */
+static void remove_made(const char *shown, size_t made_from) {
+    char path[PATH_MAX];
+    if (!made_from)
+        return;
+    strcpy(path, shown);
+    for (size_t length = strlen(path); length >= made_from; length--) {
+        if (path[length] && path[length] != '/')
+            continue;
+        path[length] = '\0';
+        if (length && path[length - 1] != '/' && rmdir(path) != 0)
+            return;
+    }
+}
+
+/* mkdir -p. `made_from` gets the length of the first directory that was made, or 0. */
+static bool make_parents(const char *wanted, size_t *made_from) {
+    char path[PATH_MAX];
+    size_t length = strlen(wanted);
+    *made_from = 0;
+    for (size_t i = 1; i <= length; i++) {
+        if ((wanted[i] && wanted[i] != '/') || wanted[i - 1] == '/')
+            continue;
+        memcpy(path, wanted, i);
+        path[i] = '\0';
+        if (mkdir(path, 0777) == 0) {
+            if (!*made_from)
+                *made_from = i;
+            continue;
+        }
+        struct stat info;
+        int reason = errno;
+        if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+            continue;
+        errno = reason == EEXIST ? ENOTDIR : reason;
+        return false;
+    }
+    return true;
+}
+
+/* castor-logs/TIME, with -2, -3, ... for runs that start in the same second. */
+static bool make_default(run_directory *out) {
+    char stamp[32];
+    time_t now = time(NULL);
+    struct tm local;
+    localtime_r(&now, &local);
+    strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", &local);
+    strcpy(out->shown, DEFAULT_PARENT);
+    if (!make_parents(DEFAULT_PARENT, &out->made_from))
+        return false;
+    for (int number = 1; number <= SAME_SECOND_MAX; number++) {
+        if (number == 1)
+            snprintf(out->shown, sizeof out->shown, DEFAULT_PARENT "/%s", stamp);
+        else
+            snprintf(out->shown, sizeof out->shown, DEFAULT_PARENT "/%s-%d", stamp, number);
+        if (mkdir(out->shown, 0777) == 0) {
+            if (!out->made_from)
+                out->made_from = strlen(out->shown);
+            return true;
+        }
+        if (errno != EEXIST)
+            break;
+    }
+    return false;
+}
+
+/* Permissions do not tell (root, read-only and full file systems); a byte in a file does. */
+static bool try_to_write(const char *directory) {
+    char path[PATH_MAX + 16];
+    snprintf(path, sizeof path, "%s/.castor-XXXXXX", directory);
+    int file = mkostemp(path, O_CLOEXEC);
+    if (file < 0)
+        return false;
+    bool written = write(file, "", 1) == 1;
+    int reason = errno;
+    close(file);
+    unlink(path);
+    errno = reason;
+    return written;
+}
+
+int run_directory_prepare(const char *wanted, run_directory *out) {
+    *out = (run_directory){.lock = -1};
+    if (strlen(wanted) >= sizeof out->shown) {
+        LOG_E("--log-dir: the name is too long");
+        return RUN_EXIT_USAGE;
+    }
+    if (wanted[0])
+        strcpy(out->shown, wanted);
+    bool made = wanted[0] ? make_parents(out->shown, &out->made_from) : make_default(out);
+    if (!made || !realpath(out->shown, out->path) || !try_to_write(out->path)) {
+        LOG_E("the log directory %s cannot be written: %s; name another with --log-dir", out->shown,
+              strerror(errno));
+        run_directory_abandon(out);
+        return RUN_EXIT_SYSTEM;
+    }
+    out->lock = open(out->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* A file system without locks is no reason to stop. */
+    if (out->lock >= 0 && flock(out->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        LOG_E("the log directory %s is in use by another run; name another with --log-dir", out->shown);
+        close(out->lock);
+        out->lock = -1;
+        return RUN_EXIT_SYSTEM;
+    }
+    return 0;
+}
+
+/* A file that a run writes into its directory. */
+static bool is_of_a_run(const char *name) {
+    static const char out_prefix[] = "rank";
+    if (strcmp(name, TRACE_BUDGET_NAME) == 0 || strcmp(name, TRACE_UNREACHED_NAME) == 0 ||
+        strcmp(name, TRACE_REFUSED_NAME) == 0 || strcmp(name, TRACE_REFUSED_UNSEEN_NAME) == 0 ||
+        strcmp(name, TRACE_SAID_NAME) == 0)
+        return true;
+    if (strncmp(name, out_prefix, sizeof out_prefix - 1) != 0)
+        return false;
+    if (has_suffix(name, TRACE_COUNTERS_SUFFIX) || has_suffix(name, TRACE_SEGMENT_SUFFIX) ||
+        has_suffix(name, LIVE_SUFFIX) || has_suffix(name, LIVE_STACK_SUFFIX))
+        return strstr(name, ".pid-") != NULL;
+    const char *number = name + sizeof out_prefix - 1;
+    size_t digits = strspn(number, "0123456789");
+    return digits > 0 && (strcmp(number + digits, ".out") == 0 || strcmp(number + digits, ".err") == 0);
+}
+
+void run_directory_clear(const run_directory *directory) {
+    char files[PATH_MAX + 16];
+    run_files_path(directory, files, sizeof files);
+    run_files_remove(files);
+    DIR *entries = opendir(directory->path);
+    if (!entries)
+        return;
+    size_t removed = 0;
+    for (struct dirent *entry; (entry = readdir(entries));)
+        if (is_of_a_run(entry->d_name) && unlinkat(dirfd(entries), entry->d_name, 0) == 0)
+            removed++;
+    closedir(entries);
+    if (removed)
+        LOG_I("%s held the trace of an earlier run; it is replaced", directory->shown);
+}
+
+void run_directory_abandon(run_directory *directory) {
+    int reason = errno;
+    remove_made(directory->shown, directory->made_from);
+    if (directory->lock >= 0)
+        close(directory->lock);
+    directory->lock = -1;
+    directory->made_from = 0;
+    errno = reason;
+}

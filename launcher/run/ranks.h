@@ -1,0 +1,56 @@
+/* The ranks of a job: run_start.c starts them, run_ranks.c watches and ends them.
+ *
+ * Signals and process groups. castor blocks the signals that it handles and takes them one at a time.
+ *
+ * - Ranks are in a process group of their own, so that what is sent to castor's group (timeout(1) does that)
+ *   reaches them once: through castor. Where castor has the terminal, rank 0 (the only rank that reads it)
+ *   stays in castor's group, which the terminal signals by itself; such signals go on to the other ranks only.
+ * - A signal that a process sent to castor goes to the ranks, not to their descendants, as if it had been sent
+ *   to the command.
+ * - castor is the reaper of the job: descendants whose parents have ended become its children, and are ended
+ *   with the job. */
+#ifndef CASTOR_LAUNCHER_RUN_RANKS_H
+#define CASTOR_LAUNCHER_RUN_RANKS_H
+
+#include <signal.h>
+#include "run.h"
+#include "stall.h"
+
+typedef struct rank_process {
+    pid_t pid; /* 0: not started, or reaped */
+    int status;
+} rank_process;
+
+typedef struct rank_set {
+    const run_job *job;
+    rank_process *ranks;
+    int count, running;
+    bool terminal_shared; /* rank 0 is in castor's own process group */
+    pid_t group;          /* of the other ranks; 0: none */
+    run_guard guard;
+    run_stall stall;
+    int failed;       /* the first rank that failed, or -1 */
+    bool told_to_end; /* a signal that ends a process was passed on */
+    int64_t term_ms;  /* when ranks that still run are told to end; 0: they have been */
+    int64_t end_ms;   /* when they are killed; 0: nothing has failed */
+    sigset_t waited, mask_before;
+    struct sigaction child_before;
+} rank_set;
+
+/* Blocks the signals that castor handles; the ranks get back what was before. */
+void ranks_signals_take(rank_set *s);
+void ranks_signals_give_back(const rank_set *s);
+
+/* Starts all ranks, or none. Returns the exit status to end with, 0 when they run. */
+int ranks_start(rank_set *s, char *const *base);
+
+void ranks_signal(const rank_set *s, int signal);
+/* Where the standard output of a rank goes when it is not passed on. */
+void ranks_output_path(const run_job *job, int rank, char *out, size_t out_size);
+
+/* Where its standard error goes. */
+void ranks_errors_path(const run_job *job, int rank, char *out, size_t out_size);
+/* The end of it, as far as it has not been seen. */
+void ranks_errors_show(const run_job *job, int rank);
+
+#endif

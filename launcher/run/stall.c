@@ -1,0 +1,291 @@
+#include "stall.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "core/clock.h"
+#include "core/log.h"
+#include "launcher/common/live_read.h"
+#include "launcher/job/look.h"
+#include "stack.h"
+
+#define PERIOD_MAX_NS UINT64_C(1000000000)
+#define PERIOD_MIN_NS UINT64_C(50000000)
+#define LATE_FACTOR   5 /* a look that comes so many periods late: castor, and probably all, stood still */
+#define ANSWER_NS     UINT64_C(3000000000)
+#define SHOWN_MAX     8 /* stacks of one stall */
+
+typedef enum stall_state {
+    STALL_SEEN,  /* once: what was read may be parts of two waits */
+    STALL_ASKED, /* the missing ranks were asked for their stacks */
+    STALL_TOLD
+} stall_state;
+
+struct stall {
+    live_kind kind;
+    char what[LIVE_WHAT_MAX], group[LIVE_NAME_MAX];
+    uint64_t ordinal, begin_ns, waiter_uid; /* waiter: one of the processes that wait */
+    stall_state state;
+    bool present; /* in the present look */
+    uint64_t asked_ns;
+    run_stack stacks[SHOWN_MAX];
+    size_t stack_count;
+    char title[384]; /* "allreduce 11 of process group 0 (2 ranks)" */
+};
+
+void run_stall_start(run_stall *watch, const char *directory, double limit_seconds) {
+    *watch = (run_stall){.directory = directory, .limit_ns = (uint64_t)(limit_seconds * 1e9)};
+    watch->period_ns = watch->limit_ns / 4;
+    if (watch->period_ns > PERIOD_MAX_NS)
+        watch->period_ns = PERIOD_MAX_NS;
+    if (watch->period_ns < PERIOD_MIN_NS)
+        watch->period_ns = PERIOD_MIN_NS;
+    watch->last_ns = watch->awake_ns = clock_ns(CLOCK_MONOTONIC);
+}
+
+int64_t run_stall_wait_ms(const run_stall *watch) {
+    if (watch->limit_ns == 0)
+        return -1;
+    uint64_t now = clock_ns(CLOCK_MONOTONIC), due = watch->last_ns + watch->period_ns;
+    return due > now ? (int64_t)((due - now) / 1000000u) + 1 : 0;
+}
+
+/* ---- what is told ---- */
+
+static void seconds_text(char out[32], uint64_t ns) {
+    if (ns < UINT64_C(10000000000))
+        log_format(out, 32, "%.1f s", (double)ns / 1e9);
+    else
+        log_format(out, 32, "%llu s", (unsigned long long)(ns / 1000000000u));
+}
+
+static void title_write(stall *s, const job_look *look, const job_meeting *meeting) {
+    char group[192];
+    job_group_text(meeting, group, sizeof group);
+    if (meeting->kind == LIVE_DEVICE) {
+        job_devices_text(look, meeting, group, sizeof group);
+        log_format(s->title, sizeof s->title, "the wait for %s", group);
+    } else if (meeting->kind == LIVE_COLLECTIVE || meeting->group[0] != '\0')
+        log_format(s->title, sizeof s->title, "%s, number %llu of %s", meeting->what,
+                   (unsigned long long)meeting->ordinal, group);
+    else
+        log_format(s->title, sizeof s->title, "%s", meeting->what);
+}
+
+/* "rank", or "ranks". */
+static const char *ranks_word(size_t count) {
+    return count == 1 ? "rank" : "ranks";
+}
+
+static const char *wait_words(const job_meeting *meeting) {
+    bool one = meeting->waiting_count == 1;
+    if (meeting->progress_ns != 0)
+        return one ? "has enqueued it and waits" : "have enqueued it and wait";
+    return one ? "waits" : "wait";
+}
+
+/* Of a device: two lines. */
+static void tell_devices(const run_stall *watch, stall *s, const job_look *look, const job_meeting *meeting) {
+    char who[256], others[256], devices[128], spent[32], place[192] = "", rest[320] = "", enqueued[320];
+    job_together together;
+    job_together_find(look, meeting, &together);
+    job_ranks_text(look, meeting->waiting, meeting->waiting_count, who, sizeof who);
+    job_ranks_text(look, together.others, together.others_count, others, sizeof others);
+    job_devices_text(look, meeting, devices, sizeof devices);
+    job_enqueued_text(&look->processes[meeting->waiting[0]], enqueued, sizeof enqueued);
+    seconds_text(spent, look->now_ns - meeting->begin_ns);
+    if (together.size > 1)
+        log_format(rest, sizeof rest,
+                   together.others_count > 0 ? ", and no rank%s is behind (%s %s %s not in such a wait)"
+                                             : ", and no rank%s is behind",
+                   together.unseen ? " of this machine" : "", ranks_word(together.others_count), others,
+                   together.others_count == 1 ? "is" : "are");
+    bool known =
+        s->stack_count > 0 && run_stack_place(&s->stacks[0], look, watch->directory, place, sizeof place);
+    LOG_W("no progress for %s on %s: %s %s %s in %s%s%s%s; last enqueued: %s", spent, devices,
+          ranks_word(meeting->waiting_count), who, wait_words(meeting), meeting->what, known ? ", at " : "",
+          place, rest, enqueued);
+    LOG_W(
+        "a device or a link hangs, or is busy for longer than CASTOR_STALL_SECONDS: see nvidia-smi and dmesg "
+        "(Xid), then end the job and start it again; Python stacks: %s/*" LIVE_STACK_SUFFIX,
+        watch->directory);
+    s->state = STALL_TOLD;
+}
+
+static void tell(const run_stall *watch, stall *s, const job_look *look, const job_meeting *meeting) {
+    if (meeting->kind == LIVE_DEVICE) {
+        tell_devices(watch, s, look, meeting);
+        return;
+    }
+    char waiting[256], missing[256], spent[32], unseen[96] = "", instead[192] = "";
+    job_ranks_text(look, meeting->waiting, meeting->waiting_count, waiting, sizeof waiting);
+    job_ranks_text(look, meeting->missing, meeting->missing_count, missing, sizeof missing);
+    seconds_text(spent,
+                 look->now_ns - (meeting->progress_ns != 0 ? meeting->progress_ns : meeting->begin_ns));
+    if (meeting->unseen > 0)
+        log_format(unseen, sizeof unseen, "%s%u %s of other machines",
+                   meeting->missing_count ? " or for " : "", meeting->unseen, ranks_word(meeting->unseen));
+    if (meeting->other != NULL)
+        log_format(instead, sizeof instead, ", in %s instead: all ranks must make the same calls",
+                   meeting->other);
+    for (size_t i = 0; i < meeting->missing_count && instead[0] == '\0'; i++) {
+        const job_process *process = &look->processes[meeting->missing[i]];
+        uint64_t since_ns = job_device_idle_ns(look, meeting->missing[i]);
+        if (since_ns >= look->now_ns - watch->limit_ns)
+            continue;
+        char who[64], idle[32];
+        job_ranks_text(look, &meeting->missing[i], 1, who, sizeof who);
+        seconds_text(idle, look->now_ns - since_ns);
+        log_format(instead, sizeof instead, "; rank %s waits for device %d in %s, for %s", who,
+                   process->live->device.device, process->live->device.call, idle);
+    }
+    LOG_W("no progress for %s in %s: %s %s %s for %s%s%s%s%s", spent, s->title,
+          ranks_word(meeting->waiting_count), waiting, wait_words(meeting),
+          meeting->missing_count ? ranks_word(meeting->missing_count) : "", meeting->missing_count ? " " : "",
+          missing, unseen, instead);
+    for (size_t i = 0; i < s->stack_count; i++)
+        run_stack_tell(&s->stacks[i], look, watch->directory);
+    s->state = STALL_TOLD;
+}
+
+static void tell_end(const stall *s, uint64_t now, bool solved) {
+    char spent[32];
+    seconds_text(spent, now - s->begin_ns);
+    if (solved)
+        LOG_W("solved after %s: %s", spent, s->title);
+    else
+        LOG_W("the ranks ended without progress in %s, %s after the first rank came", s->title, spent);
+}
+
+/* ---- the course of a stall ---- */
+
+static void ask(const run_stall *watch, stall *s, const job_look *look, const job_meeting *meeting) {
+    bool device = meeting->kind == LIVE_DEVICE;
+    const size_t *asked = device ? meeting->waiting : meeting->missing;
+    size_t count = device ? meeting->waiting_count : meeting->missing_count;
+    s->stack_count = 0;
+    for (size_t i = 0; i < count && s->stack_count < SHOWN_MAX; i++)
+        run_stack_ask(&s->stacks[s->stack_count++], &look->processes[asked[i]], watch->directory);
+    s->asked_ns = look->now_ns;
+    s->state = STALL_ASKED;
+}
+
+static bool has_answers(const stall *s, const job_look *look) {
+    for (size_t i = 0; i < s->stack_count; i++)
+        if (!run_stack_arrived(&s->stacks[i], look))
+            return false;
+    return true;
+}
+
+static stall *stall_find(const run_stall *watch, const job_look *look, const job_meeting *meeting) {
+    for (size_t i = 0; i < watch->count; i++) {
+        stall *s = &watch->stalls[i];
+        if (s->kind == meeting->kind && s->ordinal == meeting->ordinal &&
+            (s->kind == LIVE_DEVICE || strcmp(s->what, meeting->what) == 0) &&
+            strcmp(s->group, meeting->group) == 0 &&
+            (s->kind == LIVE_COLLECTIVE || s->kind == LIVE_DEVICE ||
+             (s->waiter_uid == look->processes[meeting->waiting[0]].uid &&
+              (s->begin_ns == meeting->begin_ns || meeting->progress_ns != 0))))
+            return s;
+    }
+    return NULL;
+}
+
+/* The stall that the meeting is; NULL: it is seen for the first time. */
+static stall *stall_of(run_stall *watch, const job_look *look, const job_meeting *meeting) {
+    stall *known = stall_find(watch, look, meeting);
+    if (known != NULL)
+        return known;
+    stall *stalls = realloc(watch->stalls, (watch->count + 1) * sizeof *stalls);
+    if (stalls == NULL)
+        return NULL;
+    watch->stalls = stalls;
+    stall *s = &stalls[watch->count++];
+    *s = (stall){.kind = meeting->kind, .ordinal = meeting->ordinal, .begin_ns = meeting->begin_ns};
+    s->waiter_uid = look->processes[meeting->waiting[0]].uid;
+    memcpy(s->what, meeting->what, sizeof s->what);
+    memcpy(s->group, meeting->group, sizeof s->group);
+    title_write(s, look, meeting);
+    return NULL; /* seen for the first time */
+}
+
+static void advance(run_stall *watch, const job_look *look, const job_meeting *meeting) {
+    size_t before = watch->count;
+    bool goes_on = meeting->held || meeting->progress_ns > look->now_ns - watch->limit_ns;
+    if (goes_on) { /* no stall; but one that was told is not solved because those who are ahead went further */
+        stall *told = stall_find(watch, look, meeting);
+        if (told != NULL)
+            told->present = true;
+        return;
+    }
+    stall *s = stall_of(watch, look, meeting);
+    if (s == NULL) {
+        if (watch->count > before)
+            watch->stalls[before].present = true;
+        return;
+    }
+    s->present = true;
+    if (s->state == STALL_SEEN)
+        ask(watch, s, look, meeting);
+    else if (s->state == STALL_ASKED && (has_answers(s, look) || look->now_ns - s->asked_ns > ANSWER_NS))
+        tell(watch, s, look, meeting);
+}
+
+/* A wait also ends with its process. */
+static bool waiter_is_gone(const stall *s, const job_look *look) {
+    for (size_t i = 0; i < look->count; i++)
+        if (look->processes[i].uid == s->waiter_uid)
+            return look->processes[i].state == JOB_EXITED || look->processes[i].state == JOB_DIED;
+    return true;
+}
+
+static void drop_solved(run_stall *watch, const job_look *look, uint64_t now) {
+    size_t kept = 0;
+    for (size_t i = 0; i < watch->count; i++) {
+        stall *s = &watch->stalls[i];
+        if (s->present)
+            watch->stalls[kept++] = *s;
+        else if (s->state == STALL_TOLD)
+            tell_end(s, now, !waiter_is_gone(s, look));
+    }
+    watch->count = kept;
+}
+
+void run_stall_look(run_stall *watch) {
+    uint64_t now = clock_ns(CLOCK_MONOTONIC);
+    if (watch->limit_ns == 0 || now < watch->last_ns + watch->period_ns)
+        return;
+    /* Ctrl-Z stops the ranks with castor: what they waited meanwhile is no stall. */
+    if (now > watch->last_ns + LATE_FACTOR * watch->period_ns + PERIOD_MAX_NS)
+        watch->awake_ns = now;
+    watch->last_ns = now;
+    if (now < watch->awake_ns + watch->limit_ns)
+        return;
+    job_look look;
+    job_meetings meetings = {0};
+    if (job_look_read(watch->directory, JOB_LOOK_LIVE, &look) &&
+        job_meetings_find(&look, look.now_ns - watch->limit_ns, &meetings)) {
+        for (size_t i = 0; i < watch->count; i++)
+            watch->stalls[i].present = false;
+        for (size_t i = 0; i < meetings.count; i++)
+            if (meetings.rows[i].missing_count > 0 || meetings.rows[i].unseen > 0 ||
+                meetings.rows[i].kind == LIVE_DEVICE)
+                advance(watch, &look, &meetings.rows[i]);
+        drop_solved(watch, &look, now);
+    }
+    job_meetings_free(&meetings);
+    job_look_free(&look);
+}
+
+void run_stall_end(run_stall *watch) {
+    for (size_t i = 0; i < watch->count; i++)
+        if (watch->stalls[i].state == STALL_TOLD)
+            tell_end(&watch->stalls[i], clock_ns(CLOCK_MONOTONIC), false);
+    free(watch->stalls);
+    watch->stalls = NULL;
+    watch->count = 0;
+    watch->limit_ns = 0;
+}

@@ -1,0 +1,238 @@
+#include "top.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include "core/log.h"
+#include "launcher/common/trace_read.h"
+
+#define USAGE "castor top [DIR] [--interval SECONDS] [--once]"
+
+#define LOGS_PARENT "castor-logs"
+
+enum { STATUS_SHOWN = 0, STATUS_NOTHING = 1, STATUS_USAGE = 2 };
+
+static const double interval_min_seconds = 0.1, interval_max_seconds = 3600;
+
+typedef struct top_request {
+    char directory[PATH_MAX];
+    uint64_t interval_ns;
+    bool once;
+} top_request;
+
+/* ---- command line ---- */
+
+/* The newest folder of castor-logs: files were made in it last. */
+static bool find_newest(char out[PATH_MAX]) {
+    DIR *listing = opendir(LOGS_PARENT);
+    struct timespec newest = {0, 0};
+    bool found = false;
+    for (struct dirent *entry; listing != NULL && (entry = readdir(listing)) != NULL;) {
+        struct stat status;
+        if (entry->d_name[0] == '.' || fstatat(dirfd(listing), entry->d_name, &status, 0) != 0 ||
+            !S_ISDIR(status.st_mode))
+            continue;
+        bool newer = status.st_mtim.tv_sec != newest.tv_sec ? status.st_mtim.tv_sec > newest.tv_sec
+                                                            : status.st_mtim.tv_nsec > newest.tv_nsec;
+        if (found && !newer)
+            continue;
+        found = true;
+        newest = status.st_mtim;
+        snprintf(out, PATH_MAX, LOGS_PARENT "/%s", entry->d_name);
+    }
+    if (listing != NULL)
+        closedir(listing);
+    return found;
+}
+
+static bool parse_interval(const char *text, uint64_t *out_ns) {
+    char *end;
+    double seconds = strtod(text, &end);
+    if (end == text || *end != '\0' || !isfinite(seconds) || seconds < interval_min_seconds ||
+        seconds > interval_max_seconds)
+        return false;
+    *out_ns = (uint64_t)(seconds * 1e9);
+    return true;
+}
+
+/* -1: go on; else the status to end with. */
+static int parse_arguments(int argc, char **argv, top_request *out) {
+    *out = (top_request){.interval_ns = UINT64_C(1000000000)};
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i], *value = NULL;
+        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+            puts(USAGE "\n\nShows what a running job does: steps, memory, collectives, who waits for whom. "
+                       "DIR is its "
+                       "log directory;\nwithout it the newest run in " LOGS_PARENT
+                       ". On a terminal q ends it; elsewhere each look is a block of lines.");
+            return STATUS_SHOWN;
+        }
+        if (strcmp(word, "--once") == 0) {
+            out->once = true;
+        } else if (strcmp(word, "--interval") == 0 || strncmp(word, "--interval=", 11) == 0) {
+            value = word[10] == '=' ? word + 11 : i + 1 < argc ? argv[++i] : "";
+            if (!parse_interval(value, &out->interval_ns)) {
+                LOG_E("top: --interval `%s`: must be seconds from 0.1 to 3600", value);
+                return STATUS_USAGE;
+            }
+        } else if (word[0] == '-') {
+            LOG_E("top: %s: unknown option; usage: " USAGE, word);
+            return STATUS_USAGE;
+        } else if (out->directory[0] != '\0' || strlen(word) >= sizeof out->directory) {
+            LOG_E("top: takes one directory; usage: " USAGE);
+            return STATUS_USAGE;
+        } else if (word[0] == '\0') {
+            LOG_E("top: the directory's name is empty; usage: " USAGE);
+            return STATUS_USAGE;
+        } else {
+            memcpy(out->directory, word, strlen(word) + 1);
+        }
+    }
+    if (out->directory[0] == '\0' && !find_newest(out->directory)) {
+        LOG_E("top: there is no run in ./" LOGS_PARENT "; name its log directory: castor top DIR");
+        return STATUS_NOTHING;
+    }
+    return -1;
+}
+
+/* ---- looking ---- */
+
+typedef enum look_status { LOOK_SEEN, LOOK_NOTHING, LOOK_FAILED } look_status;
+
+typedef struct watcher {
+    top_job job;
+    job_look look;
+    top_history history;
+    char shown[PATH_MAX]; /* the directory's name, safe to print */
+} watcher;
+
+static bool is_running(const job_look *look) {
+    for (size_t i = 0; i < look->count; i++)
+        if (look->processes[i].state == JOB_RUNNING || look->processes[i].state == JOB_STOPPED)
+            return true;
+    return false;
+}
+
+static look_status look_again(watcher *w, const char *directory) {
+    job_look_free(&w->look);
+    if (!job_look_read(directory, JOB_LOOK_LIVE | JOB_LOOK_COUNTERS, &w->look)) {
+        LOG_E("top: %s cannot be read: %s", w->shown, strerror(errno));
+        return LOOK_FAILED;
+    }
+    /* In this order: a run that ends between the two is found ended at the next look. */
+    w->job.ended = !is_running(&w->look);
+    w->job.in_use = job_directory_in_use(directory);
+    w->job.ended &= !w->job.in_use;
+    bool counters = false;
+    for (size_t i = 0; i < w->look.count; i++)
+        counters |= w->look.processes[i].counters != NULL;
+    if (!counters && w->job.ended)
+        return LOOK_NOTHING;
+    size_t *ranks, count;
+    bool added = top_ranks_choose(&w->look, &ranks, &count);
+    if (added) {
+        added = top_history_add(&w->history, &w->look, ranks, count);
+        free(ranks);
+    }
+    if (!added)
+        LOG_E("top: out of memory");
+    return added ? LOOK_SEEN : LOOK_FAILED;
+}
+
+static void show(watcher *w, top_screen *screen, bool hint) {
+    top_text text = {0};
+    size_t width = screen->full ? screen->width : 0;
+    top_view(&w->job, &w->look, &w->history, width, &text);
+    if (screen->full && text.count >= screen->height) {
+        while (text.count > 0 && text.count >= screen->height)
+            free(text.lines[--text.count]);
+        top_text_add(&text, "... (the window is too low for the rest)");
+    } else if (hint && screen->full && screen->keys) {
+        top_text_add(&text, "%s", "");
+        top_text_add(&text, "q quits");
+    }
+    if (!screen->full)
+        top_text_add(&text, "%s", "");
+    top_text_cut(&text, width);
+    top_screen_show(screen, &text);
+    top_text_free(&text);
+}
+
+static int refuse_empty(const watcher *w) {
+    if (w->look.unreadable > 0)
+        LOG_E("top: %s holds no trace that can be read: %s", w->shown, w->look.message);
+    else
+        LOG_E("top: %s holds no trace; it is no log directory, or no process of the run used PyTorch",
+              w->shown);
+    return STATUS_NOTHING;
+}
+
+/* The last state stays on the terminal: as plain lines, when the screen is given back. */
+static void show_last(watcher *w, top_screen *screen) {
+    top_screen_close(screen);
+    show(w, screen, false);
+    puts("the job has ended; castor report shows all of it");
+    fflush(stdout);
+}
+
+static int watch(watcher *w, const top_request *request) {
+    look_status seen = look_again(w, request->directory);
+    if (seen != LOOK_SEEN)
+        return seen == LOOK_NOTHING ? refuse_empty(w) : STATUS_NOTHING;
+    if (w->job.ended) {
+        top_screen plain = {0};
+        show(w, &plain, false);
+        puts("the job has ended; castor report shows all of it");
+        return fflush(stdout) == 0 ? STATUS_SHOWN : STATUS_NOTHING;
+    }
+    top_screen screen;
+    int signal = 0, status = STATUS_SHOWN;
+    top_screen_open(&screen, !request->once); /* what is shown once stays on the terminal */
+    uint64_t deadline_ns = w->look.now_ns + request->interval_ns;
+    for (;;) {
+        if (!request->once || w->history.count >= 2)
+            show(w, &screen, true);
+        if (request->once && w->history.count >= 2)
+            break;
+        top_event event = top_screen_wait(&screen, deadline_ns, &signal);
+        if (event == TOP_QUIT)
+            break;
+        if (event == TOP_REDRAW)
+            continue;
+        seen = look_again(w, request->directory);
+        if (seen != LOOK_SEEN) {
+            top_screen_close(&screen);
+            return seen == LOOK_NOTHING ? refuse_empty(w) : STATUS_NOTHING;
+        }
+        deadline_ns = w->look.now_ns + request->interval_ns;
+        if (w->job.ended) {
+            show_last(w, &screen);
+            return STATUS_SHOWN;
+        }
+    }
+    top_screen_close(&screen);
+    if (signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT)
+        status = 128 + signal;
+    return status;
+}
+
+int top_main(int argc, char **argv) {
+    top_request request;
+    int status = parse_arguments(argc, argv, &request);
+    if (status >= 0)
+        return status;
+    watcher w = {0};
+    snprintf(w.shown, sizeof w.shown, "%s", request.directory);
+    trace_read_clean(w.shown, sizeof w.shown);
+    w.job.directory = w.shown;
+    status = watch(&w, &request);
+    top_history_free(&w.history);
+    job_look_free(&w.look);
+    return status;
+}

@@ -1,0 +1,94 @@
+/* `castor top [DIR]`: what a running job does, looked at about once a second.
+ *
+ * top.c takes the command line and looks, top_sample.c turns looks into rates, top_view.c makes the lines,
+ * top_screen.c shows them on a terminal. */
+#ifndef CASTOR_LAUNCHER_TOP_H
+#define CASTOR_LAUNCHER_TOP_H
+
+#include <signal.h>
+#include "launcher/job/look.h"
+
+/* argv[0] is "top". 0: shown, also when the job had ended; 1: there is nothing to show; 2: bad arguments. */
+int top_main(int argc, char **argv);
+
+/* ---- rates ---- */
+
+#define TOP_OPERATIONS_MAX 32
+#define TOP_SAMPLES_MAX    16
+#define TOP_NAME_MAX       40
+
+typedef struct top_operation {
+    char name[TOP_NAME_MAX];
+    uint64_t count, bytes, ns; /* of all ranks */
+} top_operation;
+
+typedef struct top_rank_sample {
+    uint64_t uid, steps, wait_ns;
+} top_rank_sample;
+
+/* What is counted at one look. */
+typedef struct top_sample {
+    uint64_t at_ns;
+    top_rank_sample *ranks;
+    size_t rank_count;
+    top_operation operations[TOP_OPERATIONS_MAX];
+    size_t operation_count;
+} top_sample;
+
+typedef struct top_history {
+    top_sample samples[TOP_SAMPLES_MAX]; /* the oldest first */
+    size_t count;
+} top_history;
+
+/* The processes that a user takes for the ranks: indices of the look, by rank. False when memory is out. */
+bool top_ranks_choose(const job_look *look, size_t **indices, size_t *count);
+uint64_t top_steps(const trace_counters *counters);
+
+bool top_history_add(top_history *history, const job_look *look, const size_t *ranks, size_t rank_count);
+void top_history_free(top_history *history);
+/* Per second, over the samples; negative: not known yet. */
+double top_step_rate(const top_history *history, uint64_t uid);
+double top_wait_share(const top_history *history, uint64_t uid);
+/* What the samples add to `total`, and over how many seconds; 0 with one sample. */
+double top_operation_change(const top_history *history, const top_operation *total, top_operation *change);
+
+/* ---- lines ---- */
+
+typedef struct top_text {
+    char **lines;
+    size_t count, capacity;
+    bool failed;
+} top_text;
+
+typedef struct top_job {
+    const char *directory;
+    bool ended, in_use; /* in_use: a `castor run` holds the directory */
+} top_job;
+
+/* `width`: of the window; tables leave out what does not fit (0: nothing). The figures of an ended job, and those of a job seen once, are averages. */
+void top_view(const top_job *job, const job_look *look, const top_history *history, size_t width,
+              top_text *out);
+__attribute__((format(printf, 2, 3))) void top_text_add(top_text *text, const char *format, ...);
+/* Cuts each line to `width` characters, each of which takes one column here; 0: none. */
+void top_text_cut(top_text *text, size_t width);
+void top_text_free(top_text *text);
+
+/* ---- terminal ---- */
+
+typedef struct top_screen {
+    bool full;            /* the whole screen, with escape sequences; else plain lines */
+    bool keys;            /* standard input is a terminal */
+    size_t width, height; /* 0: unbounded */
+} top_screen;
+
+/* `whole`: takes the screen where the terminal can do that. */
+void top_screen_open(top_screen *screen, bool whole);
+void top_screen_show(top_screen *screen, const top_text *text);
+/* Gives the terminal back as it was. */
+void top_screen_close(top_screen *screen);
+
+typedef enum top_event { TOP_TIME, TOP_REDRAW, TOP_QUIT } top_event;
+/* Waits until `deadline_ns` (CLOCK_MONOTONIC), a key, or a signal. TOP_QUIT: `signal` tells which, 0 for the key. */
+top_event top_screen_wait(top_screen *screen, uint64_t deadline_ns, int *signal);
+
+#endif

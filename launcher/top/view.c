@@ -1,0 +1,384 @@
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "launcher/common/array.h"
+#include "launcher/common/text_table.h"
+#include "top.h"
+
+#define WAIT_SHOWN_NS  UINT64_C(500000000) /* shorter ones are the ordinary course of a step */
+#define LINE_MAX_BYTES 1024
+
+/* ---- lines ---- */
+
+void top_text_add(top_text *text, const char *format, ...) {
+    if (!array_grow(&text->lines, &text->capacity, text->count, sizeof *text->lines)) {
+        text->failed = true;
+        return;
+    }
+    char line[LINE_MAX_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    char *copy = strdup(line);
+    if (copy == NULL)
+        text->failed = true;
+    else
+        text->lines[text->count++] = copy;
+}
+
+void top_text_free(top_text *text) {
+    for (size_t i = 0; i < text->count; i++)
+        free(text->lines[i]);
+    free(text->lines);
+    *text = (top_text){0};
+}
+
+static bool is_first_byte(char c) {
+    return ((unsigned char)c & 0xc0) != 0x80;
+}
+
+static void cut(char *line, size_t width) {
+    size_t columns = 0;
+    for (char *c = line; *c; c++)
+        if (is_first_byte(*c) && columns++ == width) {
+            *c = '\0';
+            return;
+        }
+}
+
+void top_text_cut(top_text *text, size_t width) {
+    for (size_t i = 0; i < text->count && width > 0; i++)
+        cut(text->lines[i], width);
+}
+
+/* ---- tables whose columns go when there is no room for them ---- */
+
+enum { COLUMNS_MAX = 12, CELL_MAX = 48 };
+
+typedef struct column {
+    const char *heading;
+    int rank; /* the highest goes first; 0 stays */
+} column;
+
+typedef struct grid {
+    const column *columns;
+    size_t column_count;
+    char (*cells)[CELL_MAX]; /* row by row */
+    size_t cell_count, cell_capacity;
+} grid;
+
+__attribute__((format(printf, 3, 4))) static void grid_add(grid *g, top_text *text, const char *format, ...) {
+    if (!array_grow(&g->cells, &g->cell_capacity, g->cell_count, sizeof *g->cells)) {
+        text->failed = true;
+        return;
+    }
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(g->cells[g->cell_count++], CELL_MAX, format, arguments);
+    va_end(arguments);
+}
+
+static void grid_print(grid *g, size_t width, top_text *text) {
+    size_t widths[COLUMNS_MAX], total = 0;
+    bool shown[COLUMNS_MAX];
+    for (size_t c = 0; c < g->column_count; c++) {
+        widths[c] = strlen(g->columns[c].heading);
+        shown[c] = true;
+        for (size_t i = c; i < g->cell_count; i += g->column_count)
+            if (strlen(g->cells[i]) > widths[c])
+                widths[c] = strlen(g->cells[i]);
+        total += widths[c] + (c > 0 ? 2 : 0);
+    }
+    for (int rank = COLUMNS_MAX; rank > 0 && width > 0 && total > width; rank--)
+        for (size_t c = 0; c < g->column_count; c++)
+            if (g->columns[c].rank == rank) {
+                shown[c] = false;
+                total -= widths[c] + 2;
+            }
+    for (size_t row = 0; row <= g->cell_count / g->column_count; row++) {
+        char line[LINE_MAX_BYTES];
+        size_t used = 0;
+        for (size_t c = 0; c < g->column_count; c++)
+            if (shown[c])
+                used += (size_t)snprintf(line + used, sizeof line - used, c == 0 ? "%s%-*s" : "%s%*s",
+                                         used > 0 ? "  " : "", (int)widths[c],
+                                         row == 0 ? g->columns[c].heading
+                                                  : g->cells[(row - 1) * g->column_count + c]);
+        top_text_add(text, "%s", line);
+    }
+    free(g->cells);
+    *g = (grid){0};
+}
+
+/* ---- parts ---- */
+
+static const char *state_name(const job_process *process) {
+    static const char *const names[] = {
+        [JOB_RUNNING] = "running", [JOB_STOPPED] = "stopped", [JOB_EXITED] = "exited", [JOB_DIED] = "died"};
+    return names[process->state];
+}
+
+static uint64_t gauge(const job_process *process, trace_gauge id) {
+    return process->counters->gauges[id].last;
+}
+
+static void add_head(const top_job *job, const job_look *look, const size_t *ranks, size_t count,
+                     top_text *out) {
+    uint64_t start_ns = UINT64_MAX, end_ns = 0;
+    for (size_t i = 0; i < look->count; i++) {
+        const trace_counters *counters = look->processes[i].counters;
+        if (counters == NULL)
+            continue;
+        uint64_t life_ns = counters->last_monotonic_ns > counters->start_monotonic_ns
+                               ? counters->last_monotonic_ns - counters->start_monotonic_ns
+                               : 0;
+        if (counters->start_realtime_ns < start_ns)
+            start_ns = counters->start_realtime_ns;
+        if (counters->start_realtime_ns + life_ns > end_ns)
+            end_ns = counters->start_realtime_ns + life_ns;
+    }
+    if (!job->ended)
+        end_ns = look->now_realtime_ns;
+    char spent[TEXT_FIGURE_MAX];
+    text_seconds(spent, end_ns > start_ns ? (double)(end_ns - start_ns) / 1e9 : 0);
+    const trace_counters *first = count > 0 ? look->processes[ranks[0]].counters : NULL;
+    char ranks_text[32] = "";
+    snprintf(ranks_text, sizeof ranks_text, "%zu %s", count, count == 1 ? "rank" : "ranks");
+    top_text_add(out, "%s: %s %s, %s, plugin %s", job->directory, job->ended ? "ended, ran" : "running for",
+                 spent, ranks_text, first != NULL && first->plugin[0] ? first->plugin : "none");
+    if (first != NULL && first->command[0])
+        top_text_add(out, "%s", first->command);
+    top_text_add(out, "%s", "");
+}
+
+static void format_rate(char out[CELL_MAX], double rate) {
+    if (rate < 0)
+        snprintf(out, CELL_MAX, "-");
+    else
+        snprintf(out, CELL_MAX, rate < 10 ? "%.2f" : "%.1f", rate);
+}
+
+static void format_bytes(char out[TEXT_FIGURE_MAX], uint64_t bytes) {
+    if (bytes == 0)
+        snprintf(out, TEXT_FIGURE_MAX, "-");
+    else
+        text_bytes(out, bytes);
+}
+
+static void add_ranks(const top_job *job, const job_look *look, const top_history *history,
+                      const size_t *ranks, size_t count, size_t width, top_text *out) {
+    static const column columns[] = {{"rank", 0},    {"pid", 5},   {"state", 4}, {"steps", 0},
+                                     {"steps/s", 0}, {"param", 3}, {"grad", 3},  {"optim", 3},
+                                     {"other", 6},   {"PSS", 2},   {"waits", 1}};
+    grid g = {.columns = columns, .column_count = sizeof columns / sizeof *columns};
+    bool average = job->ended || history->count < 2;
+    for (size_t i = 0; i < count; i++) {
+        const job_process *process = &look->processes[ranks[i]];
+        const trace_counters *counters = process->counters;
+        double rate = top_step_rate(history, process->uid), waits = top_wait_share(history, process->uid);
+        uint64_t steps = top_steps(counters);
+        if (average) {
+            uint64_t end_ns = job->ended ? counters->last_monotonic_ns : look->now_ns;
+            double life = end_ns > counters->start_monotonic_ns
+                              ? (double)(end_ns - counters->start_monotonic_ns) / 1e9
+                              : 0;
+            rate = life > 0 ? (double)steps / life : -1;
+            waits = life > 0 ? (double)gauge(process, GAUGE_WAIT_NS) / 1e9 / life : -1;
+        }
+        char figure[TEXT_FIGURE_MAX], rate_text[CELL_MAX];
+        if (process->rank >= 0)
+            grid_add(&g, out, "%d", process->rank);
+        else
+            grid_add(&g, out, "?");
+        grid_add(&g, out, "%u", process->pid);
+        grid_add(&g, out, "%s", state_name(process));
+        grid_add(&g, out, "%s", text_count(figure, steps));
+        format_rate(rate_text, rate);
+        grid_add(&g, out, "%s", rate_text);
+        static const trace_gauge memory[] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
+                                             GAUGE_OTHER_BYTES, GAUGE_PSS_BYTES};
+        for (size_t m = 0; m < sizeof memory / sizeof *memory; m++) {
+            format_bytes(figure, gauge(process, memory[m]));
+            grid_add(&g, out, "%s", figure);
+        }
+        if (waits < 0)
+            grid_add(&g, out, "-");
+        else
+            grid_add(&g, out, "%.0f%%", waits * 100 > 100 ? 100 : waits * 100);
+    }
+    grid_print(&g, width, out);
+    if (average && count > 0)
+        top_text_add(out, "(steps/s and waits: averages since each process's start)");
+}
+
+/* The node store is the node's: each of its ranks tells the same. */
+static void add_nodes(const job_look *look, const size_t *ranks, size_t count, top_text *out) {
+    for (size_t i = 0; i < count; i++) {
+        const job_process *process = &look->processes[ranks[i]];
+        uint64_t private_bytes = 0;
+        bool told = gauge(process, GAUGE_CHUNK_COUNT) == 0;
+        for (size_t j = 0; j < count; j++) {
+            const job_process *other = &look->processes[ranks[j]];
+            if (strcmp(other->counters->host, process->counters->host) != 0)
+                continue;
+            told |= j < i && gauge(other, GAUGE_CHUNK_COUNT) > 0;
+            private_bytes += gauge(other, GAUGE_PRIVATE_BYTES);
+        }
+        if (told)
+            continue;
+        char param[TEXT_FIGURE_MAX], grad[TEXT_FIGURE_MAX], optim[TEXT_FIGURE_MAX], copies[TEXT_FIGURE_MAX],
+            size[TEXT_FIGURE_MAX], moved[TEXT_FIGURE_MAX];
+        format_bytes(param, gauge(process, GAUGE_STORE_PARAM_BYTES));
+        format_bytes(grad, gauge(process, GAUGE_STORE_GRAD_BYTES));
+        format_bytes(optim, gauge(process, GAUGE_STORE_OPTIM_BYTES));
+        format_bytes(copies, private_bytes);
+        text_bytes(size, gauge(process, GAUGE_CHUNK_SIZE));
+        text_bytes(moved, gauge(process, GAUGE_CHUNK_BYTES_MOVED));
+        top_text_add(out, "%s", "");
+        top_text_add(out, "node %s, in chunks: param %s, grad %s, optim %s; private copies %s",
+                     process->counters->host, param, grad, optim, copies);
+        top_text_add(out, "  %llu chunks of %s; %llu moved between tiers, %s",
+                     (unsigned long long)gauge(process, GAUGE_CHUNK_COUNT), size,
+                     (unsigned long long)gauge(process, GAUGE_CHUNK_MOVES), moved);
+    }
+}
+
+/* Of all ranks. Where everything is in host RAM, the ranks' table says it. */
+static void add_tiers(const job_look *look, const size_t *ranks, size_t count, size_t width, top_text *out) {
+    enum { DEVICE, HOST, DISK, TIER_COUNT, KIND_COUNT = 4 };
+    static const char *const names[TIER_COUNT] = {"device", "host RAM", "disk"};
+    static const column columns[] = {
+        {"memory of all ranks", 0}, {"param", 0}, {"grad", 0}, {"optim", 0}, {"other", 0}};
+    static const trace_gauge whole[KIND_COUNT] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
+                                                  GAUGE_OTHER_BYTES},
+                             device[KIND_COUNT] = {GAUGE_DEVICE_PARAM_BYTES, GAUGE_DEVICE_GRAD_BYTES,
+                                                   GAUGE_DEVICE_OPTIM_BYTES, GAUGE_DEVICE_OTHER_BYTES},
+                             disk[] = {GAUGE_DISK_PARAM_BYTES, GAUGE_DISK_GRAD_BYTES, GAUGE_DISK_OPTIM_BYTES};
+    uint64_t bytes[TIER_COUNT][KIND_COUNT] = {0}, elsewhere = 0;
+    for (size_t i = 0; i < count; i++)
+        for (size_t kind = 0; kind < KIND_COUNT; kind++) {
+            const job_process *process = &look->processes[ranks[i]];
+            bool model_data = kind < sizeof disk / sizeof *disk; /* `other` is of the host alone */
+            uint64_t all = gauge(process, whole[kind]), on_device = gauge(process, device[kind]);
+            uint64_t on_disk = model_data ? gauge(process, disk[kind]) : 0;
+            uint64_t not_host = model_data ? on_device + on_disk : 0;
+            bytes[DEVICE][kind] += on_device;
+            bytes[DISK][kind] += on_disk;
+            bytes[HOST][kind] += all > not_host ? all - not_host : 0;
+            elsewhere += on_device + on_disk;
+        }
+    if (elsewhere == 0)
+        return;
+    grid g = {.columns = columns, .column_count = sizeof columns / sizeof *columns};
+    for (size_t tier = 0; tier < TIER_COUNT; tier++) {
+        uint64_t sum = 0;
+        for (size_t kind = 0; kind < KIND_COUNT; kind++)
+            sum += bytes[tier][kind];
+        if (sum == 0)
+            continue;
+        grid_add(&g, out, "%s", names[tier]);
+        for (size_t kind = 0; kind < KIND_COUNT; kind++) {
+            char figure[TEXT_FIGURE_MAX];
+            format_bytes(figure, bytes[tier][kind]);
+            grid_add(&g, out, "%s", figure);
+        }
+    }
+    top_text_add(out, "%s", "");
+    grid_print(&g, width, out);
+}
+
+static void add_collectives(const top_job *job, const top_history *history, size_t rank_count, size_t width,
+                            top_text *out) {
+    static const column columns[] = {{"collective", 0}, {"calls", 2},     {"calls/s", 3},
+                                     {"size", 1},       {"bandwidth", 0}, {"in flight", 4}};
+    const top_sample *newest = history->count > 0 ? &history->samples[history->count - 1] : NULL;
+    if (newest == NULL || newest->operation_count == 0)
+        return;
+    grid g = {.columns = columns, .column_count = sizeof columns / sizeof *columns};
+    for (size_t i = 0; i < newest->operation_count; i++) {
+        const top_operation *total = &newest->operations[i];
+        top_operation change;
+        double seconds = top_operation_change(history, total, &change);
+        char figure[TEXT_FIGURE_MAX];
+        bool idle = seconds > 0 && change.count == 0 && !job->ended;
+        if (job->ended)
+            change = *total;
+        grid_add(&g, out, "%s", total->name);
+        grid_add(&g, out, "%s", text_count(figure, total->count));
+        if (seconds > 0 && !job->ended)
+            grid_add(&g, out, "%.1f", (double)change.count / seconds);
+        else
+            grid_add(&g, out, "-");
+        format_bytes(figure, change.count > 0 ? change.bytes / change.count : 0);
+        grid_add(&g, out, "%s", figure);
+        if (change.bytes > 0 && change.ns > 0) {
+            text_bytes(figure, text_whole((double)change.bytes * 1e9 / (double)change.ns));
+            grid_add(&g, out, "%s/s", figure);
+        } else
+            grid_add(&g, out, "-");
+        if (idle || seconds <= 0 || job->ended || rank_count == 0)
+            grid_add(&g, out, "-");
+        else
+            grid_add(&g, out, "%.0f%%", (double)change.ns / 1e7 / seconds / (double)rank_count);
+    }
+    top_text_add(out, "%s", "");
+    grid_print(&g, width, out);
+}
+
+static void add_waits(const job_look *look, top_text *out) {
+    job_meetings meetings;
+    uint64_t before_ns = look->now_ns > WAIT_SHOWN_NS ? look->now_ns - WAIT_SHOWN_NS : 0;
+    if (!job_meetings_find(look, before_ns, &meetings))
+        out->failed = true;
+    size_t shown = 0;
+    for (size_t i = 0; i < meetings.count; i++) {
+        const job_meeting *meeting = &meetings.rows[i];
+        if (meeting->progress_ns >= before_ns || meeting->held) /* who is ahead goes on */
+            continue;
+        char who[256], whom[256], spent[TEXT_FIGURE_MAX], group[160];
+        if (shown++ == 0) {
+            top_text_add(out, "%s", "");
+            top_text_add(out, "waiting");
+        }
+        job_ranks_text(look, meeting->waiting, meeting->waiting_count, who, sizeof who);
+        job_ranks_text(look, meeting->missing, meeting->missing_count, whom, sizeof whom);
+        text_seconds(spent, (double)(look->now_ns - meeting->begin_ns) / 1e9);
+        job_group_text(meeting, group, sizeof group);
+        const char *many = meeting->waiting_count > 1 ? "ranks" : "rank";
+        const char *missing = meeting->missing_count == 0  ? ""
+                              : meeting->missing_count > 1 ? " for ranks "
+                                                           : " for rank ";
+        if (meeting->kind == LIVE_COLLECTIVE || meeting->group[0] != '\0')
+            top_text_add(out, "  %s %s: %s in %s %llu of %s%s%s", many, who, spent, meeting->what,
+                         (unsigned long long)meeting->ordinal, group, missing, whom);
+        else
+            top_text_add(out, "  %s %s: %s in %s%s%s", many, who, spent, meeting->what, missing, whom);
+    }
+    job_meetings_free(&meetings);
+}
+
+void top_view(const top_job *job, const job_look *look, const top_history *history, size_t width,
+              top_text *out) {
+    size_t *ranks, count;
+    if (!top_ranks_choose(look, &ranks, &count)) {
+        out->failed = true;
+        return;
+    }
+    if (count == 0) {
+        top_text_add(out, "%s: no process of the job has used PyTorch yet", job->directory);
+    } else {
+        add_head(job, look, ranks, count, out);
+        add_ranks(job, look, history, ranks, count, width, out);
+        add_tiers(look, ranks, count, width, out);
+        add_nodes(look, ranks, count, out);
+        add_collectives(job, history, count, width, out);
+        if (!job->ended)
+            add_waits(look, out);
+    }
+    if (look->unreadable > 0)
+        top_text_add(out, "%zu %s cannot be read: %s", look->unreadable,
+                     look->unreadable == 1 ? "file" : "files", look->message);
+    free(ranks);
+}

@@ -1,0 +1,116 @@
+#include "store_inside.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "core/start.h"
+#include "gradients/reduce.h"
+#include "hooks/table/hooks.h"
+#include "store/store.h"
+#include "store/tensor.h"
+#include "store/together.h"
+
+_Static_assert((int)INSIDE_DATA == PLACE_DATA, "the places are numbered alike");
+
+int inside_rehome(castor_tensor *t, void *address) {
+    return tensor_rehome(t, address);
+}
+
+/* ---- stand-ins for what the unit tests do not link ---- */
+
+static void (*collective_entered)(hook_id id);
+
+void hooks_collective_observe(void (*entered)(hook_id id)) {
+    collective_entered = entered;
+}
+
+void inside_collective_enter(void) {
+    if (collective_entered)
+        collective_entered((hook_id)0);
+}
+
+bool hooks_collective_pending(void) {
+    return false;
+}
+
+/* libc's, and a count. */
+static _Atomic uint32_t time_of_day_calls;
+
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    if (clock == CLOCK_REALTIME)
+        time_of_day_calls++;
+    return (int)syscall(SYS_clock_gettime, clock, out);
+}
+
+uint32_t inside_time_of_day_calls(void) {
+    return time_of_day_calls;
+}
+
+void *hooks_real(hook_id id) {
+    (void)id;
+    return NULL;
+}
+
+castor_status start_fork_register(void (*prepare)(void), void (*parent)(void), void (*child)(void)) {
+    return pthread_atfork(prepare, parent, child) == 0 ? CASTOR_OK : CASTOR_ERR_MEMORY;
+}
+
+void start_refuse(const char *reason) {
+    (void)reason;
+}
+
+castor_status start_wake(void) {
+    return CASTOR_OK;
+}
+
+/* ---- the inside ---- */
+
+int inside_place(const castor_store *s, int rank) {
+    return store_place_get(s, rank);
+}
+
+uint64_t inside_resident_bytes(const castor_store *s, chunk_kind kind) {
+    return store_resident_bytes(s, kind);
+}
+
+int inside_chunk_file(const castor_store *s, chunk_kind kind) {
+    return s->chunks.list[kind].fd;
+}
+
+int inside_together(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed) {
+    bool all = false;
+    castor_status status = together_try(s, key, able, patience_seconds, &all);
+    *committed = all;
+    return status;
+}
+
+int inside_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t queue_bytes,
+                        uint64_t *ticket) {
+    if (flags & CASTOR_GRADIENT_USED)
+        reduce_mark_used(t);
+    t->kept = flags & CASTOR_GRADIENT_KEEP;
+    return reduce_submit(t, source, scale, flags & CASTOR_GRADIENT_CARRY, queue_bytes, ticket);
+}
+
+int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t count) {
+    return reduce_finish(s, tensors, count);
+}
+
+bool inside_was_used(const castor_tensor *t) {
+    return reduce_was_used(t);
+}
+
+static bool race_reported;
+bool inside_race_reported(void) {
+    return race_reported;
+}
+
+#ifdef __SANITIZE_THREAD__
+void __tsan_on_report(void *report);
+__attribute__((visibility("default"))) void __tsan_on_report(void *report) {
+    (void)report;
+    race_reported = true;
+}
+#endif

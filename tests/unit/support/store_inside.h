@@ -1,0 +1,53 @@
+/* What the tests of the node store need of its inside, and of the functions that the unit tests leave out.
+ *
+ * The store's own headers are C with atomics, which C++ cannot include; so this one stands between. */
+#ifndef CASTOR_TESTS_UNIT_SUPPORT_STORE_INSIDE_H
+#define CASTOR_TESTS_UNIT_SUPPORT_STORE_INSIDE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "placement/chunk.h"
+#include "castor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* store_place */
+enum {
+    INSIDE_SCRIPT,
+    INSIDE_ADOPT,
+    INSIDE_BACKWARD,
+    INSIDE_STEP,
+    INSIDE_TOGETHER,
+    INSIDE_COLLECTIVE,
+    INSIDE_SAVE,
+    INSIDE_DATA
+};
+
+/* The block at the address becomes the tensor's home, on this rank alone. 1: it is. */
+int inside_rehome(castor_tensor *t, void *address);
+int inside_place(const castor_store *s, int rank);
+uint64_t inside_resident_bytes(const castor_store *s, chunk_kind kind);
+/* The descriptor of the file that holds the chunks of a kind. */
+int inside_chunk_file(const castor_store *s, chunk_kind kind);
+/* castor_together with another patience. */
+int inside_together(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed);
+/* castor_gradient_add with another bound of the queue. */
+int inside_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t queue_bytes,
+                        uint64_t *ticket);
+/* The two halves of castor_gradients_finish. */
+int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t count);
+bool inside_was_used(const castor_tensor *t);
+/* A collective of the script's begins on this thread: what the hook would tell. */
+void inside_collective_enter(void);
+/* How often this process has asked for the time of day, which may be set back at any moment. */
+uint32_t inside_time_of_day_calls(void);
+/* ThreadSanitizer has reported something in this process. */
+bool inside_race_reported(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
