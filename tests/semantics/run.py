@@ -343,8 +343,7 @@ class Suite:
             self.check(missed[1:], ranks, plugin)
 
 
-ONLY_SINGLE = ("alone.py", "arrays.py", "batch_norm.py", "processes.py", "single.py", "loaders.py", "losses.py", "randomness.py", "streams.py",
-               "writers.py")  # parts of the agent that scripts under torchrun never reach
+ONLY_SINGLE = "shims/castor/agent/single"  # what scripts under torchrun never reach
 
 
 @functools.cache
@@ -353,10 +352,12 @@ def digest_of_tested(script, distributed):
     comparison."""
     paths = ["tests/semantics/compare.py"]
     paths += [f"tests/scripts/{name}" for name in sorted({script, *table.HELPERS})]
-    for folder in TESTED:
-        for name in sorted(os.listdir(os.path.join(ROOT, folder))):
-            if name.endswith((".py", ".c", ".h")) and not (distributed and name in ONLY_SINGLE):
-                paths.append(f"{folder}/{name}")
+    for top in TESTED:
+        for folder, inside, names in os.walk(os.path.join(ROOT, top)):
+            inside.sort()
+            folder = os.path.relpath(folder, ROOT)
+            if not (distributed and folder == ONLY_SINGLE):
+                paths += [f"{folder}/{name}" for name in sorted(names) if name.endswith((".py", ".c", ".h"))]
     digest = hashlib.sha256()
     for path in paths:
         with open(os.path.join(ROOT, path), "rb") as file:
