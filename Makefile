@@ -30,6 +30,10 @@ CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE -O2 -g -fno-math-errno $(WARN) -Wvla -fPI
 # Sums must round as PyTorch's do: no fused multiply-add but where it is written, and loops that may use wide registers.
 KERNEL_CFLAGS := -O3 -ffp-contract=off
 
+VERSION_H := interpose/core/version.h
+VERSION := $(shell sed -n 's/^.define CASTOR_VERSION "\(.*\)"/\1/p' $(VERSION_H))
+SONAME := $(shell sed -n 's/^.define CASTOR_SONAME "\(.*\)"/\1/p' $(VERSION_H))
+
 LIB_C := $(wildcard interpose/*.c interpose/*/*.c interpose/*/*/*.c kernels/*.c)
 LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
@@ -67,16 +71,20 @@ $(B)/obj/%.o: %.cc $(B)/obj/unit.h.gch
 	@mkdir -p $(@D)
 	$(UNIT_CXX) -include $(B)/obj/unit.h -MMD -MP -c $< -o $@
 
-$(B)/lib/libcastor.so: $(LIB_O)
+$(B)/lib/libcastor.so.$(VERSION): $(LIB_O)
 	@mkdir -p $(@D)
-	$(CC) -shared -pthread $(SANFLAGS) -Wl,-soname,libcastor.so -Wl,-z,defs -Wl,-z,now -o $@ $^ -ldl
+	$(CC) -shared -pthread $(SANFLAGS) -Wl,-soname,$(SONAME) -Wl,-z,defs -Wl,-z,now -o $@ $^ -ldl
+$(B)/lib/libcastor.so: $(B)/lib/libcastor.so.$(VERSION)
+	ln -sfn $(<F) $(@D)/$(SONAME)
+	ln -sfn $(SONAME) $@
 # The Python part lies as it does when it is installed, alone in its folder: on PYTHONPATH, a folder beside it would be
-# a package of that name.
-$(B)/lib/castor: $(wildcard shims/castor-*.dist-info)
-	@mkdir -p $@
+# a package of that name. Its distribution has a name of its own, so that none in the user's environment hides the entry point.
+$(B)/lib/castor: $(VERSION_H) shims/entry_points.txt
+	rm -rf $@
+	@mkdir -p $@/castor_agent-$(VERSION).dist-info
 	ln -sfn "$$(realpath --relative-to=$@ shims/castor)" $@/castor
-	ln -sfn "$$(realpath --relative-to=$@ $<)" $@/$(<F)
-	@touch $@
+	cp shims/entry_points.txt $@/castor_agent-$(VERSION).dist-info/
+	printf 'Metadata-Version: 2.1\nName: castor-agent\nVersion: %s\n' $(VERSION) >$@/castor_agent-$(VERSION).dist-info/METADATA
 $(B)/bin/castor: $(LAUNCHER_O)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^

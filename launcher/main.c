@@ -3,13 +3,12 @@
 #include <string.h>
 #include "core/log.h"
 #include "core/nearest.h"
+#include "core/version.h"
 #include "launcher/doctor/doctor.h"
 #include "launcher/report/report.h"
 #include "launcher/run/run.h"
 #include "launcher/top/top.h"
 #include "tables.h"
-
-#define CASTOR_VERSION "0.1.0"
 
 static int help_main(int argc, char **argv);
 

@@ -54,7 +54,7 @@ const char *run_command_launcher(char *const *command, const char **fix);
 /* ---- run_install.c ---- */
 
 typedef struct run_install {
-    char library[PATH_MAX]; /* libcastor.so */
+    char library[PATH_MAX]; /* the file itself, without links */
     char python[PATH_MAX];  /* the directory that holds the package `castor` and its entry point */
 } run_install;
 

@@ -3,7 +3,7 @@ import fcntl
 import os
 import shutil
 
-from command import BINARY, CommandTest
+from command import BINARY, LIBRARY, SONAME, CommandTest
 
 
 class BadInput(CommandTest):
@@ -135,7 +135,7 @@ class BadInput(CommandTest):
             os.mkdir(self.path(name))
         binary = shutil.copy(BINARY, self.path("bin/castor"))
         self.refused(["run", "true"], 1, "libcastor.so", "make", binary=binary)
-        shutil.copy(os.path.join(os.path.dirname(BINARY), "../lib/libcastor.so"), self.path("lib"))
+        shutil.copy(LIBRARY, self.path("lib/" + SONAME))
         self.refused(["run", "true"], 1, "lib/castor", "make install", binary=binary)
 
 
