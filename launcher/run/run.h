@@ -40,7 +40,6 @@ typedef struct run_request {
 
 int run_arguments_parse(int argc, char *const *argv, run_request *out);
 void run_request_free(run_request *request);
-void run_usage_print(void);
 
 /* ---- run_command.c ---- */
 
