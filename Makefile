@@ -11,7 +11,8 @@
 # make aarch64    the same bits from the kernels for AArch64, under emulation; needs a cross compiler and qemu
 # make gpu-test   what docs/gpu.md asks a machine with a GPU to show; result in bench/results/gpu.json
 # make bench      the benchmarks (long); results in bench/results
-# make install PREFIX=/usr/local
+# make wheel      dist/castor-VERSION-py3-none-PLATFORM.whl, for pip install
+# make install    into PREFIX (/usr/local), below DESTDIR for packagers; make uninstall removes it
 #
 # PYTHON=path uses an environment that has torch; nothing is downloaded then.
 
@@ -47,7 +48,7 @@ UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/support/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup demo aarch64 test test-all test-torch check bench gpu-test install clean unit semantics readme sim fuzz
+.PHONY: all setup demo aarch64 test test-all test-torch check bench gpu-test install uninstall wheel clean unit semantics readme sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
@@ -157,12 +158,13 @@ readme: $(B)/bin/castor
 clean:
 	rm -rf build build-*
 
+INSTALL_ARGUMENTS = "$(B)" "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(VERSION) $(SONAME)
 install: all
-	install -D -m 755 $(B)/bin/castor $(DESTDIR)$(PREFIX)/bin/castor
-	install -D -m 755 $(B)/lib/libcastor.so $(DESTDIR)$(PREFIX)/lib/libcastor.so
-	install -D -m 644 interpose/castor.h $(DESTDIR)$(PREFIX)/include/castor.h
-	mkdir -p $(DESTDIR)$(PREFIX)/lib/castor
-	cp -r shims/castor shims/castor-*.dist-info $(DESTDIR)$(PREFIX)/lib/castor/
+	@scripts/install $(INSTALL_ARGUMENTS)
+uninstall:
+	@scripts/install --remove $(INSTALL_ARGUMENTS)
+wheel: all
+	@scripts/wheel "$(PYTHON)" dist
 
 # The page of `castor report --format html` is part of the program.
 $(B)/obj/launcher/report/html.o $(B)/fuzz/obj/launcher/report/html.o: $(wildcard launcher/report/page/*)
