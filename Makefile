@@ -1,5 +1,5 @@
 # make            builds build/bin/castor and build/lib/libcastor.so
-# make setup      installs what is missing: system packages, and .venv with torch
+# make setup      installs what is missing to build and run: a compiler, and .venv with torch; make setup-tests: to test
 # make demo       plain PyTorch, DDP and Castor side by side on real text
 # make test       every suite, in at most 20 minutes; SAN=address|undefined|thread: the unit tests with that sanitizer
 # make test-all   everything, with every combination: hours (docs/testing.md)
@@ -48,7 +48,7 @@ UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/support/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup demo aarch64 test test-all test-torch check bench gpu-test install uninstall wheel clean unit semantics readme sim fuzz
+.PHONY: all setup setup-tests demo aarch64 test test-all test-torch check bench gpu-test install uninstall wheel clean unit semantics readme sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
@@ -115,8 +115,8 @@ $(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
 
-setup:
-	scripts/setup "$(PYTHON)" "$(TORCH_VERSION)"
+setup setup-tests:
+	scripts/setup $(if $(filter setup-tests,$@),--tests) "$(PYTHON)" "$(TORCH_VERSION)"
 unit: $(B)/bin/castor-unit
 	$(B)/bin/castor-unit
 # The scripts call make themselves, with flags of their own.
