@@ -12,10 +12,7 @@ import weakref
 import torch
 
 from . import core
-from .backward import reducer
-from .core import store, tensors
-from .nodes import across
-from .precision import masters
+from .common import store, tensors
 from .process import events
 
 BYTES_WORTH = 64 << 10  # smaller parameters are not worth a mapping of their own
@@ -140,6 +137,11 @@ def wanted():
     return _wanted
 
 
+def was_wanted():
+    """begin() was called at some time."""
+    return _patch.cache_info().currsize > 0
+
+
 def end():
     """The models are made: what is not shared yet is swept once more."""
     _sweep()
@@ -178,9 +180,6 @@ def _patch():
             _remember(self)
 
     module.register_parameter, module.__setstate__ = register_parameter, setstate
-    wrapper = torch.nn.parallel.distributed
-    if core.plugin_engine() and hasattr(wrapper, "_sync_module_states"):
-        wrapper._sync_module_states = _adopt_before_broadcast(wrapper._sync_module_states)
 
 
 class Observer(events.Observer):
@@ -202,21 +201,3 @@ def _is_first_rank():
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
     return core.option_text("CASTOR_RANK") == "0"
-
-
-def _adopt_before_broadcast(stock):
-    """DistributedDataParallel sends rank 0's parameters to all, who write them over their own, equal as they are. Adoption
-    does that without a copy for each rank; the rest is sent."""
-
-    @functools.wraps(stock)
-    def sync_module_states(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs):
-        ignored = set(params_and_buffers_to_ignore)
-        named = {name: p for name, p in module.named_parameters() if name not in ignored and p.requires_grad}
-        sparse = any(getattr(m, "sparse", False) for m in module.modules())
-        if src == 0 and named and masters.dtype is None and not reducer.why_not(named.values(), process_group, [sparse]):
-            store.adopt(across.group_of(process_group), list(named.values()))
-            ignored |= named.keys()
-        return stock(module, process_group, broadcast_bucket_size, src, ignored, *args, **kwargs)
-
-    return sync_module_states
-

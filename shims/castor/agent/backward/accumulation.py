@@ -18,9 +18,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import dataloader
 
 from .. import core
-from ..core import store
-from ..process import events
-from ..single import loaders
+from ..common import store
+from ..process import events, iterations
 
 _size = 1
 _steps = 0  # calls of any optimizer's step()
@@ -160,7 +159,7 @@ class Observer(events.Observer):
                 cycle.check_held()
         with torch.no_grad():
             for synchronizer in list(_synchronizers):
-                synchronizer.set_aside()
+                synchronizer.hide_carried()
 
     def scaled(self, roots):
         """Each micro-step counts 1/k."""
@@ -168,7 +167,7 @@ class Observer(events.Observer):
 
     def backward_left(self):
         for synchronizer in list(_synchronizers):
-            synchronizer.put_back()
+            synchronizer.show_carried()
 
 
 def skips_step(optimizer, closure, separable):
@@ -197,9 +196,9 @@ def step_over(optimizer):
     _cycles[optimizer].end()
 
 
-def kept_at_zeroing(parameters):
+def not_zeroed(parameters):
     """Of these parameters, those whose gradients are not to be cleared now."""
-    kept = []
+    carried = []
     for p in parameters if active() else ():
         cycle = _cycle_at(p)
         if cycle is None or not cycle.running:
@@ -210,8 +209,8 @@ def kept_at_zeroing(parameters):
                 "added them to those of the micro-steps before: keep that backward away from this model "
                 "(requires_grad_(False), or detach() its output), or use CASTOR_ACCUMULATE=1"
             )
-        kept.append(p)
-    return kept
+        carried.append(p)
+    return carried
 
 
 # ---- what is left out between steps
@@ -347,7 +346,7 @@ def _wrap_loaders():
         epoch = getattr(iterator, "_castor_epoch", None)
         return draw() if epoch is None else epoch.following(draw)
 
-    loaders.wrap_iterations(begin, following)
+    iterations.wrap(begin, following)
 
 
 def _say_what_is_left():

@@ -7,7 +7,7 @@ import torch
 
 from .. import core
 from ..backward import accumulation
-from ..core import store
+from ..common import store
 from ..precision import masters
 
 

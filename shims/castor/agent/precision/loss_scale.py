@@ -10,7 +10,7 @@ import os
 import torch
 
 from .. import core
-from ..core import graph, store
+from ..common import graph, store
 from ..process import events
 
 INITIAL, LARGEST, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0**24, 2.0, 0.5, 1000
@@ -128,9 +128,9 @@ def _loading(stock):
     def load_state_dict(self, state_dict):
         global scale, good
         stock(self, state_dict)
-        kept = state_dict.get(KEY)
-        if kept is not None:
-            scale, good = kept["scale"], kept["good"]
+        saved = state_dict.get(KEY)
+        if saved is not None:
+            scale, good = saved["scale"], saved["good"]
 
     return load_state_dict
 

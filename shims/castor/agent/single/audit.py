@@ -23,9 +23,9 @@ from torch.utils.data import dataloader
 
 from .. import core
 from ..backward import accumulation
-from ..core import graph, tensors
-from ..process import compiler, events
-from . import loaders, process, randomness, streams
+from ..common import graph, tensors
+from ..process import compiler, events, strays
+from . import loaders, randomness, streams
 
 WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0, is the most that it waits for the fork
 WAIT_SECONDS, WAIT_TIMES = 30.0, 20.0  # ... else that long, and so many times what the ranks took for each one's part
@@ -203,7 +203,7 @@ class Auditor:
         self.in_fork = True
         # Below what castor run removes when the job ends: this process may be killed.
         core.files_divert(os.path.join(core.option_text("CASTOR_LOG_DIR"), ".files", f"audit-{os.getpid()}").encode())
-        process.watch_ranks(None)  # it steps, for nobody
+        strays.watch_ranks(None)  # it steps, for nobody
         self.job.synchronizer = None
         streams.restore(states)  # Python seeds its own anew in a fork
         loaders.PartOfSamples.whole = True

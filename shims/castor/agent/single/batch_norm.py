@@ -7,7 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .. import core
-from ..core import store
+from ..common import store
 from ..process import compiler
 
 OF_SAMPLES = "castor_of_samples"  # in a node's metadata: each sample has statistics of its own

@@ -12,8 +12,9 @@ import zlib
 import torch
 
 from .. import core
-from ..core import graph, store, tensors
-from . import arrays, audit, batch_norm, loaders, losses, process, randomness, streams, writers
+from ..common import graph, store, tensors
+from ..process import strays
+from . import arrays, audit, batch_norm, draws, loaders, losses, process, randomness, streams, writers
 
 
 ROUNDING = 1e-6  # relative differences of one loss that ranks compute alike
@@ -326,8 +327,8 @@ def refuse_process_groups(world, is_rank):
     @functools.wraps(stock)
     def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, *args, **kwargs):
         size = world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE") or 1)
-        if size != world or not is_rank or process.is_stray():
-            process.refuse_group()
+        if size != world or not is_rank or strays.is_stray():
+            strays.refuse_group()
         return stock(backend, init_method, timeout, world_size, *args, **kwargs)
 
     torch.distributed.init_process_group = init_process_group
@@ -348,6 +349,6 @@ def install(rank, world, token):
     _watch_mode(job)
     _watch_requires_grad(job)
     loaders.install(job)
-    randomness.install(job)
+    draws.install(job)
     arrays.install()
     return job

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import dataloader
 
 from .. import core
-from ..core import store
-from ..process import stacks
+from ..common import store
+from ..process import iterations
 from . import randomness, streams
 
 
@@ -123,14 +123,14 @@ class _Split:
             if not made_for_rank:
                 return self.deliver_of_whole(data, fetched)
             self.hand_out(fetched)
-            self.in_whole, data, kept = data
+            self.in_whole, data, whole = data
             if self.in_whole:
-                return audit.batch_handed_out(self, data, kept and functools.partial(kept.batch, iterator._collate_fn))
+                return audit.batch_handed_out(self, data, whole and functools.partial(whole.batch, iterator._collate_fn))
             return audit.batch_handed_out(self, data, lambda: self.whole_batch(iterator, batch))
         if kind == BY_SAMPLES:
-            count, data, kept = data
+            count, data, whole = data
             self.hand_out((part_of(count, self.job.rank, self.job.world)[2], float(count), count))
-            return audit.batch_handed_out(self, data, kept and functools.partial(kept.batch, iterator._collate_fn.collation.collate))
+            return audit.batch_handed_out(self, data, whole and functools.partial(whole.batch, iterator._collate_fn.collation.collate))
         return audit.batch_handed_out(self, self._cut(data), lambda: data) if self.parts else self.hand_out_whole(data)
 
     def deliver_of_whole(self, data, fetched):
@@ -252,30 +252,6 @@ def _diverge(job, loader):
                 f"{job.world} times as many samples")
 
 
-def wrap_iterations(begin, following):
-    """`begin(iterator, loader)` comes whenever an iteration over a DataLoader begins; `following(iterator, draw)` gives its next batch,
-    which draw() does without it. Later wrappers are around earlier ones."""
-    base = dataloader._BaseDataLoaderIter
-    init, reset, next_ = base.__init__, base._reset, base.__next__
-
-    @stacks.unseen
-    @functools.wraps(init)
-    def iterator_init(self, loader):
-        init(self, loader)
-        begin(self, loader)
-
-    @functools.wraps(reset)
-    def iterator_reset(self, loader, first_iter=False):
-        reset(self, loader, first_iter)
-        begin(self, loader)
-
-    @functools.wraps(next_)
-    def iterator_next(self):
-        return following(self, functools.partial(next_, self))
-
-    base.__init__, base._reset, base.__next__ = iterator_init, iterator_reset, iterator_next
-
-
 def install(job):
     iterate = dataloader.DataLoader.__iter__
 
@@ -352,5 +328,5 @@ def install(job):
                 _restart_workers(self)
         return iterate(self)
 
-    wrap_iterations(begin, following)
+    iterations.wrap(begin, following)
     dataloader.DataLoader.__iter__ = loader_iter

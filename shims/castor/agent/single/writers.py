@@ -8,7 +8,7 @@ import sys
 import torch
 
 from .. import core
-from ..core import store
+from ..common import store
 
 PATH_MAX = 4096
 
