@@ -1,0 +1,167 @@
+"""Optimizer steps: the mode of each, and what surrounds it.
+
+owner       inside `step` of a separable class, one known to treat each parameter on its own (or named in CASTOR_SEPARABLE),
+            a rank steps only what it owns, in the store's memory, and publishes it (owner.py)
+replicated  any other class: every rank steps everything in its views; then equal pages are shared again
+local       gradients that were not synchronized: every rank steps for itself, and is replicated from then on
+"""
+import atexit
+import functools
+
+import torch
+
+from .. import core
+from ..backward import accumulation
+from ..common import store
+from ..precision import loss_scale, masters
+from ..process import events, strays
+from . import figures, kernels, owner, states
+
+# Classes of torch.optim whose update of a parameter depends on that parameter alone.
+SEPARABLE = (
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop",
+    "Rprop", "SGD",
+)
+
+
+def _say_alone(optimizer):
+    """Tells a script of one process at once, one of several processes at its end: it may wrap its model later."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(hasattr(p, name) for p in parameters for name in ("placements", "_is_flat_param", "_fsdp_flattened")):
+        why = b"PyTorch shares this model out itself (FSDP, tensor parallelism), which Castor leaves as it is"
+    elif torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        why = b"nothing is shared: the model is in no DistributedDataParallel"
+    else:
+        core.passthrough(store.NOTHING_SHARED.encode())
+        return
+
+    def tell():
+        if not store.groups():
+            core.passthrough(why)
+
+    atexit.register(tell)
+
+
+def _outermost(wrapper):
+    """Wraps what Optimizer.profile_hook_step made of a class's step: counts steps, and ends replicated ones."""
+
+    @functools.wraps(wrapper)
+    def step(*args, **kwargs):
+        self = args[0]
+        if strays.is_stray():
+            strays.refuse_training()
+        if owner.thread.running is not None or not store.active():
+            return wrapper(*args, **kwargs)
+        closure = owner.closure_of(args[1:], kwargs)
+        masters.check_optimizer(self, closure)
+        if accumulation.active() and accumulation.skips_step(self, closure, _is_separable(type(self))):
+            return _micro_step(self, closure)
+        if loss_scale.skips(self):
+            return _skipped_step(self)
+        running = owner.thread.running = owner.Running(self)
+        begin = core.now_ns()
+        if events.depth():
+            _step_in_backward(self)
+        try:
+            if _job is not None and closure is None:
+                _job.step_begins(self)
+            result = wrapper(*args, **kwargs)
+        finally:
+            owner.thread.running = None
+        if loss_scale.active():
+            loss_scale.stepped(self)
+        if accumulation.active():
+            accumulation.step_over(self)
+        if store.groups() and (not _is_separable(type(self)) or states.of(self).local):
+            _end_replicated(self, running)
+        if _job is not None:
+            _job.step_ended()
+        if figures.is_first_step() and not store.groups():
+            _say_alone(self)
+        figures.stepped(self, begin, running.mode)
+        return result
+
+    return torch._disable_dynamo(step)
+
+
+def _micro_step(optimizer, closure):
+    """A step that CASTOR_ACCUMULATE leaves out."""
+    if events.depth():
+        raise core.Error("castor: an optimizer steps inside a backward pass: use CASTOR_ACCUMULATE=1")
+    with torch.enable_grad():
+        result = None if closure is None else closure()
+    accumulation.micro_step_over(optimizer)
+    if _job is not None:
+        _job.step_ended()
+    return result
+
+
+def _skipped_step(optimizer):
+    """A step whose gradients overflowed, on some rank (CASTOR_PRECISION=fp16)."""
+    if accumulation.active():
+        accumulation.step_over(optimizer)
+    if _job is not None:
+        _job.step_ended()
+
+
+def _is_separable(cls):
+    return cls in _separable
+
+
+def _end_replicated(optimizer, running):
+    # What had no gradient was not stepped: a rank's own edits of it stay its own.
+    pairs = [(p, e) for p, e in owner.pairs_of(optimizer) if e.shared and p.grad is not None]
+    away = store.look([e for _, e in pairs])
+    for _, e in (pair for pair, flag in zip(pairs, away or ()) if flag):
+        core.tensor_keep_home(e.handle)  # the script may still hold the block that it was in
+    if not pairs or running.mode == core.MODE_LOCAL or owner.is_local(pairs):
+        return
+    if running.mode == core.MODE_PLAIN:
+        running.mode = core.MODE_REPLICATED
+    group = pairs[0][1].group
+    handles = core.pointers([e.handle for _, e in pairs])
+    if group.single:
+        group.across.meet("the end of a replicated optimizer step")  # no rank reads the parameters of before any more
+    core.publish_deduplicate(group.handle, handles, len(pairs), b"the end of a replicated optimizer step")
+    if group.single:
+        group.across.changed([e for _, e in pairs], sums=False)
+
+
+def _step_in_backward(optimizer):
+    pairs = owner.pairs_of(optimizer)
+    if any(masters.of(p) is not None for p, _ in pairs):
+        masters.refuse("an optimizer steps inside a backward pass")
+    if _job is not None:
+        _job.step_inside_backward()
+    if pairs:
+        core.passthrough(b"an optimizer steps inside a backward pass: its parameters leave the store")
+        store.release([p for p, _ in pairs])
+
+
+_separable = set()
+_job = None
+
+
+def install(single_job):
+    """`single_job`: the ranks of a single-process script, None for other scripts."""
+    global _job
+    _job = single_job
+    kernels.install(core.option_text("CASTOR_OPTIMIZER"))
+    for name in SEPARABLE:
+        cls = getattr(torch.optim, name, None)
+        if cls is not None and "step" in cls.__dict__:
+            cls.step = owner.by_owners(cls.__dict__["step"], divisible=True)
+            _separable.add(cls)
+    named = {n.strip() for n in core.option_text("CASTOR_SEPARABLE").split(",") if n.strip()}
+    profile_hook_step = torch.optim.Optimizer.profile_hook_step
+    torch.optim.Optimizer.profile_hook_step = staticmethod(lambda func: _outermost(profile_hook_step(func)))
+    patch = torch.optim.Optimizer._patch_step_function
+
+    def patch_step_function(self):
+        cls = type(self)
+        if cls.__name__ in named and cls not in _separable:
+            _separable.add(cls)
+            cls.step = owner.by_owners(cls.step)
+        patch(self)
+
+    torch.optim.Optimizer._patch_step_function = patch_step_function

@@ -1,0 +1,267 @@
+"""Random numbers of a step over a batch that is split: whose they are.
+
+What belongs to the samples of this rank's part is drawn in the whole batch's shape, and the part's rows are kept (draws.py, arrays.py):
+then the numbers are the single process's, bit for bit, and all ranks' generators stay in one state. What belongs to none (a coin, a
+permutation of layers) is drawn as it stands, alike on all ranks.
+
+Which dimension is the samples' follows from the shape, and from the tensor that the numbers are drawn for, where there is
+one (dropout, randn_like). Nothing else tells: a tensor of the script's whose first dimension only happens to be as long as the
+part is taken for one of samples."""
+import contextlib
+import sys
+import threading
+import weakref
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from .. import core
+from ..common import store
+
+_NODES = 64  # of a graph that are looked at, at most
+_PARTS = 4  # batches of several loaders, in one step
+_SITES = 1000
+
+
+class Part:
+    """Rows [first, last) of a batch of `count`, and what its tensors' other dimensions are."""
+
+    def __init__(self, first, last, count):
+        self.first, self.last, self.count, self.size = first, last, count, last - first
+        self.lengths = {1}  # other dimensions
+        self.blocks = set()  # their products, by which a first dimension may be longer than the part
+        self.whole_drawn = False  # the script draws as many as the whole batch has, on each rank
+
+    def look_at(self, data):
+        for leaf in tree_flatten(data)[0]:
+            block = 1
+            for length in tuple(getattr(leaf, "shape", ()))[1:]:
+                block *= length
+                self.lengths.add(length)
+                self.blocks.add(block)
+
+    def dimension(self, shape, certain):
+        """(dimension of the samples, rows for each of them); None: there is none. `certain`: there must be one."""
+        first, size = shape[0], self.size
+        if first == size and (certain or _varies(shape)):
+            return 0, 1
+        if len(shape) > 1 and shape[1] == size and (certain or first in self.lengths):
+            return 1, 1
+        rows, rest = divmod(first, size)
+        if certain:
+            if rest == 0 and not (first == self.count and self.whole_drawn):
+                return 0, rows
+            return next(((d, 1) for d in range(2, len(shape)) if shape[d] == size), None)
+        if first == self.count:
+            self.whole_drawn = True
+        elif rest == 0 and size > 1 and rows in self.blocks:
+            return 0, rows
+        return None
+
+
+class _Here(threading.local):
+    plain = 0  # draws are taken as they stand
+    source = None  # the tensor that numbers are drawn for
+
+
+here = _Here()
+_job = None
+_parts = []  # of the step, the latest last
+_parts_from = _whole_from = lambda: None  # weak references to the iterators that gave the last part, and since then whole batches
+_used = False  # a backward has used them
+_waiting = 0  # batches that the script has, and no backward has used
+_ended = False  # there are no more
+_loose = False
+_fixed = set()  # (place in the script, shape) that were drawn while the part had another length
+_of_samples = set()  # the same without the first dimension, which has been the part's
+_parameters = (0, {})  # how many are registered, and address: parameter
+
+
+# ---- what the loaders and the job tell
+
+
+def begin(iterator, first, last, count):
+    """The script gets rows [first, last) of a batch of `count` from an iterator, which is a weak reference."""
+    _begin(iterator)
+    _parts.append(Part(first, last, count))
+    del _parts[:-_PARTS]
+
+
+def begin_plain(iterator):
+    """The script gets a whole batch, to train on it: each rank draws what the single process does."""
+    _begin(iterator)
+    _parts.clear()
+
+
+def _begin(iterator):
+    global _used, _waiting, _ended, _parts_from, _whole_from
+    _parts_from, _whole_from, _ended = iterator, lambda: None, False
+    if _used:
+        _parts.clear()
+        _used, _waiting = False, 0
+    _waiting += 1
+
+
+def look_at(data):
+    if _parts:
+        _parts[-1].look_at(data)
+
+
+def begin_whole(iterator):
+    """The script gets a batch that is not split, to look at."""
+    global _whole_from
+    _whole_from = iterator
+
+
+def end(iterator):
+    """There are no more batches. Returns whether the script has some that it has not trained on (list(loader))."""
+    global _whole_from, _ended
+    if _whole_from() is iterator:
+        _whole_from = lambda: None  # noqa: E731
+    if _parts_from() is iterator:
+        _ended = True
+        _forget_used()
+    return _waiting > 0
+
+
+def used():
+    global _used, _waiting
+    _used, _waiting = True, max(0, _waiting - 1)
+    _forget_used()
+
+
+def _forget_used():
+    global _parts_from
+    if _ended and not _waiting:
+        _parts_from = lambda: None  # noqa: E731
+        _parts.clear()
+
+
+def note_loose():
+    global _loose
+    _loose = True
+
+
+def reset():
+    global _loose
+    _loose = False
+
+
+def drawn_loosely():
+    """Whether this rank has drawn numbers since the last call, or reset(), that are not the single process's."""
+    loose = _loose
+    reset()
+    return loose
+
+
+@contextlib.contextmanager
+def plain():
+    here.plain += 1
+    try:
+        yield
+    finally:
+        here.plain -= 1
+
+
+def latest_part():
+    return _parts[-1]
+
+
+def splits():
+    """Draws belong to a step over a batch that is split."""
+    if not _parts or here.plain or _job.distributed or not store.active():
+        return False
+    return _whole_from() is None or torch.is_grad_enabled() and not _job.evaluating
+
+
+# ---- whose numbers they are
+
+
+def _site():
+    """Where the script, or a library of its, draws."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(core.PACKAGE_FOLDER):
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
+
+
+def _varies(shape):
+    """A first dimension as long as the part is no constant of the script's."""
+    site = _site()
+    if (site, shape) in _fixed:
+        return False
+    if shape[0] > 1:
+        _remember(_of_samples, (site, shape[1:]))
+        return True
+    return len(shape) > 1 or (site, ()) in _of_samples  # one number is a coin, but where there was one for each sample before
+
+
+def _remember(known, what):
+    if len(known) < _SITES:
+        known.add(what)
+
+
+def is_registered(tensor):
+    global _parameters
+    if isinstance(tensor, torch.nn.Parameter) or store.entry_of(tensor) is not None:
+        return True
+    entries = _job.synchronizer.entries if _job.synchronizer is not None else ()
+    if _parameters[0] != len(entries):
+        known = [(e.parameter(), e.parameter) for e in entries]
+        _parameters = len(entries), {p.data_ptr(): reference for p, reference in known if p is not None}
+    p = _parameters[1].get(tensor.data_ptr(), lambda: None)()
+    return p is not None and p.data_ptr() == tensor.data_ptr()
+
+
+def _of_parameters(tensor):
+    """It was made of parameters alone, as far as its graph can be followed, or of one and numbers of the same shape."""
+    if tensor.grad_fn is None:
+        return is_registered(tensor)
+    reached, seen, of_its_shape = [tensor.grad_fn], set(), False
+    mixed = False
+    while reached:
+        node = reached.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > _NODES or type(node).__name__.startswith(("Embedding", "Index", "Gather")):
+            return False
+        if any(parent is None for parent, _ in node.next_functions):
+            if not type(node).__name__.startswith(_ELEMENTWISE):
+                return False
+            mixed = True
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            if not is_registered(leaf):
+                return False
+            of_its_shape = of_its_shape or leaf.shape == tensor.shape
+        reached += [parent for parent, _ in node.next_functions if parent is not None]
+    return of_its_shape or not mixed
+
+
+_ELEMENTWISE = ("MulBackward", "DivBackward", "AddBackward", "SubBackward")
+
+
+LOOSE = object()
+
+
+def place_of(shape, source=None):
+    """(part, dimension, rows for each sample) of numbers of this shape; None: they are no samples'; LOOSE: they are, but
+    nothing tells which are whose."""
+    if not shape or 0 in shape:
+        return None
+    certain = source is not None and source.grad_fn is not None
+    for part in reversed(_parts):
+        found = part.dimension(shape, certain)
+        if found is not None:
+            return None if source is not None and _of_parameters(source) else (part, *found)
+    if certain and not any(part.whole_drawn and part.count == shape[0] for part in _parts):
+        return None if _of_parameters(source) else LOOSE
+    if source is None:
+        _remember(_fixed, (_site(), shape))
+    return None
+
+
+def install(job):
+    global _job
+    _job = weakref.proxy(job)

@@ -1,0 +1,319 @@
+"""The generators that all of a process shares: PyTorch's, Python's and NumPy's. They stand alike on all ranks.
+
+Samples that draw numbers when a dataset makes them, or when a batch is collated, are made for the whole batch on each rank,
+which keeps its part: only so does each get the numbers that it has in one process. Datasets that draw nothing are asked for
+the rank's part alone; which kind one is shows at the first batch. A collation that pads to the longest sample makes the whole
+batch as well: its length decides how many numbers a dropout draws, and what a mean over positions is taken over."""
+import collections.abc
+import contextlib
+import copy
+import functools
+import random
+import struct
+import sys
+import zlib
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.data._utils import fetch
+
+from . import randomness
+
+_OBJECTS = 500  # of a dataset that are searched for generators of its own
+
+
+# ---- states
+
+
+def _numpy():
+    return sys.modules.get("numpy.random")
+
+
+def states():
+    numpy = _numpy()
+    return torch.random.get_rng_state(), random.getstate(), None if numpy is None else numpy.get_state()
+
+
+def restore(saved):
+    torch.random.set_rng_state(saved[0])
+    random.setstate(saved[1])
+    if saved[2] is not None:
+        _numpy().set_state(saved[2])
+
+
+@contextlib.contextmanager
+def restored():
+    before = states()
+    try:
+        yield
+    finally:
+        restore(before)
+
+
+def _packed(saved):
+    """The bytes of each of the three."""
+    _, words, gauss = saved[1]
+    python = struct.pack(f"<{len(words)}Idd", *words, gauss is not None, gauss or 0.0)
+    if saved[2] is None:
+        return [saved[0].numpy().tobytes(), python]
+    _, keys, position, has_gauss, cached = saved[2]
+    return [saved[0].numpy().tobytes(), python, keys.tobytes() + struct.pack("<qqd", position, has_gauss, cached)]
+
+
+def _unpacked(packed, like):
+    words = struct.unpack(f"<{len(like[1][1])}Idd", packed[1])
+    python = (like[1][0], words[:-2], words[-1] if words[-2] else None)
+    numpy = None
+    if like[2] is not None:
+        name, keys, *_ = like[2]
+        numpy = (name, sys.modules["numpy"].frombuffer(packed[2][:keys.nbytes], dtype=keys.dtype),
+                 *struct.unpack("<qqd", packed[2][keys.nbytes:]))
+    return torch.frombuffer(bytearray(packed[0]), dtype=torch.uint8), python, numpy
+
+
+def digest():
+    """Three numbers, one for each of the generators."""
+    return [*(float(zlib.crc32(part)) for part in _packed(states())), 0.0][:3]
+
+
+def same(one, other):
+    return _packed(one) == _packed(other)
+
+
+_NAMES = ("PyTorch's", "Python's", "NumPy's")
+
+
+def level(job, digests):
+    """Rank 0's generators for all, where some rank's stand elsewhere: `digests` of all ranks."""
+    parted = [name for name, *each in zip(_NAMES, *digests) if len({*each}) > 1]
+    if not parted:
+        return
+    randomness.note_loose()
+    job.say(f"the ranks have drawn different amounts of {' and '.join(parted)} random numbers, since each has a part of the batch: "
+            "these are not what one process would draw. Draw them as one tensor or array as long as the batch, or run on one rank", 1)
+    saved = states()
+    restore(_unpacked([job.group.broadcast(part, "the random states") for part in _packed(saved)], saved))
+
+
+def share(job):
+    level(job, job.group.gather(digest(), "the random states"))
+
+
+# ---- samples
+
+
+class Indices(list):
+    """This rank's part of a batch's indices, [first, last) of the whole; `audited`: which is wanted for an audit."""
+
+    def __init__(self, whole, first, last, audited):
+        super().__init__(whole[first:last])
+        self.whole, self.first, self.last, self.audited = whole, first, last, audited
+
+    def __reduce__(self):
+        return Indices, (self.whole, self.first, self.last, self.audited)
+
+
+class WholeBatch:
+    """What a whole batch is made of: its samples, or itself."""
+
+    def __init__(self, samples, batch=None):
+        self.samples, self.made = samples, batch
+
+    def batch(self, collate):
+        return self.made if self.samples is None else collate(self.samples)
+
+
+def cut(data, is_column, first, last):
+    """What a loader gives for a whole batch, of which each column is cut; and whether there was one."""
+    found = False
+
+    def part_of(leaf):
+        nonlocal found
+        if is_column(leaf):
+            found = True
+            return leaf[first:last]
+        if isinstance(leaf, collections.abc.MutableMapping):  # one that PyTorch does not look into
+            leaf = copy.copy(leaf)
+            for key, value in leaf.items():
+                leaf[key] = tree_map(part_of, value, is_leaf=is_column)
+        return leaf
+
+    return tree_map(part_of, data, is_leaf=is_column), found
+
+
+def rows_of(leaf):
+    """The length of a tensor or an array; None of anything else."""
+    shape = getattr(leaf, "shape", None)
+    return len(leaf) if isinstance(shape, tuple) and shape else None
+
+
+def is_column(part, count):
+    """It holds something for each of `count` samples: a tensor, an array, or words and numbers in a list."""
+    if type(part) in (list, tuple):
+        return len(part) == count and all(isinstance(item, (str, bytes, int, float)) for item in part)
+    return rows_of(part) == count
+
+
+def size_of(sample):
+    """What a collation may pad: the lengths of a sample's texts and lists, and the shapes of its tensors."""
+    if isinstance(sample, (str, bytes)):
+        return len(sample)
+    if isinstance(sample, collections.abc.Mapping):
+        return tuple(size_of(value) for value in sample.values())
+    if isinstance(sample, (list, tuple)):
+        numbers = not sample or isinstance(sample[0], (int, float))
+        return len(sample) if numbers else tuple(size_of(item) for item in sample)
+    return getattr(sample, "shape", None)
+
+
+def _total(size):
+    return sum(map(_total, size)) if isinstance(size, tuple) else size or 0
+
+
+def _shapes_of(data):
+    found = []
+
+    def note(leaf):
+        if isinstance(leaf, collections.abc.MutableMapping):  # one that PyTorch does not look into
+            tree_map(note, dict(leaf))
+        elif rows_of(leaf) is not None:
+            found.append(tuple(leaf.shape))
+        return leaf
+
+    tree_map(note, data)
+    return found
+
+
+def _is_padded(alone, whole, count):
+    """The columns of a batch of `count` samples are longer than those of one sample's batch; what is no column is alike in both."""
+    shapes = _shapes_of(alone), _shapes_of(whole)
+    columns = [one[0] == 1 and all_[0] == count for one, all_ in zip(*shapes)]
+    if len(shapes[0]) != len(shapes[1]) or any(one != all_ for one, all_, column in zip(*shapes, columns) if not column):
+        return False  # samples are joined end to end, or kept in lists: such a batch is not cut
+    return any(one[1:] != all_[1:] for one, all_ in zip(*shapes))
+
+
+class Collation:
+    """Of samples, some of which this rank keeps. One that draws numbers draws them for all, and what it makes is cut; as is what
+    one makes that pads."""
+
+    def __init__(self, collate):
+        self.collate, self.draws = collate, False
+        self.size = None  # of all samples so far
+        self.pads = None  # None: not known, since all samples had that size
+
+    def uneven(self, samples):
+        """Some of them differ in size from others, or from earlier ones, and whether that matters is not known."""
+        if self.pads is not None or not samples:
+            return False
+        if self.size is None:
+            self.size = size_of(samples[0])
+        return any(size_of(sample) != self.size for sample in samples)
+
+    def look_for_padding(self, samples):
+        """Whether a batch of one sample has other shapes than the batch of all."""
+        shortest = min(samples, key=lambda sample: _total(size_of(sample)))
+        with restored():
+            try:
+                self.pads = _is_padded(self.collate(copy.deepcopy([shortest])), self.collate(copy.deepcopy(samples)), len(samples))
+            except Exception:  # of the script's code, which may want more samples than one
+                self.pads = False
+
+    def __call__(self, samples, first, last, audited):
+        """The part, and what the whole batch is made of, for an audit."""
+        if len(samples) > 1 and self.uneven(samples):
+            self.look_for_padding(samples)
+        before = states()
+        if not self.draws and not self.pads:
+            data = self.collate(samples[first:last])
+            if same(before, states()):
+                return data, WholeBatch(samples) if audited else None
+            self.draws = True
+            restore(before)
+        whole = self.collate(samples)
+        self.draws = self.draws or not same(before, states())
+        whole_batch = WholeBatch(None, copy.deepcopy(whole)) if audited else None
+        data, found = cut(whole, functools.partial(is_column, count=len(samples)), first, last)
+        if not found:
+            randomness.note_loose()
+            with restored():
+                torch.manual_seed(zlib.crc32(_packed(before)[0]) + first)
+                data = self.collate(samples[first:last])
+        return data, whole_batch
+
+
+def _keeps_generators(root):
+    """A dataset, or what it is made of, has generators of its own."""
+    numpy = _numpy()
+    kinds = (random.Random, torch.Generator) + ((numpy.Generator, numpy.RandomState, numpy.BitGenerator) if numpy else ())
+    reached, seen = [root], set()
+    while reached and len(seen) < _OBJECTS:
+        item = reached.pop()
+        if isinstance(item, kinds):
+            return True
+        if id(item) in seen or isinstance(item, (torch.Tensor, type, str, bytes, int, float)):
+            continue
+        seen.add(id(item))
+        if isinstance(item, (list, tuple, set)):
+            reached += list(item)[:32]
+        elif isinstance(item, dict):
+            reached += list(item.values())[:32]
+        else:
+            reached += getattr(item, "__dict__", {}).values()
+    return False
+
+
+class _Fetch:
+    """How the samples of one fetcher are made: of the whole batch, or of the part."""
+
+    def __init__(self, fetcher):
+        self.stock = functools.partial(_stock_fetch, fetcher)
+        self.fetcher, self.collation = fetcher, Collation(fetcher.collate_fn)
+        self.whole = None  # not known yet
+        self.keeps_generators = _keeps_generators(fetcher.dataset)
+
+    def samples(self, indices):
+        self.fetcher.collate_fn = _nothing
+        try:
+            return self.stock(indices)
+        finally:
+            self.fetcher.collate_fn = self.collation.collate
+
+    def __call__(self, indices):
+        """[whether the whole batch's samples were drawn, the part, the whole batch for an audit]"""
+        before = states()
+        if self.whole is False and not self.collation.draws and not self.collation.pads:
+            samples = self.samples(list(indices))
+            if not self.collation.uneven(samples):
+                data = self.collation.collate(samples)
+                if same(before, states()):
+                    return [False, data, None]
+            self.whole = not same(before, states())
+            restore(before)
+        samples = self.samples(indices.whole)
+        if len(samples) != len(indices.whole):  # no list of samples: what it is, the collation knows
+            restore(before)
+            return [False, self.stock(list(indices)), None]
+        if self.whole is None:
+            self.whole = self.keeps_generators or not same(before, states())
+        part, whole_batch = self.collation(samples, indices.first, indices.last, indices.audited)
+        return [self.whole or self.collation.draws, part, whole_batch]
+
+
+def _nothing(samples):
+    return samples
+
+
+_stock_fetch = fetch._MapDatasetFetcher.fetch
+
+
+@functools.wraps(_stock_fetch)
+def _fetch(self, possibly_batched_index):
+    if not isinstance(possibly_batched_index, Indices):
+        return _stock_fetch(self, possibly_batched_index)
+    if "_castor_fetch" not in self.__dict__:
+        self._castor_fetch = _Fetch(self)
+    return self._castor_fetch(possibly_batched_index)
+
+
+fetch._MapDatasetFetcher.fetch = _fetch  # in workers, too: whoever gets Indices has imported this module
