@@ -1,4 +1,4 @@
-/* castor.h: the functions that libcastor.so exports. The table api/api.def declares and describes them.
+/* castor.h: the functions that libcastor.so exports.
  *
  * The Python agent calls them over ctypes; scripts and programs may, too. Sizes are in bytes, times in seconds unless
  * a name says otherwise; elements are counted in `numel`. A function that returns castor_status gives CASTOR_OK (0) or
@@ -27,6 +27,7 @@ typedef struct tensor castor_tensor;   /* one registered parameter: its place, i
 typedef struct node_group castor_node; /* the memory of one process group's collectives */
 typedef struct window castor_window;   /* a lease on a sum: what p.grad shows */
 
+/* The table declares and describes them. The header that is installed holds its rows written out (scripts/header). */
 #define FUNCTION(result, name, parameters) CASTOR_API result name parameters;
 #define CALLBACK(result, name, parameters) typedef result name parameters;
 #define STRUCT(name, ...)                  typedef struct name __VA_ARGS__ name;

@@ -359,7 +359,7 @@ def _say_what_is_left():
 def install():
     """Before the rest of the plugin: what splits a DataLoader's batches must see those that are handed out."""
     global _size
-    _size = int(core.option_text("CASTOR_ACCUMULATE"))
+    _size = core.options.accumulate
     if not active():
         return
     _watch_optimizers()

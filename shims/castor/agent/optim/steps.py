@@ -146,13 +146,13 @@ def install(single_job):
     """`single_job`: the ranks of a single-process script, None for other scripts."""
     global _job
     _job = single_job
-    kernels.install(core.option_text("CASTOR_OPTIMIZER"))
+    kernels.install(core.options.optimizer)
     for name in SEPARABLE:
         cls = getattr(torch.optim, name, None)
         if cls is not None and "step" in cls.__dict__:
             cls.step = owner.by_owners(cls.__dict__["step"], divisible=True)
             _separable.add(cls)
-    named = {n.strip() for n in core.option_text("CASTOR_SEPARABLE").split(",") if n.strip()}
+    named = {n.strip() for n in core.options.separable.split(",") if n.strip()}
     profile_hook_step = torch.optim.Optimizer.profile_hook_step
     torch.optim.Optimizer.profile_hook_step = staticmethod(lambda func: _outermost(profile_hook_step(func)))
     patch = torch.optim.Optimizer._patch_step_function
