@@ -206,4 +206,4 @@ class Observer(events.Observer):
 def _is_first_rank():
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
-    return core.option_text("CASTOR_RANK") == "0"
+    return core.options.rank == 0

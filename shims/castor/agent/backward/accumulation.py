@@ -352,7 +352,7 @@ def _say_what_is_left():
 def install():
     """Before the rest of the plugin: what splits a DataLoader's batches must see those that are handed out."""
     global _size
-    _size = int(core.option_text("CASTOR_ACCUMULATE"))
+    _size = core.options.accumulate
     if not active():
         return
     patching.replace("torch.optim.Optimizer.add_param_group", _watch_optimizers)

@@ -37,7 +37,7 @@ class Across:
         self.merges = False  # neighbours are exchanged as one: they lie alike on all nodes
         self.kinds = self.readers = 0  # readers: ranks of other nodes that may read from this rank at any time
         self.told, self.directory = b"", []  # this rank's directory of states, and that of its lane, as they were last exchanged
-        patience = datetime.timedelta(seconds=float(core.option_text("CASTOR_TIMEOUT")))
+        patience = datetime.timedelta(seconds=core.options.timeout)
         self.lane = dist.new_group(lane, timeout=patience, backend="gloo", use_local_synchronization=True) if lane else None
 
     def guarded(self, function, *arguments):
@@ -196,7 +196,7 @@ class Across:
 
     def adopted(self, entries):
         """Parameters have been registered: their owners, and which of them are shared, must be the same on every node."""
-        described = [core.option_text("CASTOR_CHUNK_SIZE")] + [(e.bytes, e.shared, e.owner, e.node) for e in entries]
+        described = [core.options.chunk_size] + [(e.bytes, e.shared, e.owner, e.node) for e in entries]
         self.agreed = zlib.crc32(repr(described).encode(), self.agreed)
         if self.lane is not None:
             self.guarded(self._agree)
@@ -210,9 +210,10 @@ class Across:
         """Gives back the memory of models that the script has dropped on all nodes."""
         count = core.demand_forgotten(self.group.handle, None, 0)
         gone = torch.zeros(count, dtype=torch.uint8)
-        core.demand_forgotten(self.group.handle, gone.data_ptr(), count)
+        flags = (ctypes.c_uint8 * count).from_address(gone.data_ptr())
+        core.demand_forgotten(self.group.handle, flags, count)
         dist.all_reduce(gone, op=dist.ReduceOp.MIN, group=self.lane)
-        core.demand_sweep(self.group.handle, gone.data_ptr(), count)
+        core.demand_sweep(self.group.handle, flags, count)
 
     def spread(self, entries, stepped, directory, sums_too):
         """After the owners' step: parameters, directories and, where it changed them as well, sums go to the other nodes.
@@ -302,7 +303,7 @@ def _leave():
 
 def _why_no_demand():
     """Why what other nodes keep cannot come to this rank when it is touched; None: it can."""
-    if core.option_text("CASTOR_OFFLOAD_DIR"):
+    if core.options.offload_dir:
         return "CASTOR_OFFLOAD_DIR names a disk"
     try:
         core.demand_probe()

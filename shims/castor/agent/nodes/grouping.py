@@ -52,7 +52,7 @@ def _make(process_group, ranks):
 
 def _introduce(process_group, world):
     """(the node of each rank, the token of each rank's job)"""
-    token = core.option_text("CASTOR_JOB").encode()[:TOKEN_BYTES - 1].ljust(TOKEN_BYTES, b"\0")
+    token = core.options.job.encode()[:TOKEN_BYTES - 1].ljust(TOKEN_BYTES, b"\0")
     mine = torch.frombuffer(bytearray(core.node_identity().to_bytes(8, "little") + token), dtype=torch.uint8)
     every = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(every, mine, group=process_group)

@@ -16,7 +16,7 @@ class Peer(typing.NamedTuple):
 
 def own_address():
     """The address at which the other nodes reach this one."""
-    named = core.option_text("CASTOR_NODE_ADDRESS")
+    named = core.options.node_address
     if named:
         return named
     master = os.environ.get("MASTER_ADDR", "")

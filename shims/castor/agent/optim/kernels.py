@@ -129,7 +129,7 @@ def _adam(fused, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_st
     torch._foreach_add_(state_steps, 1)
     for (param_dtype, grad_dtype, t), here in _alike(params, grads, [t.item() for t in state_steps]):
         step = _step(fused, param_dtype, grad_dtype, kind, decay, maximize, amsgrad)
-        numbers = core.AdamStep(step, 1 - beta1, beta2, 1 - beta2, root(1 - beta2**t), eps, -(lr / (1 - beta1**t)))
+        numbers = core.Adam(step, 1 - beta1, beta2, 1 - beta2, root(1 - beta2**t), eps, -(lr / (1 - beta1**t)))
         core.optimizer_adam(ctypes.byref(numbers), _ranges(here, params, grads, states), len(here), torch.get_num_threads())
     _changed(fused, params, *states)
 
@@ -151,7 +151,7 @@ def _sgd(fused, params, grads, momentum_buffer_list, *, weight_decay, momentum, 
             for i in here:
                 momentum_buffer_list[i] = torch.empty_like(grads[i], dtype=torch.float32)
         step = _step(fused, param_dtype, grad_dtype, COUPLED if weight_decay else NO_DECAY, weight_decay, maximize, nesterov)
-        numbers = core.SgdStep(step, momentum, 1 - dampening, -lr, first, 0)
+        numbers = core.Sgd(step, momentum, 1 - dampening, -lr, first, 0)
         states = (momentum_buffer_list,) if momentum else ()
         core.optimizer_sgd(ctypes.byref(numbers), _ranges(here, params, grads, states), len(here), torch.get_num_threads())
     _changed(fused, params, momentum_buffer_list if momentum else ())

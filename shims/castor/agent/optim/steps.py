@@ -140,7 +140,7 @@ def install(single_job):
     """`single_job`: the ranks of a single-process script, None for other scripts."""
     global _job
     _job = single_job
-    kernels.install(core.option_text("CASTOR_OPTIMIZER"))
+    kernels.install(core.options.optimizer)
     for name in replaced.SEPARABLE:
         cls = getattr(torch.optim, name, None)
         if cls is not None and "step" in cls.__dict__:
@@ -160,7 +160,7 @@ def _wrap_all_steps(profile_hook_step):
 
 def _wrap_named_steps(patch):
     """CASTOR_SEPARABLE: the classes that the script names."""
-    named = {n.strip() for n in core.option_text("CASTOR_SEPARABLE").split(",") if n.strip()}
+    named = {n.strip() for n in core.options.separable.split(",") if n.strip()}
 
     @functools.wraps(patch)
     def patch_step_function(self):

@@ -124,7 +124,7 @@ def _narrow_inputs(module, args, kwargs):
 
 def _refuse_autocast():
     if torch.is_autocast_enabled("cpu"):
-        raise core.Error(f"castor: the script uses autocast, and CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')} casts as "
+        raise core.Error(f"castor: the script uses autocast, and CASTOR_PRECISION={core.options.precision} casts as "
                          "well: leave CASTOR_PRECISION at fp32 for this script, or take the autocast out")
 
 

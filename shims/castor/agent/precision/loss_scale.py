@@ -139,7 +139,7 @@ def _told_of(stock):
     @functools.wraps(stock)
     def __init__(self, *args, **kwargs):
         stock(self, *args, **kwargs)
-        if self.is_enabled() and os.environ.get("RANK", "0") == "0" and int(core.option_text("CASTOR_RANK")) <= 0:
+        if self.is_enabled() and os.environ.get("RANK", "0") == "0" and core.options.rank <= 0:
             core.log(1, b"the script's GradScaler multiplies the loss, and CASTOR_PRECISION=fp16 does so with a scale of its own: the first "
                         b"steps overflow until one of them is small enough; take the GradScaler out, or build it with enabled=False")
 

@@ -154,7 +154,7 @@ def _lower(group, parameters):
         for p in parameters:
             loss_scale.hook(p)
     if not stepped and group.rank == 0:
-        core.log(1, f"CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')}: none of the {len(parameters)} parameters that "
+        core.log(1, f"CASTOR_PRECISION={core.options.precision}: none of the {len(parameters)} parameters that "
                     "are trained is a float parameter of a module: they stay as they are".encode())
     return stepped
 
@@ -221,7 +221,7 @@ def check_optimizer(optimizer, closure):
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not store.groups() and any(p.dtype is torch.float32 for p in parameters):
-        raise core.Error(f"castor: CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')} works on models that "
+        raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} works on models that "
                          "DistributedDataParallel wraps, and on scripts without a process group: wrap this one, or leave it at fp32")
     if not any(of(p) is not None for p in parameters):
         return
@@ -246,14 +246,14 @@ def _tell_of_buffers():
             continue
         del _buffers[key]
         if now is not None and now.dtype is dtype:
-            name = core.option_text("CASTOR_PRECISION")
+            name = core.options.precision
             core.log(1, f"CASTOR_PRECISION={name}: the model writes its buffer {key[1]!r} in {name}, where changes below a "
                         f"{'256th' if name == 'bf16' else '2048th'} of a value are lost: if it is a mean over many steps, leave "
                         "CASTOR_PRECISION at fp32".encode())
 
 
 def refuse(reason):
-    raise core.Error(f"castor: CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')} cannot be applied: {reason}. Leave it at "
+    raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} cannot be applied: {reason}. Leave it at "
                      "fp32 for this script")
 
 
@@ -330,7 +330,7 @@ def published(parameters):
 def install():
     """Whether CASTOR_PRECISION asks for 16 bits."""
     global dtype
-    dtype = DTYPES[core.option_text("CASTOR_PRECISION")]
+    dtype = DTYPES[core.options.precision]
     if dtype is not None:
         casts.install(dtype, settle_written)
     return dtype is not None

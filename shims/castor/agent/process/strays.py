@@ -23,7 +23,7 @@ def refuse(what, start):
     """The script has ranks of its own. Said once for the job, which ends: also the rank that started this process and would go on
     with a model that nobody has trained."""
     core.refuse(f"the script {what}, and --nproc is for scripts of one process. Start it without --nproc: castor run --plugin "
-                f"{core.option_text('CASTOR_PLUGIN')} -- {start}".encode())
+                f"{core.options.plugin} -- {start}".encode())
     sys.stdout.flush()
     if is_stray():
         try:
@@ -35,7 +35,7 @@ def refuse(what, start):
 
 def refuse_group():
     name = sys.argv[0]
-    refuse("makes a process group of its own", f"torchrun --nproc-per-node {core.option_text('CASTOR_WORLD_SIZE')} {name} (or "
+    refuse("makes a process group of its own", f"torchrun --nproc-per-node {core.options.world_size} {name} (or "
            f"python {name}, where it starts its ranks)")
 
 

@@ -75,7 +75,7 @@ class _Board:
 
     def take(self, number):
         at = ENDS.size + FORK.size + number * self.record_bytes
-        sketches = self.memory[at + RECORD.size:at + self.record_bytes]
+        sketches = (ctypes.c_double * ((self.record_bytes - RECORD.size) // 8)).from_buffer_copy(self.memory, at + RECORD.size)
         return (*RECORD.unpack_from(self.memory, at), sketches)
 
 
@@ -98,7 +98,7 @@ class Gradients:
                 continue
             grad = p.grad.detach().contiguous()
             core.sketch_add(tensors.DTYPES[grad.dtype], grad.data_ptr(), grad.numel(), weight,
-                            ctypes.addressof(self.sketches) + number * SKETCH_BYTES)
+                            ctypes.c_double.from_buffer(self.sketches, number * SKETCH_BYTES))
 
 
 def _loss_of(outputs):
@@ -110,7 +110,7 @@ class Auditor:
 
     def __init__(self, job):
         self.job = job
-        self.first, self.every = (int(core.option_text(name)) for name in ("CASTOR_AUDIT", "CASTOR_AUDIT_EVERY"))
+        self.first, self.every = core.options.audit, core.options.audit_every
         self.left, self.delivered = self.first, 0
         self.board = None  # what the fork that runs now tells
         self.compared = 0  # backward passes since the fork
@@ -153,7 +153,7 @@ class Auditor:
         model_bytes = sum(entry.bytes for entry in job.synchronizer.entries)
         if core.places(model_bytes):
             return self._leave_out("under a memory budget there is no room for a second copy")
-        if core.option_text("CASTOR_PRECISION") != "fp32":
+        if core.options.precision != "fp32":
             return self._leave_out("CASTOR_PRECISION computes with other values than the script alone")
         arena = core.ArenaInfo()
         core.arena_get(arena)
@@ -201,7 +201,7 @@ class Auditor:
         """From here on this process runs the script unsplit, and leaves no trace."""
         self.in_fork = True
         # Below what castor run removes when the job ends: this process may be killed.
-        core.files_divert(os.path.join(core.option_text("CASTOR_LOG_DIR"), ".files", f"audit-{os.getpid()}").encode())
+        core.files_divert(os.path.join(core.options.log_dir, ".files", f"audit-{os.getpid()}").encode())
         strays.watch_ranks(None)  # it steps, for nobody
         self.job.synchronizer = None
         streams.restore(states)  # Python seeds its own anew in a fork
@@ -243,7 +243,7 @@ class Auditor:
 
     @staticmethod
     def _seconds():
-        return WAIT_SHARE * float(core.option_text("CASTOR_TIMEOUT"))
+        return WAIT_SHARE * core.options.timeout
 
     def give_up_in_fork(self):
         self._leave(DONE)

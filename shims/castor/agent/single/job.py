@@ -27,7 +27,7 @@ class Job(process.Process):
     def __init__(self, rank, world):
         super().__init__(rank, world)
         self.parameters = []  # of all optimizers, in the order of registration
-        self.mode = core.option_text("CASTOR_BATCH")
+        self.mode = core.options.batch
         self.weight = 1.0 / world  # of this rank's part of the current batch
         self.share = self.weight  # what this rank's loss and gradients count for: of a mean by its size, of a sum wholly
         self.samples = 0  # in the whole batch
@@ -37,7 +37,7 @@ class Job(process.Process):
         self.backwards = 0
         self.of_batch = {}  # tensors that a step made to require gradients, by their identity
         self.counts = set()  # samples of the batches, whole, that were delivered since the last backward
-        self.loss = core.option_text("CASTOR_LOSS")
+        self.loss = core.options.loss
         self.clipped = 0  # what must be the same on every rank: a digest of the clipping since the last step
         self.batch = 0.0  # what must be the same on every rank: a digest of the current batch's indices
         self.split_seen = False  # a DataLoader's batches were split
