@@ -7,7 +7,7 @@
 #include "log.h"
 #include "siphash.h"
 
-/* A key from half of the token: of one that `castor run` has drawn, 64 random bits. */
+/* A key from half of the token: in one that `castor run` has drawn, it holds 64 random bits. */
 static uint64_t fold(const char *half, size_t length) {
     uint64_t h = 14695981039346656037ull;
     for (size_t i = 0; i < length; i++)
