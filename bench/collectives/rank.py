@@ -9,7 +9,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from castor import collectives, core
+from castor.agent import core
+from castor.agent.nodes import collectives
 
 output, rounds, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)

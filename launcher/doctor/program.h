@@ -33,7 +33,7 @@ static const char doctor_program[] =
     "    say('end')\n"
     "    sys.exit(0)\n"
     "say('torch', torch.__version__, torch.version.cuda or '')\n"
-    "core = sys.modules.get('castor.core')\n"
+    "core = sys.modules.get('castor.agent.core')\n"
     "say('agent', int(hasattr(core, 'attach')), getattr(core, '__file__', ''))\n"
     "distributed = torch.distributed.is_available()\n"
     "say('gloo', int(distributed and torch.distributed.is_gloo_available()))\n"

@@ -3,7 +3,7 @@ from ctypes import byref, c_uint64
 
 import torch.distributed as dist
 
-from . import core
+from .agent import core
 
 core.require()
 

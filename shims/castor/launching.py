@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from . import core
+from .agent import core
 from .engine import Engine
 from .engine.gradient_handler import DataParallelGradientHandler
 from .trainer.utils import is_rank_0

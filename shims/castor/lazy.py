@@ -1,11 +1,11 @@
 """Lazy initialization, as scripts call it (Colossal-AI: colossalai.lazy)."""
 import torch
 
-from . import core
+from .agent import core
 
 core.require()
 
-from . import pool  # noqa: E402 - needs the core
+from .agent import lazy  # noqa: E402 - needs the core
 
 __all__ = ["LazyInitContext"]
 
@@ -26,8 +26,8 @@ class LazyInitContext:
         self._ended = False
 
     def __enter__(self):
-        self._ended = not pool.wanted()
-        pool.begin()
+        self._ended = not lazy.wanted()
+        lazy.begin()
         if self._device is not None:
             self._device.__enter__()
         return self
@@ -36,13 +36,13 @@ class LazyInitContext:
         if self._device is not None:
             self._device.__exit__(*raised)
         if self._ended:
-            pool.end()
+            lazy.end()
 
     @staticmethod
     def materialize(module, verbose=False):
         """Returns `module`, whose parameters have their values already. `verbose`: writes to the log how many bytes are shared."""
         if verbose:
-            held, found, made = pool.figures()
+            held, found, made = lazy.figures()
             core.log(2, f"lazy initialization: {held} bytes are kept for all ranks; {made} were made, and {found} more were the "
                         "same on another rank".encode())
         return module

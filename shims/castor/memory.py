@@ -1,7 +1,7 @@
 """What of a rank's data is where (Colossal-AI: the chunk manager's and the memory tracers' figures)."""
 from ctypes import byref
 
-from . import core
+from .agent import core
 
 core.require()
 

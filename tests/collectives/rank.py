@@ -22,7 +22,7 @@ plain = "libcastor" not in os.environ.get("LD_PRELOAD", "")
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 results = {}
 if nodes and not plain:
-    from castor import core as castor_core
+    from castor.agent import core as castor_core
 
     castor_core.node_identity = lambda: nodes[rank]
 
@@ -59,7 +59,7 @@ def values(numel, dtype, of=None):
 def node_calls():
     if plain:
         return 0
-    from castor import core
+    from castor.agent import core
 
     return int(core.node_calls())
 
@@ -433,7 +433,8 @@ def case_left():
 
 def without(replace):
     """One rank cannot take part: all stay with gloo."""
-    from castor import collectives, core
+    from castor.agent import core
+    from castor.agent.nodes import collectives
 
     collectives._PATIENCE = timedelta(seconds=3)
     if rank == 1:

@@ -30,7 +30,7 @@ class Communications:
     def taken(self):
         if how == "none":
             return self.count
-        from castor import store
+        from castor.agent.core import store
 
         return sum(group.sums for group in store.groups())
 

@@ -12,7 +12,7 @@ autoload\t
 package\t/opt/lib/castor/castor/__init__.py
 importing
 torch\t2.11.0+cu130\t13.0
-agent\t1\t/opt/lib/castor/castor/core.py
+agent\t1\t/opt/lib/castor/castor/agent/core/__init__.py
 gloo\t1
 hook\tallocation\tfree\t1
 hook\tallocation\trealloc\t1
@@ -80,7 +80,7 @@ class Doctor(CommandTest):
             self.assertIn(text, checks[name][2])
 
     def test_why_the_agent_is_not_reached(self):
-        bad = GOOD.replace("agent\t1\t/opt/lib/castor/castor/core.py", "agent\t0\t")
+        bad = GOOD.replace("agent\t1\t/opt/lib/castor/castor/agent/core/__init__.py", "agent\t0\t")
         for change, advice in (
             (("flags\t0\t0", "flags\t1\t1"), "ignores PYTHONPATH"),
             (("autoload\t", "autoload\t0"), "unset it"),

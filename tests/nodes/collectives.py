@@ -28,7 +28,7 @@ dist.barrier()
 crossed = (sent() - begin) / TIMES
 calls = 0
 if "libcastor" in os.environ.get("LD_PRELOAD", ""):
-    from castor import core
+    from castor.agent import core
 
     calls = core.node_calls()
 if os.environ["LOCAL_RANK"] == "0":

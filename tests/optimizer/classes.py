@@ -12,7 +12,8 @@ import sys
 import torch
 
 import calls
-from castor import core, optimizer_kernels
+from castor.agent import core
+from castor.agent.optim import kernels
 
 SHAPES = ((1,), (37,), (3, 5), (1000, 33), (), (7,), (0,), (70001,))
 STEPS = 5
@@ -134,7 +135,7 @@ def main():
         module = importlib.import_module("torch.optim.adam")
         module._single_tensor_adam = other_bits(module._single_tensor_adam)
         module._multi_tensor_adam = other_bits(module._multi_tensor_adam)
-    optimizer_kernels.install(sys.argv[1])
+    kernels.install(sys.argv[1])
     for threads in THREADS:
         torch.set_num_threads(threads)
         for (cls, options, do, able), before in zip(rows, expected[threads]):

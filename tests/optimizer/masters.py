@@ -1,4 +1,4 @@
-"""Steps float masters with 16-bit gradients and publishes them in 16 bits (castor.optimizer_kernels.publishing), beside torch.optim on
+"""Steps float masters with 16-bit gradients and publishes them in 16 bits (castor.agent.optim.kernels.publishing), beside torch.optim on
 float tensors: gradients widened and scaled before, parameters rounded after. Prints what differs in a bit, as JSON.
 
     masters.py auto|hybrid|native [OTHER BITS]
@@ -10,7 +10,8 @@ import sys
 import torch
 
 import calls
-from castor import core, optimizer_kernels
+from castor.agent import core
+from castor.agent.optim import kernels
 
 NARROW = (torch.bfloat16, torch.float16)
 SHAPES = ((1,), (37,), (1000, 33), (0,), (7,), (70001,))
@@ -56,7 +57,7 @@ def trained(cls, options, grad_types, working_types, factor, ours):
         if ours:
             kept = [None if p.grad is None else p.grad.clone() for p in masters]
             published = {p.data_ptr(): w for p, w in zip(masters, working) if w.dtype is not torch.float32 and p.numel()}
-            with optimizer_kernels.publishing(published, factor):
+            with kernels.publishing(published, factor):
                 optimizer.step()
             if not all(a is b is None or same(a, b.grad) for a, b in zip(kept, masters)):
                 return ["the gradients were written"]
@@ -88,7 +89,7 @@ def main():
             setattr(module, name, other_bits(getattr(module, name)))
     expected = [trained(*row, *dtypes, factor, False) for row, dtypes, factor in cases]
     calls.count(core, "optimizer_adam", "optimizer_sgd")
-    optimizer_kernels.install(sys.argv[1])
+    kernels.install(sys.argv[1])
     differ = []
     for (row, dtypes, factor), before in zip(cases, expected):
         after = trained(*row, *dtypes, factor, True)

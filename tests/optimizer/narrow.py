@@ -8,7 +8,8 @@ import json
 import torch
 
 import calls
-from castor import core, optimizer_kernels
+from castor.agent import core
+from castor.agent.optim import kernels
 
 SHAPES = ((1,), (37,), (1000, 33), (0,), (70001,))
 STEPS = 4
@@ -81,7 +82,7 @@ def beyond(cls, options, dtype):
 def main():
     core.bind()
     torch.set_num_threads(1)
-    optimizer_kernels.install("hybrid")
+    kernels.install("hybrid")
     calls.count(core, "optimizer_adam", "optimizer_sgd")
     found = {"beyond": [], "native": [], "rows": 0}
     for cls, options, dtype in rows():

@@ -343,8 +343,7 @@ class Suite:
             self.check(missed[1:], ranks, plugin)
 
 
-ONLY_SINGLE = ("alone.py", "arrays.py", "batch_norm.py", "processes.py", "single.py", "loaders.py", "losses.py", "randomness.py", "streams.py",
-               "writers.py")  # parts of the agent that scripts under torchrun never reach
+ONLY_SINGLE = "shims/castor/agent/single"  # what scripts under torchrun never reach
 
 
 @functools.cache
@@ -352,13 +351,11 @@ def digest_of_tested(script, distributed):
     """What decides about a script's results, but for PyTorch: the agent, the library, the script and the comparison."""
     paths = ["tests/semantics/compare.py"]
     paths += [f"tests/scripts/{name}" for name in sorted({script, *table.HELPERS})]
-    for tested in TESTED:
-        for folder, _, names in os.walk(os.path.join(ROOT, tested)):
-            paths += sorted(
-                os.path.relpath(os.path.join(folder, name), ROOT)
-                for name in names
-                if name.endswith((".py", ".c", ".h", ".def", ".inc")) and not (distributed and name in ONLY_SINGLE)
-            )
+    for top in TESTED:
+        for folder, _, names in os.walk(os.path.join(ROOT, top)):
+            folder = os.path.relpath(folder, ROOT)
+            if not (distributed and folder == ONLY_SINGLE):
+                paths += [f"{folder}/{name}" for name in names if name.endswith((".py", ".c", ".h", ".def", ".inc"))]
     digest = hashlib.sha256()
     for path in sorted(paths):
         with open(os.path.join(ROOT, path), "rb") as file:

@@ -1,5 +1,5 @@
 """A training loop's parts in one object (Colossal-AI: colossalai.engine)."""
-from .. import core
+from ..agent import core
 
 core.require()
 

@@ -4,7 +4,7 @@ import abc
 import torch
 import torch.distributed as dist
 
-from .. import core
+from ..agent import core
 
 core.require()
 

@@ -4,7 +4,7 @@ import abc
 import torch
 from torch.utils._pytree import tree_leaves
 
-from .. import core
+from ..agent import core
 from ..trainer.utils import to_device
 
 core.require()

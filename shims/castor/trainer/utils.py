@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
-from .. import core
+from ..agent import core
 
 core.require()
 

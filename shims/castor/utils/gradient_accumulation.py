@@ -9,7 +9,7 @@ from ctypes import byref
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from .. import core
+from ..agent import core
 from . import ddp_synchronization
 from .optimizer_wrapper import WrappedOptimizer
 

@@ -1,0 +1,1 @@
+"""Backward passes: gradients on their way to the store's sums."""

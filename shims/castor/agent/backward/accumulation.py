@@ -1,0 +1,370 @@
+"""CASTOR_ACCUMULATE=k for scripts that know nothing of it: the script's step is a micro-step, and every k-th one steps.
+
+A gradient counts 1/k. Between the steps optimizer.step(), zero_grad(), clipping and unscaling do nothing, a scheduler's step
+is left out with the optimizer's, and an epoch ends with the last whole step. Gradients stay in the store's sums, which
+the next backward goes on from: no rank holds one of its own (gradients.Synchronizer.carry).
+
+Micro-steps are counted by optimizer, at its step(): a script may call backward() several times for one, and may train
+several models. What would come out other than one batch of k times the size is refused: gradients that the script
+changes by itself between the steps, or drops although they were made after the last micro-step."""
+import atexit
+import collections
+import ctypes
+import functools
+import weakref
+
+import torch
+from torch.optim import lr_scheduler
+from torch.utils.data import dataloader
+
+from .. import core
+from ..core import store
+from ..process import events
+from ..single import loaders
+
+_size = 1
+_steps = 0  # calls of any optimizer's step()
+_cycles = weakref.WeakKeyDictionary()  # optimizer: Cycle
+_synchronizers = weakref.WeakSet()
+_cycle_of = {}  # id(parameter): (weak reference to it, Cycle)
+
+
+def active():
+    return _size > 1
+
+
+def size():
+    return _size
+
+
+class Cycle:
+    """What was accumulated for one optimizer since its last step."""
+
+    def __init__(self, optimizer):
+        self.optimizer = weakref.ref(optimizer)
+        self.count = core.Accumulation()
+        core.accumulation_begin(self.count, _size)
+        self.reached = False  # a backward made gradients since the last micro-step
+        self.unheard = set()  # of its parameters (ids), those without a hook that tells of gradients
+        self.calls = 0  # of step()
+        self.skipped = False  # the last of them
+        self.held = {}  # id(parameter): (gradient, its version) as they stood at the last micro-step, outside the store
+
+    @property
+    def running(self):
+        """Micro-steps were made, and their step is still to come."""
+        return not core.accumulation_is_empty(self.count)
+
+    @property
+    def at_boundary(self):
+        """The next micro-step is the one that steps."""
+        return bool(core.accumulation_next_at_boundary(self.count))
+
+    def parameters(self):
+        optimizer = self.optimizer()
+        return [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+
+    def end(self):
+        """The step was made, or given up for an overflow."""
+        core.accumulation_begin(self.count, _size)
+        self.reached = False
+        self.held.clear()
+        for p in self.parameters():
+            entry = store.entry_of(p)
+            if entry is not None:
+                entry.carried = False
+
+    def hold(self):
+        """The micro-step is over: what it made stays until the step."""
+        before, self.held = self.held, {}
+        for p in self.parameters():
+            known = id(p) in before
+            if p.grad is None:
+                if known:
+                    refuse_change(p)
+                continue
+            entry = store.entry_of(p)
+            in_store = entry is not None and entry.synchronizer.carry(entry, p, known)
+            self.held[id(p)] = (None, 0) if in_store else (p.grad, p.grad._version)
+
+    def check_held(self):
+        """Nobody but backward() may change what is accumulated. (Of what is in the store, its synchronizer knows.)"""
+        for p in self.parameters():
+            grad, version = self.held.get(id(p), (None, 0))
+            if grad is not None and (p.grad is not grad or grad._version != version):
+                refuse_change(p)
+
+
+def watch(synchronizer):
+    """Its sums go on from micro-step to micro-step."""
+    if active():
+        _synchronizers.add(synchronizer)
+
+
+def refuse_change(p):
+    raise core.Error(
+        f"castor: the gradient of a parameter of shape {tuple(p.shape)} was cleared, replaced or changed by the script "
+        "between the micro-steps of CASTOR_ACCUMULATE: use optimizer.zero_grad(), clip_grad_norm_ and clip_grad_value_, "
+        "which act at the step only, or CASTOR_ACCUMULATE=1"
+    )
+
+
+def _cycle(optimizer):
+    cycle = _cycles.get(optimizer)
+    if cycle is None:
+        cycle = _cycles[optimizer] = Cycle(optimizer)
+    for p in cycle.parameters():
+        known = _cycle_of.get(id(p))
+        if known is None or known[0]() is not p:
+            _cycle_of[id(p)] = weakref.ref(p), cycle
+            cycle.unheard.add(id(p))
+        if id(p) in cycle.unheard and p.requires_grad and p.is_leaf:  # frozen ones may thaw
+            cycle.unheard.discard(id(p))
+            p.register_post_accumulate_grad_hook(_reached)
+    return cycle
+
+
+def _cycle_at(p):
+    """The cycle of the optimizer that steps a parameter; None when nobody does."""
+    known = _cycle_of.get(id(p))
+    return known[1] if known is not None and known[0]() is p else None
+
+
+def _reached(p):
+    cycle = _cycle_at(p)
+    if cycle is not None:
+        cycle.reached = True
+
+
+def at_boundary(parameters):
+    """Whether an operation on the gradients of these parameters acts now."""
+    if not active():
+        return True
+    cycles = {_cycle_at(p) for p in parameters} - {None}
+    acting = {cycle.at_boundary for cycle in cycles}
+    if len(acting) > 1:
+        raise core.Error("castor: gradients of several optimizers are clipped or unscaled together, and only some of them "
+                         "step now: with CASTOR_ACCUMULATE step them equally often, or clip them one by one")
+    return acting != {False}
+
+
+# ---- events
+
+
+class Observer(events.Observer):
+    def backward_begun(self, outputs, create_graph):
+        if create_graph:
+            raise core.Error("castor: backward(create_graph=True) cannot be accumulated: use CASTOR_ACCUMULATE=1")
+        for cycle in list(_cycles.values()):
+            if cycle.running and not cycle.reached:
+                cycle.check_held()
+        with torch.no_grad():
+            for synchronizer in list(_synchronizers):
+                synchronizer.set_aside()
+
+    def scaled(self, roots):
+        """Each micro-step counts 1/k."""
+        return tuple(root if root is None else root / _size for root in roots)
+
+    def backward_left(self):
+        for synchronizer in list(_synchronizers):
+            synchronizer.put_back()
+
+
+def skips_step(optimizer, closure, separable):
+    """Counts a call of step(). True: it is a micro-step, and nothing is stepped."""
+    global _steps
+    if closure is not None and not separable:
+        raise core.Error(f"castor: {type(optimizer).__name__} may evaluate its closure several times for a step, which "
+                         "CASTOR_ACCUMULATE cannot spread over micro-steps: use CASTOR_ACCUMULATE=1")
+    cycle = _cycle(optimizer)
+    if closure is None and not cycle.reached:
+        cycle.check_held()
+    _steps += 1
+    cycle.calls += 1
+    cycle.skipped = not cycle.at_boundary
+    return cycle.skipped
+
+
+def micro_step_over(optimizer):
+    cycle = _cycles[optimizer]
+    cycle.hold()
+    core.accumulation_count(cycle.count)
+    cycle.reached = False
+
+
+def step_over(optimizer):
+    _cycles[optimizer].end()
+
+
+def kept_at_zeroing(parameters):
+    """Of these parameters, those whose gradients are not to be cleared now."""
+    kept = []
+    for p in parameters if active() else ():
+        cycle = _cycle_at(p)
+        if cycle is None or not cycle.running:
+            continue
+        if cycle.reached:
+            raise core.Error(
+                "castor: the script clears gradients that were made after optimizer.step(), and CASTOR_ACCUMULATE has "
+                "added them to those of the micro-steps before: keep that backward away from this model "
+                "(requires_grad_(False), or detach() its output), or use CASTOR_ACCUMULATE=1"
+            )
+        kept.append(p)
+    return kept
+
+
+# ---- what is left out between steps
+
+
+def _watch_optimizers():
+    add = torch.optim.Optimizer.add_param_group
+
+    @functools.wraps(add)
+    def add_param_group(self, param_group):
+        add(self, param_group)
+        _cycle(self)
+
+    torch.optim.Optimizer.add_param_group = add_param_group
+
+
+def _wrap_scaler():
+    scaler = torch.amp.GradScaler
+    maybe, update = scaler._maybe_opt_step, scaler.update
+
+    @functools.wraps(maybe)
+    def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
+        cycle = _cycle(optimizer)
+        calls = cycle.calls
+        result = maybe(self, optimizer, optimizer_state, *args, **kwargs)
+        if cycle.calls == calls:  # an overflow: this step is given up, with all its micro-steps
+            cycle.end()
+        return result
+
+    @functools.wraps(update)
+    def scaler_update(self, new_scale=None):
+        """The scale stays through all micro-steps of a step."""
+        if not self.is_enabled():  # then it has no states
+            return update(self, new_scale)
+        running = {id(optimizer) for optimizer, cycle in _cycles.items() if cycle.running}
+        scaled_now = set(self._per_optimizer_states)
+        if not scaled_now & running:
+            return update(self, new_scale)
+        if new_scale is not None or scaled_now - running:
+            raise core.Error("castor: GradScaler.update() changes the scale between the micro-steps of an optimizer: with "
+                             "CASTOR_ACCUMULATE step all optimizers of a scaler equally often")
+        self._per_optimizer_states.clear()
+        return None
+
+    scaler._maybe_opt_step, scaler.update = _maybe_opt_step, scaler_update
+
+
+def _wrap_schedulers():
+    """A scheduler's step is left out when one optimizer step came since its last, and that one was left out."""
+    seen = weakref.WeakKeyDictionary()  # scheduler: calls of its optimizer's step() at its own last step
+    nested = []
+
+    def wrap(cls):
+        step = cls.__dict__["step"]
+
+        @functools.wraps(step)
+        def scheduler_step(self, *args, **kwargs):
+            if nested:
+                return step(self, *args, **kwargs)
+            cycle = _cycles.get(getattr(self, "optimizer", None)) if hasattr(self, "optimizer") else None
+            if cycle is not None:
+                made, seen[self] = cycle.calls - seen.get(self, 0), cycle.calls
+                if made == 1 and cycle.skipped:
+                    return None
+            nested.append(self)
+            try:
+                return step(self, *args, **kwargs)
+            finally:
+                nested.pop()
+
+        cls.step = scheduler_step
+
+    base = lr_scheduler.LRScheduler
+    for cls in [c for c in vars(lr_scheduler).values() if isinstance(c, type) and issubclass(c, base)]:
+        if "step" in cls.__dict__:
+            wrap(cls)
+
+    def init_subclass(cls, **kwargs):
+        super(base, cls).__init_subclass__(**kwargs)
+        if "step" in cls.__dict__:
+            wrap(cls)
+
+    base.__init_subclass__ = classmethod(init_subclass)
+
+
+class _Epoch:
+    """One iteration over a DataLoader. Its incomplete tail is dropped where the batches are trained on: where some
+    optimizer's step came since the iteration began."""
+
+    def __init__(self, iterator):
+        self.served, self.steps = 0, _steps
+        self.whole = self.length = None  # of a loader that knows its length: batches, and those that make whole steps
+        self.ahead = collections.deque()  # of one that does not: the batches of the next step
+        self.ends = False  # they are not enough for one
+        if iterator._dataset_kind == dataloader._DatasetKind.Map:
+            try:
+                self.length = len(iterator._index_sampler)
+            except TypeError:
+                return
+            whole, steps = ctypes.c_int64(), ctypes.c_int64()
+            core.accumulation_length(self.length, _size, ctypes.byref(whole), ctypes.byref(steps))
+            self.whole = whole.value
+
+    def following(self, draw):
+        if self.whole is None:
+            self._look_ahead(draw)
+        if _steps != self.steps and (self.ends if self.whole is None else self.served >= self.whole):
+            self._end()
+        batch = draw() if self.whole is not None else self.ahead.popleft() if self.ahead else self._end()
+        self.served += 1
+        return batch
+
+    def _look_ahead(self, draw):
+        while not self.ends and (self.ahead or self.served % _size == 0) and len(self.ahead) < _size - self.served % _size:
+            try:
+                self.ahead.append(draw())
+            except StopIteration:
+                self.ends = True
+
+    def _end(self):
+        if _steps != self.steps and self.served < _size:
+            raise core.Error(f"castor: an epoch has {self.served + len(self.ahead) if self.length is None else self.length} "
+                             f"batches and CASTOR_ACCUMULATE={_size} needs {_size} for a step: use smaller batches or a "
+                             "smaller CASTOR_ACCUMULATE")
+        raise StopIteration
+
+
+def _wrap_loaders():
+    def begin(iterator, loader):
+        iterator._castor_epoch = _Epoch(iterator) if torch.is_grad_enabled() and store.active() else None
+
+    def following(iterator, draw):
+        epoch = getattr(iterator, "_castor_epoch", None)
+        return draw() if epoch is None else epoch.following(draw)
+
+    loaders.wrap_iterations(begin, following)
+
+
+def _say_what_is_left():
+    left = max((cycle.count.count for cycle in _cycles.values()), default=0) if store.active() else 0
+    if left:
+        core.log(1, f"the last {left} of CASTOR_ACCUMULATE={_size} micro-steps were followed by no step: their gradients "
+                    "changed nothing".encode())
+
+
+def install():
+    """Before the rest of the plugin: what splits a DataLoader's batches must see those that are handed out."""
+    global _size
+    _size = int(core.option_text("CASTOR_ACCUMULATE"))
+    if not active():
+        return
+    _watch_optimizers()
+    _wrap_loaders()
+    _wrap_scaler()
+    _wrap_schedulers()
+    atexit.register(_say_what_is_left)

@@ -1,0 +1,274 @@
+"""Gradients: each backward's are added into the store's sums, and p.grad becomes a window on the sum."""
+import collections
+import ctypes
+import functools
+import sys
+import weakref
+from ctypes import byref, c_uint64
+
+import torch
+
+from .. import core
+from ..core import store, tensors
+from ..precision import loss_scale, masters
+from ..process import events
+from . import accumulation
+
+
+def _references(grad):
+    return sys.getrefcount(grad)
+
+
+def _references_unheld():
+    """What _references counts for a p.grad that only its parameter and one variable hold."""
+    p = torch.nn.Parameter(torch.empty(1))
+    p.grad = torch.zeros(1)
+    grad = p.grad
+    return _references(grad)
+
+
+_UNHELD = _references_unheld()
+
+
+class Synchronizer:
+    """Sums the gradients of a list of parameters over a group, once per backward for which `expecting` is set."""
+
+    def __init__(self, group, parameters, delayed=False):
+        self.group, self.delayed = group, delayed
+        self.expecting = self.begun = False
+        self.broken = None  # why no backward can be synchronized any more
+        self.unsynced = False  # a backward without synchronization came after the last one with it
+        self.scale = 1.0 / group.total  # the weight of this rank's gradients
+        self.pending = collections.deque()  # (ticket, entry, parameter, gradient): being added
+        self.entries = masters.adopt(group, parameters)
+        self.schedule = None  # what the nodes exchange while a backward runs (nodes/across.py)
+        self.let_go_before = False
+        if group.across is not None:
+            group.across.synchronizers.add(self)
+        self.hooks = []
+        accumulation.watch(self)
+        for p, e in zip(parameters, self.entries):
+            self.hook(p, e)
+
+    def hook(self, p, entry):
+        entry.synchronizer = self
+        self.hooks.append(p.register_post_accumulate_grad_hook(functools.partial(self._ready, entry)))
+
+    def remove_hooks(self):
+        for hook in self.hooks:
+            hook.remove()
+
+    def _ready(self, entry, p):
+        if not store.active():
+            return
+        entry.used, entry.synced = True, False
+        if not self.expecting:
+            self.unsynced = True
+            return
+        if not self.begun:
+            if self.broken:
+                self.refuse_broken()
+            self.begun = True
+            events.at_end(self._finish, self._raised)
+            if self.group.across is not None:
+                self.group.across.begin(self)
+        if self.delayed:
+            return
+        if entry.fired:
+            self._refuse_second()
+        self._submit(entry, p, p.grad)
+        entry.fired = True  # not before: what an exception kept from the sum is not waited for
+        self._reap()
+        if self.group.across is not None:
+            self.group.across.go_on(self)
+
+    def _refuse_second(self):
+        raise RuntimeError(
+            "Expected to mark a variable ready only once: a parameter got two gradients in one backward "
+            "(reentrant checkpointing of shared weights?). Pass static_graph=True to DistributedDataParallel."
+        )
+
+    def _submit(self, entry, p, grad):
+        self._let_go(entry)
+        entry.carrying, entry.carried = entry.carried, False
+        source = None
+        if grad is not None:
+            if grad.layout is not torch.strided:
+                raise core.Error("castor: a gradient is sparse: make it dense (Embedding(sparse=False)), or run this script on one rank")
+            if p.dtype is not entry.dtype:
+                raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} has become {p.dtype}, and its gradients are summed "
+                                 f"as {entry.dtype}: wrap the model again, or build its optimizer again, after such a change")
+            source = grad.detach()
+            if source.dtype is not entry.sum_alias.dtype:
+                source = source.to(entry.sum_alias.dtype)
+            if source.stride() != entry.sum_alias.stride():
+                source = torch.empty_strided(entry.sum_alias.shape, entry.sum_alias.stride(), dtype=entry.sum_alias.dtype)
+                source.copy_(grad.detach())
+        ticket = c_uint64()
+        goes_on = entry.carrying and not ((entry.whole or entry.single_sum) and not entry.goes_on_here)
+        flags = core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
+        entry.whole = False
+        if not accumulation.at_boundary([p]):
+            flags |= core.GRADIENT_KEEP
+        core.gradient_add(entry.handle, None if source is None else source.data_ptr(), self.scale, flags, byref(ticket))
+        if source is not None:
+            self.pending.append((ticket.value, entry, p, grad, source))
+
+    @staticmethod
+    def _let_go(entry):
+        """The next gradient goes into the sum: nothing of this rank looks at the last one any more."""
+        if not entry.shared:
+            core.sum_release(entry.handle)
+        elif entry.carried:
+            shows = entry.aside is not None and entry.shows_window(entry.aside)
+            core.window_carry(entry.handle, entry.window if shows else None)
+        else:
+            core.windows_detach(entry.handle)
+
+    def let_go(self):
+        """Before the first gradient of a backward that makes ours."""
+        for entry in self._participants():
+            self._let_go(entry)
+
+    def _reap(self):
+        done = core.gradients_done(self.group.handle)
+        while self.pending and self.pending[0][0] <= done:
+            self._added()
+
+    def _added(self):
+        """The oldest gradient in the queue is in the sum: its memory can go."""
+        _, entry, p, grad, source = self.pending.popleft()
+        del source
+        if not entry.shared or p.grad is not grad or entry.shows_window(grad):
+            return
+        if _references(grad) <= _UNHELD and not tensors.is_reached(grad):
+            p.grad = None
+
+    def _participants(self):
+        """The entries that this backward sums: the same on every rank."""
+        return self.entries
+
+    def refuse_broken(self):
+        core.fail(self.group.handle, self.broken.encode(), 0)
+        raise core.GroupError(f"castor: {self.broken}")
+
+    def _raised(self, error):
+        """A backward raised after some gradients were on their way to the sums, or while this rank waited for them: other
+        ranks wait for the rest."""
+        if self.begun:
+            self._break_off(error)
+
+    def _break_off(self, error):
+        """No sum can be completed. What was handed over stays where it is: it may still be added."""
+        self.broken = self.broken or (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one "
+                       "can follow: let the exception end the script")
+        self.begun = self.expecting = False
+        for entry in self.entries:
+            entry.fired = entry.used = False
+
+    def _finish(self):
+        try:
+            self._sum()
+        except BaseException as error:
+            self._break_off(error)
+            raise
+
+    def _sum(self):
+        self.unsynced = False
+        entries = self._participants()
+        for entry in entries:
+            if not entry.fired:
+                p = entry.parameter()
+                self._submit(entry, p, None if p is None else p.grad)
+        used = (ctypes.c_uint8 * max(len(entries), 1))()
+        core.gradients_finish(self.group.handle, core.pointers([e.handle for e in entries]), len(entries), used)
+        if self.group.across is not None:
+            self.schedule = self.group.across.sum(entries, used, self.schedule)
+            self.group.across.end(self)
+        if loss_scale.active():
+            loss_scale.check(self.group, entries, used)
+        self.group.sums += 1
+        while self.pending:
+            self._added()
+        with torch.no_grad():
+            for entry, some_rank_used in zip(entries, used):
+                self._show(entry, some_rank_used)
+        self.begun = self.expecting = False
+
+    def _show(self, entry, some_rank_used):
+        entry.fired = entry.used = False
+        entry.synced = True
+        p = entry.parameter()
+        if entry.aside is not None:
+            self._put_back(entry)
+        if not (some_rank_used or entry.carrying) or p is None:
+            core.sum_release(entry.handle)  # p.grad stays as it was
+        elif not entry.shared or p.grad is None and p.stride() != entry.sum_alias.stride():
+            if p.grad is None:
+                p.grad = torch.empty_like(p, dtype=entry.sum_alias.dtype)
+            p.grad.copy_(entry.sum_alias)
+            core.sum_release(entry.handle)
+        elif entry.shows_window(p.grad):
+            core.window_refresh(entry.window)
+        elif p.grad is None:
+            p.grad = entry.take_window()
+        else:  # the script holds the gradient that stood there: its values change, its identity stays
+            p.grad.copy_(entry.sum_alias)
+            core.sum_release(entry.handle)
+        entry.carrying = False
+        if p is not None:
+            entry.shown = None if p.grad is None else weakref.ref(p.grad)
+            entry.shown_version = 0 if p.grad is None else p.grad._version
+
+    # ---- accumulation: a sum that goes on through several backward passes
+
+    @staticmethod
+    def _put_back(entry):
+        p = entry.parameter()
+        if p is not None:
+            p.grad = entry.aside
+        entry.aside = None
+
+    @staticmethod
+    def _changed(entry, p):
+        """p.grad is not what the last backward showed."""
+        if p.grad is not entry.shown_grad():
+            return True
+        return bool(core.window_edited(entry.window)) if entry.shows_window(p.grad) else p.grad._version != entry.shown_version
+
+    def carry(self, entry, p, already):
+        """A micro-step is over: the next backward goes on from the sum that p.grad shows. False: p.grad holds what no sum
+        does (no_sync), or zeros. `already`: the micro-steps before are in there."""
+        entry.carried = False
+        if self.unsynced or not entry.synced:
+            return False
+        if self._changed(entry, p):
+            if already or p.grad.any():
+                accumulation.refuse_change(p)
+            return False
+        entry.carried = True
+        return True
+
+    def set_aside(self):
+        """A backward begins: autograd gives the new gradients alone, which the sums take up."""
+        for entry in self.entries:
+            p = entry.parameter()
+            if not entry.carried or p is None:
+                continue
+            if self.unsynced:
+                entry.carried = False  # p.grad holds the sum and what came without synchronization
+                continue
+            if p.grad is not None and self._changed(entry, p):
+                if p.grad is not entry.shown_grad() or p.grad.any():
+                    accumulation.refuse_change(p)
+                self._show(entry, True)  # cleared by hand, which acts at the step only
+            if self.expecting:
+                entry.aside, p.grad = p.grad, None
+            elif p.grad is None:
+                accumulation.refuse_change(p)
+
+    def put_back(self):
+        """The backward is over: what it did not reach shows what it showed."""
+        for entry in self.entries:
+            if entry.aside is not None:
+                self._put_back(entry)

@@ -1,0 +1,198 @@
+"""DistributedDataParallel's reducer and logger, replaced beneath the stock class.
+
+`torch.nn.parallel.distributed` looks `dist.Reducer` and `dist.Logger` up when a module is wrapped. Everything else of
+DDP (broadcasts, buffers, no_sync, pickling) stays PyTorch's."""
+import functools
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import DDPLoggingData
+
+from .. import core
+from ..core import store, tensors
+from ..nodes import across
+from ..precision import casts, masters
+from ..single import alone
+from . import gradients
+
+_real_reducer, _real_logger = dist.Reducer, dist.Logger
+
+
+def why_not(parameters, process_group, expect_sparse):
+    """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
+    if process_group.size() == 1 and not alone.wanted(parameters):
+        return alone.NOTHING_SHARED
+    if any(expect_sparse):
+        return "a parameter has sparse gradients"
+    for p in parameters:
+        why = tensors.why_unsupported(p)
+        if why:
+            return f"a parameter of shape {tuple(p.shape)} cannot be shared: {why}"
+    return None
+
+
+class Reducer(gradients.Synchronizer):
+    """Stands in for torch.distributed.Reducer."""
+
+    def __init__(self, group, parameters):
+        super().__init__(group, parameters)
+
+    def prepare_for_forward(self):
+        if self.broken:
+            self.refuse_broken()
+
+    def prepare_for_backward(self, outputs):
+        self.expecting = True
+
+    def _set_static_graph(self):
+        # A parameter may get its gradient in several parts in one backward: they are added at its end.
+        self.delayed = True
+
+    def _rebuild_buckets(self):
+        return False
+
+    def set_logger(self, logger):
+        pass
+
+    def _delay_all_reduce(self):
+        self.delayed = True
+
+    def _set_forward_pass_work_handle(self, *args):
+        pass
+
+    def _set_ddp_runtime_logging_sample_rate(self, rate):
+        pass
+
+    def _check_reducer_finalized(self):
+        pass
+
+    def _remove_autograd_hooks(self):
+        self.remove_hooks()
+
+
+class Logger:
+    """Stands in for torch.distributed.Logger, whose constructor wants a real reducer."""
+
+    def __init__(self, reducer):
+        self._texts, self._numbers = {}, {}
+
+    def set_construction_data_and_log(self, module_name, device_ids, output_device, broadcast_buffers, *more):
+        self._texts = {"module_name": module_name}
+        self._numbers = {"broadcast_buffers": int(broadcast_buffers), "rank": dist.get_rank(), "world_size": dist.get_world_size()}
+
+    def _get_ddp_logging_data(self):
+        """What Castor's reducer can say of what PyTorch's tells: nothing of buckets, which it does not have. Lightning looks
+        for one entry here when a fit ends."""
+        data = DDPLoggingData()
+        data.strs_map, data.ints_map = self._texts, self._numbers
+        return data
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more):
+    parameters = list(parameters)
+    reason = why_not(parameters, process_group, expect_sparse)
+    if reason is None:
+        return Reducer(across.group_of(process_group), parameters)
+    if process_group.size() > 1:
+        core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
+    elif dist.get_world_size() == 1:  # else a group of the script's own making: the run as a whole is not plain
+        core.passthrough(reason.encode())
+    return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more)
+
+
+def _verify(stock):
+    """Only the ranks whose parameters differ from rank 0's learn it from PyTorch; rank 0 would wait for them."""
+
+    @functools.wraps(stock)
+    def verify_param_shape_across_processes(process_group, tensors, *args, **kwargs):
+        group = None
+        if why_not(tensors, process_group, []) is None:
+            group = across.group_of(process_group)
+        error = None
+        try:
+            result = stock(process_group, tensors, *args, **kwargs)
+        except RuntimeError as raised:
+            error = raised
+        if group is not None:
+            differ = [rank for rank, (flag,) in enumerate(group.gather([float(error is not None)], "the check of the models"))
+                      if flag]
+            if differ and error is None:
+                raise core.GroupError(f"castor: rank {differ[0]} finds that its model differs from rank 0's: build the same "
+                                      "model on every rank; its own message says where it differs")
+        if error is not None:
+            raise error
+        return result
+
+    return verify_param_shape_across_processes
+
+
+def _init_helper(stock):
+    """CASTOR_PRECISION: what is adopted meanwhile is of this module; PyTorch's own reducer would know no masters."""
+
+    @functools.wraps(stock)
+    def _ddp_init_helper(self, parameters, expect_sparse_gradient, *args, **kwargs):
+        reason = why_not(parameters, self.process_group, expect_sparse_gradient)
+        if reason is None and self.mixed_precision is not None:
+            reason = "DistributedDataParallel(mixed_precision=...) casts as well"
+        if reason is not None:
+            masters.refuse(reason)
+        with casts.wrapping(self.module):
+            return stock(self, parameters, expect_sparse_gradient, *args, **kwargs)
+
+    return _ddp_init_helper
+
+
+def _make_logger(reducer):
+    return Logger(reducer) if isinstance(reducer, Reducer) else _real_logger(reducer)
+
+
+def step_aside(ddp, reason):
+    """Gives a wrapped module PyTorch's own reducer back, before it trains on."""
+    if not isinstance(ddp.reducer, Reducer):
+        return
+    if masters.dtype is not None:
+        masters.refuse(reason)
+    core.passthrough(f"DistributedDataParallel gets PyTorch's reducer back: {reason}".encode())
+    ddp.reducer.remove_hooks()
+    parameters, expect_sparse = ddp._build_params_for_reducer()
+    store.release(parameters)
+    dist.Reducer, dist.Logger = _real_reducer, _real_logger
+    try:
+        ddp._ddp_init_helper(parameters, expect_sparse, {}, ddp.static_graph)
+    finally:
+        dist.Reducer, dist.Logger = _make_reducer, _make_logger
+
+
+def install():
+    dist.Reducer, dist.Logger = _make_reducer, _make_logger
+    ddp = torch.nn.parallel.DistributedDataParallel
+    if masters.dtype is not None:
+        ddp._ddp_init_helper = _init_helper(ddp._ddp_init_helper)
+    module = torch.nn.parallel.distributed
+    if hasattr(module, "_verify_param_shape_across_processes"):
+        module._verify_param_shape_across_processes = _verify(module._verify_param_shape_across_processes)
+    for name, reason in {
+        "register_comm_hook": "the script registers a communication hook",
+        "_register_builtin_comm_hook": "the script registers a communication hook",
+        "join_hook": "the script trains on uneven inputs (Join)",
+        "_update_process_group": "the script changes the process group",
+    }.items():
+        _step_aside_at(ddp, name, reason)
+
+
+def _step_aside_at(ddp, name, reason):
+    method = getattr(ddp, name, None)
+    if method is None:
+        return
+
+    @functools.wraps(method)
+    def stepping_aside(self, *args, **kwargs):
+        step_aside(self, reason)
+        return method(self, *args, **kwargs)
+
+    setattr(ddp, name, stepping_aside)

@@ -1,0 +1,316 @@
+"""What the agent knows of the store: its groups, and which parameter is which of its tensors."""
+import atexit
+import ctypes
+import functools
+import operator
+import os
+import weakref
+import zlib
+from ctypes import byref, c_void_p
+
+import torch
+
+from .. import core
+from . import tensors
+
+
+class Entry:
+    """A registered parameter. What follows `window` belongs to the gradients (backward/gradients.py).
+
+    carried   the next backward goes on from the sum: a micro-step is over, and its step is still to come
+    carrying  the running one does
+    whole     the last sum is that of all nodes, and not of this one only
+    aside     what stands in p.grad meanwhile has to be None, so that autograd does not add to it
+    """
+
+    __slots__ = (
+        "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "single_parameter", "shared", "bytes", "param_alias", "sum_alias",
+        "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying",
+        "whole", "aside", "overflowed", "layout", "dtype", "has_left", "__weakref__",
+    )
+
+    def __init__(self, group, p):
+        self.key, self.group, self.synchronizer = id(p), group, None
+        self.watch(p)
+
+    def watch(self, p):
+        self.parameter = weakref.ref(p, tensors.while_python_runs(self.forget))
+
+    def register(self, p, handle, sum_dtype):
+        """It is the store's tensor `handle` from here on."""
+        info = core.TensorInfo()
+        core.tensor_get(handle, byref(info))
+        self.handle, self.handle_id = handle, info.id
+        self.layout, self.dtype, self.has_left = tensors.layout(p), p.dtype, False
+        self.node = info.node  # whose owner steps it, of several nodes that shard; -1: each node's does
+        # That node alone keeps the sum, and the parameter: elsewhere they come when they are touched.
+        self.single_sum, self.single_parameter = bool(info.single_sum), bool(info.single_parameter)
+        self.owner, self.shared, self.bytes = info.owner, bool(info.shared), info.bytes
+        like = p.data
+        self.param_alias = tensors.tensor_at(info.param_alias, like) if self.shared else None
+        self.sum_alias = tensors.tensor_at(info.sum, like.to(sum_dtype) if sum_dtype is not like.dtype else like)
+        self.window = self.window_address = None
+        self.fired = self.used = False
+        self.shown, self.shown_version = None, 0
+        self.synced = True
+        self.overflowed = None  # precision/loss_scale.py
+        self.aside = None
+        self.carried = self.carrying = self.whole = False
+
+    @property
+    def mine(self):
+        return self.owner == self.group.rank
+
+    @property
+    def stepped_here(self):
+        """Of what is `mine`, whether this rank steps it, and not the owner on another node."""
+        return self.mine and (self.node < 0 or self.node == self.group.across.place.node)
+
+    @property
+    def goes_on_here(self):
+        """A sum of all nodes, which the next backward adds to, goes on at one of them only."""
+        here = self.group.across.place.node
+        return here == (self.node if self.single_sum else 0)
+
+    @property
+    def summed_here(self):
+        """Of what is `mine`, whether this node keeps the sum of all nodes."""
+        return self.mine and (not self.single_sum or self.stepped_here)
+
+    def forget(self):
+        if _entries.get(self.key) is self:
+            del _entries[self.key]
+        if active():
+            core.tensor_forget(self.handle)
+
+    def shows_window(self, grad):
+        """`grad` is the window that Castor gave, and the script has not put another tensor in its place."""
+        return self.window is not None and grad is not None and tensors.is_at(grad, self.window_address, self.sum_alias)
+
+    def shown_grad(self):
+        """The tensor that stood in p.grad after the last synchronized backward, if it is still alive."""
+        return None if self.shown is None else self.shown()
+
+    def take_window(self):
+        """A tensor over a window on the newest sum."""
+        handle, address = c_void_p(), c_void_p()
+        core.window_take(self.handle, byref(handle), byref(address))
+        handle = handle.value
+        self.window, self.window_address = handle, address.value
+        return tensors.tensor_at(address.value, self.sum_alias, lambda: self._window_freed(handle))
+
+    def _window_freed(self, handle):
+        if self.window == handle:
+            self.window = self.window_address = None
+        if active():
+            core.window_return(handle)
+
+class Group:
+    """The store of one set of ranks, all on this node.
+
+    across  the other nodes of the set, and total its ranks on all of them (nodes/across.py); None, and world, on one node
+    """
+
+    def __init__(self, name, rank, world, token=None, owners=None, across=None, total=None):
+        handle = c_void_p()
+        core.store_open_node(name.encode(), token, rank, world, owners or world, byref(handle))
+        self.handle, self.rank, self.world, self.name = handle.value, rank, world, name
+        self.across, self.total = across, total or world
+        self.sums = 0  # backward passes synchronized
+        atexit.register(self._leave)
+
+    @property
+    def sharded(self):
+        """One node only keeps each optimizer state, and its owner there steps."""
+        return self.across is not None and self.across.peers is not None
+
+    @property
+    def single(self):
+        """Larger sums are kept by one node only, and so may parameters be."""
+        return self.across is not None and self.across.kinds > 0
+
+    def _leave(self):
+        if active():
+            core.store_leave(self.handle)
+
+    def union(self, flags, what):
+        """Which of the flags are set on some rank. None: the ranks have different numbers of them."""
+        packed = [float(int("".join("1" if v else "0" for v in flags[i:i + 48]), 2)) for i in range(0, len(flags), 48)]
+        every = self.gather(packed + [float(len(flags))], what)
+        if any(row[-1] != len(flags) for row in every):
+            return None
+        either = [functools.reduce(operator.or_, (int(row[i]) for row in every)) for i in range(len(packed))]
+        bits = "".join(format(u, f"0{min(48, len(flags) - 48 * i)}b") for i, u in enumerate(either))
+        return [bit == "1" for bit in bits]
+
+    def barrier(self, what):
+        core.barrier(self.handle, what.encode())
+
+    def broadcast(self, data, what):
+        """Rank 0's bytes, on every rank; all pass the same length."""
+        buffer = ctypes.create_string_buffer(data, len(data))
+        core.broadcast(self.handle, buffer, len(data), what.encode())
+        return buffer.raw
+
+    def failure(self):
+        """Why the group cannot go on, and the rank that it began with (-1: none alone); None: it can."""
+        text = ctypes.create_string_buffer(1024)
+        blamed = core.failure_get(self.handle, text, len(text))
+        return None if blamed == -2 else (blamed, text.value.decode(errors="replace"))
+
+    def together(self, key, able):
+        """Whether every rank came with this key, and could."""
+        committed = ctypes.c_int()
+        core.together(self.handle, key, int(able), byref(committed))
+        return bool(committed.value)
+
+    def gather(self, values, what):
+        """A list of numbers of each rank, in rank order; all pass the same count."""
+        mine = (ctypes.c_double * len(values))(*values)
+        out = (ctypes.c_double * (len(values) * self.world))()
+        core.gather(self.handle, mine, ctypes.sizeof(mine), out, what.encode())
+        return [list(out[r * len(values):(r + 1) * len(values)]) for r in range(self.world)]
+
+
+_groups = {}
+_entries = {}  # id(parameter): Entry; the entry's weak reference says whether the id is still that parameter's
+_pid = os.getpid()
+
+
+def active():
+    """False in forked children: there the tensors are ordinary memory."""
+    return os.getpid() == _pid
+
+
+def groups():
+    return list(_groups.values())
+
+
+def group(name, rank, world, **of_nodes):
+    if name not in _groups:
+        _groups[name] = Group(name, rank, world, **of_nodes)
+    return _groups[name]
+
+
+def entries():
+    return list(_entries.values())
+
+
+def entry_of(p):
+    entry = _entries.get(id(p))
+    return entry if entry is not None and entry.parameter() is p else None
+
+
+def release(parameters):
+    """Back to private memory; the parameters are no longer Castor's."""
+    for p in parameters:
+        entry = entry_of(p)
+        if entry is not None:
+            core.tensor_release(entry.handle)
+            del _entries[id(p)]
+
+
+# ---- registration
+
+
+def fresh_of(grp, parameters):
+    """Which of `parameters` are to be registered: what is not yet, or is something else by now, on any rank. On every rank
+    of the group together."""
+    fresh = [is_fresh(p) for p in parameters]
+    digest = float(zlib.crc32(bytes(fresh)))
+    every = grp.gather([float(len(fresh)), digest], "which parameters are registered")
+    other = next((rank for rank, row in enumerate(every) if row[0] != every[0][0]), None)
+    if other is not None:
+        raise core.GroupError(f"castor: the ranks' models differ: rank 0 has {every[0][0]:.0f} parameters to share, rank {other} has "
+                              f"{every[other][0]:.0f}. Build the same model on every rank")
+    if any(row != every[0] for row in every):
+        fresh = grp.union(fresh, "which parameters are registered")
+    return [p for p, is_fresh in zip(parameters, fresh) if is_fresh]
+
+
+def is_fresh(p):
+    """It is not registered, or is something else than what was registered."""
+    entry = entry_of(p)
+    return entry is None or entry.has_left or entry.sum_alias.numel() != p.numel() or entry.layout != tensors.layout(p)
+
+
+def adopt(grp, parameters, float_sums=False):
+    """Registers those of `parameters` that are fresh, on every rank of the group together. Returns the entries, in the
+    order given. `float_sums`: the gradients of 16-bit parameters, and their sums, are float."""
+    fresh = fresh_of(grp, parameters)
+    if fresh:
+        descriptions = (core.Description * len(fresh))()
+
+        def widened(p):
+            return float_sums and p.dtype in (torch.float16, torch.bfloat16)
+
+        for p, d in zip(fresh, descriptions):
+            if entry_of(p) is not None:
+                _forget_before(p, entry_of(p))
+            whole = tensors.owns_whole_storage(p)
+            if not whole_block(p, whole):
+                whole = move_to_own_block(p)
+            d.address, d.numel, d.dtype, d.layout = p.data_ptr(), p.numel(), tensors.DTYPES[p.dtype], tensors.layout(p)
+            d.flags = core.DESCRIPTION_WHOLE * whole | core.DESCRIPTION_FLOAT_SUM * widened(p)
+        handles = (c_void_p * len(fresh))()
+        core.register(grp.handle, descriptions, len(fresh), handles)
+        for p, handle in zip(fresh, handles):
+            entry = entry_of(p)
+            if entry is None or entry.group is not grp:
+                entry = _entries[id(p)] = Entry(grp, p)
+            entry.register(p, handle, torch.float32 if widened(p) else p.dtype)
+        if grp.across is not None:
+            grp.across.adopted([entry_of(p) for p in fresh])  # which is also where the others' bytes go
+    return [entry_of(p) for p in parameters]
+
+
+def _forget_before(p, entry):
+    """What it shows stays, in memory of this rank's own: its gradient, its states, and the block that was its home."""
+    core.windows_detach(entry.handle)
+    core.tensor_keep_home(entry.handle)
+    core.tensor_forget(entry.handle)
+
+
+def whole_block(p, whole):
+    return whole and p.data_ptr() % 4096 == 0
+
+
+def move_to_own_block(p):
+    """A large parameter in memory that cannot be mapped over moves to a block that can, if nothing else can reach that
+    memory. Returns whether it has a storage of its own now."""
+    if type(p) not in (torch.nn.Parameter, torch.Tensor) or p.numel() * p.element_size() < 4096 or tensors.is_reached(p):
+        return False
+    with torch.no_grad():
+        p.data = p.data.clone(memory_format=torch.preserve_format)
+    return tensors.owns_whole_storage(p)
+
+
+# ---- where the script has its parameters
+
+
+def look(entries):
+    """Whether the script has put other memory in the place of a parameter's, on this rank. Returns an array of flags, or None."""
+    pairs = [(e.parameter(), e) for e in entries]
+    layouts = (ctypes.c_uint64 * len(pairs))(*[tensors.layout(p) for p, _ in pairs])
+    away = (ctypes.c_uint8 * max(len(pairs), 1))()
+    found = core.homes_look(core.pointers([e.handle for _, e in pairs]), core.pointers([p.data_ptr() for p, _ in pairs]),
+                            layouts, len(pairs), away)
+    return away if found else None
+
+
+def settle(grp, entries, states):
+    """On every rank together: what the script has put elsewhere comes to the store, or leaves it (interpose/store/home.h).
+    `states`: (a digest of its optimizer states, whether they are away, and are reached) of each. Returns the entries that
+    left, and what nodes compare."""
+    homes = (core.Home * max(len(entries), 1))()
+    for entry, home, (digest, away, reached) in zip(entries, homes, states):
+        p = entry.parameter()
+        home.address, home.layout, home.bytes, home.states = p.data_ptr(), tensors.layout(p), tensors.extent(p), digest
+        home.flags = (core.HOME_WHOLE * tensors.owns_whole_storage(p) | core.HOME_STATES_AWAY * away
+                      | core.HOME_STATES_REACHED * reached)
+    verdicts, agreed = (ctypes.c_uint8 * max(len(entries), 1))(), ctypes.c_uint64()
+    core.homes_settle(grp.handle, core.pointers([e.handle for e in entries]), homes, len(entries), verdicts, byref(agreed))
+    left = [e for e, verdict in zip(entries, verdicts) if verdict == core.HOME_LEAVES and e.shared]
+    for entry in left:
+        entry.shared, entry.has_left = False, True
+    return left, agreed.value

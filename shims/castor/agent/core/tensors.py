@@ -1,0 +1,116 @@
+"""Tensors over addresses, and what of a tensor can be shared."""
+import ctypes
+import functools
+import hashlib
+import sys
+import weakref
+
+import torch
+
+from .. import core
+
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+DTYPE_OF = {number: dtype for dtype, number in DTYPES.items()}
+
+
+def while_python_runs(callback, ends=sys.is_finalizing):
+    """`callback`, for what is called when an object dies: not any more once Python ends, since modules are empty by then."""
+
+    def run(*_):
+        if not ends():
+            callback()
+
+    return run
+
+
+def tensor_at(address, like, on_free=None):
+    """A tensor over `like.numel()` elements at `address`, with the shape and strides of `like`, which is dense.
+    `on_free` is called when its storage is."""
+    numel = like.numel()
+    if not numel:
+        return torch.empty_like(like)
+    memory = _ours[address] = (ctypes.c_char * (numel * like.element_size())).from_address(address)
+    if on_free is not None:
+        weakref.finalize(memory, while_python_runs(on_free)).atexit = False
+    return torch.frombuffer(memory, dtype=like.dtype, count=numel).as_strided(like.shape, like.stride())
+
+
+_ours = weakref.WeakValueDictionary()  # by address, the memory of tensor_at's tensors
+
+
+def is_dense(t):
+    """Every element of the storage range [first, first + numel) belongs to the tensor exactly once."""
+    expected = 1
+    for stride, size in sorted(zip(t.stride(), t.shape)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def why_unsupported(p):
+    """Why the gradients of a parameter cannot be summed in the store; None when they can."""
+    if p.device.type != "cpu":
+        return f"it is on {p.device}"
+    if p.layout is not torch.strided:
+        return f"its layout is {p.layout}"
+    if p.dtype not in DTYPES:
+        return f"its dtype is {p.dtype}"
+    if isinstance(p, torch.nn.parameter.UninitializedTensorMixin):
+        return "it is not initialized yet"
+    if not is_dense(p):
+        return "its elements are not dense in memory"
+    return None
+
+
+def owns_whole_storage(p):
+    """The storage holds exactly the parameter's elements, and the tensor is a plain one."""
+    if type(p) not in (torch.nn.Parameter, torch.Tensor):
+        return False
+    return p.storage_offset() == 0 and p.untyped_storage().nbytes() == p.numel() * p.element_size()
+
+
+def storage_users(p):
+    """Number of tensors (and others) that hold the parameter's storage, the parameter included."""
+    storage = p.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1
+
+
+def is_reached(t):
+    """Something else can reach the tensor's memory: another tensor, another process, or whoever made the memory, where that is not
+    PyTorch's own allocator (a NumPy array's, a mapped file's): such a storage cannot be resized, as can none that torch.load
+    made, whose memory is the allocator's."""
+    storage = t.untyped_storage()
+    made_elsewhere = not storage.resizable() and storage.data_ptr() not in _ours and not core.arena_block(storage.data_ptr())
+    return storage_users(t) > 1 or made_elsewhere or t.is_shared()
+
+
+def is_at(t, address, like):
+    """The tensor shows what lies at the address as `like` does."""
+    return t.data_ptr() == address and t.dtype is like.dtype and t.shape == like.shape and t.stride() == like.stride()
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _layout(*described):
+    return int.from_bytes(hashlib.blake2b(repr(described).encode(), digest_size=8).digest(), "little")
+
+
+def layout(t):
+    """One number for dtype, shape and strides, the same on every rank."""
+    return _layout(t.dtype, t.shape, t.stride())
+
+
+def extent(t):
+    """Bytes from the first element to the end of the last."""
+    last = sum(stride * (size - 1) for stride, size in zip(t.stride(), t.shape)) if t.numel() else -1
+    return (last + 1) * t.element_size()
+
+
+def digest(value, digest_bytes):
+    """A number for what an optimizer keeps, the same on ranks that keep the same; `digest_bytes`: of (address, bytes)."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu":
+        dense = value.detach().contiguous()
+        return _layout(layout(value), digest_bytes(dense.data_ptr(), dense.nbytes))
+    return _layout(repr(value))

@@ -1,0 +1,1 @@
+"""Several nodes, and what the ranks of a process group agree on."""

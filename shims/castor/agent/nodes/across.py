@@ -1,0 +1,454 @@
+"""Ranks of several nodes: each node has its store, and the owners of the same tensors, one on each node, exchange sums.
+
+Which ranks are on which node, and which of them exchange, the core decides (nodes/grouping.h); the exchange itself goes
+over process groups of PyTorch's, in the order of the script's own calls."""
+import atexit
+import ctypes
+import datetime
+import os
+import pickle
+import socket
+import typing
+import weakref
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from .. import core
+from ..core import store, tensors
+
+TOKEN_BYTES = 64
+REDUCE_BYTES = 4 << 20  # of a sum on its way to the node that keeps it
+UNIT_BYTES = 4 << 20  # of sums that are exchanged together while a backward runs
+_groups = {}  # ranks of a process group: its store.Group
+
+
+def on_one_node():
+    """The launcher says that all ranks of the job are here: nothing has to be asked."""
+    here, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    return here is not None and here == world
+
+
+def group_of(process_group):
+    """The store's group of this rank's node, for a process group of the script. A collective of its ranks, the first time."""
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    if ranks not in _groups:
+        _groups[ranks] = _make(process_group, ranks)
+    return _groups[ranks]
+
+
+def _make(process_group, ranks):
+    name = "ddp " + ",".join(map(str, ranks))
+    rank = dist.get_rank(process_group)
+    if on_one_node():
+        return store.group(name, rank, len(ranks))
+    identities, tokens = _introduce(process_group, len(ranks))
+    place, members, lane = _find(identities, rank)
+    if place.node_count == 1 and len(set(tokens)) == 1:
+        return store.group(name, rank, len(ranks))
+    across = Across(place, [ranks[r] for r in lane]) if place.node_count > 1 else None
+    group = store.group(f"{name} on node {place.node}", place.local_rank, place.local_world, token=tokens[members[0]],
+                        owners=place.lanes, across=across, total=len(ranks))
+    core.store_ranks_set(group.handle, (ctypes.c_int32 * len(members))(*(ranks[member] for member in members)))
+    core.rank_set(dist.get_rank())
+    if across is not None:
+        across.group = group
+        if core.plugin_shards():
+            across.shard(process_group, identities, tokens[members[0]])
+    return group
+
+
+def _introduce(process_group, world):
+    """(the node of each rank, the token of each rank's job)"""
+    token = core.option_text("CASTOR_JOB").encode()[:TOKEN_BYTES - 1].ljust(TOKEN_BYTES, b"\0")
+    mine = torch.frombuffer(bytearray(core.node_identity().to_bytes(8, "little") + token), dtype=torch.uint8)
+    every = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(every, mine, group=process_group)
+    told = [bytes(t.tolist()) for t in every]
+    return [int.from_bytes(t[:8], "little") for t in told], [t[8:].rstrip(b"\0") for t in told]
+
+
+def _find(identities, rank):
+    world = len(identities)
+    place = core.Nodes()
+    members, lane = (ctypes.c_int32 * world)(), (ctypes.c_int32 * world)()
+    core.nodes_find((ctypes.c_uint64 * world)(*identities), world, rank, ctypes.byref(place), members, lane)
+    in_lane = place.local_rank < place.lanes
+    return place, list(members[:place.local_world]), list(lane[:place.node_count]) if in_lane else []
+
+
+class Peer(typing.NamedTuple):
+    """Where a node's states can be read (castor_serve)."""
+
+    address: bytes
+    port: int
+    token: bytes
+
+
+def _own_address():
+    """The address at which the other nodes reach this one."""
+    named = core.option_text("CASTOR_NODE_ADDRESS")
+    if named:
+        return named
+    master = os.environ.get("MASTER_ADDR", "")
+    try:
+        family, _, _, _, there = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(there)  # sends nothing
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise core.Error(f"castor: no way to MASTER_ADDR={master!r} ({error}): set CASTOR_NODE_ADDRESS to this node's address, "
+                         "or CASTOR_SHARD=node") from None
+
+
+class Across:
+    """The other nodes, for one store.Group.
+
+    group   the store's group of this node
+    place   where this rank stands (castor_nodes)
+    lane    process group of the ranks with this one's local rank; None: this rank owns nothing
+    agreed  a digest of what must be the same on every node, since the last exchange
+    peers   by node, where what it keeps can be read; None: every node keeps everything
+    kinds   what else than optimizer states one node only keeps: 0 nothing, 1 larger sums, 2 larger parameters too
+    """
+
+    def __init__(self, place, lane):
+        self.group, self.place, self.agreed, self.peers, self.lane_ranks = None, place, 0, None, lane
+        self.synchronizers = weakref.WeakSet()
+        self.leader = None  # the first of those whose gradients a running backward makes
+        self.merges = False  # neighbours are exchanged as one: they lie alike on all nodes
+        self.kinds = self.readers = 0  # readers: ranks of other nodes that may read from this rank at any time
+        self.told, self.directory = b"", []  # this rank's directory of states, and that of its lane, as they were last exchanged
+        patience = datetime.timedelta(seconds=float(core.option_text("CASTOR_TIMEOUT")))
+        self.lane = dist.new_group(lane, timeout=patience, backend="gloo", use_local_synchronization=True) if lane else None
+
+    def guarded(self, function, *arguments):
+        """Calls what makes the lane's collectives. A rank of another node that is gone is told to this node's ranks."""
+        try:
+            return function(*arguments)
+        except core.Error:
+            raise
+        except RuntimeError as error:
+            others = [rank for node, rank in enumerate(self.lane_ranks) if node != self.place.node]
+            text = (f"rank {' or '.join(map(str, others))}, on another node, has ended or cannot be reached; what that node "
+                    f"says tells why ({str(error).strip().splitlines()[0][:120]})")
+            core.fail(self.group.handle, text.encode(), 0)
+            raise core.GroupError("castor: " + text) from error
+
+    def shard(self, process_group, identities, token):
+        """One node only keeps each optimizer state, and what else the plugin shards. Each node's first rank lets the others
+        read."""
+        port = ctypes.c_int()
+        core.store_shard(self.group.handle, self.place.node, self.place.node_count)
+        address = _own_address().encode()
+        if self.group.rank == 0:
+            core.serve(self.group.handle, token, address, ctypes.byref(port))
+        mine = Peer(address, port.value, token), _why_no_demand()
+        every = [None] * len(identities)
+        dist.all_gather_object(every, mine, group=process_group)
+        self.peers = [every[identities.index(identity)][0] for identity in dict.fromkeys(identities)]
+        why = next((why for _, why in every if why), None)
+        if why is None and core.plugin_shards() > 1:
+            self._keep_once(core.plugin_shards() - 1, len(identities))
+        elif core.plugin_shards() > 1 and dist.get_rank() == 0:
+            core.log(2, f"several nodes: optimizer states are sharded; gradients and parameters stay on every node: {why}".encode())
+
+    def _keep_once(self, kinds, world):
+        addresses = (ctypes.c_char_p * len(self.peers))(*[peer.address for peer in self.peers])
+        tokens = (ctypes.c_char_p * len(self.peers))(*[peer.token for peer in self.peers])
+        ports = (ctypes.c_int * len(self.peers))(*[peer.port for peer in self.peers])
+        core.demand(self.group.handle, kinds, addresses, ports, tokens)
+        self.kinds = kinds
+        self.readers = world - self.group.world if self.group.rank == 0 else 0
+        if not _singles:
+            atexit.register(_leave)
+        _singles.append(self)
+
+    def begin(self, synchronizer):
+        """A backward makes the first gradient of a model. Of several models the first alone exchanges before the end, and no
+        other meets the nodes meanwhile: one order of exchanges on all nodes."""
+        first = self.leader is None
+        if first:
+            self.leader = synchronizer
+        if self.kinds and (first or not synchronizer.let_go_before):
+            self._let_go()
+        if synchronizer.schedule is not None:
+            synchronizer.schedule.begin()
+
+    def _let_go(self):
+        """No rank looks at sums that another node keeps, of the models that this backward may reach."""
+        for synchronizer in self.synchronizers:
+            synchronizer.let_go_before = synchronizer.expecting
+            if synchronizer.expecting:
+                synchronizer.let_go()
+        self.meet("the begin of a backward")
+
+    def go_on(self, synchronizer):
+        if self.leader is synchronizer and synchronizer.schedule is not None:
+            synchronizer.schedule.go_on()
+
+    def end(self, synchronizer):
+        if self.leader is synchronizer:
+            self.leader = None
+
+    def sum(self, entries, used, schedule):
+        """After the node's sums are complete: the other nodes' are added, and used[i] becomes what any node used. Returns
+        the schedule of the next backward; `schedule`: of this one."""
+        if self.lane is not None:
+            self.guarded(self._sum_owned, entries, used, schedule)
+        core.sums_settle(self.group.handle, core.pointers([e.handle for e in entries]), len(entries), used)
+        for entry, some_rank_used in zip(entries, used):
+            entry.whole = bool(some_rank_used)
+        if self.lane is None or schedule is not None and schedule.holds(entries, used):
+            return schedule
+        return Schedule(self, entries, used)
+
+    def _sum_owned(self, entries, used, schedule):
+        if schedule is not None:
+            schedule.finish()
+        mine = [i for i, e in enumerate(entries) if e.mine]
+        layout = self._layout(entries, mine)
+        words = (used[i] or entries[i].carrying for i in mine)
+        *any_used, layout, negative_layout = self._agree(*words, layout, -layout)
+        for i, u in zip(mine, any_used):
+            used[i] = u
+        self.merges = layout == -negative_layout
+        early = schedule.chosen if schedule is not None else ()
+        for work in self.exchange(self.plan(entries, [i for i, u in zip(mine, any_used) if u and i not in early])):
+            work.wait()
+        self.drop([entries[i] for i in mine], sums=True)
+        if self.kinds:
+            dist.barrier(group=self.lane)  # the keepers have added what was sent to them: it can be read there
+
+    def plan(self, entries, chosen):
+        """(tensor, the node that keeps its sum; None: every node), in the same order on every node."""
+        found = [(tensor, None) for tensor in self._ranges(entries, [i for i in chosen if not entries[i].single_sum], self.merges)]
+        for node in range(self.place.node_count if self.kinds else 0):
+            of_node = [i for i in chosen if entries[i].single_sum and entries[i].node == node]
+            found += [(tensor, node) for tensor in self._ranges(entries, of_node, self.merges)]
+        return found
+
+    def exchange(self, plan):
+        """Goes through the plan as its works end: it waits for none of those that it yields."""
+        for tensor, node in plan:
+            if node is None:
+                yield self.all_reduce(tensor)
+            else:
+                yield from self.reduce(tensor, node)
+
+    def drop(self, entries, sums):
+        """What other nodes keep of these does not stay here. On the owners; after the last who needs what is there."""
+        if self.kinds > (0 if sums else 1):
+            core.demand_drop(sums, core.pointers([e.handle for e in entries]), len(entries))
+
+    def meet(self, where="an optimizer step"):
+        """Every rank of every node is here: what it reads of the others it has read."""
+        self.group.barrier(where)
+        if self.lane is not None:
+            self.guarded(self._agree)
+        if self.kinds:
+            self.group.barrier(where)  # who is not in a lane, or in another one
+
+    def changed(self, entries, sums):
+        """The keepers have changed sums, or parameters, outside of the exchanges: nobody sees the old ones any more."""
+        self.meet("an operation on what the nodes share")
+        self.drop(entries, sums)
+        self.group.barrier("an operation on what the nodes share")
+
+    def total(self, values, largest=False):
+        """The sums, or the largest, of each number over the nodes, from the nodes' first ranks; all ranks get them."""
+        values = torch.tensor(values, dtype=torch.float64)
+        if self.group.rank == 0:
+            operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+            self.guarded(dist.all_reduce, values, operation, self.lane)
+        return torch.frombuffer(bytearray(self.group.broadcast(values.numpy().tobytes(), "an operation on all gradients")), dtype=torch.float64).tolist()
+
+    def _agree(self, *words):
+        """The largest of each of the words (whole numbers), over the lane. An error when the nodes' last steps differed."""
+        agreed, self.agreed = self.agreed, 0
+        words = torch.tensor([*words, agreed, -agreed], dtype=torch.int64)
+        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.lane)
+        *words, agreed, negative = words.tolist()
+        if agreed != -negative:
+            raise core.GroupError(
+                "castor: the nodes disagree: the model's parameters and how they lie in memory, learning rates and other "
+                "hyperparameters, and what the script makes of gradients must be the same on every rank. (CASTOR_PLUGIN=none "
+                "leaves all of it to PyTorch)")
+        return words
+
+    def adopted(self, entries):
+        """Parameters have been registered: their owners, and which of them are shared, must be the same on every node."""
+        described = [core.option_text("CASTOR_CHUNK_SIZE")] + [(e.bytes, e.shared, e.owner, e.node) for e in entries]
+        self.agreed = zlib.crc32(repr(described).encode(), self.agreed)
+        if self.lane is not None:
+            self.guarded(self._agree)
+        for sums in (True, False):
+            self.drop(entries, sums)
+        if self.kinds and self.lane is not None:
+            self.guarded(self._sweep)
+        self.group.barrier("the adoption of parameters")
+
+    def _sweep(self):
+        """Gives back the memory of models that the script has dropped on all nodes."""
+        count = core.demand_forgotten(self.group.handle, None, 0)
+        gone = torch.zeros(count, dtype=torch.uint8)
+        core.demand_forgotten(self.group.handle, gone.data_ptr(), count)
+        dist.all_reduce(gone, op=dist.ReduceOp.MIN, group=self.lane)
+        core.demand_sweep(self.group.handle, gone.data_ptr(), count)
+
+    def spread(self, entries, stepped, directory, sums_too):
+        """After the owners' step: parameters, directories and, where it changed them as well, sums go to the other nodes.
+        `entries`: all that the step may have changed; `stepped`: those that this rank did. Returns what its counterparts
+        stepped, and the directory of its lane."""
+        if self.lane is None:
+            return [], directory
+        return self.guarded(self._spread_owned, entries, stepped, directory, sums_too)
+
+    def _spread_owned(self, entries, stepped, directory, sums_too):
+        mine = [i for i, e in enumerate(entries) if e.mine and e.node >= 0]
+        by_entry = {id(e) for e in stepped}
+        layout = self._layout(entries, mine, sums=False)
+        told = pickle.dumps(directory) != self.told
+        words = (id(entries[i]) in by_entry for i in mine)
+        *any_stepped, layout, negative_layout, told = self._agree(*words, layout, -layout, told)
+        changed = [i for i, s in zip(mine, any_stepped) if s]
+        for node in range(self.place.node_count):
+            for sums in (False, True) if sums_too else (False,):
+                single = "single_sum" if sums else "single_parameter"
+                of_node = [i for i in changed if entries[i].node == node and not getattr(entries[i], single)]
+                for tensor in self._ranges(entries, of_node, merge=not sums and layout == -negative_layout, sums=sums):
+                    self.broadcast(tensor, node)
+        for sums in (False, True) if sums_too else (False,):
+            self.drop([entries[i] for i in changed], sums)
+        if told:  # rarely: states stay in their places
+            self.told, directories = pickle.dumps(directory), [None] * self.place.node_count
+            dist.all_gather_object(directories, directory, group=self.lane)
+            self.directory = [row for rows in directories for row in rows]
+        return [entries[i] for i in changed if not entries[i].stepped_here], self.directory
+
+    def broadcast(self, tensor, node):
+        dist.broadcast(tensor, self.lane_ranks[node], group=self.lane)
+        if node == self.place.node:
+            core.node_bytes_add((self.place.node_count - 1) * tensor.nbytes)
+
+    def _layout(self, entries, chosen, sums=True):
+        """A digest of the largest ranges: a parameter may lie in the store on one node and outside on another."""
+        numels = [t.numel() for t in self._ranges(entries, chosen, merge=True, sums=sums)]
+        return zlib.crc32(repr((numels, [entries[i].shared for i in chosen])).encode())
+
+    @staticmethod
+    def _ranges(entries, chosen, merge, sums=True):
+        """Tensors over the sums, or the parameters, of the chosen entries (indices), in the same order on every node."""
+        wanted, ranges, count = (ctypes.c_uint8 * len(entries))(), (core.Range * len(entries))(), ctypes.c_uint32()
+        for i in chosen:
+            wanted[i] = 1
+        handles = core.pointers([e.handle for e in entries])
+        core.node_ranges(sums, handles, len(entries), wanted, merge, ranges, ctypes.byref(count))
+        return [_tensor_over(r) for r in ranges[:count.value]]
+
+    def all_reduce(self, tensor):
+        """A ring's all-reduce sends each byte on 2 (n - 1) / n times per rank."""
+        core.node_bytes_add(2 * (self.place.node_count - 1) * tensor.nbytes // self.place.node_count)
+        return dist.all_reduce(tensor, group=self.lane, async_op=True)
+
+    def reduce(self, tensor, node):
+        """The sum over the lane, in the order of the nodes after the keeper's own, at that node only."""
+        keeps = node == self.place.node
+        for piece in tensor.split(REDUCE_BYTES // tensor.element_size()):
+            parts = [torch.empty_like(piece) for _ in self.lane_ranks] if keeps else None
+            yield dist.gather(piece, parts, self.lane_ranks[node], group=self.lane, async_op=True)
+            if not keeps:
+                core.node_bytes_add(piece.nbytes)
+                continue
+            for other, part in enumerate(parts):
+                if other != node:
+                    piece.add_(part)
+
+
+class Schedule:
+    """What the owners of a lane exchange while a backward runs: the sums of the parameters that the last one used, from the
+    last parameter to the first, in units, one after the other. A unit's turn comes when its sums are complete on this node. While
+    gradients come, a rank never waits for another node: the ranks beside it wait for its gradients, and those that another
+    node waits for would not come.
+
+    chosen  the indices of the entries that this rank exchanges
+    """
+
+    def __init__(self, across, entries, used):
+        self.across, self.entries, self.used, self.next = across, entries, bytes(used), 0
+        self.works = self.work = None  # of the unit before `next`, which is under way, and what it waits for
+        order = [i for i in reversed(range(len(entries))) if used[i]]
+        self.handles = core.pointers([entries[i].handle for i in order])
+        self.chosen, self.units = set(), []  # (sums that must be complete, what is exchanged, entries)
+        unit = []
+        for end, i in enumerate(order, 1):
+            if entries[i].mine:
+                unit.append(i)
+                self.chosen.add(i)
+            if unit and (end == len(order) or sum(entries[j].bytes for j in unit) >= UNIT_BYTES):
+                self.units.append((end, across.plan(entries, unit), [entries[j] for j in unit]))
+                unit = []
+
+    def holds(self, entries, used):
+        return self.entries is entries and self.used == bytes(used)
+
+    def begin(self):
+        self.next = 0
+
+    def go_on(self):
+        if self.works is not None or self.next < len(self.units):
+            complete = core.sums_complete(self.handles, len(self.handles))
+            self.across.guarded(self._exchange, lambda end: end <= complete, lambda work: work.is_completed())
+
+    def finish(self):
+        """The rest, when the sums are complete."""
+        self.across.guarded(self._exchange, lambda end: True, lambda work: True)
+
+    def _exchange(self, may_begin, may_wait):
+        while self.works is not None or self.next < len(self.units) and may_begin(self.units[self.next][0]):
+            if self.works is None:
+                self.works = self.across.exchange(self.units[self.next][1])
+                self.next += 1
+                self.work = next(self.works, None)
+            while self.work is not None:
+                if not may_wait(self.work):
+                    return
+                self.work.wait()
+                self.work = next(self.works, None)
+            self.works = None
+            self.across.drop(self.units[self.next - 1][2], sums=True)
+
+
+_singles = []  # those whose larger sums one node only keeps
+
+
+def _leave():
+    """The script has ended: the others may still read what this node keeps, unless the job has failed."""
+    if not store.active():
+        return
+    for across in _singles:
+        core.demand_leave(across.group.handle)
+    readers = sum(across.readers for across in _singles)
+    try:
+        for across in _singles:
+            core.serve_wait(across.group.handle, readers)
+    except core.GroupError:  # said already
+        pass
+
+
+def _why_no_demand():
+    """Why what other nodes keep cannot come to this rank when it is touched; None: it can."""
+    if core.option_text("CASTOR_OFFLOAD_DIR"):
+        return "CASTOR_OFFLOAD_DIR names a disk"
+    try:
+        core.demand_probe()
+    except core.Error as error:
+        return str(error).removeprefix("castor: ")
+    return None
+
+
+def _tensor_over(r):
+    dtype = tensors.DTYPE_OF[r.dtype]
+    memory = (ctypes.c_char * (r.numel * dtype.itemsize)).from_address(r.address)
+    return torch.frombuffer(memory, dtype=dtype, count=r.numel)

@@ -1,0 +1,121 @@
+"""Optimizer states that another node keeps: read from it when the script looks at them, and forgotten at the next step."""
+import copy
+import ctypes
+import functools
+import pickle
+import sys
+
+import torch
+
+from .. import core
+from ..core import store
+
+
+def key_of(key):
+    """A key that has travelled, as plain PyTorch's: pickles depend on its identity."""
+    return sys.intern(key) if isinstance(key, str) else key
+
+
+class RemoteState(dict):
+    """What stands in optimizer.state for a parameter that another node's owner steps. Edits are lost at the next step, as
+    they are on every rank but the owner's."""
+
+    __slots__ = ("peer", "items_there", "here", "names")
+
+    def __init__(self, peer, items, before):
+        """`before`: the state that stood there, whose keys stay the objects that they are."""
+        super().__init__()
+        self.peer, self.items_there, self.here = peer, items, False
+        self.names = {key: key for key in before or ()}
+
+    def renew(self, items):
+        self.items_there, self.here = items, False
+        dict.clear(self)
+
+    def read(self):
+        if not self.here:
+            self.here = True
+            read_states([self])
+
+    def __reduce_ex__(self, protocol):
+        self.read()
+        return dict, (dict(self),)
+
+    def __copy__(self):
+        return self.copy()
+
+    def __deepcopy__(self, memo):
+        self.read()
+        return copy.deepcopy(dict(self), memo)
+
+
+def _after_reading(name):
+    method = getattr(dict, name)
+
+    @functools.wraps(method)
+    def of_all(self, *args, **kwargs):
+        self.read()
+        return method(self, *args, **kwargs)
+
+    return of_all
+
+
+for _name in (
+    "__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__", "__or__", "__repr__",
+    "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get", "items", "keys", "pop", "popitem", "setdefault",
+    "update", "values",
+):
+    setattr(RemoteState, _name, _after_reading(_name))
+
+
+def read_states(states):
+    """Fills states that are not here yet, those of one node over one connection."""
+    by_peer = {}
+    for state in states:
+        by_peer.setdefault(state.peer, []).append(state)
+    for peer, its in by_peer.items():
+        places, tensors = [], []
+        for state in its:
+            state.here = True
+            for key, spec, pickled in state.items_there:
+                value = pickle.loads(pickled) if spec is None else torch.empty_strided(*spec[1:3], dtype=spec[3])
+                if spec is not None:
+                    places.append((spec[0], value.numel() * value.element_size()))
+                    tensors.append(value)
+                dict.__setitem__(state, state.names.get(key) or key_of(key), value)
+        if not tensors or not store.active():
+            continue
+        count = len(tensors)
+        core.node_read(peer.address, peer.port, peer.token, (ctypes.c_uint64 * count)(*(offset for offset, _ in places)),
+                       (ctypes.c_uint64 * count)(*(nbytes for _, nbytes in places)),
+                       core.pointers([t.data_ptr() for t in tensors]), count)
+
+
+def of(optimizer):
+    return [state for state in optimizer.state.values() if isinstance(state, RemoteState)]
+
+
+def bring_here(optimizer):
+    """All states are this rank's own from here on."""
+    read_states([state for state in of(optimizer) if not state.here])
+    for p, state in list(optimizer.state.items()):
+        if isinstance(state, RemoteState):
+            optimizer.state[p] = dict(state)
+
+
+def install():
+    state_dict = torch.optim.Optimizer.state_dict
+
+    @functools.wraps(state_dict)
+    def whole_state_dict(self, *args, **kwargs):
+        elsewhere = of(self)
+        if not elsewhere:
+            return state_dict(self, *args, **kwargs)
+        read_states([state for state in elsewhere if not state.here])
+        result = state_dict(self, *args, **kwargs)
+        for key, state in result.get("state", {}).items():
+            if isinstance(state, RemoteState):
+                result["state"][key] = dict(state)
+        return result
+
+    torch.optim.Optimizer.state_dict = whole_state_dict

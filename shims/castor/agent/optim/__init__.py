@@ -1,0 +1,1 @@
+"""Optimizer steps, what optimizers keep, and operations on all gradients."""

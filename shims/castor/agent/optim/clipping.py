@@ -1,0 +1,224 @@
+"""In-place operations on all gradients, done once for every rank by the owners: clipping, unscaling, zeroing.
+
+A rank that calls one alone, or whose gradients are not all untouched sums, does it in its own pages (the stock
+function): slower, never different."""
+import functools
+import zlib
+
+import torch
+from torch.nn.utils import clip_grad
+
+from .. import core
+from ..backward import accumulation
+from ..core import parts, store
+from ..precision import masters
+
+
+_job = None  # the ranks of a single-process script
+
+
+class _Gradients:
+    """The gradients of a call, if owners can work on them in the sums."""
+
+    def __init__(self, parameters):
+        self.pairs = [(p, store.entry_of(p)) for p in parameters if p.grad is not None]
+        entries = [e for _, e in self.pairs if e is not None]
+        self.group = next((e.group for e in entries if e.shared), None)
+        self.able = self.group is not None and all(
+            e is not None and e.group is self.group and e.synced
+            and (not e.shared or (e.shows_window(p.grad) and not core.window_edited(e.window)))
+            for p, e in self.pairs
+        ) and (masters.dtype is not None or len({p.grad.dtype for p, _ in self.pairs}) == 1)
+
+    def norm_dtype(self):
+        """CASTOR_PRECISION: as of the float gradients that the optimizer is to see."""
+        return self.pairs[0][0].grad.dtype if masters.dtype is None else torch.float32
+
+    def together(self, *operation):
+        """Whether every rank came here with this operation on these gradients."""
+        if self.group is None:
+            return False
+        ids = [None if e is None else e.handle_id for _, e in self.pairs]
+        key = zlib.crc32(repr((operation, ids)).encode()) | self.group.sums << 32
+        return self.group.together(key, self.able)
+
+    def mine(self):
+        """What this rank works on, the sums that it owns and its own copies of the small ones: lists, which are in memory one
+        after the other."""
+        own = [(t, e) for t, (_, e) in zip(map(self.written, self.pairs), self.pairs) if t is not None]
+        for number, part in enumerate(parts.divide(self.group, own, lambda each: each[1].bytes)):
+            with parts.in_memory(self.group, parts.SUMS, number, [e for _, e in part]):
+                yield [t for t, _ in part]
+
+    def begin(self):
+        """Before the owners write: ranks of other nodes have read what their script wanted to see of the sums."""
+        if self.group.single:
+            self.group.across.meet("an operation on all gradients")
+
+    @staticmethod
+    def written(pair):
+        p, e = pair
+        return p.grad.detach() if not e.shared else e.sum_alias if e.summed_here else None
+
+    def done(self, what):
+        """After the owners wrote: nobody goes on before all have."""
+        torch.autograd.graph.increment_version([p.grad for p, e in self.pairs if e.shared])
+        if self.group.single:
+            self.group.across.changed([e for _, e in self.pairs], sums=True)
+        else:
+            self.group.barrier(what)
+
+
+def _as_list(parameters):
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
+
+def _norms(gradients, norm_type, foreach):
+    """The norm of each gradient: owners compute theirs, everyone gets all."""
+    norms, dtype = [], None if masters.dtype is None else torch.float32
+    for own in gradients.mine():  # a rank may own none of them
+        if own and (foreach is None or foreach):
+            norms += torch._foreach_norm(own, norm_type, dtype=dtype)
+        else:
+            norms += [torch.linalg.vector_norm(t, norm_type, dtype=dtype) for t in own]
+    values = iter(norms)
+    mine = [0.0 if gradients.written(pair) is None else next(values).item() for pair in gradients.pairs]
+    every = gradients.group.gather(mine, "the norms of the gradients")
+    rank = gradients.group.rank
+    norms = [every[e.owner if e.shared else rank][i] for i, (_, e) in enumerate(gradients.pairs)]
+    if gradients.group.single:
+        total = gradients.group.across.total(norms)
+        norms = [total[i] if e.single_sum else norm for i, ((_, e), norm) in enumerate(zip(gradients.pairs, norms))]
+    return norms
+
+
+def _clip_grad_norm(stock):
+    @functools.wraps(stock)
+    @torch.no_grad()
+    def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+        listed = _as_list(parameters)
+        gradients = _Gradients(listed) if store.groups() and store.active() else None
+        acts = accumulation.at_boundary(listed)
+        if not acts:
+            max_norm, error_if_nonfinite = float("inf"), False  # the norm of what there is so far
+        if _job is not None and gradients is not None:
+            _job.gradients_clipped("norm", float(max_norm), float(norm_type))
+        if gradients is None or not gradients.together("norm", float(max_norm), float(norm_type), foreach):
+            if not acts:
+                return clip_grad._get_total_norm([p.grad for p in listed if p.grad is not None], norm_type, False, foreach)
+            # A generator must reach the stock function as it came when it is empty: that warns.
+            return stock(listed if listed else parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        norms = _norms(gradients, float(norm_type), foreach)
+        norms = torch.tensor(norms, dtype=torch.float64).to(gradients.norm_dtype())
+        total = torch.linalg.vector_norm(norms, float(norm_type))
+        if error_if_nonfinite and not torch.isfinite(total):
+            clip_grad._get_total_norm([total], norm_type, True)  # raises PyTorch's own error
+        coefficient = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
+        if coefficient.item() != 1.0:
+            for own in gradients.mine():
+                if own and (foreach is None or foreach):
+                    torch._foreach_mul_(own, coefficient if masters.dtype is None else coefficient.item())
+                else:
+                    for t in own:
+                        t.mul_(coefficient)
+        gradients.done("clipping by norm")
+        return total
+
+    return clip_grad_norm_
+
+
+def _clip_grad_value(stock):
+    @functools.wraps(stock)
+    @torch.no_grad()
+    def clip_grad_value_(parameters, clip_value, foreach=None):
+        listed = _as_list(parameters)
+        if not accumulation.at_boundary(listed):
+            return None
+        gradients = _Gradients(listed) if store.groups() and store.active() else None
+        if _job is not None and gradients is not None:
+            _job.gradients_clipped("value", float(clip_value))
+        if gradients is None or not gradients.together("value", float(clip_value), foreach):
+            return stock(listed, clip_value, foreach)
+        gradients.begin()
+        for own in gradients.mine():
+            for t in own:
+                t.clamp_(-float(clip_value), float(clip_value))
+        gradients.done("clipping by value")
+        return None
+
+    return clip_grad_value_
+
+
+def _unscale(stock):
+    @functools.wraps(stock)
+    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+        listed = [p for g in optimizer.param_groups for p in g["params"]]
+        if not accumulation.at_boundary(listed):
+            return {found_inf.device: found_inf}
+        gradients = _Gradients(listed) if store.groups() and store.active() else None
+        fp16 = gradients is not None and any(p.grad.dtype is torch.float16 for p, _ in gradients.pairs)
+        if (
+            gradients is None or fp16 and not allow_fp16
+            or not gradients.together("unscale", inv_scale.item(), found_inf.item())
+        ):
+            return stock(self, optimizer, inv_scale, found_inf, allow_fp16)
+        with torch.no_grad():
+            gradients.begin()
+            for own in gradients.mine():
+                if own:
+                    torch._amp_foreach_non_finite_check_and_unscale_(own, found_inf, inv_scale)
+            every = gradients.group.gather([found_inf.item()], "the check of the gradients for infinities")
+            found = max(value for value, in every)
+            found_inf.fill_(gradients.group.across.total([found], largest=True)[0] if gradients.group.single else found)
+            gradients.done("unscaling the gradients")
+        return {found_inf.device: found_inf}
+
+    return _unscale_grads_
+
+
+def _zero_grad(stock, parameters_of):
+    """set_to_none=False: windows become zero by themselves, without a write."""
+
+    @functools.wraps(stock)
+    def zero_grad(self, set_to_none=True):
+        zeroes = not set_to_none and bool(store.groups())
+        if not store.active() or not (zeroes or accumulation.active()):
+            return stock(self, set_to_none)
+        parameters = list(parameters_of(self))
+        aside = [(p, p.grad) for p in accumulation.kept_at_zeroing(parameters)]
+        for p, _ in aside:
+            p.grad = None
+        for p in parameters if zeroes else ():
+            e = store.entry_of(p)
+            if e is None or not e.shared or not e.shows_window(p.grad):
+                continue
+            core.window_zero(e.window)
+            p.grad.requires_grad_(False)
+            torch.autograd.graph.increment_version(p.grad)
+            aside.append((p, p.grad))
+            p.grad = None
+        try:
+            return stock(self, set_to_none)
+        finally:
+            for p, grad in aside:
+                p.grad = grad
+
+    return zero_grad
+
+
+def install(single_job):
+    """`single_job`: the ranks of a single-process script, None for other scripts."""
+    global _job
+    _job = single_job
+    clip_norm = _clip_grad_norm(clip_grad.clip_grad_norm_)
+    clip_value = _clip_grad_value(clip_grad.clip_grad_value_)
+    for module in (clip_grad, torch.nn.utils):
+        module.clip_grad_norm_ = clip_norm
+        module.clip_grad_value_ = clip_value
+    scaler = torch.amp.GradScaler
+    scaler._unscale_grads_ = _unscale(scaler._unscale_grads_)
+    optimizer, module = torch.optim.Optimizer, torch.nn.Module
+    optimizer.zero_grad = _zero_grad(
+        optimizer.zero_grad, lambda self: [p for g in self.param_groups for p in g["params"]]
+    )
+    module.zero_grad = _zero_grad(module.zero_grad, lambda self: self.parameters())

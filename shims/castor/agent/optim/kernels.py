@@ -1,0 +1,276 @@
+"""Castor's kernels (kernels/optimizer.h) in the place of torch.optim's own loops, where they give the same bits.
+
+`Adam.step` and its like leave the arithmetic to one function for each implementation: a loop over tensors, foreach, fused.
+These functions are replaced, so that parameter groups, states, their layout and every check stay PyTorch's. What a kernel cannot
+do, and what it has not been seen to do bit for bit in this process (CASTOR_OPTIMIZER=auto), PyTorch's function does.
+
+Then a float parameter may also have a 16-bit gradient: it is stepped as with the gradient widened."""
+import contextlib
+import ctypes
+import functools
+import importlib
+import inspect
+import math
+import platform
+import threading
+from collections import defaultdict
+
+import torch
+
+from .. import core
+from ..core import tensors
+
+NO_DECAY, COUPLED, DECOUPLED = range(3)  # castor.h: CASTOR_DECAY_
+TRIED_SIZES = (1, 37, 1029)  # less than a vector, a tail, several vectors and a tail
+TRIED_STEPS = 2
+
+NARROW = (torch.bfloat16, torch.float16)
+
+_chosen = "auto"
+_equal = {}  # what was compared: whether the bits were the same
+_told = set()  # PyTorch's functions of which it was said that they stay
+
+
+class _Asked(threading.local):
+    """What `publishing` asks of the steps of this thread."""
+
+    factor, working = 1.0, {}
+
+
+_asked = _Asked()
+
+
+@contextlib.contextmanager
+def publishing(working, factor=1.0):
+    """Steps of this thread within it multiply gradients by `factor`, in float, before all else (the gradients themselves stay as they are),
+    and leave the new value of each float parameter whose address is a key of `working`, rounded to nearest even, in the 16-bit tensor
+    that is its value, whose elements are in the same order. One pass does all where a kernel steps; else the bits are the same.
+    Of Adam, AdamW and SGD only."""
+    _replace_all()
+    before = _asked.factor, _asked.working
+    _asked.factor, _asked.working = factor, working
+    try:
+        yield
+    finally:
+        _asked.factor, _asked.working = before
+
+
+def _working_of(p):
+    return _asked.working.get(p.data_ptr()) if _asked.working else None
+
+
+def _fits(*lists):
+    """Plain tensors of the types that a kernel steps, on the CPU, each parameter's (its gradient, its states) with its elements in the same
+    order. Of 16 bits may be a float parameter's gradient, and under `hybrid` all that a parameter of that type has."""
+    for each in zip(*lists):
+        first = each[0]
+        strides, allowed = first.stride(), (first.dtype,) if _chosen == "hybrid" and first.dtype in NARROW else ()
+        if not (first.is_contiguous() or tensors.is_dense(first)):
+            return False
+        for t in each:
+            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device.type != "cpu":
+                return False
+            if t.dtype is not torch.float32 and t.dtype not in allowed and not (t is each[1] and t.dtype in NARROW):
+                return False
+            if t.layout is not torch.strided or t.shape != first.shape or t.stride() != strides or t.is_inference():
+                return False
+    return True
+
+
+def _ranges(places, parameters, gradients, states):
+    """One range for each tensor of `places`, whole; `states`: a list for each kind."""
+    ranges = (core.StepRange * len(places))()
+    for r, i in zip(ranges, places):
+        p, working = parameters[i], _working_of(parameters[i])
+        r.param, r.grad, r.count = p.data_ptr(), gradients[i].data_ptr(), p.numel()
+        if working is not None:
+            r.master, r.param = r.param, working.data_ptr()
+        r.numel = r.count
+        for kind, of_kind in enumerate(states):
+            r.states[kind] = of_kind[i].data_ptr()
+    return ranges
+
+
+def _alike(parameters, gradients, more):
+    """The places that one call may step: {(type of what is published, type of the gradient, what `more` has there): places}."""
+    found = defaultdict(list)
+    for place, (p, g) in enumerate(zip(parameters, gradients)):
+        working = _working_of(p)
+        found[p.dtype if working is None else working.dtype, g.dtype, more[place]].append(place)
+    return found.items()
+
+
+def _widen_states(states):
+    """A 16-bit parameter's states are float from its first step on, and again after load_state_dict, which rounds them."""
+    for of_kind in states:
+        for t in of_kind:
+            if t is not None and t.dtype is not torch.float32:
+                t.data = t.float()
+
+
+def _changed(fused, *lists):
+    """For autograd: these were written. PyTorch's fused functions do not say so."""
+    if not fused:
+        torch.autograd.graph.increment_version([t for of_kind in lists for t in of_kind])
+
+
+def _step(fused, param_dtype, grad_dtype, decay_kind, decay, maximize, variation):
+    separate = torch.backends.cpu.get_cpu_capability() == "DEFAULT" and platform.machine() == "x86_64"
+    dtypes = tensors.DTYPES[param_dtype], tensors.DTYPES[grad_dtype]
+    return core.Step(*dtypes, decay_kind, fused, separate, maximize, variation, 0, _asked.factor, 1.0, decay)
+
+
+def _adam(fused, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, amsgrad, beta1, beta2, lr,
+          weight_decay, eps, maximize, decoupled_weight_decay):
+    kind = NO_DECAY if weight_decay == 0 else DECOUPLED if decoupled_weight_decay else COUPLED
+    decay = 1 - lr * weight_decay if kind == DECOUPLED else weight_decay
+    root = math.sqrt if fused else lambda x: x**0.5  # as each of them does
+    kept = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if amsgrad else (exp_avgs, exp_avg_sqs)
+    _widen_states(kept)
+    torch._foreach_add_(state_steps, 1)
+    for (param_dtype, grad_dtype, t), here in _alike(params, grads, [t.item() for t in state_steps]):
+        step = _step(fused, param_dtype, grad_dtype, kind, decay, maximize, amsgrad)
+        numbers = core.AdamStep(step, 1 - beta1, beta2, 1 - beta2, root(1 - beta2**t), eps, -(lr / (1 - beta1**t)))
+        core.optimizer_adam(ctypes.byref(numbers), _ranges(here, params, grads, kept), len(here), torch.get_num_threads())
+    _changed(fused, params, *kept)
+
+
+def _adam_can(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, grad_scale, found_inf, amsgrad, has_complex,
+              beta1, beta2, lr, weight_decay, eps, capturable, differentiable, **more):
+    numbers = all(type(x) in (float, int) for x in (beta1, beta2, lr, weight_decay, eps))
+    plain = numbers and grad_scale is None and found_inf is None and not (has_complex or capturable or differentiable)
+    kept = (max_exp_avg_sqs,) if amsgrad else ()
+    return plain and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in state_steps) and _fits(
+        params, grads, exp_avgs, exp_avg_sqs, *kept)
+
+
+def _sgd(fused, params, grads, momentum_buffer_list, *, weight_decay, momentum, lr, dampening, nesterov, maximize):
+    _widen_states([momentum_buffer_list] if momentum else [])
+    first_of = [momentum != 0 and momentum_buffer_list[i] is None for i in range(len(params))]
+    for (param_dtype, grad_dtype, first), here in _alike(params, grads, first_of):
+        if first:
+            for i in here:
+                momentum_buffer_list[i] = torch.empty_like(grads[i], dtype=torch.float32)
+        step = _step(fused, param_dtype, grad_dtype, COUPLED if weight_decay else NO_DECAY, weight_decay, maximize, nesterov)
+        numbers = core.SgdStep(step, momentum, 1 - dampening, -lr, first, 0)
+        kept = (momentum_buffer_list,) if momentum else ()
+        core.optimizer_sgd(ctypes.byref(numbers), _ranges(here, params, grads, kept), len(here), torch.get_num_threads())
+    _changed(fused, params, momentum_buffer_list if momentum else ())
+
+
+def _sgd_can(params, grads, momentum_buffer_list, *, grad_scale, found_inf, weight_decay, momentum, lr, dampening, has_sparse_grad, **more):
+    numbers = all(type(x) in (float, int) for x in (weight_decay, momentum, lr, dampening))
+    if not numbers or grad_scale is not None or found_inf is not None or has_sparse_grad:
+        return False
+    kept = [(p, g, b) for p, g, b in zip(params, grads, momentum_buffer_list) if b is not None] if momentum else []
+    return _fits(params, grads) and (not kept or _fits(*zip(*kept)))
+
+
+class _Kind:
+    """One functional of torch.optim: its name, how the kernel steps, when it can, on which options its arithmetic depends, how
+    many of its arguments are lists of tensors, and which of these are states."""
+
+    def __init__(self, name, step, can, flags, lists, states):
+        self.name, self.step, self.can, self.flags, self.lists, self.states = name, step, can, flags, lists, states
+        self.keywords = [p.name for p in inspect.signature(step).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        self.names = ()  # of the arguments of PyTorch's functions
+
+
+ADAM = _Kind("adam", _adam, _adam_can, ("amsgrad", "maximize", "weight_decay", "decoupled_weight_decay"), 6,
+             ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"))
+SGD = _Kind("sgd", _sgd, _sgd_can, ("momentum", "dampening", "nesterov", "maximize", "weight_decay"), 3, ("momentum_buffer_list",))
+
+
+def _same_bits(kind, fused, stock, arguments):
+    """Whether the kernel gives what PyTorch's function gives, for the options of this call. Looked at once."""
+    key = (stock, *(bool(arguments[name]) for name in kind.flags))
+    if key not in _equal:
+        with publishing({}):
+            _equal[key] = _try(kind, fused, stock, arguments)
+        if not _equal[key] and stock not in _told:
+            _told.add(stock)
+            core.log(3, f"torch.optim's own steps stay: a kernel gives other bits than {stock.__name__} of torch {torch.__version__}".encode())
+    return _equal[key]
+
+
+def _try(kind, fused, stock, arguments):
+    generator = torch.Generator().manual_seed(len(kind.flags))
+    options = {name: value for name, value in arguments.items() if name not in kind.names[: kind.lists]}
+
+    def random(scale):
+        return [scale * torch.randn(size, generator=generator) for size in TRIED_SIZES]
+
+    parameters = random(1.0)
+    sides = [[p.clone() for p in parameters] for _ in range(2)]
+    if kind is ADAM:
+        means = range(3 if arguments["amsgrad"] else 2)
+        kept = [[[torch.zeros_like(p) for p in side] for _ in means] for side in sides]
+        for of_side in kept:
+            of_side += [[]] * (3 - len(means)) + [[torch.tensor(0.0) for _ in parameters]]
+    else:
+        kept = [[[None] * len(side)] for side in sides]
+    for _ in range(TRIED_STEPS):
+        gradients = random(0.1)
+        stock(sides[0], [g.clone() for g in gradients], *kept[0], **options)
+        kind.step(fused, sides[1], gradients, *kept[1], **{name: options[name] for name in kind.keywords})
+    pairs = [*zip(*sides), *((a, b) for mine, theirs in zip(*kept) for a, b in zip(mine, theirs) if a is not None)]
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def _step_by_stock(kind, stock, arguments):
+    """PyTorch's function, and around it what the kernels do in their pass."""
+    params, grads = arguments["params"], arguments["grads"]
+    kept = [arguments[name] for name in kind.states]
+    wide = [p.float() if p.dtype in NARROW and any(i < len(k) and k[i] is not None and k[i].dtype is torch.float32 for k in kept) else p
+            for i, p in enumerate(params)]  # what a kernel stepped before
+    if _asked.factor != 1 or any(g.dtype in NARROW and p.dtype is torch.float32 for p, g in zip(wide, grads)):
+        widened = [g.float() if p.dtype is torch.float32 else g for p, g in zip(wide, grads)]
+        arguments = dict(arguments, grads=[g * _asked.factor for g in widened] if _asked.factor != 1 else widened)
+    stock(**dict(arguments, params=wide))
+    for p, stepped in zip(params, wide):
+        if stepped is not p:
+            p.copy_(stepped)
+    for p in params if _asked.working else ():
+        working = _working_of(p)
+        if working is not None:
+            working.copy_(p)
+
+
+def _replacement(kind, fused, stock):
+    names = kind.names
+
+    @functools.wraps(stock)
+    def step(*args, **kwargs):
+        arguments = dict(zip(names, args), **kwargs)
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not arguments["params"]:
+            return stock(*args, **kwargs)
+        try:
+            able = kind.can(**arguments)
+        except TypeError:  # a version of PyTorch that passes something else
+            able = False
+        if not able or _chosen == "native" or _chosen == "auto" and not _same_bits(kind, fused, stock, arguments):
+            return _step_by_stock(kind, stock, arguments)
+        return kind.step(fused, *(arguments[name] for name in names[: kind.lists]),
+                         **{name: arguments[name] for name in kind.keywords})
+
+    return step
+
+
+def install(choice):
+    """`choice`: CASTOR_OPTIMIZER."""
+    global _chosen
+    _chosen = choice
+    if choice != "native":
+        _replace_all()
+
+
+@functools.cache
+def _replace_all():
+    for kind in (ADAM, SGD):
+        module = importlib.import_module(f"torch.optim.{kind.name}")
+        for form, fused in (("single_tensor", False), ("multi_tensor", False), ("fused", True)):
+            name = f"_{form}_{kind.name}"
+            stock = getattr(module, name, None)
+            if stock is not None:
+                kind.names = list(inspect.signature(stock).parameters)
+                setattr(module, name, _replacement(kind, fused, stock))

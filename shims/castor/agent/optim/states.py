@@ -1,0 +1,313 @@
+"""Optimizer states: written by a parameter's owner in its state chunks, seen by every rank.
+
+A state tensor of a page and more is, on every rank, a private view of the owner's chunk; during a step the owner's is
+the alias. A smaller one stays each rank's own tensor and is copied; any other object travels pickled. What the owner
+stepped, it lists in its directory: the parameter's index in the optimizer, the node that steps it (-1: every one), and
+its items (key, spec, pickled)."""
+import pickle
+import weakref
+import zlib
+from ctypes import byref, c_size_t, c_uint64, c_void_p, string_at
+
+import torch
+
+from .. import core
+from ..core import store, tensors
+from ..nodes import remote
+
+PAGE = 4096
+
+
+def _identity(state):
+    return [(key, id(value), value.data_ptr() if _sharable(value) else 0) for key, value in (state or {}).items()]
+
+
+def _is_paged(value):
+    return value.numel() * value.element_size() >= PAGE
+
+
+_by_optimizer = weakref.WeakKeyDictionary()
+
+
+def of(optimizer):
+    """The shared states of an optimizer."""
+    if optimizer not in _by_optimizer:
+        _by_optimizer[optimizer] = OptimizerStates()
+    return _by_optimizer[optimizer]
+
+
+class Place:
+    """Where the state of a spec (offset, shape, stride, dtype) is.
+
+    `tensor` is what stands in optimizer.state; `view` and `alias` are set for a page and more. `handle`: the tensor of the
+    store that it belongs to."""
+
+    def __init__(self, spec, handle=None):
+        self.spec, self.handle = spec, handle
+        offset, shape, stride, dtype = spec
+        self.like = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        self.nbytes = self.like.numel() * self.like.element_size()
+        self.tensor = self.view = self.alias = None
+        self.view_address = self.alias_address = None
+
+    @property
+    def paged(self):
+        return self.nbytes >= PAGE
+
+    def shows(self, value):
+        """A value is here, where the store has it."""
+        if value is not self.tensor or not _sharable(value) or _layout(value) != self.spec[1:]:
+            return False
+        return not self.paged or value.data_ptr() == self.view_address
+
+    def let_go(self, group, entry):
+        """Other memory is in its place on this rank. What the script still holds of it keeps its values, whatever owners
+        write here next."""
+        self.tensor = None
+        if self.paged and tensors.storage_users(self.view) > 1:
+            core.view_keep(self.view_address, self.nbytes)
+            self.make_view(group, entry)
+
+    def make_view(self, group, entry):
+        address = c_void_p()
+        core.state_view(entry.handle, self.spec[0], max(self.nbytes, 1), byref(address))
+        self.view_address = address.value
+        self.view = tensors.tensor_at(address.value, self.like, _at_free(core.state_unview, group, address.value, self.nbytes))
+
+
+def _at_free(function, group, *arguments):
+    def free():
+        if store.active():
+            function(group.handle, *arguments)
+
+    return free
+
+
+def _layout(t):
+    return (tuple(t.shape), tuple(t.stride()), t.dtype)
+
+
+def _sharable(value):
+    return (
+        type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
+        and value.numel() > 0 and not value.requires_grad and tensors.is_dense(value)
+    )
+
+
+def _many(places, first, second):
+    """Arrays of addresses and sizes for the core's bulk calls."""
+    return first, second, (c_uint64 * len(places))(*[p.nbytes for p in places]), len(places)
+
+
+class OptimizerStates:
+    def __init__(self):
+        self.places = weakref.WeakKeyDictionary()  # entry: {key: Place}
+        self.settled = weakref.WeakKeyDictionary()  # entry: what its state was when the ranks last looked at it
+        self.directories = {}  # rank: (bytes, its content)
+        self.local = False  # a step used gradients that were not synchronized: the ranks' values may differ from there
+
+    def _places(self, entry):
+        """Of a parameter that was registered anew there are none."""
+        places = self.places.get(entry)
+        if places is None or any(place.handle != entry.handle for place in places.values()):
+            places = self.places[entry] = {}
+        return places
+
+    # ---- where the script has them
+
+    def away(self, optimizer, pairs):
+        """Of (parameter, entry) each, the places of those with a state that is not where the store has it, on this rank."""
+        found = []
+        for i, (p, entry) in enumerate(pairs):
+            state = optimizer.state.get(p)
+            if not entry.shared or isinstance(state, remote.RemoteState):
+                continue
+            places, seen = self._places(entry), 0
+            for key, value in (state or {}).items():
+                place = places.get(key)
+                if place is None and not _sharable(value):
+                    continue  # it travels pickled
+                if place is None or not place.shows(value):
+                    break
+                seen += 1
+            else:
+                if seen == len(places):
+                    continue
+            if self.settled.get(entry) != _identity(state):  # what nobody steps now stays where it is
+                found.append(i)
+        return found
+
+    def describe(self, optimizer, group, pairs, away):
+        """What store.settle wants of each pair's states. Places that they are away from are let go."""
+        away, described = set(away), []
+        for i, (p, entry) in enumerate(pairs):
+            state, reached = optimizer.state.get(p), False
+            if not entry.shared or isinstance(state, remote.RemoteState):
+                described.append((0, False, False))
+                continue
+            places = self._places(entry)
+            for key, place in places.items() if i in away else ():
+                value = (state or {}).get(key)
+                if not isinstance(value, torch.Tensor) or not place.shows(value):
+                    place.let_go(group, entry)
+            for key, value in (state or {}).items() if i in away else ():
+                if _sharable(value) and _is_paged(value) and (key not in places or places[key].tensor is None):
+                    reached = reached or tensors.is_reached(value)
+            self.settled[entry] = _identity(state)
+            digests = [(str(key), tensors.digest(value, core.digest)) for key, value in (state or {}).items()]
+            described.append((zlib.crc32(repr(sorted(digests)).encode()), i in away, reached))
+        return described
+
+    # ---- the owner's side
+
+    def enter(self, optimizer, owned):
+        """The owner's views become the aliases; what it edited in them goes along. Returns what leave() takes."""
+        entered = []
+        for p, entry in owned:
+            for key, value in optimizer.state.get(p, {}).items():
+                place = self._places(entry).get(key)
+                if place is not None and place.paged and place.shows(value):
+                    entered.append(place)
+        core.views_push(*_many(entered, core.pointers([p.view_address for p in entered]),
+                               core.pointers([p.alias_address for p in entered])))
+        for place in entered:
+            place.tensor.data = place.alias
+        return entered
+
+    def leave(self, entered):
+        for place in entered:
+            if place.tensor.data_ptr() == place.alias_address:
+                place.tensor.data = place.view
+
+    def keep(self, optimizer, group, stepped):
+        """After the owner has stepped (index, parameter, entry) each: their states are in the store from here on."""
+        small = []
+        for paged in (False, True):  # small ones first, so that they come to lie together
+            for _, p, entry in stepped:
+                self.settled.pop(entry, None)  # they are where the store has them, whatever addresses come later
+                for key, value in optimizer.state.get(p, {}).items():
+                    if _sharable(value) and _is_paged(value) is paged:
+                        self._keep(group, entry, key, value, small)
+        core.copy_many(*_many(small, core.pointers([p.alias_address for p in small]),
+                              core.pointers([p.tensor.data_ptr() for p in small])))
+
+    def directory(self, optimizer, group, stepped):
+        """What the other ranks need to find the states of (index, parameter, entry) each, all that this owner has stepped."""
+        directory = []
+        node = group.across.place.node if group.sharded else -1
+        for index, p, entry in stepped:
+            items = [
+                (key, self.places[entry][key].spec, None) if _sharable(value) else (key, None, pickle.dumps(value))
+                for key, value in optimizer.state.get(p, {}).items()
+            ]
+            directory.append((index, node, items))
+        return directory
+
+    def _keep(self, group, entry, key, value, small):
+        """A state that the optimizer made or replaced moves to its place; one that is there stays."""
+        places = self._places(entry)
+        place = places.get(key)
+        if place is None or place.spec[1:] != _layout(value):
+            place = places[key] = self._place(group, entry, value)
+        if not place.paged:
+            place.tensor = value
+            small.append(place)
+        elif place.tensor is not value or value.data_ptr() != place.view_address:
+            place.alias.copy_(value)
+            value.data = place.view
+            place.tensor = value
+
+    def _place(self, group, entry, value):
+        offset, alias = c_uint64(), c_void_p()
+        nbytes = value.numel() * value.element_size()
+        core.state_place(entry.handle, nbytes, byref(offset), byref(alias))
+        place = Place((offset.value, *_layout(value)), entry.handle)
+        place.alias_address = alias.value
+        if place.paged:
+            place.alias = tensors.tensor_at(alias.value, value)
+            place.make_view(group, entry)
+        return place
+
+    # ---- the other ranks' side
+
+    def fetch(self, optimizer, group, pairs, fresh):
+        """After publication: the states of what the other ranks stepped. `fresh`: this rank's step has added some."""
+        edited, small = [], []
+        for rank in range(group.world):
+            if rank == group.rank and not group.sharded:
+                continue
+            size = c_size_t()
+            address = core.directory_get(group.handle, rank, byref(size))
+            data = string_at(address, size.value)
+            if self.directories.get(rank, (None,))[0] != data:
+                self.directories[rank] = (data, pickle.loads(data))
+            for index, node, items in self.directories[rank][1]:
+                p, entry = pairs[index]
+                here = node < 0 or node == group.across.place.node
+                if here and rank == group.rank or not items and p not in optimizer.state:
+                    continue
+                fresh = fresh or p not in optimizer.state
+                if here:
+                    self._take(group, optimizer.state[p], entry, items, edited, small)
+                else:
+                    self._take_remote(optimizer, group.across.peers[node], p, items)
+        core.views_drop(core.pointers([p.view_address for p in edited]),
+                        (c_uint64 * len(edited))(*[p.nbytes for p in edited]), len(edited))
+        core.copy_many(*_many(small, core.pointers([p.tensor.data_ptr() for p in small]),
+                              core.pointers([p.view_address for p in small])))
+        if fresh:
+            _order_as_parameters(optimizer, [p for p, _ in pairs])
+
+    @staticmethod
+    def _take_remote(optimizer, peer, p, items):
+        state = optimizer.state.get(p)
+        if isinstance(state, remote.RemoteState):
+            state.renew(items)
+        else:
+            optimizer.state[p] = remote.RemoteState(peer, items, state)
+
+    def _take(self, group, state, entry, items, edited, small):
+        self.settled.pop(entry, None)
+        names, places = {key for key, _, _ in items}, self._places(entry)
+        for key in [k for k in state if k not in names]:
+            del state[key]
+        for key in [k for k in places if k not in names]:
+            del places[key]
+        for key, spec, pickled in items:
+            key = remote.key_of(key)
+            if spec is None:
+                state[key] = pickle.loads(pickled)
+                continue
+            place = places.get(key)
+            if place is None or place.spec != spec:
+                place = places[key] = Place(spec, entry.handle)
+                place.make_view(group, entry)
+            if place.tensor is None:
+                self._stand_in(place, state.get(key))
+            (edited if place.paged else small).append(place)
+            if state.get(key) is not place.tensor:
+                state[key] = place.tensor
+
+    @staticmethod
+    def _stand_in(place, value):
+        """What the script has in the state shows the place from here on, or a tensor of ours in its place."""
+        fits = _sharable(value) and _layout(value) == place.spec[1:]
+        if not place.paged:
+            place.tensor = value if fits else torch.empty_strided(*place.spec[1:3], dtype=place.spec[3])
+        else:
+            place.tensor = value if fits else place.view.detach()
+            place.tensor.data = place.view
+
+
+def directory_put(group, directory):
+    data = pickle.dumps(directory)
+    core.directory_put(group.handle, data, len(data))
+
+
+def _order_as_parameters(optimizer, parameters):
+    """Plain PyTorch inserts states in the order of the parameters; files depend on it."""
+    ordered = [(p, optimizer.state[p]) for p in parameters if p in optimizer.state]
+    known = {p for p, _ in ordered}
+    rest = [(p, s) for p, s in optimizer.state.items() if p not in known]
+    optimizer.state.clear()
+    optimizer.state.update(ordered + rest)

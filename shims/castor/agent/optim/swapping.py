@@ -1,0 +1,41 @@
+"""torch.utils.swap_tensors, with which modules are converted after torch.__future__.set_swap_module_params_on_conversion(True).
+
+It refuses tensors with weak references, which entries have, and hooks stay with what the parameter was."""
+import functools
+
+import torch
+
+from .. import core
+from ..backward import accumulation
+from ..core import store
+from ..precision import masters
+
+
+def install():
+    stock = torch.utils.swap_tensors
+
+    @functools.wraps(stock)
+    def swap_tensors(t1, t2):
+        held = [(t, store.entry_of(t)) for t in (t1, t2) if store.entry_of(t) is not None]
+        shown = [entry for entry in store.entries() if any(entry.shown_grad() is t for t in (t1, t2))] if store.active() else []
+        if not held and not shown:
+            return stock(t1, t2)
+        if masters.dtype is not None or accumulation.active():
+            raise core.Error("castor: a parameter is swapped for another one (set_swap_module_params_on_conversion) after its "
+                             "optimizer was built, which CASTOR_PRECISION and CASTOR_ACCUMULATE cannot follow: convert the "
+                             "model before")
+        for t, entry in held:
+            entry.parameter = functools.partial(lambda t: t, t)
+        for entry in shown:
+            entry.shown = None
+        try:
+            result = stock(t1, t2)
+        finally:
+            for t, entry in held:
+                entry.watch(t)
+        for t, entry in held:
+            if entry.synchronizer is not None:
+                entry.synchronizer.hook(t, entry)
+        return result
+
+    torch.utils.swap_tensors = swap_tensors

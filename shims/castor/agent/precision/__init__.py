@@ -1,0 +1,1 @@
+"""CASTOR_PRECISION: parameters of 16 bits with float masters."""

@@ -1,0 +1,443 @@
+"""Parameters and gradients of 16 bits, with the float values behind them (CASTOR_PRECISION; docs/precision.md).
+
+narrow  a parameter or buffer that the script computes with, once it is of 16 bits
+wide    the float values behind it. Of what an optimizer steps they are the master: kept once on the node, by the owner of the
+        parameter, and seen by every rank. Of what nothing steps (buffers, frozen parameters) each rank keeps them
+
+The wide values count as long as the narrow ones are their rounding. Where the script has written the narrow ones, these
+count; where it has written the wide ones, which state_dict() shows, all of those do."""
+import functools
+import gc
+import sys
+import threading
+import weakref
+from ctypes import byref, c_uint64, c_void_p
+
+import torch
+
+from .. import core
+from ..core import store, tensors
+from ..optim import states
+from . import casts, loss_scale
+
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+FLOATS = "_castor_floats"  # in a module: the names of buffers that were float
+BROADCAST_BYTES = 16 << 20
+# Of parameters that are stepped at a time: their gradients as floats are in memory meanwhile.
+PART_BYTES = 32 << 20
+
+dtype = None  # the working type; None: every tensor keeps its own
+_buffers = {}  # (id(module), name): weak references to the module and the buffer, of 16 bits, which the model has not written
+_wides = {}  # id(tensor): Wide; whose weak reference says whether the id is still that tensor's
+
+
+class Wide:
+    """The float values behind `narrow`. Of the store: `tensor` is this rank's view, and the owner writes the `alias`."""
+
+    def __init__(self, narrow, tensor, alias=None, place=None):
+        key = id(narrow)
+        self.narrow = weakref.ref(narrow, tensors.while_python_runs(lambda: _wides.pop(key, None)))
+        self.tensor, self.alias, self.place = tensor, alias, place
+        self.version, self.narrow_version = tensor._version, narrow._version
+        _wides[key] = self
+
+    def written(self):
+        """The script has written the wide values (what state_dict() gave it) since they were looked at."""
+        return self.tensor._version != self.version
+
+    def rewritten(self):
+        """The model has written the narrow values; perhaps with what was there, since the change was too small."""
+        return self.narrow()._version != self.narrow_version and not self.written()
+
+    def narrow_seen(self):
+        self.narrow_version = self.narrow()._version
+
+    def seen(self):
+        self.version = self.tensor._version
+
+    def settle(self, narrow, wide):
+        """Makes one of the other, where the script has written it. `narrow` and `wide`: this one's, or their aliases."""
+        if self.written():
+            narrow.copy_(wide)
+        else:
+            changed = wide.to(narrow.dtype).view(torch.int16) != narrow.view(torch.int16)
+            if changed.any():
+                wide.copy_(torch.where(changed, narrow.float(), wide))
+        self.seen()
+
+    def shown(self):
+        """The wide values, as they are now."""
+        narrow = self.narrow()
+        with torch.no_grad():
+            self.settle(narrow.data, self.tensor)
+        return self.tensor.detach()
+
+
+def of(t):
+    wide = _wides.get(id(t))
+    return wide if wide is not None and wide.narrow() is t else None
+
+
+def settle_written(module):
+    """Before a module is called, or (None) the whole model: it computes with what the script wrote through state_dict()."""
+    wides = list(_wides.values()) if module is None else [
+        of(t) for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
+    for wide in wides:
+        if wide is not None and wide.written():
+            wide.shown()
+
+
+# ---- adoption
+
+
+def adopt(group, parameters):
+    """store.adopt, after which the parameters are of 16 bits, and their masters lie in the store. On every rank together."""
+    if dtype is None:
+        return store.adopt(group, parameters)
+    fresh = store.fresh_of(group, parameters)
+    if not fresh:
+        return store.adopt(group, parameters)
+    _watch_transformers()
+    if group.across is not None:
+        raise core.Error("castor: CASTOR_PRECISION works on one node: leave it at fp32 on several")
+    with torch.no_grad():
+        kept = _lower(group, fresh)
+        entries = store.adopt(group, parameters, float_sums=loss_scale.active())
+        _place_masters(group, kept)
+    return entries
+
+
+def _lower(group, parameters):
+    """Makes the working copies. Returns (parameter, its float values) of those that are to be stepped."""
+    if all(p.dtype in casts.HALF and of(p) is None for p in parameters):
+        raise core.Error(f"castor: the model's parameters are {str(parameters[0].dtype)[6:]} already: leave CASTOR_PRECISION at "
+                         "fp32, or build the model in float (transformers: from_pretrained(..., dtype=torch.float32)), of which "
+                         "Castor then keeps the master (a copy of a model before that is wrapped or its optimizer built)")
+    of_modules, others, buffers = casts.prepare(parameters)
+    ours = {id(p) for p in parameters}
+    places = {}
+    kept = []
+    for p in parameters:
+        if id(p) not in of_modules or p.dtype is not torch.float32 and of(p) is None:
+            continue
+        why = _why_not(p, places)
+        if why:
+            raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot become {str(dtype)[6:]}: {why}. Leave "
+                             "CASTOR_PRECISION at fp32 for this script")
+        values = p.data if of(p) is None else of(p).shown()  # it was frozen until now
+        _of_rank_0(group, values)
+        p.data = values.to(dtype)
+        if loss_scale.active():
+            p.grad_dtype = torch.float32
+        kept.append((p, values))
+    for t in others:
+        # A number alone makes nothing else float, and counters are such.
+        if id(t) not in ours and t.dim() and t.dtype is torch.float32 and of(t) is None:
+            wide = t.data
+            t.data = wide.to(dtype)
+            Wide(t, wide)
+    for module, name in buffers:
+        t = module._buffers[name]
+        if t is not None and of(t) is not None:
+            module.__dict__.setdefault(FLOATS, set()).add(name)
+            if group.rank == 0:
+                _buffers.setdefault((id(module), name), (weakref.ref(module), weakref.ref(t)))
+    if loss_scale.active():
+        for p in parameters:
+            loss_scale.hook(p)
+    if not kept and group.rank == 0:
+        core.log(1, f"CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')}: none of the {len(parameters)} parameters that "
+                    "are trained is a float parameter of a module: they stay as they are".encode())
+    return kept
+
+
+def _why_not(p, places):
+    if places.setdefault(p.data_ptr(), p) is not p and p.numel():
+        return "another parameter has the same memory"
+    if p.is_shared():
+        return "its memory is shared with other processes"
+    if type(p) is not torch.nn.Parameter:
+        return f"it is a {type(p).__name__}"
+    if not tensors.owns_whole_storage(p) and tensors.storage_users(p) > 1:
+        return "it is part of a tensor that others look at"
+    if _looked_at(p if of(p) is None else of(p).tensor):
+        return ("the script holds another tensor with the same memory (of state_dict(), .data or detach()), which would not follow: "
+                "take it after the model is wrapped and its optimizer built, or clone it")
+    return tensors.why_unsupported(p)
+
+
+def _looked_at(t):
+    if tensors.storage_users(t) <= 1:
+        return False
+    gc.collect()  # what nobody can reach any more looks at nothing
+    return tensors.storage_users(t) > 1
+
+
+def _of_rank_0(group, values):
+    size = values.numel() * values.element_size()
+    for begin in range(0, size, BROADCAST_BYTES):
+        core.broadcast(group.handle, values.data_ptr() + begin, min(size - begin, BROADCAST_BYTES), b"the parameters")
+
+
+def _place_masters(group, kept):
+    """The owners' state chunks take the masters of what is shared; of the rest each rank has its own."""
+    shared, offsets, aliases = [], [], []
+    for p, values in kept:
+        entry = store.entry_of(p)
+        if not entry.shared:
+            Wide(p, values)
+            continue
+        shared.append((p, values))
+        offsets.append(0.0)
+        aliases.append(None)
+        if entry.mine:
+            offset, address = c_uint64(), c_void_p()
+            core.state_place(entry.handle, values.nbytes, byref(offset), byref(address))
+            aliases[-1] = tensors.tensor_at(address.value, values)
+            aliases[-1].copy_(values)
+            offsets[-1] = float(offset.value)
+    every = group.gather(offsets or [0.0], "the masters of the parameters")
+    for index, (p, values) in enumerate(shared):
+        offset = int(every[store.entry_of(p).owner][index])
+        place = states.Place((offset, tuple(values.shape), values.stride(), values.dtype))
+        place.make_view(group, store.entry_of(p))
+        Wide(p, place.view, aliases[index], place)
+
+
+# ---- steps
+
+
+def check_optimizer(optimizer, closure):
+    """Before an optimizer's step."""
+    if dtype is None:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not store.groups() and any(p.dtype is torch.float32 for p in parameters):
+        raise core.Error(f"castor: CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')} works on models that "
+                         "DistributedDataParallel wraps, and on scripts without a process group: wrap this one, or leave it at fp32")
+    if not any(of(p) is not None for p in parameters):
+        return
+    name = type(optimizer).__name__
+    if closure is not None:
+        raise core.Error(f"castor: {name}.step() is called with a closure, which CASTOR_PRECISION cannot work with: call "
+                         "backward() before step(), or leave CASTOR_PRECISION at fp32")
+    if not getattr(type(optimizer).step, "castor_leaf", False):
+        raise core.Error(f"castor: CASTOR_PRECISION works with the optimizers of torch.optim that step each parameter on its "
+                         f"own, and {name} is none of them: name it in CASTOR_SEPARABLE if it does, or leave "
+                         "CASTOR_PRECISION at fp32")
+    _tell_of_buffers()
+
+
+def _tell_of_buffers():
+    """Of those that the model itself writes (running means, codebooks): small changes are lost in 16 bits. They stay so, since
+    what a model computes with them must be of one type."""
+    for key, (module, first) in list(_buffers.items()):
+        now = module()._buffers.get(key[1]) if module() is not None else None
+        wide = None if now is None else of(now)
+        if wide is not None and now is first() and not wide.rewritten():
+            continue
+        del _buffers[key]
+        if now is not None and now.dtype is dtype:
+            name = core.option_text("CASTOR_PRECISION")
+            core.log(1, f"CASTOR_PRECISION={name}: the model writes its buffer {key[1]!r} in {name}, where changes below a "
+                        f"{'256th' if name == 'bf16' else '2048th'} of a value are lost: if it is a mean over many steps, leave "
+                        "CASTOR_PRECISION at fp32".encode())
+
+
+def refuse(reason):
+    raise core.Error(f"castor: CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')} cannot be applied: {reason}. Leave it at "
+                     "fp32 for this script")
+
+
+def refuse_local(pairs):
+    if any(of(p) is not None for p, _ in pairs):
+        raise core.Error("castor: an optimizer steps with gradients that were not synchronized (no_sync), where each rank would "
+                         "need masters of its own: leave CASTOR_PRECISION at fp32 for this script")
+
+
+def refuse_leaving(p):
+    if of(p) is not None:
+        raise core.Error("castor: the script gives a parameter, or an optimizer state of it, memory that something else can "
+                         "reach, and Castor keeps its master: leave CASTOR_PRECISION at fp32 for this script")
+
+
+class Raised:
+    """During a step the optimizer sees the masters, and gradients of their type."""
+
+    def __init__(self, optimizer, seen):
+        """`seen`: (parameter, what its owner writes of it, its gradient) each."""
+        wides = [of(p) for p, _, _ in seen]
+        _push([w for w in wides if w.alias is not None])
+        self.seen = []
+        for (p, narrow, grad), wide in zip(seen, wides):
+            if p.dtype is not dtype:
+                raise core.Error(f"castor: the script has made a parameter {str(p.dtype)[6:]}, of which Castor keeps the master: "
+                                 "let CASTOR_PRECISION choose the type")
+            target = wide.tensor if wide.alias is None else wide.alias
+            wide.settle(narrow, target)
+            self.seen.append((wide, p, p.data, p.grad, narrow, target))
+            p.grad = None
+            p.data = target
+            p.grad = grad.float()
+            _widen_states(optimizer, p)
+
+    def leave(self):
+        for wide, p, data, grad, narrow, target in self.seen:
+            p.grad = None
+            if p.data_ptr() != target.data_ptr():  # the optimizer put another tensor there
+                target.copy_(p.data)
+            p.data = data
+            p.grad = grad
+            narrow.copy_(target)
+            wide.seen()
+        self.seen = []
+
+
+def _push(wides):
+    """What the owner's script wrote into its views goes to the store."""
+    core.views_push(core.pointers([w.place.view_address for w in wides]), core.pointers([w.alias.data_ptr() for w in wides]),
+                    (c_uint64 * len(wides))(*[w.place.nbytes for w in wides]), len(wides))
+
+
+def _widen_states(optimizer, p):
+    """States that were made like the parameter before its first step, which is as well while they are zeros."""
+    state = optimizer.state.get(p)
+    for key, value in state.items() if state else ():
+        if isinstance(value, torch.Tensor) and value.dtype is dtype and value.shape == p.shape:
+            if value.any():
+                raise core.Error(f"castor: {type(optimizer).__name__} has made its state {key!r} of {str(dtype)[6:]} numbers before its "
+                                 "first step: build it before the model is wrapped, or leave CASTOR_PRECISION at fp32")
+            state[key] = value.float()
+
+
+def published(parameters):
+    """Their owners have stepped them: every rank sees the masters."""
+    wides = [w for w in map(of, parameters) if w is not None and w.place is not None]
+    core.views_drop(core.pointers([w.place.view_address for w in wides]),
+                    (c_uint64 * len(wides))(*[w.place.nbytes for w in wides]), len(wides))
+    for wide in wides:
+        wide.seen()
+
+
+# ---- checkpoints
+
+
+def _saving(stock):
+    @functools.wraps(stock)
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        stock(self, destination, prefix, keep_vars)
+        if keep_vars or not _wides:
+            return
+        for name, t in (*self._parameters.items(), *self._buffers.items()):
+            wide = None if t is None else of(t)
+            if prefix + name not in destination:
+                continue
+            if wide is not None:
+                destination[prefix + name] = wide.shown()
+            elif name in self.__dict__.get(FLOATS, ()):  # the model has put another one there
+                destination[prefix + name] = t.detach().float()
+
+    return _save_to_state_dict
+
+
+def _loading(stock):
+    @functools.wraps(stock)
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args, **kwargs):
+        wides = {} if not _wides else {
+            name: (of(t), t) for name, t in (*self._parameters.items(), *self._buffers.items()) if t is not None and of(t)}
+        if wides and local_metadata.get("assign_to_params_buffers", False):
+            raise core.Error("castor: load_state_dict(assign=True) replaces parameters of which CASTOR_PRECISION keeps the "
+                             "masters: load without assign, or before the model is wrapped and its optimizer built")
+        stock(self, state_dict, prefix, local_metadata, *args, **kwargs)
+        with torch.no_grad():
+            for name, (wide, t) in wides.items():
+                value = state_dict.get(prefix + name)
+                if isinstance(value, torch.Tensor) and value.shape == t.shape:
+                    wide.tensor.copy_(value)
+                    t.data.copy_(wide.tensor)
+                    wide.seen()
+                    wide.narrow_seen()
+
+    return _load_from_state_dict
+
+
+def _state_loading(stock):
+    @functools.wraps(stock)
+    def _process_value_according_to_param_policy(param, value, *args, **kwargs):
+        if of(param) is None or not value.is_floating_point():
+            return stock(param, value, *args, **kwargs)
+        return stock(of(param).tensor, value, *args, **kwargs)  # its states are of the master's type
+
+    return staticmethod(_process_value_according_to_param_policy)
+
+
+def _syncing(stock):
+    """DistributedDataParallel gives every rank the buffers of one before each forward: that is no model's writing."""
+
+    @functools.wraps(stock)
+    def _sync_buffers(self):
+        stock(self)
+        for wide in filter(None, map(of, self.modules_buffers)):
+            wide.narrow_seen()
+
+    return _sync_buffers
+
+
+def _accumulators(stock):
+    """Adagrad makes its states when it is built."""
+
+    @functools.wraps(stock)
+    def __init__(self, *args, **kwargs):
+        stock(self, *args, **kwargs)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if of(p) is not None:
+                    self.state[p]["sum"] = torch.full_like(of(p).tensor, group["initial_accumulator_value"])
+
+    return __init__
+
+
+_configured = threading.local()  # of: the model whose save_pretrained() runs
+
+
+def _watch_transformers():
+    """save_pretrained() writes the model's type into its configuration, from which the next run builds the model: it must be the
+    type of the weights beside it, which are the wide ones."""
+    model = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    if model is None or getattr(model.save_pretrained, "_castor", False):
+        return
+    save, type_of = model.save_pretrained, model.dtype
+
+    @functools.wraps(save)
+    def save_pretrained(self, *args, **kwargs):
+        before, _configured.of = getattr(_configured, "of", None), self
+        try:
+            return save(self, *args, **kwargs)
+        finally:
+            _configured.of = before
+
+    def dtype_of(self):
+        found = type_of.fget(self)
+        saved = getattr(_configured, "of", None) is self and found is dtype
+        wide = next(filter(None, map(of, self.parameters())), None) if saved else None
+        return found if wide is None else wide.tensor.dtype
+
+    save_pretrained._castor = True
+    model.save_pretrained, model.dtype = save_pretrained, property(dtype_of, doc=type_of.__doc__)
+
+
+def install():
+    """Returns what observes backward passes, None where nothing has to."""
+    global dtype
+    dtype = DTYPES[core.option_text("CASTOR_PRECISION")]
+    if dtype is None:
+        return None
+    module, optimizer = torch.nn.Module, torch.optim.Optimizer
+    module._save_to_state_dict = _saving(module._save_to_state_dict)
+    module._load_from_state_dict = _loading(module._load_from_state_dict)
+    optimizer._process_value_according_to_param_policy = _state_loading(optimizer._process_value_according_to_param_policy)
+    torch.optim.Adagrad.__init__ = _accumulators(torch.optim.Adagrad.__init__)
+    ddp = torch.nn.parallel.DistributedDataParallel
+    ddp._sync_buffers = _syncing(ddp._sync_buffers)
+    casts.install(dtype, settle_written)
+    return loss_scale.install() if dtype is torch.float16 else None

@@ -1,0 +1,110 @@
+"""Backward passes, counted at their outermost depth.
+
+Every call of the autograd engine goes through torch.autograd.graph._engine_run_backward; reentrant checkpointing nests
+it. The end of a backward is the return of the outermost call of the thread."""
+import functools
+import threading
+
+import torch
+import torch.autograd.graph
+
+from .. import core
+from . import stacks
+
+_thread = threading.local()
+
+
+def depth():
+    return getattr(_thread, "depth", 0)
+
+
+def at_end(callback, raised):
+    """Runs `callback` when the running outermost backward has returned; `raised(error)` when it raises instead, or one of the
+    callbacks before does."""
+    if depth():
+        _thread.pending.append((callback, raised))
+    else:  # an engine call that did not come through Python
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+class Observer:
+    """What wants to know of outermost backward passes that accumulate gradients into leaves."""
+
+    def backward_begun(self, outputs, create_graph):
+        pass
+
+    def scaled(self, roots):
+        """The gradients of the outputs, as the pass is to take them."""
+        return roots
+
+    def backward_raised(self, error):
+        """It did not return: what it has done so far is all that it does."""
+
+    def backward_left(self):
+        """It returned, or raised."""
+
+    def backward_ended(self, outputs, synchronized):
+        pass
+
+    def gradients_taken(self, inputs, create_graph):
+        """Before a pass that returns gradients (autograd.grad)."""
+
+
+_observers = []
+
+
+def observe_only(observer):
+    """The others hear of no pass any more."""
+    _observers[:] = [observer]
+
+
+def _wrap(run):
+    @stacks.unseen
+    @functools.wraps(run)
+    def engine_run_backward(t_outputs, *args, **kwargs):
+        if depth():
+            _thread.depth += 1
+            try:
+                return run(t_outputs, *args, **kwargs)
+            finally:
+                _thread.depth -= 1
+        begin = core.now_ns()
+        _thread.depth, _thread.pending = 1, []
+        accumulates = kwargs.get("accumulate_grad", False)
+        heard, pending = tuple(_observers) if accumulates else (), _thread.pending
+        try:
+            try:
+                for observer in heard:
+                    observer.backward_begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
+                    args = (observer.scaled(args[0]), *args[1:])
+                if not accumulates and len(args) > 3:
+                    for observer in _observers:
+                        observer.gradients_taken(args[3], bool(args[2]))
+                result = run(t_outputs, *args, **kwargs)
+            finally:
+                _thread.depth, _thread.pending = 0, []
+            for callback, _ in pending:
+                callback()
+        except BaseException as error:
+            for _, raised in pending:
+                raised(error)
+            for observer in heard:
+                observer.backward_raised(error)
+            raise
+        finally:
+            for observer in heard:
+                observer.backward_left()
+        for observer in heard:
+            observer.backward_ended(t_outputs, bool(pending))
+        if accumulates:
+            core.event_backward(begin, core.now_ns(), bool(pending))
+        return result
+
+    return engine_run_backward
+
+
+def install(*observers):
+    _observers.extend(observers)
+    wrapped = _wrap(torch.autograd.graph._engine_run_backward)
+    torch.autograd.graph._engine_run_backward = wrapped
+    torch.autograd._engine_run_backward = wrapped

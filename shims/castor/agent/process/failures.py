@@ -1,0 +1,173 @@
+"""How a rank ends that fails. One that an exception ends tells the others which; what Castor itself refuses is said in one line,
+once. A rank that ends because of another one says so in one line, with where it was, unless another one has said just that, and lets
+that one end first: its traceback and its exit status are what matters."""
+import atexit
+import ctypes
+import hashlib
+import io
+import os
+import sys
+import time
+
+import torch
+
+from .. import core
+from ..core import store
+from . import stacks
+
+FIRST_SECONDS = 3.0  # that long, at most, a rank lets the one end before it with which the failure began
+LOST_SECONDS = 1.0  # ... and looks for who has ended when a connection was closed
+REASON_LETTERS = 300
+_own = (core.PACKAGE_FOLDER, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+
+
+def _is_script(code):
+    return not code.co_filename.startswith(("<frozen ", stacks.UNSEEN)) and not os.path.abspath(code.co_filename).startswith(_own)
+
+
+def _script_line(trace):
+    """Where the script was: its innermost line, below which all is PyTorch's or ours."""
+    place = ""
+    while trace is not None:
+        if _is_script(trace.tb_frame.f_code):
+            place = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _tell_place(out, size):
+    """Writes where the calling thread is, as _script_line says it, for the core."""
+    frame = sys._getframe()
+    while frame is not None and not _is_script(frame.f_code):
+        frame = frame.f_back
+    place = "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"
+    text = place.encode(errors="replace")[:size - 1] + b"\0"
+    ctypes.memmove(out, text, len(text))
+
+
+def _cause(kind, reason, place):
+    """The same number on every rank that ends by the same exception. An interrupt meets each rank where it is."""
+    said = reason if kind is KeyboardInterrupt else f"{reason}, in {place}"
+    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest(), "little")
+
+
+def _reason(kind, error):
+    """The exception in one line."""
+    if issubclass(kind, core.Error):
+        return str(error).removeprefix("castor: ")
+    lines = str(error).strip().splitlines()
+    if "Original Traceback (most recent call last):" in lines:  # a DataLoader's worker has made it
+        lines[0] += " " + lines[-1]
+    return f"{kind.__name__}: {lines[0]}"[:REASON_LETTERS] if lines else kind.__name__
+
+
+def _lost_connection(error):
+    """What gloo raises when the process at the other end has ended, and its collectives through the node's memory."""
+    text = str(error)
+    gloo = "gloo" in text and ("Connection closed" in text or "reset by peer" in text)
+    return isinstance(error, RuntimeError) and (gloo or "; connection closed by peer" in text)
+
+
+def _said_by_others():
+    """(rank, why, its cause): what another rank has said, or the end of one, that keeps the ranks from going on; or None."""
+    for group in store.groups():
+        failure = group.failure()
+        if failure is not None and failure[0] not in (-1, group.rank):
+            return *failure, core.failure_cause(group.handle, failure[0])
+    return None
+
+
+def _who_was_lost():
+    until = time.monotonic() + LOST_SECONDS
+    while True:
+        said = _said_by_others()
+        if said is not None or time.monotonic() > until:
+            return said
+        time.sleep(0.05)  # its connections are closed before it has ended
+
+
+def _line(kind, error, reason, place):
+    """What this rank says when another one is the cause, or has said the same before; None when it is for itself."""
+    if issubclass(kind, core.PartedError):
+        return str(error)
+    if issubclass(kind, core.GroupError):
+        return f"{error} (here: {place})"
+    if _lost_connection(error):
+        said = _who_was_lost()
+        return said and f"castor: {said[1]} (here: {place})"
+    said = _said_by_others()
+    if said is not None and said[2] == _cause(kind, reason, place):
+        if issubclass(kind, core.Error):
+            return ""  # it has been said
+        return f"castor: {reason}, in {place}, as on rank {said[0]}"
+    return None
+
+
+def _say(text, rank):
+    """Only rank 0's standard error is shown under `--nproc`, and this in any case."""
+    if rank:
+        core.say(text.encode(errors="replace"))
+    else:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _with_rank(hook, rank):
+    """`hook`, with the rank before each line, and all lines in one write: the ranks share standard error. Ranks of a
+    process group have it from PyTorch, whose hook calls this one."""
+
+    def write(*args):
+        real, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            hook(*args)
+        finally:
+            said, sys.stderr = sys.stderr.getvalue(), real
+        _say("".join(f"[rank{rank}]: {line}" for line in said.splitlines(keepends=True)), rank)
+
+    return write
+
+
+def _fail(kind, reason, place):
+    """Tells the other ranks; of several that fail the first is heard."""
+    more = "" if issubclass(kind, core.Error) else "; its traceback tells more"
+    for group in store.groups():
+        core.fail(group.handle, f"{reason}, in {place}{more}".encode(), _cause(kind, reason, place))
+
+
+def _wrap(hook, single_job):
+    def excepthook(kind, error, trace):
+        if not store.active() or not (store.groups() or single_job or issubclass(kind, core.Error)):
+            return hook(kind, error, trace)
+        reason, place = _reason(kind, error), _script_line(trace)
+        own = issubclass(kind, core.Error)  # what Castor refuses: the traceback would show Castor's files
+        if own and not issubclass(kind, core.GroupError):
+            _fail(kind, reason, place)  # first, so that of ranks that refuse the same one says it
+        line = _line(kind, error, reason, place)
+
+        def tell(*args):
+            if core.option_text("CASTOR_LOG_LEVEL") == "debug" or line is None and not own:
+                hook(*args)
+            elif line != "":
+                text = line or f"castor: {reason} (here: {place})"
+                if not core.said(text.encode(errors="replace")):
+                    sys.stderr.write(text + "\n")
+
+        if single_job is not None and not single_job.distributed:
+            tell = _with_rank(tell, single_job.rank)
+        tell(kind, error, trace)
+        if line is None and not own:
+            _fail(kind, reason, place)
+        for group in store.groups():
+            atexit.register(core.blamed_wait, group.handle, FIRST_SECONDS)
+
+    return excepthook
+
+
+_teller = core.PlaceTeller(_tell_place)  # ctypes keeps no reference to a callback
+
+
+def install(single_job):
+    """`single_job`: the ranks of a single-process script, None for other scripts."""
+    core.place_teller_set(_teller)
+    atexit.register(core.place_teller_set, core.PlaceTeller())  # nobody may call into an interpreter that ends
+    sys.excepthook = _wrap(sys.excepthook, single_job)

@@ -1,0 +1,1 @@
+"""Scripts of one process, on several ranks (`castor run --nproc N`) or alone."""

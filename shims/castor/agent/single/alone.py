@@ -1,0 +1,62 @@
+"""One process alone, which shares nothing with others: its model's data is placed over memory and disk.
+
+Only where a budget of memory or static shares place it (core.places), or its parameters become 16 bits (CASTOR_PRECISION); else
+the script runs as plain PyTorch would."""
+from .. import core
+from ..core import store, tensors
+from ..precision import masters
+from . import process
+
+NOTHING_SHARED = "nothing is shared: one process trains. Start more ranks (castor run --nproc N, or torchrun)"
+
+
+class Alone(process.Process):
+    """The one rank of this run."""
+
+    def __init__(self):
+        super().__init__(0, 1)
+
+    def adopt(self, optimizer):
+        if self.distributed or not store.active():
+            return
+        fresh = [p for group in optimizer.param_groups for p in group["params"]
+                 if p.requires_grad and store.is_fresh(p) and self._supports(p)]
+        if not fresh or self.synchronizer is None and not wanted(fresh):
+            return
+        if self.synchronizer is None:
+            self.synchronizer = process.Synchronizer(self)
+        self.synchronizer.add(fresh)
+
+    def _supports(self, p):
+        why = tensors.why_unsupported(p)
+        if why:
+            self.say(f"a parameter of shape {tuple(p.shape)} stays as it is: {why}")
+        return not why
+
+    def backward_begun(self, outputs, create_graph):
+        if self.synchronizer is None or self.distributed:
+            return
+        if create_graph and masters.dtype is not None:
+            masters.refuse("backward(create_graph=True) makes gradients of gradients, which the 16-bit parameters and their masters "
+                             "do not have")
+        if create_graph:
+            self.say("backward(create_graph=True): these gradients and the optimizer's states stay in memory, outside of the "
+                     "budget", 1)
+        self.synchronizer.renew()
+        self.synchronizer.expecting = not create_graph
+
+    def step_inside_backward(self):
+        if self.synchronizer is not None and not self.distributed:
+            raise core.Error("castor: an optimizer steps inside a backward pass, while gradients are on their way to where the "
+                             "budget has them: step after backward(), or run this script with CASTOR_MEMORY_BUDGET=0")
+
+
+def wanted(parameters):
+    """Whether Castor has something to do for one process, or one rank."""
+    return masters.dtype is not None or core.places(sum(p.nbytes for p in parameters))
+
+
+def install():
+    job = Alone()
+    process.adopt_at_build(job)
+    return job

@@ -1,0 +1,148 @@
+"""Batch normalization over the parts of a batch: its statistics, forward and backward, are the whole batch's.
+
+Every batch norm of PyTorch in Python ends in torch.nn.functional.batch_norm. In training each rank gives the count, the
+mean and the squared deviations of its part, which are combined in rank order; running statistics are the same everywhere,
+and those of one process. A part of weight zero (a batch smaller than the number of ranks) counts for nothing."""
+import torch
+from torch.autograd.function import once_differentiable
+
+from .. import core
+from ..core import store
+from ..process import compiler
+
+OF_SAMPLES = "castor_of_samples"  # in a node's metadata: each sample has statistics of its own
+HALF = (torch.float16, torch.bfloat16)
+
+
+def _gathered(group, row, what):
+    """A row of numbers of each rank, in rank order."""
+    row = row.contiguous()
+    every = torch.empty(group.world, len(row), dtype=row.dtype)
+    core.gather(group.handle, row.data_ptr(), row.numel() * row.element_size(), every.data_ptr(), what.encode())
+    return every
+
+
+def _others(x):
+    """The dimensions that are not the channels'."""
+    return [d for d in range(x.dim()) if d != 1]
+
+
+def _along(values, x):
+    """Values of the channels, to be used with all of x."""
+    return values.view([1, -1] + [1] * (x.dim() - 2))
+
+
+class _Statistics:
+    """Of all ranks' parts, in double precision: a sum's rounding must not depend on how many ranks share it."""
+
+    def __init__(self, job, x):
+        variance, mean = torch.var_mean(x, dim=_others(x), correction=0)
+        count = x.numel() / x.shape[1] if job.weight else 0.0
+        row = torch.cat([torch.tensor([count], dtype=torch.float64), mean.double(), variance.double() * count])
+        every = _gathered(job.group, row if count else torch.zeros_like(row), "the statistics of a batch norm")
+        # Ranks that hold the same batch (one that the script made itself, or an evaluation's) are one process N times.
+        self.alone = not job.in_parts and bool((every == every[0]).all())
+        counts, means, squares = (every[:1] if self.alone else every).split([1, len(mean), len(mean)], dim=1)
+        self.count = float(counts.sum())
+        self.mean = (counts * means).sum(0) / self.count
+        self.squares = (squares + counts * (means - self.mean) ** 2).sum(0)
+
+    def update(self, running_mean, running_var, momentum):
+        for running, now in ((running_mean, self.mean), (running_var, self.squares / (self.count - 1))):
+            if running is not None:
+                running.copy_((1 - momentum) * running.double() + momentum * now)
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, job, statistics, eps):
+        mean = statistics.mean.to(x.dtype)
+        variance = (statistics.squares / statistics.count).to(x.dtype)
+        ctx.job, ctx.count, ctx.alone = job, statistics.count, statistics.alone
+        ctx.counts = job.weight != 0  # this rank's samples are among those of the statistics
+        ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps))
+        return torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight, mean, scale = ctx.saved_tensors
+        if not ctx.job.share:
+            grad = grad.nan_to_num(0.0, 0.0, 0.0)  # this part's loss is 0 / 0, and counts for nothing
+        centered = x - _along(mean, x)
+        sums = torch.stack([grad.sum(_others(x)), (grad * centered).sum(_others(x))])
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            whole = sums
+            if not ctx.alone:
+                every = _gathered(ctx.job.group, sums.double().flatten(), "the gradients of a batch norm")
+                whole = every.sum(0).view(2, -1)
+            by_mean, by_variance = (whole / ctx.count).to(x.dtype)
+            factor = scale if weight is None else scale * weight
+            of_x = torch.zeros_like(grad) if not ctx.counts else (
+                grad - _along(by_mean, x) - centered * _along(by_variance * scale * scale, x)
+            ) * _along(factor, x)
+        of_weight = sums[1] * scale if ctx.needs_input_grad[1] else None
+        return of_x, of_weight, sums[0] if ctx.needs_input_grad[2] else None, None, None, None
+
+
+def _normalize(job, x, running_mean, running_var, weight, bias, momentum, eps):
+    with torch.no_grad():
+        wide = x.detach().float() if x.dtype in HALF else x.detach()
+        statistics = _Statistics(job, wide)
+        if statistics.count <= 1:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
+        statistics.update(running_mean, running_var, momentum)
+    if x.dtype not in HALF:
+        return _Normalize.apply(x, weight, bias, job, statistics, eps)
+    wide = [None if t is None else t.float() for t in (x, weight, bias)]
+    return _Normalize.apply(*wide, job, statistics, eps).to(x.dtype)
+
+
+def _is_batch_norm(node):
+    return type(node).__name__.startswith("NativeBatchNormBackward")
+
+
+def seen(job):
+    """refuse_unseen has looked at the first backward."""
+    return "batch norms seen" in job.said
+
+
+def refuse_unseen(job, nodes):
+    """In the first backward: a batch norm that came to PyTorch another way (a module of torch.jit) knows its part only."""
+    if seen(job):
+        return
+    job.said.add("batch norms seen")
+    for node in nodes:
+        if _is_batch_norm(node) and node._saved_training and OF_SAMPLES not in node.metadata:
+            raise core.Error("castor: a batch norm in training mode was called in code of torch.jit, or by torch.batch_norm (or an "
+                             "instance norm with running statistics), and sees only this rank's part of the batch: use "
+                             "torch.nn.BatchNorm1d, 2d or 3d as Python code, or "
+                             "run this script on one rank")
+
+
+def install(job):
+    functional = torch.nn.functional
+    stock = functional.batch_norm
+
+    @compiler.wraps(stock)
+    def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-05):
+        if not training or eps <= 0 or job.synchronizer is None or job.distributed or not store.active():
+            return stock(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        return _normalize(job, input, running_mean, running_var, weight, bias, momentum, eps)
+
+    instance = functional.instance_norm
+
+    @compiler.wraps(instance)
+    def instance_norm(input, running_mean=None, running_var=None, *args, **kwargs):
+        output = instance(input, running_mean, running_var, *args, **kwargs)
+        # PyTorch's is a batch norm of as many channels as the samples have together, in a view.
+        node = output.grad_fn
+        if type(node).__name__.startswith("ViewBackward"):
+            node = node.next_functions[0][0]
+        if node is not None and _is_batch_norm(node) and running_mean is None:
+            node.metadata[OF_SAMPLES] = True
+        return output
+
+    compiler.not_in_graphs.append(batch_norm)  # ranks meet in there
+    functional.batch_norm, functional.instance_norm = batch_norm, instance_norm

@@ -1,0 +1,353 @@
+"""Single-process scripts under `castor run --nproc N`: every rank runs the script; together they are the one process.
+
+Each rank computes its part of every batch; gradients are the weighted mean, and so is the loss after backward()."""
+import functools
+import hashlib
+import os
+import random
+import sys
+import weakref
+import zlib
+
+import torch
+
+from .. import core
+from ..core import graph, store, tensors
+from . import arrays, audit, batch_norm, loaders, losses, process, randomness, streams, writers
+
+
+ROUNDING = 1e-6  # relative differences of one loss that ranks compute alike
+PLAIN = 256  # tensors that are no torch.nn.Parameter and are stepped by hand
+
+
+class Job(process.Process):
+    """The ranks of this run, opened when the first optimizer is built or a DataLoader is iterated."""
+
+    def __init__(self, rank, world):
+        super().__init__(rank, world)
+        self.parameters = []  # of all optimizers, in the order of registration
+        self.mode = core.option_text("CASTOR_BATCH")
+        self.weight = 1.0 / world  # of this rank's part of the current batch
+        self.share = self.weight  # what this rank's loss and gradients count for: of a mean by its size, of a sum wholly
+        self.samples = 0  # in the whole batch
+        self.source = lambda: None  # weak reference to the iterator that delivered the last batch, when it splits them
+        self.loader = lambda: None  # the same of the DataLoader, whether it splits them or not
+        self.trained = weakref.WeakSet()  # DataLoaders of whose batches backward() was called
+        self.backwards = 0
+        self.of_batch = {}  # tensors that a step made to require gradients, by their identity
+        self.counts = set()  # samples of the batches, whole, that were delivered since the last backward
+        self.loss = core.option_text("CASTOR_LOSS")
+        self.clipped = 0  # what must be the same on every rank: a digest of the clipping since the last step
+        self.batch = 0.0  # what must be the same on every rank: a digest of the current batch's indices
+        self.split_seen = False  # a DataLoader's batches were split
+        self.switched = lambda: None  # weak reference to the model that was last put into a mode
+        self.in_train = False  # inside Module.train
+        self.audit = audit.Auditor(self)
+        self.plain = 0  # tensors that are no torch.nn.Parameter and got the whole batch's gradient
+        self.audited = False  # rank 0's fork computes the whole of this batch
+
+    @property
+    def in_parts(self):
+        """The loop that the script is in has its batches from a loader that splits them: each rank has its part."""
+        return self.source() is not None
+
+    @property
+    def evaluating(self):
+        """The script's model is in evaluation mode (which Trainers also end without calling train())."""
+        model = self.switched()
+        return model is not None and not model.training
+
+    # ---- parameters
+
+    def adopt(self, optimizer):
+        """Registers the parameters of an optimizer that need gradients and are not registered yet."""
+        self._adopt(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+
+    def _adopt_reached(self, nodes):
+        """What is in no optimizer gets the whole batch's gradient, too: the script may step it by hand, or look at it. A tensor
+        with a row for each sample of this rank's part, or that was made to require gradients when the script had the batch, is the
+        samples', and no parameter. `nodes`: of the graph."""
+        rows = round(self.weight * self.samples)
+        fresh = [node.variable for node in nodes if type(node).__name__ == "AccumulateGrad" and store.entry_of(node.variable) is None]
+        fresh = [p for p in fresh if id(p) not in self.of_batch]
+        plain = [p for p in fresh if not isinstance(p, torch.nn.Parameter)]
+        self.plain += sum(not p.dim() or p.shape[0] != rows for p in plain)
+        if self.plain > PLAIN:
+            raise core.Error("castor: the script makes new tensors that require gradients for each batch, and each rank would have its "
+                             "part's gradient of them: run this script on one rank")
+        self._adopt(p for p in fresh if isinstance(p, torch.nn.Parameter) or not p.dim() or p.shape[0] != rows)
+
+    def _adopt(self, parameters):
+        if self.distributed or not store.active():
+            return
+        writers.install_late(self)
+        fresh = [p for p in parameters if store.is_fresh(p)]
+        for p in fresh:
+            why = tensors.why_unsupported(p)
+            if why:
+                raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: {why}. Run this script "
+                                 "on one rank")
+        if not fresh:
+            return
+        if self.synchronizer is None:
+            self.synchronizer = process.Synchronizer(self)
+        self.synchronizer.add(fresh)
+        self.audit.renew()
+
+    # ---- random numbers
+
+    def diverge(self):
+        """From here on a random stream of its own for each rank: they draw different batches."""
+        if self.rank:
+            seed = self.seed_of_rank(torch.initial_seed())
+            torch.manual_seed(seed)
+            random.seed(seed)
+            if _numpy() is not None:
+                _numpy().random.seed(seed % (1 << 32))
+
+    def seed_of_rank(self, seed):
+        return (seed + 0x9E3779B97F4A7C15 * self.rank) % (1 << 63)
+
+    # ---- events
+
+    def batch_delivered(self, weight, digest, count):
+        self.weight, self.batch, self.samples = weight, digest, count
+        if self.counts is None:  # a backward has used those before
+            self.counts = set()
+        self.counts.add(count)
+
+    def _check_counts(self):
+        """Several loaders' batches in one loss: this rank's part must weigh the same in each of them."""
+        counts, self.counts = self.counts or (), None
+        if len({tuple(loaders.part_of(count, rank, self.world)[2] for rank in range(self.world)) for count in counts}) > 1:
+            raise core.Error(f"castor: batches of {' and '.join(map(str, sorted(counts)))} samples were drawn for one "
+                             f"backward, and {self.world} ranks cannot split them alike: use batch sizes that {self.world} "
+                             "divides (and drop_last=True), or CASTOR_BATCH=scale")
+
+    def backward_begun(self, outputs, create_graph):
+        if self.audit.in_fork:
+            return self.audit.backward_begun()
+        if self.distributed or not store.active():
+            return
+        self.audited = False
+        self.backwards += 1
+        if self.loader() is not None:
+            self.trained.add(self.loader())
+        nodes = []
+        if self.split_seen or not batch_norm.seen(self):  # whole batches, later on, have nothing to look for
+            nodes = list(graph.nodes(outputs))
+        if self.split_seen:
+            self._adopt_reached(nodes)
+        if self.synchronizer is None:
+            return
+        writers.install_late(self)
+        if create_graph:
+            raise core.Error("castor: backward(create_graph=True) cannot be split over ranks: run this script on one "
+                             "rank, or compute the second derivative with torch.autograd.grad")
+        if self.split_seen:
+            self._check_counts()
+            self.audit.form_seen(nodes)
+        batch_norm.refuse_unseen(self, nodes)
+        self._weigh(outputs)
+        self.synchronizer.expecting = True
+
+    def _weigh(self, outputs):
+        """Sets the share of this rank's loss."""
+        if not self.split_seen:
+            self.share = self.weight
+            return
+        measure = losses.Measure(outputs) if self.loss in ("auto", "tokens") else None
+        if self.loss == "auto" and measure.compares:
+            raise core.Error("castor: the loss compares the samples of a batch with each other (the class of each is its place "
+                             "in the batch), and each rank has a part of them only: run this script on one rank. Where they "
+                             "may be compared within their part, set CASTOR_LOSS=mean")
+        row = [] if measure is None else measure.row()
+        every = self.group.gather([float(self.audit.running), self.weight, *row], "what the losses count for")
+        self.audited = bool(every[0][0])
+        weights, rows = [weight for _, weight, *_ in every], [row for _, _, *row in every]
+        self.audit.backward_begun()
+        if self.loss == "auto" and not self.audited and not self.audit.found_equal:
+            self._warn_of_guess(measure, rows)
+        every_share = losses.shares(self.loss, weights, rows)
+        self.share = every_share[self.rank]
+        if self.loss == "auto" and every_share != weights:
+            self.say("the loss is a mean over targets that are counted (some are ignored, or classes are weighed): each rank's "
+                     "part of a batch weighs as much as it has of them (CASTOR_LOSS=mean: as many samples as it has)", 3)
+
+    def _warn_of_guess(self, measure, rows):
+        """No audit tells whether the loss is the mean that it is taken for."""
+        if measure.unknown:
+            self.say("the loss ends in none of the sums and means that Castor knows (it was made in compiled code?), and is "
+                     "taken for a mean over samples, none of which has targets that are ignored. CASTOR_LOSS=mean says so", 1)
+        if self.samples > 1 and measure.looks_like_sum(self.samples, self.weight * self.samples, rows):
+            self.say("the loss looks like a sum over the batch, and is taken for a mean: gradients and loss are divided by "
+                     "the number of ranks. Set CASTOR_LOSS=sum if it is a sum, CASTOR_LOSS=mean if it is not", 1)
+
+    def scaled(self, roots):
+        """The sum over the ranks is a mean. What a rank's loss counts for goes into its gradients at their root: then
+        gradients that were accumulated before, on all ranks the same, stay what they are."""
+        factor = self.share * self.world
+        if self.synchronizer is None or not self.synchronizer.expecting or factor == 1.0:
+            return roots
+        return tuple(root if root is None else root * factor for root in roots)
+
+    def backward_ended(self, outputs, synchronized):
+        if self.audit.in_fork:
+            return self.audit.backward_ended_in_fork(outputs)
+        randomness.used()
+        if synchronized and len(outputs) == 1 and outputs[0].numel() == 1 and not self.distributed:
+            self._show_mean([outputs[0], *losses.scaled_from(outputs[0])])
+        if self.audited and not self.distributed:
+            self.audit.backward_ended(outputs)
+
+    def gradients_taken(self, inputs, create_graph):
+        """A part of a batch gives a part of the gradient. Where every rank draws whole batches, what a later backward()
+        averages (a step inside the loss) is right."""
+        if self.distributed or not store.active() or not self.split_seen and (self.synchronizer is None or create_graph):
+            return
+        if any(isinstance(t, torch.nn.Parameter) or store.entry_of(t) is not None for t in inputs):
+            raise core.Error("castor: torch.autograd.grad of parameters gives each rank the gradient of its own part of "
+                             "the batch: let loss.backward() make it, which averages over the ranks, or run this script "
+                             "on one rank")
+
+    def step_inside_backward(self):
+        if not self.distributed:
+            raise core.Error("castor: an optimizer steps inside a backward pass, where each rank has the gradient of its "
+                             "own part of the batch: step after backward(), or run this script on one rank")
+
+    def _show_mean(self, shown):
+        """What the script prints, and what its schedulers see, is the whole batch's."""
+        values = [self.share * loss.item() if self.share else 0.0 for loss in shown]
+        every = self.group.gather([float(len(shown)), self.batch, *(values + 3 * [0.0])[:3], float(self.in_parts), *streams.digest()], "the loss")
+        if any(row[1] != every[0][1] for row in every):
+            ranks = [r for r, row in enumerate(every) if row[1] != every[0][1]]
+            raise core.GroupError(f"castor: rank 0 and rank {ranks[0]} drew different batches from their DataLoaders: seed "
+                             "the sampler, or draw it from torch's default generator")
+        if not self.split_seen:
+            self._check_drawn_by_hand(every)
+        if every[0][5]:  # a thread that draws batches may have come to the end of them on some ranks only
+            streams.level(self, [row[6:] for row in every])
+        for i, loss in enumerate(shown[:3]):
+            loss.data.fill_(sum(row[2 + i] for row in every))
+
+    def gradients_clipped(self, *operation):
+        self.clipped = zlib.crc32(repr(operation).encode(), self.clipped)
+
+    def step_begins(self, optimizer):
+        """What the script made of the gradients must be the same everywhere: its limits for clipping, and gradients that it
+        put in place itself."""
+        if self.distributed or self.synchronizer is None:
+            return
+        digest = 0.0
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                entry = store.entry_of(p)
+                if entry is not None and p.grad is not None and p.grad is not entry.shown_grad():
+                    digest += float(p.grad.double().sum()) + float(p.grad.double().abs().max())
+        every = self.group.gather([float(self.clipped), digest], "the gradients before a step")
+        self.clipped = 0
+        if len({clipped for clipped, _ in every}) > 1:
+            raise core.GroupError("castor: the ranks clip the gradients by different limits: what a script computes from its "
+                             "batch is each rank's part of it only. Take the limit from the loss after backward(), which "
+                             "is the whole batch's, or run this script on one rank")
+        made = [digest for _, digest in every]
+        if any(d != made[0] and not (d != d and made[0] != made[0]) for d in made):
+            raise core.GroupError("castor: the script put gradients of its own in place (torch.autograd.grad?), and they "
+                             "differ between the ranks: let loss.backward() make them, or run on one rank")
+
+    def step_ended(self):
+        if self.distributed or self.split_seen or "hand-drawn" in self.said:
+            return
+        self.said.add("hand-drawn")
+        if self.mode == "scale":
+            self.diverge()
+        else:
+            self.say("the script draws its batches by hand: every rank computes the whole of each, and the memory is shared. A "
+                     "DataLoader's are split; with CASTOR_BATCH=scale each rank draws its own")
+
+    def _check_drawn_by_hand(self, every):
+        """`every`: rows of the ranks, whose third number is the loss of a batch that was not split."""
+        spread = max(row[2] for row in every) - min(row[2] for row in every)
+        alike = not spread > ROUNDING * max(abs(row[2]) for row in every)
+        if self.mode != "scale" and not alike:
+            raise core.GroupError("castor: the ranks drew different batches by hand, where each must compute the same: seed torch, numpy "
+                                  "and random before you draw, or let each rank draw its own (CASTOR_BATCH=scale)")
+        if self.mode == "scale" and "hand-drawn" in self.said and alike:
+            self.say("CASTOR_BATCH=scale, but the script draws nothing at random: every rank computes the same batches", 1)
+        elif self.mode == "scale" and "hand-drawn" in self.said:
+            self.say(f"CASTOR_BATCH=scale: each of the {self.world} ranks draws its own batches by hand, so a step sees {self.world} "
+                     "times as many samples")
+
+
+def _watch_mode(job):
+    """model.eval() before a DataLoader is iterated with gradients enabled (as Trainers do): every rank gets it whole."""
+    train = torch.nn.Module.train
+
+    @functools.wraps(train)
+    def module_train(self, mode=True):
+        outermost, job.in_train = not job.in_train, True
+        try:
+            return train(self, mode)
+        finally:
+            if outermost:
+                job.in_train = False
+                if any(store.entry_of(p) is not None for p in self.parameters()):
+                    job.switched = weakref.ref(self)
+
+    torch.nn.Module.train = module_train
+
+
+def _watch_requires_grad(job):
+    """Embeddings of frozen weights, of which PEFT asks for gradients; inputs that are attacked."""
+    stock = torch.Tensor.requires_grad_
+
+    @functools.wraps(stock)
+    def requires_grad_(self, requires_grad=True):
+        result = stock(self, requires_grad)
+        if requires_grad and job.in_parts and self.is_leaf and not isinstance(self, torch.nn.Parameter):
+            key = id(self)
+            job.of_batch[key] = weakref.ref(self, lambda _: job.of_batch.pop(key, None))
+        return result
+
+    torch.Tensor.requires_grad_ = requires_grad_
+
+
+def _numpy():
+    return sys.modules.get("numpy")
+
+
+def refuse_process_groups(world, is_rank):
+    """A script that starts ranks of its own is no single-process script: each rank here would start them anew. One that
+    makes a group of exactly these ranks may."""
+    if not torch.distributed.is_available():
+        return
+    stock = torch.distributed.init_process_group
+
+    @functools.wraps(stock)
+    def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, *args, **kwargs):
+        size = world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE") or 1)
+        if size != world or not is_rank or process.is_stray():
+            process.refuse_group()
+        return stock(backend, init_method, timeout, world_size, *args, **kwargs)
+
+    torch.distributed.init_process_group = init_process_group
+    torch.distributed.distributed_c10d.init_process_group = init_process_group
+
+
+def install(rank, world, token):
+    """Returns the job, whose methods the agent's events call."""
+    job = Job(rank, world)
+    seed = int(hashlib.sha256(token.encode()).hexdigest(), 16)
+    random.seed(seed)  # what a script leaves unseeded must still be the same on every rank
+    torch.default_generator.manual_seed(seed % (1 << 63))
+    if _numpy() is not None:
+        _numpy().random.seed(seed % (1 << 32))
+    process.adopt_at_build(job)
+    batch_norm.install(job)
+    writers.install(job)
+    _watch_mode(job)
+    _watch_requires_grad(job)
+    loaders.install(job)
+    randomness.install(job)
+    arrays.install()
+    return job

@@ -1,0 +1,356 @@
+"""DataLoaders of single-process scripts: a batch drawn to train on (gradients enabled, the model not in evaluation
+mode) is split over the ranks.
+
+All ranks draw the same indices; each loads its part, or the whole batch where that draws random numbers (streams.py).
+Iterable datasets give each rank the same samples, of which it collates its part. What the loader does not batch is loaded
+whole and cut."""
+import collections
+import functools
+import sys
+import weakref
+import zlib
+
+import torch
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import dataloader
+
+from .. import core
+from ..core import store
+from ..process import stacks
+from . import randomness, streams
+
+
+def part_of(count, rank, world):
+    """This rank's range of `count` samples, and its weight. An empty range becomes one sample of weight zero."""
+    first, last = count * rank // world, count * (rank + 1) // world
+    if first == last:
+        return 0, min(1, count), 0.0
+    return first, last, (last - first) / count
+
+
+class PartOfSamples:
+    """The collation of an iterable dataset's samples: this rank's part of them, behind their number. Workers have it too.
+    The samples of the first `audits` batches come along."""
+
+    whole = False  # in a fork that audits
+
+    def __init__(self, collate, rank, world, audits):
+        self.collation, self.rank, self.world, self.audits = streams.Collation(collate), rank, world, audits
+
+    def __call__(self, samples):
+        if self.whole:
+            return [len(samples), self.collation.collate(samples), None]
+        first, last, _ = part_of(len(samples), self.rank, self.world)
+        self.audits -= 1
+        return [len(samples), *self.collation(samples, first, last, self.audits >= 0)]
+
+
+class _Split:
+    """What the ranks do with the batches of one iteration.
+
+    One that begins in evaluation mode hands out whole batches. Trainers begin an epoch so, after an evaluation, and call
+    model.train() when they have the first batches: once all that was handed out has had its backward(), parts follow. Batches
+    that the script holds at a time are all whole or all parts, since both have random numbers of their own."""
+
+    def __init__(self, job, iterator, loader):
+        self.job, self.iterator, self.loader = job, weakref.ref(iterator), weakref.ref(loader)
+        self.audits = job.audit.first if job.rank == 0 else 0  # whole batches that are wanted, of the first ones
+        self.in_whole = False  # the dataset draws random numbers, so that its batches cannot be made a second time
+        self.drawn = collections.deque()  # of batches not yet delivered: what Job.batch_delivered takes, the indices, and whether parts are made
+        self.drawn_ahead = False  # of the batch that the script trains on (audit.py)
+        self.ahead = _fetched_ahead()  # the loader's class fetches a batch before it hands out the one before (Accelerate)
+        self.fetched = None  # the same of that batch
+        self.parts = not job.evaluating  # are handed out, and no whole batches
+        self.backwards = job.backwards
+        self.handed = -1 if self.ahead else 0  # batches so far, while they are whole
+        self.left = None  # so many whole ones follow, till parts do
+
+    def indices(self, sampler_iter):
+        for batch in sampler_iter:
+            batch = list(batch)
+            first, last, weight = part_of(len(batch), self.job.rank, self.job.world)
+            digest = float(zlib.crc32(repr(batch).encode()))
+            self.drawn.append(((weight, digest, len(batch)), batch, self.parts))
+            if not self.parts:
+                yield batch
+                continue
+            self.audits -= 1
+            yield streams.Indices(batch, first, last, self.audits >= 0)
+
+    def look_for_training(self):
+        """Another batch is handed out: should it be a part?"""
+        job = self.job
+        if self.parts:
+            return
+        if self.left is None and 0 < self.handed <= job.backwards - self.backwards and not job.evaluating:
+            self.left = self.handed - 1 if self.ahead else 0  # the batch that the script gets now is whole; as many may belong together
+        self.handed += 1
+        self.parts = self.left == 0
+        self.drawn_ahead = self.ahead and self.parts  # the script has a whole batch still
+        if self.left:
+            self.left -= 1
+
+    def hand_out(self, fetched):
+        """The batch that the script gets now has this weight (None: it is whole), digest and number of samples."""
+        if self.ahead:
+            fetched, self.fetched = self.fetched or fetched, fetched
+        if fetched is None:
+            return
+        job, (weight, _, count) = self.job, fetched
+        job.loader = self.loader
+        if weight is None:
+            job.source = lambda: None
+            if self.loader() in job.trained:
+                randomness.begin_plain(self.iterator)
+            else:
+                randomness.begin_whole(self.iterator)
+            return
+        job.split_seen, job.source = True, self.iterator
+        job.batch_delivered(*fetched)
+        first, last, _ = part_of(count, job.rank, job.world)
+        randomness.begin(self.iterator, first, last, count)
+
+    def hand_out_whole(self, data):
+        self.hand_out((None, 0.0, 0))
+        return data
+
+    def deliver(self, iterator, data):
+        """What the script gets."""
+        kind, audit = iterator._castor_kind, self.job.audit
+        self.look_for_training()
+        if kind == BY_INDEX:
+            fetched, batch, made_for_rank = self.drawn.popleft()
+            if not made_for_rank:
+                return self.deliver_of_whole(data, fetched)
+            self.hand_out(fetched)
+            self.in_whole, data, kept = data
+            if self.in_whole:
+                return audit.batch_handed_out(self, data, kept and functools.partial(kept.batch, iterator._collate_fn))
+            return audit.batch_handed_out(self, data, lambda: self.whole_batch(iterator, batch))
+        if kind == BY_SAMPLES:
+            count, data, kept = data
+            self.hand_out((part_of(count, self.job.rank, self.job.world)[2], float(count), count))
+            return audit.batch_handed_out(self, data, kept and functools.partial(kept.batch, iterator._collate_fn.collation.collate))
+        return audit.batch_handed_out(self, self._cut(data), lambda: data) if self.parts else self.hand_out_whole(data)
+
+    def deliver_of_whole(self, data, fetched):
+        """It was drawn while whole batches were handed out."""
+        part, found = data, False
+        if self.parts:
+            first, last, _ = part_of(fetched[2], self.job.rank, self.job.world)
+            part, found = streams.cut(data, functools.partial(streams.is_column, count=fetched[2]), first, last)
+        if not found:
+            return self.hand_out_whole(data)
+        self.hand_out(fetched)
+        return self.job.audit.batch_handed_out(self, part, lambda: data)
+
+    @staticmethod
+    def whole_batch(iterator, batch):
+        """In a fork that audits: these samples, loaded here; the workers are the parent's."""
+        fetcher = dataloader._DatasetKind.create_fetcher(
+            iterator._dataset_kind, iterator._dataset, iterator._auto_collation, iterator._collate_fn, iterator._drop_last)
+        if iterator._num_workers:
+            with streams.restored():
+                return fetcher.fetch(batch)
+        return fetcher.fetch(batch)
+
+    def following_in_fork(self, iterator):
+        """The next batch of an iteration that was there before the fork, whole."""
+        if iterator._castor_kind == BY_INDEX:
+            if not self.drawn:
+                next(iterator._sampler_iter)
+            if self.in_whole and iterator._num_workers:
+                self.job.audit.give_up_in_fork()
+            return self.whole_batch(iterator, self.drawn.popleft()[1])
+        if iterator._num_workers:
+            self.job.audit.give_up_in_fork()
+        data = iterator._next_data()
+        return data[1] if iterator._castor_kind == BY_SAMPLES else data
+
+    def _cut(self, data):
+        rows = streams.rows_of
+        sizes = [rows(leaf) for leaf in tree_flatten(data)[0] if rows(leaf) is not None]
+        if not sizes:
+            self.job.say("a DataLoader that makes no batches itself gives some without a tensor to cut: every rank computes "
+                         "the whole of them", 1)
+            self.hand_out((1.0 / self.job.world, 0.0, self.job.world))
+            randomness.begin_whole(self.iterator)
+            return data
+        if len({*sizes}) > 1:
+            self.job.say("a DataLoader that makes no batches itself gives tensors of different lengths: what is as long as the "
+                         "first of them is cut. Let the loader batch the samples where that is not what a batch has", 1)
+        first, last, weight = part_of(sizes[0], self.job.rank, self.job.world)
+        self.hand_out((weight, float(sizes[0]), sizes[0]))
+        return streams.cut(data, functools.partial(streams.is_column, count=sizes[0]), first, last)[0]
+
+
+def _fetched_ahead():
+    """Whether Accelerate's loader draws the batches: it hands out each one only when it has the next, or knows the last."""
+    frame = sys._getframe(1)
+    for _ in range(10):
+        owner = frame.f_locals.get("self")
+        if any(c.__name__ == "DataLoaderShard" for c in type(owner).__mro__):
+            return True
+        frame = frame.f_back
+        if frame is None:
+            break
+    return False
+
+
+def _may_train(job):
+    return torch.is_grad_enabled() and store.active() and not job.distributed and torch.utils.data.get_worker_info() is None
+
+
+def _trains(job):
+    return _may_train(job) and not job.evaluating
+
+
+def _splits(job):
+    return job.mode != "scale" and _trains(job)
+
+
+# How a loader's batches are split: by their indices, by the samples that are collated, or the whole batches.
+BY_INDEX, BY_SAMPLES, WHOLE = "indices", "samples", "whole"
+
+
+def _kind_of(loader):
+    if not loader._auto_collation:
+        return WHOLE
+    return BY_INDEX if loader._dataset_kind == dataloader._DatasetKind.Map else BY_SAMPLES
+
+
+def _restart_workers(loader):
+    """Workers that stay collate as at their start, parts or whole batches: those of the other kind begin anew. That draws a
+    number, which the script's next ones must not miss."""
+    loader._iterator = None
+    generator = torch.default_generator if loader.generator is None else loader.generator
+    state = generator.get_state()
+    loader._iterator = loader._get_iterator()
+    generator.set_state(state)
+
+
+_diverged = []  # generators that draw the rank's own numbers
+
+
+def _diverge(job, loader):
+    """CASTOR_BATCH=scale: this rank's numbers, also of a generator that the script has seeded for its loader."""
+    state = float(zlib.crc32(torch.random.get_rng_state().numpy().tobytes()))
+    states = [state for state, in job.group.gather([state], "the random states")]
+    if states[0] in states[1:]:  # at first, and where the script has set a seed since
+        job.diverge()
+    for generator in (loader.generator, getattr(loader.sampler, "generator", None)):
+        if generator is not None and not any(generator is known for known in _diverged):
+            _diverged.append(generator)
+            if job.rank:
+                generator.manual_seed(job.seed_of_rank(generator.initial_seed()))
+    drawn = not isinstance(loader.sampler, torch.utils.data.SequentialSampler)
+    if loader._dataset_kind == dataloader._DatasetKind.Iterable or not drawn:
+        job.say("CASTOR_BATCH=scale, but a DataLoader draws nothing at random: every rank computes the same batches. Shuffle "
+                "them, or leave CASTOR_BATCH out", 1)
+    else:
+        job.say(f"CASTOR_BATCH=scale: each of the {job.world} ranks draws its own batches from the DataLoader, so a step sees "
+                f"{job.world} times as many samples")
+
+
+def wrap_iterations(begin, following):
+    """`begin(iterator, loader)` comes whenever an iteration over a DataLoader begins; `following(iterator, draw)` gives its next batch,
+    which draw() does without it. Later wrappers are around earlier ones."""
+    base = dataloader._BaseDataLoaderIter
+    init, reset, next_ = base.__init__, base._reset, base.__next__
+
+    @stacks.unseen
+    @functools.wraps(init)
+    def iterator_init(self, loader):
+        init(self, loader)
+        begin(self, loader)
+
+    @functools.wraps(reset)
+    def iterator_reset(self, loader, first_iter=False):
+        reset(self, loader, first_iter)
+        begin(self, loader)
+
+    @functools.wraps(next_)
+    def iterator_next(self):
+        return following(self, functools.partial(next_, self))
+
+    base.__init__, base._reset, base.__next__ = iterator_init, iterator_reset, iterator_next
+
+
+def install(job):
+    iterate = dataloader.DataLoader.__iter__
+
+    def begin(iterator, loader):
+        iterator._castor_split, iterator._castor_in_fork = None, job.audit.in_fork
+        iterator._castor_kind = _kind_of(iterator)
+        if not _splits(job) and not may_split_later(iterator, loader):
+            return
+        iterator._castor_split = _Split(job, iterator, loader)
+        if iterator._castor_kind == BY_INDEX:
+            iterator._sampler_iter = iterator._castor_split.indices(iterator._sampler_iter)
+        elif iterator._castor_kind == BY_SAMPLES and not isinstance(iterator._collate_fn, PartOfSamples):
+            audits = job.audit.first if job.rank == 0 else 0
+            iterator._collate_fn = PartOfSamples(iterator._collate_fn, job.rank, job.world, audits)
+
+    def may_split_later(iterator, loader):
+        """One that begins in evaluation mode. Workers collate an iterable dataset's samples as they did at their start."""
+        return (_may_train(job) and job.mode != "scale" and not job.audit.in_fork and iterator._castor_kind != BY_SAMPLES
+                and getattr(loader, "in_order", True))
+
+    def following(iterator, draw):
+        split = getattr(iterator, "_castor_split", None)
+        if job.audit.in_fork and not iterator._castor_in_fork:
+            leave_after_backward()
+            if split is not None:
+                return split.following_in_fork(iterator)
+            if iterator._num_workers:
+                job.audit.give_up_in_fork()
+        elif job.audit.in_fork:
+            leave_after_backward()
+        try:
+            with randomness.plain():
+                data = draw()
+        except StopIteration:
+            job.audit.stop()
+            if split is not None and split.ahead:
+                split.hand_out(None)
+            else:
+                if not randomness.end(iterator):
+                    job.source = lambda: None
+            raise
+        if split is None:
+            job.source = lambda: None
+            randomness.begin_whole(weakref.ref(iterator))
+            return data
+        data = split.deliver(iterator, data)
+        randomness.look_at(data)
+        return data
+
+    def leave_after_backward():
+        """In a fork that audits: what comes next is another batch to train on."""
+        if torch.is_grad_enabled() and not job.evaluating and torch.utils.data.get_worker_info() is None:
+            job.audit.next_batch_in_fork()
+
+    @functools.wraps(iterate)
+    def loader_iter(self):
+        if job.audit.in_fork:
+            leave_after_backward()
+            self._iterator = None  # workers that stay are the parent's
+            return iterate(self)
+        if _splits(job):
+            core.place_set(job.group.handle, core.PLACE_DATA)
+            try:
+                streams.share(job)
+            finally:
+                core.place_set(job.group.handle, core.PLACE_SCRIPT)
+            if not getattr(self, "in_order", True):
+                raise core.Error("castor: a DataLoader with in_order=False cannot be split: use in_order=True, or "
+                                 "CASTOR_BATCH=scale")
+        elif _trains(job):
+            _diverge(job, self)
+        if self._iterator is not None and _kind_of(self) == BY_SAMPLES:  # of workers that stay
+            if isinstance(self._iterator._collate_fn, PartOfSamples) != _splits(job):
+                _restart_workers(self)
+        return iterate(self)
+
+    wrap_iterations(begin, following)
+    dataloader.DataLoader.__iter__ = loader_iter

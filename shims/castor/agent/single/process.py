@@ -1,0 +1,186 @@
+"""What a process of a script without process groups has, be it a rank of `--nproc` (job.py) or alone (alone.py)."""
+import functools
+import os
+import signal
+import sys
+import time
+
+import torch
+
+from .. import core
+from ..backward import gradients
+from ..core import store
+from ..precision import masters
+from ..process import events
+
+TOLD_SECONDS = 2.0  # that long a rank waits for what ended another one's backward
+_rank_process = None  # the rank's, in it and in the processes that it has started; None: no ranks of `--nproc`
+
+
+def watch_ranks(pid):
+    global _rank_process
+    _rank_process = pid
+
+
+def is_stray():
+    """A process that a rank of `--nproc` has started, and that has no part in what the ranks do together."""
+    return _rank_process is not None and os.getpid() != _rank_process
+
+
+def refuse(what, start):
+    """The script has ranks of its own. Said once for the job, which ends: also the rank that started this process and would go on
+    with a model that nobody has trained."""
+    core.refuse(f"the script {what}, and --nproc is for scripts of one process. Start it without --nproc: castor run --plugin "
+                f"{core.option_text('CASTOR_PLUGIN')} -- {start}".encode())
+    sys.stdout.flush()
+    if is_stray():
+        try:
+            os.kill(_rank_process, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+    os._exit(1)
+
+
+def refuse_group():
+    name = sys.argv[0]
+    refuse("makes a process group of its own", f"torchrun --nproc-per-node {core.option_text('CASTOR_WORLD_SIZE')} {name} (or "
+           f"python {name}, where it starts its ranks)")
+
+
+def refuse_training():
+    refuse("starts processes that train", f"python {sys.argv[0]}")
+
+
+class Process(events.Observer):
+    """One rank of this run. What its kind has nothing to do at does nothing."""
+
+    share = 1.0  # what this rank's loss and gradients count for: of a mean by its size, of a sum wholly
+
+    def __init__(self, rank, world):
+        self.rank, self.world = rank, world
+        self.synchronizer = None  # made with the first parameters
+        self.said = set()
+
+    @property
+    def group(self):
+        return store.group("nproc", self.rank, self.world)
+
+    @property
+    def distributed(self):
+        """The script has a process group of its own after all: then it is not a single-process script."""
+        return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    def say(self, text, level=2):
+        if text not in self.said and self.rank == 0:
+            core.log(level, text.encode())
+        self.said.add(text)
+
+    def adopt(self, optimizer):
+        """Registers the parameters of an optimizer that was built, or was given more, and are not registered yet."""
+        raise NotImplementedError
+
+    def backward_raised(self, error):
+        if self.synchronizer is not None and self.synchronizer.expecting and store.active():
+            self.synchronizer.raised(error)
+
+    def step_begins(self, optimizer):
+        pass
+
+    def step_inside_backward(self):
+        pass
+
+    def step_ended(self):
+        pass
+
+
+class Synchronizer(gradients.Synchronizer):
+    """Sums what any rank's backward used, of all optimizers' parameters."""
+
+    def __init__(self, job):
+        super().__init__(job.group, [])
+        self.job = job
+        self.has_raised = False
+
+    def add(self, parameters):
+        entries = masters.adopt(self.group, parameters)
+        for p, e in zip(parameters, entries):
+            if e.synchronizer is not self:  # else it was registered anew
+                self.hook(p, e)
+                self.entries.append(e)
+
+    def renew(self):
+        """Registers what has become of another type anew."""
+        changed = [p for p, e in ((e.parameter(), e) for e in self.entries) if p is not None and p.dtype is not e.dtype]
+        if changed:
+            self.add(changed)
+
+    def _submit(self, entry, p, grad):
+        if grad is not None and not self.job.share:
+            grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # a part without targets is 0 / 0, and counts for nothing
+        super()._submit(entry, p, grad)
+
+    def _refuse_second(self):
+        raise core.Error("castor: a parameter got two gradients in one backward (reentrant checkpointing of shared weights?): use "
+                         "checkpoint(..., use_reentrant=False), or run this script on one rank")
+
+    def _raised(self, error):
+        """The job says so as well, whether gradients are on their way or not."""
+
+    def raised(self, error):
+        """As in plain PyTorch the gradients stay that were made before the exception. The ranks sum them, if it raised on
+        all."""
+        if isinstance(error, core.GroupError) or self.group.world > 1 and not isinstance(error, Exception):
+            self._break_off(error)
+            return
+        self.has_raised = True
+        try:
+            self._finish()
+        except core.GroupError:
+            pass  # the other ranks have it; this one has its own
+        finally:
+            self.has_raised = False
+
+    def _participants(self):
+        """The entries that some rank's backward reached: the same list on every rank."""
+        flags = [e.fired for e in self.entries] + [self.has_raised, not self.has_raised]
+        reached = self.group.union(flags, "the end of backward")
+        if reached is not None and all(reached[-2:]):
+            self._refuse_raised()
+        if reached is None:
+            raise core.GroupError("castor: the ranks have registered different numbers of parameters: the script must "
+                             "build the same optimizers on every rank")
+        return [e for e, by_some in zip(self.entries, reached) if by_some]
+
+
+    def _refuse_raised(self):
+        """Backward raised on some of the ranks only. Such a rank has its own exception, which tells more if it ends the script."""
+        self.broken = "a backward pass raised an exception on some of the ranks only: what raises must do so on all of them"
+        until = time.monotonic() + TOLD_SECONDS
+        while not self.has_raised and self.group.failure() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        if self.has_raised:
+            raise core.GroupError(f"castor: {self.broken}")
+        failure = self.group.failure()
+        if failure is not None:
+            raise core.GroupError(f"castor: {failure[1]}")
+        self.refuse_broken()
+
+
+def adopt_at_build(job):
+    optimizer = torch.optim.Optimizer
+    init, add_param_group = optimizer.__init__, optimizer.add_param_group
+
+    @functools.wraps(init)
+    def optimizer_init(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self._castor_built = True
+        job.adopt(self)
+
+    @functools.wraps(add_param_group)
+    def optimizer_add_param_group(self, *args, **kwargs):
+        add_param_group(self, *args, **kwargs)
+        if getattr(self, "_castor_built", False):
+            job.adopt(self)
+
+    optimizer.__init__ = optimizer_init
+    optimizer.add_param_group = optimizer_add_param_group

@@ -1,0 +1,66 @@
+"""Checkpoints under `castor run --nproc N`. What another rank than 0 changes in files is its own (docs/files.md); of the
+large ones, which are the same on all ranks, rank 0 writes one for all."""
+import functools
+import hashlib
+import os
+import sys
+
+import torch
+
+from .. import core
+from ..core import store
+
+PATH_MAX = 4096
+
+
+def install(job):
+    torch.save = torch.serialization.save = _once(job, torch.save, "f", "torch.save")
+    if job.rank:
+        # wandb reads it when a run begins, often before anything else of the script is seen.
+        os.environ.setdefault("WANDB_MODE", "disabled")
+
+
+def install_late(job):
+    """Covers the libraries that the script has imported since."""
+    if "safetensors.torch" in sys.modules and "safetensors" not in job.said:
+        job.said.add("safetensors")
+        library = sys.modules["safetensors.torch"]
+        # save_file, which others import by name, looks it up at each call.
+        library.serialize_file = _once(job, library.serialize_file, "filename", "safetensors' save_file")
+
+
+def _name_digest(target):
+    """Numbers that tell files apart by their whole path."""
+    digest = hashlib.sha256(os.path.abspath(os.fsencode(target))).digest()
+    return [float(int.from_bytes(digest[at:at + 6], "little")) for at in (0, 6)]
+
+
+def _once(job, write, name_of_target, name):
+    """`write`, whose second argument is the file: on rank 0 only. The others wait, and take what it has written as theirs.
+    So does one for whom it has another name, since it is named by the time, or lies in a folder whose name was drawn. What is open
+    already each rank writes to its own."""
+
+    @functools.wraps(write)
+    def write_once(*args, **kwargs):
+        target = args[1] if len(args) > 1 else kwargs.get(name_of_target)
+        named = isinstance(target, (str, bytes, os.PathLike))
+        if not named or job.distributed or not store.active() or job.synchronizer is None:
+            return write(*args, **kwargs)
+        result, what = None, f"{name} of {os.path.basename(os.fsdecode(target))}"
+        core.place_set(job.group.handle, core.PLACE_SAVE)
+        try:
+            names = job.group.gather(_name_digest(target), what)  # all are here: no rank still reads what is there, which is rank 0's too
+            if job.rank == 0:
+                result = write(*args, **kwargs)
+            source = None
+            if any(name != names[0] for name in names):
+                path = os.path.realpath(os.fsencode(target))
+                source = job.group.broadcast(path.ljust(PATH_MAX, b"\0"), what).rstrip(b"\0")
+            job.group.barrier(what)
+            core.files_adopt(os.fsencode(target), source if names[job.rank] != names[0] else None)
+            job.group.barrier(what)  # rank 0 may change it again
+        finally:
+            core.place_set(job.group.handle, core.PLACE_SCRIPT)
+        return result
+
+    return write_once
