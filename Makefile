@@ -152,7 +152,8 @@ clean:
 install: all
 	install -D -m 755 $(B)/bin/castor $(DESTDIR)$(PREFIX)/bin/castor
 	install -D -m 755 $(B)/lib/libcastor.so $(DESTDIR)$(PREFIX)/lib/libcastor.so
-	install -D -m 644 interpose/castor.h $(DESTDIR)$(PREFIX)/include/castor.h
+	install -d $(DESTDIR)$(PREFIX)/include
+	scripts/header >$(DESTDIR)$(PREFIX)/include/castor.h
 	mkdir -p $(DESTDIR)$(PREFIX)/lib/castor
 	cp -r shims/castor shims/castor-*.dist-info $(DESTDIR)$(PREFIX)/lib/castor/
 

@@ -17,16 +17,17 @@ void castor_contexts_unwatch(void) {
     gloo_data_unwatch();
 }
 
-int castor_node_open(const char *name, int rank, int world, double timeout_seconds, castor_node **out) {
+castor_status castor_node_open(const char *name, int rank, int world, double timeout_seconds,
+                               castor_node **out) {
     return node_group_open(options()->job, name, rank, world, timeout_seconds, out);
 }
 
-int castor_node_bind(castor_node *node) {
+castor_status castor_node_bind(castor_node *node) {
     return gloo_data_bind(node);
 }
 
-int castor_node_bind_across(castor_node *node, int rank, const int32_t *place, int world,
-                            const void *leaders) {
+castor_status castor_node_bind_across(castor_node *node, int rank, const int32_t *place, int world,
+                                      const void *leaders) {
     return gloo_data_bind_across(node, rank, place, world, leaders);
 }
 

@@ -5,11 +5,11 @@
 #include "core/error.h"
 #include "files/overlay.h"
 
-int castor_files_divert(const char *folder) {
+castor_status castor_files_divert(const char *folder) {
     return files_divert(folder);
 }
 
-int castor_files_adopt(const char *path, const char *from) {
+castor_status castor_files_adopt(const char *path, const char *from) {
     if (files_adopt(path, from) == 0)
         return CASTOR_OK;
     return error_set(CASTOR_ERR_SYSTEM,

@@ -10,8 +10,8 @@ _Static_assert(sizeof(castor_chunk_range) == sizeof(chunk_search_range) &&
                    offsetof(castor_chunk_range, filter) == offsetof(chunk_search_range, filter),
                "one layout, two names");
 
-int castor_chunk_search(castor_chunk_group *groups, uint32_t count, const castor_chunk_range *range,
-                        uint64_t *numel, uint64_t *wasted) {
+castor_status castor_chunk_search(castor_chunk_group *groups, uint32_t count, const castor_chunk_range *range,
+                                  uint64_t *numel, uint64_t *wasted) {
     chunk_search_result found;
     castor_status status =
         chunk_search((chunk_search_group *)groups, count, (const chunk_search_range *)range, &found);

@@ -21,36 +21,36 @@ uint64_t castor_node_identity(void) {
     return node_identity();
 }
 
-int castor_nodes_find(const uint64_t *identities, int world, int rank, castor_nodes *out, int32_t *members,
-                      int32_t *lane) {
+castor_status castor_nodes_find(const uint64_t *identities, int world, int rank, castor_nodes *out,
+                                int32_t *members, int32_t *lane) {
     return grouping_by_node(identities, world, rank, (grouping_nodes *)out, members, lane);
 }
 
-int castor_mesh_ranks(int world, int tensor, int pipeline, int rank, int axis, int32_t *ranks,
-                      int32_t *count) {
+castor_status castor_mesh_ranks(int world, int tensor, int pipeline, int rank, int axis, int32_t *ranks,
+                                int32_t *count) {
     return grouping_mesh(world, tensor, pipeline, rank, (grouping_axis)axis, ranks, count);
 }
 
-int castor_node_ranges(int sums, castor_tensor *const *tensors, uint32_t count, const uint8_t *wanted,
-                       int merge, castor_range *out, uint32_t *ranges) {
+castor_status castor_node_ranges(int sums, castor_tensor *const *tensors, uint32_t count,
+                                 const uint8_t *wanted, int merge, castor_range *out, uint32_t *ranges) {
     return exchange_ranges(sums ? CHUNK_GRAD : CHUNK_PARAM, tensors, count, wanted, merge,
                            (exchange_range *)out, ranges);
 }
 
-int castor_store_ranks_set(castor_store *s, const int32_t *ranks) {
+castor_status castor_store_ranks_set(castor_store *s, const int32_t *ranks) {
     return store_job_ranks_set(s, ranks);
 }
 
-int castor_store_shard(castor_store *s, int node, int node_count) {
+castor_status castor_store_shard(castor_store *s, int node, int node_count) {
     return store_shard(s, node, node_count);
 }
 
-int castor_serve(castor_store *s, const char *token, const char *address, int *port) {
+castor_status castor_serve(castor_store *s, const char *token, const char *address, int *port) {
     return serve_start(s, token, address, port);
 }
 
-int castor_node_read(const char *address, int port, const char *token, const uint64_t *offsets,
-                     const uint64_t *bytes, void *const *out, uint32_t count) {
+castor_status castor_node_read(const char *address, int port, const char *token, const uint64_t *offsets,
+                               const uint64_t *bytes, void *const *out, uint32_t count) {
     fetch_peer peer = fetch_peer_of(address, port, token, options()->timeout);
     castor_status status = fetch_open(&peer, false);
     for (uint32_t i = 0; i < count && !status; i++)
@@ -93,12 +93,12 @@ static void links_close(node_links *links) {
     pthread_mutex_unlock(&links->lock);
 }
 
-int castor_demand_probe(void) {
+castor_status castor_demand_probe(void) {
     return demand_probe();
 }
 
-int castor_demand(castor_store *s, int kinds, const char *const *addresses, const int *ports,
-                  const char *const *tokens) {
+castor_status castor_demand(castor_store *s, int kinds, const char *const *addresses, const int *ports,
+                            const char *const *tokens) {
     node_links *links = malloc(sizeof *links + (size_t)s->node_count * sizeof *links->peer);
     if (!links)
         return error_set(CASTOR_ERR_MEMORY, "no memory for the connections to other nodes");
@@ -121,7 +121,7 @@ int castor_demand(castor_store *s, int kinds, const char *const *addresses, cons
     return status;
 }
 
-int castor_demand_drop(int sums, castor_tensor *const *tensors, uint32_t count) {
+castor_status castor_demand_drop(int sums, castor_tensor *const *tensors, uint32_t count) {
     castor_status status = CASTOR_OK;
     for (uint32_t i = 0; i < count && !status; i++)
         if (tensors[i]->owner == tensors[i]->store->rank)
@@ -143,7 +143,7 @@ void castor_demand_leave(castor_store *s) {
         links_close(source->context);
 }
 
-int castor_serve_wait(castor_store *s, int readers) {
+castor_status castor_serve_wait(castor_store *s, int readers) {
     return serve_wait(s, readers, LEAVE_PATIENCE_SECONDS);
 }
 
@@ -151,7 +151,8 @@ uint32_t castor_sums_complete(castor_tensor *const *tensors, uint32_t count) {
     return reduce_complete(tensors, count);
 }
 
-int castor_sums_settle(castor_store *s, castor_tensor *const *tensors, uint32_t count, uint8_t *used) {
+castor_status castor_sums_settle(castor_store *s, castor_tensor *const *tensors, uint32_t count,
+                                 uint8_t *used) {
     return exchange_settle(s, tensors, count, used);
 }
 

@@ -124,8 +124,8 @@ static castor_status check_ranges(const castor_step_range *ranges, uint32_t coun
     return CASTOR_OK;
 }
 
-int castor_optimizer_adam(const castor_adam *adam, const castor_step_range *ranges, uint32_t count,
-                          int threads) {
+castor_status castor_optimizer_adam(const castor_adam *adam, const castor_step_range *ranges, uint32_t count,
+                                    int threads) {
     castor_status status = check_step(&adam->step);
     if (status == CASTOR_OK)
         status = check_ranges(ranges, count, adam->step.variation ? 3 : 2);
@@ -136,8 +136,8 @@ int castor_optimizer_adam(const castor_adam *adam, const castor_step_range *rang
     return status;
 }
 
-int castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_range *ranges, uint32_t count,
-                         int threads) {
+castor_status castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_range *ranges, uint32_t count,
+                                   int threads) {
     castor_status status = check_step(&sgd->step);
     if (status == CASTOR_OK && sgd->step.decay_kind == CASTOR_DECAY_DECOUPLED)
         status = error_set(CASTOR_ERR_ARGUMENT, "optimizer step: SGD has no decoupled decay");
@@ -150,8 +150,8 @@ int castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_range *ranges,
     return status;
 }
 
-int castor_optimizer_lion(const castor_lion *lion, const castor_step_range *ranges, uint32_t count,
-                          int threads) {
+castor_status castor_optimizer_lion(const castor_lion *lion, const castor_step_range *ranges, uint32_t count,
+                                    int threads) {
     castor_status status = check_step(&lion->step);
     if (status == CASTOR_OK)
         status = check_ranges(ranges, count, 1);

@@ -8,7 +8,7 @@
 #include "lazy/pool.h"
 #include "lazy/pool_watch.h"
 
-int castor_pool_start(int (*schedule)(int (*)(void *), void *), int (*sweep)(void *)) {
+castor_status castor_pool_start(int (*schedule)(int (*)(void *), void *), int (*sweep)(void *)) {
     static bool watched;
     if (!watched) {
         castor_status status = start_fork_register(pool_fork_prepare, pool_fork_parent, pool_fork_child);

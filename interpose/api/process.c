@@ -2,7 +2,6 @@
 #include "castor.h"
 
 #include <stdatomic.h>
-#include <string.h>
 #include "arena/arena.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -22,7 +21,7 @@ static void attach_once(void) {
     sample_start();
 }
 
-int castor_attach(void) {
+castor_status castor_attach(void) {
     castor_status status = start_wake();
     if (status == CASTOR_OK)
         attach_once();
@@ -33,14 +32,29 @@ const char *castor_error(void) {
     return error_text();
 }
 
-const char *castor_option(const char *name) {
-    static __thread char value[OPTION_STRING_MAX];
-    for (int id = 0; id < OPTION_COUNT; id++)
-        if (strcmp(option_table[id].env, name) == 0) {
-            option_format((option_id)id, value, sizeof value);
-            return value;
-        }
-    return NULL;
+#define VALUE_STRING(field)     .kind = CASTOR_OPTION_TEXT
+#define VALUE_SIGNATURES(field) .kind = CASTOR_OPTION_TEXT
+#define VALUE_ENUM(field)       .kind = CASTOR_OPTION_TEXT
+#define VALUE_BOOL(field)       .kind = CASTOR_OPTION_BOOL, .integer = options()->field
+#define VALUE_INT(field)        .kind = CASTOR_OPTION_INTEGER, .integer = options()->field
+#define VALUE_BYTES(field)      .kind = CASTOR_OPTION_INTEGER, .integer = (int64_t)options()->field
+#define VALUE_SECONDS(field)    .kind = CASTOR_OPTION_DECIMAL, .decimal = options()->field
+#define VALUE_FRACTION(field)   .kind = CASTOR_OPTION_DECIMAL, .decimal = options()->field
+
+int castor_option_get(uint32_t index, castor_option *out) {
+    static __thread char text[OPTION_STRING_MAX];
+    switch (index) {
+#define OPTION(type, field, env, def, allowed, doc)                                                          \
+    case OPTION_ID_##field:                                                                                  \
+        *out = (castor_option){.name = #field, VALUE_##type(field)};                                         \
+        break;
+#include "core/options.def"
+    default:
+        return 0;
+    }
+    option_format((option_id)index, text, sizeof text);
+    out->text = text;
+    return 1;
 }
 
 int castor_plugin_engine(void) {
@@ -51,7 +65,7 @@ int castor_plugin_shards(void) {
     return options()->shard == CASTOR_SHARD_WORLD ? plugin()->shards : 0;
 }
 
-int castor_torch_check(const char *version) {
+castor_status castor_torch_check(const char *version) {
     return torch_version_check(version);
 }
 

@@ -40,6 +40,9 @@
 
 _Static_assert(sizeof(castor_home) == sizeof(home_claim), "one layout, two names");
 _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one layout, two names");
+_Static_assert((int)CASTOR_PLACE_ENDED == (int)PLACE_ENDED && (int)CASTOR_PLACE_DATA == (int)PLACE_DATA &&
+                   (int)CASTOR_PLACE_BACKWARD == (int)PLACE_BACKWARD,
+               "one value, two names");
 
 /* A rank inside a collective of the script's will not come to an operation on all gradients. */
 static void collective_entered(hook_id id) {
@@ -59,7 +62,7 @@ static castor_status rank_check(const store *s, const char *function) {
                      function, store_job_rank(s, s->rank), s->control->rank[s->rank].pid);
 }
 
-int castor_store_open(const char *group, int rank, int world, castor_store **out) {
+castor_status castor_store_open(const char *group, int rank, int world, castor_store **out) {
     return castor_store_open_node(group, NULL, rank, world, world, out);
 }
 
@@ -78,8 +81,8 @@ static void gradient_return_set(store *s) {
     s->gradient_return = asked >= 0 ? asked : s->world >= MANY_RANKS || budget_moves_parameters(s) ? 100 : 0;
 }
 
-int castor_store_open_node(const char *group, const char *token, int rank, int world, int owners,
-                           castor_store **out) {
+castor_status castor_store_open_node(const char *group, const char *token, int rank, int world, int owners,
+                                     castor_store **out) {
     const castor_options *o = options();
     if (owners < 1 || owners > world)
         return error_set(CASTOR_ERR_ARGUMENT, "%d owners among %d ranks: out of range", owners, world);
@@ -124,23 +127,23 @@ void castor_store_leave(castor_store *s) {
     store_leave(s);
 }
 
-int castor_barrier(castor_store *s, const char *what) {
+castor_status castor_barrier(castor_store *s, const char *what) {
     castor_status status = rank_check(s, __func__);
     return status ? status : wait_barrier(s, what);
 }
 
-int castor_broadcast(castor_store *s, void *data, size_t bytes, const char *what) {
+castor_status castor_broadcast(castor_store *s, void *data, size_t bytes, const char *what) {
     castor_status status = rank_check(s, __func__);
     return status ? status : together_broadcast(s, data, bytes, what);
 }
 
-int castor_gather(castor_store *s, const void *data, size_t bytes, void *out, const char *what) {
+castor_status castor_gather(castor_store *s, const void *data, size_t bytes, void *out, const char *what) {
     castor_status status = rank_check(s, __func__);
     return status ? status : together_gather(s, data, bytes, out, what);
 }
 
-int castor_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
-                 uint32_t count) {
+castor_status castor_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
+                           uint32_t count) {
     castor_status status = rank_check(s, __func__);
     return status ? status : together_agree(s, what, values, labels, count);
 }
@@ -192,12 +195,12 @@ void castor_raised_take(void **out) {
     interrupt_take(out);
 }
 
-int castor_store_check(castor_store *s) {
+castor_status castor_store_check(castor_store *s) {
     return store_check(s) ? CASTOR_OK : CASTOR_ERR_ARGUMENT;
 }
 
-int castor_register(castor_store *s, const castor_description *descriptions, uint32_t count,
-                    castor_tensor **out) {
+castor_status castor_register(castor_store *s, const castor_description *descriptions, uint32_t count,
+                              castor_tensor **out) {
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
@@ -207,7 +210,7 @@ int castor_register(castor_store *s, const castor_description *descriptions, uin
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++)
         bytes += descriptions[i].numel *
-                 (descriptions[i].flags & CASTOR_FLOAT_SUM /* masters and states are floats too */
+                 (descriptions[i].flags & CASTOR_DESCRIPTION_FLOAT_SUM /* masters and states are floats too */
                       ? kernel_dtype_bytes(KERNEL_F32)
                       : kernel_dtype_bytes((kernel_dtype)descriptions[i].dtype));
     store_place_set(s, PLACE_ADOPT);
@@ -240,11 +243,11 @@ void castor_tensor_forget(castor_tensor *t) {
     tensor_forget(t);
 }
 
-int castor_tensor_release(castor_tensor *t) {
+castor_status castor_tensor_release(castor_tensor *t) {
     return tensor_release(t);
 }
 
-int castor_tensor_keep_home(castor_tensor *t) {
+castor_status castor_tensor_keep_home(castor_tensor *t) {
     return tensor_keep_home(t);
 }
 
@@ -256,8 +259,8 @@ uint32_t castor_homes_look(castor_tensor *const *tensors, void *const *addresses
     return found;
 }
 
-int castor_homes_settle(castor_store *s, castor_tensor *const *tensors, const castor_home *homes,
-                        uint32_t count, uint8_t *verdicts, uint64_t *digest) {
+castor_status castor_homes_settle(castor_store *s, castor_tensor *const *tensors, const castor_home *homes,
+                                  uint32_t count, uint8_t *verdicts, uint64_t *digest) {
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
@@ -269,7 +272,8 @@ uint64_t castor_digest(const void *data, uint64_t bytes) {
     return home_digest(data, bytes);
 }
 
-int castor_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t *ticket) {
+castor_status castor_gradient_add(castor_tensor *t, const void *source, double scale, int flags,
+                                  uint64_t *ticket) {
     castor_status status = rank_check(t->store, __func__);
     if (status)
         return status;
@@ -285,7 +289,8 @@ uint64_t castor_gradients_done(castor_store *s) {
     return reduce_done(s);
 }
 
-int castor_gradients_finish(castor_store *s, castor_tensor *const *tensors, uint32_t count, uint8_t *used) {
+castor_status castor_gradients_finish(castor_store *s, castor_tensor *const *tensors, uint32_t count,
+                                      uint8_t *used) {
     castor_status status = rank_check(s, __func__);
     if (status == CASTOR_OK)
         status = reduce_finish(s, tensors, count);
@@ -297,7 +302,7 @@ int castor_gradients_finish(castor_store *s, castor_tensor *const *tensors, uint
     return status;
 }
 
-int castor_window_take(castor_tensor *t, castor_window **out, void **address) {
+castor_status castor_window_take(castor_tensor *t, castor_window **out, void **address) {
     castor_status status = rank_check(t->store, __func__);
     if (status == CASTOR_OK)
         status = window_take(t, out);
@@ -310,12 +315,12 @@ void castor_window_return(castor_window *w) {
     window_return(w);
 }
 
-int castor_window_refresh(castor_window *w) {
+castor_status castor_window_refresh(castor_window *w) {
     castor_status status = rank_check(w->tensor->store, __func__);
     return status ? status : window_refresh(w);
 }
 
-int castor_window_zero(castor_window *w) {
+castor_status castor_window_zero(castor_window *w) {
     return window_zero(w);
 }
 
@@ -324,11 +329,11 @@ uint64_t castor_window_edited(castor_window *w) {
     return shows_sum ? pages_edited_bytes(w->address, w->tensor->sum_span) : w->tensor->sum_span;
 }
 
-int castor_windows_detach(castor_tensor *t) {
+castor_status castor_windows_detach(castor_tensor *t) {
     return window_detach_all(t);
 }
 
-int castor_window_carry(castor_tensor *t, castor_window *w) {
+castor_status castor_window_carry(castor_tensor *t, castor_window *w) {
     return window_carry(t, w);
 }
 
@@ -336,7 +341,7 @@ void castor_sum_release(castor_tensor *t) {
     window_release_sum(t);
 }
 
-int castor_together(castor_store *s, uint64_t key, int able, int *committed) {
+castor_status castor_together(castor_store *s, uint64_t key, int able, int *committed) {
     castor_status status = rank_check(s, __func__);
     bool all = false;
     if (status == CASTOR_OK)
@@ -345,7 +350,8 @@ int castor_together(castor_store *s, uint64_t key, int able, int *committed) {
     return status;
 }
 
-int castor_step_begin(castor_store *s, const double *values, const char *const *labels, uint32_t count) {
+castor_status castor_step_begin(castor_store *s, const double *values, const char *const *labels,
+                                uint32_t count) {
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
@@ -357,13 +363,13 @@ uint64_t castor_part_bytes(const castor_store *s) {
     return budget_part_bytes(s);
 }
 
-int castor_part_begin(castor_store *s, int kinds, uint32_t number, castor_tensor *const *tensors,
-                      uint32_t count) {
+castor_status castor_part_begin(castor_store *s, int kinds, uint32_t number, castor_tensor *const *tensors,
+                                uint32_t count) {
     castor_status status = rank_check(s, __func__);
     return status ? status : budget_part_begin(s, kinds, number, tensors, count);
 }
 
-int castor_part_end(castor_store *s) {
+castor_status castor_part_end(castor_store *s) {
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
@@ -382,7 +388,8 @@ void castor_publish_mark(castor_tensor *t) {
     publish_mark(t);
 }
 
-int castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t count, uint8_t *changed) {
+castor_status castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t count,
+                                 uint8_t *changed) {
     castor_status status = rank_check(s, __func__);
     if (status == CASTOR_OK)
         status = publish_end(s, tensors, count, changed);
@@ -395,18 +402,18 @@ int castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t 
     return CASTOR_OK;
 }
 
-int castor_publish_deduplicate(castor_store *s, castor_tensor *const *tensors, uint32_t count,
-                               const char *what) {
+castor_status castor_publish_deduplicate(castor_store *s, castor_tensor *const *tensors, uint32_t count,
+                                         const char *what) {
     castor_status status = rank_check(s, __func__);
     return status ? status : publish_deduplicate(s, tensors, count, what);
 }
 
-int castor_state_place(castor_tensor *t, uint64_t bytes, uint64_t *offset, void **alias) {
+castor_status castor_state_place(castor_tensor *t, uint64_t bytes, uint64_t *offset, void **alias) {
     castor_status status = rank_check(t->store, __func__);
     return status ? status : tensor_state_place(t, bytes, offset, (char **)alias);
 }
 
-int castor_state_view(castor_tensor *t, uint64_t offset, uint64_t bytes, void **out) {
+castor_status castor_state_view(castor_tensor *t, uint64_t offset, uint64_t bytes, void **out) {
     store *s = t->store;
     castor_status status = rank_check(s, __func__);
     if (status)
@@ -430,7 +437,8 @@ void castor_state_unview(castor_store *s, void *view, uint64_t bytes) {
     munmap(from, pages_round((size_t)((char *)view - from) + bytes));
 }
 
-int castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes, uint32_t count) {
+castor_status castor_views_push(void *const *views, void *const *aliases, const uint64_t *bytes,
+                                uint32_t count) {
     castor_status status = CASTOR_OK;
     for (uint32_t i = 0; i < count && !status; i++)
         if (pages_edited_copy(views[i], aliases[i], pages_round(bytes[i])))
@@ -438,11 +446,11 @@ int castor_views_push(void *const *views, void *const *aliases, const uint64_t *
     return status;
 }
 
-int castor_view_keep(void *view, uint64_t bytes) {
+castor_status castor_view_keep(void *view, uint64_t bytes) {
     return pages_privatize(view, pages_round(bytes));
 }
 
-int castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count) {
+castor_status castor_views_drop(void *const *views, const uint64_t *bytes, uint32_t count) {
     castor_status status = CASTOR_OK;
     for (uint32_t i = 0; i < count && !status; i++)
         status = pages_edited_drop(views[i], pages_round(bytes[i]));
@@ -454,7 +462,7 @@ void castor_copy_many(void *const *to, const void *const *from, const uint64_t *
         memcpy(to[i], from[i], bytes[i]);
 }
 
-int castor_directory_put(castor_store *s, const void *data, size_t bytes) {
+castor_status castor_directory_put(castor_store *s, const void *data, size_t bytes) {
     castor_status status = rank_check(s, __func__);
     return status ? status : store_exchange_put(s, EXCHANGE_STATES, data, bytes);
 }

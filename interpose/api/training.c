@@ -11,9 +11,11 @@ _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
                    offsetof(castor_accumulation, count) == offsetof(accumulation, count),
                "one layout, two names");
 _Static_assert(sizeof(castor_audit) == sizeof(audit) &&
-                   offsetof(castor_audit, worst) == offsetof(audit, worst) && CASTOR_AUDIT_SUM == AUDIT_SUM &&
-                   CASTOR_AUDIT_LOOSE == AUDIT_LOOSE && CASTOR_SKETCH_BUCKETS == KERNEL_SKETCH_BUCKETS,
+                   offsetof(castor_audit, worst) == offsetof(audit, worst),
                "one layout, two names");
+_Static_assert((int)CASTOR_AUDIT_SUM == (int)AUDIT_SUM && (int)CASTOR_AUDIT_LOOSE == (int)AUDIT_LOOSE &&
+                   (int)CASTOR_SKETCH_BUCKETS == (int)KERNEL_SKETCH_BUCKETS,
+               "one value, two names");
 
 #define BILLION 1e9
 
@@ -21,7 +23,7 @@ double castor_annealing(double start, double end, double warmup_steps, double an
     return annealing_value(start, end, warmup_steps, annealing_step, step);
 }
 
-int castor_accumulation_begin(castor_accumulation *a, int64_t size) {
+castor_status castor_accumulation_begin(castor_accumulation *a, int64_t size) {
     return accumulate_begin((accumulation *)a, size);
 }
 
@@ -49,7 +51,7 @@ int castor_accumulation_every(castor_accumulation *a) {
     return accumulate_every((accumulation *)a);
 }
 
-int castor_accumulation_length(int64_t count, int64_t size, int64_t *length, int64_t *steps) {
+castor_status castor_accumulation_length(int64_t count, int64_t size, int64_t *length, int64_t *steps) {
     return accumulate_length(count, size, length, steps);
 }
 

@@ -1,4 +1,5 @@
 """How the package is found, and what it needs."""
+import os
 import unittest
 
 import jobs
@@ -14,6 +15,12 @@ class Package(unittest.TestCase):
         done = jobs.start(["-c", "import castor; print(hasattr(castor, 'nothing'), 'trainer' in dir(castor)); castor.nothing"], jobs.NONE)
         self.assertEqual(done.stdout, "False True\n")
         self.assertIn("AttributeError: module 'castor' has no attribute 'nothing'", done.stderr)
+
+    def test_the_library_is_bound_from_its_table(self):
+        done = jobs.start([os.path.join(jobs.FOLDER, "binding.py")], jobs.GEMINI, CASTOR_ACCUMULATE="4", CASTOR_TIMEOUT="2.5")
+        self.assertEqual(done.stdout.splitlines(), [
+            "True", "True True", "16 72 [None, None, None] 0.0", "4 3 3 9", "gemini 4 -1 2.5 False", "identities have 64 bits",
+            "castor: core.py lays castor_wrong out in 16 bytes, libcastor.so in 12"], done.stderr)
 
     def test_without_the_library(self):
         for module in ("castor.trainer.utils", "castor.utils.gradient_accumulation", "castor.engine", "castor.engine.schedule", "castor.engine.gradient_handler", "castor.gemini"):

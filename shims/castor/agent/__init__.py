@@ -25,12 +25,12 @@ def _attach():
     core.attach()
     groups.install()
     stacks.install()
-    if core.option_text("CASTOR_COMPAT") == "1":
+    if core.options.compat:
         from .. import compat
 
         compat.install()
     if not core.plugin_engine():
-        if core.option_text("CASTOR_PRECISION") != "fp32":
+        if core.options.precision != "fp32":
             core.log(1, b"CASTOR_PRECISION has no effect under the plugin none, which only observes: choose another plugin")
         from . import observe
 
@@ -42,9 +42,13 @@ def _attach():
     except core.Error as error:
         _refuse(str(error).removeprefix("castor: "))
         return
-    from . import plugin
+    from . import patching, plugin
 
-    plugin.install()
+    try:
+        plugin.install()
+    except BaseException:
+        patching.undo_all()  # what steps aside does so whole
+        raise
 
 
 def _refuse(reason):
@@ -52,7 +56,7 @@ def _refuse(reason):
     from . import core
 
     try:
-        abort = core.plugin_engine() and core.option_text("CASTOR_ON_ERROR") == "abort"
+        abort = core.plugin_engine() and core.options.on_error == "abort"
         if abort:
             core.refuse(f"{reason} (CASTOR_ON_ERROR=passthrough trains without the plugin)".encode())
         else:

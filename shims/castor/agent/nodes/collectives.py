@@ -20,7 +20,7 @@ _kept = {}  # groups of leaders, by their ids
 
 
 def wanted():
-    return bool(core.plugin_engine()) and core.option_text("CASTOR_NODE_COLLECTIVES") == "auto"
+    return bool(core.plugin_engine()) and core.options.node_collectives == "auto"
 
 
 def _layouts_hold():
@@ -91,7 +91,7 @@ def _test():
 
 def _place():
     """What processes must have in common to share memory; a hash, since others can read the store."""
-    job = core.option_text("CASTOR_JOB")
+    job = core.options.job
     return hashlib.sha256(f"{job} {core.node_identity()}".encode()).hexdigest() if job else ""
 
 

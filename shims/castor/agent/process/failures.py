@@ -12,7 +12,7 @@ import time
 import torch
 
 from .. import core
-from ..core import store
+from ..common import store
 from . import stacks
 
 FIRST_SECONDS = 3.0  # that long, at most, a rank lets the one end before it with which the failure began
@@ -145,7 +145,7 @@ def _wrap(hook, single_job):
         line = _line(kind, error, reason, place)
 
         def tell(*args):
-            if core.option_text("CASTOR_LOG_LEVEL") == "debug" or line is None and not own:
+            if core.options.log_level == "debug" or line is None and not own:
                 hook(*args)
             elif line != "":
                 text = line or f"castor: {reason} (here: {place})"

@@ -19,13 +19,12 @@ import warnings
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import dataloader
 
-from .. import core
+from .. import core, patching
 from ..backward import accumulation
-from ..core import graph, tensors
-from ..process import compiler, events
-from . import loaders, process, randomness, streams
+from ..common import graph, tensors
+from ..process import compiler, events, strays
+from . import loaders, randomness, streams
 
 WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0, is the most that it waits for the fork
 WAIT_SECONDS, WAIT_TIMES = 30.0, 20.0  # ... else that long, and so many times what the ranks took for each one's part
@@ -76,7 +75,7 @@ class _Board:
 
     def take(self, number):
         at = ENDS.size + FORK.size + number * self.record_bytes
-        sketches = self.memory[at + RECORD.size:at + self.record_bytes]
+        sketches = (ctypes.c_double * ((self.record_bytes - RECORD.size) // 8)).from_buffer_copy(self.memory, at + RECORD.size)
         return (*RECORD.unpack_from(self.memory, at), sketches)
 
 
@@ -99,7 +98,7 @@ class Gradients:
                 continue
             grad = p.grad.detach().contiguous()
             core.sketch_add(tensors.DTYPES[grad.dtype], grad.data_ptr(), grad.numel(), weight,
-                            ctypes.addressof(self.sketches) + number * SKETCH_BYTES)
+                            ctypes.c_double.from_buffer(self.sketches, number * SKETCH_BYTES))
 
 
 def _loss_of(outputs):
@@ -111,7 +110,7 @@ class Auditor:
 
     def __init__(self, job):
         self.job = job
-        self.first, self.every = (int(core.option_text(name)) for name in ("CASTOR_AUDIT", "CASTOR_AUDIT_EVERY"))
+        self.first, self.every = core.options.audit, core.options.audit_every
         self.left, self.delivered = self.first, 0
         self.board = None  # what the fork that runs now tells
         self.compared = 0  # backward passes since the fork
@@ -154,7 +153,7 @@ class Auditor:
         model_bytes = sum(entry.bytes for entry in job.synchronizer.entries)
         if core.places(model_bytes):
             return self._leave_out("under a memory budget there is no room for a second copy")
-        if core.option_text("CASTOR_PRECISION") != "fp32":
+        if core.options.precision != "fp32":
             return self._leave_out("CASTOR_PRECISION computes with other values than the script alone")
         arena = core.ArenaInfo()
         core.arena_get(arena)
@@ -202,8 +201,8 @@ class Auditor:
         """From here on this process runs the script unsplit, and leaves no trace."""
         self.in_fork = True
         # Below what castor run removes when the job ends: this process may be killed.
-        core.files_divert(os.path.join(core.option_text("CASTOR_LOG_DIR"), ".files", f"audit-{os.getpid()}").encode())
-        process.watch_ranks(None)  # it steps, for nobody
+        core.files_divert(os.path.join(core.options.log_dir, ".files", f"audit-{os.getpid()}").encode())
+        strays.watch_ranks(None)  # it steps, for nobody
         self.job.synchronizer = None
         streams.restore(states)  # Python seeds its own anew in a fork
         loaders.PartOfSamples.whole = True
@@ -219,7 +218,7 @@ class Auditor:
         events.observe_only(self.job)
         if accumulation.active():  # the ranks may not step now
             register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
-        dataloader._MultiProcessingDataLoaderIter._shutdown_workers = lambda self: None  # they are the parent's
+        patching.replace("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers", lambda _: lambda self: None)  # they are the parent's
         sys.excepthook = lambda kind, error, trace: self._fail(error)
         atexit.register(self._leave, DONE)  # before all that the script wants to do at its end
         threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
@@ -244,7 +243,7 @@ class Auditor:
 
     @staticmethod
     def _seconds():
-        return WAIT_SHARE * float(core.option_text("CASTOR_TIMEOUT"))
+        return WAIT_SHARE * core.options.timeout
 
     def give_up_in_fork(self):
         self._leave(DONE)
