@@ -128,7 +128,7 @@ TABLE = {
             "batches_of_one batches_of_three forked_workers persistent_workers spawned_workers iterable_dataset "
             "with_replacement restarted_iterator own_sampler batch_sampler dictionaries loader_without_batching "
             "split_and_subset two_loaders_together evaluation evaluation_in_inference_mode "
-            "evaluation_during_the_epoch length_of_a_loader"
+            "evaluation_during_the_epoch length_of_a_loader tail_drawn_ahead"
         ).split()
     }
     | {
