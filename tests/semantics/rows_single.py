@@ -158,7 +158,7 @@ TABLE = {
             "sampled_classes paths_dropped generator_of_its_own coin_of_each_step noise_on_weights seeded_in_every_step augmented "
             "augmented_by_workers augmented_by_spawned_workers augmented_by_workers_that_stay masked_in_collation streamed "
             "dropout_on_what_is_padded dropout_on_what_is_padded_later "
-            "epochs_begun_in_evaluation_mode"
+            "epochs_begun_in_evaluation_mode constants_as_long_as_a_part"
         ).split()
     }
     | {
