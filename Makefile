@@ -4,8 +4,8 @@
 # make test       every suite, in at most 20 minutes; SAN=address|undefined|thread: the unit tests with that sanitizer
 # make test-all   everything, with every combination: hours (docs/testing.md)
 # make test-torch VERSION=2.10.0   what depends on PyTorch, on that version of it
-# make check      format, static analysis, README tables
-# make readme     writes the README's tables from the tables in the code
+# make check      format, static analysis, tables and links of the pages
+# make tables     writes the pages' tables from the tables in the code and the results of bench
 # make sim        the simulated devices of tests/sim
 # make fuzz       libFuzzer on the readers of traces, the report and the options, FUZZ_SECONDS (60) each; needs clang
 # make aarch64    the same bits from the kernels for AArch64, under emulation; needs a cross compiler and qemu
@@ -48,7 +48,7 @@ UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/support/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup setup-tests demo aarch64 test test-all test-torch check bench gpu-test install uninstall wheel clean unit semantics readme sim fuzz
+.PHONY: all setup setup-tests demo aarch64 test test-all test-torch check bench gpu-test install uninstall wheel clean unit semantics tables sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
@@ -153,8 +153,8 @@ bench: setup all
 	bench/gpt_cpu/run.py --python "$(PYTHON)"
 gpu-test: all
 	bench/gpu/run.py --python "$(PYTHON)"
-readme: $(B)/bin/castor
-	@B="$(B)" scripts/readme
+tables: $(B)/bin/castor
+	@B="$(B)" scripts/tables
 clean:
 	rm -rf build build-*
 

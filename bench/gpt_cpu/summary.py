@@ -124,6 +124,25 @@ def markdown(results):
     return "\n\n".join([head] + [case_markdown(case) for case in results["cases"]])
 
 
+SYSTEMS = ("ddp", "castor", "zero", "fsdp2", "deepspeed2", "deepspeed3")  # contenders, one for each system
+
+
+def brief_markdown(results):
+    """One row for each system, of the first case: the step and the peak of memory as ratios to DDP with glibc's defaults."""
+    case = results["cases"][0]
+    lines = ["| system | step | peak memory | step, blocks returned | peak memory, blocks returned | losses |",
+             "| --- | --: | --: | --: | --: | --- |"]
+    for name in SYSTEMS:
+        runs = {malloc: find(case, name, malloc) for malloc in ("default", "returned", "castor")}
+        plain = runs["default"] or runs["castor"]
+        cells = [CONTENDERS[name].label]
+        for group in (plain, runs["returned"]):
+            cells += [number(ratio(case, group, measure), ".2f") for measure in (step_ms, peak_bytes)]
+        cells.append(losses_text(max(loss_difference(case, run) for run in plain)))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def complaints(results):
     """What makes a result unusable: losses that disagree, Castor or DDP failing."""
     found = []

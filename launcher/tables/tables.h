@@ -1,5 +1,4 @@
-/* `castor options` and `castor hooks`: the tables of options.def and hooks.def, for people and for the
- * README. */
+/* `castor options` and `castor hooks`: the tables of options.def and hooks.def, for people and for docs/. */
 #ifndef CASTOR_LAUNCHER_TABLES_TABLES_H
 #define CASTOR_LAUNCHER_TABLES_TABLES_H
 

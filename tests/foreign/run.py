@@ -1,4 +1,4 @@
-"""Runs training programs of other people, and programs written with their libraries, plain and under Castor: all that they see
+"""Runs training programs of other authors, and programs written with their libraries, plainly and under Castor. Everything that they see
 must be equal, or Castor must refuse.
 
     run.py                          every program that needs packages of PyPI only, in every mode of table.py
@@ -232,24 +232,24 @@ class Suite:
             print("        " + detail.replace("\n", "\n        "), flush=True)
 
 
-HEAD = """# Programs of other people under Castor
+HEAD = """# Programs of other authors under Castor
 
 Made by `tests/foreign/run.py --repositories DIR --markdown docs/foreign.md`; do not edit.
 
-Training programs that packages ship, programs written with their libraries, and those of public repositories run plain and
-under `castor run`, unedited, with synthetic data. The gradients that each step of each optimizer meets, the parameters that it
-leaves, what is printed, and all files that are written are compared, on every rank. Under `--nproc` the reference is one process;
-sums come in another order there, so that numbers are equal to a rounding (tests/foreign/run.py has the tolerances). DDP and one
-process whose parameters and states are on disk are compared bit for bit.
+These are training programs from packages, programs written with the libraries, and programs from public repositories. Each runs plainly and
+under `castor run`, unedited, with synthetic data. On every rank, the comparison covers the gradients before each step of each optimizer, the parameters
+after it, the printed text and all written files. Under `--nproc` the reference is one process. Sums have another order there,
+so numbers are equal up to rounding (tests/foreign/run.py has the tolerances). DDP, and one
+process with parameters and states on disk, are compared bit for bit.
 
-- **equal, but for training metrics**: what such a program counts in a training batch by itself is its rank's part's
+- **equal, but for training metrics**: metrics that a program computes from a training batch itself belong to its rank's part
   ([single-process.md](single-process.md)); loss, gradients and parameters are the whole batch's.
-- dcgan computes in double precision, since its steps enlarge what rounding does in single precision. For that reason the repository's
-  siamese_network is not here: its ResNet decides ties by rounding (by hand: first gradients differ by 0.12 of their largest element in
+- dcgan computes in double precision, because its steps amplify the rounding of single precision. For the same reason the repository's
+  siamese_network is left out: its ResNet decides ties by rounding (by hand: first gradients differ by 0.12 of their largest element in
   float32, by 4e-14 in float64).
 - The example scripts of transformers are those of version 4.57, run with version 5.23.
 - **refused**: before a wrong step, with one line that says why and what to do.
-- **Castor took no part**: the program draws its batches by hand and has no optimizer, so that each rank is the script itself.
+- **Castor took no part**: the program draws its batches by hand and has no optimizer, so each rank runs the plain script.
 - `-`: that mode does not apply, or was not run.
 
 """

@@ -180,6 +180,21 @@ def two_loaders_together(log):
 
 
 @record.case
+def tail_drawn_ahead(log):
+    """Accelerate's loader hands out a batch when it has the next one, whose parts may weigh differently."""
+    from accelerate import Accelerator
+
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in Accelerator(cpu=True).prepare(DataLoader(Samples(27), 8, shuffle=True)):
+        optimizer.zero_grad()
+        loss = F.mse_loss(F.dropout(model(x), 0.3), F.one_hot(y, CLASSES).float())
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
+@record.case
 def two_loaders_of_odd_sizes(log):
     train_together(log, DataLoader(Samples(16), 8, shuffle=True), DataLoader(Samples(10), 5, shuffle=True))
 

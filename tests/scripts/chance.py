@@ -56,6 +56,22 @@ def dropout(log):
 
 
 @record.case
+def constants_as_long_as_a_part(log):
+    """Four numbers that are no samples', beside one for each sample, of which a part has three at first, then four: the line that
+    draws them tells them apart."""
+    model = Classifier(hidden=96)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for x, y in DataLoader(samples(22), batch_sampler=[range(6), range(6, 14), range(14, 22)]):
+        gates = torch.rand(4, 1)
+        loss = classified(model, x * torch.rand(len(x), 1), y) * (1 + gates.square().mean())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model, optimizer)
+        log.note("numbers", torch.rand(()).item())
+
+
+@record.case
 def dropout_with_adam(log):
     train(log, classified, dropped(), optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3))
 

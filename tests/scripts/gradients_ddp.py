@@ -1,5 +1,7 @@
 """What scripts do with gradients between backward and step."""
 
+import time
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -201,6 +203,29 @@ def hooks_of_the_script(log):
 
 
 @record.case
+def hooks_after_the_wrapper(log):
+    """They see the gradient; one that the script keeps stays in its place until the backward ends."""
+    model, optimizer = start(torch.optim.SGD, 0.1)
+    kept, seen = [], []
+
+    def observe(p):
+        time.sleep(0.01)  # meanwhile it is summed
+        seen.append((p.grad is not None, all(q.grad is grad for q, grad in kept)))
+        kept.append((p, p.grad))
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(observe)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = backward(model, step)
+        optimizer.step()
+        log.step(loss, model, optimizer)
+        kept.clear()
+    log.note("all in place", all(flag for flags in seen for flag in flags))
+    log.note("count", len(seen))
+
+
+@record.case
 def two_backwards_of_one_graph(log):
     model, optimizer = start(torch.optim.SGD, 0.1)
     for step in range(3):
@@ -295,8 +320,6 @@ def stale_graph(log):
 @record.case
 def slow_ranks(log):
     """Ranks that reach each point at different times read the same values."""
-    import time
-
     model, optimizer = start()
     for step in range(3):
         optimizer.zero_grad()

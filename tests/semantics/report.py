@@ -11,31 +11,31 @@ HEAD = """# Unmodified scripts under Castor
 
 Made by `tests/semantics/run.py --full --markdown docs/semantics.md`; do not edit.
 
-Every script of `tests/scripts` runs twice: with plain PyTorch (DDP scripts under torchrun; single-process scripts in one
-process) and under `castor run --plugin P` with N ranks, for each plugin P. What each rank sees at each step is compared:
+Every script of `tests/scripts` runs twice: with plain PyTorch (DDP scripts under torchrun, single-process scripts in one
+process) and under `castor run --plugin P` with N ranks, for each plugin P. The comparison covers what each rank sees at each step:
 printed text, losses, gradients, parameters, optimizer states, buffers, and the files that the script wrote, with names,
 sizes and contents. *bitwise* means that every byte is equal. Otherwise the cell gives the largest difference of a
-tensor's element, relative to the tensor's largest one, and the row's tolerance:
+tensor's element, relative to the tensor's largest element; the tolerance of the row bounds it:
 
 """
 
 BY_SCRIPT = """
 ## Scripts and plugins
 
-Rows that are as the tables below say, of the rows that a script has. The others were not run (`-`: none was), or **FAILED**.
+How many of a script's rows gave the results of the tables below. The other rows were not run (`-`: none was run), or **FAILED**.
 
 """
 
 SOURCES = """
-Whose code the rows were run with (`+`: with changes that were committed later):
+The commit of the code that the rows were run with (`+`: with changes that were committed later):
 
 | plugin | N | rows | Castor's code |
 | --- | --: | --: | --- |
 """
 
 BY_ROW = """
-A cell holds for {engines}, which are presets of one engine, or for those that it names: the others were not run. `-`: none
-was.
+A cell holds for {engines}, which are presets of one engine, or only for the plugins that it names; the others were not run. `-`: none
+was run.
 """
 
 

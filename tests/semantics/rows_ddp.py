@@ -114,6 +114,7 @@ TABLE = {
         "step_on_noise_of_one_rank": like(sgd, refused="the script changed them on rank 1\\)|the nodes disagree", reason=DRIFTS),
         "gathered_by_the_script": adaptive,
         "hooks_of_the_script": sgd,
+        "hooks_after_the_wrapper": sgd,
         "two_backwards_of_one_graph": sgd,
         "two_forwards_one_backward": sgd,
         "two_losses_one_step": sgd,

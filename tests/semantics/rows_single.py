@@ -128,7 +128,7 @@ TABLE = {
             "batches_of_one batches_of_three forked_workers persistent_workers spawned_workers iterable_dataset "
             "with_replacement restarted_iterator own_sampler batch_sampler dictionaries loader_without_batching "
             "split_and_subset two_loaders_together evaluation evaluation_in_inference_mode "
-            "evaluation_during_the_epoch length_of_a_loader"
+            "evaluation_during_the_epoch length_of_a_loader tail_drawn_ahead"
         ).split()
     }
     | {
@@ -158,7 +158,7 @@ TABLE = {
             "sampled_classes paths_dropped generator_of_its_own coin_of_each_step noise_on_weights seeded_in_every_step augmented "
             "augmented_by_workers augmented_by_spawned_workers augmented_by_workers_that_stay masked_in_collation streamed "
             "dropout_on_what_is_padded dropout_on_what_is_padded_later "
-            "epochs_begun_in_evaluation_mode"
+            "epochs_begun_in_evaluation_mode constants_as_long_as_a_part"
         ).split()
     }
     | {

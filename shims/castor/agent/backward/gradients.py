@@ -2,7 +2,6 @@
 import collections
 import ctypes
 import functools
-import sys
 import weakref
 from ctypes import byref, c_uint64
 
@@ -13,21 +12,6 @@ from ..common import store, tensors
 from ..precision import loss_scale, masters
 from ..process import events
 from . import accumulation
-
-
-def _references(grad):
-    return sys.getrefcount(grad)
-
-
-def _references_unheld():
-    """What _references counts for a p.grad that only its parameter and one variable hold."""
-    p = torch.nn.Parameter(torch.empty(1))
-    p.grad = torch.zeros(1)
-    grad = p.grad
-    return _references(grad)
-
-
-_UNHELD = _references_unheld()
 
 
 class Synchronizer:
@@ -76,9 +60,9 @@ class Synchronizer:
             return
         if entry.fired:
             self._refuse_second()
+        self._reap()  # of the gradients before: hooks of the script's own, which come after this one, still look at p.grad
         self._submit(entry, p, p.grad)
         entry.fired = True  # not before: what an exception kept from the sum is not waited for
-        self._reap()
         if self.group.across is not None:
             self.group.across.go_on(self)
 
@@ -141,8 +125,12 @@ class Synchronizer:
         del source
         if not entry.shared or p.grad is not grad or entry.shows_window(grad):
             return
-        if _references(grad) <= _UNHELD and not tensors.is_reached(grad):
-            p.grad = None
+        if tensors.is_reached(grad):
+            return
+        held = weakref.ref(grad)
+        p.grad = grad = None
+        if held() is not None:  # the script has it as well
+            p.grad = held()
 
     def _participants(self):
         """The entries that this backward sums: the same on every rank."""

@@ -58,7 +58,7 @@ class _Split:
         self.in_whole = False  # the dataset draws random numbers, so that its batches cannot be made a second time
         self.drawn = collections.deque()  # of batches not yet delivered: what Job.batch_delivered takes, the indices, and whether parts are made
         self.drawn_ahead = False  # of the batch that the script trains on (audit.py)
-        self.ahead = _fetched_ahead()  # the loader's class fetches a batch before it hands out the one before (Accelerate)
+        self.ahead = _fetched_ahead(loader)  # the loader's class fetches a batch before it hands out the one before (Accelerate)
         self.fetched = None  # the same of that batch
         self.parts = not job.evaluating  # are handed out, and no whole batches
         self.backwards = job.backwards
@@ -184,17 +184,15 @@ class _Split:
         return streams.cut(data, functools.partial(streams.is_column, count=sizes[0]), first, last)[0]
 
 
-def _fetched_ahead():
-    """Whether Accelerate's loader draws the batches: it hands out each one only when it has the next, or knows the last."""
-    frame = sys._getframe(1)
-    for _ in range(10):
-        owner = frame.f_locals.get("self")
-        if any(c.__name__ == "DataLoaderShard" for c in type(owner).__mro__):
-            return True
-        frame = frame.f_back
-        if frame is None:
-            break
-    return False
+def _fetched_ahead(loader):
+    """Whether Accelerate draws the loader's batches: it hands out each one only when it has the next, or knows the last. Its
+    GradientState says which of its loaders is iterated; that one has ours inside."""
+    state, loaders = (sys.modules.get(f"accelerate.{name}") for name in ("state", "data_loader"))
+    if state is None or loaders is None or not state.GradientState._shared_state:
+        return False
+    active = state.GradientState().active_dataloader
+    ahead = issubclass(type(active), loaders.DataLoaderShard)  # it gives itself out for a DataLoader
+    return ahead and loader in (active, getattr(active, "base_dataloader", None))
 
 
 def _may_train(job):
