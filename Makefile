@@ -1,5 +1,5 @@
 # make            builds build/bin/castor and build/lib/libcastor.so
-# make setup      installs what is missing: system packages, and .venv with torch
+# make setup      installs what is missing to build and run: a compiler, and .venv with torch; make setup-tests: to test
 # make demo       plain PyTorch, DDP and Castor side by side on real text
 # make test       every suite, in at most 20 minutes; SAN=address|undefined|thread: the unit tests with that sanitizer
 # make test-all   everything, with every combination: hours (docs/testing.md)
@@ -11,7 +11,8 @@
 # make aarch64    the same bits from the kernels for AArch64, under emulation; needs a cross compiler and qemu
 # make gpu-test   what docs/gpu.md asks a machine with a GPU to show; result in bench/results/gpu.json
 # make bench      the benchmarks (long); results in bench/results
-# make install PREFIX=/usr/local
+# make wheel      dist/castor-VERSION-py3-none-PLATFORM.whl, for pip install
+# make install    into PREFIX (/usr/local), below DESTDIR for packagers; make uninstall removes it
 #
 # PYTHON=path uses an environment that has torch; nothing is downloaded then.
 
@@ -30,6 +31,10 @@ CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE -O2 -g -fno-math-errno $(WARN) -Wvla -fPI
 # Sums must round as PyTorch's do: no fused multiply-add but where it is written, and loops that may use wide registers.
 KERNEL_CFLAGS := -O3 -ffp-contract=off
 
+VERSION_H := interpose/core/version.h
+VERSION := $(shell sed -n 's/^.define CASTOR_VERSION "\(.*\)"/\1/p' $(VERSION_H))
+SONAME := $(shell sed -n 's/^.define CASTOR_SONAME "\(.*\)"/\1/p' $(VERSION_H))
+
 LIB_C := $(wildcard interpose/*.c interpose/*/*.c interpose/*/*/*.c kernels/*.c)
 LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
@@ -43,7 +48,7 @@ UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/support/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup demo aarch64 test test-all test-torch check bench gpu-test install clean unit semantics tables sim fuzz
+.PHONY: all setup setup-tests demo aarch64 test test-all test-torch check bench gpu-test install uninstall wheel clean unit semantics tables sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
@@ -67,16 +72,20 @@ $(B)/obj/%.o: %.cc $(B)/obj/unit.h.gch
 	@mkdir -p $(@D)
 	$(UNIT_CXX) -include $(B)/obj/unit.h -MMD -MP -c $< -o $@
 
-$(B)/lib/libcastor.so: $(LIB_O)
+$(B)/lib/libcastor.so.$(VERSION): $(LIB_O)
 	@mkdir -p $(@D)
-	$(CC) -shared -pthread $(SANFLAGS) -Wl,-soname,libcastor.so -Wl,-z,defs -Wl,-z,now -o $@ $^ -ldl
+	$(CC) -shared -pthread $(SANFLAGS) -Wl,-soname,$(SONAME) -Wl,-z,defs -Wl,-z,now -o $@ $^ -ldl
+$(B)/lib/libcastor.so: $(B)/lib/libcastor.so.$(VERSION)
+	ln -sfn $(<F) $(@D)/$(SONAME)
+	ln -sfn $(SONAME) $@
 # The Python part lies as it does when it is installed, alone in its folder: on PYTHONPATH, a folder beside it would be
-# a package of that name.
-$(B)/lib/castor: $(wildcard shims/castor-*.dist-info)
-	@mkdir -p $@
+# a package of that name. Its distribution has a name of its own, so that none in the user's environment hides the entry point.
+$(B)/lib/castor: $(VERSION_H) shims/entry_points.txt
+	rm -rf $@
+	@mkdir -p $@/castor_agent-$(VERSION).dist-info
 	ln -sfn "$$(realpath --relative-to=$@ shims/castor)" $@/castor
-	ln -sfn "$$(realpath --relative-to=$@ $<)" $@/$(<F)
-	@touch $@
+	cp shims/entry_points.txt $@/castor_agent-$(VERSION).dist-info/
+	printf 'Metadata-Version: 2.1\nName: castor-agent\nVersion: %s\n' $(VERSION) >$@/castor_agent-$(VERSION).dist-info/METADATA
 $(B)/bin/castor: $(LAUNCHER_O)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
@@ -106,8 +115,8 @@ $(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
 
-setup:
-	scripts/setup "$(PYTHON)" "$(TORCH_VERSION)"
+setup setup-tests:
+	scripts/setup $(if $(filter setup-tests,$@),--tests) "$(PYTHON)" "$(TORCH_VERSION)"
 unit: $(B)/bin/castor-unit
 	$(B)/bin/castor-unit
 # The scripts call make themselves, with flags of their own.
@@ -149,13 +158,13 @@ tables: $(B)/bin/castor
 clean:
 	rm -rf build build-*
 
+INSTALL_ARGUMENTS = "$(B)" "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(VERSION) $(SONAME)
 install: all
-	install -D -m 755 $(B)/bin/castor $(DESTDIR)$(PREFIX)/bin/castor
-	install -D -m 755 $(B)/lib/libcastor.so $(DESTDIR)$(PREFIX)/lib/libcastor.so
-	install -d $(DESTDIR)$(PREFIX)/include
-	scripts/header >$(DESTDIR)$(PREFIX)/include/castor.h
-	mkdir -p $(DESTDIR)$(PREFIX)/lib/castor
-	cp -r shims/castor shims/castor-*.dist-info $(DESTDIR)$(PREFIX)/lib/castor/
+	@scripts/install $(INSTALL_ARGUMENTS)
+uninstall:
+	@scripts/install --remove $(INSTALL_ARGUMENTS)
+wheel: all
+	@scripts/wheel "$(PYTHON)" dist
 
 # The page of `castor report --format html` is part of the program.
 $(B)/obj/launcher/report/html.o $(B)/fuzz/obj/launcher/report/html.o: $(wildcard launcher/report/page/*)

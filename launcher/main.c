@@ -1,63 +1,77 @@
 /* The command `castor`: finds the subcommand. */
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include "core/log.h"
 #include "core/nearest.h"
+#include "core/version.h"
+#include "launcher/common/command_line.h"
 #include "launcher/doctor/doctor.h"
 #include "launcher/report/report.h"
 #include "launcher/run/run.h"
+#include "launcher/tables/complete.h"
+#include "launcher/tables/manual.h"
+#include "launcher/tables/tables.h"
 #include "launcher/top/top.h"
-#include "tables.h"
-
-#define CASTOR_VERSION "0.1.0"
 
 static int help_main(int argc, char **argv);
 
 static int version_main(int argc, char **argv) {
-    (void)argc;
-    (void)argv;
+    if (argc > 1) {
+        LOG_E("version: %s: unknown argument; it takes none", argv[1]);
+        return RUN_EXIT_USAGE;
+    }
     puts("castor " CASTOR_VERSION);
     return 0;
 }
 
-static const struct subcommand {
-    const char *name;
-    int (*run)(int argc, char **argv);
-    const char *usage, *doc;
-} subcommands[] = {
-    {"run", run_main, "[OPTION]... [--] COMMAND...", "run a command with Castor in its Python processes"},
-    {"report", report_main, "DIR [--format FORMAT]", "show what a run did"},
-    {"top", top_main, "[DIR]", "watch a running job; without DIR the newest run in castor-logs"},
-    {"doctor", doctor_main, "[-- PYTHON]", "what works here, what is missing, how to mend it"},
-    {"options", options_main, "[--markdown]", "the options, their values and where these come from"},
-    {"hooks", hooks_main, "[--markdown]", "the functions that are intercepted"},
-    {"help", help_main, "", "this text; `castor run --help` says more about run"},
-    {"version", version_main, "", "the version"},
+static int (*const main_of[SUBCOMMAND_COUNT])(int argc, char **argv) = {
+#define COMMAND(id, usage, doc, text) [SUBCOMMAND_##id] = id##_main,
+#define INTERNAL_COMMAND(id, usage)   [SUBCOMMAND_##id] = id##_main,
+#include "launcher/common/commands.def"
 };
 
-enum { SUBCOMMAND_COUNT = sizeof subcommands / sizeof *subcommands };
+/* What users call; the rest is for programs. */
+static bool is_listed(int id) {
+    return subcommand_table[id].doc != NULL;
+}
 
-static int help_main(int argc, char **argv) {
-    (void)argc;
-    (void)argv;
-    puts("castor trains PyTorch models that do not fit, from training scripts that nobody edits.\n");
-    for (int i = 0; i < SUBCOMMAND_COUNT; i++)
-        printf("  castor %-8s%-30s%s\n", subcommands[i].name, subcommands[i].usage, subcommands[i].doc);
-    puts("\n  castor run --plugin gemini -- torchrun --nproc-per-node 2 train_ddp.py\n"
-         "  castor run --plugin gemini --nproc 2 -- python train.py");
-    return 0;
+static int find(const char *word) {
+    for (int id = 0; id < SUBCOMMAND_COUNT; id++)
+        if (strcmp(subcommand_table[id].name, word) == 0)
+            return id;
+    return -1;
 }
 
 static int refuse_unknown(const char *word) {
     const char *names[SUBCOMMAND_COUNT];
-    for (int i = 0; i < SUBCOMMAND_COUNT; i++)
-        names[i] = subcommands[i].name;
-    const char *near = nearest_name(word, names, SUBCOMMAND_COUNT);
+    size_t count = 0;
+    for (int id = 0; id < SUBCOMMAND_COUNT; id++)
+        if (is_listed(id))
+            names[count++] = subcommand_table[id].name;
+    const char *near = nearest_name(word, names, count);
     if (near)
         LOG_E("%s: unknown command; did you mean castor %s? (`castor help` lists all)", word, near);
     else
         LOG_E("%s: unknown command; `castor help` lists all", word);
     return RUN_EXIT_USAGE;
+}
+
+static int help_main(int argc, char **argv) {
+    if (argc > 1) {
+        int id = find(argv[1]);
+        if (id < 0 || !is_listed(id))
+            return refuse_unknown(argv[1]);
+        command_help_write((subcommand_id)id, stdout);
+        return 0;
+    }
+    puts("castor trains PyTorch models that do not fit, from training scripts that nobody edits.\n");
+    for (int id = 0; id < SUBCOMMAND_COUNT; id++)
+        if (is_listed(id))
+            printf("  castor %-8s%-30s%s\n", subcommand_table[id].name, subcommand_table[id].usage,
+                   subcommand_table[id].doc);
+    fputs("\n" COMMAND_EXAMPLES, stdout);
+    return 0;
 }
 
 int main(int argc, char **argv) {
@@ -70,8 +84,6 @@ int main(int argc, char **argv) {
         word = "help";
     if (strcmp(word, "--version") == 0)
         word = "version";
-    for (int i = 0; i < SUBCOMMAND_COUNT; i++)
-        if (strcmp(subcommands[i].name, word) == 0)
-            return subcommands[i].run(argc - 1, argv + 1);
-    return refuse_unknown(word);
+    int id = find(word);
+    return id < 0 ? refuse_unknown(word) : main_of[id](argc - 1, argv + 1);
 }

@@ -5,16 +5,21 @@
 #include <string.h>
 #include <unistd.h>
 #include "log.h"
+#include "siphash.h"
 
-static uint64_t hash(uint64_t h, const char *s) {
-    for (; *s; s++)
-        h = (h ^ (unsigned char)*s) * 1099511628211ull;
-    return (h ^ 0xff) * 1099511628211ull;
+/* A key from half of the token: in one that `castor run` has drawn, it holds 64 random bits. */
+static uint64_t fold(const char *half, size_t length) {
+    uint64_t h = 14695981039346656037ull;
+    for (size_t i = 0; i < length; i++)
+        h = (h ^ (unsigned char)half[i]) * 1099511628211ull;
+    return h;
 }
 
 socklen_t meeting_address(struct sockaddr_un *address, const char *token, const char *what) {
-    uint64_t a = hash(hash(14695981039346656037ull, token), what);
-    uint64_t b = hash(hash(a ^ 0x9e3779b97f4a7c15ull, what), token);
+    size_t length = strlen(token), half = length / 2;
+    uint64_t key[2] = {fold(token, half), fold(token + half, length - half)};
+    uint64_t a = siphash(key, what, strlen(what));
+    uint64_t b = siphash(key, &a, sizeof a);
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;
     size_t n = log_format(address->sun_path + 1, sizeof address->sun_path - 1, "castor-%lx%lx",

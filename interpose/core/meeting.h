@@ -1,5 +1,6 @@
 /* Names by which the processes of a job find each other on a node without a file: abstract Unix sockets whose names are
- * hashes of the job's token. Everyone can list the names; only who knows the token can tell what they stand for.
+ * hashes with the job's token as key. Everyone can list the names: they tell nothing of the token, which opens more than these
+ * sockets (nodes/serve.h), nor of each other.
  *
  * A rank of `castor run --nproc N` that ended well is told by a socket that the launcher holds, since the others may
  * wait for it before they have any memory in common. */

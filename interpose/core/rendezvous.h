@@ -1,6 +1,6 @@
 /* How the ranks of one node find each other and come to hold the same memory.
  *
- * The first rank makes the descriptors and listens on an abstract Unix socket whose name is a hash of the job's
+ * The first rank makes the descriptors and listens on an abstract Unix socket whose name is a keyed hash of the job's
  * token and the group; the others connect, prove that they know the token (and run under the same user), and get
  * the descriptors. The socket is gone when all ranks have joined. */
 #ifndef CASTOR_CORE_RENDEZVOUS_H

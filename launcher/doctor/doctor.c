@@ -6,11 +6,10 @@
 #include <string.h>
 #include "core/log.h"
 #include "launcher/common/array.h"
+#include "launcher/common/command_line.h"
 #include "launcher/common/json.h"
 #include "launcher/common/trace_read.h"
 #include "launcher/run/run.h"
-
-#define USAGE "castor doctor [--format text|json] [--timeout SECONDS] [-- PYTHON [ARGUMENT]...]"
 
 #define LIMIT_SECONDS     180 /* a first import of PyTorch from a slow disk takes a minute */
 #define LIMIT_MAX_SECONDS 86400
@@ -126,37 +125,40 @@ int doctor_main(int argc, char **argv) {
     void (*write_checks)(const doctor_checks *, FILE *) = write_text;
     char *const *command = NULL;
     double limit_seconds = LIMIT_SECONDS;
-    for (int i = 1; i < argc && command == NULL; i++) {
-        const char *word = argv[i], *value = NULL;
-        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
-            puts(USAGE
-                 "\n\nWhat works here, what is missing, how to mend it. PYTHON is the interpreter of your "
-                 "scripts\n(default: python3 in PATH). Status 0: Castor can work.");
+    command_line line = {SUBCOMMAND_doctor, argc, argv, 1, NULL};
+    for (bool more = true; more;) {
+        char *end;
+        switch (command_line_next(&line)) {
+        case ARGUMENT_doctor_format:
+            write_checks = strcmp(line.value, "json") == 0 ? write_json : write_text;
+            break;
+        case ARGUMENT_doctor_timeout:
+            limit_seconds = strtod(line.value, &end);
+            if (end == line.value || *end != '\0' || !(limit_seconds > 0) ||
+                limit_seconds > LIMIT_MAX_SECONDS) {
+                LOG_E("doctor: --timeout `%s`: must be seconds, up to %d", line.value, LIMIT_MAX_SECONDS);
+                return RUN_EXIT_USAGE;
+            }
+            break;
+        case COMMAND_LINE_HELP:
+            command_help_write(line.command, stdout);
             return 0;
-        }
-        if (strcmp(word, "--") == 0 && i + 1 < argc) {
-            command = argv + i + 1;
-        } else if (strcmp(word, "--format") == 0 || strncmp(word, "--format=", 9) == 0) {
-            value = word[8] == '=' ? word + 9 : i + 1 < argc ? argv[++i] : "";
-            if (strcmp(value, "text") != 0 && strcmp(value, "json") != 0) {
-                LOG_E("doctor: --format `%s` does not exist; there are: text, json", value);
+        case COMMAND_LINE_REST:
+            if (line.next >= argc) {
+                LOG_E("doctor: a Python is missing after --: castor doctor -- PYTHON");
                 return RUN_EXIT_USAGE;
             }
-            write_checks = strcmp(value, "json") == 0 ? write_json : write_text;
-        } else if (strcmp(word, "--timeout") == 0 || strncmp(word, "--timeout=", 10) == 0) {
-            char *end;
-            value = word[9] == '=' ? word + 10 : i + 1 < argc ? argv[++i] : "";
-            limit_seconds = strtod(value, &end);
-            if (end == value || *end != '\0' || !(limit_seconds > 0) || limit_seconds > LIMIT_MAX_SECONDS) {
-                LOG_E("doctor: --timeout `%s`: must be seconds, up to %d", value, LIMIT_MAX_SECONDS);
-                return RUN_EXIT_USAGE;
-            }
-        } else if (strcmp(word, "--") == 0) {
-            LOG_E("doctor: a Python is missing after --; usage: " USAGE);
+            command = argv + line.next;
+            more = false;
+            break;
+        case COMMAND_LINE_WORD:
+            LOG_E("doctor: %s: unknown argument; put -- before a Python: castor doctor -- PYTHON",
+                  line.value);
             return RUN_EXIT_USAGE;
-        } else {
-            LOG_E("doctor: %s: unknown argument; usage: " USAGE, word);
+        case COMMAND_LINE_WRONG:
             return RUN_EXIT_USAGE;
+        default:
+            more = false;
         }
     }
     doctor_checks checks = {0};

@@ -7,10 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "compare.h"
-
-#define USAGE                                                                                                \
-    "usage: castor report DIR [--format text|json|perfetto|html] [-o FILE]\n"                                \
-    "       castor report A B [--format text|json] [-o FILE]\n"
+#include "core/log.h"
+#include "launcher/common/command_line.h"
 
 #define STATUS_MADE    0
 #define STATUS_PARTIAL 1
@@ -43,62 +41,44 @@ static const report_format *find_format(const char *name) {
     return NULL;
 }
 
-/* The value of option `name` at argv[*index]: `--name VALUE`, `--name=VALUE`. NULL when it is another option. */
-static const char *option_value(int argc, char **argv, int *index, const char *name) {
-    const char *argument = argv[*index];
-    size_t length = strlen(name);
-    if (strncmp(argument, name, length) != 0)
-        return NULL;
-    if (argument[length] == '=' && name[1] == '-')
-        return argument + length + 1;
-    if (argument[length] != '\0')
-        return NULL;
-    return *index + 1 < argc ? argv[++*index] : "";
-}
-
 static int parse_arguments(int argc, char **argv, report_options *options) {
     *options = (report_options){.format = &formats[0]};
-    for (int i = 1; i < argc; i++) {
-        const char *value;
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            fputs(USAGE, stdout);
+    command_line line = {SUBCOMMAND_report, argc, argv, 1, NULL};
+    for (bool more = true; more;) {
+        switch (command_line_next(&line)) {
+        case ARGUMENT_report_format:
+            options->format = find_format(line.value);
+            break;
+        case ARGUMENT_report_output:
+            if (line.value[0] == '\0') {
+                LOG_E("report: -o: the file's name is empty");
+                return STATUS_NOTHING;
+            }
+            options->output = strcmp(line.value, "-") == 0 ? NULL : line.value;
+            break;
+        case COMMAND_LINE_WORD:
+            if (options->directory_count == 2) {
+                LOG_E("report: takes one directory, or two to compare; not also %s", line.value);
+                return STATUS_NOTHING;
+            }
+            options->directories[options->directory_count++] = line.value;
+            break;
+        case COMMAND_LINE_HELP:
+            command_help_write(line.command, stdout);
             return STATUS_MADE;
-        }
-        if ((value = option_value(argc, argv, &i, "--format")) != NULL) {
-            options->format = find_format(value);
-            if (options->format == NULL) {
-                fprintf(
-                    stderr,
-                    "castor: report --format `%s` does not exist; there are: text, json, perfetto, html\n",
-                    value);
-                return STATUS_NOTHING;
-            }
-        } else if ((value = option_value(argc, argv, &i, "-o")) != NULL ||
-                   (value = option_value(argc, argv, &i, "--output")) != NULL) {
-            if (value[0] == '\0') {
-                fprintf(stderr, "castor: report %s needs a file name\n" USAGE, "-o");
-                return STATUS_NOTHING;
-            }
-            options->output = strcmp(value, "-") == 0 ? NULL : value;
-        } else if (argv[i][0] == '-') {
-            fprintf(stderr, "castor: report does not know the option %s\n" USAGE, argv[i]);
+        case COMMAND_LINE_WRONG:
             return STATUS_NOTHING;
-        } else if (options->directory_count == 2) {
-            fprintf(stderr, "castor: report takes one directory, or two to compare; not also %s\n" USAGE,
-                    argv[i]);
-            return STATUS_NOTHING;
-        } else {
-            options->directories[options->directory_count++] = argv[i];
+        default:
+            more = false;
         }
     }
     if (options->directory_count == 0) {
-        fputs("castor: report needs the log directory of a job\n" USAGE, stderr);
+        LOG_E("report: needs the log directory of a job: castor report DIR");
         return STATUS_NOTHING;
     }
     if (options->directory_count == 2 && options->format->compare == NULL) {
-        fprintf(stderr,
-                "castor: report --format %s shows one run; two are compared with --format text or json\n",
-                options->format->name);
+        LOG_E("report: --format %s shows one run; two are compared with --format text or json",
+              options->format->name);
         return STATUS_NOTHING;
     }
     return -1;

@@ -4,77 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include "core/log.h"
-#include "core/nearest.h"
 #include "core/options.h"
+#include "launcher/common/command_line.h"
 
 enum { RANKS_MAX = 65536 }; /* the bound of CASTOR_WORLD_SIZE */
-
-typedef enum argument_id {
-    ARGUMENT_PLUGIN,
-    ARGUMENT_NPROC,
-    ARGUMENT_SET,
-    ARGUMENT_LOG_DIR,
-    ARGUMENT_ALL_OUTPUT,
-    ARGUMENT_HELP,
-    ARGUMENT_COUNT
-} argument_id;
-
-static const struct argument {
-    const char *name, *value, *doc;
-} arguments[ARGUMENT_COUNT] = {
-    [ARGUMENT_PLUGIN] = {"--plugin", "P",
-                         "what to do with the script: " CASTOR_PLUGIN_NAMES " (default: none)"},
-    [ARGUMENT_NPROC] = {"--nproc", "N",
-                        "start N ranks of a script that knows nothing of ranks; needs a plugin"},
-    [ARGUMENT_SET] = {"--set", "NAME=VALUE", "set an option; `castor options` lists them"},
-    [ARGUMENT_LOG_DIR] = {"--log-dir", "DIR", "where the trace goes (default: castor-logs/TIME)"},
-    [ARGUMENT_ALL_OUTPUT] = {"--all-output", NULL,
-                             "pass on the standard output of all ranks, not only rank 0's"},
-    [ARGUMENT_HELP] = {"--help", NULL, "this text"},
-};
-
-void run_usage_print(void) {
-    printf("castor run [OPTION]... [--] COMMAND [ARGUMENT]...\n\n"
-           "Runs COMMAND with Castor in its Python processes.\n\n");
-    for (int i = 0; i < ARGUMENT_COUNT; i++) {
-        char left[64];
-        snprintf(left, sizeof left, "%s %s", arguments[i].name, arguments[i].value ? arguments[i].value : "");
-        printf("  %-20s %s\n", left, arguments[i].doc);
-    }
-    printf("\n  castor run --plugin gemini -- torchrun --nproc-per-node 2 train_ddp.py\n"
-           "  castor run --plugin gemini --nproc 2 -- python train.py\n\n"
-           "The exit status is the command's own: of the first rank that failed; 128 + N after signal N.\n");
-}
-
-/* The argument that `word` names, as NAME or NAME=VALUE; -1: none. */
-static int find_argument(const char *word, const char **value) {
-    const char *equals = strchr(word, '=');
-    size_t length = equals ? (size_t)(equals - word) : strlen(word);
-    *value = equals ? equals + 1 : NULL;
-    if (strcmp(word, "-h") == 0)
-        return ARGUMENT_HELP;
-    for (int i = 0; i < ARGUMENT_COUNT; i++)
-        if (strlen(arguments[i].name) == length && memcmp(arguments[i].name, word, length) == 0)
-            return i;
-    return -1;
-}
-
-static int refuse_unknown(const char *word) {
-    const char *names[ARGUMENT_COUNT];
-    for (int i = 0; i < ARGUMENT_COUNT; i++)
-        names[i] = arguments[i].name;
-    const char *near = nearest_name(word, names, ARGUMENT_COUNT);
-    if (near)
-        LOG_E("%s: unknown option; did you mean %s? (`castor run --help` lists all; put -- before a command "
-              "that "
-              "starts with a dash)",
-              word, near);
-    else
-        LOG_E("%s: unknown option; `castor run --help` lists all; put -- before a command that starts with a "
-              "dash",
-              word);
-    return RUN_EXIT_USAGE;
-}
 
 static int parse_ranks(const char *text, int *out) {
     char *end;
@@ -128,54 +61,46 @@ int run_arguments_parse(int argc, char *const *argv, run_request *out) {
         LOG_E("out of memory");
         return RUN_EXIT_SYSTEM;
     }
-    int at = 1;
-    while (at < argc && argv[at][0] == '-') {
-        const char *word = argv[at++], *value;
-        if (strcmp(word, "--") == 0)
+    command_line line = {SUBCOMMAND_run, argc, argv, 1, NULL};
+    int status = 0;
+    for (bool options = true; options && !status;) {
+        switch (command_line_next(&line)) {
+        case ARGUMENT_run_plugin:
+            status = add_setting(out, "--plugin", "CASTOR_PLUGIN", line.value);
             break;
-        int id = find_argument(word, &value);
-        if (id < 0)
-            return refuse_unknown(word);
-        if (arguments[id].value && !value) {
-            if (at >= argc || strcmp(argv[at], "--") == 0) {
-                LOG_E("%s: a value is missing: %s %s", word, word, arguments[id].value);
-                return RUN_EXIT_USAGE;
-            }
-            value = argv[at++];
-        } else if (!arguments[id].value && value) {
-            LOG_E("%s: takes no value", word);
-            return RUN_EXIT_USAGE;
-        }
-        int status = 0;
-        switch (id) {
-        case ARGUMENT_PLUGIN:
-            status = add_setting(out, "--plugin", "CASTOR_PLUGIN", value);
+        case ARGUMENT_run_nproc:
+            status = parse_ranks(line.value, &out->ranks);
             break;
-        case ARGUMENT_NPROC:
-            status = parse_ranks(value, &out->ranks);
+        case ARGUMENT_run_set:
+            status = add_assignment(out, line.value);
             break;
-        case ARGUMENT_SET:
-            status = add_assignment(out, value);
-            break;
-        case ARGUMENT_LOG_DIR:
-            if (!value[0]) {
+        case ARGUMENT_run_log_dir:
+            if (!line.value[0]) {
                 LOG_E("--log-dir: an empty name; leave it out for castor-logs/TIME");
                 return RUN_EXIT_USAGE;
             }
-            status = add_setting(out, "--log-dir", "CASTOR_LOG_DIR", value);
+            status = add_setting(out, "--log-dir", "CASTOR_LOG_DIR", line.value);
             break;
-        case ARGUMENT_ALL_OUTPUT:
+        case ARGUMENT_run_all_output:
             out->all_output = true;
             break;
-        case ARGUMENT_HELP:
+        case COMMAND_LINE_HELP:
             out->help = true;
             return 0;
+        case COMMAND_LINE_WRONG:
+            return RUN_EXIT_USAGE;
+        case COMMAND_LINE_WORD: /* the command begins here */
+            line.next--;
+            options = false;
+            break;
+        default:
+            options = false;
         }
-        if (status)
-            return status;
     }
-    out->command = argv + at;
-    if (at >= argc || !argv[at][0]) {
+    if (status)
+        return status;
+    out->command = argv + line.next;
+    if (line.next >= argc || !out->command[0][0]) {
         LOG_E("the command is missing: castor run [OPTION]... -- COMMAND [ARGUMENT]...");
         return RUN_EXIT_USAGE;
     }

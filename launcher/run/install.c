@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "core/log.h"
+#include "core/version.h"
 
 /* DIRECTORY/RELATIVE made absolute, if it is there. */
 static bool resolve(const char *directory, const char *relative, char *out) {
@@ -20,8 +21,8 @@ int run_install_find_from(const char *binary, run_install *out) {
     char *slash = strrchr(directory, '/');
     if (slash)
         *slash = '\0';
-    if (!resolve(directory, "../lib/libcastor.so", out->library)) {
-        LOG_E("%s/../lib/libcastor.so is missing; run make, or make install again", directory);
+    if (!resolve(directory, "../lib/" CASTOR_SONAME, out->library)) {
+        LOG_E("%s/../lib/" CASTOR_SONAME " is missing; run make, or make install again", directory);
         return RUN_EXIT_SYSTEM;
     }
     if (!resolve(directory, "../lib/castor", out->python) || !resolve(out->python, "castor", package)) {

@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/plugin.h"
+#include "launcher/common/command_line.h"
 
 /* Loads the options that the job will run with, wherever they come from. */
 static int check_options(const run_request *request, char *const *base) {
@@ -128,7 +129,7 @@ int run_main(int argc, char **argv) {
     run_request request;
     int status = run_arguments_parse(argc, argv, &request);
     if (!status && request.help) {
-        run_usage_print();
+        command_help_write(SUBCOMMAND_run, stdout);
     } else if (!status) {
         run_job job = {.request = &request};
         status = run_job_do(&job, environ);

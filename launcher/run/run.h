@@ -40,7 +40,6 @@ typedef struct run_request {
 
 int run_arguments_parse(int argc, char *const *argv, run_request *out);
 void run_request_free(run_request *request);
-void run_usage_print(void);
 
 /* ---- run_command.c ---- */
 
@@ -54,7 +53,7 @@ const char *run_command_launcher(char *const *command, const char **fix);
 /* ---- run_install.c ---- */
 
 typedef struct run_install {
-    char library[PATH_MAX]; /* libcastor.so */
+    char library[PATH_MAX]; /* the file itself, without links */
     char python[PATH_MAX];  /* the directory that holds the package `castor` and its entry point */
 } run_install;
 

@@ -10,9 +10,8 @@
 #include <sys/stat.h>
 #include <time.h>
 #include "core/log.h"
+#include "launcher/common/command_line.h"
 #include "launcher/common/trace_read.h"
-
-#define USAGE "castor top [DIR] [--interval SECONDS] [--once]"
 
 #define LOGS_PARENT "castor-logs"
 
@@ -64,34 +63,36 @@ static bool parse_interval(const char *text, uint64_t *out_ns) {
 /* -1: go on; else the status to end with. */
 static int parse_arguments(int argc, char **argv, top_request *out) {
     *out = (top_request){.interval_ns = UINT64_C(1000000000)};
-    for (int i = 1; i < argc; i++) {
-        const char *word = argv[i], *value = NULL;
-        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
-            puts(USAGE "\n\nShows what a running job does: steps, memory, collectives, who waits for whom. "
-                       "DIR is its "
-                       "log directory;\nwithout it the newest run in " LOGS_PARENT
-                       ". On a terminal q ends it; elsewhere each look is a block of lines.");
-            return STATUS_SHOWN;
-        }
-        if (strcmp(word, "--once") == 0) {
+    command_line line = {SUBCOMMAND_top, argc, argv, 1, NULL};
+    for (bool more = true; more;) {
+        switch (command_line_next(&line)) {
+        case ARGUMENT_top_once:
             out->once = true;
-        } else if (strcmp(word, "--interval") == 0 || strncmp(word, "--interval=", 11) == 0) {
-            value = word[10] == '=' ? word + 11 : i + 1 < argc ? argv[++i] : "";
-            if (!parse_interval(value, &out->interval_ns)) {
-                LOG_E("top: --interval `%s`: must be seconds from 0.1 to 3600", value);
+            break;
+        case ARGUMENT_top_interval:
+            if (!parse_interval(line.value, &out->interval_ns)) {
+                LOG_E("top: --interval `%s`: must be seconds from 0.1 to 3600", line.value);
                 return STATUS_USAGE;
             }
-        } else if (word[0] == '-') {
-            LOG_E("top: %s: unknown option; usage: " USAGE, word);
+            break;
+        case COMMAND_LINE_WORD:
+            if (out->directory[0] != '\0' || strlen(line.value) >= sizeof out->directory) {
+                LOG_E("top: takes one directory: castor top DIR");
+                return STATUS_USAGE;
+            }
+            if (line.value[0] == '\0') {
+                LOG_E("top: the directory's name is empty: castor top DIR");
+                return STATUS_USAGE;
+            }
+            memcpy(out->directory, line.value, strlen(line.value) + 1);
+            break;
+        case COMMAND_LINE_HELP:
+            command_help_write(line.command, stdout);
+            return STATUS_SHOWN;
+        case COMMAND_LINE_WRONG:
             return STATUS_USAGE;
-        } else if (out->directory[0] != '\0' || strlen(word) >= sizeof out->directory) {
-            LOG_E("top: takes one directory; usage: " USAGE);
-            return STATUS_USAGE;
-        } else if (word[0] == '\0') {
-            LOG_E("top: the directory's name is empty; usage: " USAGE);
-            return STATUS_USAGE;
-        } else {
-            memcpy(out->directory, word, strlen(word) + 1);
+        default:
+            more = false;
         }
     }
     if (out->directory[0] == '\0' && !find_newest(out->directory)) {

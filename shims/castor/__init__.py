@@ -2,8 +2,6 @@
 
 What needs PyTorch is imported when it is asked for: `import castor` alone costs nothing."""
 
-__version__ = "0.1.0"
-
 _SUBMODULES = {"engine", "gemini", "lazy", "trainer", "utils"}
 _FUNCTIONS = {"initialize": "launching", "launch": "launching", "launch_from_torch": "launching", "memory_stats": "memory"}
 
@@ -11,6 +9,8 @@ _FUNCTIONS = {"initialize": "launching", "launch": "launching", "launch_from_tor
 def __getattr__(name):
     import importlib
 
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("castor-agent")
     if name in _SUBMODULES:
         return importlib.import_module("." + name, __name__)
     if name in _FUNCTIONS:
@@ -19,4 +19,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted({*globals(), *_SUBMODULES, *_FUNCTIONS})
+    return sorted({*globals(), "__version__", *_SUBMODULES, *_FUNCTIONS})

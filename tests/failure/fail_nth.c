@@ -26,6 +26,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <unwind.h>
+#include "core/version.h"
 
 #define RULES_MAX 8
 #define WAYS_MAX  4096 /* a power of two */
@@ -306,7 +307,7 @@ static void *file_shared(const char *folder, const char *name, const char *rank,
 
 __attribute__((constructor)) static void start(void) {
     const char *rank = getenv("RANK"), *folder = getenv("FAIL_NTH_FOLDER"), *text = getenv("FAIL_NTH_RULES");
-    struct link_map *of = dlopen("libcastor.so", RTLD_LAZY | RTLD_NOLOAD);
+    struct link_map *of = dlopen(CASTOR_SONAME, RTLD_LAZY | RTLD_NOLOAD);
     if (!rank || !folder || !of)
         return;
     library = of->l_addr;

@@ -71,7 +71,7 @@ def once(function):
 @once
 def shim():
     path = os.path.join(_built.name, "fail_nth.so")
-    subprocess.run(["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-shared", "-o", path, SHIM, "-ldl"], check=True)
+    subprocess.run(["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-shared", "-I", os.path.join(FOLDER, "..", "..", "interpose"), "-o", path, SHIM, "-ldl"], check=True)
     return path
 
 

@@ -10,6 +10,8 @@ import unittest
 import uuid
 
 BINARY = os.environ["LAUNCHER_TEST_BINARY"]
+LIBRARY = os.path.realpath(os.path.join(os.path.dirname(BINARY), "../lib/libcastor.so"))
+SONAME = os.readlink(os.path.join(os.path.dirname(BINARY), "../lib/libcastor.so"))
 LIMIT_S = 30  # for anything that must happen; reached only by a failure
 
 

@@ -148,9 +148,10 @@ class Doctor(CommandTest):
 
     def test_bad_arguments(self):
         for arguments, text in (
-            (("--format", "xml"), "there are: text, json"),
+            (("--format", "xml"), "allowed: text, json"),
             (("--",), "a Python is missing"),
-            (("--all",), "unknown argument"),
+            (("--all",), "unknown option"),
+            (("python3",), "castor doctor -- PYTHON"),
             (("--timeout", "soon"), "must be seconds"),
         ):
             status, out, err = self.castor("doctor", *arguments)

@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 
-from command import BINARY, CommandTest
+from command import BINARY, LIBRARY, SONAME, CommandTest
 
 SHOW = "import json, os, sys; json.dump([dict(os.environ), os.getcwd()], open(sys.argv[1], 'w'))"
 TELL = "import json, os; os.write(1, (json.dumps(dict(os.environ)) + '\\n').encode())"
@@ -26,9 +26,6 @@ class Environment(CommandTest):
     def python_directory(self):
         return os.path.realpath(os.path.join(os.path.dirname(BINARY), "../lib/castor"))
 
-    def library(self):
-        return os.path.realpath(os.path.join(os.path.dirname(BINARY), "../lib/libcastor.so"))
-
     def test_the_python_part_adds_no_other_packages(self):
         # Python takes any folder on its path for a package: one named torch would hide that there is none.
         found = "import sys, importlib.util as u; sys.exit(' '.join(n for n in ('torch', 'cuda', 'nccl') if u.find_spec(n)) or 0)"
@@ -40,7 +37,7 @@ class Environment(CommandTest):
         self.assertEqual(seen["CASTOR_PLUGIN"], "none")
         self.assertRegex(seen["CASTOR_JOB"], "^[0-9a-f]{32}$")
         self.assertRegex(seen["CASTOR_LOG_DIR"], "^" + re.escape(self.folder) + r"/castor-logs/\d{8}-\d{6}$")
-        self.assertEqual(seen["LD_PRELOAD"], self.library())
+        self.assertEqual(seen["LD_PRELOAD"], LIBRARY)
         self.assertEqual(seen["PYTHONPATH"], self.python_directory())
         for name in ("CASTOR_RANK", "CASTOR_WORLD_SIZE", "OMP_NUM_THREADS", "PYTHONHASHSEED"):
             self.assertNotIn(name, seen)
@@ -91,7 +88,7 @@ class Environment(CommandTest):
         self.assertEqual(self.seen("--plugin", "none", env={"CASTOR_PLUGIN": "gemini"})["CASTOR_PLUGIN"], "none")
 
     def test_no_empty_path_elements(self):
-        here, library = self.python_directory(), self.library()
+        here, library = self.python_directory(), LIBRARY
         for given, expected in (
             ("", here),
             ("/a:/b", f"{here}:/a:/b"),
@@ -105,8 +102,8 @@ class Environment(CommandTest):
             self.assertEqual(self.seen(env={"LD_PRELOAD": given})["LD_PRELOAD"], expected)
 
     def test_a_preload_of_the_user_stays(self):
-        other = shutil.copy(self.library(), self.path("other.so"))
-        self.assertEqual(self.seen(env={"LD_PRELOAD": other})["LD_PRELOAD"], f"{self.library()}:{other}")
+        other = shutil.copy(LIBRARY, self.path("other.so"))
+        self.assertEqual(self.seen(env={"LD_PRELOAD": other})["LD_PRELOAD"], f"{LIBRARY}:{other}")
 
     def test_working_directory_in_the_python_path(self):
         self.script("neighbour.py", "", 0o644)
@@ -122,7 +119,7 @@ class Environment(CommandTest):
         inner = json.loads(self.text("seen"))[0]
         self.assertNotIn("CASTOR_RANK", inner)
         self.assertNotEqual(inner["CASTOR_LOG_DIR"], self.path("outer"))
-        self.assertEqual(inner["LD_PRELOAD"], self.library())
+        self.assertEqual(inner["LD_PRELOAD"], LIBRARY)
         self.assertEqual(inner["PYTHONPATH"], self.python_directory())
         self.assertEqual(inner["CASTOR_PLUGIN"], "gemini")
 
@@ -130,9 +127,9 @@ class Environment(CommandTest):
         os.makedirs(self.path("prefix/bin"))
         os.makedirs(self.path("prefix/lib/castor/castor"))
         binary = shutil.copy(BINARY, self.path("prefix/bin/castor"))
-        shutil.copy(self.library(), self.path("prefix/lib"))
+        shutil.copy(LIBRARY, self.path("prefix/lib/" + SONAME))
         seen = self.seen(binary=binary)
-        self.assertEqual(seen["LD_PRELOAD"], self.path("prefix/lib/libcastor.so"))
+        self.assertEqual(seen["LD_PRELOAD"], self.path("prefix/lib/" + SONAME))
         self.assertEqual(seen["PYTHONPATH"], self.path("prefix/lib/castor"))
         os.symlink(binary, self.path("link"))
         self.assertEqual(self.seen(binary=self.path("link"))["PYTHONPATH"], self.path("prefix/lib/castor"))
@@ -141,7 +138,7 @@ class Environment(CommandTest):
         os.makedirs(self.path("with space/bin"))
         os.makedirs(self.path("with space/lib/castor/castor"))
         binary = shutil.copy(BINARY, self.path("with space/bin/castor"))
-        shutil.copy(self.library(), self.path("with space/lib"))
+        shutil.copy(LIBRARY, self.path("with space/lib/" + SONAME))
         status, _, err = self.castor("run", "true", binary=binary)
         self.assertEqual((status, len(err)), (1, 1))
         self.assertIn("spaces", err[0])

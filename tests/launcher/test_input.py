@@ -3,7 +3,7 @@ import fcntl
 import os
 import shutil
 
-from command import BINARY, CommandTest
+from command import BINARY, LIBRARY, SONAME, CommandTest
 
 
 class BadInput(CommandTest):
@@ -71,7 +71,10 @@ class BadInput(CommandTest):
         self.refused(["rnu"], 2, "rnu", "did you mean castor run?")
         self.refused(["optoins"], 2, "did you mean castor options?")
         self.refused(["xyzzy"], 2, "castor help")
-        self.refused(["options", "--markdwon"], 2, "--markdwon")
+        self.refused(["options", "--markdwon"], 2, "did you mean --markdown?", "castor options --help")
+        self.refused(["hooks", "memory"], 2, "memory", "castor hooks --help")
+        self.refused(["version", "2"], 2, "takes none")
+        self.refused(["help", "rnu"], 2, "did you mean castor run?")
 
     def test_command_not_found(self):
         self.run_refused([], 127, "no-such-command", "PATH", command=["no-such-command"])
@@ -135,7 +138,7 @@ class BadInput(CommandTest):
             os.mkdir(self.path(name))
         binary = shutil.copy(BINARY, self.path("bin/castor"))
         self.refused(["run", "true"], 1, "libcastor.so", "make", binary=binary)
-        shutil.copy(os.path.join(os.path.dirname(BINARY), "../lib/libcastor.so"), self.path("lib"))
+        shutil.copy(LIBRARY, self.path("lib/" + SONAME))
         self.refused(["run", "true"], 1, "lib/castor", "make install", binary=binary)
 
 
@@ -147,6 +150,7 @@ class Subcommands(CommandTest):
             self.assertIn("castor run", out)
         status, out, _ = self.castor("run", "--help")
         self.assertEqual(status, 0)
+        self.assertEqual(self.castor("help", "run"), (0, out, []))
         for option in ("--plugin", "--nproc", "--set", "--log-dir", "--all-output"):
             self.assertIn(option, out)
 

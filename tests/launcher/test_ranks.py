@@ -5,7 +5,7 @@ import shutil
 import signal
 import unittest
 
-from command import BINARY, CommandTest, ranks, wait_for
+from command import BINARY, LIBRARY, SONAME, CommandTest, ranks, wait_for
 
 # A rank that writes its process id to logs/rankR, does what its number says and otherwise waits.
 RANK = """
@@ -142,7 +142,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         for name in ("bin", "lib/castor/castor", "work"):
             os.makedirs(self.path(name))
         binary = shutil.copy(BINARY, self.path("bin/castor"))
-        shutil.copy(os.path.join(os.path.dirname(BINARY), "../lib/libcastor.so"), self.path("lib"))
+        shutil.copy(LIBRARY, self.path("lib/" + SONAME))
         os.chmod(self.folder, 0o755)
         os.chmod(self.path("work"), 0o777)
 

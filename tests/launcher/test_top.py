@@ -209,7 +209,7 @@ class Top(CommandTest):
             (("nowhere",), 1, "nowhere cannot be read: No such file or directory"),
             (("empty",), 1, "empty holds no trace"),
             (("--interval", "0", "empty"), 2, "must be seconds from 0.1 to 3600"),
-            (("--interval",), 2, "must be seconds from 0.1 to 3600"),
+            (("--interval",), 2, "a value is missing: --interval SECONDS"),
             (("--twice",), 2, "unknown option"),
             (("empty", "empty"), 2, "one directory"),
             (("",), 2, "the directory's name is empty"),

@@ -3,10 +3,12 @@
 #include <sys/un.h>
 #include <cstddef>
 #include <fstream>
+#include <set>
 #include "tests/unit/support/store_ranks.h"
 extern "C" {
 #include "core/meeting.h"
 #include "core/rendezvous.h"
+#include "core/siphash.h"
 }
 
 namespace {
@@ -39,6 +41,26 @@ int socket_connect(const std::string &name) {
         return fd;
     close(fd);
     return -1;
+}
+
+TEST(Meeting, KeyedHashIsSipHash) {
+    // The example of the paper's appendix: the key 00 01 ... 0f, the message 00 01 ... 0e.
+    const uint64_t key[2] = {0x0706050403020100, 0x0f0e0d0c0b0a0908};
+    unsigned char message[15];
+    for (unsigned char i = 0; i < sizeof message; i++)
+        message[i] = i;
+    EXPECT_EQ(siphash(key, message, sizeof message), 0xa129ca6149be45e5u);
+}
+
+TEST(Meeting, EachHalfOfTheTokenCounts) {
+    const std::string token = "0123456789abcdef0123456789abcdef";
+    std::set<std::string> names = {meeting_name(token)};
+    for (size_t i = 0; i < token.size(); i++) {
+        std::string other = token;
+        other[i] = 'x';
+        EXPECT_TRUE(names.insert(meeting_name(other)).second) << i;
+    }
+    EXPECT_EQ(meeting_name(token), meeting_name(token));
 }
 
 TEST(StoreRendezvous, HandsTheDescriptorsToEveryRank) {

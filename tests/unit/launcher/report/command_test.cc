@@ -347,7 +347,7 @@ TEST_F(Report, CommandLineMistakes) {
     expect_error("needs the log directory");
     run({directory, "--format", "xml"});
     EXPECT_EQ(status, 2);
-    expect_error("--format `xml` does not exist; there are: text, json, perfetto, html");
+    expect_error("allowed: text, json, perfetto, html");
     run({directory, "--format"});
     EXPECT_EQ(status, 2);
     run({directory, "--fromat", "json"});
@@ -357,10 +357,13 @@ TEST_F(Report, CommandLineMistakes) {
     EXPECT_EQ(status, 2);
     run({directory, "-o"});
     EXPECT_EQ(status, 2);
-    expect_error("-o needs a file name");
+    expect_error("-o: a value is missing: -o FILE");
+    run({directory, "-o", ""});
+    EXPECT_EQ(status, 2);
+    expect_error("the file's name is empty");
     run({"--help"});
     EXPECT_EQ(status, 0);
-    expect_out("usage: castor report DIR");
+    expect_out("usage: castor report [OPTION]... DIR [OTHER]");
 }
 
 TEST_F(Report, WritesTheFileWholeOrNotAtAll) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 extern "C" {
+#include "core/version.h"
 #include "launcher/run/run.h"
 }
 
@@ -199,10 +200,10 @@ class RunInstall : public testing::Test {
 TEST_F(RunInstall, Installed) {
     make("bin");
     make("lib/castor/castor");
-    touch("lib/libcastor.so");
+    touch("lib/" CASTOR_SONAME);
     run_install install;
     ASSERT_EQ(find("bin/castor", &install), 0);
-    EXPECT_EQ(install.library, root + "/lib/libcastor.so");
+    EXPECT_EQ(install.library, root + "/lib/" CASTOR_SONAME);
     EXPECT_EQ(install.python, root + "/lib/castor");
 }
 
@@ -210,11 +211,11 @@ TEST_F(RunInstall, InTheBuildTree) {
     make("build/bin");
     make("build/lib/castor");
     make("shims/castor");
-    touch("build/lib/libcastor.so");
+    touch("build/lib/" CASTOR_SONAME);
     ASSERT_EQ(symlink("../../../shims/castor", (root + "/build/lib/castor/castor").c_str()), 0);
     run_install install;
     ASSERT_EQ(find("build/bin/castor", &install), 0);
-    EXPECT_EQ(install.library, root + "/build/lib/libcastor.so");
+    EXPECT_EQ(install.library, root + "/build/lib/" CASTOR_SONAME);
     EXPECT_EQ(install.python,
               root + "/build/lib/castor"); // not shims, whose other folders Python would take for packages
 }
@@ -225,8 +226,8 @@ TEST_F(RunInstall, PartsThatAreMissing) {
     run_install install;
     std::string said;
     EXPECT_EQ(find("bin/castor", &install, &said), RUN_EXIT_SYSTEM);
-    EXPECT_NE(said.find("libcastor.so is missing"), std::string::npos) << said;
-    touch("lib/libcastor.so");
+    EXPECT_NE(said.find(CASTOR_SONAME " is missing"), std::string::npos) << said;
+    touch("lib/" CASTOR_SONAME);
     EXPECT_EQ(find("bin/castor", &install, &said), RUN_EXIT_SYSTEM);
     EXPECT_NE(said.find("Python part"), std::string::npos) << said;
 }
@@ -235,7 +236,7 @@ TEST_F(RunInstall, PathsThatCannotBeListed) {
     for (std::string name : {"with space", "with:colon"}) {
         make(name + "/bin");
         make(name + "/lib/castor/castor");
-        touch(name + "/lib/libcastor.so");
+        touch(name + "/lib/" CASTOR_SONAME);
         run_install install;
         std::string said;
         EXPECT_EQ(find(name + "/bin/castor", &install, &said), RUN_EXIT_SYSTEM);

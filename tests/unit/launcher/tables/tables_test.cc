@@ -8,7 +8,7 @@
 extern "C" {
 #include "core/options.h"
 #include "hooks/table/hooks.h"
-#include "launcher/tables.h"
+#include "launcher/tables/tables.h"
 }
 
 namespace {

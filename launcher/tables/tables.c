@@ -5,13 +5,13 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "hooks/table/hooks.h"
+#include "launcher/common/command_line.h"
 
 enum { EXIT_USAGE = 2 };
 
 /* ---- options ---- */
 
-/* "none, gemini", "64K to 16G", "auto, or 64K to 16G"; each value between `quote`s. */
-static void write_allowed(FILE *out, const option_info *row, const char *quote) {
+void option_write_allowed(FILE *out, const option_info *row, const char *quote) {
     const char *range = strstr(row->allowed, "..");
     if (!row->allowed[0]) {
         fputs("text", out);
@@ -45,7 +45,7 @@ void options_write_text(FILE *out) {
         option_format((option_id)id, value, sizeof value);
         fprintf(out, "%s=%s  (%s; ", row->env, value,
                 option_set_by((option_id)id) == OPTION_FROM_DEFAULT ? "default" : "from the environment");
-        write_allowed(out, row, "");
+        option_write_allowed(out, row, "");
         fprintf(out, ")\n    %s\n", row->doc);
     }
     fputs("\nAll of them are environment variables; `castor run --set NAME=VALUE` sets one for a run.\n"
@@ -60,7 +60,7 @@ void options_write_markdown(FILE *out) {
         if (row->internal)
             continue;
         fprintf(out, row->def[0] ? "| `%s` | `%s` | " : "| `%s` | %s | ", row->env, row->def);
-        write_allowed(out, row, row->allowed[0] ? "`" : "");
+        option_write_allowed(out, row, row->allowed[0] ? "`" : "");
         fprintf(out, " | %s |\n", row->doc);
     }
 }
@@ -94,19 +94,20 @@ void hooks_write_markdown(FILE *out) {
 
 /* ---- command lines ---- */
 
-/* `castor NAME [--markdown]` */
-static int table_main(int argc, char **argv, void (*text)(FILE *), void (*markdown)(FILE *)) {
+static int table_main(command_line line, int markdown_id, void (*text)(FILE *), void (*markdown)(FILE *)) {
     void (*write_table)(FILE *) = text;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--markdown") == 0) {
-            write_table = markdown;
-        } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            printf("castor %s [--markdown]\n", argv[0]);
+    for (int id; (id = command_line_next(&line)) != COMMAND_LINE_END;) {
+        if (id == COMMAND_LINE_HELP) {
+            command_help_write(line.command, stdout);
             return 0;
-        } else {
-            LOG_E("%s: unknown argument; usage: castor %s [--markdown]", argv[i], argv[0]);
+        }
+        if (id != markdown_id) {
+            if (id != COMMAND_LINE_WRONG)
+                LOG_E("%s: %s: unknown argument; `castor %s --help` lists all", line.argv[0],
+                      line.argv[line.next - 1], line.argv[0]);
             return EXIT_USAGE;
         }
+        write_table = markdown;
     }
     write_table(stdout);
     if (fflush(stdout) != 0) {
@@ -119,7 +120,8 @@ static int table_main(int argc, char **argv, void (*text)(FILE *), void (*markdo
 int options_main(int argc, char **argv) {
     char message[512];
     castor_status loaded = options_load(environ, message, sizeof message);
-    int status = table_main(argc, argv, options_write_text, options_write_markdown);
+    int status = table_main((command_line){SUBCOMMAND_options, argc, argv, 1, NULL},
+                            ARGUMENT_options_markdown, options_write_text, options_write_markdown);
     if (status == 0 && loaded != CASTOR_OK) {
         LOG_E("in the environment: %s", message);
         return EXIT_USAGE;
@@ -128,5 +130,6 @@ int options_main(int argc, char **argv) {
 }
 
 int hooks_main(int argc, char **argv) {
-    return table_main(argc, argv, hooks_write_text, hooks_write_markdown);
+    return table_main((command_line){SUBCOMMAND_hooks, argc, argv, 1, NULL}, ARGUMENT_hooks_markdown,
+                      hooks_write_text, hooks_write_markdown);
 }

@@ -1,0 +1,71 @@
+"""make wheel, and a fresh environment with it."""
+import glob
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import unittest
+import zipfile
+
+import runner
+from installed import SONAME, VERSION, InstalledTest
+
+
+class Wheel(InstalledTest):
+    def build(self, script):
+        try:
+            self.command(script, sys.executable, self.path("dist"), env={"PIP_RETRIES": "1", "PIP_DEFAULT_TIMEOUT": "20"})
+        except AssertionError as error:
+            if "No matching distribution found for hatchling" in str(error):
+                raise unittest.SkipTest(f"{sys.executable} lacks hatchling, and it cannot be downloaded") from None
+            raise
+        (wheel,) = glob.glob(self.path("dist/*.whl"))
+        return wheel
+
+    def environment_with(self, wheel):
+        """A fresh environment that sees the torch of this Python; returns its folder."""
+        self.command(sys.executable, "-m", "venv", "venv")
+        (packages,) = glob.glob(self.path("venv/lib/python3*/site-packages"))
+        with open(os.path.join(packages, "torch.pth"), "w") as file:
+            file.write(os.path.dirname(os.path.dirname(importlib.util.find_spec("torch").origin)) + "\n")
+        self.command("venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", wheel)
+        return self.path("venv")
+
+    def test_a_fresh_environment_runs_the_main_job(self):
+        wheel = self.build(os.path.join(runner.ROOT, "scripts/wheel"))
+        name = re.fullmatch(rf"castor-{re.escape(VERSION)}-py3-none-((?:many)?linux_\w+)\.whl", os.path.basename(wheel))
+        self.assertTrue(name, wheel)
+        before = set(self.files())
+        venv = self.environment_with(wheel)
+        self.check_platform(name[1], os.path.join(venv, "bin/castor"), os.path.join(venv, "lib", SONAME))
+        self.check_main_job(os.path.join(venv, "bin/castor"), os.path.join(venv, "bin/python"), venv)
+        if shutil.which("man"):
+            active = os.path.join(venv, "bin") + ":" + os.environ["PATH"]
+            self.assertEqual(self.command("man", "-w", "castor", env={"PATH": active, "MANPATH": ""}), os.path.join(venv, "share/man/man1/castor.1\n"))
+        self.command("venv/bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", "castor")
+        left = [name for name in set(self.files()) - before if "castor" in name]
+        self.assertEqual(left, [])
+
+    def check_platform(self, platform, *binaries):
+        """No older glibc than the wheel's name says has what the binaries ask for."""
+        asked = subprocess.run(["objdump", "-T", *binaries], capture_output=True, text=True, check=True).stdout
+        newest = max(map(int, re.findall(r"GLIBC_2\.(\d+)", asked)))
+        machine = sysconfig.get_platform().removeprefix("linux-")
+        self.assertEqual(platform, f"manylinux_2_{max(17, newest)}_{machine}")
+
+    @runner.long
+    def test_from_a_source_tree_in_which_nothing_is_built(self):
+        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=runner.ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+        for name in filter(None, tracked):
+            os.makedirs(os.path.dirname(self.path("tree", name)), exist_ok=True)
+            with open(os.path.join(runner.ROOT, name), "rb") as file, open(self.path("tree", name), "wb") as copy:
+                copy.write(file.read())
+            os.chmod(self.path("tree", name), os.stat(os.path.join(runner.ROOT, name)).st_mode)
+        wheel = self.build(self.path("tree/scripts/wheel"))
+        names = zipfile.ZipFile(wheel).namelist()
+        self.assertIn(f"castor-{VERSION}.data/data/lib/{SONAME}", names)
+        self.assertIn(f"castor-{VERSION}.data/data/lib/castor/castor_agent-{VERSION}.dist-info/entry_points.txt", names)
+        self.assertFalse([name for name in names if name.startswith(("shims", "castor/", "build")) or name.endswith((".h", ".pc", ".pyc"))])
