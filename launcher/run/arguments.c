@@ -121,6 +121,31 @@ static int add_assignment(run_request *request, const char *text) {
     return add_setting(request, "--set", name, equals + 1);
 }
 
+static int take_argument(argument_id id, const char *value, run_request *out) {
+    switch (id) {
+    case ARGUMENT_PLUGIN:
+        return add_setting(out, "--plugin", "CASTOR_PLUGIN", value);
+    case ARGUMENT_NPROC:
+        return parse_ranks(value, &out->ranks);
+    case ARGUMENT_SET:
+        return add_assignment(out, value);
+    case ARGUMENT_LOG_DIR:
+        if (value[0])
+            return add_setting(out, "--log-dir", "CASTOR_LOG_DIR", value);
+        LOG_E("--log-dir: an empty name; leave it out for castor-logs/TIME");
+        return RUN_EXIT_USAGE;
+    case ARGUMENT_ALL_OUTPUT:
+        out->all_output = true;
+        break;
+    case ARGUMENT_HELP:
+        out->help = true;
+        break;
+    case ARGUMENT_COUNT:
+        break;
+    }
+    return 0;
+}
+
 int run_arguments_parse(int argc, char *const *argv, run_request *out) {
     *out = (run_request){.ranks = 1};
     out->settings = calloc((size_t)argc + 1, sizeof *out->settings);
@@ -146,32 +171,8 @@ int run_arguments_parse(int argc, char *const *argv, run_request *out) {
             LOG_E("%s: takes no value", word);
             return RUN_EXIT_USAGE;
         }
-        int status = 0;
-        switch (id) {
-        case ARGUMENT_PLUGIN:
-            status = add_setting(out, "--plugin", "CASTOR_PLUGIN", value);
-            break;
-        case ARGUMENT_NPROC:
-            status = parse_ranks(value, &out->ranks);
-            break;
-        case ARGUMENT_SET:
-            status = add_assignment(out, value);
-            break;
-        case ARGUMENT_LOG_DIR:
-            if (!value[0]) {
-                LOG_E("--log-dir: an empty name; leave it out for castor-logs/TIME");
-                return RUN_EXIT_USAGE;
-            }
-            status = add_setting(out, "--log-dir", "CASTOR_LOG_DIR", value);
-            break;
-        case ARGUMENT_ALL_OUTPUT:
-            out->all_output = true;
-            break;
-        case ARGUMENT_HELP:
-            out->help = true;
-            return 0;
-        }
-        if (status)
+        int status = take_argument((argument_id)id, value, out);
+        if (status || out->help)
             return status;
     }
     out->command = argv + at;
