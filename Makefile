@@ -38,7 +38,7 @@ SONAME := $(shell sed -n 's/^.define CASTOR_SONAME "\(.*\)"/\1/p' $(VERSION_H))
 LIB_C := $(wildcard interpose/*.c interpose/*/*.c interpose/*/*/*.c kernels/*.c)
 LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
-LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options log machine meeting plugin process)
+LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options option_text log machine meeting plugin process)
 # Which unit tests, by folder and name: UNIT="store/* nodes/nodes".
 UNIT ?= */* */*/*
 UNIT_CC := $(wildcard tests/unit/support/*.cc) $(wildcard $(UNIT:%=tests/unit/%_test.cc))

@@ -3,18 +3,20 @@
 
 #include "collectives/node_group.h"
 #include "core/options.h"
+#include "hooks/gloo/contexts.h"
 #include "hooks/gloo/data.h"
+#include "hooks/gloo/self_test.h"
 
 void castor_contexts_watch(void) {
-    gloo_data_watch();
+    gloo_contexts_watch();
 }
 
 uint32_t castor_contexts_count(void) {
-    return gloo_data_contexts();
+    return gloo_contexts_count();
 }
 
 void castor_contexts_unwatch(void) {
-    gloo_data_unwatch();
+    gloo_contexts_unwatch();
 }
 
 castor_status castor_node_open(const char *name, int rank, int world, double timeout_seconds,
@@ -23,24 +25,24 @@ castor_status castor_node_open(const char *name, int rank, int world, double tim
 }
 
 castor_status castor_node_bind(castor_node *node) {
-    return gloo_data_bind(node);
+    return gloo_contexts_bind(node);
 }
 
 castor_status castor_node_bind_across(castor_node *node, int rank, const int32_t *place, int world,
                                       const void *leaders) {
-    return gloo_data_bind_across(node, rank, place, world, leaders);
+    return gloo_contexts_bind_across(node, rank, place, world, leaders);
 }
 
 int castor_across_bound(const void *leaders) {
-    return gloo_data_bound_across(leaders);
+    return gloo_contexts_bound_across(leaders);
 }
 
 void castor_leaders_watch(void) {
-    gloo_data_leaders_watch();
+    gloo_contexts_leaders_watch();
 }
 
 void castor_leaders_unwatch(void) {
-    gloo_data_leaders_unwatch();
+    gloo_contexts_leaders_unwatch();
 }
 
 void castor_node_leave(castor_node *node) {
@@ -52,22 +54,22 @@ uint64_t castor_node_calls(void) {
 }
 
 void castor_layout_begin(void) {
-    gloo_data_test_begin();
+    gloo_self_test_begin();
 }
 
 void castor_layout_expect(int call, const void *input, const void *output, size_t numel, int64_t timeout_ms,
                           int rank, int size) {
-    gloo_data_test_expect((gloo_data_call)call, input, output, numel, timeout_ms, rank, size);
+    gloo_self_test_expect((gloo_data_call)call, input, output, numel, timeout_ms, rank, size);
 }
 
 void castor_layout_throw(const char *text) {
-    gloo_data_test_throw(text);
+    gloo_self_test_throw(text);
 }
 
 int castor_layout_end(void) {
-    return gloo_data_test_end();
+    return gloo_self_test_end();
 }
 
 int castor_layout_leads(void) {
-    return gloo_data_leads();
+    return gloo_self_test_leads();
 }

@@ -22,6 +22,7 @@
 #include "hooks/table/hooks.h"
 #include "store/demand.h"
 #include "store/home.h"
+#include "store/registration.h"
 #include "store/snapshot.h"
 #include "store/store.h"
 #include "store/tensor.h"

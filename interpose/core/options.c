@@ -3,6 +3,7 @@
 #include <string.h>
 #include "log.h"
 #include "nearest.h"
+#include "option_text.h"
 #include "signature.h"
 
 #define PREFIX "CASTOR_"
@@ -60,91 +61,6 @@ typedef union option_value {
     const char *string;
 } option_value;
 
-static bool is_digit(char c) {
-    return c >= '0' && c <= '9';
-}
-
-/* Reads decimal digits from *p; false when there are none or they exceed 64 bits. */
-static bool read_digits(const char **p, uint64_t *out) {
-    const char *start = *p;
-    uint64_t value = 0;
-    for (; is_digit(**p); (*p)++) {
-        if (__builtin_mul_overflow(value, (uint64_t)10, &value) ||
-            __builtin_add_overflow(value, (uint64_t)(**p - '0'), &value))
-            return false;
-    }
-    *out = value;
-    return *p > start;
-}
-
-/* Each parser reads a value that ends at a NUL or at "..", so that it also reads the bounds of the table. */
-static bool at_end(const char *p) {
-    return *p == '\0' || (p[0] == '.' && p[1] == '.');
-}
-
-static bool parse_integer(const char *p, int64_t *out) {
-    bool negative = *p == '-';
-    uint64_t magnitude;
-    p += negative;
-    if (!read_digits(&p, &magnitude) || !at_end(p) || magnitude > INT64_MAX)
-        return false;
-    *out = negative ? -(int64_t)magnitude : (int64_t)magnitude;
-    return true;
-}
-
-static bool parse_bytes(const char *p, uint64_t *out) {
-    uint64_t value;
-    if (!read_digits(&p, &value))
-        return false;
-    int shift = 0;
-    switch (*p) {
-    case 'K':
-    case 'k':
-        shift = 10;
-        break;
-    case 'M':
-    case 'm':
-        shift = 20;
-        break;
-    case 'G':
-    case 'g':
-        shift = 30;
-        break;
-    case 'T':
-    case 't':
-        shift = 40;
-        break;
-    }
-    if (shift) {
-        p++;
-        if (p[0] == 'i' && p[1] == 'B')
-            p += 2;
-    }
-    if (!at_end(p) || value > UINT64_MAX >> shift)
-        return false;
-    *out = value << shift;
-    return true;
-}
-
-/* strtod would follow the locale. */
-static bool parse_decimal(const char *p, double *out) {
-    uint64_t whole, fraction = 0, scale = 1;
-    if (!read_digits(&p, &whole))
-        return false;
-    if (p[0] == '.' && is_digit(p[1])) {
-        for (p++; is_digit(*p); p++) {
-            if (scale >= 1000000000)
-                continue; /* below a nanosecond */
-            fraction = fraction * 10 + (uint64_t)(*p - '0');
-            scale *= 10;
-        }
-    }
-    if (!at_end(p))
-        return false;
-    *out = (double)whole + (double)fraction / (double)scale;
-    return true;
-}
-
 /* The item of "a|b|c" at *p, which moves to the next one; false after the last. */
 static bool next_item(const char **p, const char **item, size_t *length) {
     if (!*p)
@@ -180,15 +96,17 @@ static bool within_bounds(const option_info *row, value_type type, option_value 
     high += 2;
     switch (type) {
     case TYPE_INT:
-        return parse_integer(low, &min.integer) && parse_integer(high, &max.integer) &&
-               value.integer >= min.integer && value.integer <= max.integer;
+        return option_text_parse_integer(low, &min.integer) &&
+               option_text_parse_integer(high, &max.integer) && value.integer >= min.integer &&
+               value.integer <= max.integer;
     case TYPE_SECONDS:
     case TYPE_FRACTION:
-        return parse_decimal(low, &min.decimal) && parse_decimal(high, &max.decimal) &&
-               value.decimal >= min.decimal && value.decimal <= max.decimal;
+        return option_text_parse_decimal(low, &min.decimal) &&
+               option_text_parse_decimal(high, &max.decimal) && value.decimal >= min.decimal &&
+               value.decimal <= max.decimal;
     case TYPE_BYTES:
-        return parse_bytes(low, &min.bytes) && parse_bytes(high, &max.bytes) && value.bytes >= min.bytes &&
-               value.bytes <= max.bytes;
+        return option_text_parse_bytes(low, &min.bytes) && option_text_parse_bytes(high, &max.bytes) &&
+               value.bytes >= min.bytes && value.bytes <= max.bytes;
     default:
         return false;
     }
@@ -214,16 +132,16 @@ static bool parse_value(option_id id, const char *text, option_value *out) {
         out->integer = find_item(row->allowed, text);
         return out->integer >= 0;
     case TYPE_INT:
-        return parse_integer(text, &out->integer) && within_bounds(row, type, *out);
+        return option_text_parse_integer(text, &out->integer) && within_bounds(row, type, *out);
     case TYPE_SECONDS:
     case TYPE_FRACTION:
-        return parse_decimal(text, &out->decimal) && within_bounds(row, type, *out);
+        return option_text_parse_decimal(text, &out->decimal) && within_bounds(row, type, *out);
     case TYPE_BYTES:
         if (bounds_of(row) != row->allowed && strcmp(text, AUTO) == 0) {
             out->bytes = OPTION_BYTES_AUTO;
             return true;
         }
-        return parse_bytes(text, &out->bytes) && within_bounds(row, type, *out);
+        return option_text_parse_bytes(text, &out->bytes) && within_bounds(row, type, *out);
     }
     return false;
 }
@@ -414,29 +332,6 @@ castor_status options_load(char *const *environment, char *message, size_t messa
     return status;
 }
 
-/* "32M", or the plain number when it is no multiple. */
-static size_t format_bytes(uint64_t bytes, char *out, size_t out_size) {
-    static const char suffixes[] = "TGMK";
-    for (int i = 0; i < 4; i++) {
-        int shift = 40 - 10 * i;
-        if (bytes && bytes % (1ull << shift) == 0)
-            return log_format(out, out_size, "%llu%c", (unsigned long long)(bytes >> shift), suffixes[i]);
-    }
-    return log_format(out, out_size, "%llu", (unsigned long long)bytes);
-}
-
-static size_t format_decimal(double value, char *out, size_t out_size) {
-    size_t length = log_format(out, out_size, "%.9f", value);
-    if (memchr(out, '.', length)) {
-        while (out[length - 1] == '0')
-            length--;
-        if (out[length - 1] == '.')
-            length--;
-        out[length] = '\0';
-    }
-    return length;
-}
-
 size_t option_format(option_id id, char *out, size_t out_size) {
     const void *field = (const char *)&current + option_slots[id].offset;
     switch (option_slots[id].type) {
@@ -449,11 +344,11 @@ size_t option_format(option_id id, char *out, size_t out_size) {
         return log_format(out, out_size, "%d", *(const int *)field);
     case TYPE_SECONDS:
     case TYPE_FRACTION:
-        return format_decimal(*(const double *)field, out, out_size);
+        return option_text_format_decimal(*(const double *)field, out, out_size);
     case TYPE_BYTES:
         if (*(const uint64_t *)field == OPTION_BYTES_AUTO)
             return log_format(out, out_size, AUTO);
-        return format_bytes(*(const uint64_t *)field, out, out_size);
+        return option_text_format_bytes(*(const uint64_t *)field, out, out_size);
     case TYPE_ENUM: {
         const char *list = option_table[id].allowed, *item = "";
         size_t length = 0;

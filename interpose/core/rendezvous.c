@@ -20,6 +20,7 @@
 #define RANKS_MAX       4096
 #define RETRY_NS        10000000l
 #define ASK_SECONDS     1.0
+#define HELLO_SECONDS   2.0
 #define LOOK_SECONDS    0.1 /* how often it is seen whether signals have come, or ranks have ended */
 #define REFUSALS_MAX    200 /* calls that fail on this rank, RETRY_NS apart, before the meeting does */
 
@@ -114,86 +115,114 @@ static castor_status interrupted(void) {
     return error_set(CASTOR_ERR_INTERRUPTED, "interrupted by a signal while the ranks meet");
 }
 
-static castor_status serve(const char *token, const char *group, int world, const int *descriptors, int count,
-                           double deadline, int *pids) {
-    bool joined[RANKS_MAX] = {true};
-    int missing = world - 1, refusals = 0;
-    castor_status status = CASTOR_OK;
+/* What rank 0 knows while the others come. */
+typedef struct admission {
+    const char *token;
+    int world, missing;
+    double deadline;
+    const int *descriptors;
+    int count;
+    int *pids; /* NULL: nobody asks */
+    bool joined[RANKS_MAX];
+} admission;
+
+/* A socket that the other ranks of the group find. */
+static castor_status listener_open(const char *token, const char *group, int world, double deadline,
+                                   int *out) {
     struct sockaddr_un address;
     socklen_t length = meeting_address(&address, token, group);
     int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (listener < 0)
         return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);
+    *out = listener;
     /* A previous process of the same job may still be closing its socket. */
     while (bind(listener, (struct sockaddr *)&address, length) != 0) {
-        if (errno != EADDRINUSE || clock_seconds() > deadline) {
-            status =
-                error_set(CASTOR_ERR_SYSTEM, "cannot bind the node's rendezvous socket (errno %d)", errno);
-            goto done;
-        }
+        if (errno != EADDRINUSE || clock_seconds() > deadline)
+            return error_set(CASTOR_ERR_SYSTEM, "cannot bind the node's rendezvous socket (errno %d)", errno);
         nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
     }
-    if (listen(listener, world) != 0) {
-        status =
-            error_set(CASTOR_ERR_SYSTEM, "cannot listen on the node's rendezvous socket (errno %d)", errno);
-        goto done;
+    if (listen(listener, world) != 0)
+        return error_set(CASTOR_ERR_SYSTEM, "cannot listen on the node's rendezvous socket (errno %d)",
+                         errno);
+    return CASTOR_OK;
+}
+
+/* Nobody came for a while: an error when nobody will. */
+static castor_status missing_check(const admission *a) {
+    if (interrupt_arrived())
+        return interrupted();
+    int first = 0;
+    for (int rank = a->world - 1; rank > 0; rank--) {
+        if (a->joined[rank])
+            continue;
+        first = rank;
+        castor_status status = rendezvous_look(0, a->world, rank);
+        if (status != CASTOR_OK)
+            return status;
     }
-    while (missing) {
+    if (clock_seconds() < a->deadline)
+        return CASTOR_OK;
+    return error_set(CASTOR_ERR_TIMEOUT,
+                     "%d of %d ranks did not join the node store in time (the first: rank %d): every rank "
+                     "must be on this node and reach the same model; or raise CASTOR_TIMEOUT",
+                     a->missing, a->world, first);
+}
+
+/* Hands the descriptors to a rank that proves that it is one and has not come before. */
+static void admit(admission *a, int connection) {
+    struct hello hello;
+    char expected[TOKEN_MAX];
+    token_copy(expected, a->token);
+    /* One that connects and says nothing must not hold up the others for long. */
+    double patience = clock_seconds() + HELLO_SECONDS;
+    int pid;
+    if (!same_user(connection, &pid) ||
+        !wait_readable(connection, patience < a->deadline ? patience : a->deadline) ||
+        recv(connection, &hello, sizeof hello, 0) != sizeof hello || !tokens_equal(hello.token, expected) ||
+        hello.rank <= 0 || hello.rank >= a->world || a->joined[hello.rank] ||
+        !send_descriptors(connection, a->descriptors, a->count))
+        return;
+    a->joined[hello.rank] = true;
+    a->missing--;
+    if (a->pids)
+        a->pids[hello.rank] = pid;
+}
+
+static castor_status admit_all(admission *a, int listener) {
+    int refusals = 0;
+    while (a->missing) {
         double look = clock_seconds() + LOOK_SECONDS;
-        if (!wait_readable(listener, look < deadline ? look : deadline)) {
-            if (interrupt_arrived()) {
-                status = interrupted();
-                goto done;
-            }
-            int first = 0;
-            for (int rank = world - 1; rank > 0; rank--) {
-                if (joined[rank])
-                    continue;
-                first = rank;
-                if ((status = rendezvous_look(0, world, rank)) != CASTOR_OK)
-                    goto done;
-            }
-            if (clock_seconds() < deadline)
-                continue;
-            status = error_set(
-                CASTOR_ERR_TIMEOUT,
-                "%d of %d ranks did not join the node store in time (the first: rank %d): every rank "
-                "must be on this node and reach the same model; or raise CASTOR_TIMEOUT",
-                missing, world, first);
-            goto done;
-        }
-        int connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (connection < 0 && ++refusals < REFUSALS_MAX) {
-            nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
+        if (!wait_readable(listener, look < a->deadline ? look : a->deadline)) {
+            castor_status status = missing_check(a);
+            if (status != CASTOR_OK)
+                return status;
             continue;
         }
-        if (connection < 0) {
-            status = error_set(
+        int connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (connection >= 0) {
+            admit(a, connection);
+            close(connection);
+        } else if (++refusals < REFUSALS_MAX) {
+            nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
+        } else {
+            return error_set(
                 CASTOR_ERR_SYSTEM,
                 "the other ranks cannot be let in (errno %d): raise the limit on open files (ulimit -n)",
                 errno);
-            goto done;
         }
-        struct hello hello;
-        char expected[TOKEN_MAX];
-        token_copy(expected, token);
-        /* One that connects and says nothing must not hold up the others for long. */
-        double patience = clock_seconds() + 2;
-        int pid;
-        if (same_user(connection, &pid) &&
-            wait_readable(connection, patience < deadline ? patience : deadline) &&
-            recv(connection, &hello, sizeof hello, 0) == sizeof hello &&
-            tokens_equal(hello.token, expected) && hello.rank > 0 && hello.rank < world &&
-            !joined[hello.rank] && send_descriptors(connection, descriptors, count)) {
-            joined[hello.rank] = true;
-            missing--;
-            if (pids)
-                pids[hello.rank] = pid;
-        }
-        close(connection);
     }
-done:
-    close(listener);
+    return CASTOR_OK;
+}
+
+static castor_status serve(const char *token, const char *group, int world, const int *descriptors, int count,
+                           double deadline, int *pids) {
+    admission a = {token, world, world - 1, deadline, descriptors, count, pids, {true}};
+    int listener = -1;
+    castor_status status = listener_open(token, group, world, deadline, &listener);
+    if (status == CASTOR_OK)
+        status = admit_all(&a, listener);
+    if (listener >= 0)
+        close(listener);
     return status;
 }
 

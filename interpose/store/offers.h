@@ -5,6 +5,18 @@
 
 #include "tensor.h"
 
+enum { DESCRIPTION_WHOLE = 1, DESCRIPTION_FLOAT_SUM = 2 };
+
+/* What is known of one parameter before it is registered. */
+typedef struct tensor_description {
+    void *address; /* of its first byte */
+    uint64_t numel;
+    int32_t dtype; /* kernel_dtype */
+    int32_t
+        flags; /* DESCRIPTION_WHOLE: the caller knows that the whole storage is this parameter, dense, from its first byte */
+    uint64_t layout; /* one number for dtype, shape and strides, the same on every rank */
+} tensor_description;
+
 typedef struct offer {
     uint64_t numel;
     int32_t dtype;

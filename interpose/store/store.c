@@ -132,23 +132,67 @@ static void demand_lock_make(pthread_mutex_t *lock) {
     pthread_mutexattr_destroy(&shared);
 }
 
+/* Rank 0 makes the store's files, the others get them: the control block's, and one for each kind of chunk. */
+static castor_status files_share(const char *token, const char *group, int rank, int world,
+                                 const store_settings *settings, const char *folder, int *fds, int *pids) {
+    castor_status status = CASTOR_OK;
+    if (rank == 0)
+        status = store_files_make(world, control_file_bytes(world), folder, fds);
+    if (status == CASTOR_OK && world > 1)
+        status =
+            rendezvous_share(token, group, rank, world, fds, STORE_FILES, settings->timeout_seconds, pids);
+    return status;
+}
+
+static void control_join(store *s, const int *pids) {
+    rank_control *own = &s->control->rank[s->rank];
+    own->pid = getpid();
+    own->start_ticks = process_start_ticks(own->pid);
+    atomic_store(&own->joined, 1);
+    if (s->rank != 0)
+        return;
+    s->control->magic = STORE_MAGIC;
+    demand_lock_make(&s->control->demand_lock);
+    s->control->world = s->world;
+    peers_announce(s, pids);
+}
+
+/* The limit of the chunks' memory: as it is set, or to be decided with the first tensors. */
+static castor_status bound_open(store *s, const char *token, const char *group,
+                                const store_settings *settings, bool places) {
+    bool automatic = settings->budget_bytes == STORE_BUDGET_AUTO;
+    s->budget_bytes = automatic ? 0 : settings->budget_bytes;
+    s->placement = settings->placement;
+    s->bound = settings->bound;
+    s->moments_dir = settings->moments_dir;
+    if (places) {
+        castor_status status = s->bound->start(s);
+        return status ? store_fail(s, status) : CASTOR_OK;
+    }
+    if (!automatic)
+        return CASTOR_OK;
+    s->offload_dir = settings->offload_dir;
+    s->token = strdup(token);
+    s->group = strdup(group);
+    if (s->token && s->group)
+        return CASTOR_OK;
+    return store_fail(s, error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables"));
+}
+
 castor_status store_open(const char *token, const char *group, int rank, int world,
                          const store_settings *settings, store **out) {
     if (world < 1 || world > STORE_RANKS_MAX || rank < 0 || rank >= world)
         return error_set(CASTOR_ERR_ARGUMENT, "%d ranks on one node: at most %d are supported", world,
                          STORE_RANKS_MAX);
-    int fds[4] = {-1, -1, -1, -1}, pids[STORE_RANKS_MAX] = {0};
-    bool automatic = settings->budget_bytes == STORE_BUDGET_AUTO;
-    bool places = (settings->budget_bytes && !automatic) || placement_offloads(&settings->placement);
+    int fds[STORE_FILES] = {-1, -1, -1, -1}, pids[STORE_RANKS_MAX] = {0};
+    bool places = (settings->budget_bytes && settings->budget_bytes != STORE_BUDGET_AUTO) ||
+                  placement_offloads(&settings->placement);
     const char *folder = store_files_folder(settings->offload_dir, places);
-    castor_status status = CASTOR_OK;
     store *s = calloc(1, sizeof *s);
     if (!s)
         return error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables");
-    if (rank == 0 && (status = store_files_make(world, control_file_bytes(world), folder, fds)) != CASTOR_OK)
-        goto fail;
-    if (world > 1 && (status = rendezvous_share(token, group, rank, world, fds, 4, settings->timeout_seconds,
-                                                pids)) != CASTOR_OK)
+    castor_status status = files_share(token, group, rank, world, settings, folder, fds, pids);
+    if (status)
         goto fail;
     void *control = mmap(NULL, control_file_bytes(world), PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     if (control == MAP_FAILED) {
@@ -165,41 +209,17 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
     chunk_table_init(&s->chunks, settings->chunk_bytes, store_files_part_bytes(folder));
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         s->chunks.list[kind].fd = fds[1 + kind];
-    rank_control *own = &s->control->rank[rank];
-    own->pid = getpid();
-    own->start_ticks = process_start_ticks(own->pid);
-    atomic_store(&own->joined, 1);
-    if (rank == 0) {
-        s->control->magic = STORE_MAGIC;
-        demand_lock_make(&s->control->demand_lock);
-        s->control->world = world;
-        peers_announce(s, pids);
-    }
-    if ((status = wait_barrier(s, "the opening of the node store")) != CASTOR_OK)
-        goto fail; /* s->control stays mapped: a peer's thread may be in it, and the process is about to end */
-    s->budget_bytes = automatic ? 0 : settings->budget_bytes;
-    s->placement = settings->placement;
-    s->bound = settings->bound;
-    s->moments_dir = settings->moments_dir;
-    if (automatic && !places) {
-        s->offload_dir = settings->offload_dir;
-        s->token = strdup(token);
-        s->group = strdup(group);
-        if (!s->token || !s->group) {
-            status = store_fail(s, error_set(CASTOR_ERR_MEMORY, "no memory for the store's tables"));
-            goto fail;
-        }
-    }
-    if (places && (status = s->bound->start(s)) != CASTOR_OK) {
-        store_fail(s, status);
+    control_join(s, pids);
+    /* After a failure s->control stays mapped: a peer's thread may be in it, and the process is about to end. */
+    if ((status = wait_barrier(s, "the opening of the node store")) ||
+        (status = bound_open(s, token, group, settings, places)))
         goto fail;
-    }
     s->next = atomic_load(&first_store);
     atomic_store(&first_store, s);
     *out = s;
     return CASTOR_OK;
 fail:
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < STORE_FILES; i++)
         if (fds[i] >= 0)
             close(fds[i]);
     free(s);

@@ -66,7 +66,7 @@ static void say_if_memory(const char *folder, int fd) {
               folder);
 }
 
-castor_status store_files_make_chunks(int world, const char *folder, int fds[3]) {
+castor_status store_files_make_chunks(int world, const char *folder, int fds[CHUNK_KIND_COUNT]) {
     static const char *const names[CHUNK_KIND_COUNT] = {"castor-param", "castor-grad", "castor-optim"};
     uint64_t part_bytes = store_files_part_bytes(folder);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
@@ -93,7 +93,7 @@ castor_status store_files_make_chunks(int world, const char *folder, int fds[3])
     return CASTOR_OK;
 }
 
-castor_status store_files_make(int world, uint64_t control_bytes, const char *folder, int fds[4]) {
+castor_status store_files_make(int world, uint64_t control_bytes, const char *folder, int fds[STORE_FILES]) {
     fds[0] = memory_file("castor-control", control_bytes);
     if (fds[0] < 0)
         return no_memory_files();

@@ -8,6 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "core/status.h"
+#include "placement/chunk.h"
+
+#define STORE_FILES (1 + CHUNK_KIND_COUNT)
 
 /* Where chunk files lie; "": in memory. `places`: chunks may be on disk alone. */
 const char *store_files_folder(const char *offload_dir, bool places);
@@ -15,7 +18,7 @@ const char *store_files_folder(const char *offload_dir, bool places);
 uint64_t store_files_part_bytes(const char *folder);
 
 /* By rank 0. On an error none is left open. */
-castor_status store_files_make(int world, uint64_t control_bytes, const char *folder, int fds[4]);
-castor_status store_files_make_chunks(int world, const char *folder, int fds[3]);
+castor_status store_files_make(int world, uint64_t control_bytes, const char *folder, int fds[STORE_FILES]);
+castor_status store_files_make_chunks(int world, const char *folder, int fds[CHUNK_KIND_COUNT]);
 
 #endif

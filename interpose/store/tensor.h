@@ -60,23 +60,6 @@ typedef struct tensor {
     bool swept; /* single: its ranges were given back */
 } tensor;
 
-enum { DESCRIPTION_WHOLE = 1, DESCRIPTION_FLOAT_SUM = 2 };
-
-/* What is known of one parameter before it is registered. */
-typedef struct tensor_description {
-    void *address; /* of its first byte */
-    uint64_t numel;
-    int32_t dtype; /* kernel_dtype */
-    int32_t
-        flags; /* DESCRIPTION_WHOLE: the caller knows that the whole storage is this parameter, dense, from its first byte */
-    uint64_t layout; /* one number for dtype, shape and strides, the same on every rank */
-} tensor_description;
-
-/* Registers parameters, on every rank together, and adopts those that all ranks can (rank 0's bytes win). ids[i]
- * is the id of description i. Errors: the ranks' parameters differ (all of them get the same text). */
-castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count,
-                              uint32_t *ids);
-
 /* The script dropped the parameter. What it still holds keeps its values: a gradient gets pages of its own, and the
  * parameter's bytes stay until its block is freed. When nobody holds anything on any rank, the chunk ranges are given
  * back. */
@@ -93,6 +76,9 @@ castor_status tensor_release(tensor *t);
 
 /* Whether some tensor of this process has its home at the address. */
 bool tensor_home_is_taken(const void *address);
+
+/* The store's pages of the parameter's range are mapped over the block at the address, which is the tensor's home from then on. */
+castor_status tensor_map_home(tensor *t, void *address);
 
 /* The script replaced its tensor and may still hold the block at the old address: that keeps its values. */
 castor_status tensor_keep_home(tensor *t);

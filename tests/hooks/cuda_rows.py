@@ -7,7 +7,7 @@ from preload import FOLDER
 
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
 
-HOOKS = os.path.join(ROOT, "interpose", "hooks")
+HOOKS = os.path.join(ROOT, "interpose", "hooks", "table")
 LAYERS = ("CUDA_RUNTIME", "CUDA_DRIVER", "NCCL")
 
 Row = collections.namedtuple("Row", "layer result id name symbol parameters arguments payload facts")

@@ -41,17 +41,17 @@ ROWS = """
 #define RUNTIME_PER_THREAD(function, parameters, ...) typedef cudaError_t row_##function parameters; SAME(row_##function, RUNTIME_TYPE_##function, #function)
 typedef cudaError_t kernel_launch(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t);
 RUNTIME_TYPES
-#include "interpose/hooks/cuda_runtime.def"
+#include "interpose/hooks/table/cuda_runtime.def"
 #define DRIVER(version, function, symbol, parameters, ...) \\
     typedef CUresult row_##symbol parameters; SAME(row_##symbol *, PFN_##function##_v##version, #symbol)
 #define DRIVER_PER_THREAD(version, function, symbol, variant, parameters, ...) \\
     typedef CUresult row_##symbol##variant parameters; \\
     SAME(row_##symbol##variant *, PFN_##function##_v##version##variant, #symbol #variant)
-#include "interpose/hooks/cuda_driver.def"
+#include "interpose/hooks/table/cuda_driver.def"
 #define NCCL_CALL(function, parameters, ...) typedef ncclResult_t row_##function parameters; SAME(row_##function, __typeof__(function), #function)
 #define NCCL_COMMUNICATOR(function, parameters, ...) NCCL_CALL(function, parameters)
 #define NCCL_COLLECTIVE(function, operation, parameters, ...) NCCL_CALL(function, parameters)
-#include "interpose/hooks/nccl.def"
+#include "interpose/hooks/table/nccl.def"
 """
 
 LAYOUT = """
@@ -101,7 +101,7 @@ class HeaderTest(PreloadTest):
         ):
             macro = wrong.split("(")[0]
             table = {"RUNTIME": "cuda_runtime", "DRIVER": "cuda_driver", "NCCL_CALL": "nccl"}[macro]
-            include = f'#include "interpose/hooks/{table}.def"'
+            include = f'#include "interpose/hooks/table/{table}.def"'
             text = self.rows_text().replace(include, wrong + "\n")
             with self.subTest(row=wrong):
                 status, errors = self.compile("wrong", text, "-c")
@@ -131,7 +131,7 @@ class HeaderTest(PreloadTest):
         self.assertEqual(needed - known, set())
         with open(os.path.join(TOOLKIT[0], "cuda.h")) as file:
             newest = int(re.search(r"#define CUDA_VERSION (\d+)", file.read()).group(1))
-        with open(os.path.join(ROOT, "interpose", "hooks", "lookup.h")) as file:
+        with open(os.path.join(ROOT, "interpose", "hooks", "lookup", "lookup.h")) as file:
             self.assertEqual(int(re.search(r"LOOKUP_KNOWN_VERSION (\d+)", file.read()).group(1)), newest)
 
 

@@ -7,7 +7,7 @@ import subprocess
 from preload import FOLDER, PreloadTest
 
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
-TABLES = [os.path.join(ROOT, "interpose", "hooks", "table", name) for name in ("hooks.def", "c10d_nccl2.def")]
+TABLES = [os.path.join(ROOT, "interpose", "hooks", "table", name) for name in ("gloo.def", "gloo_work.def", "gloo_data.def", "c10d_nccl.def", "c10d_nccl2.def", "c10d_nccl_end.def")]
 ROW = re.compile(r'^HOOK\((GLOO|GLOO_WORK|GLOO_DATA|C10D_NCCL|C10D_NCCL_END), (?:OBSERVE|REPLACE), (\w+), (\w+), "([^"]+)",\s+"(\w+)",\s+\(([^)]*)\), \(([^)]*)\)', re.M)
 
 
@@ -47,10 +47,9 @@ class TableTest(PreloadTest):
         (example,) = re.findall(r"```c\n(.*?)```", text, re.S)
         for folder in ("interpose", "shims"):
             shutil.copytree(os.path.join(ROOT, folder), os.path.join(self.folder, folder))
-        table = os.path.join(self.folder, "interpose", "hooks", "table", "hooks.def")
-        rows = open(table).read()
-        with open(table, "w") as file:
-            file.write(rows.replace("#undef HOOK", example + "\n#undef HOOK"))
+        table = os.path.join(self.folder, "interpose", "hooks", "table", "gloo.def")
+        with open(table, "a") as file:
+            file.write(example)
         flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fexceptions"]
         for folder, name in (("gloo", "gloo"), ("table", "table")):
             source = os.path.join(self.folder, "interpose", "hooks", folder, name + ".c")

@@ -43,17 +43,7 @@ static void *real_function(hook_id id) {
 #define TAKE_PEER_LISTS   (void)0
 #define TAKE_PEER_MESSAGE (call.peer = rank, call.tag = tag)
 
-#define WRAP_ALLOCATION(...)
-#define WRAP_LOADER(...)
-#define WRAP_CUDA_LOOKUP(...)
-#define WRAP_CUDA_RUNTIME(...)
-#define WRAP_CUDA_DRIVER(...)
-#define WRAP_NCCL(...)
-#define WRAP_GLOO_WORK(...)
-#define WRAP_GLOO_DATA(...)
-#define WRAP_C10D_NCCL_END(...)
-#define WRAP_C10D_NCCL(...) WRAP_GLOO(__VA_ARGS__)
-#define WRAP_GLOO(result, id, symbol, parameters, arguments, payload_kind, source)                           \
+#define HOOK(layer, mode, result, id, name, symbol, parameters, arguments, payload_kind, source, doc)        \
     HOOK_EXPORT result wrap_##id parameters __asm__(symbol);                                                 \
     HOOK_EXPORT result wrap_##id parameters {                                                                \
         result(*real) parameters = real_function(HOOK_##id);                                                 \
@@ -65,22 +55,18 @@ static void *real_function(hook_id id) {
         }                                                                                                    \
         CALL_REAL_##result(call, real, arguments);                                                           \
     }
-#define HOOK(layer, mode, result, id, name, symbol, parameters, arguments, payload_kind, source, doc)        \
-    WRAP_##layer(result, id, symbol, parameters, arguments, payload_kind, source)
-#include "hooks/table/hooks.def"
+#include "hooks/table/c10d_nccl.def"
+#include "hooks/table/c10d_nccl2.def"
+#include "hooks/table/gloo.def"
+#undef HOOK
 
 /* The wrappers of the works, declared from the table and written out below. */
-#undef WRAP_GLOO
-#undef WRAP_GLOO_WORK
-#undef WRAP_C10D_NCCL_END
-#define WRAP_GLOO(...)
-#define WRAP_C10D_NCCL_END(...) WRAP_GLOO_WORK(__VA_ARGS__)
-#define WRAP_GLOO_WORK(result, id, symbol, parameters, ...)                                                  \
+#define HOOK(layer, mode, result, id, name, symbol, parameters, ...)                                         \
     HOOK_EXPORT result wrap_##id parameters __asm__(symbol);                                                 \
     typedef result function_##id parameters;
-#define HOOK(layer, mode, result, id, name, symbol, parameters, arguments, payload_kind, source, doc)        \
-    WRAP_##layer(result, id, symbol, parameters, arguments, payload_kind, source)
-#include "hooks/table/hooks.def"
+#include "hooks/table/c10d_nccl_end.def"
+#include "hooks/table/gloo_work.def"
+#undef HOOK
 
 #define REAL(id) ((function_##id *)real_function(HOOK_##id))
 

@@ -5,41 +5,20 @@
 #include "trace/trace.h"
 #include "objects.h"
 
-#define DECLARE(function, ...) extern void wrap_##function(void);
-#define RUNTIME                DECLARE
-#define RUNTIME_PER_THREAD     DECLARE
-#include "hooks/table/cuda_runtime.def"
-#define DRIVER(version, function, symbol, ...)                     extern void wrap_##symbol(void);
-#define DRIVER_PER_THREAD(version, function, symbol, variant, ...) extern void wrap_##symbol##variant(void);
+#define HOOK(layer, mode, result, id, ...) extern void wrap_##id(void);
 #include "hooks/table/cuda_driver.def"
-#define NCCL_CALL       DECLARE
-#define NCCL_COLLECTIVE DECLARE
+#include "hooks/table/cuda_lookup.def"
+#include "hooks/table/cuda_runtime.def"
 #include "hooks/table/nccl.def"
-#define WRAPPED_LOADER(id)
-#define WRAPPED_ALLOCATION(id)
-#define WRAPPED_GLOO(id)
-#define WRAPPED_GLOO_WORK(id)
-#define WRAPPED_GLOO_DATA(id)
-#define WRAPPED_C10D_NCCL(id)
-#define WRAPPED_C10D_NCCL_END(id)
-#define WRAPPED_CUDA_RUNTIME(id)
-#define WRAPPED_CUDA_DRIVER(id)
-#define WRAPPED_NCCL(id)
-#define WRAPPED_CUDA_LOOKUP(id)            extern void wrap_##id(void);
-#define HOOK(layer, mode, result, id, ...) WRAPPED_##layer(id)
-#include "hooks/table/hooks.def"
+#undef HOOK
 
-#undef WRAPPED_CUDA_RUNTIME
-#undef WRAPPED_CUDA_DRIVER
-#undef WRAPPED_CUDA_LOOKUP
-#undef WRAPPED_NCCL
-#define WRAPPED_CUDA_RUNTIME(id) [HOOK_##id] = wrap_##id,
-#define WRAPPED_CUDA_DRIVER(...) WRAPPED_CUDA_RUNTIME(__VA_ARGS__)
-#define WRAPPED_CUDA_LOOKUP(...) WRAPPED_CUDA_RUNTIME(__VA_ARGS__)
-#define WRAPPED_NCCL(...)        WRAPPED_CUDA_RUNTIME(__VA_ARGS__)
 static void (*const wrappers[HOOK_COUNT])(void) = {
-#define HOOK(layer, mode, result, id, ...) WRAPPED_##layer(id)
-#include "hooks/table/hooks.def"
+#define HOOK(layer, mode, result, id, ...) [HOOK_##id] = wrap_##id,
+#include "hooks/table/cuda_driver.def"
+#include "hooks/table/cuda_lookup.def"
+#include "hooks/table/cuda_runtime.def"
+#include "hooks/table/nccl.def"
+#undef HOOK
 };
 
 /* The driver's ABIs, in the order of the table. */

@@ -1,0 +1,19 @@
+/* Numbers of options, as text. Without the C library's own functions, which follow the locale. */
+#ifndef CASTOR_CORE_OPTION_TEXT_H
+#define CASTOR_CORE_OPTION_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Each parser reads a value that ends at a NUL or at "..", so that it also reads the bounds of the table. False: it is none. */
+bool option_text_parse_integer(const char *p, int64_t *out);
+/* With the suffix K, M, G or T, powers of 1024; "KiB" too. */
+bool option_text_parse_bytes(const char *p, uint64_t *out);
+bool option_text_parse_decimal(const char *p, double *out);
+
+/* "32M", or the plain number when it is no multiple. Both return the length. */
+size_t option_text_format_bytes(uint64_t bytes, char *out, size_t out_size);
+size_t option_text_format_decimal(double value, char *out, size_t out_size);
+
+#endif
