@@ -24,9 +24,9 @@
 
 enum { ROUNDS = 15, ROWS_MAX = 128, ARRAY_BYTES = 64 << 20, BLOCK_BYTES = 1 << 20 };
 
-typedef enum operation { COPY, COMPARE, STORE, STORE_ONE, SUM, SUM_ONE, SCALE, OPERATION_COUNT } operation;
-static const char *const operation_names[] = {
-    "memcpy", "memcmp", "scale_store", "scale_store by 1", "scale_add", "scale_add by 1", "scale"};
+typedef enum operation { COPY, COMPARE, STORE, STORE_ONE, SUM, SUM_ONE, OPERATION_COUNT } operation;
+static const char *const operation_names[] = {"memcpy",           "memcmp",    "scale_store",
+                                              "scale_store by 1", "scale_add", "scale_add by 1"};
 static const char *const dtype_names[] = {"f32", "f64", "f16", "bf16"};
 
 typedef struct row {
@@ -67,11 +67,8 @@ static double measure(const row *row, char *dst, const char *src) {
         case SUM:
             kernel_scale_add(row->dtype, dst + at, src + at, count, 0.5);
             break;
-        case SUM_ONE:
-            kernel_scale_add(row->dtype, dst + at, src + at, count, 1.0);
-            break;
         default:
-            kernel_scale(row->dtype, dst + at, count, 0.5);
+            kernel_scale_add(row->dtype, dst + at, src + at, count, 1.0);
         }
     return now_seconds() - begin;
 }

@@ -44,8 +44,6 @@ size_t kernel_dtype_bytes(kernel_dtype dtype);
 void kernel_scale_store(kernel_dtype dtype, void *dst, const void *src, size_t count, double scale);
 /* dst[i] = dst[i] + (src[i] * scale), the product rounded to the dtype before it is added */
 void kernel_scale_add(kernel_dtype dtype, void *dst, const void *src, size_t count, double scale);
-/* dst[i] = dst[i] * scale */
-void kernel_scale(kernel_dtype dtype, void *dst, size_t count, double scale);
 
 /* A count sketch of `count` numbers, added to `sketch`: each number, times `weight` and a sign, goes into one of the buckets.
  * Sketches are linear, so the sketch of a difference is the difference of the sketches; the expected sum of the buckets' squares

@@ -1,4 +1,4 @@
-/* dst = src * scale, dst += src * scale, dst *= scale: a gradient's way into the shared sum. */
+/* dst = src * scale, dst += src * scale: a gradient's way into the shared sum. */
 #include <stdint.h>
 #include <string.h>
 #include "convert.h"
@@ -27,13 +27,11 @@
 
 typedef void scale_into(void *restrict dst, const void *restrict src, size_t count, double scale);
 typedef void add_into(void *restrict dst, const void *restrict src, size_t count);
-typedef void scale_in_place(void *dst, size_t count, double scale);
 
 typedef struct scale_loops {
     scale_into *scale_store[KERNEL_DTYPE_COUNT];
     scale_into *scale_add[KERNEL_DTYPE_COUNT];
     add_into *add[KERNEL_DTYPE_COUNT];
-    scale_in_place *scale[KERNEL_DTYPE_COUNT];
 } scale_loops;
 
 /* wide: the variant of F32 and F64; narrow: that of the 16-bit types */
@@ -44,7 +42,6 @@ typedef struct scale_loops {
         .scale_add = {wide##_f32_scale_add, wide##_f64_scale_add, narrow##_f16_scale_add,                    \
                       narrow##_bf16_scale_add},                                                              \
         .add = {wide##_f32_add, wide##_f64_add, narrow##_f16_add, narrow##_bf16_add},                        \
-        .scale = {wide##_f32_scale, wide##_f64_scale, narrow##_f16_scale, narrow##_bf16_scale},              \
     }
 
 static const scale_loops loops_of[KERNEL_VARIANT_COUNT] = {
@@ -77,9 +74,4 @@ void kernel_scale_add(kernel_dtype dtype, void *dst, const void *src, size_t cou
         loops->add[dtype](dst, src, count);
     else
         loops->scale_add[dtype](dst, src, count, scale);
-}
-
-void kernel_scale(kernel_dtype dtype, void *dst, size_t count, double scale) {
-    if (!scale_is_one(dtype, scale))
-        loops_of[kernel_variant_current()].scale[dtype](dst, count, scale);
 }

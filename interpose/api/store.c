@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+#include "arena/arena.h"
 #include "arena/pages.h"
 #include "budget/budget.h"
 #include "budget/touches.h"
@@ -197,7 +198,11 @@ void castor_raised_take(void **out) {
 }
 
 castor_status castor_store_check(castor_store *s) {
-    return store_check(s) ? CASTOR_OK : CASTOR_ERR_ARGUMENT;
+    if (!store_check(s))
+        return CASTOR_ERR_ARGUMENT;
+    if (!arena_check())
+        return error_set(CASTOR_ERR_ARGUMENT, "the arena's tables contradict each other");
+    return budget_check(s);
 }
 
 castor_status castor_register(castor_store *s, const castor_description *descriptions, uint32_t count,
@@ -398,9 +403,9 @@ castor_status castor_publish_end(castor_store *s, castor_tensor *const *tensors,
     if (status) /* what has been said stays said: moves may fail as well */
         return status;
     budget_step_end(s);
-    if (options()->debug && !store_check(s))
-        return store_fail(s, CASTOR_ERR_ARGUMENT);
-    return CASTOR_OK;
+    if (options()->debug)
+        status = castor_store_check(s);
+    return status ? store_fail(s, status) : CASTOR_OK;
 }
 
 castor_status castor_publish_deduplicate(castor_store *s, castor_tensor *const *tensors, uint32_t count,

@@ -130,7 +130,13 @@ castor_status extent_start(uint32_t pages) {
     extents = book_map((size_t)extents_max * sizeof *extents);
     page_extent = book_map((size_t)pages * sizeof *page_extent);
     if (!extents || !page_extent) {
-        extent_stop();
+        if (extents)
+            munmap(extents, (size_t)extents_max * sizeof *extents);
+        if (page_extent)
+            munmap(page_extent, (size_t)pages * sizeof *page_extent);
+        extents = NULL;
+        page_extent = NULL;
+        region_pages = 0;
         return CASTOR_ERR_MEMORY;
     }
     extent_id id = node_new();
@@ -138,20 +144,6 @@ castor_status extent_start(uint32_t pages) {
     pages_mark(id);
     free_insert(id);
     return CASTOR_OK;
-}
-
-void extent_stop(void) {
-    if (extents)
-        munmap(extents, (size_t)extents_max * sizeof *extents);
-    if (page_extent)
-        munmap(page_extent, (size_t)region_pages * sizeof *page_extent);
-    extents = NULL;
-    page_extent = NULL;
-    region_pages = 0;
-    extents_made = unused_head = age_oldest = age_youngest = 0;
-    memset(bins, 0, sizeof bins);
-    memset(bin_bits, 0, sizeof bin_bits);
-    memset(state_pages, 0, sizeof state_pages);
 }
 
 extent_id extent_at(uint32_t page) {

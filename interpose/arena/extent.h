@@ -36,7 +36,6 @@ typedef struct extent_t {
 
 /* Makes the book of `pages` pages: one clean extent. CASTOR_ERR_MEMORY when there is no room for the book. */
 castor_status extent_start(uint32_t pages);
-void extent_stop(void);
 
 extent_t *extent_get(extent_id id);
 extent_id extent_at(uint32_t page); /* the extent that starts at the page; 0 when none does */

@@ -139,7 +139,8 @@ static void stop(store *s) {
 
 /* ---- chunks */
 
-uint32_t budget_number(budget *b, chunk_kind kind, int32_t index) {
+/* The manager's number of a chunk; BUDGET_NONE. */
+static uint32_t number_of(budget *b, chunk_kind kind, int32_t index) {
     pthread_mutex_lock(&b->lock);
     uint32_t number = index >= 0 && (uint32_t)index < b->closed[kind] ? b->numbers[kind][index] : BUDGET_NONE;
     pthread_mutex_unlock(&b->lock);
@@ -267,13 +268,13 @@ castor_status budget_part_begin(store *s, int kinds, uint32_t number, struct ten
     for (uint32_t i = 0; i < count && !status; i++) {
         const tensor *t = tensors[i];
         if (kinds & 1 << CHUNK_PARAM && t->param_alias)
-            status = part_add(b, budget_number(b, CHUNK_PARAM, t->param_chunk));
+            status = part_add(b, number_of(b, CHUNK_PARAM, t->param_chunk));
         if (kinds & 1 << CHUNK_GRAD && status == CASTOR_OK)
-            status = part_add(b, budget_number(b, CHUNK_GRAD, t->grad_chunk));
+            status = part_add(b, number_of(b, CHUNK_GRAD, t->grad_chunk));
         const state_range *range = kinds & 1 << CHUNK_OPTIM ? t->states : NULL;
         for (; range && !status; range = range->next)
-            status = part_add(
-                b, budget_number(b, CHUNK_OPTIM, chunk_index(&s->chunks, CHUNK_OPTIM, range->offset)));
+            status =
+                part_add(b, number_of(b, CHUNK_OPTIM, chunk_index(&s->chunks, CHUNK_OPTIM, range->offset)));
     }
     if (status)
         budget_part_end(s);
@@ -310,7 +311,7 @@ void budget_step_end(store *s) {
 /* A chunk does not leave while one of its sums is being made. */
 static void sum_count(tensor *t, int change) {
     budget *b = t->store->budget;
-    uint32_t number = b ? budget_number(b, CHUNK_GRAD, t->grad_chunk) : BUDGET_NONE;
+    uint32_t number = b ? number_of(b, CHUNK_GRAD, t->grad_chunk) : BUDGET_NONE;
     if (number == BUDGET_NONE)
         return;
     pthread_mutex_lock(&b->lock);
@@ -355,7 +356,7 @@ void budget_touch(store *s, bool backward, uint32_t number, uint32_t param_chunk
         return;
     if (!backward)
         chunk_manager_event(b->manager, MOMENT_FORWARD, number);
-    uint32_t known = budget_number(b, CHUNK_PARAM, (int32_t)param_chunk);
+    uint32_t known = number_of(b, CHUNK_PARAM, (int32_t)param_chunk);
     if (known != BUDGET_NONE)
         chunk_manager_touch(b->manager, known, false);
 }
@@ -389,6 +390,10 @@ const store_bound budget_bound = {
     .resident_bytes = resident_bytes,
     .stop = stop,
 };
+
+castor_status budget_check(const store *s) {
+    return s->budget ? chunk_manager_check(s->budget->manager) : CASTOR_OK;
+}
 
 bool budget_statistics(const store *s, chunk_statistics *out) {
     if (!s->budget)

@@ -11,8 +11,8 @@
  *
  * Invariants
  *   - chunks are closed on every rank in the same places, so that their layout stays the same
- *   - what a rank writes of a chunk it has said before (a part, a gradient), and the owner of the chunk has it pinned by a
- *     computing tensor or a use until it is done
+ *   - what a rank writes of a chunk it has said before (a part, a gradient), and the owner of the chunk has it pinned or
+ *     in use until it is done
  *   - an error of the disk ends nothing: the chunk stays in memory, and the next part that needs room says so
  */
 #ifndef CASTOR_BUDGET_H
@@ -55,6 +55,8 @@ void budget_touch(store *s, bool backward, uint32_t number, uint32_t param_chunk
 /* Whether parameters and gradients may be on disk alone, and not only states. */
 bool budget_moves_parameters(const store *s);
 
+/* CASTOR_ERR_MISMATCH: an invariant of the chunk manager does not hold (slow). */
+castor_status budget_check(const store *s);
 bool budget_statistics(const store *s, chunk_statistics *out); /* false: no budget */
 
 #endif

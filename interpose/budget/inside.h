@@ -47,8 +47,6 @@ typedef struct budget {
 } budget;
 
 chunk_backend budget_backend(budget *b);
-/* The manager's number of a chunk; BUDGET_NONE. */
-uint32_t budget_number(budget *b, chunk_kind kind, int32_t index);
 /* The table moves as it grows, its chunks do not. */
 budget_chunk *budget_chunk_at(budget *b, uint64_t number);
 

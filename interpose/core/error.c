@@ -18,7 +18,3 @@ castor_status error_set(castor_status status, const char *format, ...) {
 const char *error_text(void) {
     return text;
 }
-
-void error_clear(void) {
-    text[0] = '\0';
-}

@@ -8,6 +8,5 @@
 /* Sets the text (log.h's conversions) and returns `status`. */
 castor_status error_set(castor_status status, const char *format, ...);
 const char *error_text(void);
-void error_clear(void);
 
 #endif

@@ -8,7 +8,8 @@
 
 #define PATH_BYTES 4600
 
-bool machine_read(const char *root, const char *path, char *out, size_t out_size) {
+/* The beginning of a file, as text. false: there is nothing to read. */
+static bool read_text(const char *root, const char *path, char *out, size_t out_size) {
     char whole[PATH_BYTES];
     log_format(whole, sizeof whole, "%s%s", root, path);
     int fd = open(whole, O_RDONLY | O_CLOEXEC);
@@ -26,7 +27,7 @@ bool machine_read(const char *root, const char *path, char *out, size_t out_size
 
 bool machine_read_number(const char *root, const char *path, uint64_t *out) {
     char text[64], *end;
-    if (!machine_read(root, path, text, sizeof text))
+    if (!read_text(root, path, text, sizeof text))
         return false;
     *out = strtoull(text, &end, 10);
     return end != text;
@@ -47,7 +48,7 @@ static bool find_line(const char *text, const char *name, uint64_t *out) {
 
 bool machine_meminfo(const char *root, const char *name, uint64_t *out) {
     char text[8192];
-    if (!machine_read(root, "/proc/meminfo", text, sizeof text) || !find_line(text, name, out))
+    if (!read_text(root, "/proc/meminfo", text, sizeof text) || !find_line(text, name, out))
         return false;
     *out *= 1024;
     return true;
@@ -65,10 +66,12 @@ static bool names_controller(const char *list, const char *name) {
     return false;
 }
 
-bool machine_groups_walk(const char *root, const char *controller,
-                         bool (*look)(const char *folder, bool v2, void *context), void *context) {
+/* Calls `look` with the folder of each control group around the process that the controller limits, the innermost first, until
+ * it returns true; returns whether it did. */
+static bool groups_walk(const char *root, const char *controller,
+                        bool (*look)(const char *folder, bool v2, void *context), void *context) {
     char text[4096], folder[PATH_BYTES];
-    if (!machine_read(root, "/proc/self/cgroup", text, sizeof text))
+    if (!read_text(root, "/proc/self/cgroup", text, sizeof text))
         return false;
     for (char *line = text, *next; line != NULL && *line; line = next) {
         next = strchr(line, '\n');
@@ -106,12 +109,11 @@ static bool look_at_limit(const char *folder, bool v2, void *context) {
     const struct limit_look *l = context;
     char path[PATH_BYTES + 64];
     log_format(path, sizeof path, "%s/%s", folder, v2 ? l->controller->file_v2 : l->controller->file_v1);
-    return machine_read(l->root, path, l->out, 64) && strncmp(l->out, "max", 3) != 0;
+    return read_text(l->root, path, l->out, 64) && strncmp(l->out, "max", 3) != 0;
 }
 
 bool machine_group_limit(const char *root, const machine_controller *controller, char out[64]) {
-    return machine_groups_walk(root, controller->name, look_at_limit,
-                               &(struct limit_look){root, controller, out});
+    return groups_walk(root, controller->name, look_at_limit, &(struct limit_look){root, controller, out});
 }
 
 struct memory_look {
@@ -134,7 +136,7 @@ static bool look_at_memory(const char *folder, bool v2, void *context) {
         !group_number(l->root, folder, v2 ? "memory.current" : "memory.usage_in_bytes", &used))
         return false;
     log_format(path, sizeof path, "%s/memory.stat", folder);
-    if (machine_read(l->root, path, stat, sizeof stat))
+    if (read_text(l->root, path, stat, sizeof stat))
         find_line(stat, v2 ? "inactive_file" : "total_inactive_file", &inactive);
     used -= inactive < used ? inactive : used;
     uint64_t left = used < limit ? limit - used : 0;
@@ -145,6 +147,6 @@ static bool look_at_memory(const char *folder, bool v2, void *context) {
 uint64_t machine_memory_available(const char *root) {
     struct memory_look l = {root, UINT64_MAX};
     machine_meminfo(root, "MemAvailable", &l.left);
-    machine_groups_walk(root, "memory", look_at_memory, &l);
+    groups_walk(root, "memory", look_at_memory, &l);
     return l.left;
 }

@@ -8,8 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The beginning of a file, as text. false: there is nothing to read. */
-bool machine_read(const char *root, const char *path, char *out, size_t out_size);
+/* The number that a file begins with. false: there is none. */
 bool machine_read_number(const char *root, const char *path, uint64_t *out);
 /* A line "NAME:   123 kB" of /proc/meminfo, in bytes. */
 bool machine_meminfo(const char *root, const char *name, uint64_t *out);
@@ -19,10 +18,6 @@ typedef struct machine_controller {
     const char *name, *file_v2, *file_v1;
 } machine_controller;
 
-/* Calls `look` with the folder of each control group around the process that the controller limits, the innermost first, until
- * it returns true; returns whether it did. */
-bool machine_groups_walk(const char *root, const char *controller,
-                         bool (*look)(const char *folder, bool v2, void *context), void *context);
 /* The text of a limit: of the innermost control group that has one. */
 bool machine_group_limit(const char *root, const machine_controller *controller, char out[64]);
 

@@ -9,7 +9,7 @@
  * What must hold, and the manager relies on
  *   - a chunk's bytes are readable and writable at its address at any time, wherever they are: moves change speed alone
  *   - a move that fails or is cancelled leaves the chunk where it was
- *   - every function but move_wait and reduce is called with the manager's lock held: it returns at once and calls nothing
+ *   - every function but move_wait is called with the manager's lock held: it returns at once and calls nothing
  *     of the manager's
  *   - what fails has set the error's text
  *
@@ -67,9 +67,6 @@ typedef struct chunk_backend {
 
     /* The tier on which most of the chunk is now, whatever was asked for. May be NULL. */
     uint32_t (*residency)(void *context, uint32_t chunk);
-    /* Sums the chunk's gradients over the ranks that share it. Without the lock. May be NULL. */
-    castor_status (*reduce)(void *context, uint32_t chunk);
-
     /* Zeroed memory for tables, at registration alone; NULL: there is none. */
     void *(*allocate)(void *context, size_t bytes);
     void (*deallocate)(void *context, void *memory, size_t bytes);

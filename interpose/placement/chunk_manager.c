@@ -1,11 +1,12 @@
-/* What the manager is told: accesses, states of tensors, events. */
+/* What the manager is told: accesses and events. */
 #include "chunk_manager.h"
 
 #include "core/error.h"
 #include "core/log.h"
 #include "chunk_manager_inside.h"
 
-castor_status chunk_known(const chunk_manager *m, uint32_t chunk) {
+/* An error: there is no such chunk. */
+static castor_status chunk_known(const chunk_manager *m, uint32_t chunk) {
     if (chunk < m->chunks_count)
         return CASTOR_OK;
     return error_set(CASTOR_ERR_ARGUMENT, "chunk %u is not one of the %u that were registered", chunk,
@@ -15,13 +16,6 @@ castor_status chunk_known(const chunk_manager *m, uint32_t chunk) {
 void chunks_refresh(chunk_manager *m) {
     for (uint32_t chunk = 0; chunk < m->chunks_count; chunk++)
         chunk_refresh(m, chunk);
-}
-
-bool chunk_manager_sharded(chunk_manager *m, uint32_t chunk) {
-    pthread_mutex_lock(&m->lock);
-    bool sharded = chunk < m->chunks_count && m->chunks[chunk].sharded;
-    pthread_mutex_unlock(&m->lock);
-    return sharded;
 }
 
 /* The peak of the moment that ends; the next one begins with what there is now. */
@@ -208,18 +202,14 @@ static void believe_late(chunk_manager *m, uint32_t chunk, uint32_t tier) {
     m->statistics.unnoticed += believe(m, chunk, tier);
 }
 
-static void touch(chunk_manager *m, uint32_t chunk, bool write) {
-    managed_chunk *c = &m->chunks[chunk];
-    if (c->moving && c->to != 0)
-        move_cancel(m, chunk);
-    believe_late(m, chunk, 0);
-    note_use(m, chunk, write);
-}
-
 void chunk_manager_touch(chunk_manager *m, uint32_t chunk, bool write) {
     pthread_mutex_lock(&m->lock);
-    if (chunk < m->chunks_count)
-        touch(m, chunk, write);
+    if (chunk < m->chunks_count) {
+        if (m->chunks[chunk].moving && m->chunks[chunk].to != 0)
+            move_cancel(m, chunk);
+        believe_late(m, chunk, 0);
+        note_use(m, chunk, write);
+    }
     pthread_mutex_unlock(&m->lock);
 }
 
@@ -244,67 +234,11 @@ void chunk_manager_leave_again(chunk_manager *m, uint32_t chunk) {
     pthread_mutex_unlock(&m->lock);
 }
 
-static void state_set(chunk_manager *m, managed_tensor *t, tensor_state state) {
-    managed_chunk *c = &m->chunks[t->chunk];
-    c->states.of[t->state]--;
-    c->states.of[state]++;
-    t->state = state;
-    chunk_refresh(m, t->chunk);
-}
-
-castor_status chunk_manager_tensor_set(chunk_manager *m, uint32_t tensor, tensor_state state) {
-    castor_status status = CASTOR_OK;
-    pthread_mutex_lock(&m->lock);
-    managed_tensor *t = tensor < m->tensors_count ? &m->tensors[tensor] : NULL;
-    if (!t || state >= TENSOR_STATE_COUNT) {
-        status = error_set(CASTOR_ERR_ARGUMENT, "tensor %u, state %d: there are %u tensors and %d states",
-                           tensor, (int)state, m->tensors_count, TENSOR_STATE_COUNT);
-    } else if (!tensor_state_legal(t->state, state)) {
-        status = error_set(CASTOR_ERR_ARGUMENT, "tensor %s cannot go from '%s' to '%s'", t->name,
-                           tensor_state_names[t->state], tensor_state_names[state]);
-    } else if (t->state != state && !tensor_state_ignored(t->state, state)) {
-        state_set(m, t, state);
-        managed_chunk *c = &m->chunks[t->chunk];
-        if (state == TENSOR_COMPUTE && (c->tier != 0 || c->moving))
-            touch(m, t->chunk, false);
-    }
-    pthread_mutex_unlock(&m->lock);
-    return status;
-}
-
-castor_status chunk_manager_reduce(chunk_manager *m, uint32_t chunk) {
-    pthread_mutex_lock(&m->lock);
-    castor_status status = chunk_known(m, chunk);
-    uint32_t first = status == CASTOR_OK ? m->chunks[chunk].first_tensor : MOMENT_NONE;
-    for (uint32_t i = first; i != MOMENT_NONE && status == CASTOR_OK; i = m->tensors[i].next_of_chunk)
-        if (m->tensors[i].state != TENSOR_READY_FOR_REDUCE)
-            status =
-                error_set(CASTOR_ERR_ARGUMENT, "chunk %u cannot be reduced: tensor %s is in '%s', not '%s'",
-                          chunk, m->tensors[i].name, tensor_state_names[m->tensors[i].state],
-                          tensor_state_names[TENSOR_READY_FOR_REDUCE]);
-    if (status == CASTOR_OK && m->backend.reduce) {
-        m->chunks[chunk].users++;
-        chunk_refresh(m, chunk);
-        pthread_mutex_unlock(&m->lock);
-        status = m->backend.reduce(m->backend.context, chunk);
-        pthread_mutex_lock(&m->lock);
-        m->chunks[chunk].users--;
-        chunk_refresh(m, chunk);
-    }
-    for (uint32_t i = first; i != MOMENT_NONE && status == CASTOR_OK; i = m->tensors[i].next_of_chunk)
-        if (m->tensors[i].state == TENSOR_READY_FOR_REDUCE)
-            state_set(m, &m->tensors[i], TENSOR_HOLD);
-    pthread_mutex_unlock(&m->lock);
-    return status;
-}
-
 static castor_status may_move(const chunk_manager *m, uint32_t chunk, uint32_t tier) {
     const managed_chunk *c = &m->chunks[chunk];
-    tensor_state state = tensor_state_of_chunk(&c->states);
-    if (c->users || c->pins || !tensor_state_movable(state))
-        return error_set(CASTOR_ERR_ARGUMENT,
-                         "chunk %u cannot move to tier %s: %u users, %u pins, its state is '%s'", chunk,
-                         m->backend.tier_names[tier], c->users, c->pins, tensor_state_names[state]);
+    if (c->users || c->pins)
+        return error_set(CASTOR_ERR_ARGUMENT, "chunk %u cannot move to tier %s: %u users, %u pins", chunk,
+                         m->backend.tier_names[tier], c->users, c->pins);
     return CASTOR_OK;
 }
 
@@ -358,14 +292,6 @@ uint32_t chunk_manager_tier(chunk_manager *m, uint32_t chunk) {
     uint32_t tier = chunk < m->chunks_count ? m->chunks[chunk].tier : 0;
     pthread_mutex_unlock(&m->lock);
     return tier;
-}
-
-tensor_state chunk_manager_state(chunk_manager *m, uint32_t chunk) {
-    pthread_mutex_lock(&m->lock);
-    tensor_state state =
-        chunk < m->chunks_count ? tensor_state_of_chunk(&m->chunks[chunk].states) : TENSOR_FREE;
-    pthread_mutex_unlock(&m->lock);
-    return state;
 }
 
 void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out) {

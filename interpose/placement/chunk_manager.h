@@ -6,10 +6,9 @@
  *
  * Invariants (chunk_manager_check)
  *   - an access is correct without the manager: being told late, wrongly or never costs time alone
- *   - a chunk that is in use, pinned, computing or ready for reduce never begins to leave tier 0
+ *   - a chunk that is in use or pinned never begins to leave tier 0
  *   - one move of a chunk at a time, however many threads want it
  *   - what the tiers hold is the sum of their chunks, those that come and go included
- *   - the chunk's state follows from its tensors' (tensor_state.h)
  *   - a failed move changes nothing: the chunk is where it was, and is not chosen again as a victim in this step
  *
  * All functions are safe from any thread. One lock, never held while a move is waited for; those who wait do so for
@@ -23,7 +22,6 @@
 #include "chunk_statistics.h"
 #include "moments.h"
 #include "placement.h"
-#include "tensor_state.h"
 
 typedef struct chunk_manager chunk_manager;
 
@@ -45,14 +43,9 @@ void chunk_manager_destroy(chunk_manager *m);
 /* A chunk that lies on `tier`, where its room counts as taken. Any time. */
 castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_t bytes, uint32_t tier,
                                       uint32_t *chunk);
-/* A tensor of the chunk, in hold. `name` must last. */
-castor_status chunk_manager_add_tensor(chunk_manager *m, uint32_t chunk, const char *name, uint32_t *tensor);
 /* The static policy decides anew where chunks belong; the others go there in time. false in *whole: offload_param_frac is left
  * out, because the other shares are not 1. Nothing to do under auto. */
 castor_status chunk_manager_place(chunk_manager *m, bool *whole);
-/* Parameters that the static policy shards; all of them under auto. */
-bool chunk_manager_sharded(chunk_manager *m, uint32_t chunk);
-
 /* A moment of the step begins: it forms a guess about what comes, and starts the moves that this asks for. */
 void chunk_manager_event(chunk_manager *m, moment_event event, uint32_t identity);
 void chunk_manager_step_end(chunk_manager *m);
@@ -70,12 +63,6 @@ void chunk_manager_resync(chunk_manager *m, uint32_t count);
 /* It left tier 0, and parts of it are there all the same: they follow, unless it is used by now. */
 void chunk_manager_leave_again(chunk_manager *m, uint32_t chunk);
 
-/* CASTOR_ERR_ARGUMENT: no legal transition; the error names the tensor and both states. A tensor that computes without an access
- * of its chunk counts as a touch. */
-castor_status chunk_manager_tensor_set(chunk_manager *m, uint32_t tensor, tensor_state state);
-/* All of the chunk's tensors are ready for reduce, or it is an error that names one that is not; they hold afterwards. */
-castor_status chunk_manager_reduce(chunk_manager *m, uint32_t chunk);
-
 /* Moves and waits for it. An error: the chunk is in use, or there is no room. */
 castor_status chunk_manager_move(chunk_manager *m, uint32_t chunk, uint32_t tier);
 /* A pinned chunk does not leave the tier that it is on, but for an access. Pins count. */
@@ -83,7 +70,6 @@ castor_status chunk_manager_pin(chunk_manager *m, uint32_t chunk);
 castor_status chunk_manager_unpin(chunk_manager *m, uint32_t chunk);
 
 uint32_t chunk_manager_tier(chunk_manager *m, uint32_t chunk);
-tensor_state chunk_manager_state(chunk_manager *m, uint32_t chunk);
 void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out);
 /* The recording that is followed, or was last, as text (moments.h); false: there is none yet. */
 bool chunk_manager_write_recording(chunk_manager *m, moments_sink *sink, void *context);

@@ -13,7 +13,6 @@ typedef struct sums {
 
 static castor_status check_chunk(const chunk_manager *m, uint32_t chunk, sums *s) {
     const managed_chunk *c = &m->chunks[chunk];
-    tensor_state_counts counts = {0};
     if (c->tier >= m->backend.tiers || c->home >= m->backend.tiers)
         return wrong(chunk, "it is on no tier");
     s->bytes[c->kind][c->tier] += c->bytes;
@@ -32,14 +31,6 @@ static castor_status check_chunk(const chunk_manager *m, uint32_t chunk, sums *s
     } else if (c->waited) {
         return wrong(chunk, "a move is waited for that is over");
     }
-    for (uint32_t i = c->first_tensor; i != MOMENT_NONE; i = m->tensors[i].next_of_chunk) {
-        if (m->tensors[i].chunk != chunk)
-            return wrong(chunk, "a tensor of another chunk is among its own");
-        counts.of[m->tensors[i].state]++;
-    }
-    for (uint32_t state = 0; state < TENSOR_STATE_COUNT; state++)
-        if (counts.of[state] != c->states.of[state])
-            return wrong(chunk, "its state does not follow from its tensors'");
     for (uint32_t tier = 0; tier < m->backend.tiers; tier++)
         if (m->victims[tier].key[chunk] != (tier == c->tier ? chunk_key(m, chunk) : 0))
             return wrong(chunk, "it is not where it belongs in the order of victims");

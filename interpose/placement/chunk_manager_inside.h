@@ -15,7 +15,6 @@ typedef struct managed_chunk {
     uint64_t bytes;
     uint64_t last_use; /* manager's `uses` at that time */
     uint64_t handle, begin_ns;
-    tensor_state_counts states;
     uint32_t users, pins;
     uint8_t kind, tier, home; /* while it moves, `tier` is where it comes from */
     uint8_t to;
@@ -25,14 +24,7 @@ typedef struct managed_chunk {
     bool dirty;      /* slower tiers have no copy of these bytes */
     bool prefetched; /* came, or comes, without an access, and had none since */
     bool failed;     /* a move failed in this step: nobody moves it but an access */
-    uint32_t first_tensor;
 } managed_chunk;
-
-typedef struct managed_tensor {
-    const char *name;
-    uint32_t chunk, next_of_chunk; /* MOMENT_NONE: the last */
-    tensor_state state;
-} managed_tensor;
 
 struct chunk_manager {
     pthread_mutex_t lock;
@@ -41,8 +33,7 @@ struct chunk_manager {
     chunk_manager_settings settings;
 
     managed_chunk *chunks; /* the first of the tables by chunk, which are one block */
-    managed_tensor *tensors;
-    uint32_t chunks_count, chunks_room, tensors_count, tensors_room;
+    uint32_t chunks_count, chunks_room;
     victims victims[TIERS_MAX];
     uint64_t coming[TIERS_MAX], going[TIERS_MAX]; /* bytes of moves to and from a tier: parts of its bytes */
     uint32_t flights[FLIGHTS_MAX], flights_count; /* the chunks that move */
@@ -67,9 +58,6 @@ uint64_t manager_now(chunk_manager *m);
 
 /* Asks for non-model data. */
 void non_model_look(chunk_manager *m);
-
-/* An error: there is no such chunk. */
-castor_status chunk_known(const chunk_manager *m, uint32_t chunk);
 
 /* The chunk's place in the order of victims, after anything that decides it has changed. */
 void chunk_refresh(chunk_manager *m, uint32_t chunk);
@@ -97,6 +85,5 @@ castor_status room_make(chunk_manager *m, uint32_t tier, uint32_t chunk, uint64_
 castor_status victim_evict(chunk_manager *m, uint32_t chunk);
 /* Starts what is due: chunks that belong elsewhere, room for what comes, and what comes. */
 void room_plan(chunk_manager *m);
-uint64_t room_limit(chunk_manager *m);
 
 #endif

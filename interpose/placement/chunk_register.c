@@ -1,4 +1,4 @@
-/* Registration: the manager, its chunks and tensors, and the tables that grow with them. */
+/* Registration: the manager, its chunks, and the tables that grow with them. */
 #include <string.h>
 #include "core/error.h"
 #include "chunk_manager_inside.h"
@@ -65,8 +65,6 @@ void chunk_manager_destroy(chunk_manager *m) {
     pthread_mutex_destroy(&m->lock);
     if (m->chunks)
         b.deallocate(b.context, m->chunks, chunk_tables_bytes(m, m->chunks_room));
-    if (m->tensors)
-        b.deallocate(b.context, m->tensors, m->tensors_room * sizeof *m->tensors);
     b.deallocate(b.context, m->moments_tables, moments_bytes(&m->settings.moments));
     b.deallocate(b.context, m, sizeof *m);
 }
@@ -110,42 +108,10 @@ castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_
                                             .home = 0,
                                             .sharded = kind == CHUNK_PARAM,
                                             .dirty = tier == 0,
-                                            .last_use = m->uses,
-                                            .first_tensor = MOMENT_NONE};
+                                            .last_use = m->uses};
         moments_add_chunk(&m->moments);
         chunk_statistics_place(&m->statistics, kind, tier, bytes, 1);
         chunk_refresh(m, *chunk);
-    }
-    pthread_mutex_unlock(&m->lock);
-    return status;
-}
-
-static castor_status grow_tensors(chunk_manager *m) {
-    uint32_t room = m->tensors_room ? 2 * m->tensors_room : 2 * CHUNKS_FIRST;
-    managed_tensor *tensors = m->backend.allocate(m->backend.context, room * sizeof *tensors);
-    if (!tensors)
-        return error_set(CASTOR_ERR_MEMORY, "no memory for a table of %u tensors", room);
-    if (m->tensors) {
-        memcpy(tensors, m->tensors, m->tensors_count * sizeof *tensors);
-        m->backend.deallocate(m->backend.context, m->tensors, m->tensors_room * sizeof *tensors);
-    }
-    m->tensors = tensors;
-    m->tensors_room = room;
-    return CASTOR_OK;
-}
-
-castor_status chunk_manager_add_tensor(chunk_manager *m, uint32_t chunk, const char *name, uint32_t *tensor) {
-    pthread_mutex_lock(&m->lock);
-    castor_status status = chunk_known(m, chunk);
-    if (status == CASTOR_OK && m->tensors_count == m->tensors_room)
-        status = grow_tensors(m);
-    if (status == CASTOR_OK) {
-        managed_chunk *c = &m->chunks[chunk];
-        *tensor = m->tensors_count++;
-        m->tensors[*tensor] = (managed_tensor){name, chunk, c->first_tensor, TENSOR_HOLD};
-        c->first_tensor = *tensor;
-        c->states.of[TENSOR_HOLD]++;
-        chunk_refresh(m, chunk);
     }
     pthread_mutex_unlock(&m->lock);
     return status;

@@ -18,7 +18,7 @@ static uint64_t capacity_to_plan(chunk_manager *m) {
     return capacity > lingers ? capacity - lingers : 0;
 }
 
-uint64_t room_limit(chunk_manager *m) {
+static uint64_t room_limit(chunk_manager *m) {
     uint64_t recorded = moments_non_model(&m->moments);
     uint64_t non_model = recorded > m->non_model ? recorded : m->non_model;
     return placement_limit(&m->settings.placement, !m->moments.following, capacity_to_plan(m), non_model);
@@ -34,8 +34,7 @@ bool chunk_may_leave(const chunk_manager *m, uint32_t chunk) {
     const managed_chunk *c = &m->chunks[chunk];
     if (m->settings.placement.policy == PLACEMENT_STATIC && c->tier >= c->home)
         return false; /* it is where it belongs */
-    return !c->moving && !c->bringing && !c->users && !c->pins && !c->failed &&
-           tensor_state_movable(tensor_state_of_chunk(&c->states));
+    return !c->moving && !c->bringing && !c->users && !c->pins && !c->failed;
 }
 
 uint64_t chunk_key(const chunk_manager *m, uint32_t chunk) {

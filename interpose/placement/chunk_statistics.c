@@ -35,8 +35,3 @@ void chunk_statistics_move(chunk_statistics *s, const chunk_move *move) {
     else
         s->moved_bytes[move->from][move->to] += move->bytes;
 }
-
-double chunk_statistics_hit_rate(const chunk_statistics *s) {
-    uint64_t needed = s->hits + s->late + s->misses;
-    return needed ? (double)s->hits / (double)needed : 1.0;
-}

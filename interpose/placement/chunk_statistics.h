@@ -39,7 +39,5 @@ void chunk_statistics_non_model(chunk_statistics *s, uint64_t bytes);
 /* `sign` 1: bytes come to a tier; -1: they leave it. */
 void chunk_statistics_place(chunk_statistics *s, chunk_kind kind, uint32_t tier, uint64_t bytes, int sign);
 void chunk_statistics_move(chunk_statistics *s, const chunk_move *move);
-/* Of the moves that accesses needed, how many were prefetched in time: 0 to 1; 1 if none was needed. */
-double chunk_statistics_hit_rate(const chunk_statistics *s);
 
 #endif

@@ -171,12 +171,3 @@ castor_status window_zero(window *w) {
     pthread_mutex_unlock(&w->tensor->store->lock);
     return status;
 }
-
-window *window_find(tensor *t, const void *address) {
-    pthread_mutex_lock(&t->store->lock);
-    window *w = t->windows;
-    while (w && !(w->live && w->address == address))
-        w = w->next;
-    pthread_mutex_unlock(&t->store->lock);
-    return w;
-}

@@ -35,8 +35,6 @@ castor_status window_carry(tensor *t, window *w);
 castor_status window_refresh(window *w);
 /* The window's values become zero at no cost; it lets go of the sum. */
 castor_status window_zero(window *w);
-/* The live window at `address`, NULL when there is none. */
-window *window_find(tensor *t, const void *address);
 /* Nothing of this rank looks at the sum of the tensor's last epoch any more. */
 void window_release_sum(tensor *t);
 

@@ -121,8 +121,6 @@ report_key *report_collectives_find(report_collectives *collectives, const repor
 /* The parts of report_collectives_finish. */
 void report_collectives_sort(report_collectives *collectives);
 bool report_find_groups(report *report);
-bool report_find_matches(report_collectives *collectives);
-bool report_find_classes(report_collectives *collectives);
 /* Orders the entries by rank, group and begin, and gives them turns and lanes; their places by key are lost. */
 void report_collectives_lanes(report_collectives *collectives);
 

@@ -46,7 +46,7 @@ __attribute__((format(printf, 2, 3))) static bool add_problem(report *report, co
     return added;
 }
 
-bool report_add_counter(report_counters *counters, const char *name, const trace_counter *value,
+static bool add_counter(report_counters *counters, const char *name, const trace_counter *value,
                         uint64_t max_ns) {
     for (size_t i = 0; i < counters->count; i++) {
         report_counter *row = &counters->rows[i];
@@ -123,7 +123,7 @@ static bool read_counters_file(report *report, int directory_fd, const char *nam
     return true;
 }
 
-report_process *report_find_process(const report *report, uint64_t uid) {
+static report_process *find_process(const report *report, uint64_t uid) {
     for (size_t i = 0; i < report->process_count; i++)
         if (report->processes[i].counters->uid == uid)
             return &report->processes[i];
@@ -142,7 +142,7 @@ static void visit_record(void *context, const trace_record *record) {
     segment_reading *reading = context;
     report *report = reading->report;
     if (reading->records++ == 0)
-        reading->owner = report_find_process(report, reading->header.process_uid);
+        reading->owner = find_process(report, reading->header.process_uid);
     report->records++;
     report_process *owner = reading->owner;
     if (owner == NULL)
@@ -187,7 +187,7 @@ typedef struct second_look {
 static void visit_again(void *context, const trace_record *record) {
     second_look *look = context;
     if (!look->looked)
-        look->owner = report_find_process(look->report, look->header.process_uid);
+        look->owner = find_process(look->report, look->header.process_uid);
     look->looked = true;
     if (look->owner != NULL)
         look->visit(look->context, look->owner, &look->header, record);
@@ -247,8 +247,8 @@ static bool add_named(report_counters *counters, const report_process *process, 
                       const trace_counter *value, bool timed) {
     char fallback[32];
     return value->count == 0 ||
-           report_add_counter(counters, report_id_name(process->counters, kind, id, fallback), value,
-                              timed && process->call_max_ns != NULL ? process->call_max_ns[id] : 0);
+           add_counter(counters, report_id_name(process->counters, kind, id, fallback), value,
+                       timed && process->call_max_ns != NULL ? process->call_max_ns[id] : 0);
 }
 
 static bool add_process_counters(report *report, const report_process *process) {

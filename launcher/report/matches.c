@@ -96,7 +96,7 @@ static void place_sequences(report_collectives *collectives, bool merged) {
     }
 }
 
-bool report_find_matches(report_collectives *collectives) {
+static bool find_matches(report_collectives *collectives) {
     size_t count = collectives->key_count;
     uint32_t *order = calloc(count + 1, sizeof *order);
     collectives->sequences = calloc(count + 1, sizeof *collectives->sequences);
@@ -185,7 +185,7 @@ static int compare_classes(const void *left, const void *right) {
     return a->size_class < b->size_class ? -1 : a->size_class > b->size_class;
 }
 
-bool report_find_classes(report_collectives *collectives) {
+static bool find_classes(report_collectives *collectives) {
     for (size_t i = 0; i < collectives->key_count; i++) {
         report_key *key = &collectives->keys[i];
         if (!find_class(collectives, key))
@@ -223,5 +223,5 @@ bool report_collectives_finish(report *report) {
         entry->begin_job_ns = report_job_ns(report, process, entry->begin_job_ns);
     }
     report_collectives_sort(collectives);
-    return report_find_groups(report) && report_find_matches(collectives) && report_find_classes(collectives);
+    return report_find_groups(report) && find_matches(collectives) && find_classes(collectives);
 }

@@ -182,7 +182,6 @@ void report_shorten_symbol(char *out, size_t out_size, const char *symbol);
 typedef void (*report_visitor)(void *context, const report_process *process, const trace_segment *segment,
                                const trace_record *record);
 bool report_visit_records(const report *report, report_visitor visit, void *context);
-report_process *report_find_process(const report *report, uint64_t uid);
 
 /* The parts of report_read. False when memory is out. */
 void report_align_clocks(report *report);
@@ -195,8 +194,6 @@ void report_free_memory(report_memory *memory);
 bool report_find_outcome(report *report);
 /* The lines that processes left in the file `name` of format.h, `process PID: REASON`. */
 bool report_read_outcome(report *report, const char *name, int fd);
-bool report_add_counter(report_counters *counters, const char *name, const trace_counter *value,
-                        uint64_t max_ns);
 bool report_add_note(report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 static inline uint64_t report_node_bytes(const report_node *node) {

@@ -137,7 +137,6 @@ static void scales(const int *ways) {
         }
     kernel_scale_add(dtype, arrays[0], arrays[1], count, 0.3);
     kernel_scale_store(dtype, arrays[2], arrays[1], count, 1.7);
-    kernel_scale(dtype, arrays[1], count, 1.0 / 3);
 }
 
 /* ways: type, operation */

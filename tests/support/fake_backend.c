@@ -157,17 +157,6 @@ static uint32_t residency(void *context, uint32_t chunk) {
     return tier;
 }
 
-static castor_status reduce(void *context, uint32_t chunk) {
-    fake_backend *f = enter(context);
-    castor_status status = CASTOR_OK;
-    if (fails(f))
-        status = error_set(CASTOR_ERR_PEER, "chunk %u is not reduced (injected)", chunk);
-    else
-        f->reduced++;
-    leave(f);
-    return status;
-}
-
 static void *allocate(void *context, size_t bytes) {
     fake_backend *f = enter(context);
     void *memory = fails(f) ? NULL : calloc(1, bytes);
@@ -205,7 +194,6 @@ void fake_init(fake_backend *f, uint32_t tiers, chunk_backend *backend) {
                                .move_wait = move_wait,
                                .move_cancel = move_cancel,
                                .residency = residency,
-                               .reduce = reduce,
                                .allocate = allocate,
                                .deallocate = deallocate};
     const char *names[TIERS_MAX] = {"device", "host", "disk"};

@@ -35,7 +35,7 @@ typedef struct fake_backend {
 
     uint64_t calls, fail_at; /* of those that may fail; 0: none does. fail_more: all after it fail too */
     int fail_more;
-    uint64_t started, failed, cancelled, allocated, live_allocations, reduced;
+    uint64_t started, failed, cancelled, allocated, live_allocations;
     uint64_t *begun_ns; /* by chunk: of the last move */
     const char *broken; /* the first promise that was not kept */
 } fake_backend;

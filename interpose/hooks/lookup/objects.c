@@ -79,7 +79,8 @@ static uint32_t gnu_hash_of(const char *name) {
     return hash;
 }
 
-void *objects_symbol(const object_tables *object, const char *name) {
+/* The address of a function that the object defines, its default version; NULL: none. */
+static void *symbol_of(const object_tables *object, const char *name) {
     if (!object->gnu_hash)
         return NULL;
     /* Header, bloom filter, buckets, then one word per symbol: its hash, with the lowest bit at a bucket's end. */
@@ -123,7 +124,7 @@ static int object_look(struct dl_phdr_info *info, size_t size, void *context) {
         return 1;
     }
     object_tables tables;
-    query->symbol = objects_read(info, &tables) ? objects_symbol(&tables, query->name) : NULL;
+    query->symbol = objects_read(info, &tables) ? symbol_of(&tables, query->name) : NULL;
     return query->symbol != NULL;
 }
 

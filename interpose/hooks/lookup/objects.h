@@ -30,9 +30,6 @@ static inline bool objects_text_equal(const char *one, const char *other) {
 /* False where the object has no symbols. */
 bool objects_read(const struct dl_phdr_info *info, object_tables *out);
 
-/* The address of a function that the object defines, its default version; NULL: none. */
-void *objects_symbol(const object_tables *object, const char *name);
-
 /* The function of the first loaded library whose file name, from the last slash on, is `library` or begins with
  * `library` and a dot ("libcuda.so", "libcuda.so.1"). */
 void *objects_find_symbol(const char *library, const char *name);

@@ -197,23 +197,20 @@ void fill(Buffer &buffer, kernel_dtype dtype, std::mt19937_64 &random) {
 
 const double kScales[] = {1.0, 0.5, 1.0 / 3.0, 0.1, -0.25, 0.0, 1e-30, 1e30, 1.0 + 1e-12, HUGE_VAL};
 
-enum Operation { kStore, kAdd, kScale, kOperationCount };
-const char *const kOperationNames[] = {"scale_store", "scale_add", "scale"};
+enum Operation { kStore, kAdd, kOperationCount };
+const char *const kOperationNames[] = {"scale_store", "scale_add"};
 
 void run(Operation operation, kernel_dtype dtype, Buffer &dst, Buffer &src, size_t count, double scale) {
     if (operation == kStore)
         kernel_scale_store(dtype, dst.data(), src.data(), count, scale);
-    else if (operation == kAdd)
-        kernel_scale_add(dtype, dst.data(), src.data(), count, scale);
     else
-        kernel_scale(dtype, dst.data(), count, scale);
+        kernel_scale_add(dtype, dst.data(), src.data(), count, scale);
 }
 
 uint64_t expected(Operation operation, kernel_dtype dtype, uint64_t dst, uint64_t src, double scale) {
     const double factor = scale_value(dtype, scale);
-    const uint64_t scaled = operation == kScale ? dst : src;
-    if (operation != kAdd)
-        return factor == 1.0 ? scaled : element_round(dtype, element_value(dtype, scaled) * factor);
+    if (operation == kStore)
+        return factor == 1.0 ? src : element_round(dtype, element_value(dtype, src) * factor);
     const uint64_t product = element_round(dtype, element_value(dtype, src) * factor);
     return element_round(dtype, element_value(dtype, dst) + element_value(dtype, product));
 }
@@ -339,7 +336,6 @@ TEST_P(KernelVariants, ScaleOfOneKeepsEveryBit) {
         for (size_t i = 0; i < kMaxCount; i++)
             src.set(i, random());
         kernel_scale_store(dtype, dst.data(), src.data(), kMaxCount, 1.0);
-        kernel_scale(dtype, dst.data(), kMaxCount, 1.0);
         for (size_t i = 0; i < kMaxCount; i++)
             ASSERT_EQ(dst.get(i), src.get(i));
     }

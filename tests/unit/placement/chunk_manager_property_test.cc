@@ -28,26 +28,18 @@ class ChunkManagerProperty : public ChunkManagerTest {
         fake.capacity[0] = 800 + random() % 2000;
         users.assign(kChunks, 0);
         pins.assign(kChunks, 0);
-        states.clear();
-        chunk_of.clear();
     }
     // Registration, which may fail; false: it did.
     bool populate(std::mt19937 &random) {
         if (chunk_manager_create(&m, &backend, &settings) != CASTOR_OK)
             return m = nullptr, false;
         for (uint32_t i = 0; i < kChunks; i++) {
-            uint32_t chunk, tensor, tier = 1 + random() % (backend.tiers - 1);
+            uint32_t chunk, tier = 1 + random() % (backend.tiers - 1);
             uint64_t bytes = 20 + random() % 100;
             if (chunk_manager_add_chunk(m, chunk_kind(random() % CHUNK_KIND_COUNT), bytes, tier, &chunk) !=
                 CASTOR_OK)
                 return false;
             fake_place(&fake, chunk, tier, bytes);
-            for (uint32_t t = random() % 3; t > 0; t--) {
-                if (chunk_manager_add_tensor(m, chunk, "tensor", &tensor) != CASTOR_OK)
-                    return false;
-                states.push_back(TENSOR_HOLD);
-                chunk_of.push_back(chunk);
-            }
         }
         bool whole;
         return chunk_manager_place(m, &whole) == CASTOR_OK;
@@ -90,8 +82,6 @@ class ChunkManagerProperty : public ChunkManagerTest {
         case 10:
             if (!users[chunk] && !pins[chunk])
                 status = chunk_manager_move(m, chunk, uint32_t(random()) % backend.tiers);
-            if (status == CASTOR_ERR_ARGUMENT) // it computes
-                status = CASTOR_OK;
             break;
         case 11:
             if (pins[chunk])
@@ -100,17 +90,10 @@ class ChunkManagerProperty : public ChunkManagerTest {
                 pins[chunk] += chunk_manager_pin(m, chunk) == CASTOR_OK;
             break;
         case 12:
-            if (!states.empty()) {
-                uint32_t tensor = uint32_t(random()) % uint32_t(states.size());
-                tensor_state to = tensor_state(random() % TENSOR_STATE_COUNT);
-                bool legal = tensor_state_legal(states[tensor], to);
-                EXPECT_EQ(chunk_manager_tensor_set(m, tensor, to) == CASTOR_OK, legal);
-                if (legal && !tensor_state_ignored(states[tensor], to))
-                    states[tensor] = to;
-                // Who computes without an access has brought the pages itself.
-                if (to == TENSOR_COMPUTE && !fake.moves[chunk_of[tensor]].running)
-                    fake.tier[chunk_of[tensor]] = chunk_manager_tier(m, chunk_of[tensor]);
-            }
+            chunk_manager_touch(m, chunk, random() % 2);
+            // Who uses it without an access has brought the pages itself.
+            if (!fake.moves[chunk].running)
+                fake.tier[chunk] = chunk_manager_tier(m, chunk);
             break;
         case 13:
             fake_advance(&fake, random() % 200);
@@ -128,8 +111,6 @@ class ChunkManagerProperty : public ChunkManagerTest {
         check();
     }
     std::vector<int> users, pins;
-    std::vector<tensor_state> states;
-    std::vector<uint32_t> chunk_of; // of tensors
 };
 
 TEST_F(ChunkManagerProperty, RandomProgramsKeepTheInvariants) {
@@ -185,7 +166,7 @@ TEST_F(ChunkManagerFaults, AnyOneCallMayFail) {
         fake.capacity[0] = 1000;
         fake.fail_at = nth;
         errors = 0;
-        error_clear();
+        error_set(CASTOR_OK, "");
         if (!populate(random)) {
             EXPECT_STRNE(error_text(), "") << nth;
             EXPECT_EQ(fake.failed, 1u);
@@ -239,18 +220,6 @@ TEST_F(ChunkManagerFaults, AMoveThatNeverEndsIsAnErrorInTime) {
     check();
     fake.stuck = 0;
     use(0);
-}
-
-TEST_F(ChunkManagerFaults, ReduceThatFailsLeavesTheTensorsReady) {
-    create(PLACEMENT_AUTO, 1000);
-    uint32_t chunk = add(CHUNK_GRAD, 100, 0), tensor;
-    ASSERT_EQ(chunk_manager_add_tensor(m, chunk, "w", &tensor), CASTOR_OK);
-    ASSERT_EQ(chunk_manager_tensor_set(m, tensor, TENSOR_COMPUTE), CASTOR_OK);
-    ASSERT_EQ(chunk_manager_tensor_set(m, tensor, TENSOR_READY_FOR_REDUCE), CASTOR_OK);
-    fake.fail_at = fake.calls + 1;
-    EXPECT_EQ(chunk_manager_reduce(m, chunk), CASTOR_ERR_PEER);
-    EXPECT_EQ(chunk_manager_state(m, chunk), TENSOR_READY_FOR_REDUCE);
-    EXPECT_EQ(chunk_manager_reduce(m, chunk), CASTOR_OK);
 }
 
 TEST_F(ChunkManagerProperty, ThreadsThatWantTheSameChunkMoveItOnce) {

@@ -1,4 +1,4 @@
-// The arithmetic of placement: states of tensors, static shares, limits, the order of victims, when a prefetch begins.
+// The arithmetic of placement: static shares, limits, the order of victims, when a prefetch begins.
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <random>
@@ -10,48 +10,10 @@ extern "C" {
 #include "placement/moments.h"
 #include "placement/placement.h"
 #include "placement/prefetch.h"
-#include "placement/tensor_state.h"
 #include "placement/victims.h"
 }
 
 namespace {
-
-TEST(TensorState, ExactlyGeminisTransitionsAreLegal) {
-    const char *legal[TENSOR_STATE_COUNT] = {
-        // to free, compute, hold, hold after backward, ready for reduce; from:
-        "11100", // free
-        "01111", // compute
-        "11100", // hold
-        "01011", // hold after backward
-        "00111", // ready for reduce; hold after backward is ignored
-    };
-    for (int from = 0; from < TENSOR_STATE_COUNT; from++)
-        for (int to = 0; to < TENSOR_STATE_COUNT; to++)
-            EXPECT_EQ(tensor_state_legal(tensor_state(from), tensor_state(to)), legal[from][to] == '1')
-                << tensor_state_names[from] << " to " << tensor_state_names[to];
-    EXPECT_TRUE(tensor_state_ignored(TENSOR_READY_FOR_REDUCE, TENSOR_HOLD_AFTER_BACKWARD));
-    EXPECT_FALSE(tensor_state_ignored(TENSOR_COMPUTE, TENSOR_HOLD_AFTER_BACKWARD));
-    EXPECT_FALSE(tensor_state_legal(TENSOR_HOLD, TENSOR_STATE_COUNT));
-}
-
-TEST(TensorState, AChunksStateFollowsFromItsTensors) {
-    auto state = [](uint32_t free, uint32_t compute, uint32_t hold, uint32_t after, uint32_t ready) {
-        tensor_state_counts counts = {{free, compute, hold, after, ready}};
-        return tensor_state_of_chunk(&counts);
-    };
-    EXPECT_EQ(state(0, 0, 0, 0, 0), TENSOR_FREE);
-    EXPECT_EQ(state(3, 0, 0, 0, 0), TENSOR_FREE);
-    EXPECT_EQ(state(2, 0, 1, 0, 0), TENSOR_HOLD);
-    EXPECT_EQ(state(2, 1, 1, 1, 1), TENSOR_COMPUTE);
-    EXPECT_EQ(state(0, 0, 1, 0, 1), TENSOR_HOLD_AFTER_BACKWARD);
-    EXPECT_EQ(state(0, 0, 0, 1, 1), TENSOR_HOLD_AFTER_BACKWARD);
-    EXPECT_EQ(state(0, 0, 0, 0, 2), TENSOR_READY_FOR_REDUCE);
-    EXPECT_FALSE(tensor_state_movable(TENSOR_COMPUTE));
-    EXPECT_FALSE(tensor_state_movable(TENSOR_READY_FOR_REDUCE));
-    EXPECT_TRUE(tensor_state_movable(TENSOR_HOLD));
-    EXPECT_TRUE(tensor_state_movable(TENSOR_FREE));
-    EXPECT_TRUE(tensor_state_movable(TENSOR_HOLD_AFTER_BACKWARD));
-}
 
 placement_settings fixed(double shard, double optim, double param) {
     placement_settings s = placement_defaults(PLACEMENT_STATIC);
