@@ -56,6 +56,8 @@ OTHERS_IN_SHORT = {
 TESTED = ("shims/castor", "interpose", "kernels")
 COMPLETE = "complete"
 HOSTS = hosts.__file__
+PLAIN = os.path.join(ROOT, "tests", "plain.py")
+START_RANKS = os.path.join(ROOT, "tests", "start_ranks.py")
 PLAIN_TRIES = 3
 
 
@@ -93,12 +95,18 @@ class Suite:
 
     # How a script is started
 
-    def command(self, row, ranks, plugin, names, arguments, logs):
-        script = os.path.abspath(os.path.join(table.SCRIPTS, row.script))
-        program = [script, "--out", "out", *arguments]
-        if names[0]:
-            program += ["--case", ",".join(names)]
-        if row.distributed:
+    @staticmethod
+    def arguments_of(rows, arguments, under_castor):
+        """Of the script, for these cases of it and for this stage."""
+        expect, names = rows[0].expect, [row.case for row in rows]
+        case = ("--case", ",".join(names)) if names[0] else ()
+        return ["--out", "out", *expect.arguments, *(expect.under if under_castor else ()), *arguments, *case]
+
+    def command(self, row, ranks, plugin, arguments, logs):
+        program = [table.path_of(row.script), *arguments]
+        if row.distributed and self.args.short and row.case:
+            program = [self.python, START_RANKS, str(ranks), *program]
+        elif row.distributed:
             start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
             program = [*start, *self.meeting(ranks, plugin), *program]
         else:
@@ -127,21 +135,21 @@ class Suite:
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
         first = rows[0]
-        names = [row.case for row in rows]
-        stages = first.expect.stages or (("castor", ()),)
         printed = ""
-        for number, (who, arguments) in enumerate(stages):
+        for number, (who, arguments) in enumerate(first.stages):
             under = plugin if who == "castor" else "plain"
             logs = os.path.join(folder, f"logs{number}")
-            arguments = (*first.expect.arguments, *(() if under == "plain" else first.expect.under), *arguments)
-            command = self.command(first, ranks, under, names, arguments, logs)
-            timeout = (45 + sum(row.expect.seconds for row in rows) * ranks / 2) * self.args.patience
-            finished = launch.run(command, folder, timeout)
+            command = self.command(first, ranks, under, self.arguments_of(rows, arguments, under != "plain"), logs)
+            finished = launch.run(command, folder, self.seconds(rows, ranks))
             printed += finished.printed
             if finished.status != 0 or finished.timed_out:
                 break
         finished.printed = printed
         return finished
+
+    def seconds(self, rows, ranks):
+        """That a run of these cases may take."""
+        return (45 + sum(row.expect.seconds for row in rows) * ranks / 2) * self.args.patience
 
     # Plain runs, kept between calls
 
@@ -166,27 +174,50 @@ class Suite:
             groups.setdefault(alike, []).append(row)
         return [(ranks, group) for (_, ranks, *_), group in groups.items()]
 
-    def reference(self, ranks, group):
-        folder = tempfile.mkdtemp(dir=self.work, prefix="plain-")
-        try:
-            finished = self.plain(group, ranks, folder)
-            for row in group:
-                if not self.finished(row, folder, ranks) or finished.status:
-                    self.failed[self.key(row, ranks)] = f"plain PyTorch fails: {last_words(finished)}"
-                    continue
-                self.keep(row, folder, finished.printed, self.key(row, ranks))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def plain(self, rows, ranks, folder):
-        """A run without Castor, made again when it fails: a rank of PyTorch may abort at its exit (docs/decisions.md). Only
+    def references(self, groups, limit):
+        """Makes these plain runs, and those that fail again: a rank of PyTorch may abort at its exit (docs/decisions.md). Only
         here, where nothing of Castor's is in the process."""
         for left in range(PLAIN_TRIES - 1, -1, -1):
-            finished = self.start(rows, ranks, "plain", folder)
-            if finished.status == 0 or not left:
-                return finished
-            print(f"        {rows[0].script}: plain PyTorch ended with status {finished.status}; it runs again", flush=True)
-        raise AssertionError("PLAIN_TRIES is positive")
+            seconds = max(limit - time.monotonic(), 0)
+            if not groups or not seconds:
+                return
+            folder = tempfile.mkdtemp(dir=self.work, prefix="plain-")
+            try:
+                groups = self.make_references(groups, folder, seconds, last=not left)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def make_references(self, groups, folder, seconds, last):
+        """Returns those that fail, or, with the `last` try, keeps what they say."""
+        jobs = []
+        for number, (ranks, rows) in enumerate(groups):
+            stages = [self.arguments_of(rows, arguments, False) for _, arguments in rows[0].stages]
+            where = os.path.join(folder, str(number))
+            os.makedirs(where)
+            jobs.append({"script": table.path_of(rows[0].script), "stages": stages, "ranks": ranks if rows[0].distributed else 0,
+                         "folder": where, "seconds": self.seconds(rows, ranks) * len(stages)})
+        with open(os.path.join(folder, "jobs.json"), "w") as file:
+            json.dump(jobs, file)
+        most = min(seconds, sum(job["seconds"] for job in jobs))
+        told = launch.run([self.python, PLAIN, "--jobs", str(self.args.jobs)], folder, most, given="jobs.json")
+        ended = {said["job"]: said["status"] for said in map(json.loads, told.printed.splitlines())}
+        if told.status and not told.timed_out:
+            sys.exit(f"run.py: {PLAIN} ends with status {told.status}\n{told.errors}")
+        failed = []
+        for number, (ranks, rows) in enumerate(groups):
+            if number not in ended:
+                continue  # the time is over
+            finished = launch.read(jobs[number]["folder"], ended[number])
+            if finished.status and not last:
+                print(f"        {rows[0].script}: plain PyTorch ended with status {finished.status}; it runs again", flush=True)
+                failed.append((ranks, rows))
+                continue
+            for row in rows:
+                if finished.status or not self.finished(row, jobs[number]["folder"], ranks if row.distributed else 1):
+                    self.failed[self.key(row, ranks)] = f"plain PyTorch fails: {last_words(finished)}"
+                else:
+                    self.keep(row, jobs[number]["folder"], finished.printed, self.key(row, ranks))
+        return failed
 
     @staticmethod
     def keep(row, folder, printed, target):
@@ -235,8 +266,7 @@ class Suite:
 
     def idle(self, row, folder):
         """A run that Castor did not take part in proves nothing; one that it must leave to PyTorch says so."""
-        stages = row.expect.stages or (("castor", ()),)
-        for number, (who, _) in enumerate(stages):
+        for number, (who, _) in enumerate(row.stages):
             if who != "castor":
                 continue
             logs = os.path.join(folder, f"logs{number}" if self.args.hosts == 1 else f"logs{number}-0")
@@ -535,7 +565,7 @@ def main():
     plan = [entry for entry in chosen(args) if (entry[0], entry[1], entry[2].script, entry[2].title) not in done]
     if done:
         print(f"{len(done)} rows passed before", flush=True)
-    in_time(args.jobs, limit, [(suite.reference, ranks, group) for ranks, group in suite.missing_references(plan)])
+    suite.references(suite.missing_references(plan), limit)
     runs = [
         (suite.check_and_store, group, ranks, plugin)
         for plugin in args.plugin
