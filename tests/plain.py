@@ -1,10 +1,11 @@
 """Runs scripts with plain PyTorch, many of them for one `import torch`: each rank is a fork of this process.
 
-    tests/plain.py [--jobs 2] <jobs.json
+    tests/plain.py [--jobs 2]
 
-The file is a list of jobs: {"script", "stages": a list of arguments for each run of it, one after the other, "ranks": of
-torchrun's environment, 0 for a script of one process, "folder": where it runs, "seconds": at most}. Their output goes to
-stdout.txt and stderr.txt there. Each job that ends prints a line of JSON: {"job": its index, "status"}; 124: it took too long.
+Each line of standard input is a job in JSON: {"script", "stages": a list of arguments for each run of it, one after the other,
+"ranks": of torchrun's environment, 0 for a script of one process, "folder": where it runs, "seconds": at most,
+"environment": more of it}. The output goes to stdout.txt and stderr.txt in the folder. A job that ends prints a line of JSON,
+{"job": its number, from 0, "status"}; 124: it took too long. The program ends with its input, when all jobs have ended.
 
 Nothing of Castor's may be tested here: the library and the agent come with the start of a process.
 """
@@ -13,6 +14,7 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -60,10 +62,10 @@ def fork_rank(script, arguments, environment):
     return pid
 
 
-def run_ranks(script, arguments, ranks):
+def run_ranks(script, arguments, ranks, environment):
     """As torchrun does: the status, 1 when a rank fails."""
     meeting = socket.create_server(("127.0.0.1", 0))
-    same = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    same = {**environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "True",
             "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "plain", "TORCHELASTIC_RESTART_COUNT": "0"}
     left = {fork_rank(script, arguments, {**same, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)}
     # After the forks, since it starts a thread; the ranks' connections wait in the socket's queue.
@@ -86,12 +88,13 @@ def run_ranks(script, arguments, ranks):
 def run_job(job):
     """In a process of its own, the first of a session: what becomes of all of the job's processes is one signal away."""
     os.setsid()
+    environment = job.get("environment", {})
     for stage, arguments in enumerate(job["stages"]):
         redirect(job["folder"], stage)
         if job["ranks"]:
-            status = run_ranks(job["script"], arguments, job["ranks"])
+            status = run_ranks(job["script"], arguments, job["ranks"], environment)
         else:
-            status = exit_status(os.waitpid(fork_rank(job["script"], arguments, {}), 0)[1])
+            status = exit_status(os.waitpid(fork_rank(job["script"], arguments, environment), 0)[1])
         if status:
             break
     return status
@@ -104,35 +107,55 @@ def end(session):
         pass
 
 
-def run_jobs(jobs, most):
-    waiting, running = list(range(len(jobs))), {}  # by process: index, when it must have ended
-    while waiting or running:
+def say(number, status):
+    print(json.dumps({"job": number, "status": status}), flush=True)
+
+
+class Input:
+    """Jobs, as they come."""
+
+    def __init__(self):
+        self.rest, self.open, self.count = b"", True, 0
+
+    def jobs(self, seconds):
+        if not self.open:
+            time.sleep(seconds)
+        elif select.select([0], [], [], seconds)[0]:
+            data = os.read(0, 1 << 16)
+            self.open = bool(data)
+            *lines, self.rest = (self.rest + data).split(b"\n")
+            for line in lines:
+                yield self.count, json.loads(line)
+                self.count += 1
+
+
+def run_jobs(most):
+    given, waiting, running = Input(), [], {}  # by process: its job's number, when it must have ended
+    while given.open or waiting or running:
+        waiting += given.jobs(0.02)
         while waiting and len(running) < most:
-            index = waiting.pop(0)
+            number, job = waiting.pop(0)
             pid = os.fork()
             if pid == 0:
-                os._exit(run_job(jobs[index]))
-            running[pid] = index, time.monotonic() + jobs[index]["seconds"]
-        pid, waited = os.waitpid(-1, os.WNOHANG)
-        if pid in running:
-            end(pid)  # what it left running
-            print(json.dumps({"job": running.pop(pid)[0], "status": exit_status(waited)}), flush=True)
-            continue
-        for late in [pid for pid, (_, until) in running.items() if time.monotonic() > until]:
-            end(late)
-            os.waitpid(late, 0)
-            print(json.dumps({"job": running.pop(late)[0], "status": TOO_LONG}), flush=True)
-        time.sleep(0.02)
+                os._exit(run_job(job))
+            running[pid] = number, time.monotonic() + job["seconds"]
+        for pid, (number, until) in list(running.items()):
+            ended, waited = os.waitpid(pid, os.WNOHANG)
+            if ended or time.monotonic() > until:
+                end(pid)  # and what it left running
+                del running[pid]
+                if not ended:
+                    os.waitpid(pid, 0)
+                say(number, exit_status(waited) if ended else TOO_LONG)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="so many at a time")
     args = parser.parse_args()
-    jobs = json.load(sys.stdin)
     gc.collect()
     gc.freeze()  # what all forks have stays in the pages that they share
-    run_jobs(jobs, args.jobs)
+    run_jobs(args.jobs)
 
 
 if __name__ == "__main__":

@@ -39,20 +39,13 @@ import report  # noqa: E402
 import rows as table  # noqa: E402
 import runner  # noqa: E402
 import selftest  # noqa: E402
+import short  # noqa: E402
 from compare import compare_runs  # noqa: E402
 from complaints import last_words, refusal, what_is_wrong_with, what_it_says  # noqa: E402
 from gloo_words import without_gloo  # noqa: E402
 
-AT_4 = ("gpt_ddp.py", "gpt.py", "clip_ddp.py")
 ENGINES = table.ENGINES
 OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
-ON_DISK_IN_SHORT = ("loops_ddp.py", "gradients_ddp.py", "copies_ddp.py", "loops.py")
-OTHERS_IN_SHORT = {
-    "ddp": ("loops_ddp.py", "loops.py"),
-    "zero1": ("optimizers_ddp.py", "files.py"),
-    "zero2": ("gradients_ddp.py", "batches.py"),
-    "none": ("clip_ddp.py", "gpt.py"),
-}
 TESTED = ("shims/castor", "interpose", "kernels")
 COMPLETE = "complete"
 HOSTS = hosts.__file__
@@ -104,7 +97,7 @@ class Suite:
 
     def command(self, row, ranks, plugin, arguments, logs):
         program = [table.path_of(row.script), *arguments]
-        if row.distributed and self.args.short and row.case:
+        if row.distributed and row.case and plugin != "plain" and self.args.hosts == 1 and not self.args.full:
             program = [self.python, START_RANKS, str(ranks), *program]
         elif row.distributed:
             start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
@@ -196,10 +189,10 @@ class Suite:
             os.makedirs(where)
             jobs.append({"script": table.path_of(rows[0].script), "stages": stages, "ranks": ranks if rows[0].distributed else 0,
                          "folder": where, "seconds": self.seconds(rows, ranks) * len(stages)})
-        with open(os.path.join(folder, "jobs.json"), "w") as file:
-            json.dump(jobs, file)
+        with open(os.path.join(folder, "jobs"), "w") as file:
+            file.writelines(json.dumps(job) + "\n" for job in jobs)
         most = min(seconds, sum(job["seconds"] for job in jobs))
-        told = launch.run([self.python, PLAIN, "--jobs", str(self.args.jobs)], folder, most, given="jobs.json")
+        told = launch.run([self.python, PLAIN, "--jobs", str(self.args.jobs)], folder, most, given="jobs")
         ended = {said["job"]: said["status"] for said in map(json.loads, told.printed.splitlines())}
         if told.status and not told.timed_out:
             sys.exit(f"run.py: {PLAIN} ends with status {told.status}\n{told.errors}")
@@ -442,25 +435,6 @@ def part_of(printed, case):
     return "".join(found)
 
 
-def in_short(plan):
-    """What the short length has of it: under gemini with 2 ranks one run of each sort of every script, all rows of gpt.py and
-    gpt_ddp.py, and some scripts with 4 ranks. The other plugins are presets of the same engine, and do the same on one node:
-    some scripts show that their names still lead there."""
-    first, found = {}, []
-    for plugin, ranks, row in plan:
-        run = row.title if row.alone else row.expect.options
-        if plugin != "gemini":
-            good = ranks <= 2 and row.script in OTHERS_IN_SHORT[plugin] and not row.sort
-        elif ranks > 2:
-            good = row.script in AT_4 and not row.sort
-        else:
-            good = first.setdefault((row.script, row.sort), run) == run and (row.sort != "placed" or row.script in ON_DISK_IN_SHORT)
-            good = good or row.script in ("gpt.py", "gpt_ddp.py")
-        if good:
-            found.append((plugin, ranks, row))
-    return found
-
-
 def chosen(args):
     every = table.rows()
     if args.script:
@@ -480,9 +454,9 @@ def chosen(args):
                 plan.append((plugin, 1 if row.expect.one_rank else ranks, row))
     if not args.short:
         return plan
-    short = in_short(plan)
-    args.left = len(plan) - len(short)
-    return short
+    stays = short.in_short(plan)
+    args.left = len(plan) - len(stays)
+    return stays
 
 
 def in_time(jobs, limit, tasks):
