@@ -27,7 +27,10 @@ B := build$(if $(SAN),-$(SAN))
 WARN := -Wall -Wextra -Werror
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
 # Roots are instructions, not calls of libm, which the library does not need.
-CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE -O2 -g -fno-math-errno $(WARN) -Wvla -fPIC -fvisibility=hidden -pthread -I. -Iinterpose $(SANFLAGS) $(CFLAGS)
+# With a sanitizer, more optimization and more than the lines' numbers would double the compiler's time; its warnings are
+# judged in the plain build.
+OPTIMIZE := $(if $(SAN),-O1 -g1 -w,-O2 -g)
+CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE $(OPTIMIZE) -fno-math-errno $(WARN) -Wvla -fPIC -fvisibility=hidden -pthread -I. -Iinterpose $(SANFLAGS) $(CFLAGS)
 # Sums must round as PyTorch's do: no fused multiply-add but where it is written, and loops that may use wide registers.
 KERNEL_CFLAGS := -O3 -ffp-contract=off
 
@@ -39,11 +42,13 @@ LIB_C := $(wildcard interpose/*.c interpose/*/*.c interpose/*/*/*.c kernels/*.c)
 LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
 LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options option_text log machine meeting plugin process)
+# The tests' own code is built once for all builds but that for ThreadSanitizer, which must see their atomics.
+UNIT_B := $(if $(filter thread,$(SAN)),$(B),build)
 # Which unit tests, by folder and name: UNIT="store/* nodes/nodes".
 UNIT ?= */* */*/*
 UNIT_CC := $(wildcard tests/unit/support/*.cc) $(wildcard $(UNIT:%=tests/unit/%_test.cc))
 UNIT_C := $(wildcard tests/support/*.c tests/unit/support/*.c)
-UNIT_O := $(UNIT_CC:%.cc=$(B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
+UNIT_O := $(UNIT_CC:%.cc=$(UNIT_B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # The unit tests link the library's modules, but not its replacements of libc's functions nor its constructor;
 # tests/unit/support/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
@@ -63,14 +68,14 @@ $(B)/obj/%.o: %.c
 	$(CC) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
 # The tests' own code is not optimized: with the sanitizers that takes four times as long to compile as it does to run. Their
 # headers are compiled once.
-UNIT_CXX := $(CXX) -std=gnu++17 -O0 -g $(WARN) -pthread -I. -Iinterpose $(SANFLAGS)
-$(B)/obj/unit.h.gch:
+UNIT_CXX := $(CXX) -std=gnu++17 -O0 -g1 $(WARN) -pthread -I. -Iinterpose $(if $(filter thread,$(SAN)),$(SANFLAGS))
+$(UNIT_B)/obj/unit.h.gch:
 	@mkdir -p $(@D)
-	echo '#include <gtest/gtest.h>' >$(B)/obj/unit.h
-	$(UNIT_CXX) -x c++-header $(B)/obj/unit.h -o $@
-$(B)/obj/%.o: %.cc $(B)/obj/unit.h.gch
+	echo '#include <gtest/gtest.h>' >$(UNIT_B)/obj/unit.h
+	$(UNIT_CXX) -x c++-header $(UNIT_B)/obj/unit.h -o $@
+$(UNIT_B)/obj/%.o: %.cc $(UNIT_B)/obj/unit.h.gch
 	@mkdir -p $(@D)
-	$(UNIT_CXX) -include $(B)/obj/unit.h -MMD -MP -c $< -o $@
+	$(UNIT_CXX) -include $(UNIT_B)/obj/unit.h -MMD -MP -c $< -o $@
 
 $(B)/lib/libcastor.so.$(VERSION): $(LIB_O)
 	@mkdir -p $(@D)
@@ -172,4 +177,4 @@ $(B)/obj/launcher/report/html.o $(B)/fuzz/obj/launcher/report/html.o: $(wildcard
 $(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/table/table.o
 $(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/table.o
 
--include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(sort $(B)/obj $(UNIT_B)/obj) -name '*.d' 2>/dev/null)

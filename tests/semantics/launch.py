@@ -9,9 +9,10 @@ import subprocess
 import threading
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MARK = "SEMANTICS_RUN"
+PRINTED, ERRORS = "stdout.txt", "stderr.txt"
 _lock = threading.Lock()
 _running, _ending = set(), False
 
@@ -74,19 +75,26 @@ def end_all():
         end(token)
 
 
-def run(command, folder, timeout, environment=None):
+def read(folder, status):
+    """A run that ended there, with its output in files."""
+    printed, errors = (open(os.path.join(folder, name), errors="replace") for name in (PRINTED, ERRORS))
+    with printed, errors:
+        return Finished(status, printed.read(), errors.read(), 0)
+
+
+def run(command, folder, timeout, environment=None, given=os.devnull):
     """Runs `command` in `folder`; its output goes to files there, so that no pipe can keep us waiting."""
     token = uuid.uuid4().hex
     variables = {"PYTHONUNBUFFERED": "1", **os.environ, **(environment or {}), MARK: token}
-    printed, errors = os.path.join(folder, "stdout.txt"), os.path.join(folder, "stderr.txt")
     began = time.monotonic()
     timed_out = False
-    with open(printed, "wb") as out, open(errors, "wb") as err:
+    given, printed, errors = (os.path.join(folder, name) for name in (given, PRINTED, ERRORS))
+    with open(given, "rb") as to_read, open(printed, "wb") as out, open(errors, "wb") as err:
         with _lock:
             if _ending:
                 raise InterruptedError("everything ends")
             process = subprocess.Popen(
-                command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                command, cwd=folder, env=variables, stdin=to_read, stdout=out, stderr=err, start_new_session=True
             )
             _running.add(token)
         try:
@@ -107,8 +115,5 @@ def run(command, folder, timeout, environment=None):
     if not timed_out and marked(token):
         time.sleep(1)  # helpers may end a moment after their parent
         left = end(token) if marked(token) else 0
-    with open(printed, errors="replace") as file:
-        text = file.read()
-    with open(errors, errors="replace") as file:
-        complaints = file.read()
-    return Finished(process.returncode, text, complaints, seconds, timed_out, left)
+    ended = read(folder, process.returncode)
+    return replace(ended, seconds=seconds, timed_out=timed_out, left_running=left)

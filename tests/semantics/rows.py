@@ -42,6 +42,11 @@ class Row:
         return self.script.endswith("_ddp.py")
 
     @property
+    def stages(self):
+        """Who runs the script, one after the other in the same folder, and with which arguments."""
+        return self.expect.stages or (("castor", ()),)
+
+    @property
     def name(self):
         return f"{self.script} {self.title}" if self.title else self.script
 
@@ -65,6 +70,10 @@ class Row:
         if plugin in ("none", "plain") or self.expect.one_rank or (self.distributed and ranks == 2 and self.expect.exact_at_2):
             return EXACT
         return self.expect.tolerance
+
+
+def path_of(script):
+    return os.path.abspath(os.path.join(SCRIPTS, script))
 
 
 def rows():

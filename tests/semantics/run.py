@@ -39,23 +39,18 @@ import report  # noqa: E402
 import rows as table  # noqa: E402
 import runner  # noqa: E402
 import selftest  # noqa: E402
+import short  # noqa: E402
 from compare import compare_runs  # noqa: E402
 from complaints import last_words, refusal, what_is_wrong_with, what_it_says  # noqa: E402
 from gloo_words import without_gloo  # noqa: E402
 
-AT_4 = ("gpt_ddp.py", "gpt.py", "clip_ddp.py")
 ENGINES = table.ENGINES
 OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
-ON_DISK_IN_SHORT = ("loops_ddp.py", "gradients_ddp.py", "copies_ddp.py", "loops.py")
-OTHERS_IN_SHORT = {
-    "ddp": ("loops_ddp.py", "loops.py"),
-    "zero1": ("optimizers_ddp.py", "files.py"),
-    "zero2": ("gradients_ddp.py", "batches.py"),
-    "none": ("clip_ddp.py", "gpt.py"),
-}
 TESTED = ("shims/castor", "interpose", "kernels")
 COMPLETE = "complete"
 HOSTS = hosts.__file__
+PLAIN = os.path.join(ROOT, "tests", "plain.py")
+START_RANKS = os.path.join(ROOT, "tests", "start_ranks.py")
 PLAIN_TRIES = 3
 
 
@@ -93,12 +88,18 @@ class Suite:
 
     # How a script is started
 
-    def command(self, row, ranks, plugin, names, arguments, logs):
-        script = os.path.abspath(os.path.join(table.SCRIPTS, row.script))
-        program = [script, "--out", "out", *arguments]
-        if names[0]:
-            program += ["--case", ",".join(names)]
-        if row.distributed:
+    @staticmethod
+    def arguments_of(rows, arguments, under_castor):
+        """Of the script, for these cases of it and for this stage."""
+        expect, names = rows[0].expect, [row.case for row in rows]
+        case = ("--case", ",".join(names)) if names[0] else ()
+        return ["--out", "out", *expect.arguments, *(expect.under if under_castor else ()), *arguments, *case]
+
+    def command(self, row, ranks, plugin, arguments, logs):
+        program = [table.path_of(row.script), *arguments]
+        if row.distributed and row.case and plugin != "plain" and self.args.hosts == 1 and not self.args.full:
+            program = [self.python, START_RANKS, str(ranks), *program]
+        elif row.distributed:
             start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
             program = [*start, *self.meeting(ranks, plugin), *program]
         else:
@@ -127,21 +128,21 @@ class Suite:
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
         first = rows[0]
-        names = [row.case for row in rows]
-        stages = first.expect.stages or (("castor", ()),)
         printed = ""
-        for number, (who, arguments) in enumerate(stages):
+        for number, (who, arguments) in enumerate(first.stages):
             under = plugin if who == "castor" else "plain"
             logs = os.path.join(folder, f"logs{number}")
-            arguments = (*first.expect.arguments, *(() if under == "plain" else first.expect.under), *arguments)
-            command = self.command(first, ranks, under, names, arguments, logs)
-            timeout = (45 + sum(row.expect.seconds for row in rows) * ranks / 2) * self.args.patience
-            finished = launch.run(command, folder, timeout)
+            command = self.command(first, ranks, under, self.arguments_of(rows, arguments, under != "plain"), logs)
+            finished = launch.run(command, folder, self.seconds(rows, ranks))
             printed += finished.printed
             if finished.status != 0 or finished.timed_out:
                 break
         finished.printed = printed
         return finished
+
+    def seconds(self, rows, ranks):
+        """That a run of these cases may take."""
+        return (45 + sum(row.expect.seconds for row in rows) * ranks / 2) * self.args.patience
 
     # Plain runs, kept between calls
 
@@ -166,27 +167,50 @@ class Suite:
             groups.setdefault(alike, []).append(row)
         return [(ranks, group) for (_, ranks, *_), group in groups.items()]
 
-    def reference(self, ranks, group):
-        folder = tempfile.mkdtemp(dir=self.work, prefix="plain-")
-        try:
-            finished = self.plain(group, ranks, folder)
-            for row in group:
-                if not self.finished(row, folder, ranks) or finished.status:
-                    self.failed[self.key(row, ranks)] = f"plain PyTorch fails: {last_words(finished)}"
-                    continue
-                self.keep(row, folder, finished.printed, self.key(row, ranks))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def plain(self, rows, ranks, folder):
-        """A run without Castor, made again when it fails: a rank of PyTorch may abort at its exit (docs/decisions.md). Only
+    def references(self, groups, limit):
+        """Makes these plain runs, and those that fail again: a rank of PyTorch may abort at its exit (docs/decisions.md). Only
         here, where nothing of Castor's is in the process."""
         for left in range(PLAIN_TRIES - 1, -1, -1):
-            finished = self.start(rows, ranks, "plain", folder)
-            if finished.status == 0 or not left:
-                return finished
-            print(f"        {rows[0].script}: plain PyTorch ended with status {finished.status}; it runs again", flush=True)
-        raise AssertionError("PLAIN_TRIES is positive")
+            seconds = max(limit - time.monotonic(), 0)
+            if not groups or not seconds:
+                return
+            folder = tempfile.mkdtemp(dir=self.work, prefix="plain-")
+            try:
+                groups = self.make_references(groups, folder, seconds, last=not left)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def make_references(self, groups, folder, seconds, last):
+        """Returns those that fail, or, with the `last` try, keeps what they say."""
+        jobs = []
+        for number, (ranks, rows) in enumerate(groups):
+            stages = [self.arguments_of(rows, arguments, False) for _, arguments in rows[0].stages]
+            where = os.path.join(folder, str(number))
+            os.makedirs(where)
+            jobs.append({"script": table.path_of(rows[0].script), "stages": stages, "ranks": ranks if rows[0].distributed else 0,
+                         "folder": where, "seconds": self.seconds(rows, ranks) * len(stages)})
+        with open(os.path.join(folder, "jobs"), "w") as file:
+            file.writelines(json.dumps(job) + "\n" for job in jobs)
+        most = min(seconds, sum(job["seconds"] for job in jobs))
+        told = launch.run([self.python, PLAIN, "--jobs", str(self.args.jobs)], folder, most, given="jobs")
+        ended = {said["job"]: said["status"] for said in map(json.loads, told.printed.splitlines())}
+        if told.status and not told.timed_out:
+            sys.exit(f"run.py: {PLAIN} ends with status {told.status}\n{told.errors}")
+        failed = []
+        for number, (ranks, rows) in enumerate(groups):
+            if number not in ended:
+                continue  # the time is over
+            finished = launch.read(jobs[number]["folder"], ended[number])
+            if finished.status and not last:
+                print(f"        {rows[0].script}: plain PyTorch ended with status {finished.status}; it runs again", flush=True)
+                failed.append((ranks, rows))
+                continue
+            for row in rows:
+                if finished.status or not self.finished(row, jobs[number]["folder"], ranks if row.distributed else 1):
+                    self.failed[self.key(row, ranks)] = f"plain PyTorch fails: {last_words(finished)}"
+                else:
+                    self.keep(row, jobs[number]["folder"], finished.printed, self.key(row, ranks))
+        return failed
 
     @staticmethod
     def keep(row, folder, printed, target):
@@ -235,8 +259,7 @@ class Suite:
 
     def idle(self, row, folder):
         """A run that Castor did not take part in proves nothing; one that it must leave to PyTorch says so."""
-        stages = row.expect.stages or (("castor", ()),)
-        for number, (who, _) in enumerate(stages):
+        for number, (who, _) in enumerate(row.stages):
             if who != "castor":
                 continue
             logs = os.path.join(folder, f"logs{number}" if self.args.hosts == 1 else f"logs{number}-0")
@@ -409,25 +432,6 @@ def part_of(printed, case):
     return "".join(found)
 
 
-def in_short(plan):
-    """What the short length has of it: under gemini with 2 ranks one run of each sort of every script, all rows of gpt.py and
-    gpt_ddp.py, and some scripts with 4 ranks. The other plugins are presets of the same engine, and do the same on one node:
-    some scripts show that their names still lead there."""
-    first, found = {}, []
-    for plugin, ranks, row in plan:
-        run = row.title if row.alone else row.expect.options
-        if plugin != "gemini":
-            good = ranks <= 2 and row.script in OTHERS_IN_SHORT[plugin] and not row.sort
-        elif ranks > 2:
-            good = row.script in AT_4 and not row.sort
-        else:
-            good = first.setdefault((row.script, row.sort), run) == run and (row.sort != "placed" or row.script in ON_DISK_IN_SHORT)
-            good = good or row.script in ("gpt.py", "gpt_ddp.py")
-        if good:
-            found.append((plugin, ranks, row))
-    return found
-
-
 def chosen(args):
     every = table.rows()
     if args.script:
@@ -447,9 +451,9 @@ def chosen(args):
                 plan.append((plugin, 1 if row.expect.one_rank else ranks, row))
     if not args.short:
         return plan
-    short = in_short(plan)
-    args.left = len(plan) - len(short)
-    return short
+    stays = short.in_short(plan)
+    args.left = len(plan) - len(stays)
+    return stays
 
 
 def in_time(jobs, limit, tasks):
@@ -532,7 +536,7 @@ def main():
     plan = [entry for entry in chosen(args) if (entry[0], entry[1], entry[2].script, entry[2].title) not in done]
     if done:
         print(f"{len(done)} rows passed before", flush=True)
-    in_time(args.jobs, limit, [(suite.reference, ranks, group) for ranks, group in suite.missing_references(plan)])
+    suite.references(suite.missing_references(plan), limit)
     runs = [
         (suite.check_and_store, group, ranks, plugin)
         for plugin in args.plugin

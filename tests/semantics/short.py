@@ -1,0 +1,47 @@
+"""What the short length has of the suite (docs/testing.md): a row stays when it would catch a defect that no other row that
+stays catches. The default is to stay: what is left out is named here, with the rows of another script that stand for it."""
+
+AT_4 = ("clip_ddp.py",)  # the order of sums depends on the number of ranks; printed, collectives and nodes have 4 as well
+# The other plugins are presets of the same engine: one script each shows that its name still leads there, in what it is about.
+# The suites rearranged, printed, precision and nodes have them too.
+OTHERS = {"ddp": ("loops.py",), "zero1": ("optimizers_ddp.py",), "zero2": ("gradients_ddp.py",), "none": ("gpt.py",)}
+EVERY_ROW = ("gpt.py", "gpt_ddp.py")
+PLACED = ("loops.py", "gradients_ddp.py")  # one process, and ranks that share
+# (script, sort of its row): the script whose row of this sort comes through the same code.
+STAND_INS = {
+    ("gradients_ddp.py", "refused"): "clip_ddp.py",  # gradients that are no longer equal
+    ("audited.py", "refused"): "in_batch_losses.py",  # the audit of split batches
+    ("accumulate_ddp.py", "aside"): "sync_ddp.py",
+    ("checkpoint_ddp.py", "stages"): "nanogpt_ddp.py",
+    ("trainer_ddp.py", "stages"): "nanogpt_ddp.py",
+    ("batch_norm.py", "options"): "loops.py",  # CASTOR_LOSS=sum
+    # The same script with another argument: accelerate's own run accumulates, the trainer's does not.
+    ("trainer_ddp.py", "arguments"): "accelerate_ddp.py",
+    ("accelerate_ddp.py", "arguments"): "trainer_ddp.py",
+    ("fabric_ddp.py", ""): "lightning_ddp.py",  # which is made of it
+    ("gpt_ddp.py", "small chunks on disk"): "gpt_ddp.py",
+    ("gpt.py", "one process, on disk"): "loops.py",
+}
+
+
+def stays(plugin, ranks, row, first):
+    """`first`: of each sort of each script the run, a title or what rows share a process by, that came first."""
+    if plugin != "gemini":
+        return ranks <= 2 and row.script in OTHERS[plugin] and not row.sort
+    if ranks > 2:
+        return row.script in AT_4 and not row.sort
+    if (row.script, row.sort) in STAND_INS or (row.script, row.title) in STAND_INS:
+        return False
+    if row.script in EVERY_ROW:
+        return True
+    run = row.title if row.alone else row.expect.options
+    return first.setdefault((row.script, row.sort), run) == run and (row.sort != "placed" or row.script in PLACED)
+
+
+def in_short(plan):
+    """Of a plan of (plugin, ranks, row)."""
+    first = {}
+    found = [entry for entry in plan if stays(*entry, first)]
+    scripts = {row.script for _, _, row in found}
+    assert scripts >= set(STAND_INS.values()) | set(PLACED), "what stands in is left out itself"
+    return found
