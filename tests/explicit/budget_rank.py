@@ -16,7 +16,7 @@ network = nn.Sequential(*[layer for sizes in zip(widths, widths[1:]) for layer i
 model = nn.parallel.DistributedDataParallel(network)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 losses = []
-for step in range(5):
+for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 5):
     samples = torch.randn(8, 64, generator=torch.Generator().manual_seed(2 * step + rank))
     optimizer.zero_grad()
     loss = model(samples).square().mean()

@@ -49,6 +49,20 @@ class Budget(unittest.TestCase):
             self.assertGreaterEqual(memory["moved"], memory["moves"] * PAGE)
             self.assertTrue(0 <= memory["prefetch"]["hit_rate"] <= 1, memory["prefetch"])
 
+    def test_shares_of_the_budget(self):
+        def memory(warmup, steady, steps):
+            settings = {"CASTOR_WARMUP_NON_MODEL_DATA_RATIO": warmup, "CASTOR_STEADY_CAP_RATIO": steady, **SETTINGS}
+            return [found["memory"] for found in jobs.job("budget_rank.py", RANKS, jobs.GEMINI, steps, **settings)]
+
+        def moves(warmup):
+            return sum(found["moves"] for found in memory(warmup, "0.9", "1"))
+
+        def resident(steady):
+            return sum(found[kind]["host"] for found in memory("0.8", steady, "5") for kind in ("parameters", "gradients"))
+
+        self.assertLess(moves("0.05"), moves("0.95"), "in the first step, with more room and with less")
+        self.assertLess(resident("0.2"), resident("0.9"), "after the first step, with less room and with more")
+
     def test_what_was_recorded_is_kept(self):
         with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
             jobs.job("budget_rank.py", RANKS, jobs.GEMINI, CASTOR_MOMENTS_DIR=folder, **SETTINGS)

@@ -74,6 +74,18 @@ stop.set()
 print("good")
 """
 
+# Frees 64 MiB, lets that peak pass, and prints how many freed MiB the arena still has resident.
+RETAIN = """
+import ctypes, os, torch
+block = torch.empty(16 << 20).fill_(1)
+del block
+for _ in range(4000):
+    torch.empty(1 << 18)
+info = (ctypes.c_uint64 * 4)()
+ctypes.CDLL(os.environ["LD_PRELOAD"]).castor_arena_get(info)
+print(info[2] >> 20)
+"""
+
 WORKERS = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -105,6 +117,12 @@ class AllocationTest(PreloadTest):
 
     def test_and_can_go_without(self):
         self.assertNotIn("1 1", self.blocks(CASTOR_PLUGIN="gemini", CASTOR_ARENA=0))
+
+    def test_freed_memory_stays_as_far_as_the_option_says(self):
+        for retain, least, most in (("0", 0, 4), ("32M", 28, 36)):
+            with self.subTest(retain=retain):
+                out, _ = self.python(RETAIN, CASTOR_ARENA=1, CASTOR_ARENA_RETAIN=retain)
+                self.assertTrue(least <= int(out) <= most, out)
 
     def test_libc_functions_on_own_and_foreign_blocks(self):
         self.assertEqual(self.python(LIBC, CASTOR_ARENA=1), ("good\n", ""))

@@ -166,6 +166,14 @@ class SleepTest(PreloadTest):
             self.assertNotIn("castor:", out + errors)
             self.assertEqual(os.listdir(self.log_dir), [], "files were left")
 
+    def test_without_a_trace_there_are_counters(self):
+        text = "import torch; torch.ones(2000000).sum()"
+        for trace in (0, 1):
+            with self.subTest(trace=trace):
+                self.python(text, CASTOR_TRACE=trace)
+                self.assertGreater(self.counters()[-1].calls["posix_memalign"].count, 0)
+                self.assertEqual(bool(self.records()), bool(trace))
+
     def beside(self, other):
         text = "import json, ctypes, subprocess; print(subprocess.check_output(['echo', 'f'], text=True).strip())"
         program = self.compiled("threads", THREADS)

@@ -199,6 +199,32 @@ TEST(StoreSums, RanksThatGoOnDifferentlyAreAnError) {
 }
 
 // Gradients become ready in different orders, leases are still out, and the queue holds next to nothing.
+// CASTOR_REDUCE_QUEUE: gradients that wait for their sums have so many bytes; the next one waits for room.
+TEST(StoreSums, TheOptionBoundsTheQueue) {
+    Job job(2);
+    job.options.push_back("CASTOR_REDUCE_QUEUE=1M");
+    job.run([](Rank &r) {
+        std::vector<Param<>> p;
+        for (int i = 0; i < 3; i++)
+            p.push_back(param_make(kMiB / sizeof(float)));
+        params_register(r, p);
+        std::vector<float> g(kMiB / sizeof(float), 1.0f);
+        std::vector<castor_tensor *> tensors;
+        std::vector<uint8_t> used(p.size());
+        if (r.rank == 0)
+            usleep(200000); // rank 1's parts wait for those of this rank
+        for (size_t i = 0; i < p.size(); i++) {
+            uint64_t ticket;
+            tensors.push_back(p[i].tensor);
+            ASSERT_EQ(castor_gradient_add(p[i].tensor, g.data(), 1, CASTOR_GRADIENT_USED, &ticket),
+                      CASTOR_OK);
+            EXPECT_GE(castor_gradients_done(r.store), i);
+        }
+        ASSERT_EQ(castor_gradients_finish(r.store, tensors.data(), uint32_t(p.size()), used.data()),
+                  CASTOR_OK);
+    });
+}
+
 TEST(StoreSums, FullQueuesInDifferentOrdersDoNotLock) {
     Job job(3);
     job.run([](Rank &r) {
