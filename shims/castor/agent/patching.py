@@ -83,7 +83,7 @@ def _places(row, load):
         classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
         return [(c, attribute) for c in classes if attribute in vars(c)]
     owner = _resolve(path, load)
-    if owner is None or not hasattr(owner, attribute) or row.may_lack and isinstance(owner, type) and attribute not in vars(owner):
+    if owner is None or not hasattr(owner, attribute):
         if row.may_lack:
             return []
         raise core.Error(f"castor: torch {_version()} has no {row.name}({row.parameters}), which Castor replaces")
