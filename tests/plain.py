@@ -57,6 +57,7 @@ def fork_rank(script, arguments, environment):
     pid = os.fork()
     if pid == 0:
         os.environ.update(environment)
+        torch.distributed.set_debug_level_from_env()  # as its import has done
         numpy.random.seed()  # as at the start of a process; Python's own generator does it after a fork
         raise Becomes(script, arguments)
     return pid

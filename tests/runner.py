@@ -36,6 +36,12 @@ def environment(*foreign):
     return dict(clean, OMP_NUM_THREADS="1")
 
 
+def ranks(count):
+    """The begin of a command that starts a script's ranks: torchrun's environment without torchrun's `import torch`. What is
+    torchrun's own (its end, restarts, several nodes) is tested with torchrun, and so are whole scripts of `semantics`."""
+    return [sys.executable, os.path.join(ROOT, "tests", "start_ranks.py"), str(count)]
+
+
 def long(test):
     """Marks a test for which the short length has no time. What is named on the command line runs in both."""
     test.long = True

@@ -15,12 +15,14 @@ import unittest
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.dirname(FOLDER))
+import plain_jobs  # noqa: E402
 import runner  # noqa: E402
 
 LIMIT_S = 240  # of one job; reached only by a failure
 PLAIN_TRIES = 3
 FOREIGN = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_", "GLOO_")
 CASTOR = None
+PLAIN = None  # what makes the plain runs, once there is one
 
 
 class CollectivesTest(unittest.TestCase):
@@ -31,14 +33,12 @@ class CollectivesTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
     def start(self, case, world, plugin="gemini", mode="auto", nodes=(), **environment):
-        """A job of rank.py, under `castor run` unless plugin is None; returns it and its folder."""
+        """A job of rank.py under `castor run`; returns it and its folder."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         folder = tempfile.mkdtemp(dir=self.folder)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-        command += [os.path.join(FOLDER, "rank.py"), case, folder, *map(str, nodes)]
-        if plugin is not None:
-            given = ["--plugin", plugin, "--set", f"CASTOR_NODE_COLLECTIVES={mode}", "--log-dir", os.path.join(folder, "log")]
-            command = [CASTOR, "run", *given, "--", *command]
+        command = [*runner.ranks(world), os.path.join(FOLDER, "rank.py"), case, folder, *map(str, nodes)]
+        given = ["--plugin", plugin, "--set", f"CASTOR_NODE_COLLECTIVES={mode}", "--log-dir", os.path.join(folder, "log")]
+        command = [CASTOR, "run", *given, "--", *command]
         with open(os.path.join(folder, "output"), "w") as output:
             job = subprocess.Popen(
                 command, env=dict(clean, OMP_NUM_THREADS="1", **environment), cwd=folder, stdout=output, stderr=output
@@ -51,22 +51,32 @@ class CollectivesTest(unittest.TestCase):
         with open(os.path.join(folder, "output")) as file:
             output = file.read()
         self.assertEqual(status != 0, fails, output)
-        ranks = [rank for rank in range(world) if rank not in missing]
+        return self.told(folder, [rank for rank in range(world) if rank not in missing], output)
+
+    def told(self, folder, ranks, output):
         try:
             return [json.load(open(os.path.join(folder, f"rank-{rank}.json"))) for rank in ranks]
         except FileNotFoundError:
             self.fail(output)
 
-    def finish_plain(self, started, case, world):
+    def start_plain(self, case, world, **environment):
+        """The same job with plain PyTorch: its number and its folder."""
+        global PLAIN
+        PLAIN = PLAIN or plain_jobs.PlainJobs()
+        folder = tempfile.mkdtemp(dir=self.folder)
+        return PLAIN.start(os.path.join(FOLDER, "rank.py"), [case, folder], world, folder, LIMIT_S, environment), folder
+
+    def finish_plain(self, case, world, number, folder, **environment):
         """Made again when it fails: a rank of plain PyTorch may abort at its exit (docs/decisions.md). Nothing of Castor's is
         in the process."""
         for _ in range(PLAIN_TRIES - 1):
-            status = started[0].wait(timeout=LIMIT_S)
+            status = PLAIN.status(number)
             if status == 0:
                 break
             print(f"{case}: plain PyTorch ended with status {status}; it runs again", flush=True)
-            started = self.start(case, world, plugin=None)
-        return self.finish(*started, world)
+            number, folder = self.start_plain(case, world, **environment)
+        self.assertEqual(PLAIN.status(number), 0)
+        return self.told(folder, range(world), "")
 
     def run_job(self, case, world, **how):
         finish = {name: how.pop(name) for name in ("fails", "missing") if name in how}
@@ -74,8 +84,9 @@ class CollectivesTest(unittest.TestCase):
 
     def compare(self, case, world, **how):
         """The same digests as plain PyTorch's."""
-        plain, node = self.start(case, world, plugin=None), self.start(case, world, **how)
-        plain, node = self.finish_plain(plain, case, world), self.finish(*node, world)
+        environment = {name: value for name, value in how.items() if name.isupper()}
+        plain, node = self.start_plain(case, world, **environment), self.start(case, world, **how)
+        plain, node = self.finish_plain(case, world, *plain, **environment), self.finish(*node, world)
         for rank in range(world):
             self.assertGreater(len(plain[rank]["results"]), 0)
             self.assertEqual(plain[rank]["results"], node[rank]["results"], f"rank {rank}")

@@ -37,11 +37,11 @@ def start(command, how, *, nproc=None, cwd=None, **more):
 
 
 def job(script, ranks, how, *arguments, **more):
-    """What each rank of a job of torchrun's found, in rank order. One rank: a plain process."""
+    """What each rank found, in rank order. One rank: a plain process."""
     with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
         command = [os.path.join(FOLDER, script), *arguments]
         if ranks > 1:
-            command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *command]
+            command = [*runner.ranks(ranks)[1:], *command]
         done = start(command, how, cwd=folder, EXPLICIT_TEST_FOUND=folder, **more)
         if done.returncode:
             raise AssertionError(f"{script}, {ranks} ranks, {how}: status {done.returncode}\n{done.stdout}\n{done.stderr}")

@@ -4,6 +4,7 @@ import tempfile
 import unittest
 
 import jobs
+import runner
 
 RANKS = 2
 BUDGET = 5 << 20
@@ -80,7 +81,7 @@ class Budget(unittest.TestCase):
                 self.assertGreater(max(other for _, other, _ in moments), 0)
 
     def test_a_folder_that_is_not_there(self):
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), os.path.join(jobs.FOLDER, "budget_rank.py")]
+        command = [*runner.ranks(RANKS)[1:], os.path.join(jobs.FOLDER, "budget_rank.py")]
         with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
             done = jobs.start(command, jobs.GEMINI, EXPLICIT_TEST_FOUND=folder, CASTOR_MOMENTS_DIR=f"{folder}/none", **SETTINGS)
         self.assertEqual(done.returncode, 0, done.stderr)

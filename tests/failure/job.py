@@ -25,6 +25,11 @@ def castor():
     return os.environ["FAILURE_TEST_CASTOR"]
 
 
+def torchrun(ranks, *arguments):
+    """For what is torchrun's part in the end of a job; elsewhere runner.ranks() does."""
+    return [sys.executable, os.path.join(FOLDER, "torchrun.py"), "--standalone", "--nproc-per-node", str(ranks), *arguments]
+
+
 class Failed(Exception):
     pass
 
@@ -42,8 +47,7 @@ class Job:
         self.folder_make()
         script = [os.path.join(FOLDER, "train.py"), kind, how, *map(str, arguments)]
         if kind == "ddp":
-            command = [sys.executable, os.path.join(FOLDER, "torchrun.py"), "--standalone", "--nproc-per-node", str(ranks),
-                       *launcher, *script]
+            command = [*(launcher or runner.ranks(ranks)), *script]
             options = ["--plugin", "gemini"]
         else:
             command = [sys.executable, *script]

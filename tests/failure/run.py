@@ -21,7 +21,7 @@ import time
 import disks
 import faults
 import limits
-from job import DIED, END_S, START_S, Failed, Skipped, fails, only_one_line, others_say, started, stopped
+from job import DIED, END_S, START_S, Failed, Skipped, fails, only_one_line, others_say, started, stopped, torchrun
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.append(os.path.join(ROOT, "tests"))
@@ -35,7 +35,9 @@ FULL = (  # tests that the short length leaves out
     "a DataLoader's worker is killed (single)", "the kernel ends a rank that is out of memory (ddp)",
     "the disk has no room for gradient chunks (ddp)", "the disk has no room for parameter chunks (single)",
     "the disk has no room for optimizer state chunks (ddp)", "another shape of a parameter (ddp)", "another learning rate (single)",
-    "forward raises (single)", "a rank leaves early (ddp)", "Ctrl-C to the process group (ddp)", *disks.FULL, *faults.FULL,
+    "forward raises (single)", "a rank leaves early (ddp)", "Ctrl-C to the process group (ddp)", "a rank is killed, of three (single)",
+    "a hook in backward raises (ddp)", "the disk has no room for gradient chunks (single)", "another order of parameters (single)",
+    "a rank is stopped (ddp)", "Ctrl-C while a rank waits for a stopped one (single)", "a model outlives the modules, bf16 (single)", *disks.FULL, *faults.FULL,
 )
 ENDED = r"rank 1 \(pid \d+\) has ended while other ranks wait for it: all ranks must take the same number of steps"
 JOINED = r"rank 1 has ended, with status 0, and has not joined the others, which wait for it: .* \(here: train\.py, line \d+\)$"
@@ -52,7 +54,7 @@ def both(name, how, says, status, raised=None, kinds=("ddp", "single"), **option
             kind, how, says, status=expected, raised=raised, **options)
 
 
-both("a rank is killed", "killed", DIED, (1, 137), settings=("CASTOR_OFFLOAD_DIR=@",))
+both("a rank is killed", "killed", DIED, (1, 137), settings=("CASTOR_OFFLOAD_DIR=@",), launcher=torchrun(2))
 both("a rank is killed, of three", "killed", DIED, (1, 137), ranks=3)
 both("a rank is ended by SIGSEGV", "segv", DIED, (1, 139))
 both("forward raises", "forward", stopped("ValueError: made by forward"), 1, "ValueError: made by forward$")
@@ -157,7 +159,7 @@ def stops(kind):
 
 def interrupts(kind, how, whole_group):
     """Ctrl-C: SIGINT to the process group, or to castor alone. `how`: the ranks train, or one is stopped and the other waits."""
-    with started(kind, how, "--steps", 400) as job:
+    with started(kind, how, "--steps", 400, launcher=torchrun(2)) as job:
         job.wait_for(r"^rank 1 fails now|^rank 0 step 2 ", START_S)
         time.sleep(0.3)  # into the script's sleep, or the wait
         at = time.time()
@@ -190,7 +192,7 @@ def restarts():
     # torchrun keeps one store for all attempts: ranks may find there the addresses of those before them (docs/failure.md).
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     for how, arguments in (("none", ()), ("restart", ("--max-restarts", "1"))):
-        with started("ddp", how, "--step", 3, launcher=arguments, variables=variables) as job:
+        with started("ddp", how, "--step", 3, launcher=torchrun(2, *arguments), variables=variables) as job:
             job.check(job.end(2 * START_S) == 0, f"status {job.process.returncode}")
             if how == "restart":
                 job.wait_for(rf"^\[rank0\]: castor: {DIED}", 1)
@@ -210,10 +212,11 @@ TESTS["a rank dies, and torchrun starts all again (ddp)"] = restarts
 def ends_at_once():
     """A script whose last statement is a collective: plain PyTorch aborts where gloo's thread comes late to its end, here in
     about half of the runs."""
-    for _ in range(4):
+    runs = 2 if runner.LENGTH == "short" else 4
+    for _ in range(runs):
         with started("ddp", "at once", ranks=4) as job:
             job.check(job.end(2 * START_S) == 0, f"status {job.process.returncode}: {job.lines[-3:]}")
-    return "4 runs of 4 ranks"
+    return f"{runs} runs of 4 ranks"
 
 
 def kept(precision):

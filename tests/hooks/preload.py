@@ -6,6 +6,7 @@ import sys
 import tempfile
 import unittest
 
+import runner
 import trace_files
 
 LIBRARY = os.environ["HOOKS_TEST_LIBRARY"]
@@ -46,9 +47,9 @@ class PreloadTest(unittest.TestCase):
     def python(self, text, **environment):
         return self.run_program(sys.executable, "-c", text, **environment)
 
-    def torchrun(self, ranks, script, *arguments, **environment):
+    def run_ranks(self, count, script, *arguments, **environment):
         return self.run_program(
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+            *runner.ranks(count),
             os.path.join(FOLDER, script), *arguments, **environment,
         )
 

@@ -1,4 +1,4 @@
-"""gloo's collectives under real torchrun ranks: results unchanged; count, bytes, elements and dtype recorded."""
+"""gloo's collectives under real ranks: results unchanged; count, bytes, elements and dtype recorded."""
 import collections
 import json
 import os
@@ -9,7 +9,7 @@ from preload import PreloadTest
 
 class CollectiveTest(PreloadTest):
     def ranks(self, world, **environment):
-        self.torchrun(world, "collective_rank.py", self.folder, **environment)
+        self.run_ranks(world, "collective_rank.py", self.folder, **environment)
         files = [os.path.join(self.folder, f"rank-{rank}.json") for rank in range(world)]
         return [json.load(open(path)) for path in files]
 
@@ -48,7 +48,7 @@ class CollectiveTest(PreloadTest):
     def test_ddp_trains_as_without(self):
         plain, hooked = (
             # Some versions of gloo print, in pieces, that they are connected, each rank when it is.
-            [line for line in self.torchrun(2, "ddp_rank.py", **how)[0].splitlines() if "0x" in line]
+            [line for line in self.run_ranks(2, "ddp_rank.py", **how)[0].splitlines() if "0x" in line]
             for how in ({"preload": ()}, {})
         )
         self.assertEqual(len(plain), 1)

@@ -119,7 +119,7 @@ print(answers, event.query(), stream.query())
         settings, libraries = self.simulated(2)
         results = []
         for preload in (libraries, (LIBRARY, *libraries)):
-            self.torchrun(2, "simulated_rank.py", self.folder, preload=preload, **settings)
+            self.run_ranks(2, "simulated_rank.py", self.folder, preload=preload, **settings)
             results.append([json.load(open(os.path.join(self.folder, f"rank-{rank}.json"))) for rank in range(2)])
         self.assertEqual(*([result["digest"] for result in ranks] for ranks in results))
         processes = {process.pid: process for process in self.counters() if not process.forked}
@@ -191,7 +191,7 @@ print(answers, event.query(), stream.query())
 
     def test_process_groups_are_the_same_on_all_ranks(self):
         settings, libraries = self.simulated(2)
-        self.torchrun(2, "simulated_rank.py", self.folder, preload=(LIBRARY, *libraries), **settings)
+        self.run_ranks(2, "simulated_rank.py", self.folder, preload=(LIBRARY, *libraries), **settings)
         groups = [(group["label"], group["size"], group["ranks"]) for group in self.report("json")["groups"]]
         self.assertEqual(groups, [("0", 2, [0, 1])])
 

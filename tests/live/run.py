@@ -33,13 +33,12 @@ class LiveTest(unittest.TestCase):
         self.folder = tempfile.mkdtemp(prefix="castor-live-")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
-    def start(self, ranks, *arguments, limit=1, plugin="none", environment=None):
+    def start(self, ranks, *arguments, limit=1, plugin="none", environment=None, starter=None):
         """A job of stall_rank.py under castor run; what it says on standard error collects in `self.errors`."""
         self.errors = os.path.join(self.folder, "errors")
         command = [
             CASTOR, "run", "--plugin", plugin, "--log-dir", "log", "--set", f"CASTOR_STALL_SECONDS={limit}", "--",
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-            os.path.join(FOLDER, "stall_rank.py"), *map(str, arguments),
+            *(starter or runner.ranks(ranks)), os.path.join(FOLDER, "stall_rank.py"), *map(str, arguments),
         ]
         with open(self.errors, "w") as errors:
             job = subprocess.Popen(command, env=environment or runner.environment(), cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -111,7 +110,8 @@ class LiveTest(unittest.TestCase):
         self.assertRegex(text, r"(?m)^solved after ")
 
     def test_different_collectives(self):
-        job = self.start(2, "different", 0)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        job = self.start(2, "different", 0, starter=torchrun)
         self.wait_until_said(r"allreduce, number 2 of .*: rank 0 waits for rank 1, in broadcast instead: all ranks must make", job)
         job.send_signal(signal.SIGTERM)
         self.finish(job, status=1)  # torchrun's own

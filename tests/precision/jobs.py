@@ -24,11 +24,10 @@ def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), s
                  "--set", f"CASTOR_PRECISION={precision}"]
         for setting in settings:
             under += ["--set", setting]
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         if single:
             under += ["--nproc", str(ranks)] if ranks > 1 else []
             arguments += ("--parts", ranks)
-        command = [sys.executable, *(() if single else torchrun), os.path.join(FOLDER, "single.py" if single else "train.py"),
+        command = [*([sys.executable] if single else runner.ranks(ranks)), os.path.join(FOLDER, "single.py" if single else "train.py"),
                    "--out", out, *map(str, arguments)]
         done = subprocess.run([*under, "--", *command], env=runner.environment(), cwd=FOLDER,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)

@@ -17,10 +17,13 @@ import sys
 import tempfile
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+sys.path.append(os.path.join(ROOT, "tests"))
+import runner  # noqa: E402
+
 SCRIPT = os.path.join(ROOT, "tests", "scripts", "rearranged.py")
 LIMIT_SECONDS = 300
 
-# name: (ranks of torchrun, 0: a script of one process; options of `castor run`)
+# name: (ranks of a DDP script, 0: a script of one process; options of `castor run`)
 SETUPS = {
     "one process under a budget": (0, ["--plugin", "gemini", "--set", "CASTOR_MEMORY_BUDGET=100M"]),
     "one process, parameters and states on disk": (0, [
@@ -43,8 +46,7 @@ class Suite:
         self.work = tempfile.mkdtemp(prefix="castor-rearranged-")
 
     def script(self, out, ranks, seeds):
-        ddp = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
-        return [sys.executable, *ddp, SCRIPT, "--out", out, *(["--ddp"] if ranks else []), *map(str, seeds)]
+        return [*(runner.ranks(ranks) if ranks else [sys.executable]), SCRIPT, "--out", out, *(["--ddp"] if ranks else []), *map(str, seeds)]
 
     def start(self, command):
         environment = dict(os.environ, OMP_NUM_THREADS="1", CASTOR_TIMEOUT="30")

@@ -50,7 +50,6 @@ TESTED = ("shims/castor", "interpose", "kernels")
 COMPLETE = "complete"
 HOSTS = hosts.__file__
 PLAIN = os.path.join(ROOT, "tests", "plain.py")
-START_RANKS = os.path.join(ROOT, "tests", "start_ranks.py")
 PLAIN_TRIES = 3
 
 
@@ -98,7 +97,7 @@ class Suite:
     def command(self, row, ranks, plugin, arguments, logs):
         program = [table.path_of(row.script), *arguments]
         if row.distributed and row.case and plugin != "plain" and self.args.hosts == 1 and not self.args.full:
-            program = [self.python, START_RANKS, str(ranks), *program]
+            program = [self.python, *runner.ranks(ranks)[1:], *program]
         elif row.distributed:
             start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
             program = [*start, *self.meeting(ranks, plugin), *program]
