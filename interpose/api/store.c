@@ -43,6 +43,7 @@ _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one la
 _Static_assert((int)CASTOR_PLACE_ENDED == (int)PLACE_ENDED && (int)CASTOR_PLACE_DATA == (int)PLACE_DATA &&
                    (int)CASTOR_PLACE_BACKWARD == (int)PLACE_BACKWARD,
                "one value, two names");
+_Static_assert(CASTOR_SAID_MAX * sizeof(double) == STORE_SAID_MAX, "one value, two names");
 
 /* A rank inside a collective of the script's will not come to an operation on all gradients. */
 static void collective_entered(hook_id id) {
@@ -145,7 +146,8 @@ castor_status castor_gather(castor_store *s, const void *data, size_t bytes, voi
 castor_status castor_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
                            uint32_t count) {
     castor_status status = rank_check(s, __func__);
-    return status ? status : together_agree(s, what, values, labels, count);
+    return status ? status
+                  : together_agree(s, what, &(together_values){values, labels, count}, NULL, 0, NULL);
 }
 
 void castor_place_set(castor_store *s, int place) {
@@ -351,12 +353,17 @@ castor_status castor_together(castor_store *s, uint64_t key, int able, int *comm
 }
 
 castor_status castor_step_begin(castor_store *s, const double *values, const char *const *labels,
-                                uint32_t count) {
+                                uint32_t count, const double *said, uint32_t said_count, double *every) {
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
+    if (said_count > CASTOR_SAID_MAX)
+        return store_fail(s, error_set(CASTOR_ERR_ARGUMENT,
+                                       "castor_step_begin: a rank says %u numbers, %d is the most",
+                                       said_count, CASTOR_SAID_MAX));
     touches_step(s);
-    return publish_begin(s, values, labels, count);
+    return publish_begin(s, &(together_values){values, labels, count}, said, said_count * sizeof *said,
+                         every);
 }
 
 uint64_t castor_part_bytes(const castor_store *s) {

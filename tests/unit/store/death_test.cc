@@ -38,7 +38,7 @@ int wait_there(Rank &r, Wait wait, Param<> &p, const std::vector<float> &g) {
         more.push_back(param_make(5000));
         return params_register_status(r, more);
     case Wait::STEP_BEGIN:
-        return castor_step_begin(r.store, &value, nullptr, 1);
+        return castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr);
     default:
         return castor_barrier(r.store, "a barrier");
     }
@@ -60,7 +60,7 @@ TEST_P(StoreDeath, IsTheErrorOfAllThatWait) {
         castor_sum_release(p[0].tensor);
         if (wait == Wait::PUBLISH) {
             double value = 0;
-            ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1), CASTOR_OK);
+            ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK);
         }
         if (r.rank == victim) {
             flag_await(r.board, 0, 2);

@@ -76,7 +76,8 @@ void step(Node &n, const Rank &r, float value) {
     std::vector<uint8_t> changed(tensors.size());
     meet(n, r);
     double agreed = value;
-    ASSERT_EQ(castor_step_begin(n.here.store, &agreed, nullptr, 1), CASTOR_OK) << error_text();
+    ASSERT_EQ(castor_step_begin(n.here.store, &agreed, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK)
+        << error_text();
     for (Param<> &p : n.params)
         if (keeps(n, p) && p.mine(n.here)) {
             std::fill(p.alias(), p.alias() + p.numel, value);

@@ -202,7 +202,7 @@ TEST(StoreFork, ChildIsNoRank) {
                 {"castor_window_take", castor_window_take(tensor, &other, &address)},
                 {"castor_window_refresh", castor_window_refresh(window)},
                 {"castor_together", castor_together(r.store, 1, 1, &committed)},
-                {"castor_step_begin", castor_step_begin(r.store, &value, nullptr, 1)},
+                {"castor_step_begin", castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr)},
                 {"castor_publish_end", castor_publish_end(r.store, &tensor, 1, flags)},
                 {"castor_publish_deduplicate",
                  castor_publish_deduplicate(r.store, &tensor, 1, "the end of a step")},
@@ -226,7 +226,8 @@ TEST(StoreFork, ChildIsNoRank) {
         EXPECT_EQ(p[0].alias()[0], 0.0f);
         uint8_t changed = 1;
         double value = 1;
-        ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1), CASTOR_OK) << error_text();
+        ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK)
+            << error_text();
         ASSERT_EQ(castor_publish_end(r.store, &tensor, 1, &changed), CASTOR_OK) << error_text();
         EXPECT_EQ(changed, 0) << "a child's mark";
         sum_run(r, p[0], g.data(), 3);

@@ -241,7 +241,7 @@ template <typename T>
 void step_run(const Rank &r, Param<T> &p, const std::function<void(T *)> &write, uint8_t *changed = nullptr) {
     uint8_t published;
     double value = 1;
-    ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1), CASTOR_OK) << error_text();
+    ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK) << error_text();
     if (p.mine(r)) {
         castor_publish_push(&p.tensor, 1);
         write(p.alias());

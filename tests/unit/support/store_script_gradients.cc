@@ -192,7 +192,7 @@ void Script::clip() {
 
 void Script::step() {
     double values[2] = {0.125, double(parameters.size())};
-    if (!call(castor_step_begin(r.store, values, nullptr, 2), "the begin of a step"))
+    if (!call(castor_step_begin(r.store, values, nullptr, 2, nullptr, 0, nullptr), "the begin of a step"))
         return;
     std::vector<castor_tensor *> tensors;
     std::vector<uint8_t> publishes;
