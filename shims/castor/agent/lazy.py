@@ -10,8 +10,9 @@ import threading
 import weakref
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from . import core
+from . import core, patching
 from .common import store, tensors
 from .process import events
 
@@ -34,16 +35,20 @@ def _remember(module):
     if threading.get_ident() != threading.main_thread().ident or not store.active():
         return
     key = id(module)
-    with torch._C.DisableTorchFunction():
-        if key in _modules or not any(map(_is_worth, module._parameters.values())):
-            return
-        _modules[key] = weakref.ref(module, tensors.while_python_runs(lambda: _modules.pop(key, None)))
+    if key in _modules:
+        return
+    _modules[key] = weakref.ref(module, tensors.while_python_runs(lambda: _modules.pop(key, None)))
     if not _started:
         _start()
 
 
 def _is_worth(p):
     return type(p) is torch.nn.Parameter and p.device.type == "cpu" and p.numel() * p.element_size() >= BYTES_WORTH
+
+
+def _is_any_worth(*parameters):
+    with torch._C.DisableTorchFunction():
+        return any(map(_is_worth, parameters))
 
 
 def _storages():
@@ -164,22 +169,23 @@ def figures():
 @functools.cache
 def _patch():
     atexit.register(_stop_thread)
-    module = torch.nn.Module
-    register, set_state = module.register_parameter, module.__setstate__
+    register_module_parameter_registration_hook(_registered)
+    patching.replace("torch.nn.Module.__setstate__", _wrap_set_state)
 
-    @functools.wraps(register)
-    def register_parameter(self, name, param):
-        register(self, name, param)
-        if _wanted and param is not None:
-            _remember(self)
 
+def _registered(module, name, param):
+    if _wanted and _is_any_worth(param):
+        _remember(module)
+
+
+def _wrap_set_state(set_state):
     @functools.wraps(set_state)
     def setstate(self, state):  # copy.deepcopy and pickle put the parameters in place themselves
         set_state(self, state)
-        if _wanted:
+        if _wanted and _is_any_worth(*self._parameters.values()):
             _remember(self)
 
-    module.register_parameter, module.__setstate__ = register_parameter, setstate
+    return setstate
 
 
 class Observer(events.Observer):

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from . import core
+from . import core, patching
 from .common import store
 from .optim import figures
 from .process import events
@@ -36,7 +36,14 @@ def _counted(wrapper):
     return step
 
 
+def _count(profile_hook_step):
+    @functools.wraps(profile_hook_step)
+    def wrap(func):
+        return _counted(profile_hook_step(func))
+
+    return wrap
+
+
 def install():
     events.install()
-    profile_hook_step = torch.optim.Optimizer.profile_hook_step
-    torch.optim.Optimizer.profile_hook_step = staticmethod(lambda func: _counted(profile_hook_step(func)))
+    patching.replace("torch.optim.Optimizer.profile_hook_step", _count)

@@ -17,7 +17,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.utils.data import dataloader
 
-from .. import core
+from .. import core, patching
 from ..common import store
 from ..process import events, iterations
 
@@ -216,21 +216,16 @@ def not_zeroed(parameters):
 # ---- what is left out between steps
 
 
-def _watch_optimizers():
-    add = torch.optim.Optimizer.add_param_group
-
+def _watch_optimizers(add):
     @functools.wraps(add)
     def add_param_group(self, param_group):
         add(self, param_group)
         _cycle(self)
 
-    torch.optim.Optimizer.add_param_group = add_param_group
+    return add_param_group
 
 
-def _wrap_scaler():
-    scaler = torch.amp.GradScaler
-    maybe, update = scaler._maybe_opt_step, scaler.update
-
+def _wrap_scaler_step(maybe):
     @functools.wraps(maybe)
     def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
         cycle = _cycle(optimizer)
@@ -240,6 +235,10 @@ def _wrap_scaler():
             cycle.end()
         return result
 
+    return _maybe_opt_step
+
+
+def _wrap_scaler_update(update):
     @functools.wraps(update)
     def scaler_update(self, new_scale=None):
         """The scale stays through all micro-steps of a step."""
@@ -255,7 +254,7 @@ def _wrap_scaler():
         self._per_optimizer_states.clear()
         return None
 
-    scaler._maybe_opt_step, scaler.update = _maybe_opt_step, scaler_update
+    return scaler_update
 
 
 def _wrap_schedulers():
@@ -263,9 +262,7 @@ def _wrap_schedulers():
     seen = weakref.WeakKeyDictionary()  # scheduler: calls of its optimizer's step() at its own last step
     nested = []
 
-    def wrap(cls):
-        step = cls.__dict__["step"]
-
+    def wrap(step):
         @functools.wraps(step)
         def scheduler_step(self, *args, **kwargs):
             if nested:
@@ -281,19 +278,15 @@ def _wrap_schedulers():
             finally:
                 nested.pop()
 
-        cls.step = scheduler_step
-
-    base = lr_scheduler.LRScheduler
-    for cls in [c for c in vars(lr_scheduler).values() if isinstance(c, type) and issubclass(c, base)]:
-        if "step" in cls.__dict__:
-            wrap(cls)
+        return scheduler_step
 
     def init_subclass(cls, **kwargs):
-        super(base, cls).__init_subclass__(**kwargs)
+        super(lr_scheduler.LRScheduler, cls).__init_subclass__(**kwargs)
         if "step" in cls.__dict__:
-            wrap(cls)
+            patching.put(cls, "step", wrap(cls.__dict__["step"]))
 
-    base.__init_subclass__ = classmethod(init_subclass)
+    patching.replace("torch.optim.lr_scheduler.*.step", wrap)
+    patching.replace("torch.optim.lr_scheduler.LRScheduler.__init_subclass__", lambda _: classmethod(init_subclass))
 
 
 class _Epoch:
@@ -362,8 +355,9 @@ def install():
     _size = core.options.accumulate
     if not active():
         return
-    _watch_optimizers()
+    patching.replace("torch.optim.Optimizer.add_param_group", _watch_optimizers)
     _wrap_loaders()
-    _wrap_scaler()
+    patching.replace("torch.amp.GradScaler._maybe_opt_step", _wrap_scaler_step)
+    patching.replace("torch.amp.GradScaler.update", _wrap_scaler_update)
     _wrap_schedulers()
     atexit.register(_say_what_is_left)

@@ -4,16 +4,16 @@
 DDP (broadcasts, buffers, no_sync, pickling) stays PyTorch's."""
 import functools
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import DDPLoggingData
 
-from .. import core, lazy
+from .. import core, lazy, patching
 from ..common import store, tensors
 from ..nodes import grouping
 from ..precision import casts, masters
 from . import gradients
 
+_DDP = "torch.nn.parallel.DistributedDataParallel"
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
 
 
@@ -187,32 +187,25 @@ def step_aside(ddp, reason):
 
 
 def install():
-    dist.Reducer, dist.Logger = _make_reducer, _make_logger
-    ddp = torch.nn.parallel.DistributedDataParallel
+    patching.replace("torch.distributed.Reducer", lambda _: _make_reducer)
+    patching.replace("torch.distributed.Logger", lambda _: _make_logger)
     if masters.dtype is not None:
-        ddp._ddp_init_helper = _init_helper(ddp._ddp_init_helper)
-    module = torch.nn.parallel.distributed
-    if hasattr(module, "_verify_param_shape_across_processes"):
-        module._verify_param_shape_across_processes = _verify(module._verify_param_shape_across_processes)
-    if hasattr(module, "_sync_module_states"):
-        module._sync_module_states = _adopt_before_broadcast(module._sync_module_states)
+        patching.replace(f"{_DDP}._ddp_init_helper", _init_helper)
+    patching.replace("torch.nn.parallel.distributed._verify_param_shape_across_processes", _verify)
+    patching.replace("torch.nn.parallel.distributed._sync_module_states", _adopt_before_broadcast)
     for name, reason in {
         "register_comm_hook": "the script registers a communication hook",
         "_register_builtin_comm_hook": "the script registers a communication hook",
         "join_hook": "the script trains on uneven inputs (Join)",
         "_update_process_group": "the script changes the process group",
     }.items():
-        _step_aside_at(ddp, name, reason)
+        patching.replace(f"{_DDP}.{name}", functools.partial(_stepping_aside, reason))
 
 
-def _step_aside_at(ddp, name, reason):
-    method = getattr(ddp, name, None)
-    if method is None:
-        return
-
+def _stepping_aside(reason, method):
     @functools.wraps(method)
     def stepping_aside(self, *args, **kwargs):
         step_aside(self, reason)
         return method(self, *args, **kwargs)
 
-    setattr(ddp, name, stepping_aside)
+    return stepping_aside

@@ -8,7 +8,7 @@ import zlib
 import torch
 from torch.nn.utils import clip_grad
 
-from .. import core
+from .. import core, patching
 from ..backward import accumulation
 from ..common import parts, store
 from ..precision import masters
@@ -210,15 +210,9 @@ def install(single_job):
     """`single_job`: the ranks of a single-process script, None for other scripts."""
     global _job
     _job = single_job
-    clip_norm = _clip_grad_norm(clip_grad.clip_grad_norm_)
-    clip_value = _clip_grad_value(clip_grad.clip_grad_value_)
-    for module in (clip_grad, torch.nn.utils):
-        module.clip_grad_norm_ = clip_norm
-        module.clip_grad_value_ = clip_value
-    scaler = torch.amp.GradScaler
-    scaler._unscale_grads_ = _unscale(scaler._unscale_grads_)
-    optimizer, module = torch.optim.Optimizer, torch.nn.Module
-    optimizer.zero_grad = _zero_grad(
-        optimizer.zero_grad, lambda self: [p for g in self.param_groups for p in g["params"]]
-    )
-    module.zero_grad = _zero_grad(module.zero_grad, lambda self: self.parameters())
+    patching.replace("torch.nn.utils.clip_grad.clip_grad_norm_", _clip_grad_norm)
+    patching.replace("torch.nn.utils.clip_grad.clip_grad_value_", _clip_grad_value)
+    patching.replace("torch.amp.GradScaler._unscale_grads_", _unscale)
+    patching.replace("torch.optim.Optimizer.zero_grad", functools.partial(
+        _zero_grad, parameters_of=lambda self: [p for g in self.param_groups for p in g["params"]]))
+    patching.replace("torch.nn.Module.zero_grad", functools.partial(_zero_grad, parameters_of=lambda self: self.parameters()))

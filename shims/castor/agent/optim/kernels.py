@@ -8,7 +8,6 @@ Then a float parameter may also have a 16-bit gradient: it is stepped as with th
 import contextlib
 import ctypes
 import functools
-import importlib
 import inspect
 import math
 import platform
@@ -17,7 +16,7 @@ from collections import defaultdict
 
 import torch
 
-from .. import core
+from .. import core, patching
 from ..common import tensors
 
 NO_DECAY, COUPLED, DECOUPLED = range(3)  # castor.h: CASTOR_DECAY_
@@ -237,7 +236,7 @@ def _step_by_stock(kind, stock, arguments):
 
 
 def _replacement(kind, fused, stock):
-    names = kind.names
+    names = kind.names = list(inspect.signature(stock).parameters)
 
     @functools.wraps(stock)
     def step(*args, **kwargs):
@@ -267,10 +266,5 @@ def install(choice):
 @functools.cache
 def _replace_all():
     for kind in (ADAM, SGD):
-        module = importlib.import_module(f"torch.optim.{kind.name}")
         for form, fused in (("single_tensor", False), ("multi_tensor", False), ("fused", True)):
-            name = f"_{form}_{kind.name}"
-            stock = getattr(module, name, None)
-            if stock is not None:
-                kind.names = list(inspect.signature(stock).parameters)
-                setattr(module, name, _replacement(kind, fused, stock))
+            patching.replace(f"torch.optim.{kind.name}._{form}_{kind.name}", functools.partial(_replacement, kind, fused))

@@ -10,18 +10,12 @@ import functools
 
 import torch
 
-from .. import core
+from .. import core, patching, replaced
 from ..backward import accumulation
 from ..common import store
 from ..precision import loss_scale, masters
 from ..process import events, strays
 from . import figures, kernels, owner, states
-
-# Classes of torch.optim whose update of a parameter depends on that parameter alone.
-SEPARABLE = (
-    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop",
-    "Rprop", "SGD",
-)
 
 
 def _say_alone(optimizer):
@@ -147,21 +141,33 @@ def install(single_job):
     global _job
     _job = single_job
     kernels.install(core.options.optimizer)
-    for name in SEPARABLE:
+    for name in replaced.SEPARABLE:
         cls = getattr(torch.optim, name, None)
         if cls is not None and "step" in cls.__dict__:
-            cls.step = owner.by_owners(cls.__dict__["step"], divisible=True)
+            patching.replace(f"torch.optim.{name}.step", functools.partial(owner.by_owners, divisible=True))
             _separable.add(cls)
-    named = {n.strip() for n in core.options.separable.split(",") if n.strip()}
-    profile_hook_step = torch.optim.Optimizer.profile_hook_step
-    torch.optim.Optimizer.profile_hook_step = staticmethod(lambda func: _outermost(profile_hook_step(func)))
-    patch = torch.optim.Optimizer._patch_step_function
+    patching.replace("torch.optim.Optimizer.profile_hook_step", _wrap_all_steps)
+    patching.replace("torch.optim.Optimizer._patch_step_function", _wrap_named_steps)
 
+
+def _wrap_all_steps(profile_hook_step):
+    @functools.wraps(profile_hook_step)
+    def wrap(func):
+        return _outermost(profile_hook_step(func))
+
+    return wrap
+
+
+def _wrap_named_steps(patch):
+    """CASTOR_SEPARABLE: the classes that the script names."""
+    named = {n.strip() for n in core.options.separable.split(",") if n.strip()}
+
+    @functools.wraps(patch)
     def patch_step_function(self):
         cls = type(self)
         if cls.__name__ in named and cls not in _separable:
             _separable.add(cls)
-            cls.step = owner.by_owners(cls.step)
+            patching.put(cls, "step", owner.by_owners(cls.step))
         patch(self)
 
-    torch.optim.Optimizer._patch_step_function = patch_step_function
+    return patch_step_function

@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from .. import core
+from .. import core, patching
 from . import masters
 
 
@@ -55,7 +55,7 @@ def _state_loading(stock):
             return stock(param, value, *args, **kwargs)
         return stock(masters.of(param).tensor, value, *args, **kwargs)  # its states are of the master's type
 
-    return staticmethod(_process_value_according_to_param_policy)
+    return _process_value_according_to_param_policy
 
 
 def _syncing(stock):
@@ -87,14 +87,7 @@ def _accumulators(stock):
 _configured = threading.local()  # of: the model whose save_pretrained() runs
 
 
-def _watch_transformers():
-    """save_pretrained() writes the model's type into its configuration, from which the next run builds the model: it must be the
-    type of the weights beside it, which are the wide ones."""
-    model = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
-    if model is None or getattr(model.save_pretrained, "_castor", False):
-        return
-    save, type_of = model.save_pretrained, model.dtype
-
+def _saving_model(save):
     @functools.wraps(save)
     def save_pretrained(self, *args, **kwargs):
         before, _configured.of = getattr(_configured, "of", None), self
@@ -103,22 +96,36 @@ def _watch_transformers():
         finally:
             _configured.of = before
 
+    save_pretrained._castor = True
+    return save_pretrained
+
+
+def _saved_type(type_of):
     def dtype_of(self):
         found = type_of.fget(self)
         saved = getattr(_configured, "of", None) is self and found is masters.dtype
         wide = next(filter(None, map(masters.of, self.parameters())), None) if saved else None
         return found if wide is None else wide.tensor.dtype
 
-    save_pretrained._castor = True
-    model.save_pretrained, model.dtype = save_pretrained, property(dtype_of, doc=type_of.__doc__)
+    return property(dtype_of, doc=type_of.__doc__)
+
+
+def _watch_transformers():
+    """save_pretrained() writes the model's type into its configuration, from which the next run builds the model: it must be the
+    type of the weights beside it, which are the wide ones."""
+    model = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    if model is not None and not getattr(model.save_pretrained, "_castor", False):
+        patching.replace("transformers.modeling_utils.PreTrainedModel.save_pretrained", _saving_model)
+        patching.replace("transformers.modeling_utils.PreTrainedModel.dtype", _saved_type)
 
 
 def install():
-    module, optimizer = torch.nn.Module, torch.optim.Optimizer
-    module._save_to_state_dict = _saving(module._save_to_state_dict)
-    module._load_from_state_dict = _loading(module._load_from_state_dict)
-    optimizer._process_value_according_to_param_policy = _state_loading(optimizer._process_value_according_to_param_policy)
-    torch.optim.Adagrad.__init__ = _accumulators(torch.optim.Adagrad.__init__)
-    ddp = torch.nn.parallel.DistributedDataParallel
-    ddp._sync_buffers = _syncing(ddp._sync_buffers)
+    for name, wrap in (
+        ("torch.nn.Module._save_to_state_dict", _saving),
+        ("torch.nn.Module._load_from_state_dict", _loading),
+        ("torch.optim.Optimizer._process_value_according_to_param_policy", _state_loading),
+        ("torch.optim.Adagrad.__init__", _accumulators),
+        ("torch.nn.parallel.DistributedDataParallel._sync_buffers", _syncing),
+    ):
+        patching.replace(name, wrap)
     masters.at_adoption.append(_watch_transformers)

@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from .. import core
+from .. import core, patching
 from ..common import graph, store
 from ..process import events
 
@@ -153,9 +153,7 @@ def install():
         raise core.Error(f"castor: CASTOR_PRECISION=fp16 needs Tensor.grad_dtype, which torch {torch.__version__} does not have: "
                          "use bf16")
     _active = True
-    scaler = torch.amp.GradScaler
-    scaler.__init__ = _told_of(scaler.__init__)
-    optimizer = torch.optim.Optimizer
-    optimizer.state_dict = _saving(optimizer.state_dict)
-    optimizer.load_state_dict = _loading(optimizer.load_state_dict)
+    patching.replace("torch.amp.GradScaler.__init__", _told_of)
+    patching.replace("torch.optim.Optimizer.state_dict", _saving)
+    patching.replace("torch.optim.Optimizer.load_state_dict", _loading)
     return Observer()

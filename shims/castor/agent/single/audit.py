@@ -19,9 +19,8 @@ import warnings
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import dataloader
 
-from .. import core
+from .. import core, patching
 from ..backward import accumulation
 from ..common import graph, tensors
 from ..process import compiler, events, strays
@@ -219,7 +218,7 @@ class Auditor:
         events.observe_only(self.job)
         if accumulation.active():  # the ranks may not step now
             register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
-        dataloader._MultiProcessingDataLoaderIter._shutdown_workers = lambda self: None  # they are the parent's
+        patching.replace("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers", lambda _: lambda self: None)  # they are the parent's
         sys.excepthook = lambda kind, error, trace: self._fail(error)
         atexit.register(self._leave, DONE)  # before all that the script wants to do at its end
         threading.Thread(target=self._watch, args=(parent,), daemon=True).start()

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import dataloader
 
-from .. import core
+from .. import core, patching
 from ..common import store
 from ..process import iterations
 from . import randomness, streams
@@ -253,8 +253,6 @@ def _diverge(job, loader):
 
 
 def install(job):
-    iterate = dataloader.DataLoader.__iter__
-
     def begin(iterator, loader):
         iterator._castor_split, iterator._castor_in_fork = None, job.audit.in_fork
         iterator._castor_kind = _kind_of(iterator)
@@ -306,27 +304,33 @@ def install(job):
         if torch.is_grad_enabled() and not job.evaluating and torch.utils.data.get_worker_info() is None:
             job.audit.next_batch_in_fork()
 
-    @functools.wraps(iterate)
-    def loader_iter(self):
+    def wrap(iterate):
+        @functools.wraps(iterate)
+        def loader_iter(self):
+            make_ready(self)
+            return iterate(self)
+
+        return loader_iter
+
+    def make_ready(loader):
         if job.audit.in_fork:
             leave_after_backward()
-            self._iterator = None  # workers that stay are the parent's
-            return iterate(self)
+            loader._iterator = None  # workers that stay are the parent's
+            return
         if _splits(job):
             core.place_set(job.group.handle, core.PLACE_DATA)
             try:
                 streams.share(job)
             finally:
                 core.place_set(job.group.handle, core.PLACE_SCRIPT)
-            if not getattr(self, "in_order", True):
+            if not getattr(loader, "in_order", True):
                 raise core.Error("castor: a DataLoader with in_order=False cannot be split: use in_order=True, or "
                                  "CASTOR_BATCH=scale")
         elif _trains(job):
-            _diverge(job, self)
-        if self._iterator is not None and _kind_of(self) == BY_SAMPLES:  # of workers that stay
-            if isinstance(self._iterator._collate_fn, PartOfSamples) != _splits(job):
-                _restart_workers(self)
-        return iterate(self)
+            _diverge(job, loader)
+        if loader._iterator is not None and _kind_of(loader) == BY_SAMPLES:  # of workers that stay
+            if isinstance(loader._iterator._collate_fn, PartOfSamples) != _splits(job):
+                _restart_workers(loader)
 
     iterations.wrap(begin, following)
-    dataloader.DataLoader.__iter__ = loader_iter
+    patching.replace("torch.utils.data.dataloader.DataLoader.__iter__", wrap)

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from .. import core
+from .. import core, patching
 from ..backward import gradients
 from ..common import store
 from ..precision import masters
@@ -129,20 +129,23 @@ class Synchronizer(gradients.Synchronizer):
 
 
 def adopt_at_build(job):
-    optimizer = torch.optim.Optimizer
-    init, add_param_group = optimizer.__init__, optimizer.add_param_group
-
-    @functools.wraps(init)
-    def optimizer_init(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        self._castor_built = True
-        job.adopt(self)
-
-    @functools.wraps(add_param_group)
-    def optimizer_add_param_group(self, *args, **kwargs):
-        add_param_group(self, *args, **kwargs)
-        if getattr(self, "_castor_built", False):
+    def wrap_init(init):
+        @functools.wraps(init)
+        def optimizer_init(self, *args, **kwargs):
+            init(self, *args, **kwargs)
+            self._castor_built = True
             job.adopt(self)
 
-    optimizer.__init__ = optimizer_init
-    optimizer.add_param_group = optimizer_add_param_group
+        return optimizer_init
+
+    def wrap_add(add_param_group):
+        @functools.wraps(add_param_group)
+        def optimizer_add_param_group(self, *args, **kwargs):
+            add_param_group(self, *args, **kwargs)
+            if getattr(self, "_castor_built", False):
+                job.adopt(self)
+
+        return optimizer_add_param_group
+
+    patching.replace("torch.optim.Optimizer.__init__", wrap_init)
+    patching.replace("torch.optim.Optimizer.add_param_group", wrap_add)

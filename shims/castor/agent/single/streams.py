@@ -15,8 +15,8 @@ import zlib
 
 import torch
 from torch.utils._pytree import tree_map
-from torch.utils.data._utils import fetch
 
+from .. import patching
 from . import randomness
 
 _OBJECTS = 500  # of a dataset that are searched for generators of its own
@@ -266,8 +266,8 @@ def _keeps_generators(root):
 class _Fetch:
     """How the samples of one fetcher are made: of the whole batch, or of the part."""
 
-    def __init__(self, fetcher):
-        self.stock = functools.partial(_stock_fetch, fetcher)
+    def __init__(self, fetcher, stock):
+        self.stock = functools.partial(stock, fetcher)
         self.fetcher, self.collation = fetcher, Collation(fetcher.collate_fn)
         self.whole = None  # not known yet
         self.keeps_generators = _keeps_generators(fetcher.dataset)
@@ -304,16 +304,17 @@ def _nothing(samples):
     return samples
 
 
-_stock_fetch = fetch._MapDatasetFetcher.fetch
+def _wrap(stock):
+    @functools.wraps(stock)
+    def fetch(self, possibly_batched_index):
+        if not isinstance(possibly_batched_index, Indices):
+            return stock(self, possibly_batched_index)
+        if "_castor_fetch" not in self.__dict__:
+            self._castor_fetch = _Fetch(self, stock)
+        return self._castor_fetch(possibly_batched_index)
+
+    return fetch
 
 
-@functools.wraps(_stock_fetch)
-def _fetch(self, possibly_batched_index):
-    if not isinstance(possibly_batched_index, Indices):
-        return _stock_fetch(self, possibly_batched_index)
-    if "_castor_fetch" not in self.__dict__:
-        self._castor_fetch = _Fetch(self)
-    return self._castor_fetch(possibly_batched_index)
-
-
-fetch._MapDatasetFetcher.fetch = _fetch  # in workers, too: whoever gets Indices has imported this module
+# In workers, too: whoever gets Indices has imported this module.
+patching.replace("torch.utils.data._utils.fetch._MapDatasetFetcher.fetch", _wrap)
