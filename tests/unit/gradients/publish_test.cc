@@ -256,7 +256,7 @@ TEST(StoreForget, MemoryGoesBackWhenNoRankHoldsAnything) {
         sum_run(r, p[0], g.data());
         castor_window *w;
         void *address;
-        ASSERT_EQ(castor_window_take(p[0].tensor, &w, &address), CASTOR_OK);
+        ASSERT_EQ(window_take(p[0].tensor, &w, &address), CASTOR_OK);
         auto resident = [&](chunk_kind kind) { return inside_resident_bytes(r.store, kind); };
         r.barrier();
         uint64_t param = resident(CHUNK_PARAM), grad = resident(CHUNK_GRAD);

@@ -27,7 +27,7 @@ int wait_there(Rank &r, Wait wait, Param<> &p, const std::vector<float> &g) {
     std::vector<Param<>> more;
     switch (wait) {
     case Wait::FINISH:
-        if ((status = castor_gradient_add(p.tensor, g.data(), 1, 1, &ticket)) != CASTOR_OK)
+        if ((status = gradient_add(p.tensor, g.data(), 1, 1, &ticket)) != CASTOR_OK)
             return status;
         return castor_gradients_finish(r.store, &p.tensor, 1, &flag);
     case Wait::PUBLISH:
@@ -57,7 +57,7 @@ TEST_P(StoreDeath, IsTheErrorOfAllThatWait) {
         params_register(r, p);
         std::vector<float> g(400000, 1.0f);
         sum_run(r, p[0], g.data());
-        castor_sum_release(p[0].tensor);
+        castor_sums_release(&p[0].tensor, 1);
         if (wait == Wait::PUBLISH) {
             double value = 0;
             ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK);
