@@ -45,6 +45,7 @@ _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one la
 _Static_assert((int)CASTOR_PLACE_ENDED == (int)PLACE_ENDED && (int)CASTOR_PLACE_DATA == (int)PLACE_DATA &&
                    (int)CASTOR_PLACE_BACKWARD == (int)PLACE_BACKWARD,
                "one value, two names");
+_Static_assert(CASTOR_SAID_MAX * sizeof(double) == STORE_SAID_MAX, "one value, two names");
 
 /* A rank inside a collective of the script's will not come to an operation on all gradients. */
 static void collective_entered(hook_id id) {
@@ -147,7 +148,8 @@ castor_status castor_gather(castor_store *s, const void *data, size_t bytes, voi
 castor_status castor_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
                            uint32_t count) {
     castor_status status = rank_check(s, __func__);
-    return status ? status : together_agree(s, what, values, labels, count);
+    return status ? status
+                  : together_agree(s, what, &(together_values){values, labels, count}, NULL, 0, NULL);
 }
 
 void castor_place_set(castor_store *s, int place) {
@@ -278,17 +280,25 @@ uint64_t castor_digest(const void *data, uint64_t bytes) {
     return home_digest(data, bytes);
 }
 
-castor_status castor_gradient_add(castor_tensor *t, const void *source, double scale, int flags,
-                                  uint64_t *ticket) {
-    castor_status status = rank_check(t->store, __func__);
+static castor_status gradient_add(castor_gradient *g, double scale) {
+    castor_tensor *t = g->tensor;
+    castor_status status = rank_check(t->store, "castor_gradients_add");
     if (status)
         return status;
-    if (flags & CASTOR_GRADIENT_USED)
+    if (g->flags & CASTOR_GRADIENT_USED)
         reduce_mark_used(t);
     touches_backward(t->store, true);
     budget_sum_begin(t);
-    t->kept = flags & CASTOR_GRADIENT_KEEP;
-    return reduce_submit(t, source, scale, flags & CASTOR_GRADIENT_CARRY, options()->reduce_queue, ticket);
+    t->kept = g->flags & CASTOR_GRADIENT_KEEP;
+    return reduce_submit(t, g->source, scale, g->flags & CASTOR_GRADIENT_CARRY, options()->reduce_queue,
+                         &g->ticket);
+}
+
+castor_status castor_gradients_add(castor_gradient *gradients, uint32_t count, double scale) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = gradient_add(&gradients[i], scale);
+    return status;
 }
 
 uint64_t castor_gradients_done(castor_store *s) {
@@ -308,12 +318,17 @@ castor_status castor_gradients_finish(castor_store *s, castor_tensor *const *ten
     return status;
 }
 
-castor_status castor_window_take(castor_tensor *t, castor_window **out, void **address) {
-    castor_status status = rank_check(t->store, __func__);
-    if (status == CASTOR_OK)
-        status = window_take(t, out);
-    if (status == CASTOR_OK)
-        *address = (*out)->address;
+castor_status castor_windows_show(castor_tensor *const *tensors, uint32_t count, castor_window **windows,
+                                  void **addresses) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        castor_window *w = windows[i];
+        status = rank_check(w ? w->tensor->store : tensors[i]->store, __func__);
+        if (status == CASTOR_OK)
+            status = w ? window_refresh(w) : window_take(tensors[i], &windows[i]);
+        if (status == CASTOR_OK)
+            addresses[i] = windows[i]->address;
+    }
     return status;
 }
 
@@ -321,30 +336,39 @@ void castor_window_return(castor_window *w) {
     window_return(w);
 }
 
-castor_status castor_window_refresh(castor_window *w) {
-    castor_status status = rank_check(w->tensor->store, __func__);
-    return status ? status : window_refresh(w);
+castor_status castor_windows_zero(castor_window *const *windows, uint32_t count) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = window_zero(windows[i]);
+    return status;
 }
 
-castor_status castor_window_zero(castor_window *w) {
-    return window_zero(w);
+void castor_windows_edited(castor_window *const *windows, uint32_t count, uint64_t *bytes) {
+    for (uint32_t i = 0; i < count; i++) {
+        const castor_window *w = windows[i];
+        bool shows_sum = w->current && !w->zeroed;
+        bytes[i] = shows_sum ? pages_edited_bytes(w->address, w->tensor->sum_span) : w->tensor->sum_span;
+    }
 }
 
-uint64_t castor_window_edited(castor_window *w) {
-    bool shows_sum = w->current && !w->zeroed;
-    return shows_sum ? pages_edited_bytes(w->address, w->tensor->sum_span) : w->tensor->sum_span;
+castor_status castor_windows_detach(castor_tensor *const *tensors, uint32_t count) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = window_detach_all(tensors[i]);
+    return status;
 }
 
-castor_status castor_windows_detach(castor_tensor *t) {
-    return window_detach_all(t);
+castor_status castor_windows_carry(castor_tensor *const *tensors, castor_window *const *windows,
+                                   uint32_t count) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = window_carry(tensors[i], windows[i]);
+    return status;
 }
 
-castor_status castor_window_carry(castor_tensor *t, castor_window *w) {
-    return window_carry(t, w);
-}
-
-void castor_sum_release(castor_tensor *t) {
-    window_release_sum(t);
+void castor_sums_release(castor_tensor *const *tensors, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        window_release_sum(tensors[i]);
 }
 
 castor_status castor_together(castor_store *s, uint64_t key, int able, int *committed) {
@@ -357,12 +381,17 @@ castor_status castor_together(castor_store *s, uint64_t key, int able, int *comm
 }
 
 castor_status castor_step_begin(castor_store *s, const double *values, const char *const *labels,
-                                uint32_t count) {
+                                uint32_t count, const double *said, uint32_t said_count, double *every) {
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
+    if (said_count > CASTOR_SAID_MAX)
+        return store_fail(s, error_set(CASTOR_ERR_ARGUMENT,
+                                       "castor_step_begin: a rank says %u numbers, %d is the most",
+                                       said_count, CASTOR_SAID_MAX));
     touches_step(s);
-    return publish_begin(s, values, labels, count);
+    return publish_begin(s, &(together_values){values, labels, count}, said, said_count * sizeof *said,
+                         every);
 }
 
 uint64_t castor_part_bytes(const castor_store *s) {
@@ -390,8 +419,9 @@ void castor_publish_push(castor_tensor *const *tensors, uint32_t count) {
     publish_push(tensors, count);
 }
 
-void castor_publish_mark(castor_tensor *t) {
-    publish_mark(t);
+void castor_publish_mark(castor_tensor *const *tensors, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        publish_mark(tensors[i]);
 }
 
 castor_status castor_publish_end(castor_store *s, castor_tensor *const *tensors, uint32_t count,

@@ -2,7 +2,6 @@
 
 #include "arena/pages.h"
 #include "core/error.h"
-#include "store/together.h"
 #include "store/wait.h"
 #include "trace/trace.h"
 
@@ -11,9 +10,10 @@ static bool owned_view(const tensor *t) {
     return t->mode == TENSOR_SHARED && t->home && t->owner == s->rank && !s->detached;
 }
 
-castor_status publish_begin(store *s, const double *values, const char *const *labels, uint32_t count) {
+castor_status publish_begin(store *s, const together_values *agreed, const void *said, size_t bytes,
+                            void *every) {
     store_place_set(s, PLACE_STEP);
-    castor_status status = together_agree(s, "an optimizer step", values, labels, count);
+    castor_status status = together_agree(s, "an optimizer step", agreed, said, bytes, every);
     if (status)
         store_fail(s, status);
     return status;

@@ -31,6 +31,7 @@
 #define STORE_TEXT_MAX    1024
 #define STORE_WHAT_MAX    96
 #define STORE_WHERE_MAX   96
+#define STORE_SAID_MAX    128
 #define TOGETHER_VERDICTS 64
 
 /* What a rank is doing, so that others can say whom they wait for and stop waiting for one who will not come. */
@@ -48,10 +49,11 @@ typedef enum store_place {
 } store_place;
 extern const char *const store_place_names[PLACE_COUNT];
 
-/* What a rank came to a barrier for (wait_meeting). */
+/* What a rank came to a barrier for, and what it says there (wait_meeting). */
 typedef struct store_meeting {
     uint64_t bytes, digest;
     char what[STORE_WHAT_MAX];
+    char said[STORE_SAID_MAX];
 } store_meeting;
 
 typedef struct rank_control {

@@ -170,9 +170,9 @@ static uint64_t values_digest(const double *values, uint32_t count) {
 }
 
 /* The ranks have come with different values, and all know it: now each says all of its own. */
-static castor_status values_compare(store *s, const char *what, const double *values,
-                                    const char *const *labels, uint32_t count) {
-    castor_status status = store_exchange_put(s, EXCHANGE_CALL, values, count * sizeof *values);
+static castor_status values_compare(store *s, const char *what, const together_values *agreed) {
+    castor_status status =
+        store_exchange_put(s, EXCHANGE_CALL, agreed->values, agreed->count * sizeof *agreed->values);
     if (status || (status = wait_barrier(s, what)))
         return status;
     size_t bytes0, bytes;
@@ -186,23 +186,33 @@ static castor_status values_compare(store *s, const char *what, const double *va
                 "make the same calls",
                 what, store_job_rank(s, 0), (unsigned long)(bytes0 / sizeof *first), store_job_rank(s, rank),
                 (unsigned long)(bytes / sizeof *first));
-        for (uint32_t i = 0; i < count; i++)
+        for (uint32_t i = 0; i < agreed->count; i++)
             if (memcmp(&first[i], &theirs[i], sizeof *first) != 0)
                 return error_set(
                     CASTOR_ERR_MISMATCH,
                     "the ranks disagree at %s: %s is %g on rank %d and %g on rank %d. Set the same "
                     "on every rank",
-                    what, labels ? labels[i] : "a value", first[i], store_job_rank(s, 0), theirs[i],
-                    store_job_rank(s, rank));
+                    what, agreed->labels ? agreed->labels[i] : "a value", first[i], store_job_rank(s, 0),
+                    theirs[i], store_job_rank(s, rank));
     }
     return CASTOR_OK; /* each rank's are rank 0's */
 }
 
-castor_status together_agree(store *s, const char *what, const double *values, const char *const *labels,
-                             uint32_t count) {
+/* A meeting at which `every` takes what each rank says. */
+static castor_status said_take(store *s, const char *what, const void *said, size_t bytes, uint64_t digest,
+                               void *every, bool *alike) {
+    castor_status status = wait_meeting(s, what, said, bytes, digest, alike);
+    for (int rank = 0; rank < s->world && bytes && !status; rank++)
+        memcpy((char *)every + (size_t)rank * bytes, wait_said(s, rank), bytes);
+    return status;
+}
+
+castor_status together_agree(store *s, const char *what, const together_values *agreed, const void *said,
+                             size_t bytes, void *every) {
     bool alike;
-    castor_status status = wait_meeting(s, what, 0, values_digest(values, count), &alike);
-    return status || alike ? status : values_compare(s, what, values, labels, count);
+    uint64_t digest = values_digest(agreed->values, agreed->count);
+    castor_status status = said_take(s, what, said, bytes, digest, every, &alike);
+    return status || alike ? status : values_compare(s, what, agreed);
 }
 
 /* Every rank's `bytes` bytes are there: the meeting has compared their number. */
@@ -220,7 +230,7 @@ castor_status together_broadcast(store *s, void *data, size_t bytes, const char 
     if (status)
         return store_fail(s, status);
     bool alike;
-    if ((status = wait_meeting(s, what, bytes, 0, &alike)))
+    if ((status = wait_meeting(s, what, NULL, bytes, 0, &alike)))
         return status;
     take(s, 0, data, bytes);
     /* Rank 0 must not write its area again before everyone has read it. */
@@ -228,11 +238,13 @@ castor_status together_broadcast(store *s, void *data, size_t bytes, const char 
 }
 
 castor_status together_gather(store *s, const void *data, size_t bytes, void *out, const char *what) {
+    bool alike;
+    if (bytes <= STORE_SAID_MAX)
+        return said_take(s, what, data, bytes, 0, out, &alike);
     castor_status status = store_exchange_put(s, EXCHANGE_CALL, data, bytes);
     if (status)
         return store_fail(s, status);
-    bool alike;
-    if ((status = wait_meeting(s, what, bytes, 0, &alike)))
+    if ((status = wait_meeting(s, what, NULL, bytes, 0, &alike)))
         return status;
     for (int rank = 0; rank < s->world; rank++)
         take(s, rank, (char *)out + (size_t)rank * bytes, bytes);

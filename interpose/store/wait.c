@@ -246,13 +246,16 @@ static castor_status parted(struct barrier_wait *w, int other) {
                                    of_single_process(s) ? DECIDE : "All ranks must make the same calls"));
 }
 
-castor_status wait_meeting(store *s, const char *what, uint64_t bytes, uint64_t digest, bool *alike) {
+castor_status wait_meeting(store *s, const char *what, const void *said, uint64_t bytes, uint64_t digest,
+                           bool *alike) {
     struct barrier_wait w = {.s = s};
     rank_control *own = &s->control->rank[s->rank];
     w.arrivals = atomic_load(&own->arrivals) + 1; /* only this rank writes it */
     store_meeting *mine = &own->meeting[w.arrivals % 2];
     mine->bytes = bytes;
     mine->digest = digest;
+    if (said)
+        memcpy(mine->said, said, bytes);
     log_format(mine->what, sizeof mine->what, "%s", what);
     atomic_store(&own->arrivals, w.arrivals);
     wait_notify(&s->control->event, &s->control->waiters);
@@ -272,5 +275,9 @@ castor_status wait_meeting(store *s, const char *what, uint64_t bytes, uint64_t 
 
 castor_status wait_barrier(store *s, const char *what) {
     bool alike;
-    return wait_meeting(s, what, 0, 0, &alike);
+    return wait_meeting(s, what, NULL, 0, 0, &alike);
+}
+
+const void *wait_said(const store *s, int rank) {
+    return s->control->rank[rank].meeting[atomic_load(&s->control->rank[s->rank].arrivals) % 2].said;
 }

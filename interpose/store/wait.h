@@ -29,8 +29,13 @@ void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters);
 /* Every rank reaches it before any leaves it. Ranks that come to different ones at the same time have parted: the error, which all
  * of them get, names two of them and where each is in the script. */
 castor_status wait_barrier(store *s, const char *what);
-/* The same of ranks that bring `bytes` bytes, as many on each. *alike: they all came with this digest as well. */
-castor_status wait_meeting(store *s, const char *what, uint64_t bytes, uint64_t digest, bool *alike);
+/* The same of ranks that hand over `bytes` bytes, as many on each. *alike: they all came with this digest as well. `said`: these
+ * bytes, where they are at most STORE_SAID_MAX and the others are to read them by wait_said; NULL: they go another way. */
+castor_status wait_meeting(store *s, const char *what, const void *said, uint64_t bytes, uint64_t digest,
+                           bool *alike);
+/* What a rank said at this rank's last meeting. It stands there until the meeting after the next, which no rank reaches before
+ * this one has come to the next: no second barrier is needed. */
+const void *wait_said(const store *s, int rank);
 /* Who says where this process is in the script: writes a text of less than `size` bytes. Called on the thread that waits. */
 typedef void (*wait_place_teller)(char *out, size_t size);
 void wait_place_teller_set(wait_place_teller teller);

@@ -136,7 +136,7 @@ TEST(StorePublish, OwnersBytesAreEverybodys) {
         }
         uint8_t changed;
         double value = 0;
-        ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1), CASTOR_OK);
+        ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK);
         ASSERT_EQ(castor_publish_end(r.store, &p[0].tensor, 1, &changed), CASTOR_OK);
         EXPECT_EQ(changed, 0) << "a step that published nothing";
     });
@@ -159,12 +159,36 @@ TEST(StorePublish, EditsOfTheOwnerGoToTheStoreAndOthersEditsAreDropped) {
     });
 }
 
+TEST(StorePublish, RanksSayNumbersOfTheirOwnAtTheBeginningOfAStep) {
+    Job job(3);
+    job.run([](Rank &r) {
+        for (int round = 0; round < 500; round++) {
+            const double agreed[2] = {0.5, double(round)}, said[3] = {double(r.rank), double(round), -1.5};
+            double every[9];
+            ASSERT_EQ(castor_step_begin(r.store, agreed, nullptr, 2, said, 3, every), CASTOR_OK)
+                << error_text();
+            for (int rank = 0; rank < 3; rank++) {
+                ASSERT_EQ(every[3 * rank], rank);
+                ASSERT_EQ(every[3 * rank + 1], round);
+                ASSERT_EQ(every[3 * rank + 2], -1.5);
+            }
+        }
+        std::vector<double> many(CASTOR_SAID_MAX + 1), every(3 * many.size());
+        double value = 0;
+        EXPECT_EQ(
+            castor_step_begin(r.store, &value, nullptr, 1, many.data(), CASTOR_SAID_MAX + 1, every.data()),
+            CASTOR_ERR_ARGUMENT);
+        EXPECT_NE(strstr(error_text(), "a rank says 17 numbers, 16 is the most"), nullptr) << error_text();
+    });
+}
+
 TEST(StorePublish, ValuesThatDifferEndTheStepOnEveryRank) {
     Job job(3);
     job.run([](Rank &r) {
         double rate = r.rank == 1 ? 0.5 : 0.25;
         const char *label = "the learning rate of group 0";
-        EXPECT_EQ(castor_step_begin(r.store, &rate, &label, 1), CASTOR_ERR_MISMATCH);
+        double said = r.rank, every[3];
+        EXPECT_EQ(castor_step_begin(r.store, &rate, &label, 1, &said, 1, every), CASTOR_ERR_MISMATCH);
         EXPECT_NE(strstr(error_text(), "0.5 on rank 1"), nullptr) << error_text();
         EXPECT_NE(strstr(error_text(), label), nullptr) << error_text();
         EXPECT_EQ(castor_barrier(r.store, "the next call"), CASTOR_OK) << "all came";
@@ -232,7 +256,7 @@ TEST(StoreForget, MemoryGoesBackWhenNoRankHoldsAnything) {
         sum_run(r, p[0], g.data());
         castor_window *w;
         void *address;
-        ASSERT_EQ(castor_window_take(p[0].tensor, &w, &address), CASTOR_OK);
+        ASSERT_EQ(window_take(p[0].tensor, &w, &address), CASTOR_OK);
         auto resident = [&](chunk_kind kind) { return inside_resident_bytes(r.store, kind); };
         r.barrier();
         uint64_t param = resident(CHUNK_PARAM), grad = resident(CHUNK_GRAD);

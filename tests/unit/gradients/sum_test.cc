@@ -91,14 +91,13 @@ TEST_P(StoreSum, IsTheSequentialSumBitForBit) {
                 usleep(2000);
             uint64_t ticket;
             bool mine = used[size_t(r.rank)];
-            ASSERT_EQ(
-                castor_gradient_add(t, mine ? sources[size_t(r.rank)].data() : nullptr, scale, mine, &ticket),
-                CASTOR_OK);
+            ASSERT_EQ(gradient_add(t, mine ? sources[size_t(r.rank)].data() : nullptr, scale, mine, &ticket),
+                      CASTOR_OK);
             uint8_t some;
             ASSERT_EQ(castor_gradients_finish(r.store, &t, 1, &some), CASTOR_OK) << error_text();
             EXPECT_EQ(some, round != 7);
             EXPECT_TRUE(!bytes || memcmp(info.sum, expected.data(), bytes) == 0) << "round " << round;
-            castor_sum_release(t);
+            castor_sums_release(&t, 1);
             ASSERT_EQ(castor_store_check(r.store), CASTOR_OK) << error_text();
         }
     });
@@ -122,14 +121,14 @@ TEST(StoreSums, UseOfTheNextBackwardIsNotUseOfThisOne) {
         params_register(r, p);
         castor_tensor *t = p[0].tensor;
         uint64_t ticket;
-        ASSERT_EQ(castor_gradient_add(t, nullptr, 1, 0, &ticket), CASTOR_OK);
+        ASSERT_EQ(gradient_add(t, nullptr, 1, 0, &ticket), CASTOR_OK);
         ASSERT_EQ(inside_sums_wait(r.store, &t, 1), CASTOR_OK);
         if (r.rank == 1)
             flag_await(r.board, 0);
         EXPECT_FALSE(inside_was_used(t));
-        castor_sum_release(t);
+        castor_sums_release(&t, 1);
         std::vector<float> g(5000, 1.0f);
-        ASSERT_EQ(castor_gradient_add(t, g.data(), 1, r.rank == 0, &ticket), CASTOR_OK);
+        ASSERT_EQ(gradient_add(t, g.data(), 1, r.rank == 0, &ticket), CASTOR_OK);
         if (r.rank == 0)
             flag_raise(r.board, 0);
         ASSERT_EQ(inside_sums_wait(r.store, &t, 1), CASTOR_OK);
@@ -163,16 +162,16 @@ TEST(StoreSums, ASumGoesOn) {
                 castor_window_return(window);
                 window = nullptr;
             }
-            ASSERT_EQ(before ? castor_window_carry(t, window) : castor_windows_detach(t), CASTOR_OK);
+            ASSERT_EQ(before ? castor_windows_carry(&t, &window, 1) : castor_windows_detach(&t, 1),
+                      CASTOR_OK);
             uint64_t ticket;
             uint8_t used;
             int flags = CASTOR_GRADIENT_USED | (before ? CASTOR_GRADIENT_CARRY : 0) |
                         (before < 2 ? CASTOR_GRADIENT_KEEP : 0);
-            ASSERT_EQ(castor_gradient_add(t, g.data(), 1, flags, &ticket), CASTOR_OK);
+            ASSERT_EQ(gradient_add(t, g.data(), 1, flags, &ticket), CASTOR_OK);
             ASSERT_EQ(castor_gradients_finish(r.store, &t, 1, &used), CASTOR_OK) << error_text();
-            ASSERT_EQ(window ? castor_window_refresh(window) : castor_window_take(t, &window, &address),
-                      CASTOR_OK);
-            EXPECT_EQ(castor_window_edited(window), 0u);
+            ASSERT_EQ(window ? window_refresh(window) : window_take(t, &window, &address), CASTOR_OK);
+            EXPECT_EQ(window_edited(window), 0u);
             shows(before + 1);
         }
         castor_window_return(window);
@@ -188,11 +187,11 @@ TEST(StoreSums, RanksThatGoOnDifferentlyAreAnError) {
         std::vector<float> g(5000, 1.0f);
         uint64_t ticket;
         uint8_t used;
-        ASSERT_EQ(castor_gradient_add(t, g.data(), 1, CASTOR_GRADIENT_KEEP, &ticket), CASTOR_OK);
+        ASSERT_EQ(gradient_add(t, g.data(), 1, CASTOR_GRADIENT_KEEP, &ticket), CASTOR_OK);
         ASSERT_EQ(castor_gradients_finish(r.store, &t, 1, &used), CASTOR_OK) << error_text();
-        castor_sum_release(t);
+        castor_sums_release(&t, 1);
         int flags = r.rank ? 0 : CASTOR_GRADIENT_CARRY;
-        ASSERT_EQ(castor_gradient_add(t, g.data(), 1, flags, &ticket), CASTOR_OK);
+        ASSERT_EQ(gradient_add(t, g.data(), 1, flags, &ticket), CASTOR_OK);
         EXPECT_NE(castor_gradients_finish(r.store, &t, 1, &used), CASTOR_OK);
         EXPECT_NE(strstr(error_text(), "rank 1 does not go on from"), nullptr) << error_text();
     });
@@ -245,7 +244,7 @@ TEST(StoreSums, FullQueuesInDifferentOrdersDoNotLock) {
             std::shuffle(order.begin(), order.end(), own);
             uint64_t ticket;
             for (auto &q : order) {
-                ASSERT_EQ(castor_windows_detach(q.tensor), CASTOR_OK);
+                ASSERT_EQ(castor_windows_detach(&q.tensor, 1), CASTOR_OK);
                 ASSERT_EQ(inside_gradient_add(q.tensor, g.data(), round, 1, 1, &ticket), CASTOR_OK)
                     << error_text();
             }
@@ -262,7 +261,7 @@ TEST(StoreSums, FullQueuesInDifferentOrdersDoNotLock) {
             for (auto &q : p) {
                 castor_window *w;
                 void *address;
-                ASSERT_EQ(castor_window_take(q.tensor, &w, &address), CASTOR_OK);
+                ASSERT_EQ(window_take(q.tensor, &w, &address), CASTOR_OK);
                 windows.push_back(w);
                 addresses.push_back(static_cast<float *>(address));
                 ASSERT_EQ(addresses.back()[100], float(3 * round));

@@ -83,9 +83,9 @@ void backward(Node &n, std::vector<Param<>> &params, const std::vector<uint8_t> 
         tensors.push_back(params[i].tensor);
         gradients.emplace_back(params[i].numel, float((rank + 1) * int(i + 1)));
         uint64_t ticket;
-        ASSERT_EQ(castor_windows_detach(params[i].tensor), CASTOR_OK);
-        ASSERT_EQ(castor_gradient_add(params[i].tensor, uses[i] ? gradients[i].data() : nullptr, 0.25,
-                                      uses[i] ? CASTOR_GRADIENT_USED : 0, &ticket),
+        ASSERT_EQ(castor_windows_detach(&params[i].tensor, 1), CASTOR_OK);
+        ASSERT_EQ(gradient_add(params[i].tensor, uses[i] ? gradients[i].data() : nullptr, 0.25,
+                               uses[i] ? CASTOR_GRADIENT_USED : 0, &ticket),
                   CASTOR_OK);
     }
     used.assign(params.size(), 0);
@@ -136,7 +136,7 @@ TEST(Nodes, SumsAreOfAllNodesAndUseIsKnownToAll) {
                 EXPECT_EQ(used[i], i != 4) << "parameter " << i;
                 EXPECT_EQ(params[i].sum()[0], ranks * 0.25f * float(i + 1)) << "parameter " << i;
                 EXPECT_EQ(params[i].sum()[params[i].numel - 1], ranks * 0.25f * float(i + 1));
-                castor_sum_release(params[i].tensor);
+                castor_sums_release(&params[i].tensor, 1);
             }
         }
     });

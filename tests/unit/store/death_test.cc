@@ -27,7 +27,7 @@ int wait_there(Rank &r, Wait wait, Param<> &p, const std::vector<float> &g) {
     std::vector<Param<>> more;
     switch (wait) {
     case Wait::FINISH:
-        if ((status = castor_gradient_add(p.tensor, g.data(), 1, 1, &ticket)) != CASTOR_OK)
+        if ((status = gradient_add(p.tensor, g.data(), 1, 1, &ticket)) != CASTOR_OK)
             return status;
         return castor_gradients_finish(r.store, &p.tensor, 1, &flag);
     case Wait::PUBLISH:
@@ -38,7 +38,7 @@ int wait_there(Rank &r, Wait wait, Param<> &p, const std::vector<float> &g) {
         more.push_back(param_make(5000));
         return params_register_status(r, more);
     case Wait::STEP_BEGIN:
-        return castor_step_begin(r.store, &value, nullptr, 1);
+        return castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr);
     default:
         return castor_barrier(r.store, "a barrier");
     }
@@ -57,10 +57,10 @@ TEST_P(StoreDeath, IsTheErrorOfAllThatWait) {
         params_register(r, p);
         std::vector<float> g(400000, 1.0f);
         sum_run(r, p[0], g.data());
-        castor_sum_release(p[0].tensor);
+        castor_sums_release(&p[0].tensor, 1);
         if (wait == Wait::PUBLISH) {
             double value = 0;
-            ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1), CASTOR_OK);
+            ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK);
         }
         if (r.rank == victim) {
             flag_await(r.board, 0, 2);

@@ -76,16 +76,17 @@ void step(Node &n, const Rank &r, float value) {
     std::vector<uint8_t> changed(tensors.size());
     meet(n, r);
     double agreed = value;
-    ASSERT_EQ(castor_step_begin(n.here.store, &agreed, nullptr, 1), CASTOR_OK) << error_text();
+    ASSERT_EQ(castor_step_begin(n.here.store, &agreed, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK)
+        << error_text();
     for (Param<> &p : n.params)
         if (keeps(n, p) && p.mine(n.here)) {
             std::fill(p.alias(), p.alias() + p.numel, value);
-            castor_publish_mark(p.tensor);
+            castor_publish_mark(&p.tensor, 1);
         }
     meet(n, r);
     for (Param<> &p : n.params)
         if (!keeps(n, p) && p.mine(n.here))
-            castor_publish_mark(p.tensor);
+            castor_publish_mark(&p.tensor, 1);
     drop(n, kParameters);
     ASSERT_EQ(castor_publish_end(n.here.store, tensors.data(), uint32_t(tensors.size()), changed.data()),
               CASTOR_OK);
@@ -102,13 +103,13 @@ float *lanes_make(size_t numel) {
 void backward(Node &n, const Rank &r, float value, float *lanes) {
     std::vector<castor_tensor *> tensors = tensors_of(n);
     for (Param<> &p : n.params)
-        ASSERT_EQ(castor_windows_detach(p.tensor), CASTOR_OK);
+        ASSERT_EQ(castor_windows_detach(&p.tensor, 1), CASTOR_OK);
     meet(n, r);
     std::vector<std::vector<float>> gradients;
     for (Param<> &p : n.params) {
         gradients.emplace_back(p.numel, float(r.rank + 1) * value);
         uint64_t ticket;
-        ASSERT_EQ(castor_gradient_add(p.tensor, gradients.back().data(), 1, CASTOR_GRADIENT_USED, &ticket),
+        ASSERT_EQ(gradient_add(p.tensor, gradients.back().data(), 1, CASTOR_GRADIENT_USED, &ticket),
                   CASTOR_OK);
     }
     std::vector<uint8_t> used(tensors.size());
@@ -297,12 +298,12 @@ TEST_F(Demand, WindowsShowTheSumsOfAllNodes) {
             for (Param<> &p : n.params) {
                 bool keep = random() % 3 == 0;
                 if (!p.info.single_sum) {
-                    castor_sum_release(p.tensor);
+                    castor_sums_release(&p.tensor, 1);
                     continue;
                 }
                 castor_window *window;
                 void *address;
-                ASSERT_EQ(castor_window_take(p.tensor, &window, &address), CASTOR_OK);
+                ASSERT_EQ(window_take(p.tensor, &window, &address), CASTOR_OK);
                 float *sum = static_cast<float *>(address);
                 EXPECT_EQ(sum[0], float(round) * 10) << "1 + 2 + 3 + 4 ranks";
                 EXPECT_EQ(sum[p.numel - 1], float(round) * 10);
@@ -314,7 +315,7 @@ TEST_F(Demand, WindowsShowTheSumsOfAllNodes) {
             if (round % 2)
                 step(n, r, float(round));
             for (Param<> &p : n.params)
-                ASSERT_EQ(castor_windows_detach(p.tensor), CASTOR_OK);
+                ASSERT_EQ(castor_windows_detach(&p.tensor, 1), CASTOR_OK);
             for (auto &[window, sum] : held) {
                 EXPECT_EQ(sum[1], float(round) * 10) << "what the script holds keeps its values";
                 castor_window_return(window);

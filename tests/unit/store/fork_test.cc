@@ -35,7 +35,7 @@ TEST(StoreFork, ChildSeesParametersGradientsAndStatesAsAtTheFork) {
         sum_run(r, p[0], g.data());
         castor_window *w;
         void *address;
-        ASSERT_EQ(castor_window_take(p[0].tensor, &w, &address), CASTOR_OK);
+        ASSERT_EQ(window_take(p[0].tensor, &w, &address), CASTOR_OK);
         float *grad = static_cast<float *>(address);
         uint64_t offset = 0;
         void *state_alias = nullptr, *state_view = nullptr;
@@ -67,7 +67,7 @@ TEST(StoreFork, ChildSeesParametersGradientsAndStatesAsAtTheFork) {
                     if (state_alias)
                         memset(state_alias, 6 + round, 20000);
                     sum_run(r, p[0], g.data(), 2 + round);
-                    ASSERT_EQ(castor_window_refresh(w), CASTOR_OK);
+                    ASSERT_EQ(window_refresh(w), CASTOR_OK);
                     r.barrier();
                 },
                 [&] {
@@ -101,7 +101,7 @@ TEST(StoreFork, EachChildSeesItsOwnMoment) {
         child_run(r, 0, nothing, [&] { EXPECT_EQ(p[0][1], 1.0f); });
         castor_window *w;
         void *address;
-        ASSERT_EQ(castor_window_take(p[0].tensor, &w, &address), CASTOR_OK);
+        ASSERT_EQ(window_take(p[0].tensor, &w, &address), CASTOR_OK);
         float *grad = static_cast<float *>(address);
         child_run(r, 1, nothing,
                   [&] { EXPECT_EQ(grad[4999], 2.0f) << "a window taken since the last fork"; });
@@ -182,7 +182,7 @@ TEST(StoreFork, ChildIsNoRank) {
         sum_run(r, p[0], g.data());
         castor_window *window;
         void *address;
-        ASSERT_EQ(castor_window_take(p[0].tensor, &window, &address), CASTOR_OK);
+        ASSERT_EQ(window_take(p[0].tensor, &window, &address), CASTOR_OK);
         castor_tensor *tensor = p[0].tensor;
         auto calls = [&] {
             double value = 1, values[2];
@@ -197,12 +197,12 @@ TEST(StoreFork, ChildIsNoRank) {
                 {"castor_gather", castor_gather(r.store, &value, sizeof value, values, "a gather")},
                 {"castor_agree", castor_agree(r.store, "a look", &value, nullptr, 1)},
                 {"castor_register", castor_register(r.store, &description, 1, &tensor)},
-                {"castor_gradient_add", castor_gradient_add(tensor, g.data(), 1, 1, &number)},
+                {"castor_gradients_add", gradient_add(tensor, g.data(), 1, 1, &number)},
                 {"castor_gradients_finish", castor_gradients_finish(r.store, &tensor, 1, flags)},
-                {"castor_window_take", castor_window_take(tensor, &other, &address)},
-                {"castor_window_refresh", castor_window_refresh(window)},
+                {"castor_windows_show, taking", window_take(tensor, &other, &address)},
+                {"castor_windows_show", window_refresh(window)},
                 {"castor_together", castor_together(r.store, 1, 1, &committed)},
-                {"castor_step_begin", castor_step_begin(r.store, &value, nullptr, 1)},
+                {"castor_step_begin", castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr)},
                 {"castor_publish_end", castor_publish_end(r.store, &tensor, 1, flags)},
                 {"castor_publish_deduplicate",
                  castor_publish_deduplicate(r.store, &tensor, 1, "the end of a step")},
@@ -218,7 +218,7 @@ TEST(StoreFork, ChildIsNoRank) {
             EXPECT_EQ(std::string(error_text()).rfind(expected, 0), 0u) << error_text();
             p[0][0] = 77;
             castor_publish_push(&tensor, 1);
-            castor_publish_mark(tensor);
+            castor_publish_mark(&tensor, 1);
         };
         child_run(
             r, 0, [] {}, calls);
@@ -226,7 +226,8 @@ TEST(StoreFork, ChildIsNoRank) {
         EXPECT_EQ(p[0].alias()[0], 0.0f);
         uint8_t changed = 1;
         double value = 1;
-        ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1), CASTOR_OK) << error_text();
+        ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK)
+            << error_text();
         ASSERT_EQ(castor_publish_end(r.store, &tensor, 1, &changed), CASTOR_OK) << error_text();
         EXPECT_EQ(changed, 0) << "a child's mark";
         sum_run(r, p[0], g.data(), 3);

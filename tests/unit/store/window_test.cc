@@ -15,7 +15,7 @@ struct View {
 View window_take(const Param<> &p) {
     View v;
     void *address = nullptr;
-    EXPECT_EQ(castor_window_take(p.tensor, &v.window, &address), CASTOR_OK) << error_text();
+    EXPECT_EQ(store_test::window_take(p.tensor, &v.window, &address), CASTOR_OK) << error_text();
     v.at = static_cast<float *>(address);
     return v;
 }
@@ -44,8 +44,8 @@ TEST(StoreWindow, HeldValuesOutliveTheNextSums) {
                 ASSERT_EQ(held[i].at[4999], 2.0f * float(i + 1)) << "round " << round;
             }
         }
-        EXPECT_GT(castor_window_edited(held[0].window), 0u) << "an old window is no view of the sum";
-        EXPECT_EQ(castor_window_edited(held.back().window), 0u);
+        EXPECT_GT(window_edited(held[0].window), 0u) << "an old window is no view of the sum";
+        EXPECT_EQ(window_edited(held.back().window), 0u);
         for (View &v : held)
             castor_window_return(v.window);
     });
@@ -84,7 +84,7 @@ TEST(StoreWindow, NobodyWritesTheNextSumBeforeTheLeaseIsBack) {
         if (r.rank == 0) { // goes ahead with its next gradient, while rank 1 still looks
             uint64_t ticket;
             castor_window_return(v.window);
-            ASSERT_EQ(castor_gradient_add(f.p[0].tensor, f.ones.data(), 5, 1, &ticket), CASTOR_OK);
+            ASSERT_EQ(gradient_add(f.p[0].tensor, f.ones.data(), 5, 1, &ticket), CASTOR_OK);
             flag_raise(r.board, 0);
             flag_await(r.board, 1);
             EXPECT_EQ(castor_gradients_done(r.store), 1u);
@@ -98,7 +98,7 @@ TEST(StoreWindow, NobodyWritesTheNextSumBeforeTheLeaseIsBack) {
             uint64_t ticket;
             // From another thread, as a storage's deleter may.
             std::thread([&] { castor_window_return(v.window); }).join();
-            ASSERT_EQ(castor_gradient_add(f.p[0].tensor, f.ones.data(), 1, 1, &ticket), CASTOR_OK);
+            ASSERT_EQ(gradient_add(f.p[0].tensor, f.ones.data(), 1, 1, &ticket), CASTOR_OK);
         }
         uint8_t used;
         ASSERT_EQ(castor_gradients_finish(r.store, &f.p[0].tensor, 1, &used), CASTOR_OK) << error_text();
@@ -115,9 +115,9 @@ TEST(StoreWindow, EditsAreThisRanksOwnAndRefreshDropsThem) {
             v.at[3000] = 7;
         r.barrier();
         EXPECT_EQ(v.at[3000], r.rank == 1 ? 7.0f : 2.0f);
-        EXPECT_EQ(castor_window_edited(v.window), r.rank == 1 ? kPage : 0u);
+        EXPECT_EQ(window_edited(v.window), r.rank == 1 ? kPage : 0u);
         EXPECT_EQ(f.p[0].sum()[3000], 2.0f);
-        ASSERT_EQ(castor_window_refresh(v.window), CASTOR_OK);
+        ASSERT_EQ(window_refresh(v.window), CASTOR_OK);
         EXPECT_EQ(v.at[3000], 2.0f);
         castor_window_return(v.window);
         View again = window_take(f.p[0]);
@@ -133,16 +133,16 @@ TEST(StoreWindow, ZeroIsZeroUntilRefreshed) {
         Fixture f(r);
         View v = window_take(f.p[0]);
         v.at[10] = 9;
-        ASSERT_EQ(castor_window_zero(v.window), CASTOR_OK);
+        ASSERT_EQ(castor_windows_zero(&v.window, 1), CASTOR_OK);
         for (size_t i = 0; i < 5000; i++)
             ASSERT_EQ(v.at[i], 0.0f);
-        EXPECT_GT(castor_window_edited(v.window), 0u);
+        EXPECT_GT(window_edited(v.window), 0u);
         v.at[20] = 4; // a gradient accumulates into it
         f.sum(r, 3);
         EXPECT_EQ(v.at[20], 4.0f);
-        ASSERT_EQ(castor_window_refresh(v.window), CASTOR_OK);
+        ASSERT_EQ(window_refresh(v.window), CASTOR_OK);
         EXPECT_EQ(v.at[20], 6.0f);
-        ASSERT_EQ(castor_window_zero(v.window), CASTOR_OK);
+        ASSERT_EQ(castor_windows_zero(&v.window, 1), CASTOR_OK);
         castor_window_return(v.window);
         f.sum(r, 4);
         View again = window_take(f.p[0]);
@@ -160,7 +160,7 @@ TEST(StoreWindow, OwnersWriteForUntouchedWindows) {
         if (r.rank == 2)
             v.at[0] = 1;
         int committed = 0;
-        bool able = castor_window_edited(v.window) == 0;
+        bool able = window_edited(v.window) == 0;
         ASSERT_EQ(castor_together(r.store, 3, able, &committed), CASTOR_OK);
         EXPECT_EQ(committed, 0);
         r.barrier();
@@ -197,7 +197,7 @@ TEST(StoreWindow, MemoryOfDroppedSumsGoesBackAndComesBack) {
                         g[i] = float((r.rank + 1) * int((i + size_t(round)) % 1009));
                     bool mine = !nobody && !(without_first && r.rank == 0);
                     uint64_t ticket;
-                    ASSERT_EQ(castor_gradient_add(q.tensor, mine ? g.data() : nullptr, 0.5, mine, &ticket),
+                    ASSERT_EQ(gradient_add(q.tensor, mine ? g.data() : nullptr, 0.5, mine, &ticket),
                               CASTOR_OK);
                     while (castor_gradients_done(r.store) < ticket) // g goes
                         usleep(200);

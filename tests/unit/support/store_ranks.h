@@ -227,12 +227,39 @@ template <typename T> void params_register(const Rank &r, std::vector<Param<T>> 
     ASSERT_EQ(params_register_status(r, params), CASTOR_OK) << error_text();
 }
 
+// Calls with arrays, for one.
+
+inline castor_status gradient_add(castor_tensor *t, const void *source, double scale, int flags,
+                                  uint64_t *ticket) {
+    castor_gradient gradient = {t, source, flags, 0, 0};
+    castor_status status = castor_gradients_add(&gradient, 1, scale);
+    *ticket = gradient.ticket;
+    return status;
+}
+
+inline castor_status window_take(castor_tensor *t, castor_window **out, void **address) {
+    *out = nullptr;
+    return castor_windows_show(&t, 1, out, address);
+}
+
+inline castor_status window_refresh(castor_window *w) {
+    castor_tensor *none = nullptr;
+    void *address;
+    return castor_windows_show(&none, 1, &w, &address);
+}
+
+inline uint64_t window_edited(castor_window *w) {
+    uint64_t bytes;
+    castor_windows_edited(&w, 1, &bytes);
+    return bytes;
+}
+
 // One sum over all ranks, of `scale` * source[i] each.
 template <typename T> void sum_run(const Rank &r, Param<T> &p, const T *source, double scale = 1) {
     uint64_t ticket;
     uint8_t used;
-    ASSERT_EQ(castor_windows_detach(p.tensor), CASTOR_OK);
-    ASSERT_EQ(castor_gradient_add(p.tensor, source, scale, source != nullptr, &ticket), CASTOR_OK);
+    ASSERT_EQ(castor_windows_detach(&p.tensor, 1), CASTOR_OK);
+    ASSERT_EQ(gradient_add(p.tensor, source, scale, source != nullptr, &ticket), CASTOR_OK);
     ASSERT_EQ(castor_gradients_finish(r.store, &p.tensor, 1, &used), CASTOR_OK) << error_text();
 }
 
@@ -241,11 +268,11 @@ template <typename T>
 void step_run(const Rank &r, Param<T> &p, const std::function<void(T *)> &write, uint8_t *changed = nullptr) {
     uint8_t published;
     double value = 1;
-    ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1), CASTOR_OK) << error_text();
+    ASSERT_EQ(castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK) << error_text();
     if (p.mine(r)) {
         castor_publish_push(&p.tensor, 1);
         write(p.alias());
-        castor_publish_mark(p.tensor);
+        castor_publish_mark(&p.tensor, 1);
     }
     ASSERT_EQ(castor_publish_end(r.store, &p.tensor, 1, &published), CASTOR_OK) << error_text();
     if (changed)

@@ -80,7 +80,7 @@ void Script::compare() {
             expect_equal(g.kind == GradKind::OWN ? q.own.data() : q.window_address, g.values,
                          "the gradient of " + name);
         if (g.kind == GradKind::WINDOW && g.untouched) {
-            EXPECT_EQ(castor_window_edited(q.window), 0u) << where() << name;
+            EXPECT_EQ(window_edited(q.window), 0u) << where() << name;
         }
     }
     for (size_t i = 0; i < kept.size() && good(); i++)

@@ -68,12 +68,12 @@ void Script::backward() {
             source = at;
         }
         castor_window *window = kind == GradKind::WINDOW ? q.window : nullptr;
-        if (q.shared && carry[i] && !call(castor_window_carry(q.p.tensor, window), "going on"))
+        if (q.shared && carry[i] && !call(castor_windows_carry(&q.p.tensor, &window, 1), "going on"))
             return;
-        if (q.shared && !carry[i] && !call(castor_windows_detach(q.p.tensor), "detaching"))
+        if (q.shared && !carry[i] && !call(castor_windows_detach(&q.p.tensor, 1), "detaching"))
             return;
         if (!q.shared)
-            castor_sum_release(q.p.tensor);
+            castor_sums_release(&q.p.tensor, 1);
         int flags = (used[i] ? CASTOR_GRADIENT_USED : 0) | (carry[i] ? CASTOR_GRADIENT_CARRY : 0) |
                     (q.kept ? CASTOR_GRADIENT_KEEP : 0);
         if (!call(inside_gradient_add(q.p.tensor, source, double(scale_of(r.rank)), flags, queue_bytes,
@@ -102,7 +102,7 @@ void Script::show(size_t i, bool any, bool carried) {
         g.untouched = false;
         if (!any && !(carried && g.kind == GradKind::WINDOW)) {
             if (mine)
-                castor_sum_release(q.p.tensor);
+                castor_sums_release(&q.p.tensor, 1);
             continue;
         }
         bool keeps_own = g.kind == GradKind::OWN || !q.shared ||
@@ -112,16 +112,16 @@ void Script::show(size_t i, bool any, bool carried) {
             g.kind = GradKind::OWN;
             if (mine) {
                 q.own.assign(q.p.sum(), q.p.sum() + q.numel);
-                castor_sum_release(q.p.tensor);
+                castor_sums_release(&q.p.tensor, 1);
             }
             continue;
         }
         g.untouched = true;
         if (mine && g.kind == GradKind::WINDOW) {
-            call(castor_window_refresh(q.window), "refreshing");
+            call(window_refresh(q.window), "refreshing");
         } else if (mine) {
             void *address = nullptr;
-            if (call(castor_window_take(q.p.tensor, &q.window, &address), "taking a window"))
+            if (call(window_take(q.p.tensor, &q.window, &address), "taking a window"))
                 q.window_address = static_cast<float *>(address);
         }
         g.kind = GradKind::WINDOW;
@@ -192,7 +192,7 @@ void Script::clip() {
 
 void Script::step() {
     double values[2] = {0.125, double(parameters.size())};
-    if (!call(castor_step_begin(r.store, values, nullptr, 2), "the begin of a step"))
+    if (!call(castor_step_begin(r.store, values, nullptr, 2, nullptr, 0, nullptr), "the begin of a step"))
         return;
     std::vector<castor_tensor *> tensors;
     std::vector<uint8_t> publishes;
@@ -214,7 +214,7 @@ void Script::step() {
                 const float *from = g.untouched ? q.p.sum() : grad_address(q);
                 for (size_t k = 0; k < q.numel; k++)
                     q.p.alias()[k] = stepped(q.p.alias()[k], from[k]);
-                castor_publish_mark(q.p.tensor);
+                castor_publish_mark(&q.p.tensor, 1);
                 EXPECT_EQ(castor_part_end(r.store), CASTOR_OK) << where() << error_text();
             }
             q.stored = v;
@@ -276,7 +276,7 @@ void Script::edit_gradients() {
             if (rank != r.rank)
                 continue;
             if (zero)
-                call(castor_window_zero(q.window), "zeroing a window");
+                call(castor_windows_zero(&q.window, 1), "zeroing a window");
             else
                 grad_address(q)[k] = g.values[k];
         }

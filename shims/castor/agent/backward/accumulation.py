@@ -76,6 +76,8 @@ class Cycle:
     def hold(self):
         """The micro-step is over: what it made stays until the step."""
         before, self.held = self.held, {}
+        pairs = [(store.entry_of(p), p) for p in self.parameters() if p.grad is not None and store.entry_of(p) is not None]
+        changed = store.changed(pairs)
         for p in self.parameters():
             known = id(p) in before
             if p.grad is None:
@@ -83,7 +85,7 @@ class Cycle:
                     refuse_change(p)
                 continue
             entry = store.entry_of(p)
-            in_store = entry is not None and entry.synchronizer.carry(entry, p, known)
+            in_store = entry is not None and entry.synchronizer.carry(entry, p, known, entry in changed)
             self.held[id(p)] = (None, 0) if in_store else (p.grad, p.grad._version)
 
     def check_held(self):

@@ -3,7 +3,6 @@ import collections
 import ctypes
 import functools
 import weakref
-from ctypes import byref, c_uint64
 
 import torch
 
@@ -61,7 +60,7 @@ class Synchronizer:
         if entry.fired:
             self._refuse_second()
         self._reap()  # of the gradients before: hooks of the script's own, which come after this one, still look at p.grad
-        self._submit(entry, p, p.grad)
+        self._submit([(entry, p, p.grad)])
         entry.fired = True  # not before: what an exception kept from the sum is not waited for
         if self.group.across is not None:
             self.group.across.go_on(self)
@@ -72,47 +71,60 @@ class Synchronizer:
             "(reentrant checkpointing of shared weights?). Pass static_graph=True to DistributedDataParallel."
         )
 
-    def _submit(self, entry, p, grad):
-        self._let_go(entry)
-        entry.carrying, entry.carried = entry.carried, False
-        source = None
-        if grad is not None:
-            if grad.layout is not torch.strided:
-                raise core.Error("castor: a gradient is sparse: make it dense (Embedding(sparse=False)), or run this script on one rank")
-            if p.dtype is not entry.dtype:
-                raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} has become {p.dtype}, and its gradients are summed "
-                                 f"as {entry.dtype}: wrap the model again, or build its optimizer again, after such a change")
-            source = grad.detach()
-            if source.dtype is not entry.sum_alias.dtype:
-                source = source.to(entry.sum_alias.dtype)
-            if source.stride() != entry.sum_alias.stride():
-                source = torch.empty_strided(entry.sum_alias.shape, entry.sum_alias.stride(), dtype=entry.sum_alias.dtype)
-                source.copy_(grad.detach())
-        ticket = c_uint64()
-        goes_on = entry.carrying and not ((entry.whole or entry.single_sum) and not entry.goes_on_here)
-        flags = core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
-        entry.whole = False
-        if not accumulation.at_boundary([p]):
-            flags |= core.GRADIENT_KEEP
-        core.gradient_add(entry.handle, None if source is None else source.data_ptr(), self.scale, flags, byref(ticket))
-        if source is not None:
-            self.pending.append((ticket.value, entry, p, grad, source))
+    def _submit(self, made):
+        """(entry, parameter, gradient) each: their gradients are added to the sums."""
+        self._let_go([entry for entry, _, _ in made])
+        added = (core.Gradient * len(made))()
+        sources = []
+        for (entry, p, grad), gradient in zip(made, added):
+            entry.carrying, entry.carried = entry.carried, False
+            source = self._source_of(entry, p, grad)
+            sources.append(source)
+            goes_on = entry.carrying and not ((entry.whole or entry.single_sum) and not entry.goes_on_here)
+            gradient.tensor, gradient.source = entry.handle, None if source is None else source.data_ptr()
+            gradient.flags = core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
+            entry.whole = False
+            if not accumulation.at_boundary([p]):
+                gradient.flags |= core.GRADIENT_KEEP
+        core.gradients_add(added, len(added), self.scale)
+        for (entry, p, grad), source, gradient in zip(made, sources, added):
+            if source is not None:
+                self.pending.append((gradient.ticket, entry, p, grad, source))
+
+    def _source_of(self, entry, p, grad):
+        """The gradient, of the sum's type and strides."""
+        if grad is None:
+            return None
+        if grad.layout is not torch.strided:
+            raise core.Error("castor: a gradient is sparse: make it dense (Embedding(sparse=False)), or run this script on one rank")
+        if p.dtype is not entry.dtype:
+            raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} has become {p.dtype}, and its gradients are summed "
+                             f"as {entry.dtype}: wrap the model again, or build its optimizer again, after such a change")
+        source = grad.detach()
+        if source.dtype is not entry.sum_alias.dtype:
+            source = source.to(entry.sum_alias.dtype)
+        if source.stride() != entry.sum_alias.stride():
+            source = torch.empty_strided(entry.sum_alias.shape, entry.sum_alias.stride(), dtype=entry.sum_alias.dtype)
+            source.copy_(grad.detach())
+        return source
 
     @staticmethod
-    def _let_go(entry):
-        """The next gradient goes into the sum: nothing of this rank looks at the last one any more."""
-        if not entry.shared:
-            core.sum_release(entry.handle)
-        elif entry.carried:
-            shows = entry.hidden is not None and entry.shows_window(entry.hidden)
-            core.window_carry(entry.handle, entry.window if shows else None)
-        else:
-            core.windows_detach(entry.handle)
+    def _let_go(entries):
+        """The next gradients go into the sums: nothing of this rank looks at the last ones any more."""
+        own = [e for e in entries if not e.shared]
+        carried = [e for e in entries if e.shared and e.carried]
+        others = [e for e in entries if e.shared and not e.carried]
+        if own:
+            core.sums_release(store.handles(own), len(own))
+        if carried:
+            windows = core.pointers([e.window if e.hidden is not None and e.shows_window(e.hidden) else None for e in carried])
+            core.windows_carry(store.handles(carried), windows, len(carried))
+        if others:
+            core.windows_detach(store.handles(others), len(others))
 
     def let_go(self):
         """Before the first gradient of a backward that makes ours."""
-        for entry in self._participants():
-            self._let_go(entry)
+        self._let_go(self._participants())
 
     def _reap(self):
         done = core.gradients_done(self.group.handle)
@@ -164,12 +176,11 @@ class Synchronizer:
     def _sum(self):
         self.unsynced = False
         entries = self._participants()
-        for entry in entries:
-            if not entry.fired:
-                p = entry.parameter()
-                self._submit(entry, p, None if p is None else p.grad)
+        late = [(e, e.parameter()) for e in entries if not e.fired]
+        if late:
+            self._submit([(e, p, None if p is None else p.grad) for e, p in late])
         used = (ctypes.c_uint8 * max(len(entries), 1))()
-        core.gradients_finish(self.group.handle, core.pointers([e.handle for e in entries]), len(entries), used)
+        core.gradients_finish(self.group.handle, store.handles(entries), len(entries), used)
         if self.group.across is not None:
             self.schedule = self.group.across.sum(entries, used, self.schedule)
             self.group.across.end(self)
@@ -179,34 +190,41 @@ class Synchronizer:
         while self.pending:
             self._added()
         with torch.no_grad():
-            for entry, some_rank_used in zip(entries, used):
-                self._show(entry, some_rank_used)
+            self._show(entries, used)
         self.begun = self.expecting = False
 
-    def _show(self, entry, some_rank_used):
-        entry.fired = entry.used = False
-        entry.synced = True
-        p = entry.parameter()
-        if entry.hidden is not None:
-            self._show_carried(entry)
-        if not (some_rank_used or entry.carrying) or p is None:
-            core.sum_release(entry.handle)  # p.grad stays as it was
-        elif not entry.shared or p.grad is None and p.stride() != entry.sum_alias.stride():
-            if p.grad is None:
-                p.grad = torch.empty_like(p, dtype=entry.sum_alias.dtype)
-            p.grad.copy_(entry.sum_alias)
-            core.sum_release(entry.handle)
-        elif entry.shows_window(p.grad):
-            core.window_refresh(entry.window)
-        elif p.grad is None:
-            p.grad = entry.take_window()
-        else:  # the script holds the gradient that stood there: its values change, its identity stays
-            p.grad.copy_(entry.sum_alias)
-            core.sum_release(entry.handle)
-        entry.carrying = False
-        if p is not None:
-            entry.shown = None if p.grad is None else weakref.ref(p.grad)
-            entry.shown_version = 0 if p.grad is None else p.grad._version
+    def _show(self, entries, used):
+        """p.grad becomes the sum, of each parameter that some rank used."""
+        copied, refreshed, taken = [], [], []
+        for entry, some_rank_used in zip(entries, used):
+            entry.fired = entry.used = False
+            entry.synced = True
+            p = entry.parameter()
+            if entry.hidden is not None:
+                self._show_carried(entry)
+            if not (some_rank_used or entry.carrying) or p is None:
+                copied.append(entry)  # p.grad stays as it was
+            elif entry.shared and entry.shows_window(p.grad):
+                refreshed.append(entry)
+            elif entry.shared and p.grad is None and p.stride() == entry.sum_alias.stride():
+                taken.append((entry, p))
+            else:  # where the script holds a gradient, its values change, its identity stays
+                if p.grad is None:
+                    p.grad = torch.empty_like(p, dtype=entry.sum_alias.dtype)
+                p.grad.copy_(entry.sum_alias)
+                copied.append(entry)
+            entry.carrying = False
+        core.sums_release(store.handles(copied), len(copied))
+        shown = refreshed + [entry for entry, _ in taken]
+        windows, addresses = core.pointers([e.window for e in refreshed] + [None] * len(taken)), core.pointers([None] * len(shown))
+        core.windows_show(store.handles(shown), len(shown), windows, addresses)
+        for number, (entry, p) in enumerate(taken, len(refreshed)):
+            p.grad = entry.over_window(windows[number], addresses[number])
+        for entry in entries:
+            p = entry.parameter()
+            if p is not None:
+                entry.shown = None if p.grad is None else weakref.ref(p.grad)
+                entry.shown_version = 0 if p.grad is None else p.grad._version
 
     # ---- accumulation: a sum that goes on through several backward passes
 
@@ -217,20 +235,13 @@ class Synchronizer:
             p.grad = entry.hidden
         entry.hidden = None
 
-    @staticmethod
-    def _changed(entry, p):
-        """p.grad is not what the last backward showed."""
-        if p.grad is not entry.shown_grad():
-            return True
-        return bool(core.window_edited(entry.window)) if entry.shows_window(p.grad) else p.grad._version != entry.shown_version
-
-    def carry(self, entry, p, already):
+    def carry(self, entry, p, already, changed):
         """A micro-step is over: the next backward goes on from the sum that p.grad shows. False: p.grad holds what no sum
-        does (no_sync), or zeros. `already`: the micro-steps before are in there."""
+        does (no_sync), or zeros. `already`: the micro-steps before are in there; `changed`: p.grad is (store.changed)."""
         entry.carried = False
         if self.unsynced or not entry.synced:
             return False
-        if self._changed(entry, p):
+        if changed:
             if already or p.grad.any():
                 accumulation.refuse_change(p)
             return False
@@ -239,17 +250,19 @@ class Synchronizer:
 
     def hide_carried(self):
         """A backward begins: autograd gives the new gradients alone, which the sums take up."""
-        for entry in self.entries:
-            p = entry.parameter()
-            if not entry.carried or p is None:
-                continue
-            if self.unsynced:
+        carried = [(e, e.parameter()) for e in self.entries if e.carried]
+        carried = [(e, p) for e, p in carried if p is not None]
+        if self.unsynced:
+            for entry, _ in carried:
                 entry.carried = False  # p.grad holds the sum and what came without synchronization
-                continue
-            if p.grad is not None and self._changed(entry, p):
+            return
+        changed = store.changed([(e, p) for e, p in carried if p.grad is not None])
+        for entry, p in carried:
+            if entry in changed:
                 if p.grad is not entry.shown_grad() or p.grad.any():
                     accumulation.refuse_change(p)
-                self._show(entry, True)  # cleared by hand, which acts at the step only
+        self._show([e for e, _ in carried if e in changed], [True] * len(changed))  # cleared by hand, which acts at the step only
+        for entry, p in carried:
             if self.expecting:
                 entry.hidden, p.grad = p.grad, None
             elif p.grad is None:

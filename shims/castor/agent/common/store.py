@@ -94,19 +94,17 @@ class Entry:
         """The tensor that stood in p.grad after the last synchronized backward, if it is still alive."""
         return None if self.shown is None else self.shown()
 
-    def take_window(self):
-        """A tensor over a window on the newest sum."""
-        handle, address = c_void_p(), c_void_p()
-        core.window_take(self.handle, byref(handle), byref(address))
-        handle = handle.value
-        self.window, self.window_address = handle, address.value
-        return tensors.tensor_at(address.value, self.sum_alias, lambda: self._window_freed(handle))
+    def over_window(self, handle, address):
+        """A tensor over a window on the newest sum, which core.windows_show took."""
+        self.window, self.window_address = handle, address
+        return tensors.tensor_at(address, self.sum_alias, lambda: self._window_freed(handle))
 
     def _window_freed(self, handle):
         if self.window == handle:
             self.window = self.window_address = None
         if active():
             core.window_return(handle)
+
 
 class Group:
     """The store of one set of ranks, all on this node.
@@ -145,6 +143,15 @@ class Group:
         either = [functools.reduce(operator.or_, (int(row[i]) for row in every)) for i in range(len(packed))]
         bits = "".join(format(u, f"0{min(48, len(flags) - 48 * i)}b") for i, u in enumerate(either))
         return [bit == "1" for bit in bits]
+
+    def begin_step(self, agreed, said=()):
+        """On every rank: the beginning of a step. `agreed`: (label, number) of what must be the same on all. Returns what each rank says
+        of its own, in rank order; all say the same count."""
+        labels = (ctypes.c_char_p * len(agreed))(*[label.encode() for label, _ in agreed])
+        values = (ctypes.c_double * len(agreed))(*[value for _, value in agreed])
+        every = (ctypes.c_double * (len(said) * self.world))()
+        core.step_begin(self.handle, values, labels, len(agreed), (ctypes.c_double * len(said))(*said), len(said), every)
+        return [every[r * len(said):(r + 1) * len(said)] for r in range(self.world)]
 
     def barrier(self, what):
         core.barrier(self.handle, what.encode())
@@ -202,6 +209,30 @@ def entries():
 def entry_of(p):
     entry = _entries.get(id(p))
     return entry if entry is not None and entry.parameter() is p else None
+
+
+def handles(entries):
+    return core.pointers([e.handle for e in entries])
+
+
+def edited(entries):
+    """Of entries whose p.grad shows their window, those whose window is not the sum as it is."""
+    found = (ctypes.c_uint64 * len(entries))()
+    core.windows_edited(core.pointers([e.window for e in entries]), len(entries), found)
+    return {e for e, changed in zip(entries, found) if changed}
+
+
+def changed(pairs):
+    """Of (entry, parameter) each, with a gradient: the entries whose p.grad is not what the last backward showed."""
+    found, shown = set(), []
+    for entry, p in pairs:
+        if p.grad is not entry.shown_grad():
+            found.add(entry)
+        elif entry.shows_window(p.grad):
+            shown.append(entry)
+        elif p.grad._version != entry.shown_version:
+            found.add(entry)
+    return found | edited(shown)
 
 
 def release(parameters):
@@ -269,7 +300,7 @@ def adopt(grp, parameters, float_sums=False):
 
 def _forget_before(p, entry):
     """What it shows stays, in memory of this rank's own: its gradient, its states, and the block that was its home."""
-    core.windows_detach(entry.handle)
+    core.windows_detach(handles([entry]), 1)
     core.tensor_keep_home(entry.handle)
     core.tensor_forget(entry.handle)
 
@@ -296,7 +327,7 @@ def look(entries):
     pairs = [(e.parameter(), e) for e in entries]
     layouts = (ctypes.c_uint64 * len(pairs))(*[tensors.layout(p) for p, _ in pairs])
     away = (ctypes.c_uint8 * max(len(pairs), 1))()
-    found = core.homes_look(core.pointers([e.handle for _, e in pairs]), core.pointers([p.data_ptr() for p, _ in pairs]),
+    found = core.homes_look(handles(entries), core.pointers([p.data_ptr() for p, _ in pairs]),
                             layouts, len(pairs), away)
     return away if found else None
 
@@ -312,7 +343,7 @@ def settle(grp, entries, states):
         home.flags = (core.HOME_WHOLE * tensors.owns_whole_storage(p) | core.HOME_STATES_AWAY * away
                       | core.HOME_STATES_REACHED * reached)
     verdicts, agreed = (ctypes.c_uint8 * max(len(entries), 1))(), ctypes.c_uint64()
-    core.homes_settle(grp.handle, core.pointers([e.handle for e in entries]), homes, len(entries), verdicts, byref(agreed))
+    core.homes_settle(grp.handle, handles(entries), homes, len(entries), verdicts, byref(agreed))
     left = [e for e, verdict in zip(entries, verdicts) if verdict == core.HOME_LEAVES and e.shared]
     for entry in left:
         entry.shared, entry.has_left = False, True

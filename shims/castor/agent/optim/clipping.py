@@ -22,13 +22,11 @@ class _Gradients:
 
     def __init__(self, parameters):
         self.pairs = [(p, store.entry_of(p)) for p in parameters if p.grad is not None]
-        entries = [e for _, e in self.pairs if e is not None]
-        self.group = next((e.group for e in entries if e.shared), None)
+        shared = [e for _, e in self.pairs if e is not None and e.shared]
+        self.group = shared[0].group if shared else None
         self.able = self.group is not None and all(
-            e is not None and e.group is self.group and e.synced
-            and (not e.shared or (e.shows_window(p.grad) and not core.window_edited(e.window)))
-            for p, e in self.pairs
-        ) and (masters.dtype is not None or len({p.grad.dtype for p, _ in self.pairs}) == 1)
+            e is not None and e.group is self.group and e.synced and (not e.shared or e.shows_window(p.grad)) for p, e in self.pairs
+        ) and not store.edited(shared) and (masters.dtype is not None or len({p.grad.dtype for p, _ in self.pairs}) == 1)
 
     def norm_dtype(self):
         """CASTOR_PRECISION: as of the float gradients that the optimizer is to see."""
@@ -188,11 +186,10 @@ def _zero_grad(stock, parameters_of):
         hidden = [(p, p.grad) for p in accumulation.not_zeroed(parameters)]
         for p, _ in hidden:
             p.grad = None
-        for p in parameters if zeroes else ():
-            e = store.entry_of(p)
-            if e is None or not e.shared or not e.shows_window(p.grad):
-                continue
-            core.window_zero(e.window)
+        pairs = [(p, store.entry_of(p)) for p in parameters] if zeroes else []
+        pairs = [(p, e) for p, e in pairs if e is not None and e.shared and e.shows_window(p.grad)]
+        core.windows_zero(core.pointers([e.window for _, e in pairs]), len(pairs))
+        for p, _ in pairs:
             p.grad.requires_grad_(False)
             torch.autograd.graph.increment_version(p.grad)
             hidden.append((p, p.grad))

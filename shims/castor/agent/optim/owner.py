@@ -22,11 +22,26 @@ thread = _Thread()
 
 
 class Running:
-    """What the running outermost step of this thread has done."""
+    """What the running outermost step of this thread has done, and what is still to be said at its beginning: by the ranks of a
+    single-process script (job), to each other."""
 
     def __init__(self, optimizer):
-        self.optimizer = optimizer
-        self.mode = core.MODE_PLAIN
+        self.optimizer, self.mode = optimizer, core.MODE_PLAIN
+        self.job, self.said = None, []
+
+    def say(self, job):
+        self.job, self.said = job, job.said_before_step(self.optimizer)
+
+    def heard(self, every):
+        """What each rank said."""
+        if self.said:
+            self.said = []
+            self.job.compare_before_step(every)
+
+    def compare_alone(self):
+        """Before a step that begins without the ranks' coming together."""
+        if self.said:
+            self.heard(self.job.group.gather(self.said, "the gradients before a step"))
 
 
 def pairs_of(optimizer):
@@ -46,15 +61,14 @@ def closure_of(args, kwargs):
 
 
 def _agreed_values(optimizer, pairs):
-    """What must be the same on every rank, with labels: the numeric hyperparameters, and the number of parameters."""
-    labels, values = ["the number of parameters"], [float(len(pairs))]
+    """(label, number) of what must be the same on every rank: the numeric hyperparameters, and the number of parameters."""
+    agreed = [("the number of parameters", float(len(pairs)))]
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             for v in () if key == "params" else value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(v, (int, float)) or isinstance(v, torch.Tensor) and v.numel() == 1:
-                    labels.append(f"{key} of parameter group {number}")
-                    values.append(float(v))
-    return labels, values
+                    agreed.append((f"{key} of parameter group {number}", float(v)))
+    return agreed
 
 
 def _checksum(gradients):
@@ -85,48 +99,55 @@ class _OwnerStep:
 
     def _find_shared(self):
         self.shared = [(i, p, e) for i, (p, e) in enumerate(self.pairs) if e.shared]
-        self.handles = core.pointers([e.handle for _, _, e in self.shared])
+        self.handles = store.handles([e for _, _, e in self.shared])
 
-    def begin(self):
-        changed_on, agreed = self._look()
-        labels, values = _agreed_values(self.optimizer, self.pairs)
-        if self.group.across is not None and agreed is not None:
-            self.group.across.agreed = zlib.crc32(repr(agreed).encode(), self.group.across.agreed)
+    def begin(self, running):
+        """The ranks come together once, unless the script has put something elsewhere or changed gradients: owners step for all, so
+        that all must have changed them alike (a closure makes its gradients later)."""
+        changed, away, moved = self._changed(), *self._look()
+        agreed = _agreed_values(self.optimizer, self.pairs)
+        every = self.group.begin_step(agreed, [float(changed), float(moved), *(running.said if running else ())])
+        if running:
+            running.heard([said for _, _, *said in every])
+        settled = self._settle(away) if any(moved for _, moved, *_ in every) else None
+        changed_on = [str(rank) for rank, (changed, *_) in enumerate(every) if changed]
+        checksum = []
         if changed_on:
-            labels.insert(0, f"the checksum of the gradients (the script changed them on rank {', '.join(map(str, changed_on))})")
-            values.insert(0, float(_checksum(p.grad for _, p, _ in self.shared)))
-        if self.group.across is not None:
-            self.group.across.agreed = zlib.crc32(repr(values).encode(), self.group.across.agreed)
+            label = f"the checksum of the gradients (the script changed them on rank {', '.join(changed_on)})"
+            checksum = [(label, float(_checksum(p.grad for _, p, _ in self.shared)))]
+        if changed_on or settled is not None:
+            self.group.begin_step(checksum)
+        across = self.group.across
+        if across is not None:
+            across.agreed = zlib.crc32(repr((settled, [value for _, value in agreed + checksum])).encode(), across.agreed)
             if self.group.sharded:
-                self.group.across.meet()
-        core.step_begin(self.group.handle, (ctypes.c_double * len(values))(*values),
-                        (ctypes.c_char_p * len(labels))(*[label.encode() for label in labels]), len(values))
+                across.meet()
 
     def _find_untouched(self, tensors):
-        self.untouched = {i for i, p, e in tensors if e.shows_window(p.grad) and not core.window_edited(e.window)}
+        shown = [(i, e) for i, p, e in tensors if e.shows_window(p.grad)]
+        edited = store.edited([e for _, e in shown])
+        self.untouched = {i for i, e in shown if e not in edited}
+
+    def _changed(self):
+        """Whether some gradient on this rank is not the untouched sum."""
+        if self.closure:
+            return False
+        self._find_untouched(self.shared)
+        return any(p.grad is not None and i not in self.untouched for i, p, _ in self.shared)
 
     def _look(self):
-        """What the script has put elsewhere is settled. Returns the ranks whose gradients are not the untouched sums (owners
-        step for all, so that all must have changed them alike; a closure makes its gradients later), and what was settled."""
-        changed = False
-        if not self.closure:
-            self._find_untouched(self.shared)
-            changed = any(p.grad is not None and i not in self.untouched for i, p, _ in self.shared)
-        entries = [e for _, e in self.pairs]
+        """The places of what has a state elsewhere than in the store, and whether the script has put anything elsewhere, on this
+        rank."""
         away = self.states.away(self.optimizer, self.pairs)
-        moved = store.look(entries) is not None or bool(away)
-        every = self.group.gather([float(changed), float(moved), float(len(entries))], "what the script changed before a step")
-        agreed = None
-        if any(flag for _, flag, _ in every) and len({count for _, _, count in every}) == 1:
-            agreed = self._settle(entries, away)
-        return [rank for rank, (flag, _, _) in enumerate(every) if flag], agreed
+        return away, store.look([e for _, e in self.pairs]) is not None or bool(away)
 
-    def _settle(self, entries, away):
+    def _settle(self, away):
+        """On every rank: what the script has put elsewhere on one is settled. Returns what nodes compare."""
         described = self.states.describe(self.optimizer, self.group, self.pairs, away)
         # States of a master are copied to their place: the optimizer sees them there only.
         described = [(digest, is_away, reached and masters.of(p) is None)
                      for (digest, is_away, reached), (p, _) in zip(described, self.pairs)]
-        left, agreed = store.settle(self.group, entries, described)
+        left, agreed = store.settle(self.group, [e for _, e in self.pairs], described)
         if left and self.group.across is not None:
             raise core.GroupError(f"castor: the script gives a parameter of shape {tuple(left[0].parameter().shape)} memory that "
                                   "something else can reach, or that differs between ranks: on several nodes set its values "
@@ -140,7 +161,9 @@ class _OwnerStep:
         """No rank reads the parameters of before any more: the owners write them next."""
         if self.group.single:
             self.group.across.meet()
-        self._look()
+        away, moved = self._look()
+        if any(moved for moved, in self.group.gather([float(moved)], "what the script moved in a step's closure")):
+            self._settle(away)
 
     def owned(self):
         """(place, parameter, entry) of what this rank steps."""
@@ -220,8 +243,7 @@ class _OwnerStep:
             received, directory = self.group.across.spread([e for _, _, e in self.shared], stepped, directory, unscales)
             stepped = stepped + received
         states.directory_put(self.group, directory)
-        for e in stepped:
-            core.publish_mark(e.handle)
+        core.publish_mark(store.handles(stepped), len(stepped))
         changed = (ctypes.c_uint8 * max(len(self.shared), 1))()
         core.publish_end(self.group.handle, self.handles, len(self.shared), changed)
         for (_, p, e), published in zip(self.shared, changed):
@@ -252,6 +274,8 @@ def by_owners(func, divisible=False):
             return func(self, *args, **kwargs)  # the outer one shares the parameters out in its own way (ZeRO)
         closure = closure_of(args, kwargs)
         if not pairs:
+            if running:
+                running.compare_alone()
             return func(self, *args, **kwargs)
         if closure is None and is_local(pairs):
             masters.refuse_local(pairs)
@@ -259,13 +283,14 @@ def by_owners(func, divisible=False):
             states.of(self).local = True
             if running:
                 running.mode = core.MODE_LOCAL
+        if states.of(self).local:  # in its own views from now on; what is equal is shared again
+            if running:
+                running.compare_alone()
             return func(self, *args, **kwargs)
-        if states.of(self).local:
-            return func(self, *args, **kwargs)  # in its own views from now on; what is equal is shared again
         if running:
             running.mode = core.MODE_OWNER
         owner_step = _OwnerStep(self, pairs[0][1].group, pairs, closure, divisible)
-        owner_step.begin()
+        owner_step.begin(running)
         thread.in_owner_step = True
         try:
             if closure is None:

@@ -58,7 +58,9 @@ def _outermost(wrapper):
             _step_in_backward(self)
         try:
             if _job is not None and closure is None:
-                _job.step_begins(self)
+                running.say(_job)
+                if not getattr(type(self).step, "castor_separable", False):
+                    running.compare_alone()
             result = wrapper(*args, **kwargs)
         finally:
             owner.thread.running = None

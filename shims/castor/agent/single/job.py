@@ -234,19 +234,22 @@ class Job(process.Process):
     def gradients_clipped(self, *operation):
         self.clipped = zlib.crc32(repr(operation).encode(), self.clipped)
 
-    def step_begins(self, optimizer):
-        """What the script made of the gradients must be the same everywhere: its limits for clipping, and gradients that it
-        put in place itself."""
+    def said_before_step(self, optimizer):
+        """What the script made of the gradients, which must be the same everywhere: its limits for clipping, and a digest of gradients
+        that it put in place itself. Empty: there is nothing to compare."""
         if self.distributed or self.synchronizer is None:
-            return
+            return []
         digest = 0.0
         for group in optimizer.param_groups:
             for p in group["params"]:
                 entry = store.entry_of(p)
                 if entry is not None and p.grad is not None and p.grad is not entry.shown_grad():
                     digest += float(p.grad.double().sum()) + float(p.grad.double().abs().max())
-        every = self.group.gather([float(self.clipped), digest], "the gradients before a step")
-        self.clipped = 0
+        clipped, self.clipped = self.clipped, 0
+        return [float(clipped), digest]
+
+    def compare_before_step(self, every):
+        """`every`: what each rank said."""
         if len({clipped for clipped, _ in every}) > 1:
             raise core.GroupError("castor: the ranks clip the gradients by different limits: what a script computes from its "
                              "batch is each rank's part of it only. Take the limit from the loss after backward(), which "

@@ -45,8 +45,8 @@ class Process(events.Observer):
         if self.synchronizer is not None and self.synchronizer.expecting and store.active():
             self.synchronizer.raised(error)
 
-    def step_begins(self, optimizer):
-        pass
+    def said_before_step(self, optimizer):
+        return []
 
     def step_inside_backward(self):
         pass
@@ -76,10 +76,10 @@ class Synchronizer(gradients.Synchronizer):
         if changed:
             self.add(changed)
 
-    def _submit(self, entry, p, grad):
+    def _source_of(self, entry, p, grad):
         if grad is not None and not self.job.share:
             grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # a part without targets is 0 / 0, and counts for nothing
-        super()._submit(entry, p, grad)
+        return super()._source_of(entry, p, grad)
 
     def _refuse_second(self):
         raise core.Error("castor: a parameter got two gradients in one backward (reentrant checkpointing of shared weights?): use "
