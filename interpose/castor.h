@@ -580,6 +580,21 @@ CASTOR_API int castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_ran
 CASTOR_API int castor_optimizer_lion(const castor_lion *lion, const castor_step_range *ranges, uint32_t count,
                                      int threads);
 
+/* ---- single-process scripts whose batches are split over ranks ---------------------------------------------------- */
+
+/* What each rank's loss counts for, as CASTOR_LOSS says. `weights`: the share of the batch's samples that each of `ranks` has;
+ * `rows`: CASTOR_LOSS_ROW numbers of each (none for CASTOR_LOSS=mean and =sum): how many terms its loss has, then kind
+ * (CASTOR_TERM_) and count of the first CASTOR_LOSS_TERMS, then zeros. Every rank passes the same.
+ * CASTOR_ERR_MISMATCH: no share of a rank is right for all terms. */
+#define CASTOR_LOSS_TERMS            8
+#define CASTOR_LOSS_ROW              17
+#define CASTOR_TERM_MEAN_OF_TARGETS  1 /* count: targets that count, or the sum of their classes' weights */
+#define CASTOR_TERM_SUM_DIVIDED      2 /* count: what the script divided by */
+#define CASTOR_TERM_MEAN_OF_ELEMENTS 3 /* count: elements */
+#define CASTOR_TERM_SUM              4 /* count: 0 */
+#define CASTOR_TERM_OTHER            5 /* count: 0 */
+CASTOR_API int castor_loss_shares(const double *weights, const double *rows, uint32_t ranks, double *shares);
+
 /* ---- the audit of split batches ------------------------------------------------------------------------------- */
 
 /* A gradient in CASTOR_SKETCH_BUCKETS sums, which are added to `sketch` times `weight`: what is close in all of them is

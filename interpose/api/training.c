@@ -6,6 +6,7 @@
 #include "training/accumulate.h"
 #include "training/annealing.h"
 #include "training/audit.h"
+#include "training/loss_shares.h"
 
 _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
                    offsetof(castor_accumulation, count) == offsetof(accumulation, count),
@@ -13,6 +14,9 @@ _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
 _Static_assert(sizeof(castor_audit) == sizeof(audit) &&
                    offsetof(castor_audit, worst) == offsetof(audit, worst) && CASTOR_AUDIT_SUM == AUDIT_SUM &&
                    CASTOR_AUDIT_LOOSE == AUDIT_LOOSE && CASTOR_SKETCH_BUCKETS == KERNEL_SKETCH_BUCKETS,
+               "one layout, two names");
+_Static_assert(sizeof(loss_row) == CASTOR_LOSS_ROW * sizeof(double) && CASTOR_LOSS_TERMS == LOSS_TERMS &&
+                   CASTOR_TERM_OTHER == (int)LOSS_OTHER,
                "one layout, two names");
 
 #define BILLION 1e9
@@ -51,6 +55,10 @@ int castor_accumulation_every(castor_accumulation *a) {
 
 int castor_accumulation_length(int64_t count, int64_t size, int64_t *length, int64_t *steps) {
     return accumulate_length(count, size, length, steps);
+}
+
+int castor_loss_shares(const double *weights, const double *rows, uint32_t ranks, double *shares) {
+    return loss_shares((castor_loss)options()->loss, weights, (const loss_row *)rows, ranks, shares);
 }
 
 void castor_sketch_add(int dtype, const void *values, uint64_t numel, double weight, double *sketch) {

@@ -109,6 +109,8 @@ class Audit(ctypes.Structure):
         (name, c_double) for name in ("whole_norm", "parts_norm", "difference")] + [("worst", c_uint32), ("ranks", c_uint32)]
 
 
+LOSS_TERMS = 8  # whose counts the ranks compare
+TERM_MEAN_OF_TARGETS, TERM_SUM_DIVIDED, TERM_MEAN_OF_ELEMENTS, TERM_SUM, TERM_OTHER = range(1, 6)
 AUDIT_EQUAL, AUDIT_DIFFERENT, AUDIT_UNKNOWN, AUDIT_SUM = range(4)
 AUDIT_SINGLE, AUDIT_HALF, AUDIT_LOOSE = range(3)
 SKETCH_BUCKETS = 32
@@ -261,6 +263,7 @@ _SIGNATURES = {
     "directory_get": (c_void_p, [c_void_p, c_int, POINTER(c_size_t)]),
     "chunk_search": ("status", [POINTER(ChunkGroup), c_uint32, POINTER(ChunkRange), POINTER(c_uint64), POINTER(c_uint64)]),
     "annealing": (c_double, [c_double, c_double, c_double, c_double, c_double]),
+    "loss_shares": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
     "sketch_add": (None, [c_int, c_void_p, c_uint64, c_double, c_void_p]),
     "audit_compare": (None, [c_void_p, c_void_p, c_uint32, POINTER(Audit)]),
     "event_audit": (None, [c_double]),
