@@ -580,6 +580,19 @@ CASTOR_API int castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_ran
 CASTOR_API int castor_optimizer_lion(const castor_lion *lion, const castor_step_range *ranges, uint32_t count,
                                      int threads);
 
+/* ---- CASTOR_PRECISION=fp16 -------------------------------------------------------------------------------------- */
+
+/* What losses are multiplied by, and the steps since it changed. */
+typedef struct castor_loss_scale {
+    double scale;
+    int64_t good;
+} castor_loss_scale;
+CASTOR_API void castor_loss_scale_begin(castor_loss_scale *scale);
+/* A gradient overflowed, on this rank or on another: the scale becomes smaller. `logs`: 1 on the rank that logs it. */
+CASTOR_API void castor_loss_scale_overflowed(castor_loss_scale *scale, int logs);
+/* A step was made: after many of them without an overflow the scale becomes larger. */
+CASTOR_API void castor_loss_scale_stepped(castor_loss_scale *scale, int logs);
+
 /* ---- single-process scripts whose batches are split over ranks ---------------------------------------------------- */
 
 /* What each rank's loss counts for, as CASTOR_LOSS says. `weights`: the share of the batch's samples that each of `ranks` has;

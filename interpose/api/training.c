@@ -1,11 +1,13 @@
 /* The exported functions about training loops: thin, over the modules. */
 #include "castor.h"
 
+#include "core/log.h"
 #include "kernels/kernels.h"
 #include "trace/trace.h"
 #include "training/accumulate.h"
 #include "training/annealing.h"
 #include "training/audit.h"
+#include "training/loss_scale.h"
 #include "training/loss_shares.h"
 
 _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
@@ -14,6 +16,9 @@ _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
 _Static_assert(sizeof(castor_audit) == sizeof(audit) &&
                    offsetof(castor_audit, worst) == offsetof(audit, worst) && CASTOR_AUDIT_SUM == AUDIT_SUM &&
                    CASTOR_AUDIT_LOOSE == AUDIT_LOOSE && CASTOR_SKETCH_BUCKETS == KERNEL_SKETCH_BUCKETS,
+               "one layout, two names");
+_Static_assert(sizeof(castor_loss_scale) == sizeof(loss_scale) &&
+                   offsetof(castor_loss_scale, good) == offsetof(loss_scale, good),
                "one layout, two names");
 _Static_assert(sizeof(loss_row) == CASTOR_LOSS_ROW * sizeof(double) && CASTOR_LOSS_TERMS == LOSS_TERMS &&
                    CASTOR_TERM_OTHER == (int)LOSS_OTHER,
@@ -55,6 +60,22 @@ int castor_accumulation_every(castor_accumulation *a) {
 
 int castor_accumulation_length(int64_t count, int64_t size, int64_t *length, int64_t *steps) {
     return accumulate_length(count, size, length, steps);
+}
+
+void castor_loss_scale_begin(castor_loss_scale *scale) {
+    loss_scale_begin((loss_scale *)scale);
+}
+
+void castor_loss_scale_overflowed(castor_loss_scale *scale, int logs) {
+    loss_scale_overflowed((loss_scale *)scale);
+    if (logs)
+        LOG_I("a gradient overflowed: the loss scale is %g, and the step is skipped on every rank",
+              scale->scale);
+}
+
+void castor_loss_scale_stepped(castor_loss_scale *scale, int logs) {
+    if (loss_scale_stepped((loss_scale *)scale) && logs)
+        LOG_D("no gradient overflowed in %d steps: the loss scale is %g", LOSS_SCALE_STEPS, scale->scale);
 }
 
 int castor_loss_shares(const double *weights, const double *rows, uint32_t ranks, double *shares) {

@@ -56,6 +56,12 @@ class Accumulation(ctypes.Structure):
     _fields_ = [("size", c_int64), ("count", c_int64)]
 
 
+class LossScale(ctypes.Structure):
+    """castor_loss_scale: what losses are multiplied by, and the steps since it changed."""
+
+    _fields_ = [("scale", c_double), ("good", c_int64)]
+
+
 class ChunkGroup(ctypes.Structure):
     """castor_chunk_group: the tensors of one data-parallel degree, and what the search finds for them."""
 
@@ -263,6 +269,9 @@ _SIGNATURES = {
     "directory_get": (c_void_p, [c_void_p, c_int, POINTER(c_size_t)]),
     "chunk_search": ("status", [POINTER(ChunkGroup), c_uint32, POINTER(ChunkRange), POINTER(c_uint64), POINTER(c_uint64)]),
     "annealing": (c_double, [c_double, c_double, c_double, c_double, c_double]),
+    "loss_scale_begin": (None, [POINTER(LossScale)]),
+    "loss_scale_overflowed": (None, [POINTER(LossScale), c_int]),
+    "loss_scale_stepped": (None, [POINTER(LossScale), c_int]),
     "loss_shares": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
     "sketch_add": (None, [c_int, c_void_p, c_uint64, c_double, c_void_p]),
     "audit_compare": (None, [c_void_p, c_void_p, c_uint32, POINTER(Audit)]),
