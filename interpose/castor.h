@@ -472,9 +472,11 @@ CASTOR_API int castor_accumulation_length(int64_t count, int64_t size, int64_t *
 
 /* ---- memory budget ------------------------------------------------------------------------------------------ */
 
-/* Under CASTOR_MEMORY_BUDGET an optimizer's step, and what else works on all gradients, is made in parts: bytes of parameters that
- * one may have. 0: all at once. */
-CASTOR_API uint64_t castor_part_bytes(const castor_store *s);
+/* Under CASTOR_MEMORY_BUDGET an optimizer's step, and what else works on all gradients, is made in parts. Divides `count`
+ * parameters of these bytes, in their order, into parts for which there is room, and that have `most` bytes at most (0: as many as
+ * there is room for). ends[i], of at least one and `count` elements: the first parameter behind part i. Returns how many parts. */
+CASTOR_API uint32_t castor_part_divide(const castor_store *s, const uint64_t *bytes, uint32_t count,
+                                       uint64_t most, uint32_t *ends);
 /* Part `number`: the tensors' chunks of these kinds (1 parameters, 2 sums, 4 states) are in memory when this returns, as far as
  * this rank owns them, and stay there until castor_part_end. CASTOR_ERR_MEMORY: the budget has no room for them. */
 CASTOR_API int castor_part_begin(castor_store *s, int kinds, uint32_t number, castor_tensor *const *tensors,
@@ -595,6 +597,9 @@ CASTOR_API void castor_loss_scale_stepped(castor_loss_scale *scale, int logs);
 
 /* ---- single-process scripts whose batches are split over ranks ---------------------------------------------------- */
 
+/* The samples of a batch of `count`, from *first on, *last excluded, that are this rank's, and their share of the batch. A rank for
+ * which there is none computes with one sample that is another's: 0. */
+CASTOR_API double castor_batch_part(uint64_t count, int rank, int world, uint64_t *first, uint64_t *last);
 /* What each rank's loss counts for, as CASTOR_LOSS says. `weights`: the share of the batch's samples that each of `ranks` has;
  * `rows`: CASTOR_LOSS_ROW numbers of each (none for CASTOR_LOSS=mean and =sum): how many terms its loss has, then kind
  * (CASTOR_TERM_) and count of the first CASTOR_LOSS_TERMS, then zeros. Every rank passes the same.

@@ -7,6 +7,7 @@
 #include "training/accumulate.h"
 #include "training/annealing.h"
 #include "training/audit.h"
+#include "training/division.h"
 #include "training/loss_scale.h"
 #include "training/loss_shares.h"
 
@@ -76,6 +77,13 @@ void castor_loss_scale_overflowed(castor_loss_scale *scale, int logs) {
 void castor_loss_scale_stepped(castor_loss_scale *scale, int logs) {
     if (loss_scale_stepped((loss_scale *)scale) && logs)
         LOG_D("no gradient overflowed in %d steps: the loss scale is %g", LOSS_SCALE_STEPS, scale->scale);
+}
+
+double castor_batch_part(uint64_t count, int rank, int world, uint64_t *first, uint64_t *last) {
+    batch_part part = batch_part_of(count, rank, world);
+    *first = part.first;
+    *last = part.last;
+    return part.weight;
 }
 
 int castor_loss_shares(const double *weights, const double *rows, uint32_t ranks, double *shares) {
