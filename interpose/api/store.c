@@ -31,6 +31,7 @@
 #include "store/wait.h"
 #include "store/window.h"
 #include "trace/trace.h"
+#include "training/division.h"
 
 #define TOGETHER_PATIENCE_SECONDS 5.0
 
@@ -394,8 +395,10 @@ castor_status castor_step_begin(castor_store *s, const double *values, const cha
                          every);
 }
 
-uint64_t castor_part_bytes(const castor_store *s) {
-    return budget_part_bytes(s);
+uint32_t castor_part_divide(const castor_store *s, const uint64_t *bytes, uint32_t count, uint64_t most,
+                            uint32_t *ends) {
+    uint64_t room = budget_part_bytes(s);
+    return parts_divide(bytes, count, room && (!most || room < most) ? room : most, ends);
 }
 
 castor_status castor_part_begin(castor_store *s, int kinds, uint32_t number, castor_tensor *const *tensors,

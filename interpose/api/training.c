@@ -1,11 +1,15 @@
 /* The exported functions about training loops: thin, over the modules. */
 #include "castor.h"
 
+#include "core/log.h"
 #include "kernels/kernels.h"
 #include "trace/trace.h"
 #include "training/accumulate.h"
 #include "training/annealing.h"
 #include "training/audit.h"
+#include "training/division.h"
+#include "training/loss_scale.h"
+#include "training/loss_shares.h"
 
 _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
                    offsetof(castor_accumulation, count) == offsetof(accumulation, count),
@@ -16,6 +20,12 @@ _Static_assert(sizeof(castor_audit) == sizeof(audit) &&
 _Static_assert((int)CASTOR_AUDIT_SUM == (int)AUDIT_SUM && (int)CASTOR_AUDIT_LOOSE == (int)AUDIT_LOOSE &&
                    (int)CASTOR_SKETCH_BUCKETS == (int)KERNEL_SKETCH_BUCKETS,
                "one value, two names");
+_Static_assert(sizeof(castor_loss_scale) == sizeof(loss_scale) &&
+                   offsetof(castor_loss_scale, good) == offsetof(loss_scale, good),
+               "one layout, two names");
+_Static_assert(sizeof(loss_row) == CASTOR_LOSS_ROW * sizeof(double) &&
+                   (int)CASTOR_LOSS_TERMS == (int)LOSS_TERMS && (int)CASTOR_TERM_OTHER == (int)LOSS_OTHER,
+               "one layout, two names");
 
 #define BILLION 1e9
 
@@ -53,6 +63,33 @@ int castor_accumulation_every(castor_accumulation *a) {
 
 castor_status castor_accumulation_length(int64_t count, int64_t size, int64_t *length, int64_t *steps) {
     return accumulate_length(count, size, length, steps);
+}
+
+void castor_loss_scale_begin(castor_loss_scale *scale) {
+    loss_scale_begin((loss_scale *)scale);
+}
+
+void castor_loss_scale_overflowed(castor_loss_scale *scale, int logs) {
+    loss_scale_overflowed((loss_scale *)scale);
+    if (logs)
+        LOG_I("a gradient overflowed: the loss scale is %g, and the step is skipped on every rank",
+              scale->scale);
+}
+
+void castor_loss_scale_stepped(castor_loss_scale *scale, int logs) {
+    if (loss_scale_stepped((loss_scale *)scale) && logs)
+        LOG_D("no gradient overflowed in %d steps: the loss scale is %g", LOSS_SCALE_STEPS, scale->scale);
+}
+
+double castor_batch_part(uint64_t count, int rank, int world, uint64_t *first, uint64_t *last) {
+    batch_part part = batch_part_of(count, rank, world);
+    *first = part.first;
+    *last = part.last;
+    return part.weight;
+}
+
+castor_status castor_loss_shares(const double *weights, const double *rows, uint32_t ranks, double *shares) {
+    return loss_shares((castor_loss)options()->loss, weights, (const loss_row *)rows, ranks, shares);
 }
 
 void castor_sketch_add(int dtype, const void *values, uint64_t numel, double weight, double *sketch) {

@@ -1,5 +1,6 @@
 """Work on all parameters or gradients in parts, for which a memory budget has room; without one, in one."""
 import contextlib
+from ctypes import c_uint32, c_uint64
 
 from .. import core
 
@@ -9,18 +10,11 @@ PARAMETERS, SUMS, STATES = 1, 2, 4
 def divide(group, items, bytes_of, divisible=True, most=0):
     """`items` in their order, as a list of lists; one, perhaps empty, at least. `most`: bytes of a part, 0: as many as there
     is room for."""
-    room = core.part_bytes(group.handle) if divisible else 0
-    if divisible and most:
-        room = min(room, most) if room else most
-    parts, used = [[]], 0
-    for item in items:
-        size = bytes_of(item)
-        if room and parts[-1] and used + size > room:
-            parts.append([])
-            used = 0
-        parts[-1].append(item)
-        used += size
-    return parts
+    if not divisible:
+        return [items]
+    sizes, ends = (c_uint64 * len(items))(*map(bytes_of, items)), (c_uint32 * max(len(items), 1))()
+    count = core.part_divide(group.handle, sizes, len(items), most, ends)
+    return [items[begin:end] for begin, end in zip([0, *ends], ends[:count])]
 
 
 @contextlib.contextmanager

@@ -13,18 +13,16 @@ from .. import core, patching
 from ..common import graph, store
 from ..process import events
 
-INITIAL, LARGEST, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0**24, 2.0, 0.5, 1000
 LAST, EARLIER = "in the last backward", "before a step that was skipped"  # when the sum of a parameter's gradients overflowed
 KEY = "castor_loss_scale"  # in an optimizer's state_dict(), beside what PyTorch has there
 
-scale, good = INITIAL, 0  # good: steps since the scale changed, or a step was skipped
-_active = False  # fp16 was chosen
+_state = None  # core.LossScale, where fp16 was chosen
 _inverse = None  # of the running backward's scale
 _hooked = set()  # ids of the parameters that have a hook for good
 
 
 def active():
-    return _active
+    return _state is not None
 
 
 def hook(p):
@@ -48,11 +46,11 @@ class Observer(events.Observer):
             return
         if create_graph:
             raise core.Error("castor: backward(create_graph=True) cannot be scaled: use CASTOR_PRECISION=bf16")
-        _inverse = 1.0 / scale
+        _inverse = 1.0 / _state.scale
         self.handles = [leaf.register_hook(_unscaled) for leaf in _leaves(outputs) if id(leaf) not in _hooked]
 
     def scaled(self, roots):
-        return roots if _inverse is None else tuple(root if root is None else root * scale for root in roots)
+        return roots if _inverse is None else tuple(root if root is None else root * _state.scale for root in roots)
 
     def backward_left(self):
         global _inverse
@@ -71,7 +69,6 @@ def _leaves(outputs):
 
 def check(group, entries, used):
     """After a backward: whether the sums are finite, which every rank then knows. `used`: of each entry."""
-    global scale, good
     mine = [e.sum_alias for e, some_rank_used in zip(entries, used) if e.mine and some_rank_used and e.sum_alias.numel()]
     with torch.no_grad():
         finite = not mine or bool(torch.isfinite(torch.stack(torch._foreach_norm(mine, float("inf")))).all())
@@ -80,14 +77,12 @@ def check(group, entries, used):
         if some_rank_used:
             e.overflowed = LAST if overflowed else None
     if overflowed:
-        scale, good = scale * BACKOFF, 0
-        if group.rank == 0:
-            core.log(2, f"a gradient overflowed: the loss scale is {scale:g}, and the step is skipped on every rank".encode())
+        core.loss_scale_overflowed(_state, group.rank == 0)
 
 
 def skips(optimizer):
     """Whether the step that is to begin has gradients that overflowed."""
-    if not _active:
+    if _state is None:
         return False
     pairs = [(p, store.entry_of(p)) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     found = [(p, e) for p, e in pairs if e is not None and e.overflowed]
@@ -101,24 +96,16 @@ def skips(optimizer):
 
 def stepped(optimizer):
     """A step was made."""
-    global scale, good
-    entries = [store.entry_of(p) for group in optimizer.param_groups for p in group["params"]]
-    if not any(e is not None for e in entries):
-        return
-    good += 1
-    if good < GROWTH_STEPS:
-        return
-    good = 0
-    if scale < LARGEST:
-        scale *= GROWTH
-        if next(e for e in entries if e is not None).group.rank == 0:
-            core.log(3, f"no gradient overflowed in {GROWTH_STEPS} steps: the loss scale is {scale:g}".encode())
+    entries = (store.entry_of(p) for group in optimizer.param_groups for p in group["params"])
+    first = next((e for e in entries if e is not None), None)
+    if first is not None:
+        core.loss_scale_stepped(_state, first.group.rank == 0)
 
 
 def _saving(stock):
     @functools.wraps(stock)
     def state_dict(self):
-        return dict(stock(self), **{KEY: {"scale": scale, "good": good}})
+        return dict(stock(self), **{KEY: {"scale": _state.scale, "good": _state.good}})
 
     return state_dict
 
@@ -126,11 +113,10 @@ def _saving(stock):
 def _loading(stock):
     @functools.wraps(stock)
     def load_state_dict(self, state_dict):
-        global scale, good
         stock(self, state_dict)
         saved = state_dict.get(KEY)
         if saved is not None:
-            scale, good = saved["scale"], saved["good"]
+            _state.scale, _state.good = saved["scale"], saved["good"]
 
     return load_state_dict
 
@@ -148,11 +134,12 @@ def _told_of(stock):
 
 def install():
     """Returns what observes backward passes."""
-    global _active
+    global _state
     if not hasattr(torch.Tensor, "grad_dtype"):
         raise core.Error(f"castor: CASTOR_PRECISION=fp16 needs Tensor.grad_dtype, which torch {torch.__version__} does not have: "
                          "use bf16")
-    _active = True
+    _state = core.LossScale()
+    core.loss_scale_begin(_state)
     patching.replace("torch.amp.GradScaler.__init__", _told_of)
     patching.replace("torch.optim.Optimizer.state_dict", _saving)
     patching.replace("torch.optim.Optimizer.load_state_dict", _loading)

@@ -169,7 +169,7 @@ class Job(process.Process):
         self.audit.backward_begun()
         if self.loss == "auto" and not self.audited and not self.audit.found_equal:
             self._warn_of_guess(measure, rows)
-        every_share = losses.shares(self.loss, weights, rows)
+        every_share = losses.shares(weights, rows)
         self.share = every_share[self.rank]
         if self.loss == "auto" and every_share != weights:
             self.say("the loss is a mean over targets that are counted (some are ignored, or classes are weighed): each rank's "

@@ -9,6 +9,7 @@ import functools
 import sys
 import weakref
 import zlib
+from ctypes import byref, c_uint64
 
 import torch
 from torch.utils._pytree import tree_flatten
@@ -21,11 +22,10 @@ from . import randomness, streams
 
 
 def part_of(count, rank, world):
-    """This rank's range of `count` samples, and its weight. An empty range becomes one sample of weight zero."""
-    first, last = count * rank // world, count * (rank + 1) // world
-    if first == last:
-        return 0, min(1, count), 0.0
-    return first, last, (last - first) / count
+    """This rank's range of `count` samples, and its weight."""
+    first, last = c_uint64(), c_uint64()
+    weight = core.batch_part(count, rank, world, byref(first), byref(last))
+    return first.value, last.value, weight
 
 
 class PartOfSamples:

@@ -4,18 +4,13 @@ A loss is a mean over its part, or a sum. Means over samples weigh as many sampl
 has of something else (targets that are not ignored, class weights, elements of a mask) weighs as much of that as the part
 has: then the parts' weighted mean is the mean over the whole batch."""
 import sys
+from ctypes import c_double
 
 import torch
 
 from .. import core
 
-# A term of a loss: what its part was divided by says how much of it there is.
-MEAN_OF_TARGETS, SUM_DIVIDED, MEAN_OF_ELEMENTS, SUM, OTHER = range(1, 6)
-COUNTED = (MEAN_OF_TARGETS, SUM_DIVIDED)
-
 NODES = 500  # of the graph that are looked at, at most
-TERMS = 8  # of one backward whose counts the ranks compare
-TOLERANCE = 1e-6  # counts of weighted classes are sums in single precision
 
 _SCALINGS = ("DivBackward", "MulBackward")
 _PASSED = (
@@ -138,11 +133,11 @@ class Measure:
         self._walk([(loss.grad_fn, None, None) for loss in losses if loss.grad_fn is not None])
         for kind, count, node in self._later:
             if not (self._sources and _smoothed(node, self._sources)) and not _of_parameters(node, set()):
-                if kind in (SUM, SUM_DIVIDED):
+                if kind in (core.TERM_SUM, core.TERM_SUM_DIVIDED):
                     self.numel[len(self.terms)] = _numel(node)
                 self.terms.append((kind, count))
-        if [kind for kind, _ in self.terms] == [SUM_DIVIDED] and self.terms[0][1] <= 1 and not any(loss.item() for loss in losses):
-            self.terms = [(SUM_DIVIDED, 0.0)]  # nothing was counted, and the script avoids a division by zero
+        if [kind for kind, _ in self.terms] == [core.TERM_SUM_DIVIDED] and self.terms[0][1] <= 1 and not any(loss.item() for loss in losses):
+            self.terms = [(core.TERM_SUM_DIVIDED, 0.0)]  # nothing was counted, and the script avoids a division by zero
 
     def _walk(self, reached):
         """`reached`: [(node, what it is divided by on the way to the loss; None: by nothing, and the same two of the sum or
@@ -162,7 +157,7 @@ class Measure:
                     continue
             elif _is(node, "NllLoss") and _saved(node, "reduction") == 1:
                 self.compares = self.compares or _compares_samples(node)
-                self.terms.append((MEAN_OF_TARGETS, float(_saved(node, "total_weight"))))
+                self.terms.append((core.TERM_MEAN_OF_TARGETS, float(_saved(node, "total_weight"))))
                 self._sources.add(_source_of(node))
                 continue
             elif _is(node, _PASSED) or _is(node, ("SumBackward", "MeanBackward")) and self._over_terms(node):
@@ -173,7 +168,7 @@ class Measure:
             if single and (_is(node, ("SumBackward1", "MeanBackward1")) or not _reduces(node)):
                 node, divisor = single  # a part of one sample: what is below is that sample's own
             self._leaf(node, divisor)
-        self.terms.append((OTHER, 0.0))
+        self.terms.append((core.TERM_OTHER, 0.0))
 
     @staticmethod
     def _scaling(node):
@@ -193,11 +188,11 @@ class Measure:
 
     def _leaf(self, node, divisor):
         if _is(node, "SumBackward") or _saved(node, "reduction") == 2:
-            kind, count = (SUM, 0.0) if divisor is None else (SUM_DIVIDED, _kept(divisor, abs(divisor)))
+            kind, count = (core.TERM_SUM, 0.0) if divisor is None else (core.TERM_SUM_DIVIDED, _kept(divisor, abs(divisor)))
         elif _is(node, "MeanBackward") or _saved(node, "reduction") == 1:
-            kind, count = MEAN_OF_ELEMENTS, float(_numel(node))
+            kind, count = core.TERM_MEAN_OF_ELEMENTS, float(_numel(node))
         else:
-            kind, count = OTHER, 0.0
+            kind, count = core.TERM_OTHER, 0.0
         self._later.append((kind, count, node))
 
     def looks_like_sum(self, samples, part, rows):
@@ -207,85 +202,28 @@ class Measure:
         for position, (kind, count) in enumerate(self.terms):
             numel = self.numel.get(position, 0)
             of_script = same and not isinstance(count, Counted) and count != numel and (count < part or count % samples == 0)
-            if kind == SUM and numel > 1 or kind == SUM_DIVIDED and of_script:
+            if kind == core.TERM_SUM and numel > 1 or kind == core.TERM_SUM_DIVIDED and of_script:
                 return True
         return False
 
     @property
     def unknown(self):
         """Nothing tells what some term was divided by."""
-        return any(kind == OTHER for kind, _ in self.terms)
+        return any(kind == core.TERM_OTHER for kind, _ in self.terms)
 
     def row(self):
         """The same number of values on every rank: how many terms, then kind and count of each."""
-        terms = self.terms[:TERMS]
+        terms = self.terms[:core.LOSS_TERMS]
         flat = [float(value) for term in terms for value in term]
-        return [float(len(self.terms)), *flat, *(2 * (TERMS - len(terms)) * [0.0])]
+        return [float(len(self.terms)), *flat, *(2 * (core.LOSS_TERMS - len(terms)) * [0.0])]
 
 
-def _terms_of(row):
-    return [(int(row[1 + 2 * i]), row[2 + 2 * i]) for i in range(min(int(row[0]), TERMS))]
-
-
-def _proportions(counts):
-    whole = sum(counts)
-    return [count / whole for count in counts] if whole else None
-
-
-def _alike(a, b):
-    return all(abs(x - y) <= TOLERANCE for x, y in zip(a, b))
-
-
-_ADVICE = ("Set CASTOR_LOSS=mean where every term is a mean over samples, =tokens where it is one over what is counted, or use one "
-           "rank")
-
-
-def shares(mode, weights, rows):
+def shares(weights, rows):
     """What each rank's loss counts for. `weights`: of the ranks' parts by samples; `rows`: Measure.row() of each."""
-    if mode == "sum":
-        return [1.0 if weight else 0.0 for weight in weights]
-    if mode == "mean":
-        return list(weights)
-    every = [_terms_of(row) for row in rows]
-    here = [rank for rank, weight in enumerate(weights) if weight]
-    kinds = [kind for kind, _ in every[here[0]]]
-    of_ranks = {(rows[rank][0], *(kind for kind, _ in every[rank])) for rank in here}
-    if len(of_ranks) > 1 and not any(kind in COUNTED for rank in here for kind, _ in every[rank]):
-        return list(weights)  # a loss for each sample, perhaps: as many terms as samples
-    if len(of_ranks) > 1:
-        raise core.GroupError("castor: the losses of the ranks' parts of a batch are made of different terms, and cannot be "
-                              "weighed against each other. " + _ADVICE)
-    columns = [[every[rank][i][1] if weights[rank] else 0.0 for rank in range(len(rows))] for i in range(len(kinds))]
-    counted, plain = [], OTHER in kinds or SUM in kinds or rows[here[0]][0] > TERMS
-    for kind, column in zip(kinds, columns):
-        part = _proportions(column)
-        if part is None or kind in (OTHER, SUM):
-            continue
-        constant = kind == SUM_DIVIDED and len({column[rank] for rank in here}) == 1
-        if mode == "tokens" or not _alike(part, weights) and not constant:
-            counted.append((kind, part, column))
-        else:
-            plain = True
-    if mode == "tokens":
-        if not counted:
-            raise core.GroupError(
-                "castor: CASTOR_LOSS=tokens finds nothing that was counted in the loss: no mean that cross_entropy or nll_loss "
-                "made, no sum divided by a number, no mean over elements. Give the loss so, or set CASTOR_LOSS=mean or sum")
-    elif not counted:
-        return list(weights)
-    elif any(kind not in COUNTED for kind, _, _ in counted):
-        elements = next(column for kind, _, column in counted if kind not in COUNTED)
-        raise core.GroupError(
-            f"castor: the loss is a mean over {min(elements):.0f} to {max(elements):.0f} elements on the ranks, out of proportion to their "
-            "samples. Set CASTOR_LOSS=tokens where a mask selects them, =mean to weigh by samples; where parts are padded to different "
-            "lengths, leave the padding out of the loss")
-    elif plain:
-        raise core.GroupError("castor: the loss adds a mean over counted targets (some are ignored, or classes are weighed) to "
-                              "other terms, and the ranks' counts are out of proportion. " + _ADVICE)
-    if not all(_alike(part, counted[0][1]) for _, part, _ in counted):
-        raise core.GroupError("castor: the loss adds means over different numbers of targets, in other proportions on each rank: "
-                              "no weight of a rank is right for all. " + _ADVICE)
-    return counted[0][1]
+    every = (c_double * len(weights))()
+    flat = [value for row in rows for value in row]
+    core.loss_shares((c_double * len(weights))(*weights), (c_double * len(flat))(*flat), len(weights), every)
+    return list(every)
 
 
 # ---- what gets printed

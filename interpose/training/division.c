@@ -1,0 +1,24 @@
+#include "division.h"
+
+batch_part batch_part_of(uint64_t count, int rank, int world) {
+    batch_part p = {.first = count * (uint64_t)rank / (uint64_t)world,
+                    .last = count * ((uint64_t)rank + 1) / (uint64_t)world};
+    if (p.first == p.last)
+        return (batch_part){.last = count > 0};
+    p.weight = (double)(p.last - p.first) / (double)count;
+    return p;
+}
+
+uint32_t parts_divide(const uint64_t *bytes, uint32_t count, uint64_t most, uint32_t *ends) {
+    uint32_t parts = 0, first = 0;
+    uint64_t used = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (most && i > first && used + bytes[i] > most) {
+            ends[parts++] = first = i;
+            used = 0;
+        }
+        used += bytes[i];
+    }
+    ends[parts++] = count;
+    return parts;
+}

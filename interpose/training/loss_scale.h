@@ -1,0 +1,27 @@
+/* The number that a loss is multiplied by so that small gradients do not vanish in float16, and that they are divided by
+ * afterwards. It is halved when a gradient overflowed, of which all ranks know, and doubled after many steps in which none
+ * did: so it stays near the largest that works. It is a power of two, and no digit of a gradient is lost by it.
+ *
+ * One thread uses a loss scale at a time. */
+#ifndef CASTOR_TRAINING_LOSS_SCALE_H
+#define CASTOR_TRAINING_LOSS_SCALE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define LOSS_SCALE_INITIAL 0x1p16
+#define LOSS_SCALE_LARGEST 0x1p24 /* it is not doubled from there on */
+#define LOSS_SCALE_STEPS   1000   /* good steps before it is doubled */
+
+typedef struct loss_scale {
+    double scale;
+    int64_t good; /* steps since the scale changed */
+} loss_scale;
+
+void loss_scale_begin(loss_scale *s);
+/* After a backward in which a gradient overflowed on some rank. */
+void loss_scale_overflowed(loss_scale *s);
+/* After a step. True: the scale has been doubled. */
+bool loss_scale_stepped(loss_scale *s);
+
+#endif
