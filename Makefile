@@ -106,7 +106,7 @@ $(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernel
 	$(CC) $(CFLAGS_ALL) -o $@ $^
 # Its step is to wait for memory, not for arithmetic.
 $(B)/obj/bench/disk/disk.o: CFLAGS_ALL += -O3
-$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue disk/ring disk/threads arena/pages core/error core/log core/thread)
+$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue disk/threads arena/pages core/error core/log core/thread)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Replays recorded moments through the chunk manager on the tests' fake backend; bench/policy.

@@ -3,7 +3,7 @@
  *   build/bin/bench-disk FOLDER MIB ROUNDS
  *
  * Every round runs each contender once, on one file of so many MiB, and prints a line of JSON for each: its name, the
- * bytes it moved, seconds, the CPU seconds of all threads of the process (io_uring's among them). bench/disk/run.py
+ * bytes it moved, seconds, the CPU seconds of all threads of the process. bench/disk/run.py
  * makes the result of it. */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +30,7 @@ static int file, direct_file;
 static char *alias;
 static float *parameters, *gradients; /* of a chunk's half */
 static char *direct_buffers[DIRECT_MAX];
-static disk_queue *queues[2];
+static disk_queue *queue;
 static int turn;
 
 static _Noreturn void give_up(const char *what) {
@@ -152,7 +152,7 @@ static void move_all(const char *name, disk_queue *q, disk_action action, disk_m
 /* Also touches as much free memory as a contender takes: a virtual machine that gives free memory back to its host, as some
  * do after two seconds, pays for each page that it takes again, several times what reading it from disk costs. */
 static void evict_all(void) {
-    move_all(NULL, queues[DISK_ENGINE_THREADS], DISK_EVICT, DISK_MAP_NONE);
+    move_all(NULL, queue, DISK_EVICT, DISK_MAP_NONE);
     size_t length = bytes + bytes / 4;
     char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
@@ -235,7 +235,7 @@ static void evict_fresh(void) {
     if (alias == MAP_FAILED)
         give_up("mmap");
     memset(alias, turn + 1, bytes);
-    move_all("threads evict fresh", queues[DISK_ENGINE_THREADS], DISK_EVICT, DISK_MAP_NONE);
+    move_all("threads evict fresh", queue, DISK_EVICT, DISK_MAP_NONE);
     munmap(alias, bytes);
     close(file);
     file = old;
@@ -251,38 +251,26 @@ static void *plain_memory(size_t length) {
 }
 
 static void run_round(void) {
-    static const char *const names[2][6] = {
-        {"threads evict", "threads bring", "threads bring mapped", "threads stream", "threads stream mapped",
-         NULL},
-        {"ring evict", "ring bring", "ring bring mapped", "ring stream", "ring stream mapped", NULL},
-    };
     evict_all();
     direct("direct write 1x1", MIB, 1, 1);
     direct("direct write 4x4", 4 * MIB, 4, 4);
     direct("direct write 2x16", 16 * MIB, 2, 2);
-    for (int e = 0; e < 2; e++) {
-        int engine = (e + turn) % 2; /* who is first has the colder disk */
-        disk_queue *q = queues[engine];
-        memset(alias, turn + 1, bytes);
-        move_all(names[engine][0], q, DISK_EVICT, DISK_MAP_NONE);
-        evict_all();
-        move_all(names[engine][1], q, DISK_BRING, DISK_MAP_NONE);
-        evict_all();
-        move_all(names[engine][2], q, DISK_BRING, DISK_MAP_READ);
-        evict_all();
-    }
+    memset(alias, turn + 1, bytes);
+    move_all("threads evict", queue, DISK_EVICT, DISK_MAP_NONE);
+    evict_all();
+    move_all("threads bring", queue, DISK_BRING, DISK_MAP_NONE);
+    evict_all();
+    move_all("threads bring mapped", queue, DISK_BRING, DISK_MAP_READ);
+    evict_all();
     direct("direct read 1x1", MIB, 1, 0);
     direct("direct read 4x4", 4 * MIB, 4, 0);
     direct("direct read 2x16", 16 * MIB, 2, 0);
     direct("direct both 4x4", 4 * MIB, 4, 2);
     evict_fresh();
-    for (int e = 0; e < 2; e++) {
-        int engine = (e + turn) % 2;
-        evict_all();
-        step_all(names[engine][3], queues[engine], DISK_MAP_NONE);
-        evict_all();
-        step_all(names[engine][4], queues[engine], DISK_MAP_WRITE);
-    }
+    evict_all();
+    step_all("threads stream", queue, DISK_MAP_NONE);
+    evict_all();
+    step_all("threads stream mapped", queue, DISK_MAP_WRITE);
     evict_all();
     step_all("step by page faults", NULL, DISK_MAP_NONE);
     step_all("step in memory", NULL, DISK_MAP_NONE);
@@ -311,20 +299,12 @@ int main(int count, char **arguments) {
         direct_buffers[i] = plain_memory(16 * MIB);
     parameters = plain_memory(CHUNK_BYTES / 2);
     gradients = plain_memory(CHUNK_BYTES / 2);
-    for (int engine = 0; engine < 2; engine++) {
-        disk_settings settings = {.engine = engine};
-        if (disk_queue_start(&settings, &queues[engine]) != CASTOR_OK)
-            give_up("queue");
-    }
-    disk_statistics statistics;
-    disk_queue_statistics(queues[DISK_ENGINE_RING], &statistics);
-    if (statistics.engine != DISK_ENGINE_RING)
-        fprintf(stderr, "bench-disk: no io_uring here, its rows are threads'\n");
+    if (disk_queue_start(&(disk_settings){0}, &queue) != CASTOR_OK)
+        give_up("queue");
     memset(alias, 0, bytes);
     for (turn = 0; turn < rounds; turn++)
         run_round();
-    for (int engine = 0; engine < 2; engine++)
-        if (disk_queue_stop(queues[engine], PATIENCE) != CASTOR_OK)
-            give_up("stop");
+    if (disk_queue_stop(queue, PATIENCE) != CASTOR_OK)
+        give_up("stop");
     return 0;
 }

@@ -19,7 +19,6 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 MIB = 1 << 20
-ENGINES = ("threads", "ring")
 
 
 def parse_arguments():

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/io_uring.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
@@ -168,28 +167,6 @@ static int call_resident(void *context, int fd, uint64_t offset, uint64_t bytes,
     return resident(fd, offset, bytes, NULL, out);
 }
 
-static int call_ring_setup(void *context, unsigned entries, struct io_uring_params *parameters) {
-    (void)context;
-    return result_of(syscall(__NR_io_uring_setup, entries, parameters));
-}
-
-static int call_ring_register(void *context, int ring, unsigned operation, void *argument, unsigned count) {
-    (void)context;
-    return result_of(syscall(__NR_io_uring_register, ring, operation, argument, count));
-}
-
-static int call_ring_enter(void *context, int ring, unsigned submit, unsigned wait) {
-    (void)context;
-    return result_of(
-        syscall(__NR_io_uring_enter, ring, submit, wait, wait ? IORING_ENTER_GETEVENTS : 0, NULL, 0));
-}
-
-static int call_ring_result(void *context, int operation, int result) {
-    (void)context;
-    (void)operation;
-    return result;
-}
-
 const disk_calls disk_calls_system = {
     .unmap = call_unmap,
     .write_back = call_write_back,
@@ -197,10 +174,6 @@ const disk_calls disk_calls_system = {
     .read_ahead = call_read_ahead,
     .map = call_map,
     .resident = call_resident,
-    .ring_setup = call_ring_setup,
-    .ring_register = call_ring_register,
-    .ring_enter = call_ring_enter,
-    .ring_result = call_ring_result,
 };
 
 castor_status disk_resident(int fd, uint64_t offset, uint64_t bytes, const char *alias, uint64_t *out) {

@@ -9,8 +9,6 @@
 #include <stdint.h>
 #include "core/status.h"
 
-struct io_uring_params;
-
 /* How a range that was brought is put into this process's page tables, so that the thread that uses it next does not fault:
  * for writing also marks every page as written, for ranges that are about to be written throughout. */
 typedef enum disk_map { DISK_MAP_NONE, DISK_MAP_READ, DISK_MAP_WRITE } disk_map;
@@ -26,11 +24,6 @@ typedef struct disk_calls {
     int64_t (*read_ahead)(void *context, int fd, uint64_t offset, uint64_t bytes);
     int (*map)(void *context, char *alias, uint64_t bytes, disk_map how);
     int (*resident)(void *context, int fd, uint64_t offset, uint64_t bytes, uint64_t *out);
-    /* io_uring's three calls, and what becomes of a request's result (`operation` is its IORING_OP_). */
-    int (*ring_setup)(void *context, unsigned entries, struct io_uring_params *parameters);
-    int (*ring_register)(void *context, int ring, unsigned operation, void *argument, unsigned count);
-    int (*ring_enter)(void *context, int ring, unsigned submit, unsigned wait);
-    int (*ring_result)(void *context, int operation, int result);
     void *context;
 } disk_calls;
 

@@ -6,8 +6,7 @@
 #include "arena/pages.h"
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/log.h"
-#include "engine.h"
+#include "threads.h"
 
 #define RETRIES_MAX    16 /* of one piece, after results that may pass */
 #define PIECES_DEFAULT 4
@@ -232,14 +231,7 @@ castor_status disk_queue_start(const disk_settings *settings, disk_queue **out) 
         pieces = PIECES_DEFAULT;
     q->pieces_max = pieces == 0 ? 1 : pieces > DISK_PIECES_MAX ? DISK_PIECES_MAX : (unsigned)pieces;
     int why = 0;
-    bool ring = settings->engine == DISK_ENGINE_RING;
-    q->engine = settings->engine; /* the ring's thread may change it as soon as it runs */
-    if (ring && !disk_ring_start(q, &why)) {
-        LOG_D("io_uring cannot be used here (errno %d): threads move chunks to and from disk", why);
-        q->engine = DISK_ENGINE_THREADS;
-        ring = false;
-    }
-    if (!ring && !disk_threads_start(q, &why)) {
+    if (!disk_threads_start(q, &why)) {
         munmap(q, sizeof *q);
         return error_set(CASTOR_ERR_SYSTEM,
                          "no thread for disk operations can be started (errno %d): raise the limit on "
@@ -248,13 +240,6 @@ castor_status disk_queue_start(const disk_settings *settings, disk_queue **out) 
     }
     *out = q;
     return CASTOR_OK;
-}
-
-/* Under the lock. */
-static void wake_engine(disk_queue *q) {
-    if (q->ring)
-        disk_ring_wake(q);
-    pthread_cond_broadcast(&q->work);
 }
 
 static struct timespec deadline_after(double seconds) {
@@ -277,7 +262,7 @@ castor_status disk_queue_stop(disk_queue *q, double seconds) {
             if (o->pieces == 0)
                 end_operation(q, o);
         }
-    wake_engine(q);
+    pthread_cond_broadcast(&q->work);
     int error = 0;
     while (q->workers && error != ETIMEDOUT)
         error = pthread_cond_timedwait(&q->ended, &q->lock, &deadline);
@@ -287,7 +272,6 @@ castor_status disk_queue_stop(disk_queue *q, double seconds) {
         return error_set(CASTOR_ERR_TIMEOUT,
                          "the disk of the offload folder did not finish its operations in time: see the "
                          "kernel's log (dmesg)");
-    disk_ring_free(q);
     munmap(q, sizeof *q);
     return CASTOR_OK;
 }
@@ -325,7 +309,7 @@ castor_status disk_queue_submit(disk_queue *q, disk_operation *o) {
         line->first = o;
     line->last = o;
     traffic_of(q, o)->waiting_bytes += o->bytes;
-    wake_engine(q);
+    pthread_cond_broadcast(&q->work);
     pthread_mutex_unlock(&q->lock);
     return CASTOR_OK;
 }
@@ -374,7 +358,6 @@ void disk_queue_statistics(disk_queue *q, disk_statistics *out) {
         return;
     pthread_mutex_lock(&q->lock);
     *out = q->statistics;
-    out->engine = q->engine;
     for (int action = 0; action < DISK_ACTIONS; action++)
         if (q->lines[action].pieces)
             out->traffic[action].busy_ns += clock_ns(CLOCK_MONOTONIC) - q->lines[action].since_ns;

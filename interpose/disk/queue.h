@@ -4,9 +4,9 @@
  *   evict      write a range's changed pages back, then give up their memory
  *   bring      read a range into memory ahead of its use
  *   operation  one of both for one range; its record is the caller's and stays where it is until it has ended
- *   piece      what the engine works on at a time: at most PIECE bytes, ending at a multiple of that in the file, since the
+ *   piece      what a thread works on at a time: at most PIECE bytes, ending at a multiple of that in the file, since the
  *              kernel's large pages are given up only as a whole
- *   engine     who works: threads `castor-io`, or one such thread that drives an io_uring
+ *   engine     the threads `castor-io`; an io_uring was measured too, and was slower (docs/decisions.md)
  *
  * Invariants
  *   - no operation changes what any mapping of the file shows, whenever it runs, whatever fails, in whichever order two of
@@ -29,10 +29,6 @@
 
 typedef enum disk_action { DISK_EVICT, DISK_BRING } disk_action;
 #define DISK_ACTIONS 2
-
-/* Threads are the one to take (docs/decisions.md). DISK_ENGINE_RING: threads where the kernel or a sandbox has no io_uring
- * for us. */
-typedef enum disk_engine { DISK_ENGINE_THREADS, DISK_ENGINE_RING } disk_engine;
 
 typedef enum disk_state { DISK_IDLE, DISK_WAITING, DISK_RUNNING, DISK_ENDED } disk_state;
 
@@ -61,13 +57,11 @@ typedef struct disk_operation {
 } disk_operation;
 
 typedef struct disk_settings {
-    disk_engine engine;
     uint64_t in_flight_bytes; /* 0: 4 pieces */
     const disk_calls *calls;  /* NULL: the system's */
 } disk_settings;
 
 typedef struct disk_statistics {
-    disk_engine engine; /* that works */
     struct disk_traffic {
         uint64_t operations, failed, cancelled, bytes;
         uint64_t busy_ns;       /* while at least one piece was in work: bytes / busy_ns is the bandwidth */

@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <sys/prctl.h>
 #include "core/thread.h"
-#include "engine.h"
+#include "threads.h"
 
 static void run_step(disk_queue *q, disk_piece *piece) {
     const disk_calls *calls = q->calls;
@@ -25,12 +25,14 @@ static void run_step(disk_queue *q, disk_piece *piece) {
     disk_piece_advance(q, piece, result);
 }
 
-void disk_piece_run(disk_queue *q, disk_piece *piece) {
+/* All steps of a piece. */
+static void run_piece(disk_queue *q, disk_piece *piece) {
     while (piece->step != DISK_STEP_END)
         run_step(q, piece);
 }
 
-void *disk_threads_work(void *queue) {
+/* Takes pieces until the queue stops. */
+static void *work(void *queue) {
     disk_queue *q = queue;
     prctl(PR_SET_NAME, "castor-io");
     pthread_mutex_lock(&q->lock);
@@ -39,7 +41,7 @@ void *disk_threads_work(void *queue) {
         if (disk_queue_take(q, &piece)) {
             pthread_mutex_unlock(&q->lock);
             disk_piece_begin(q, &piece);
-            disk_piece_run(q, &piece);
+            run_piece(q, &piece);
             disk_queue_finish(q, &piece);
             pthread_mutex_lock(&q->lock);
         } else if (q->stopping) {
@@ -59,7 +61,7 @@ bool disk_threads_start(disk_queue *q, int *why) {
         pthread_mutex_lock(&q->lock);
         q->workers++;
         pthread_mutex_unlock(&q->lock);
-        *why = thread_start(disk_threads_work, q);
+        *why = thread_start(work, q);
         if (*why) {
             pthread_mutex_lock(&q->lock);
             q->workers--;

@@ -9,7 +9,7 @@
  * A way is a number for the library's own frames above a call, from the one that calls to the one that was entered from outside:
  * the same in each run of one build.
  *
- * What syscall(2) calls has a name of its own here (io_uring_setup). Calls that wait, and clocks, are not replaced.
+ * What syscall(2) calls has a name of its own here (cachestat). Calls that wait, and clocks, are not replaced.
  * Processes without RANK in their environment are let alone.
  */
 #include <dlfcn.h>
@@ -82,9 +82,6 @@
 /* Name, number. */
 #define SYSTEM_CALLS(X)                                                                                      \
     X(cachestat, 451)                                                                                        \
-    X(io_uring_setup, 425)                                                                                   \
-    X(io_uring_enter, 426)                                                                                   \
-    X(io_uring_register, 427)                                                                                \
     X(userfaultfd, SYS_userfaultfd)
 
 enum function {

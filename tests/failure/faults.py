@@ -35,7 +35,7 @@ ERRORS = {
     "pwrite": (ENOSPC, EIO, "short", EINTR), "pwritev": (ENOSPC,), "read": (EIO, "short", EINTR), "realloc": (ENOMEM,), "reallocarray": (ENOMEM,), "recv": (EIO, EINTR),
     "recvmsg": (EIO, EINTR), "send": (EPIPE, EINTR), "sendfile": (EIO, "short"), "sendmsg": (EPIPE, EINTR), "setsockopt": (EIO,),
     "socket": (EMFILE,), "stat": (EIO,), "sync_file_range": (EIO, ENOSPC), "unlink": (EIO,), "write": (ENOSPC, "short", EINTR),
-    "cachestat": (ENOSYS, EIO), "io_uring_setup": (ENOSYS,), "io_uring_enter": (EIO,), "io_uring_register": (EIO,), "userfaultfd": (ENOSYS,),
+    "cachestat": (ENOSYS, EIO), "userfaultfd": (ENOSYS,),
 }
 # What a fault costs that training does not need: the run goes on, and says so.
 TOLD = r"castor: .*(no memory for the forked child's view of the weights|does not tell this forked child which pages are its own)"

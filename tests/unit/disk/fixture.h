@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <linux/io_uring.h>
 #include <sys/mman.h>
 #include <sys/statfs.h>
 #include <unistd.h>
@@ -73,8 +72,8 @@ struct File {
 
 struct Queue {
     disk_queue *q = nullptr;
-    explicit Queue(disk_engine engine, const disk_calls *calls = nullptr, uint64_t in_flight = 0) {
-        disk_settings settings = {engine, in_flight, calls};
+    explicit Queue(const disk_calls *calls = nullptr, uint64_t in_flight = 0) {
+        disk_settings settings = {in_flight, calls};
         EXPECT_EQ(disk_queue_start(&settings, &q), CASTOR_OK) << error_text();
     }
     ~Queue() { EXPECT_EQ(disk_queue_stop(q, LONG), CASTOR_OK) << error_text(); }
@@ -126,20 +125,6 @@ struct Calls {
         };
         table.resident = [](void *c, int fd, uint64_t offset, uint64_t bytes, uint64_t *out) {
             return of(c).fails() ? -of(c).error : disk_calls_system.resident(c, fd, offset, bytes, out);
-        };
-        table.ring_setup = [](void *c, unsigned entries, io_uring_params *parameters) {
-            return of(c).fails() ? -of(c).error : disk_calls_system.ring_setup(c, entries, parameters);
-        };
-        table.ring_register = [](void *c, int ring, unsigned operation, void *argument, unsigned count) {
-            return of(c).fails() ? -of(c).error
-                                 : disk_calls_system.ring_register(c, ring, operation, argument, count);
-        };
-        table.ring_enter = [](void *c, int ring, unsigned submit, unsigned wait) {
-            return of(c).fails() ? -of(c).error : disk_calls_system.ring_enter(c, ring, submit, wait);
-        };
-        table.ring_result = [](void *c, int, int result) {
-            Passage passage(of(c), 0);
-            return of(c).fails() ? -of(c).error : result;
         };
     }
     static Calls &of(void *context) { return *static_cast<Calls *>(context); }

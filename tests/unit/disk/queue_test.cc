@@ -1,4 +1,4 @@
-// The disk queue on real files, with both engines; and with system calls that fail, one after the other.
+// The disk queue on real files; and with system calls that fail, one after the other.
 #include <sys/wait.h>
 #include <cstring>
 #include <filesystem>
@@ -8,24 +8,14 @@
 
 #include "fixture.h"
 
-extern "C" {
-#include "core/log.h"
-}
-
 namespace {
 
 using namespace disk_fixture;
 
-class DiskQueue : public testing::TestWithParam<disk_engine> {};
-INSTANTIATE_TEST_SUITE_P(, DiskQueue, testing::Values(DISK_ENGINE_THREADS, DISK_ENGINE_RING),
-                         [](const auto &info) {
-                             return std::string(info.param == DISK_ENGINE_RING ? "Ring" : "Threads");
-                         });
-
-TEST_P(DiskQueue, EvictingGivesUpTheMemoryAndBringingReadsIt) {
+TEST(DiskQueue, EvictingGivesUpTheMemoryAndBringingReadsIt) {
     File f(20 * MIB + 3 * PAGE);
     f.write(1);
-    Queue queue(GetParam());
+    Queue queue;
     disk_operation evict = f.operation(DISK_EVICT), bring = f.operation(DISK_BRING);
     EXPECT_EQ(queue.run(evict), CASTOR_OK) << error_text();
     EXPECT_EQ(evict.done_bytes, f.bytes);
@@ -47,11 +37,11 @@ TEST_P(DiskQueue, EvictingGivesUpTheMemoryAndBringingReadsIt) {
     }
 }
 
-TEST_P(DiskQueue, ARangeIsMovedAloneAndMappedAsAsked) {
+TEST(DiskQueue, ARangeIsMovedAloneAndMappedAsAsked) {
     File f(12 * MIB);
     for (disk_map map : {DISK_MAP_READ, DISK_MAP_WRITE}) {
         f.write(map);
-        Queue queue(GetParam());
+        Queue queue;
         disk_operation o = f.operation(DISK_EVICT);
         o.offset = 4 * MIB;
         o.bytes = 6 * MIB;
@@ -69,13 +59,13 @@ TEST_P(DiskQueue, ARangeIsMovedAloneAndMappedAsAsked) {
     }
 }
 
-TEST_P(DiskQueue, PagesThatAreStillMappedStayAndAreCounted) {
+TEST(DiskQueue, PagesThatAreStillMappedStayAndAreCounted) {
     File f(4 * MIB);
     f.write(1);
     char *other = static_cast<char *>(mmap(nullptr, f.bytes, PROT_READ, MAP_SHARED, f.fd, 0));
     for (uint64_t at = 0; at < f.bytes; at += PAGE)
         *static_cast<volatile char *>(other + at);
-    Queue queue(GetParam());
+    Queue queue;
     disk_operation evict = f.operation(DISK_EVICT);
     EXPECT_EQ(queue.run(evict), CASTOR_OK) << error_text();
     EXPECT_EQ(evict.left_bytes, f.bytes);
@@ -83,10 +73,10 @@ TEST_P(DiskQueue, PagesThatAreStillMappedStayAndAreCounted) {
     munmap(other, f.bytes);
 }
 
-TEST_P(DiskQueue, NothingThatIsWrittenMeanwhileIsLost) {
+TEST(DiskQueue, NothingThatIsWrittenMeanwhileIsLost) {
     File f(16 * MIB);
     f.write(0);
-    Queue queue(GetParam(), nullptr, 2 * DISK_PIECE_BYTES);
+    Queue queue(nullptr, 2 * DISK_PIECE_BYTES);
     std::atomic<bool> over{false};
     std::thread mover([&] {
         while (!over) {
@@ -107,8 +97,7 @@ TEST_P(DiskQueue, NothingThatIsWrittenMeanwhileIsLost) {
     EXPECT_TRUE(right && f.holds(40));
 }
 
-TEST_P(DiskQueue, EachCallMayFailOnce) {
-    log_set_level(LOG_ERROR); // a ring that fails is a warning
+TEST(DiskQueue, EachCallMayFailOnce) {
     for (int error : {EIO, ENOSPC, ENOMEM, EINTR}) {
         bool passes = error == EINTR || error == ENOMEM;
         for (int at = 0;; at++) {
@@ -118,7 +107,7 @@ TEST_P(DiskQueue, EachCallMayFailOnce) {
             calls.fail_at = at;
             calls.error = error;
             {
-                Queue queue(GetParam(), &calls.table);
+                Queue queue(&calls.table);
                 disk_operation evict = f.operation(DISK_EVICT),
                                bring = f.operation(DISK_BRING, DISK_MAP_READ);
                 for (disk_operation *o : {&evict, &bring}) {
@@ -142,14 +131,13 @@ TEST_P(DiskQueue, EachCallMayFailOnce) {
     }
 }
 
-TEST_P(DiskQueue, CallsThatKeepFailingEndInAnError) {
-    log_set_level(LOG_ERROR);
+TEST(DiskQueue, CallsThatKeepFailingEndInAnError) {
     for (int error : {EIO, EINTR}) {
         File f(4 * MIB);
         f.write(1);
         Calls calls;
         calls.error = error;
-        Queue queue(GetParam(), &calls.table);
+        Queue queue(&calls.table);
         calls.fail_count = INT32_MAX / 2;
         calls.fail_at = 0;
         EXPECT_EQ(queue.run(f.operation(DISK_EVICT)), CASTOR_ERR_SYSTEM);
@@ -161,15 +149,12 @@ TEST_P(DiskQueue, CallsThatKeepFailingEndInAnError) {
     }
 }
 
-TEST_P(DiskQueue, WhatTheDiskHasNotGotCountsAsWrittenAgain) {
+TEST(DiskQueue, WhatTheDiskHasNotGotCountsAsWrittenAgain) {
     File f(4 * MIB);
     f.write(1);
     Calls calls;
     calls.table.write_back = [](void *, int, uint64_t, uint64_t) { return -EIO; };
-    calls.table.ring_result = [](void *, int operation, int result) {
-        return operation == IORING_OP_SYNC_FILE_RANGE ? -EIO : result;
-    };
-    Queue queue(GetParam(), &calls.table);
+    Queue queue(&calls.table);
     disk_operation evict = f.operation(DISK_EVICT);
     EXPECT_EQ(queue.run(evict), CASTOR_ERR_SYSTEM);
     EXPECT_EQ(calls.written_again, 1);
@@ -180,12 +165,12 @@ TEST_P(DiskQueue, WhatTheDiskHasNotGotCountsAsWrittenAgain) {
     EXPECT_TRUE(f.holds(1));
 }
 
-TEST_P(DiskQueue, ShortReadsGoOnAndAFileThatEndsIsAnError) {
+TEST(DiskQueue, ShortReadsGoOnAndAFileThatEndsIsAnError) {
     File f(2 * MIB);
     f.write(1);
     Calls calls;
     calls.read_at_most = int64_t(PAGE);
-    Queue queue(GetParam(), &calls.table);
+    Queue queue(&calls.table);
     EXPECT_EQ(queue.run(f.operation(DISK_EVICT)), CASTOR_OK) << error_text();
     EXPECT_EQ(queue.run(f.operation(DISK_BRING)), CASTOR_OK) << error_text();
     EXPECT_EQ(f.resident(), f.bytes);
@@ -196,11 +181,11 @@ TEST_P(DiskQueue, ShortReadsGoOnAndAFileThatEndsIsAnError) {
     EXPECT_NE(strstr(error_text(), "shorter"), nullptr) << error_text();
 }
 
-TEST_P(DiskQueue, AtMostTheBoundIsInWork) {
+TEST(DiskQueue, AtMostTheBoundIsInWork) {
     File f(64 * MIB);
     f.write(1);
     Calls calls;
-    Queue queue(GetParam(), &calls.table, 3 * DISK_PIECE_BYTES);
+    Queue queue(&calls.table, 3 * DISK_PIECE_BYTES);
     calls.hold(true);
     disk_operation evict = f.operation(DISK_EVICT), bring = f.operation(DISK_BRING);
     disk_statistics s;
@@ -230,11 +215,11 @@ TEST_P(DiskQueue, AtMostTheBoundIsInWork) {
     EXPECT_TRUE(f.holds(1));
 }
 
-TEST_P(DiskQueue, WhatHasNotBegunCanBeCancelled) {
+TEST(DiskQueue, WhatHasNotBegunCanBeCancelled) {
     File f(3 * DISK_PIECE_BYTES);
     f.write(1);
     Calls calls;
-    Queue queue(GetParam(), &calls.table, DISK_PIECE_BYTES);
+    Queue queue(&calls.table, DISK_PIECE_BYTES);
     calls.hold(true);
     disk_operation first = f.operation(DISK_EVICT), second = f.operation(DISK_EVICT), third = second;
     for (disk_operation *o : {&first, &second, &third})
@@ -259,10 +244,10 @@ TEST_P(DiskQueue, WhatHasNotBegunCanBeCancelled) {
     EXPECT_TRUE(f.holds(1));
 }
 
-TEST_P(DiskQueue, StoppingWaitsNoLongerThanAllowed) {
+TEST(DiskQueue, StoppingWaitsNoLongerThanAllowed) {
     File f(2 * DISK_PIECE_BYTES);
     Calls calls;
-    disk_settings settings = {GetParam(), DISK_PIECE_BYTES, &calls.table};
+    disk_settings settings = {DISK_PIECE_BYTES, &calls.table};
     disk_queue *q;
     ASSERT_EQ(disk_queue_start(&settings, &q), CASTOR_OK);
     calls.hold(true);
@@ -283,14 +268,14 @@ TEST_P(DiskQueue, StoppingWaitsNoLongerThanAllowed) {
     EXPECT_EQ(running.done_bytes, DISK_PIECE_BYTES);
 }
 
-TEST_P(DiskQueue, TheEndIsToldOnceAndBeforeAWaitReturns) {
+TEST(DiskQueue, TheEndIsToldOnceAndBeforeAWaitReturns) {
     File f(MIB);
     struct Chain {
         disk_queue *q;
         disk_operation first, second;
         std::atomic<int> told;
     } chain = {};
-    Queue queue(GetParam());
+    Queue queue;
     chain.q = queue.q;
     chain.first = f.operation(DISK_EVICT);
     chain.second = f.operation(DISK_BRING);
@@ -307,10 +292,10 @@ TEST_P(DiskQueue, TheEndIsToldOnceAndBeforeAWaitReturns) {
     EXPECT_EQ(chain.told, 11);
 }
 
-TEST_P(DiskQueue, AForkedProcessHasNoQueue) {
+TEST(DiskQueue, AForkedProcessHasNoQueue) {
     File f(MIB);
     f.write(1);
-    Queue queue(GetParam());
+    Queue queue;
     EXPECT_EQ(queue.run(f.operation(DISK_EVICT)), CASTOR_OK);
     pid_t child = fork();
     if (child == 0) {
@@ -328,9 +313,9 @@ TEST_P(DiskQueue, AForkedProcessHasNoQueue) {
     EXPECT_EQ(queue.run(f.operation(DISK_BRING)), CASTOR_OK) << error_text();
 }
 
-TEST_P(DiskQueue, WrongRangesAreRefused) {
+TEST(DiskQueue, WrongRangesAreRefused) {
     File f(MIB);
-    Queue queue(GetParam());
+    Queue queue;
     disk_operation o = f.operation(DISK_EVICT);
     EXPECT_EQ(disk_queue_wait(queue.q, &o, LONG), CASTOR_ERR_ARGUMENT);
     o.bytes = 0;
@@ -344,8 +329,8 @@ TEST_P(DiskQueue, WrongRangesAreRefused) {
     EXPECT_EQ(o.error, EBADF);
 }
 
-TEST_P(DiskQueue, ItsThreadsHaveTheNameAndNoSignals) {
-    Queue queue(GetParam());
+TEST(DiskQueue, ItsThreadsHaveTheNameAndNoSignals) {
+    Queue queue;
     File f(4 * DISK_PIECE_BYTES);
     EXPECT_EQ(queue.run(f.operation(DISK_EVICT)), CASTOR_OK);
     int found = 0;
@@ -362,42 +347,6 @@ TEST_P(DiskQueue, ItsThreadsHaveTheNameAndNoSignals) {
             }
     }
     EXPECT_GE(found, 1);
-}
-
-TEST(DiskRing, ThreadsTakeItsPlaceWhereItIsMissing) {
-    for (int error : {ENOSYS, EPERM, ENOMEM})
-        for (int at : {0, 1}) { // setting it up; asking what it can do
-            Calls calls;
-            calls.fail_at = at;
-            calls.error = error;
-            Queue queue(DISK_ENGINE_RING, &calls.table);
-            EXPECT_EQ(queue.statistics().engine, DISK_ENGINE_THREADS);
-            File f(MIB);
-            EXPECT_EQ(queue.run(f.operation(DISK_EVICT)), CASTOR_OK) << error_text();
-        }
-}
-
-TEST(DiskRing, AThreadTakesItsPlaceWhenItFails) {
-    File f(4 * DISK_PIECE_BYTES);
-    f.write(1);
-    static std::atomic<bool> fails;
-    fails = false;
-    Calls calls;
-    calls.table.ring_enter = [](void *c, int ring, unsigned submit, unsigned wait) {
-        return fails ? -EBADFD : disk_calls_system.ring_enter(c, ring, submit, wait);
-    };
-    Queue queue(DISK_ENGINE_RING, &calls.table);
-    if (queue.statistics().engine != DISK_ENGINE_RING)
-        GTEST_SKIP() << "no io_uring here";
-    testing::internal::CaptureStderr();
-    disk_operation evict = f.operation(DISK_EVICT), bring = f.operation(DISK_BRING);
-    EXPECT_EQ(queue.run(evict), CASTOR_OK) << error_text();
-    fails = true;
-    EXPECT_EQ(queue.run(bring), CASTOR_OK) << error_text();
-    EXPECT_EQ(queue.run(evict), CASTOR_OK) << error_text();
-    EXPECT_EQ(queue.statistics().engine, DISK_ENGINE_THREADS);
-    EXPECT_NE(testing::internal::GetCapturedStderr().find("io_uring failed"), std::string::npos);
-    EXPECT_TRUE(f.holds(1));
 }
 
 TEST(DiskResident, TellsTheBytesInMemory) {

@@ -1,11 +1,11 @@
-/* Between the disk queue and its engines.
+/* Between the disk queue and its threads.
  *
- * An engine takes a piece, does its steps one after the other, and finishes it:
+ * A thread takes a piece, does its steps one after the other, and finishes it:
  *   evict   UNMAP, WRITE_BACK, DROP; after a failed write-back REDIRTY
  *   bring   READ_AHEAD until the piece is read, MAP
  * Steps before and after the slow ones (WRITE_BACK, DROP, READ_AHEAD) are done by disk_piece_advance itself. */
-#ifndef CASTOR_DISK_ENGINE_H
-#define CASTOR_DISK_ENGINE_H
+#ifndef CASTOR_DISK_THREADS_H
+#define CASTOR_DISK_THREADS_H
 
 #include <pthread.h>
 #include <sys/types.h>
@@ -29,12 +29,11 @@ typedef struct disk_piece {
 } disk_piece;
 
 struct disk_queue {
-    pthread_mutex_t lock; /* guards all that follows, but for what is set before the engine starts */
+    pthread_mutex_t lock; /* guards all that follows, but for what is set before the threads start */
     pthread_cond_t work;  /* threads wait for pieces */
     pthread_cond_t ended; /* whoever waits for operations */
     const disk_calls *calls;
     pid_t process;
-    disk_engine engine;
     unsigned pieces_max;
     unsigned workers;
     bool stopping;
@@ -45,7 +44,6 @@ struct disk_queue {
         uint64_t since_ns; /* when the first of them began */
     } lines[DISK_ACTIONS];
     disk_statistics statistics;
-    struct disk_ring *ring; /* the engine's */
 };
 
 /* Under the lock. The next piece to work on, UNMAP done by the first disk_piece_begin; false: none, or too many in work. */
@@ -56,17 +54,8 @@ void disk_queue_finish(disk_queue *q, disk_piece *piece);
 void disk_piece_begin(disk_queue *q, disk_piece *piece);
 /* Judges the result of the piece's step and goes to the next one. */
 void disk_piece_advance(disk_queue *q, disk_piece *piece, int64_t result);
-/* All steps, by system calls that block. */
-void disk_piece_run(disk_queue *q, disk_piece *piece);
 
-/* The engines. Started with the queue's lock free; false: not here, `why` says so (errno). */
+/* With the queue's lock free; false: none could be started, `why` says so (errno). */
 bool disk_threads_start(disk_queue *q, int *why);
-bool disk_ring_start(disk_queue *q, int *why);
-/* Under the lock: there is a new operation, or the queue stops. */
-void disk_ring_wake(disk_queue *q);
-/* Of a queue whose worker has ended. */
-void disk_ring_free(disk_queue *q);
-/* The body of a worker: takes pieces until the queue stops. Counts itself out of q->workers. */
-void *disk_threads_work(void *queue);
 
 #endif
