@@ -66,10 +66,10 @@ static bool names_controller(const char *list, const char *name) {
     return false;
 }
 
-/* Calls `look` with the folder of each control group around the process that the controller limits, the innermost first, until
+/* Calls `visit` with the folder of each control group around the process that the controller limits, the innermost first, until
  * it returns true; returns whether it did. */
 static bool groups_walk(const char *root, const char *controller,
-                        bool (*look)(const char *folder, bool v2, void *context), void *context) {
+                        bool (*visit)(const char *folder, bool v2, void *context), void *context) {
     char text[4096], folder[PATH_BYTES];
     if (!read_text(root, "/proc/self/cgroup", text, sizeof text))
         return false;
@@ -88,7 +88,7 @@ static bool groups_walk(const char *root, const char *controller,
         for (;;) {
             log_format(folder, sizeof folder, "/sys/fs/cgroup%s%s%s", v2 ? "" : "/", v2 ? "" : controller,
                        strcmp(group, "/") == 0 ? "" : group);
-            if (look(folder, v2, context))
+            if (visit(folder, v2, context))
                 return true;
             char *slash = strrchr(group, '/');
             if (slash == NULL || group[0] == '\0')
