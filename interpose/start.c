@@ -126,7 +126,7 @@ void start_wake_by_hook(void) {
     pthread_once(&wake_once, wake);
 }
 
-static int torch_look(struct dl_phdr_info *info, size_t size, void *context) {
+static int torch_visit(struct dl_phdr_info *info, size_t size, void *context) {
     (void)size;
     (void)context;
     const char *slash = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
@@ -195,7 +195,7 @@ __attribute__((constructor)) static void start(void) {
 
 __attribute__((destructor)) static void stop(void) {
     bool own = awake_pid == getpid();
-    if (!agent_attached && !refused && (own || !awake_pid) && dl_iterate_phdr(torch_look, NULL))
+    if (!agent_attached && !refused && (own || !awake_pid) && dl_iterate_phdr(torch_visit, NULL))
         passthrough_report();
     if (awake_pid) {
         anycall_stop();

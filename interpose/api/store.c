@@ -35,7 +35,7 @@
 
 #define TOGETHER_PATIENCE_SECONDS 5.0
 
-#define BLAMED_LOOK_NS 20000000l
+#define BLAMED_POLL_NS 20000000l
 
 /* From so many ranks on, the sums' memory goes back between steps: the cost is the node's, and each rank bears its part
  * of it (docs/decisions.md). */
@@ -188,7 +188,7 @@ void castor_blamed_wait(castor_store *s, double seconds) {
     double until = clock_seconds() + seconds;
     while (rank >= 0 && clock_seconds() < until &&
            process_state(s->control->rank[rank].pid, s->control->rank[rank].start_ticks) != 0)
-        nanosleep(&(struct timespec){0, BLAMED_LOOK_NS}, NULL);
+        nanosleep(&(struct timespec){0, BLAMED_POLL_NS}, NULL);
 }
 
 void castor_signals_set(int (*ensure)(void), void (*release)(int), int (*check)(void),

@@ -100,7 +100,7 @@ static void look(store *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-void touches_look(void) {
+void touches_collect(void) {
     store *s = store_first();
     for (; s && !s->touches; s = s->next)
         ;

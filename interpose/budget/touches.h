@@ -13,7 +13,7 @@ typedef struct touches touches;
 /* After tensors were registered. */
 castor_status touches_grow(store *s);
 /* PyTorch asked for a block: looks, not too often, which parameters were touched, and lets go of those before them. */
-void touches_look(void);
+void touches_collect(void);
 /* A backward has begun, has ended. */
 void touches_backward(store *s, bool begun);
 /* An optimizer's step begins: it touches what its parts say. */

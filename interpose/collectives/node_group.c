@@ -18,11 +18,11 @@
 #include "core/process.h"
 #include "core/rendezvous.h"
 
-#define LOOK_SECONDS 0.1 /* how often a waiter looks after the rank that it waits for */
-#define PAUSES       100 /* looks that give no other thread a turn: about what a step of a running rank takes */
+#define POLL_SECONDS 0.1 /* between two checks whether the rank that is waited for lives */
+#define PAUSES       100 /* checks without a yield: about what a step of a running rank takes */
 #define SLOT_BYTES   ((size_t)2 * NODE_CELLS * NODE_CELL_BYTES)
 #define PAGE         4096u
-#define MOVE_SECONDS 0.0002 /* between two looks of a rank whether it shall move to another processor */
+#define MOVE_SECONDS 0.0002 /* at least, between two moves of a rank to another processor */
 
 typedef struct node_rank {
     int32_t pid; /* by its rank before `joined` */
@@ -62,7 +62,7 @@ static uint32_t cell_bytes_for(int pauses) {
     return pauses > 0 ? NODE_CELL_BYTES / 2 : NODE_CELL_BYTES;
 }
 
-/* Without giving others a turn, looking is worth while only if the rank that is waited for runs meanwhile. */
+/* A spin without yields pays only while the rank that is waited for runs. */
 static int pauses_for(int world) {
     cpu_set_t cpus;
     return sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) >= world ? PAUSES : 0;
@@ -239,7 +239,7 @@ static castor_status peer_check(node_group *g, const node_wait *w) {
 static castor_status wait_asleep(node_group *g, const node_wait *w) {
     node_rank *peer = &g->control->rank[w->rank];
     castor_status status = CASTOR_OK;
-    double look = clock_seconds() + LOOK_SECONDS;
+    double poll = clock_seconds() + POLL_SECONDS;
     atomic_fetch_add(&peer->waiters, 1);
     for (;;) {
         uint32_t seen = atomic_load(&peer->event);
@@ -251,13 +251,13 @@ static castor_status wait_asleep(node_group *g, const node_wait *w) {
                                g->called[g->rank], g->called[w->rank], peer->pid, w->what);
             break;
         }
-        if (now >= look || atomic_load(&g->control->failed) == 2) {
-            look = now + LOOK_SECONDS;
+        if (now >= poll || atomic_load(&g->control->failed) == 2) {
+            poll = now + POLL_SECONDS;
             status = peer_check(g, w);
             if (status != CASTOR_OK)
                 break;
         }
-        futex_wait(&peer->event, seen, left < LOOK_SECONDS ? left : LOOK_SECONDS);
+        futex_wait(&peer->event, seen, left < POLL_SECONDS ? left : POLL_SECONDS);
     }
     atomic_fetch_sub(&peer->waiters, 1);
     /* One that left may have done its part before it did. */
@@ -272,9 +272,9 @@ static void relax(void) {
 #endif
 }
 
-/* Threads that look and yield in turns may share one processor for milliseconds while another has less to do: each
- * processor has something to run, so the system sees nothing to balance. Who waits where more ranks than an even share are
- * moves once, and stays free to run anywhere. */
+/* Two threads that spin and yield in turns may share a processor for milliseconds while another one is idle: the kernel's
+ * balancing does not part them. A rank that waits on a processor with more ranks than an even share moves to another one. It
+ * may still run anywhere afterwards. */
 static void processors_share(node_group *g) {
     double now = clock_seconds();
     if (now < atomic_load_explicit(&g->moves_from, memory_order_relaxed))
@@ -297,15 +297,15 @@ static void processors_share(node_group *g) {
     atomic_store_explicit(&g->control->rank[g->rank].processor, sched_getcpu(), memory_order_relaxed);
 }
 
-/* Looks until it is ready, at most so long; whoever else could run has a turn between the looks. */
-static bool wait_looking(node_group *g, const node_wait *w, look_patience *patience) {
+/* Spins until the condition holds, or the patience ends. Returns whether it holds. */
+static bool wait_spinning(node_group *g, const node_wait *w, spin_patience *patience) {
     processors_share(g);
     for (int i = 0; i < g->pauses; i++) {
         relax();
         if (w->ready(w->context))
             return true;
     }
-    uint32_t microseconds = look_begin(patience);
+    uint32_t microseconds = spin_begin(patience);
     if (!microseconds)
         return false;
     double before = clock_seconds(), now = before, end = before + microseconds * 1e-6, turn = 0;
@@ -317,12 +317,12 @@ static bool wait_looking(node_group *g, const node_wait *w, look_patience *patie
         now = clock_seconds();
         turn = now - before > turn ? now - before : turn;
     } while (!ready && now < end);
-    look_end(patience, ready && now < end, turn);
+    spin_end(patience, ready && now < end, turn);
     return ready;
 }
 
 castor_status node_wait_until(node_group *g, const node_wait *w) {
-    if (w->ready(w->context) || wait_looking(g, w, &g->patience))
+    if (w->ready(w->context) || wait_spinning(g, w, &g->patience))
         return CASTOR_OK;
     return wait_asleep(g, w);
 }

@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/look.h"
+#include "core/spin.h"
 #include "node_group.h"
 
 #define NODE_CELLS 8          /* of half a slot */
@@ -42,8 +42,8 @@ typedef struct node_control node_control;
 struct node_group {
     int rank, world;
     int32_t called[NODE_RANKS_MAX]; /* how errors name each rank */
-    int pauses;                     /* looks at first, without giving others a turn */
-    look_patience patience;         /* of all threads */
+    int pauses;                     /* checks without a yield, at the begin of a spin */
+    spin_patience patience;         /* of all threads */
     _Atomic double moves_from;      /* when a thread may move to another processor again */
     node_control *control;
     uint8_t *data;

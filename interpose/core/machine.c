@@ -66,10 +66,10 @@ static bool names_controller(const char *list, const char *name) {
     return false;
 }
 
-/* Calls `look` with the folder of each control group around the process that the controller limits, the innermost first, until
+/* Calls `visit` with the folder of each control group around the process that the controller limits, the innermost first, until
  * it returns true; returns whether it did. */
 static bool groups_walk(const char *root, const char *controller,
-                        bool (*look)(const char *folder, bool v2, void *context), void *context) {
+                        bool (*visit)(const char *folder, bool v2, void *context), void *context) {
     char text[4096], folder[PATH_BYTES];
     if (!read_text(root, "/proc/self/cgroup", text, sizeof text))
         return false;
@@ -88,7 +88,7 @@ static bool groups_walk(const char *root, const char *controller,
         for (;;) {
             log_format(folder, sizeof folder, "/sys/fs/cgroup%s%s%s", v2 ? "" : "/", v2 ? "" : controller,
                        strcmp(group, "/") == 0 ? "" : group);
-            if (look(folder, v2, context))
+            if (visit(folder, v2, context))
                 return true;
             char *slash = strrchr(group, '/');
             if (slash == NULL || group[0] == '\0')
@@ -99,24 +99,24 @@ static bool groups_walk(const char *root, const char *controller,
     return false;
 }
 
-struct limit_look {
+struct limit_visit {
     const char *root;
     const machine_controller *controller;
     char *out;
 };
 
-static bool look_at_limit(const char *folder, bool v2, void *context) {
-    const struct limit_look *l = context;
+static bool visit_limit(const char *folder, bool v2, void *context) {
+    const struct limit_visit *l = context;
     char path[PATH_BYTES + 64];
     log_format(path, sizeof path, "%s/%s", folder, v2 ? l->controller->file_v2 : l->controller->file_v1);
     return read_text(l->root, path, l->out, 64) && strncmp(l->out, "max", 3) != 0;
 }
 
 bool machine_group_limit(const char *root, const machine_controller *controller, char out[64]) {
-    return groups_walk(root, controller->name, look_at_limit, &(struct limit_look){root, controller, out});
+    return groups_walk(root, controller->name, visit_limit, &(struct limit_visit){root, controller, out});
 }
 
-struct memory_look {
+struct memory_visit {
     const char *root;
     uint64_t left;
 };
@@ -128,8 +128,8 @@ static bool group_number(const char *root, const char *folder, const char *file,
 }
 
 /* A group's clean pages of files are the kernel's to take: they are the inactive ones, about. */
-static bool look_at_memory(const char *folder, bool v2, void *context) {
-    struct memory_look *l = context;
+static bool visit_memory(const char *folder, bool v2, void *context) {
+    struct memory_visit *l = context;
     char path[PATH_BYTES + 64], stat[8192];
     uint64_t limit, used, inactive = 0;
     if (!group_number(l->root, folder, v2 ? "memory.max" : "memory.limit_in_bytes", &limit) ||
@@ -145,8 +145,8 @@ static bool look_at_memory(const char *folder, bool v2, void *context) {
 }
 
 uint64_t machine_memory_available(const char *root) {
-    struct memory_look l = {root, UINT64_MAX};
+    struct memory_visit l = {root, UINT64_MAX};
     machine_meminfo(root, "MemAvailable", &l.left);
-    groups_walk(root, "memory", look_at_memory, &l);
+    groups_walk(root, "memory", visit_memory, &l);
     return l.left;
 }

@@ -21,7 +21,7 @@
 #define RETRY_NS        10000000l
 #define ASK_SECONDS     1.0
 #define HELLO_SECONDS   2.0
-#define LOOK_SECONDS    0.1 /* how often it is seen whether signals have come, or ranks have ended */
+#define POLL_SECONDS    0.1 /* between two checks whether a signal has come, or a rank has ended */
 #define REFUSALS_MAX    200 /* calls that fail on this rank, RETRY_NS apart, before the meeting does */
 
 struct hello {
@@ -87,7 +87,7 @@ static bool wait_readable(int fd, double deadline) {
     for (double left; (left = deadline - clock_seconds()) > 0 && !interrupt_arrived();) {
         struct pollfd poll_one = {.fd = fd, .events = POLLIN};
         int ready =
-            poll(&poll_one, 1, left < LOOK_SECONDS ? (int)(left * 1e3) + 1 : (int)(LOOK_SECONDS * 1e3));
+            poll(&poll_one, 1, left < POLL_SECONDS ? (int)(left * 1e3) + 1 : (int)(POLL_SECONDS * 1e3));
         if (ready == 1)
             return true;
         if (ready < 0 && errno != EINTR)
@@ -96,7 +96,7 @@ static bool wait_readable(int fd, double deadline) {
     return false;
 }
 
-castor_status rendezvous_look(int rank, int world, int other) {
+castor_status rendezvous_ended_check(int rank, int world, int other) {
     const castor_options *o = options();
     if (o->world_size != world || o->rank != rank || rank == other)
         return CASTOR_OK; /* these are not the ranks that the launcher has started, or not all of them */
@@ -156,7 +156,7 @@ static castor_status missing_check(const admission *a) {
         if (a->joined[rank])
             continue;
         first = rank;
-        castor_status status = rendezvous_look(0, a->world, rank);
+        castor_status status = rendezvous_ended_check(0, a->world, rank);
         if (status != CASTOR_OK)
             return status;
     }
@@ -191,8 +191,8 @@ static void admit(admission *a, int connection) {
 static castor_status admit_all(admission *a, int listener) {
     int refusals = 0;
     while (a->missing) {
-        double look = clock_seconds() + LOOK_SECONDS;
-        if (!wait_readable(listener, look < a->deadline ? look : a->deadline)) {
+        double poll_end = clock_seconds() + POLL_SECONDS;
+        if (!wait_readable(listener, poll_end < a->deadline ? poll_end : a->deadline)) {
             castor_status status = missing_check(a);
             if (status != CASTOR_OK)
                 return status;
@@ -232,14 +232,14 @@ static castor_status join(const char *token, const char *group, int rank, int wo
     socklen_t length = meeting_address(&address, token, group);
     struct hello hello = {.rank = rank};
     token_copy(hello.token, token);
-    for (double now, look = 0; (now = clock_seconds()) < deadline;) {
-        for (int other = 0; now >= look && other < world; other++) {
-            castor_status status = rendezvous_look(rank, world, other);
+    for (double now, next_check = 0; (now = clock_seconds()) < deadline;) {
+        for (int other = 0; now >= next_check && other < world; other++) {
+            castor_status status = rendezvous_ended_check(rank, world, other);
             if (status != CASTOR_OK)
                 return status;
         }
-        if (now >= look)
-            look = now + LOOK_SECONDS;
+        if (now >= next_check)
+            next_check = now + POLL_SECONDS;
         int pid, connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (connection < 0)
             return error_set(CASTOR_ERR_SYSTEM, "cannot make a Unix socket (errno %d)", errno);

@@ -26,6 +26,6 @@ bool rendezvous_ask(const char *token, const char *what, int *descriptors, int c
 
 /* An error that names `other`, when it has ended well instead of joining: for a rank that waits for it, of all those
  * that the launcher has started. */
-castor_status rendezvous_look(int rank, int world, int other);
+castor_status rendezvous_ended_check(int rank, int world, int other);
 
 #endif

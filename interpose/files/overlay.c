@@ -257,7 +257,7 @@ static int walk_append(walk *w, const char *name, size_t length) {
 }
 
 /* Looks for found->path in the layers where its folder is visible. 0, or an errno. */
-static int walk_look(walk *w) {
+static int walk_check(walk *w) {
     files_found *found = w->found;
     unsigned parent = w->visible[w->depth - 1];
     char place[FILES_PATH_MAX], kind;
@@ -358,7 +358,7 @@ static int walk_all(walk *w) {
             found->outside = true;
             return 0;
         }
-        int wrong = walk_look(w);
+        int wrong = walk_check(w);
         if (wrong)
             return wrong;
         bool more = *w->at == '/', last = !w->at[strspn(w->at, "/")];
@@ -376,7 +376,7 @@ static int walk_all(walk *w) {
     }
     if (!w->depth)
         return walk_look_root(w);
-    return w->looked ? 0 : walk_look(w); /* not where it ends in ".." */
+    return w->looked ? 0 : walk_check(w); /* not where it ends in ".." */
 }
 
 int files_find(int folder, const char *path, bool follow, files_found *out) {

@@ -20,10 +20,10 @@ void chunks_refresh(chunk_manager *m) {
 
 /* The peak of the moment that ends; the next one begins with what there is now. */
 static uint64_t moment_peak(chunk_manager *m) {
-    non_model_look(m);
+    non_model_sample(m);
     uint64_t peak = m->non_model;
     m->non_model = 0;
-    non_model_look(m);
+    non_model_sample(m);
     return peak;
 }
 
@@ -71,7 +71,7 @@ void chunk_manager_step_end(chunk_manager *m) {
 void chunk_manager_advance(chunk_manager *m) {
     pthread_mutex_lock(&m->lock);
     moves_collect(m);
-    non_model_look(m);
+    non_model_sample(m);
     room_plan(m);
     pthread_cond_broadcast(&m->changed);
     pthread_mutex_unlock(&m->lock);

@@ -42,7 +42,7 @@ struct chunk_manager {
 
     moments moments;
     void *moments_tables;
-    uint64_t scan;        /* uses before this number need no prefetch (moments_look) */
+    uint64_t scan;        /* uses before this number need no prefetch (moments_upcoming_get) */
     uint64_t event_ns;    /* when the present moment began, waits left out */
     uint64_t clock_ns;    /* that clock, which never goes back */
     uint64_t non_model;   /* most bytes since the present moment began */
@@ -57,7 +57,7 @@ uint64_t wait_deadline(const chunk_manager *m);
 uint64_t manager_now(chunk_manager *m);
 
 /* Asks for non-model data. */
-void non_model_look(chunk_manager *m);
+void non_model_sample(chunk_manager *m);
 
 /* The chunk's place in the order of victims, after anything that decides it has changed. */
 void chunk_refresh(chunk_manager *m, uint32_t chunk);

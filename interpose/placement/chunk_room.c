@@ -24,7 +24,7 @@ static uint64_t room_limit(chunk_manager *m) {
     return placement_limit(&m->settings.placement, !m->moments.following, capacity_to_plan(m), non_model);
 }
 
-void non_model_look(chunk_manager *m) {
+void non_model_sample(chunk_manager *m) {
     uint64_t bytes = m->backend.non_model_bytes(m->backend.context);
     m->non_model = bytes > m->non_model ? bytes : m->non_model;
     chunk_statistics_non_model(&m->statistics, bytes);
@@ -115,7 +115,7 @@ castor_status room_make(chunk_manager *m, uint32_t tier, uint32_t chunk, uint64_
     castor_status status = CASTOR_OK;
     for (;;) {
         moves_collect(m);
-        non_model_look(m);
+        non_model_sample(m);
         uint64_t capacity = capacity_of(m, tier), others = tier == 0 ? m->non_model : 0;
         uint64_t most = capacity == UINT64_MAX ? capacity : capacity > others ? capacity - others : 0;
         uint64_t limit = tier == 0 ? room_limit(m) : capacity, held = m->statistics.tier_bytes[tier];
@@ -178,7 +178,7 @@ static void look_ahead(chunk_manager *m, plan *p) {
     if (m->scan > number)
         number = m->scan;
     for (uint32_t looks = 0; looks < PLAN_LOOKS && p->count < PLAN_ITEMS; looks++, number++) {
-        if (!moments_look(&m->moments, number, &use))
+        if (!moments_upcoming_get(&m->moments, number, &use))
             break;
         const managed_chunk *c = &m->chunks[use.chunk];
         bool there = c->tier == 0 ? !c->moving : c->moving && c->to == 0;

@@ -357,7 +357,7 @@ uint64_t moments_non_model(const moments *m) {
     return m->recordings[m->current].moments[m->position].non_model_bytes;
 }
 
-bool moments_look(const moments *m, uint64_t number, moments_upcoming *out) {
+bool moments_upcoming_get(const moments *m, uint64_t number, moments_upcoming *out) {
     if (!m->following)
         return false;
     const moment_recording *r = &m->recordings[m->current];

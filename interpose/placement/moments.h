@@ -127,7 +127,7 @@ typedef struct moments_upcoming {
     uint64_t non_model_bytes;
 } moments_upcoming;
 /* False: nothing is known beyond. */
-bool moments_look(const moments *m, uint64_t number, moments_upcoming *out);
+bool moments_upcoming_get(const moments *m, uint64_t number, moments_upcoming *out);
 /* The number of the first use of the present moment, and of a chunk's next one (MOMENT_NEVER: none). */
 uint64_t moments_number_now(const moments *m);
 uint64_t moments_number_of(const moments *m, uint32_t chunk);

@@ -57,7 +57,7 @@ castor_status wait_peers_check(store *s) {
         if (rank == s->rank)
             continue;
         if (!atomic_load(&peer->joined)) {
-            castor_status status = rendezvous_look(s->rank, s->world, rank);
+            castor_status status = rendezvous_ended_check(s->rank, s->world, rank);
             if (status != CASTOR_OK)
                 return peer_failed(s, rank, status);
             continue;

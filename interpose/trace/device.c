@@ -135,7 +135,7 @@ static void wait_note(live_device *found, uint64_t begin_ns, const char *call, i
 }
 
 /* Fields that change meanwhile may be of two calls: castor believes what it has seen twice. */
-static void threads_look(live_device *found, uint64_t now_ns) {
+static void threads_scan(live_device *found, uint64_t now_ns) {
     for (uint32_t i = 0; i < THREADS_MAX; i++) {
         device_thread *thread = &threads[i];
         uint32_t tid = __atomic_load_n(&thread->tid, __ATOMIC_ACQUIRE);
@@ -167,7 +167,7 @@ static void handles_look(live_device *found, uint64_t now_ns) {
 
 void device_look(uint64_t now_ns) {
     live_device found = {.progress_ns = __atomic_load_n(&progress_ns, __ATOMIC_RELAXED)};
-    threads_look(&found, now_ns);
+    threads_scan(&found, now_ns);
     if (found.enqueued_ns == 0)
         return; /* a call that does not return waits for something else */
     if (found.begin_ns == 0)

@@ -81,7 +81,7 @@ void wrap_GLOO_WORK_EXECUTE(const void *work) {
     REAL(GLOO_WORK_EXECUTE)(work);
 }
 
-/* Before the real function: it wakes those who wait for the work, and they may look at the counters. */
+/* Before the real function: it wakes those who wait for the work, and they may read the counters. */
 void wrap_GLOO_WORK_FINISH(void *work) {
     collective_work_end(work);
     REAL(GLOO_WORK_FINISH)(work);
@@ -93,7 +93,7 @@ void wrap_GLOO_WORK_FINISH_ERROR(void *work, const void *exception) {
 }
 
 bool wrap_GLOO_WORK_WAIT(void *self, int64_t timeout_ms) {
-    gloo_wait_look(self);
+    gloo_wait_spin(self);
     return REAL(GLOO_WORK_WAIT)(self, timeout_ms);
 }
 

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include "core/clock.h"
-#include "core/look.h"
+#include "core/spin.h"
 #include "hooks/lookup/loader.h"
 #include "hooks/table/wrapper.h"
 #include "shims/torch/stable.h"
@@ -25,7 +25,7 @@ HOOK_THREAD_LOCAL candidates seen;
 
 /* Of this thread. */
 HOOK_THREAD_LOCAL const void *last_work;
-HOOK_THREAD_LOCAL look_patience patience;
+HOOK_THREAD_LOCAL spin_patience patience;
 
 typedef bool (*completed_function)(void *work); /* c10d::Work::isCompleted */
 static _Atomic(completed_function) is_completed;
@@ -89,12 +89,12 @@ void gloo_wait_enqueued(const void *group, const void *work) {
         last_work = group_find(group) ? work : NULL;
 }
 
-void gloo_wait_look(void *work) {
+void gloo_wait_spin(void *work) {
     if (!last_work || last_work != work)
         return;
     last_work = NULL;
     completed_function completed = atomic_load_explicit(&is_completed, memory_order_relaxed);
-    uint32_t microseconds = completed ? look_begin(&patience) : 0;
+    uint32_t microseconds = completed ? spin_begin(&patience) : 0;
     if (!microseconds)
         return;
     double before = clock_seconds(), now = before, end = before + microseconds * 1e-6, turn = 0;
@@ -106,5 +106,5 @@ void gloo_wait_look(void *work) {
         now = clock_seconds();
         turn = now - before > turn ? now - before : turn;
     } while (!done && now < end);
-    look_end(&patience, done && now < end, turn);
+    spin_end(&patience, done && now < end, turn);
 }

@@ -1,6 +1,6 @@
-/* A thread that waits for the collective that it has just handed to a worker thread, in a process group whose collectives
- * go through the node's memory, looks for its end before it sleeps: waking a processor that has halted takes longer
- * than a small collective, and the worker thread wakes sooner on one that has not. */
+/* A thread that waits for its own collective spins before it sleeps (core/spin.h), where the collective goes through the
+ * node's memory: to wake a halted processor takes longer than a small collective, and the worker thread wakes sooner on a
+ * processor that is awake. */
 #ifndef CASTOR_HOOKS_GLOO_WAIT_H
 #define CASTOR_HOOKS_GLOO_WAIT_H
 
@@ -16,7 +16,7 @@ void gloo_wait_end(const void *group);
 
 /* This thread hands `work` to the group's worker threads. */
 void gloo_wait_enqueued(const void *group, const void *work);
-/* Before this thread waits for `work`: looks, and lets others run between the looks. */
-void gloo_wait_look(void *work);
+/* Before this thread waits for `work`: spins, if `work` is what it has just handed over. */
+void gloo_wait_spin(void *work);
 
 #endif

@@ -111,7 +111,7 @@ typedef struct object_query {
     void *symbol;
 } object_query;
 
-static int object_look(struct dl_phdr_info *info, size_t size, void *context) {
+static int object_visit(struct dl_phdr_info *info, size_t size, void *context) {
     object_query *query = context;
     (void)size;
     if (!name_matches(info->dlpi_name, query->library))
@@ -161,7 +161,7 @@ static iterate_function *iterate_find(void) {
                                     .dlpi_name = at->l_name,
                                     .dlpi_phdr = (const Elf64_Phdr *)(at->l_addr + header->e_phoff),
                                     .dlpi_phnum = header->e_phnum};
-        object_look(&info, sizeof info, &query);
+        object_visit(&info, sizeof info, &query);
     }
     return query.symbol ? (iterate_function *)query.symbol : dl_iterate_phdr;
 }
@@ -178,13 +178,13 @@ static int iterate(int (*look)(struct dl_phdr_info *info, size_t size, void *con
 
 void *objects_find_symbol(const char *library, const char *name) {
     object_query query = {.library = library, .name = name};
-    iterate(object_look, &query);
+    iterate(object_visit, &query);
     return query.symbol;
 }
 
 bool objects_find(const char *library, char *path, size_t path_size) {
     object_query query = {.library = library, .path = path, .path_size = path_size};
-    return iterate(object_look, &query) != 0;
+    return iterate(object_visit, &query) != 0;
 }
 
 typedef struct address_query {
@@ -192,7 +192,7 @@ typedef struct address_query {
     bool same;
 } address_query;
 
-static int address_look(struct dl_phdr_info *info, size_t size, void *context) {
+static int address_visit(struct dl_phdr_info *info, size_t size, void *context) {
     address_query *query = context;
     object_tables tables;
     (void)size;
@@ -205,11 +205,11 @@ static int address_look(struct dl_phdr_info *info, size_t size, void *context) {
 
 bool objects_same(const void *one, const void *other) {
     address_query query = {.one = (uintptr_t)one, .other = (uintptr_t)other};
-    iterate(address_look, &query);
+    iterate(address_visit, &query);
     return query.same;
 }
 
-static int generation_look(struct dl_phdr_info *info, size_t size, void *context) {
+static int generation_visit(struct dl_phdr_info *info, size_t size, void *context) {
     (void)size;
     *(uint64_t *)context = info->dlpi_adds;
     return 1;
@@ -217,6 +217,6 @@ static int generation_look(struct dl_phdr_info *info, size_t size, void *context
 
 uint64_t objects_generation(void) {
     uint64_t generation = 0;
-    iterate(generation_look, &generation);
+    iterate(generation_visit, &generation);
     return generation;
 }

@@ -75,7 +75,7 @@ static void *torch_alloc(size_t alignment, size_t size) {
     if (size >= ARENA_SIZE_MIN && alignment <= ARENA_ALIGNMENT_MAX && start_arena())
         block = arena_alloc(size);
     if (size >= LOOK_SIZE_MIN)
-        touches_look();
+        touches_collect();
     allocation_trace(begin_ns, size, block);
     return block;
 }

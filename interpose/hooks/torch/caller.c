@@ -22,7 +22,7 @@ static bool is_c10_path(const char *path) {
     return path && strcmp(slash ? slash + 1 : path, C10_LIBRARY) == 0;
 }
 
-static int library_look(struct dl_phdr_info *info, size_t size, void *context) {
+static int library_visit(struct dl_phdr_info *info, size_t size, void *context) {
     library_query *query = context;
     (void)size;
     uintptr_t begin = UINTPTR_MAX, end = 0;
@@ -49,7 +49,7 @@ static void c10_set(const library_query *query) {
 
 void caller_find_c10(void) {
     library_query query = {0};
-    if (!caller_c10.size && dl_iterate_phdr(library_look, &query))
+    if (!caller_c10.size && dl_iterate_phdr(library_visit, &query))
         c10_set(&query);
 }
 
@@ -59,7 +59,7 @@ bool caller_is_c10_slow(const void *return_address) {
         if (address - others[i].begin < others[i].end - others[i].begin)
             return false;
     library_query query = {.address = address};
-    if (!dl_iterate_phdr(library_look, &query))
+    if (!dl_iterate_phdr(library_visit, &query))
         return false;
     if (query.is_c10) {
         c10_set(&query);

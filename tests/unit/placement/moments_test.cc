@@ -102,18 +102,18 @@ TEST_F(Moments, WhatComesIsToldInOrderIntoTheNextStep) {
     std::string order;
     moments_upcoming use;
     uint64_t number = 0;
-    for (; moments_look(&m, number, &use); number++)
+    for (; moments_upcoming_get(&m, number, &use); number++)
         order += std::to_string(use.chunk);
     EXPECT_EQ(order, "0112020"
                      "23124"
                      "0112020"
                      "23124");
-    ASSERT_TRUE(
-        moments_look(&m, 11, &use)); // the states of the second layer: moment 15, after seven of 10 ns each
+    ASSERT_TRUE(moments_upcoming_get(
+        &m, 11, &use)); // the states of the second layer: moment 15, after seven of 10 ns each
     EXPECT_EQ(use.chunk, 4u);
     EXPECT_EQ(use.moment, 15u);
     EXPECT_EQ(use.begin_ns, 70u);
-    ASSERT_TRUE(moments_look(&m, 12, &use));
+    ASSERT_TRUE(moments_upcoming_get(&m, 12, &use));
     EXPECT_EQ(use.begin_ns, 80u);
     EXPECT_EQ(use.non_model_bytes, 50u);
     EXPECT_EQ(moments_number_of(&m, 4), 11u);
