@@ -219,6 +219,18 @@ static void check_hooks(doctor_checks *checks, const doctor_probe *probe) {
     }
 }
 
+/* What the agent replaces (shims/castor/agent/replaced.py). */
+static void check_replaced(doctor_checks *checks, const doctor_fact *replaced) {
+    bool all = field(replaced, 2)[0] == '\0';
+    doctor_add(checks, GROUP_HOOKS, "Python functions", all ? DOCTOR_OK : DOCTOR_WARN, "%s%s%s%s",
+               all ? "all " : "", field(replaced, 1), all ? "" : "; not as expected: ", field(replaced, 2));
+    if (!all)
+        doctor_advise(
+            checks,
+            "a plugin that needs one of them refuses to start: use a torch that Castor was tested with "
+            "(castor run -- python -m castor.agent tells what is different)");
+}
+
 void doctor_python(doctor_checks *checks, char *const *command, double limit_seconds) {
     doctor_probe probe;
     check_options(checks);
@@ -249,6 +261,8 @@ void doctor_python(doctor_checks *checks, char *const *command, double limit_sec
         check_devices(checks, &probe, torch);
         if (is_set(doctor_probe_fact(&probe, "library", NULL), 1))
             check_hooks(checks, &probe);
+        if (doctor_probe_fact(&probe, "replaced", NULL) != NULL)
+            check_replaced(checks, doctor_probe_fact(&probe, "replaced", NULL));
     }
     doctor_probe_free(&probe);
 }

@@ -30,7 +30,7 @@ class Communications:
     def taken(self):
         if how == "none":
             return self.count
-        from castor.agent.core import store
+        from castor.agent.common import store
 
         return sum(group.sums for group in store.groups())
 

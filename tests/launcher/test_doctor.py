@@ -12,7 +12,8 @@ autoload\t
 package\t/opt/lib/castor/castor/__init__.py
 importing
 torch\t2.11.0+cu130\t13.0
-agent\t1\t/opt/lib/castor/castor/agent/core/__init__.py
+agent\t1\t/opt/lib/castor/castor/agent/core.py
+replaced\t110\t
 gloo\t1
 hook\tallocation\tfree\t1
 hook\tallocation\trealloc\t1
@@ -79,8 +80,14 @@ class Doctor(CommandTest):
             self.assertEqual(checks[name][0], state, change)
             self.assertIn(text, checks[name][2])
 
+    def test_functions_that_are_replaced(self):
+        self.assertEqual(self.checks("--", self.fake(GOOD))["Python functions"], ("ok", "all 110", ""))
+        state, value, advice = self.checks("--", self.fake(GOOD.replace("replaced\t110\t", "replaced\t110\ttorch.save, torch.Tensor.add_")))["Python functions"]
+        self.assertEqual((state, value), ("warn", "110; not as expected: torch.save, torch.Tensor.add_"))
+        self.assertIn("refuses to start", advice)
+
     def test_why_the_agent_is_not_reached(self):
-        bad = GOOD.replace("agent\t1\t/opt/lib/castor/castor/agent/core/__init__.py", "agent\t0\t")
+        bad = GOOD.replace("agent\t1\t/opt/lib/castor/castor/agent/core.py", "agent\t0\t")
         for change, advice in (
             (("flags\t0\t0", "flags\t1\t1"), "ignores PYTHONPATH"),
             (("autoload\t", "autoload\t0"), "unset it"),

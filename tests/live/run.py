@@ -238,9 +238,10 @@ class LiveTest(unittest.TestCase):
 
     def test_doctor(self):
         checks = self.doctor()
-        for name in ("Python", "library", "torch", "agent", "gloo backend", "gloo", "allocation", "gloo work"):
+        for name in ("Python", "library", "torch", "agent", "gloo backend", "gloo", "allocation", "gloo work", "Python functions"):
             self.assertEqual(checks[name]["state"], "ok", checks[name])
-        self.assertRegex(checks["gloo work"]["value"], r"^all \d+$")
+        for name in ("gloo work", "Python functions"):
+            self.assertRegex(checks[name]["value"], r"^all \d+$")
         checks = self.doctor(status=1, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
         self.assertIn("unset it", checks["agent"]["advice"])
         checks = self.doctor("-E", status=1)

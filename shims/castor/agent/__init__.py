@@ -42,9 +42,13 @@ def _attach():
     except core.Error as error:
         _refuse(str(error).removeprefix("castor: "))
         return
-    from . import plugin
+    from . import patching, plugin
 
-    plugin.install()
+    try:
+        plugin.install()
+    except BaseException:
+        patching.undo_all()  # what steps aside does so whole
+        raise
 
 
 def _refuse(reason):

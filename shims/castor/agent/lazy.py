@@ -10,12 +10,10 @@ import threading
 import weakref
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from . import core
-from .backward import reducer
-from .core import store, tensors
-from .nodes import across
-from .precision import masters
+from . import core, patching
+from .common import store, tensors
 from .process import events
 
 BYTES_WORTH = 64 << 10  # smaller parameters are not worth a mapping of their own
@@ -37,16 +35,20 @@ def _remember(module):
     if threading.get_ident() != threading.main_thread().ident or not store.active():
         return
     key = id(module)
-    with torch._C.DisableTorchFunction():
-        if key in _modules or not any(map(_is_worth, module._parameters.values())):
-            return
-        _modules[key] = weakref.ref(module, tensors.while_python_runs(lambda: _modules.pop(key, None)))
+    if key in _modules:
+        return
+    _modules[key] = weakref.ref(module, tensors.while_python_runs(lambda: _modules.pop(key, None)))
     if not _started:
         _start()
 
 
 def _is_worth(p):
     return type(p) is torch.nn.Parameter and p.device.type == "cpu" and p.numel() * p.element_size() >= BYTES_WORTH
+
+
+def _is_any_worth(*parameters):
+    with torch._C.DisableTorchFunction():
+        return any(map(_is_worth, parameters))
 
 
 def _storages():
@@ -140,6 +142,11 @@ def wanted():
     return _wanted
 
 
+def was_wanted():
+    """begin() was called at some time."""
+    return _patch.cache_info().currsize > 0
+
+
 def end():
     """The models are made: what is not shared yet is swept once more."""
     _sweep()
@@ -162,25 +169,23 @@ def figures():
 @functools.cache
 def _patch():
     atexit.register(_stop_thread)
-    module = torch.nn.Module
-    register, set_state = module.register_parameter, module.__setstate__
+    register_module_parameter_registration_hook(_registered)
+    patching.replace("torch.nn.Module.__setstate__", _wrap_set_state)
 
-    @functools.wraps(register)
-    def register_parameter(self, name, param):
-        register(self, name, param)
-        if _wanted and param is not None:
-            _remember(self)
 
+def _registered(module, name, param):
+    if _wanted and _is_any_worth(param):
+        _remember(module)
+
+
+def _wrap_set_state(set_state):
     @functools.wraps(set_state)
     def setstate(self, state):  # copy.deepcopy and pickle put the parameters in place themselves
         set_state(self, state)
-        if _wanted:
+        if _wanted and _is_any_worth(*self._parameters.values()):
             _remember(self)
 
-    module.register_parameter, module.__setstate__ = register_parameter, setstate
-    wrapper = torch.nn.parallel.distributed
-    if core.plugin_engine() and hasattr(wrapper, "_sync_module_states"):
-        wrapper._sync_module_states = _adopt_before_broadcast(wrapper._sync_module_states)
+    return setstate
 
 
 class Observer(events.Observer):
@@ -202,21 +207,3 @@ def _is_first_rank():
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
     return core.option_text("CASTOR_RANK") == "0"
-
-
-def _adopt_before_broadcast(stock):
-    """DistributedDataParallel sends rank 0's parameters to all, who write them over their own, equal as they are. Adoption
-    does that without a copy for each rank; the rest is sent."""
-
-    @functools.wraps(stock)
-    def sync_module_states(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs):
-        ignored = set(params_and_buffers_to_ignore)
-        named = {name: p for name, p in module.named_parameters() if name not in ignored and p.requires_grad}
-        sparse = any(getattr(m, "sparse", False) for m in module.modules())
-        if src == 0 and named and masters.dtype is None and not reducer.why_not(named.values(), process_group, [sparse]):
-            store.adopt(across.group_of(process_group), list(named.values()))
-            ignored |= named.keys()
-        return stock(module, process_group, broadcast_bucket_size, src, ignored, *args, **kwargs)
-
-    return sync_module_states
-

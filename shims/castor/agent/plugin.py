@@ -1,13 +1,15 @@
 """What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
 import os
 
+import torch
+
 from . import core, lazy
 from .backward import accumulation, reducer
 from .nodes import remote
 from .optim import clipping, steps, swapping
-from .precision import masters
-from .process import compiler, events, failures, leaving
-from .single import alone, job, process
+from .precision import checkpoints, loss_scale, masters
+from .process import compiler, events, failures, leaving, strays
+from .single import alone, job
 
 
 def install():
@@ -21,16 +23,17 @@ def install():
     if is_first:
         os.environ["CASTOR_RANK_PROCESS"] = str(os.getpid())
     if world > 1:
-        process.watch_ranks(int(os.environ["CASTOR_RANK_PROCESS"]))
+        strays.watch_ranks(int(os.environ["CASTOR_RANK_PROCESS"]))
         job.refuse_process_groups(world, is_rank)
     ranks = job.install(rank, world, core.option_text("CASTOR_JOB")) if is_rank and world > 1 else None
     trainer = alone.install() if is_alone else ranks
     observers = [] if trainer is None else [trainer]
     if accumulation.active():  # after the ranks, which say whether this backward is synchronized
         observers.append(accumulation.Observer())
-    scaling = masters.install()
-    if scaling is not None:
-        observers.append(scaling)
+    if masters.install():
+        checkpoints.install()
+    if masters.dtype is torch.float16:
+        observers.append(loss_scale.install())
     if core.option_text("CASTOR_LAZY_INIT") == "1":
         lazy.begin()
         observers.append(lazy.Observer())

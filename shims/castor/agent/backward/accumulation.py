@@ -17,10 +17,9 @@ import torch
 from torch.optim import lr_scheduler
 from torch.utils.data import dataloader
 
-from .. import core
-from ..core import store
-from ..process import events
-from ..single import loaders
+from .. import core, patching
+from ..common import store
+from ..process import events, iterations
 
 _size = 1
 _steps = 0  # calls of any optimizer's step()
@@ -160,7 +159,7 @@ class Observer(events.Observer):
                 cycle.check_held()
         with torch.no_grad():
             for synchronizer in list(_synchronizers):
-                synchronizer.set_aside()
+                synchronizer.hide_carried()
 
     def scaled(self, roots):
         """Each micro-step counts 1/k."""
@@ -168,7 +167,7 @@ class Observer(events.Observer):
 
     def backward_left(self):
         for synchronizer in list(_synchronizers):
-            synchronizer.put_back()
+            synchronizer.show_carried()
 
 
 def skips_step(optimizer, closure, separable):
@@ -197,9 +196,9 @@ def step_over(optimizer):
     _cycles[optimizer].end()
 
 
-def kept_at_zeroing(parameters):
+def not_zeroed(parameters):
     """Of these parameters, those whose gradients are not to be cleared now."""
-    kept = []
+    carried = []
     for p in parameters if active() else ():
         cycle = _cycle_at(p)
         if cycle is None or not cycle.running:
@@ -210,28 +209,23 @@ def kept_at_zeroing(parameters):
                 "added them to those of the micro-steps before: keep that backward away from this model "
                 "(requires_grad_(False), or detach() its output), or use CASTOR_ACCUMULATE=1"
             )
-        kept.append(p)
-    return kept
+        carried.append(p)
+    return carried
 
 
 # ---- what is left out between steps
 
 
-def _watch_optimizers():
-    add = torch.optim.Optimizer.add_param_group
-
+def _watch_optimizers(add):
     @functools.wraps(add)
     def add_param_group(self, param_group):
         add(self, param_group)
         _cycle(self)
 
-    torch.optim.Optimizer.add_param_group = add_param_group
+    return add_param_group
 
 
-def _wrap_scaler():
-    scaler = torch.amp.GradScaler
-    maybe, update = scaler._maybe_opt_step, scaler.update
-
+def _wrap_scaler_step(maybe):
     @functools.wraps(maybe)
     def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
         cycle = _cycle(optimizer)
@@ -241,6 +235,10 @@ def _wrap_scaler():
             cycle.end()
         return result
 
+    return _maybe_opt_step
+
+
+def _wrap_scaler_update(update):
     @functools.wraps(update)
     def scaler_update(self, new_scale=None):
         """The scale stays through all micro-steps of a step."""
@@ -256,7 +254,7 @@ def _wrap_scaler():
         self._per_optimizer_states.clear()
         return None
 
-    scaler._maybe_opt_step, scaler.update = _maybe_opt_step, scaler_update
+    return scaler_update
 
 
 def _wrap_schedulers():
@@ -264,9 +262,7 @@ def _wrap_schedulers():
     seen = weakref.WeakKeyDictionary()  # scheduler: calls of its optimizer's step() at its own last step
     nested = []
 
-    def wrap(cls):
-        step = cls.__dict__["step"]
-
+    def wrap(step):
         @functools.wraps(step)
         def scheduler_step(self, *args, **kwargs):
             if nested:
@@ -282,19 +278,15 @@ def _wrap_schedulers():
             finally:
                 nested.pop()
 
-        cls.step = scheduler_step
-
-    base = lr_scheduler.LRScheduler
-    for cls in [c for c in vars(lr_scheduler).values() if isinstance(c, type) and issubclass(c, base)]:
-        if "step" in cls.__dict__:
-            wrap(cls)
+        return scheduler_step
 
     def init_subclass(cls, **kwargs):
-        super(base, cls).__init_subclass__(**kwargs)
+        super(lr_scheduler.LRScheduler, cls).__init_subclass__(**kwargs)
         if "step" in cls.__dict__:
-            wrap(cls)
+            patching.put(cls, "step", wrap(cls.__dict__["step"]))
 
-    base.__init_subclass__ = classmethod(init_subclass)
+    patching.replace("torch.optim.lr_scheduler.*.step", wrap)
+    patching.replace("torch.optim.lr_scheduler.LRScheduler.__init_subclass__", lambda _: classmethod(init_subclass))
 
 
 class _Epoch:
@@ -347,7 +339,7 @@ def _wrap_loaders():
         epoch = getattr(iterator, "_castor_epoch", None)
         return draw() if epoch is None else epoch.following(draw)
 
-    loaders.wrap_iterations(begin, following)
+    iterations.wrap(begin, following)
 
 
 def _say_what_is_left():
@@ -363,8 +355,9 @@ def install():
     _size = int(core.option_text("CASTOR_ACCUMULATE"))
     if not active():
         return
-    _watch_optimizers()
+    patching.replace("torch.optim.Optimizer.add_param_group", _watch_optimizers)
     _wrap_loaders()
-    _wrap_scaler()
+    patching.replace("torch.amp.GradScaler._maybe_opt_step", _wrap_scaler_step)
+    patching.replace("torch.amp.GradScaler.update", _wrap_scaler_update)
     _wrap_schedulers()
     atexit.register(_say_what_is_left)

@@ -9,7 +9,7 @@ from ctypes import byref, c_uint64
 import torch
 
 from .. import core
-from ..core import store, tensors
+from ..common import store, tensors
 from ..precision import loss_scale, masters
 from ..process import events
 from . import accumulation
@@ -120,7 +120,7 @@ class Synchronizer:
         if not entry.shared:
             core.sum_release(entry.handle)
         elif entry.carried:
-            shows = entry.aside is not None and entry.shows_window(entry.aside)
+            shows = entry.hidden is not None and entry.shows_window(entry.hidden)
             core.window_carry(entry.handle, entry.window if shows else None)
         else:
             core.windows_detach(entry.handle)
@@ -199,8 +199,8 @@ class Synchronizer:
         entry.fired = entry.used = False
         entry.synced = True
         p = entry.parameter()
-        if entry.aside is not None:
-            self._put_back(entry)
+        if entry.hidden is not None:
+            self._show_carried(entry)
         if not (some_rank_used or entry.carrying) or p is None:
             core.sum_release(entry.handle)  # p.grad stays as it was
         elif not entry.shared or p.grad is None and p.stride() != entry.sum_alias.stride():
@@ -223,11 +223,11 @@ class Synchronizer:
     # ---- accumulation: a sum that goes on through several backward passes
 
     @staticmethod
-    def _put_back(entry):
+    def _show_carried(entry):
         p = entry.parameter()
         if p is not None:
-            p.grad = entry.aside
-        entry.aside = None
+            p.grad = entry.hidden
+        entry.hidden = None
 
     @staticmethod
     def _changed(entry, p):
@@ -249,7 +249,7 @@ class Synchronizer:
         entry.carried = True
         return True
 
-    def set_aside(self):
+    def hide_carried(self):
         """A backward begins: autograd gives the new gradients alone, which the sums take up."""
         for entry in self.entries:
             p = entry.parameter()
@@ -263,12 +263,12 @@ class Synchronizer:
                     accumulation.refuse_change(p)
                 self._show(entry, True)  # cleared by hand, which acts at the step only
             if self.expecting:
-                entry.aside, p.grad = p.grad, None
+                entry.hidden, p.grad = p.grad, None
             elif p.grad is None:
                 accumulation.refuse_change(p)
 
-    def put_back(self):
+    def show_carried(self):
         """The backward is over: what it did not reach shows what it showed."""
         for entry in self.entries:
-            if entry.aside is not None:
-                self._put_back(entry)
+            if entry.hidden is not None:
+                self._show_carried(entry)

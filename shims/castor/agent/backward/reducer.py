@@ -4,24 +4,23 @@
 DDP (broadcasts, buffers, no_sync, pickling) stays PyTorch's."""
 import functools
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import DDPLoggingData
 
-from .. import core
-from ..core import store, tensors
-from ..nodes import across
+from .. import core, lazy, patching
+from ..common import store, tensors
+from ..nodes import grouping
 from ..precision import casts, masters
-from ..single import alone
 from . import gradients
 
+_DDP = "torch.nn.parallel.DistributedDataParallel"
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
 
 
 def why_not(parameters, process_group, expect_sparse):
     """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
-    if process_group.size() == 1 and not alone.wanted(parameters):
-        return alone.NOTHING_SHARED
+    if process_group.size() == 1 and not masters.serves_one_process(parameters):
+        return store.NOTHING_SHARED
     if any(expect_sparse):
         return "a parameter has sparse gradients"
     for p in parameters:
@@ -97,7 +96,7 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     parameters = list(parameters)
     reason = why_not(parameters, process_group, expect_sparse)
     if reason is None:
-        return Reducer(across.group_of(process_group), parameters)
+        return Reducer(grouping.group_of(process_group), parameters)
     if process_group.size() > 1:
         core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
     elif dist.get_world_size() == 1:  # else a group of the script's own making: the run as a whole is not plain
@@ -112,7 +111,7 @@ def _verify(stock):
     def verify_param_shape_across_processes(process_group, tensors, *args, **kwargs):
         group = None
         if why_not(tensors, process_group, []) is None:
-            group = across.group_of(process_group)
+            group = grouping.group_of(process_group)
         error = None
         try:
             result = stock(process_group, tensors, *args, **kwargs)
@@ -129,6 +128,25 @@ def _verify(stock):
         return result
 
     return verify_param_shape_across_processes
+
+
+def _adopt_before_broadcast(stock):
+    """DistributedDataParallel sends rank 0's parameters to all, who write them over their own, equal as they are. Adoption
+    does that without a copy for each rank; the rest is sent."""
+
+    @functools.wraps(stock)
+    def sync_module_states(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs):
+        if not lazy.was_wanted():
+            return stock(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs)
+        ignored = set(params_and_buffers_to_ignore)
+        named = {name: p for name, p in module.named_parameters() if name not in ignored and p.requires_grad}
+        sparse = any(getattr(m, "sparse", False) for m in module.modules())
+        if src == 0 and named and masters.dtype is None and not why_not(named.values(), process_group, [sparse]):
+            store.adopt(grouping.group_of(process_group), list(named.values()))
+            ignored |= named.keys()
+        return stock(module, process_group, broadcast_bucket_size, src, ignored, *args, **kwargs)
+
+    return sync_module_states
 
 
 def _init_helper(stock):
@@ -169,30 +187,25 @@ def step_aside(ddp, reason):
 
 
 def install():
-    dist.Reducer, dist.Logger = _make_reducer, _make_logger
-    ddp = torch.nn.parallel.DistributedDataParallel
+    patching.replace("torch.distributed.Reducer", lambda _: _make_reducer)
+    patching.replace("torch.distributed.Logger", lambda _: _make_logger)
     if masters.dtype is not None:
-        ddp._ddp_init_helper = _init_helper(ddp._ddp_init_helper)
-    module = torch.nn.parallel.distributed
-    if hasattr(module, "_verify_param_shape_across_processes"):
-        module._verify_param_shape_across_processes = _verify(module._verify_param_shape_across_processes)
+        patching.replace(f"{_DDP}._ddp_init_helper", _init_helper)
+    patching.replace("torch.nn.parallel.distributed._verify_param_shape_across_processes", _verify)
+    patching.replace("torch.nn.parallel.distributed._sync_module_states", _adopt_before_broadcast)
     for name, reason in {
         "register_comm_hook": "the script registers a communication hook",
         "_register_builtin_comm_hook": "the script registers a communication hook",
         "join_hook": "the script trains on uneven inputs (Join)",
         "_update_process_group": "the script changes the process group",
     }.items():
-        _step_aside_at(ddp, name, reason)
+        patching.replace(f"{_DDP}.{name}", functools.partial(_stepping_aside, reason))
 
 
-def _step_aside_at(ddp, name, reason):
-    method = getattr(ddp, name, None)
-    if method is None:
-        return
-
+def _stepping_aside(reason, method):
     @functools.wraps(method)
     def stepping_aside(self, *args, **kwargs):
         step_aside(self, reason)
         return method(self, *args, **kwargs)
 
-    setattr(ddp, name, stepping_aside)
+    return stepping_aside

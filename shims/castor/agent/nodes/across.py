@@ -1,14 +1,10 @@
-"""Ranks of several nodes: each node has its store, and the owners of the same tensors, one on each node, exchange sums.
+"""Several nodes: each has its store, and the owners of the same tensors, one on each node, exchange sums.
 
-Which ranks are on which node, and which of them exchange, the core decides (nodes/grouping.h); the exchange itself goes
-over process groups of PyTorch's, in the order of the script's own calls."""
+The exchange goes over process groups of PyTorch's, in the order of the script's own calls."""
 import atexit
 import ctypes
 import datetime
-import os
 import pickle
-import socket
-import typing
 import weakref
 import zlib
 
@@ -16,90 +12,11 @@ import torch
 import torch.distributed as dist
 
 from .. import core
-from ..core import store, tensors
+from ..common import store, tensors
+from .peers import Peer, own_address
+from .schedule import Schedule
 
-TOKEN_BYTES = 64
 REDUCE_BYTES = 4 << 20  # of a sum on its way to the node that keeps it
-UNIT_BYTES = 4 << 20  # of sums that are exchanged together while a backward runs
-_groups = {}  # ranks of a process group: its store.Group
-
-
-def on_one_node():
-    """The launcher says that all ranks of the job are here: nothing has to be asked."""
-    here, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
-    return here is not None and here == world
-
-
-def group_of(process_group):
-    """The store's group of this rank's node, for a process group of the script. A collective of its ranks, the first time."""
-    ranks = tuple(dist.get_process_group_ranks(process_group))
-    if ranks not in _groups:
-        _groups[ranks] = _make(process_group, ranks)
-    return _groups[ranks]
-
-
-def _make(process_group, ranks):
-    name = "ddp " + ",".join(map(str, ranks))
-    rank = dist.get_rank(process_group)
-    if on_one_node():
-        return store.group(name, rank, len(ranks))
-    identities, tokens = _introduce(process_group, len(ranks))
-    place, members, lane = _find(identities, rank)
-    if place.node_count == 1 and len(set(tokens)) == 1:
-        return store.group(name, rank, len(ranks))
-    across = Across(place, [ranks[r] for r in lane]) if place.node_count > 1 else None
-    group = store.group(f"{name} on node {place.node}", place.local_rank, place.local_world, token=tokens[members[0]],
-                        owners=place.lanes, across=across, total=len(ranks))
-    core.store_ranks_set(group.handle, (ctypes.c_int32 * len(members))(*(ranks[member] for member in members)))
-    core.rank_set(dist.get_rank())
-    if across is not None:
-        across.group = group
-        if core.plugin_shards():
-            across.shard(process_group, identities, tokens[members[0]])
-    return group
-
-
-def _introduce(process_group, world):
-    """(the node of each rank, the token of each rank's job)"""
-    token = core.option_text("CASTOR_JOB").encode()[:TOKEN_BYTES - 1].ljust(TOKEN_BYTES, b"\0")
-    mine = torch.frombuffer(bytearray(core.node_identity().to_bytes(8, "little") + token), dtype=torch.uint8)
-    every = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(every, mine, group=process_group)
-    told = [bytes(t.tolist()) for t in every]
-    return [int.from_bytes(t[:8], "little") for t in told], [t[8:].rstrip(b"\0") for t in told]
-
-
-def _find(identities, rank):
-    world = len(identities)
-    place = core.Nodes()
-    members, lane = (ctypes.c_int32 * world)(), (ctypes.c_int32 * world)()
-    core.nodes_find((ctypes.c_uint64 * world)(*identities), world, rank, ctypes.byref(place), members, lane)
-    in_lane = place.local_rank < place.lanes
-    return place, list(members[:place.local_world]), list(lane[:place.node_count]) if in_lane else []
-
-
-class Peer(typing.NamedTuple):
-    """Where a node's states can be read (castor_serve)."""
-
-    address: bytes
-    port: int
-    token: bytes
-
-
-def _own_address():
-    """The address at which the other nodes reach this one."""
-    named = core.option_text("CASTOR_NODE_ADDRESS")
-    if named:
-        return named
-    master = os.environ.get("MASTER_ADDR", "")
-    try:
-        family, _, _, _, there = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(there)  # sends nothing
-            return probe.getsockname()[0]
-    except OSError as error:
-        raise core.Error(f"castor: no way to MASTER_ADDR={master!r} ({error}): set CASTOR_NODE_ADDRESS to this node's address, "
-                         "or CASTOR_SHARD=node") from None
 
 
 class Across:
@@ -141,7 +58,7 @@ class Across:
         read."""
         port = ctypes.c_int()
         core.store_shard(self.group.handle, self.place.node, self.place.node_count)
-        address = _own_address().encode()
+        address = own_address().encode()
         if self.group.rank == 0:
             core.serve(self.group.handle, token, address, ctypes.byref(port))
         mine = Peer(address, port.value, token), _why_no_demand()
@@ -364,60 +281,6 @@ class Across:
             for other, part in enumerate(parts):
                 if other != node:
                     piece.add_(part)
-
-
-class Schedule:
-    """What the owners of a lane exchange while a backward runs: the sums of the parameters that the last one used, from the
-    last parameter to the first, in units, one after the other. A unit's turn comes when its sums are complete on this node. While
-    gradients come, a rank never waits for another node: the ranks beside it wait for its gradients, and those that another
-    node waits for would not come.
-
-    chosen  the indices of the entries that this rank exchanges
-    """
-
-    def __init__(self, across, entries, used):
-        self.across, self.entries, self.used, self.next = across, entries, bytes(used), 0
-        self.works = self.work = None  # of the unit before `next`, which is under way, and what it waits for
-        order = [i for i in reversed(range(len(entries))) if used[i]]
-        self.handles = core.pointers([entries[i].handle for i in order])
-        self.chosen, self.units = set(), []  # (sums that must be complete, what is exchanged, entries)
-        unit = []
-        for end, i in enumerate(order, 1):
-            if entries[i].mine:
-                unit.append(i)
-                self.chosen.add(i)
-            if unit and (end == len(order) or sum(entries[j].bytes for j in unit) >= UNIT_BYTES):
-                self.units.append((end, across.plan(entries, unit), [entries[j] for j in unit]))
-                unit = []
-
-    def holds(self, entries, used):
-        return self.entries is entries and self.used == bytes(used)
-
-    def begin(self):
-        self.next = 0
-
-    def go_on(self):
-        if self.works is not None or self.next < len(self.units):
-            complete = core.sums_complete(self.handles, len(self.handles))
-            self.across.guarded(self._exchange, lambda end: end <= complete, lambda work: work.is_completed())
-
-    def finish(self):
-        """The rest, when the sums are complete."""
-        self.across.guarded(self._exchange, lambda end: True, lambda work: True)
-
-    def _exchange(self, may_begin, may_wait):
-        while self.works is not None or self.next < len(self.units) and may_begin(self.units[self.next][0]):
-            if self.works is None:
-                self.works = self.across.exchange(self.units[self.next][1])
-                self.next += 1
-                self.work = next(self.works, None)
-            while self.work is not None:
-                if not may_wait(self.work):
-                    return
-                self.work.wait()
-                self.work = next(self.works, None)
-            self.works = None
-            self.across.drop(self.units[self.next - 1][2], sums=True)
 
 
 _singles = []  # those whose larger sums one node only keeps

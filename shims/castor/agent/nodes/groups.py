@@ -5,23 +5,20 @@ import functools
 import inspect
 import sys
 
-from .. import core
+from .. import core, patching
 from . import collectives
 
 
 def install():
-    distributed = sys.modules.get("torch.distributed.distributed_c10d")
-    make = getattr(distributed, "_new_process_group_helper", None)
-    try:
-        parameters = inspect.signature(make)
-        known = {"global_ranks_in_group", "group_name"} <= set(parameters.parameters)
-    except (TypeError, ValueError):
-        known = False
-    if known:
-        distributed._new_process_group_helper = _wrap(make, parameters)
+    if "torch.distributed.distributed_c10d" in sys.modules:
+        patching.replace("torch.distributed.distributed_c10d._new_process_group_helper", _wrap)
 
 
-def _wrap(make, parameters):
+def _wrap(make):
+    parameters = inspect.signature(make)
+    if not {"global_ranks_in_group", "group_name"} <= set(parameters.parameters):
+        return make
+
     @functools.wraps(make)
     def new_process_group_helper(*args, **kwargs):
         group = None

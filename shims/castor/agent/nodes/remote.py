@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from .. import core
-from ..core import store
+from .. import core, patching
+from ..common import store
 
 
 def key_of(key):
@@ -103,9 +103,7 @@ def bring_here(optimizer):
             optimizer.state[p] = dict(state)
 
 
-def install():
-    state_dict = torch.optim.Optimizer.state_dict
-
+def _saving(state_dict):
     @functools.wraps(state_dict)
     def whole_state_dict(self, *args, **kwargs):
         elsewhere = of(self)
@@ -118,4 +116,8 @@ def install():
                 result["state"][key] = dict(state)
         return result
 
-    torch.optim.Optimizer.state_dict = whole_state_dict
+    return whole_state_dict
+
+
+def install():
+    patching.replace("torch.optim.Optimizer.state_dict", _saving)

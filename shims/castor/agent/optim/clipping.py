@@ -8,9 +8,9 @@ import zlib
 import torch
 from torch.nn.utils import clip_grad
 
-from .. import core
+from .. import core, patching
 from ..backward import accumulation
-from ..core import parts, store
+from ..common import parts, store
 from ..precision import masters
 
 
@@ -34,13 +34,13 @@ class _Gradients:
         """CASTOR_PRECISION: as of the float gradients that the optimizer is to see."""
         return self.pairs[0][0].grad.dtype if masters.dtype is None else torch.float32
 
-    def together(self, *operation):
-        """Whether every rank came here with this operation on these gradients."""
+    def by_owners(self, *operation):
+        """Whether the owners do it: every rank came here with this operation on these gradients."""
         if self.group is None:
             return False
         ids = [None if e is None else e.handle_id for _, e in self.pairs]
         key = zlib.crc32(repr((operation, ids)).encode()) | self.group.sums << 32
-        return self.group.together(key, self.able)
+        return self.group.every_rank_can(key, self.able)
 
     def mine(self):
         """What this rank works on, the sums that it owns and its own copies of the small ones: lists, which are in memory one
@@ -103,7 +103,7 @@ def _clip_grad_norm(stock):
             max_norm, error_if_nonfinite = float("inf"), False  # the norm of what there is so far
         if _job is not None and gradients is not None:
             _job.gradients_clipped("norm", float(max_norm), float(norm_type))
-        if gradients is None or not gradients.together("norm", float(max_norm), float(norm_type), foreach):
+        if gradients is None or not gradients.by_owners("norm", float(max_norm), float(norm_type), foreach):
             if not acts:
                 return clip_grad._get_total_norm([p.grad for p in listed if p.grad is not None], norm_type, False, foreach)
             # A generator must reach the stock function as it came when it is empty: that warns.
@@ -137,7 +137,7 @@ def _clip_grad_value(stock):
         gradients = _Gradients(listed) if store.groups() and store.active() else None
         if _job is not None and gradients is not None:
             _job.gradients_clipped("value", float(clip_value))
-        if gradients is None or not gradients.together("value", float(clip_value), foreach):
+        if gradients is None or not gradients.by_owners("value", float(clip_value), foreach):
             return stock(listed, clip_value, foreach)
         gradients.begin()
         for own in gradients.mine():
@@ -159,7 +159,7 @@ def _unscale(stock):
         fp16 = gradients is not None and any(p.grad.dtype is torch.float16 for p, _ in gradients.pairs)
         if (
             gradients is None or fp16 and not allow_fp16
-            or not gradients.together("unscale", inv_scale.item(), found_inf.item())
+            or not gradients.by_owners("unscale", inv_scale.item(), found_inf.item())
         ):
             return stock(self, optimizer, inv_scale, found_inf, allow_fp16)
         with torch.no_grad():
@@ -185,8 +185,8 @@ def _zero_grad(stock, parameters_of):
         if not store.active() or not (zeroes or accumulation.active()):
             return stock(self, set_to_none)
         parameters = list(parameters_of(self))
-        aside = [(p, p.grad) for p in accumulation.kept_at_zeroing(parameters)]
-        for p, _ in aside:
+        hidden = [(p, p.grad) for p in accumulation.not_zeroed(parameters)]
+        for p, _ in hidden:
             p.grad = None
         for p in parameters if zeroes else ():
             e = store.entry_of(p)
@@ -195,12 +195,12 @@ def _zero_grad(stock, parameters_of):
             core.window_zero(e.window)
             p.grad.requires_grad_(False)
             torch.autograd.graph.increment_version(p.grad)
-            aside.append((p, p.grad))
+            hidden.append((p, p.grad))
             p.grad = None
         try:
             return stock(self, set_to_none)
         finally:
-            for p, grad in aside:
+            for p, grad in hidden:
                 p.grad = grad
 
     return zero_grad
@@ -210,15 +210,9 @@ def install(single_job):
     """`single_job`: the ranks of a single-process script, None for other scripts."""
     global _job
     _job = single_job
-    clip_norm = _clip_grad_norm(clip_grad.clip_grad_norm_)
-    clip_value = _clip_grad_value(clip_grad.clip_grad_value_)
-    for module in (clip_grad, torch.nn.utils):
-        module.clip_grad_norm_ = clip_norm
-        module.clip_grad_value_ = clip_value
-    scaler = torch.amp.GradScaler
-    scaler._unscale_grads_ = _unscale(scaler._unscale_grads_)
-    optimizer, module = torch.optim.Optimizer, torch.nn.Module
-    optimizer.zero_grad = _zero_grad(
-        optimizer.zero_grad, lambda self: [p for g in self.param_groups for p in g["params"]]
-    )
-    module.zero_grad = _zero_grad(module.zero_grad, lambda self: self.parameters())
+    patching.replace("torch.nn.utils.clip_grad.clip_grad_norm_", _clip_grad_norm)
+    patching.replace("torch.nn.utils.clip_grad.clip_grad_value_", _clip_grad_value)
+    patching.replace("torch.amp.GradScaler._unscale_grads_", _unscale)
+    patching.replace("torch.optim.Optimizer.zero_grad", functools.partial(
+        _zero_grad, parameters_of=lambda self: [p for g in self.param_groups for p in g["params"]]))
+    patching.replace("torch.nn.Module.zero_grad", functools.partial(_zero_grad, parameters_of=lambda self: self.parameters()))

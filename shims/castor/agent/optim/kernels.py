@@ -8,7 +8,6 @@ Then a float parameter may also have a 16-bit gradient: it is stepped as with th
 import contextlib
 import ctypes
 import functools
-import importlib
 import inspect
 import math
 import platform
@@ -17,8 +16,8 @@ from collections import defaultdict
 
 import torch
 
-from .. import core
-from ..core import tensors
+from .. import core, patching
+from ..common import tensors
 
 NO_DECAY, COUPLED, DECOUPLED = range(3)  # castor.h: CASTOR_DECAY_
 TRIED_SIZES = (1, 37, 1029)  # less than a vector, a tail, several vectors and a tail
@@ -125,23 +124,23 @@ def _adam(fused, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_st
     kind = NO_DECAY if weight_decay == 0 else DECOUPLED if decoupled_weight_decay else COUPLED
     decay = 1 - lr * weight_decay if kind == DECOUPLED else weight_decay
     root = math.sqrt if fused else lambda x: x**0.5  # as each of them does
-    kept = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if amsgrad else (exp_avgs, exp_avg_sqs)
-    _widen_states(kept)
+    states = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if amsgrad else (exp_avgs, exp_avg_sqs)
+    _widen_states(states)
     torch._foreach_add_(state_steps, 1)
     for (param_dtype, grad_dtype, t), here in _alike(params, grads, [t.item() for t in state_steps]):
         step = _step(fused, param_dtype, grad_dtype, kind, decay, maximize, amsgrad)
         numbers = core.AdamStep(step, 1 - beta1, beta2, 1 - beta2, root(1 - beta2**t), eps, -(lr / (1 - beta1**t)))
-        core.optimizer_adam(ctypes.byref(numbers), _ranges(here, params, grads, kept), len(here), torch.get_num_threads())
-    _changed(fused, params, *kept)
+        core.optimizer_adam(ctypes.byref(numbers), _ranges(here, params, grads, states), len(here), torch.get_num_threads())
+    _changed(fused, params, *states)
 
 
 def _adam_can(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, grad_scale, found_inf, amsgrad, has_complex,
               beta1, beta2, lr, weight_decay, eps, capturable, differentiable, **more):
     numbers = all(type(x) in (float, int) for x in (beta1, beta2, lr, weight_decay, eps))
     plain = numbers and grad_scale is None and found_inf is None and not (has_complex or capturable or differentiable)
-    kept = (max_exp_avg_sqs,) if amsgrad else ()
+    states = (max_exp_avg_sqs,) if amsgrad else ()
     return plain and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in state_steps) and _fits(
-        params, grads, exp_avgs, exp_avg_sqs, *kept)
+        params, grads, exp_avgs, exp_avg_sqs, *states)
 
 
 def _sgd(fused, params, grads, momentum_buffer_list, *, weight_decay, momentum, lr, dampening, nesterov, maximize):
@@ -153,8 +152,8 @@ def _sgd(fused, params, grads, momentum_buffer_list, *, weight_decay, momentum, 
                 momentum_buffer_list[i] = torch.empty_like(grads[i], dtype=torch.float32)
         step = _step(fused, param_dtype, grad_dtype, COUPLED if weight_decay else NO_DECAY, weight_decay, maximize, nesterov)
         numbers = core.SgdStep(step, momentum, 1 - dampening, -lr, first, 0)
-        kept = (momentum_buffer_list,) if momentum else ()
-        core.optimizer_sgd(ctypes.byref(numbers), _ranges(here, params, grads, kept), len(here), torch.get_num_threads())
+        states = (momentum_buffer_list,) if momentum else ()
+        core.optimizer_sgd(ctypes.byref(numbers), _ranges(here, params, grads, states), len(here), torch.get_num_threads())
     _changed(fused, params, momentum_buffer_list if momentum else ())
 
 
@@ -162,8 +161,8 @@ def _sgd_can(params, grads, momentum_buffer_list, *, grad_scale, found_inf, weig
     numbers = all(type(x) in (float, int) for x in (weight_decay, momentum, lr, dampening))
     if not numbers or grad_scale is not None or found_inf is not None or has_sparse_grad:
         return False
-    kept = [(p, g, b) for p, g, b in zip(params, grads, momentum_buffer_list) if b is not None] if momentum else []
-    return _fits(params, grads) and (not kept or _fits(*zip(*kept)))
+    states = [(p, g, b) for p, g, b in zip(params, grads, momentum_buffer_list) if b is not None] if momentum else []
+    return _fits(params, grads) and (not states or _fits(*zip(*states)))
 
 
 class _Kind:
@@ -204,24 +203,24 @@ def _try(kind, fused, stock, arguments):
     sides = [[p.clone() for p in parameters] for _ in range(2)]
     if kind is ADAM:
         means = range(3 if arguments["amsgrad"] else 2)
-        kept = [[[torch.zeros_like(p) for p in side] for _ in means] for side in sides]
-        for of_side in kept:
+        states = [[[torch.zeros_like(p) for p in side] for _ in means] for side in sides]
+        for of_side in states:
             of_side += [[]] * (3 - len(means)) + [[torch.tensor(0.0) for _ in parameters]]
     else:
-        kept = [[[None] * len(side)] for side in sides]
+        states = [[[None] * len(side)] for side in sides]
     for _ in range(TRIED_STEPS):
         gradients = random(0.1)
-        stock(sides[0], [g.clone() for g in gradients], *kept[0], **options)
-        kind.step(fused, sides[1], gradients, *kept[1], **{name: options[name] for name in kind.keywords})
-    pairs = [*zip(*sides), *((a, b) for mine, theirs in zip(*kept) for a, b in zip(mine, theirs) if a is not None)]
+        stock(sides[0], [g.clone() for g in gradients], *states[0], **options)
+        kind.step(fused, sides[1], gradients, *states[1], **{name: options[name] for name in kind.keywords})
+    pairs = [*zip(*sides), *((a, b) for mine, theirs in zip(*states) for a, b in zip(mine, theirs) if a is not None)]
     return all(torch.equal(a, b) for a, b in pairs)
 
 
 def _step_by_stock(kind, stock, arguments):
     """PyTorch's function, and around it what the kernels do in their pass."""
     params, grads = arguments["params"], arguments["grads"]
-    kept = [arguments[name] for name in kind.states]
-    wide = [p.float() if p.dtype in NARROW and any(i < len(k) and k[i] is not None and k[i].dtype is torch.float32 for k in kept) else p
+    states = [arguments[name] for name in kind.states]
+    wide = [p.float() if p.dtype in NARROW and any(i < len(k) and k[i] is not None and k[i].dtype is torch.float32 for k in states) else p
             for i, p in enumerate(params)]  # what a kernel stepped before
     if _asked.factor != 1 or any(g.dtype in NARROW and p.dtype is torch.float32 for p, g in zip(wide, grads)):
         widened = [g.float() if p.dtype is torch.float32 else g for p, g in zip(wide, grads)]
@@ -237,7 +236,7 @@ def _step_by_stock(kind, stock, arguments):
 
 
 def _replacement(kind, fused, stock):
-    names = kind.names
+    names = kind.names = list(inspect.signature(stock).parameters)
 
     @functools.wraps(stock)
     def step(*args, **kwargs):
@@ -267,10 +266,5 @@ def install(choice):
 @functools.cache
 def _replace_all():
     for kind in (ADAM, SGD):
-        module = importlib.import_module(f"torch.optim.{kind.name}")
         for form, fused in (("single_tensor", False), ("multi_tensor", False), ("fused", True)):
-            name = f"_{form}_{kind.name}"
-            stock = getattr(module, name, None)
-            if stock is not None:
-                kind.names = list(inspect.signature(stock).parameters)
-                setattr(module, name, _replacement(kind, fused, stock))
+            patching.replace(f"torch.optim.{kind.name}._{form}_{kind.name}", functools.partial(_replacement, kind, fused))

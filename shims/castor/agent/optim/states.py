@@ -12,18 +12,12 @@ from ctypes import byref, c_size_t, c_uint64, c_void_p, string_at
 import torch
 
 from .. import core
-from ..core import store, tensors
+from ..common import tensors
+from ..common.places import Place, is_paged, layout_of, sharable
 from ..nodes import remote
 
-PAGE = 4096
-
-
 def _identity(state):
-    return [(key, id(value), value.data_ptr() if _sharable(value) else 0) for key, value in (state or {}).items()]
-
-
-def _is_paged(value):
-    return value.numel() * value.element_size() >= PAGE
+    return [(key, id(value), value.data_ptr() if sharable(value) else 0) for key, value in (state or {}).items()]
 
 
 _by_optimizer = weakref.WeakKeyDictionary()
@@ -34,64 +28,6 @@ def of(optimizer):
     if optimizer not in _by_optimizer:
         _by_optimizer[optimizer] = OptimizerStates()
     return _by_optimizer[optimizer]
-
-
-class Place:
-    """Where the state of a spec (offset, shape, stride, dtype) is.
-
-    `tensor` is what stands in optimizer.state; `view` and `alias` are set for a page and more. `handle`: the tensor of the
-    store that it belongs to."""
-
-    def __init__(self, spec, handle=None):
-        self.spec, self.handle = spec, handle
-        offset, shape, stride, dtype = spec
-        self.like = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        self.nbytes = self.like.numel() * self.like.element_size()
-        self.tensor = self.view = self.alias = None
-        self.view_address = self.alias_address = None
-
-    @property
-    def paged(self):
-        return self.nbytes >= PAGE
-
-    def shows(self, value):
-        """A value is here, where the store has it."""
-        if value is not self.tensor or not _sharable(value) or _layout(value) != self.spec[1:]:
-            return False
-        return not self.paged or value.data_ptr() == self.view_address
-
-    def let_go(self, group, entry):
-        """Other memory is in its place on this rank. What the script still holds of it keeps its values, whatever owners
-        write here next."""
-        self.tensor = None
-        if self.paged and tensors.storage_users(self.view) > 1:
-            core.view_keep(self.view_address, self.nbytes)
-            self.make_view(group, entry)
-
-    def make_view(self, group, entry):
-        address = c_void_p()
-        core.state_view(entry.handle, self.spec[0], max(self.nbytes, 1), byref(address))
-        self.view_address = address.value
-        self.view = tensors.tensor_at(address.value, self.like, _at_free(core.state_unview, group, address.value, self.nbytes))
-
-
-def _at_free(function, group, *arguments):
-    def free():
-        if store.active():
-            function(group.handle, *arguments)
-
-    return free
-
-
-def _layout(t):
-    return (tuple(t.shape), tuple(t.stride()), t.dtype)
-
-
-def _sharable(value):
-    return (
-        type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
-        and value.numel() > 0 and not value.requires_grad and tensors.is_dense(value)
-    )
 
 
 def _many(places, first, second):
@@ -125,7 +61,7 @@ class OptimizerStates:
             places, seen = self._places(entry), 0
             for key, value in (state or {}).items():
                 place = places.get(key)
-                if place is None and not _sharable(value):
+                if place is None and not sharable(value):
                     continue  # it travels pickled
                 if place is None or not place.shows(value):
                     break
@@ -151,7 +87,7 @@ class OptimizerStates:
                 if not isinstance(value, torch.Tensor) or not place.shows(value):
                     place.let_go(group, entry)
             for key, value in (state or {}).items() if i in away else ():
-                if _sharable(value) and _is_paged(value) and (key not in places or places[key].tensor is None):
+                if sharable(value) and is_paged(value) and (key not in places or places[key].tensor is None):
                     reached = reached or tensors.is_reached(value)
             self.settled[entry] = _identity(state)
             digests = [(str(key), tensors.digest(value, core.digest)) for key, value in (state or {}).items()]
@@ -186,7 +122,7 @@ class OptimizerStates:
             for _, p, entry in stepped:
                 self.settled.pop(entry, None)  # they are where the store has them, whatever addresses come later
                 for key, value in optimizer.state.get(p, {}).items():
-                    if _sharable(value) and _is_paged(value) is paged:
+                    if sharable(value) and is_paged(value) is paged:
                         self._keep(group, entry, key, value, small)
         core.copy_many(*_many(small, core.pointers([p.alias_address for p in small]),
                               core.pointers([p.tensor.data_ptr() for p in small])))
@@ -197,7 +133,7 @@ class OptimizerStates:
         node = group.across.place.node if group.sharded else -1
         for index, p, entry in stepped:
             items = [
-                (key, self.places[entry][key].spec, None) if _sharable(value) else (key, None, pickle.dumps(value))
+                (key, self.places[entry][key].spec, None) if sharable(value) else (key, None, pickle.dumps(value))
                 for key, value in optimizer.state.get(p, {}).items()
             ]
             directory.append((index, node, items))
@@ -207,7 +143,7 @@ class OptimizerStates:
         """A state that the optimizer made or replaced moves to its place; one that is there stays."""
         places = self._places(entry)
         place = places.get(key)
-        if place is None or place.spec[1:] != _layout(value):
+        if place is None or place.spec[1:] != layout_of(value):
             place = places[key] = self._place(group, entry, value)
         if not place.paged:
             place.tensor = value
@@ -221,7 +157,7 @@ class OptimizerStates:
         offset, alias = c_uint64(), c_void_p()
         nbytes = value.numel() * value.element_size()
         core.state_place(entry.handle, nbytes, byref(offset), byref(alias))
-        place = Place((offset.value, *_layout(value)), entry.handle)
+        place = Place((offset.value, *layout_of(value)), entry.handle)
         place.alias_address = alias.value
         if place.paged:
             place.alias = tensors.tensor_at(alias.value, value)
@@ -291,7 +227,7 @@ class OptimizerStates:
     @staticmethod
     def _stand_in(place, value):
         """What the script has in the state shows the place from here on, or a tensor of ours in its place."""
-        fits = _sharable(value) and _layout(value) == place.spec[1:]
+        fits = sharable(value) and layout_of(value) == place.spec[1:]
         if not place.paged:
             place.tensor = value if fits else torch.empty_strided(*place.spec[1:3], dtype=place.spec[3])
         else:

@@ -3,17 +3,13 @@
 It refuses tensors with weak references, which entries have, and hooks stay with what the parameter was."""
 import functools
 
-import torch
-
-from .. import core
+from .. import core, patching
 from ..backward import accumulation
-from ..core import store
+from ..common import store
 from ..precision import masters
 
 
-def install():
-    stock = torch.utils.swap_tensors
-
+def _wrap(stock):
     @functools.wraps(stock)
     def swap_tensors(t1, t2):
         held = [(t, store.entry_of(t)) for t in (t1, t2) if store.entry_of(t) is not None]
@@ -38,4 +34,8 @@ def install():
                 entry.synchronizer.hook(t, entry)
         return result
 
-    torch.utils.swap_tensors = swap_tensors
+    return swap_tensors
+
+
+def install():
+    patching.replace("torch.utils.swap_tensors", _wrap)

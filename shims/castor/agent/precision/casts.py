@@ -11,18 +11,10 @@ import gc
 import torch
 from torch.utils import _pytree
 
-from .. import core
+from .. import core, patching, replaced
 from ..process import compiler
 
 HALF = (torch.float16, torch.bfloat16)
-
-# Functions of torch.nn.functional, which the modules of torch.nn call.
-LOSSES = (
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cross_entropy", "ctc_loss",
-    "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "margin_ranking_loss", "mse_loss",
-    "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss", "poisson_nll_loss", "smooth_l1_loss",
-    "soft_margin_loss", "triplet_margin_loss", "triplet_margin_with_distance_loss",
-)
 
 _before_forward = None
 _wrapped = None  # the module that a wrapper is being built around
@@ -186,7 +178,5 @@ def install(dtype, before_forward):
     the whole model."""
     global _before_forward
     _before_forward = before_forward
-    functions = torch.nn.functional
-    for name in LOSSES:
-        if hasattr(functions, name):
-            setattr(functions, name, _in_float(getattr(functions, name), dtype))
+    for name in replaced.LOSSES:
+        patching.replace(f"torch.nn.functional.{name}", lambda stock: _in_float(stock, dtype))

@@ -9,8 +9,8 @@ import os
 
 import torch
 
-from .. import core
-from ..core import graph, store
+from .. import core, patching
+from ..common import graph, store
 from ..process import events
 
 INITIAL, LARGEST, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0**24, 2.0, 0.5, 1000
@@ -128,9 +128,9 @@ def _loading(stock):
     def load_state_dict(self, state_dict):
         global scale, good
         stock(self, state_dict)
-        kept = state_dict.get(KEY)
-        if kept is not None:
-            scale, good = kept["scale"], kept["good"]
+        saved = state_dict.get(KEY)
+        if saved is not None:
+            scale, good = saved["scale"], saved["good"]
 
     return load_state_dict
 
@@ -153,9 +153,7 @@ def install():
         raise core.Error(f"castor: CASTOR_PRECISION=fp16 needs Tensor.grad_dtype, which torch {torch.__version__} does not have: "
                          "use bf16")
     _active = True
-    scaler = torch.amp.GradScaler
-    scaler.__init__ = _told_of(scaler.__init__)
-    optimizer = torch.optim.Optimizer
-    optimizer.state_dict = _saving(optimizer.state_dict)
-    optimizer.load_state_dict = _loading(optimizer.load_state_dict)
+    patching.replace("torch.amp.GradScaler.__init__", _told_of)
+    patching.replace("torch.optim.Optimizer.state_dict", _saving)
+    patching.replace("torch.optim.Optimizer.load_state_dict", _loading)
     return Observer()

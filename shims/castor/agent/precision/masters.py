@@ -6,18 +6,15 @@ wide    the float values behind it. Of what an optimizer steps they are the mast
 
 The wide values count as long as the narrow ones are their rounding. Where the script has written the narrow ones, these
 count; where it has written the wide ones, which state_dict() shows, all of those do."""
-import functools
 import gc
-import sys
-import threading
 import weakref
 from ctypes import byref, c_uint64, c_void_p
 
 import torch
 
 from .. import core
-from ..core import store, tensors
-from ..optim import states
+from ..common import store, tensors
+from ..common.places import Place
 from . import casts, loss_scale
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,6 +25,7 @@ PART_BYTES = 32 << 20
 
 dtype = None  # the working type; None: every tensor keeps its own
 _buffers = {}  # (id(module), name): weak references to the module and the buffer, of 16 bits, which the model has not written
+at_adoption = []  # is called before parameters are made 16 bits
 _wides = {}  # id(tensor): Wide; whose weak reference says whether the id is still that tensor's
 
 
@@ -78,6 +76,10 @@ def of(t):
     return wide if wide is not None and wide.narrow() is t else None
 
 
+def has_any():
+    return bool(_wides)
+
+
 def settle_written(module):
     """Before a module is called, or (None) the whole model: it computes with what the script wrote through state_dict()."""
     wides = list(_wides.values()) if module is None else [
@@ -85,6 +87,11 @@ def settle_written(module):
     for wide in wides:
         if wide is not None and wide.written():
             wide.shown()
+
+
+def serves_one_process(parameters):
+    """Whether Castor has something to do for one process, or one rank, which shares with nobody."""
+    return dtype is not None or core.places(sum(p.nbytes for p in parameters))
 
 
 # ---- adoption
@@ -97,13 +104,14 @@ def adopt(group, parameters):
     fresh = store.fresh_of(group, parameters)
     if not fresh:
         return store.adopt(group, parameters)
-    _watch_transformers()
+    for callback in at_adoption:
+        callback()
     if group.across is not None:
         raise core.Error("castor: CASTOR_PRECISION works on one node: leave it at fp32 on several")
     with torch.no_grad():
-        kept = _lower(group, fresh)
+        stepped = _lower(group, fresh)
         entries = store.adopt(group, parameters, float_sums=loss_scale.active())
-        _place_masters(group, kept)
+        _place_masters(group, stepped)
     return entries
 
 
@@ -116,7 +124,7 @@ def _lower(group, parameters):
     of_modules, others, buffers = casts.prepare(parameters)
     ours = {id(p) for p in parameters}
     places = {}
-    kept = []
+    stepped = []
     for p in parameters:
         if id(p) not in of_modules or p.dtype is not torch.float32 and of(p) is None:
             continue
@@ -129,7 +137,7 @@ def _lower(group, parameters):
         p.data = values.to(dtype)
         if loss_scale.active():
             p.grad_dtype = torch.float32
-        kept.append((p, values))
+        stepped.append((p, values))
     for t in others:
         # A number alone makes nothing else float, and counters are such.
         if id(t) not in ours and t.dim() and t.dtype is torch.float32 and of(t) is None:
@@ -145,10 +153,10 @@ def _lower(group, parameters):
     if loss_scale.active():
         for p in parameters:
             loss_scale.hook(p)
-    if not kept and group.rank == 0:
+    if not stepped and group.rank == 0:
         core.log(1, f"CASTOR_PRECISION={core.option_text('CASTOR_PRECISION')}: none of the {len(parameters)} parameters that "
                     "are trained is a float parameter of a module: they stay as they are".encode())
-    return kept
+    return stepped
 
 
 def _why_not(p, places):
@@ -179,10 +187,10 @@ def _of_rank_0(group, values):
         core.broadcast(group.handle, values.data_ptr() + begin, min(size - begin, BROADCAST_BYTES), b"the parameters")
 
 
-def _place_masters(group, kept):
+def _place_masters(group, stepped):
     """The owners' state chunks take the masters of what is shared; of the rest each rank has its own."""
     shared, offsets, aliases = [], [], []
-    for p, values in kept:
+    for p, values in stepped:
         entry = store.entry_of(p)
         if not entry.shared:
             Wide(p, values)
@@ -199,7 +207,7 @@ def _place_masters(group, kept):
     every = group.gather(offsets or [0.0], "the masters of the parameters")
     for index, (p, values) in enumerate(shared):
         offset = int(every[store.entry_of(p).owner][index])
-        place = states.Place((offset, tuple(values.shape), values.stride(), values.dtype))
+        place = Place((offset, tuple(values.shape), values.stride(), values.dtype))
         place.make_view(group, store.entry_of(p))
         Wide(p, place.view, aliases[index], place)
 
@@ -221,7 +229,7 @@ def check_optimizer(optimizer, closure):
     if closure is not None:
         raise core.Error(f"castor: {name}.step() is called with a closure, which CASTOR_PRECISION cannot work with: call "
                          "backward() before step(), or leave CASTOR_PRECISION at fp32")
-    if not getattr(type(optimizer).step, "castor_leaf", False):
+    if not getattr(type(optimizer).step, "castor_separable", False):
         raise core.Error(f"castor: CASTOR_PRECISION works with the optimizers of torch.optim that step each parameter on its "
                          f"own, and {name} is none of them: name it in CASTOR_SEPARABLE if it does, or leave "
                          "CASTOR_PRECISION at fp32")
@@ -261,7 +269,7 @@ def refuse_leaving(p):
                          "reach, and Castor keeps its master: leave CASTOR_PRECISION at fp32 for this script")
 
 
-class Raised:
+class MastersShown:
     """During a step the optimizer sees the masters, and gradients of their type."""
 
     def __init__(self, optimizer, seen):
@@ -319,125 +327,10 @@ def published(parameters):
         wide.seen()
 
 
-# ---- checkpoints
-
-
-def _saving(stock):
-    @functools.wraps(stock)
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        stock(self, destination, prefix, keep_vars)
-        if keep_vars or not _wides:
-            return
-        for name, t in (*self._parameters.items(), *self._buffers.items()):
-            wide = None if t is None else of(t)
-            if prefix + name not in destination:
-                continue
-            if wide is not None:
-                destination[prefix + name] = wide.shown()
-            elif name in self.__dict__.get(FLOATS, ()):  # the model has put another one there
-                destination[prefix + name] = t.detach().float()
-
-    return _save_to_state_dict
-
-
-def _loading(stock):
-    @functools.wraps(stock)
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args, **kwargs):
-        wides = {} if not _wides else {
-            name: (of(t), t) for name, t in (*self._parameters.items(), *self._buffers.items()) if t is not None and of(t)}
-        if wides and local_metadata.get("assign_to_params_buffers", False):
-            raise core.Error("castor: load_state_dict(assign=True) replaces parameters of which CASTOR_PRECISION keeps the "
-                             "masters: load without assign, or before the model is wrapped and its optimizer built")
-        stock(self, state_dict, prefix, local_metadata, *args, **kwargs)
-        with torch.no_grad():
-            for name, (wide, t) in wides.items():
-                value = state_dict.get(prefix + name)
-                if isinstance(value, torch.Tensor) and value.shape == t.shape:
-                    wide.tensor.copy_(value)
-                    t.data.copy_(wide.tensor)
-                    wide.seen()
-                    wide.narrow_seen()
-
-    return _load_from_state_dict
-
-
-def _state_loading(stock):
-    @functools.wraps(stock)
-    def _process_value_according_to_param_policy(param, value, *args, **kwargs):
-        if of(param) is None or not value.is_floating_point():
-            return stock(param, value, *args, **kwargs)
-        return stock(of(param).tensor, value, *args, **kwargs)  # its states are of the master's type
-
-    return staticmethod(_process_value_according_to_param_policy)
-
-
-def _syncing(stock):
-    """DistributedDataParallel gives every rank the buffers of one before each forward: that is no model's writing."""
-
-    @functools.wraps(stock)
-    def _sync_buffers(self):
-        stock(self)
-        for wide in filter(None, map(of, self.modules_buffers)):
-            wide.narrow_seen()
-
-    return _sync_buffers
-
-
-def _accumulators(stock):
-    """Adagrad makes its states when it is built."""
-
-    @functools.wraps(stock)
-    def __init__(self, *args, **kwargs):
-        stock(self, *args, **kwargs)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if of(p) is not None:
-                    self.state[p]["sum"] = torch.full_like(of(p).tensor, group["initial_accumulator_value"])
-
-    return __init__
-
-
-_configured = threading.local()  # of: the model whose save_pretrained() runs
-
-
-def _watch_transformers():
-    """save_pretrained() writes the model's type into its configuration, from which the next run builds the model: it must be the
-    type of the weights beside it, which are the wide ones."""
-    model = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
-    if model is None or getattr(model.save_pretrained, "_castor", False):
-        return
-    save, type_of = model.save_pretrained, model.dtype
-
-    @functools.wraps(save)
-    def save_pretrained(self, *args, **kwargs):
-        before, _configured.of = getattr(_configured, "of", None), self
-        try:
-            return save(self, *args, **kwargs)
-        finally:
-            _configured.of = before
-
-    def dtype_of(self):
-        found = type_of.fget(self)
-        saved = getattr(_configured, "of", None) is self and found is dtype
-        wide = next(filter(None, map(of, self.parameters())), None) if saved else None
-        return found if wide is None else wide.tensor.dtype
-
-    save_pretrained._castor = True
-    model.save_pretrained, model.dtype = save_pretrained, property(dtype_of, doc=type_of.__doc__)
-
-
 def install():
-    """Returns what observes backward passes, None where nothing has to."""
+    """Whether CASTOR_PRECISION asks for 16 bits."""
     global dtype
     dtype = DTYPES[core.option_text("CASTOR_PRECISION")]
-    if dtype is None:
-        return None
-    module, optimizer = torch.nn.Module, torch.optim.Optimizer
-    module._save_to_state_dict = _saving(module._save_to_state_dict)
-    module._load_from_state_dict = _loading(module._load_from_state_dict)
-    optimizer._process_value_according_to_param_policy = _state_loading(optimizer._process_value_according_to_param_policy)
-    torch.optim.Adagrad.__init__ = _accumulators(torch.optim.Adagrad.__init__)
-    ddp = torch.nn.parallel.DistributedDataParallel
-    ddp._sync_buffers = _syncing(ddp._sync_buffers)
-    casts.install(dtype, settle_written)
-    return loss_scale.install() if dtype is torch.float16 else None
+    if dtype is not None:
+        casts.install(dtype, settle_written)
+    return dtype is not None

@@ -8,7 +8,7 @@ import threading
 import torch
 import torch.autograd.graph
 
-from .. import core
+from .. import core, patching
 from . import stacks
 
 _thread = threading.local()
@@ -105,6 +105,4 @@ def _wrap(run):
 
 def install(*observers):
     _observers.extend(observers)
-    wrapped = _wrap(torch.autograd.graph._engine_run_backward)
-    torch.autograd.graph._engine_run_backward = wrapped
-    torch.autograd._engine_run_backward = wrapped
+    patching.replace("torch.autograd.graph._engine_run_backward", _wrap)

@@ -12,7 +12,7 @@ import time
 import torch
 
 from .. import core
-from ..core import store
+from ..common import store
 from . import stacks
 
 FIRST_SECONDS = 3.0  # that long, at most, a rank lets the one end before it with which the failure began

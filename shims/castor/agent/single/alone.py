@@ -3,11 +3,9 @@
 Only where a budget of memory or static shares place it (core.places), or its parameters become 16 bits (CASTOR_PRECISION); else
 the script runs as plain PyTorch would."""
 from .. import core
-from ..core import store, tensors
+from ..common import store, tensors
 from ..precision import masters
 from . import process
-
-NOTHING_SHARED = "nothing is shared: one process trains. Start more ranks (castor run --nproc N, or torchrun)"
 
 
 class Alone(process.Process):
@@ -21,7 +19,7 @@ class Alone(process.Process):
             return
         fresh = [p for group in optimizer.param_groups for p in group["params"]
                  if p.requires_grad and store.is_fresh(p) and self._supports(p)]
-        if not fresh or self.synchronizer is None and not wanted(fresh):
+        if not fresh or self.synchronizer is None and not masters.serves_one_process(fresh):
             return
         if self.synchronizer is None:
             self.synchronizer = process.Synchronizer(self)
@@ -49,11 +47,6 @@ class Alone(process.Process):
         if self.synchronizer is not None and not self.distributed:
             raise core.Error("castor: an optimizer steps inside a backward pass, while gradients are on their way to where the "
                              "budget has them: step after backward(), or run this script with CASTOR_MEMORY_BUDGET=0")
-
-
-def wanted(parameters):
-    """Whether Castor has something to do for one process, or one rank."""
-    return masters.dtype is not None or core.places(sum(p.nbytes for p in parameters))
 
 
 def install():

@@ -2,6 +2,7 @@
 import functools
 import sys
 
+from .. import patching
 from . import randomness
 
 _IN_PLACE = ("seed", "set_state", "get_state", "shuffle", "permutation", "bytes")  # no rows of the samples'
@@ -47,9 +48,5 @@ def _wrap(numpy, draw):
 
 def install():
     numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return
-    of_all = numpy.random.get_state.__self__
-    for name, draw in list(vars(numpy.random).items()):
-        if getattr(draw, "__self__", None) is of_all and name not in _IN_PLACE:
-            setattr(numpy.random, name, _wrap(numpy, draw))
+    if numpy is not None:
+        patching.replace("numpy.random.*", lambda draw: draw if draw.__name__ in _IN_PLACE else _wrap(numpy, draw))

@@ -19,13 +19,12 @@ import warnings
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import dataloader
 
-from .. import core
+from .. import core, patching
 from ..backward import accumulation
-from ..core import graph, tensors
-from ..process import compiler, events
-from . import loaders, process, randomness, streams
+from ..common import graph, tensors
+from ..process import compiler, events, strays
+from . import loaders, randomness, streams
 
 WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0, is the most that it waits for the fork
 WAIT_SECONDS, WAIT_TIMES = 30.0, 20.0  # ... else that long, and so many times what the ranks took for each one's part
@@ -203,7 +202,7 @@ class Auditor:
         self.in_fork = True
         # Below what castor run removes when the job ends: this process may be killed.
         core.files_divert(os.path.join(core.option_text("CASTOR_LOG_DIR"), ".files", f"audit-{os.getpid()}").encode())
-        process.watch_ranks(None)  # it steps, for nobody
+        strays.watch_ranks(None)  # it steps, for nobody
         self.job.synchronizer = None
         streams.restore(states)  # Python seeds its own anew in a fork
         loaders.PartOfSamples.whole = True
@@ -219,7 +218,7 @@ class Auditor:
         events.observe_only(self.job)
         if accumulation.active():  # the ranks may not step now
             register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
-        dataloader._MultiProcessingDataLoaderIter._shutdown_workers = lambda self: None  # they are the parent's
+        patching.replace("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers", lambda _: lambda self: None)  # they are the parent's
         sys.excepthook = lambda kind, error, trace: self._fail(error)
         atexit.register(self._leave, DONE)  # before all that the script wants to do at its end
         threading.Thread(target=self._watch, args=(parent,), daemon=True).start()

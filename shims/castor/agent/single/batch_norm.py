@@ -6,8 +6,8 @@ and those of one process. A part of weight zero (a batch smaller than the number
 import torch
 from torch.autograd.function import once_differentiable
 
-from .. import core
-from ..core import store
+from .. import core, patching
+from ..common import store
 from ..process import compiler
 
 OF_SAMPLES = "castor_of_samples"  # in a node's metadata: each sample has statistics of its own
@@ -122,27 +122,29 @@ def refuse_unseen(job, nodes):
 
 
 def install(job):
-    functional = torch.nn.functional
-    stock = functional.batch_norm
+    def wrap_batch_norm(stock):
+        @compiler.wraps(stock)
+        def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-05):
+            if not training or eps <= 0 or job.synchronizer is None or job.distributed or not store.active():
+                return stock(input, running_mean, running_var, weight, bias, training, momentum, eps)
+            return _normalize(job, input, running_mean, running_var, weight, bias, momentum, eps)
 
-    @compiler.wraps(stock)
-    def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-05):
-        if not training or eps <= 0 or job.synchronizer is None or job.distributed or not store.active():
-            return stock(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        return _normalize(job, input, running_mean, running_var, weight, bias, momentum, eps)
+        compiler.not_in_graphs.append(batch_norm)  # ranks meet in there
+        return batch_norm
 
-    instance = functional.instance_norm
+    def wrap_instance_norm(instance):
+        @compiler.wraps(instance)
+        def instance_norm(input, running_mean=None, running_var=None, *args, **kwargs):
+            output = instance(input, running_mean, running_var, *args, **kwargs)
+            # PyTorch's is a batch norm of as many channels as the samples have together, in a view.
+            node = output.grad_fn
+            if type(node).__name__.startswith("ViewBackward"):
+                node = node.next_functions[0][0]
+            if node is not None and _is_batch_norm(node) and running_mean is None:
+                node.metadata[OF_SAMPLES] = True
+            return output
 
-    @compiler.wraps(instance)
-    def instance_norm(input, running_mean=None, running_var=None, *args, **kwargs):
-        output = instance(input, running_mean, running_var, *args, **kwargs)
-        # PyTorch's is a batch norm of as many channels as the samples have together, in a view.
-        node = output.grad_fn
-        if type(node).__name__.startswith("ViewBackward"):
-            node = node.next_functions[0][0]
-        if node is not None and _is_batch_norm(node) and running_mean is None:
-            node.metadata[OF_SAMPLES] = True
-        return output
+        return instance_norm
 
-    compiler.not_in_graphs.append(batch_norm)  # ranks meet in there
-    functional.batch_norm, functional.instance_norm = batch_norm, instance_norm
+    patching.replace("torch.nn.functional.batch_norm", wrap_batch_norm)
+    patching.replace("torch.nn.functional.instance_norm", wrap_instance_norm)

@@ -11,9 +11,10 @@ import zlib
 
 import torch
 
-from .. import core
-from ..core import graph, store, tensors
-from . import arrays, audit, batch_norm, loaders, losses, process, randomness, streams, writers
+from .. import core, patching
+from ..common import graph, store, tensors
+from ..process import strays
+from . import arrays, audit, batch_norm, draws, loaders, losses, process, randomness, streams, writers
 
 
 ROUNDING = 1e-6  # relative differences of one loss that ranks compute alike
@@ -281,35 +282,39 @@ class Job(process.Process):
 
 def _watch_mode(job):
     """model.eval() before a DataLoader is iterated with gradients enabled (as Trainers do): every rank gets it whole."""
-    train = torch.nn.Module.train
 
-    @functools.wraps(train)
-    def module_train(self, mode=True):
-        outermost, job.in_train = not job.in_train, True
-        try:
-            return train(self, mode)
-        finally:
-            if outermost:
-                job.in_train = False
-                if any(store.entry_of(p) is not None for p in self.parameters()):
-                    job.switched = weakref.ref(self)
+    def wrap(train):
+        @functools.wraps(train)
+        def module_train(self, mode=True):
+            outermost, job.in_train = not job.in_train, True
+            try:
+                return train(self, mode)
+            finally:
+                if outermost:
+                    job.in_train = False
+                    if any(store.entry_of(p) is not None for p in self.parameters()):
+                        job.switched = weakref.ref(self)
 
-    torch.nn.Module.train = module_train
+        return module_train
+
+    patching.replace("torch.nn.Module.train", wrap)
 
 
 def _watch_requires_grad(job):
     """Embeddings of frozen weights, of which PEFT asks for gradients; inputs that are attacked."""
-    stock = torch.Tensor.requires_grad_
 
-    @functools.wraps(stock)
-    def requires_grad_(self, requires_grad=True):
-        result = stock(self, requires_grad)
-        if requires_grad and job.in_parts and self.is_leaf and not isinstance(self, torch.nn.Parameter):
-            key = id(self)
-            job.of_batch[key] = weakref.ref(self, lambda _: job.of_batch.pop(key, None))
-        return result
+    def wrap(stock):
+        @functools.wraps(stock)
+        def requires_grad_(self, requires_grad=True):
+            result = stock(self, requires_grad)
+            if requires_grad and job.in_parts and self.is_leaf and not isinstance(self, torch.nn.Parameter):
+                key = id(self)
+                job.of_batch[key] = weakref.ref(self, lambda _: job.of_batch.pop(key, None))
+            return result
 
-    torch.Tensor.requires_grad_ = requires_grad_
+        return requires_grad_
+
+    patching.replace("torch.Tensor.requires_grad_", wrap)
 
 
 def _numpy():
@@ -321,17 +326,18 @@ def refuse_process_groups(world, is_rank):
     makes a group of exactly these ranks may."""
     if not torch.distributed.is_available():
         return
-    stock = torch.distributed.init_process_group
 
-    @functools.wraps(stock)
-    def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, *args, **kwargs):
-        size = world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE") or 1)
-        if size != world or not is_rank or process.is_stray():
-            process.refuse_group()
-        return stock(backend, init_method, timeout, world_size, *args, **kwargs)
+    def wrap(stock):
+        @functools.wraps(stock)
+        def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, *args, **kwargs):
+            size = world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE") or 1)
+            if size != world or not is_rank or strays.is_stray():
+                strays.refuse_group()
+            return stock(backend, init_method, timeout, world_size, *args, **kwargs)
 
-    torch.distributed.init_process_group = init_process_group
-    torch.distributed.distributed_c10d.init_process_group = init_process_group
+        return init_process_group
+
+    patching.replace("torch.distributed.distributed_c10d.init_process_group", wrap)
 
 
 def install(rank, world, token):
@@ -348,6 +354,6 @@ def install(rank, world, token):
     _watch_mode(job)
     _watch_requires_grad(job)
     loaders.install(job)
-    randomness.install(job)
+    draws.install(job)
     arrays.install()
     return job

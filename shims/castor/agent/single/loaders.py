@@ -14,9 +14,9 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import dataloader
 
-from .. import core
-from ..core import store
-from ..process import stacks
+from .. import core, patching
+from ..common import store
+from ..process import iterations
 from . import randomness, streams
 
 
@@ -123,14 +123,14 @@ class _Split:
             if not made_for_rank:
                 return self.deliver_of_whole(data, fetched)
             self.hand_out(fetched)
-            self.in_whole, data, kept = data
+            self.in_whole, data, whole = data
             if self.in_whole:
-                return audit.batch_handed_out(self, data, kept and functools.partial(kept.batch, iterator._collate_fn))
+                return audit.batch_handed_out(self, data, whole and functools.partial(whole.batch, iterator._collate_fn))
             return audit.batch_handed_out(self, data, lambda: self.whole_batch(iterator, batch))
         if kind == BY_SAMPLES:
-            count, data, kept = data
+            count, data, whole = data
             self.hand_out((part_of(count, self.job.rank, self.job.world)[2], float(count), count))
-            return audit.batch_handed_out(self, data, kept and functools.partial(kept.batch, iterator._collate_fn.collation.collate))
+            return audit.batch_handed_out(self, data, whole and functools.partial(whole.batch, iterator._collate_fn.collation.collate))
         return audit.batch_handed_out(self, self._cut(data), lambda: data) if self.parts else self.hand_out_whole(data)
 
     def deliver_of_whole(self, data, fetched):
@@ -252,33 +252,7 @@ def _diverge(job, loader):
                 f"{job.world} times as many samples")
 
 
-def wrap_iterations(begin, following):
-    """`begin(iterator, loader)` comes whenever an iteration over a DataLoader begins; `following(iterator, draw)` gives its next batch,
-    which draw() does without it. Later wrappers are around earlier ones."""
-    base = dataloader._BaseDataLoaderIter
-    init, reset, next_ = base.__init__, base._reset, base.__next__
-
-    @stacks.unseen
-    @functools.wraps(init)
-    def iterator_init(self, loader):
-        init(self, loader)
-        begin(self, loader)
-
-    @functools.wraps(reset)
-    def iterator_reset(self, loader, first_iter=False):
-        reset(self, loader, first_iter)
-        begin(self, loader)
-
-    @functools.wraps(next_)
-    def iterator_next(self):
-        return following(self, functools.partial(next_, self))
-
-    base.__init__, base._reset, base.__next__ = iterator_init, iterator_reset, iterator_next
-
-
 def install(job):
-    iterate = dataloader.DataLoader.__iter__
-
     def begin(iterator, loader):
         iterator._castor_split, iterator._castor_in_fork = None, job.audit.in_fork
         iterator._castor_kind = _kind_of(iterator)
@@ -330,27 +304,33 @@ def install(job):
         if torch.is_grad_enabled() and not job.evaluating and torch.utils.data.get_worker_info() is None:
             job.audit.next_batch_in_fork()
 
-    @functools.wraps(iterate)
-    def loader_iter(self):
+    def wrap(iterate):
+        @functools.wraps(iterate)
+        def loader_iter(self):
+            make_ready(self)
+            return iterate(self)
+
+        return loader_iter
+
+    def make_ready(loader):
         if job.audit.in_fork:
             leave_after_backward()
-            self._iterator = None  # workers that stay are the parent's
-            return iterate(self)
+            loader._iterator = None  # workers that stay are the parent's
+            return
         if _splits(job):
             core.place_set(job.group.handle, core.PLACE_DATA)
             try:
                 streams.share(job)
             finally:
                 core.place_set(job.group.handle, core.PLACE_SCRIPT)
-            if not getattr(self, "in_order", True):
+            if not getattr(loader, "in_order", True):
                 raise core.Error("castor: a DataLoader with in_order=False cannot be split: use in_order=True, or "
                                  "CASTOR_BATCH=scale")
         elif _trains(job):
-            _diverge(job, self)
-        if self._iterator is not None and _kind_of(self) == BY_SAMPLES:  # of workers that stay
-            if isinstance(self._iterator._collate_fn, PartOfSamples) != _splits(job):
-                _restart_workers(self)
-        return iterate(self)
+            _diverge(job, loader)
+        if loader._iterator is not None and _kind_of(loader) == BY_SAMPLES:  # of workers that stay
+            if isinstance(loader._iterator._collate_fn, PartOfSamples) != _splits(job):
+                _restart_workers(loader)
 
-    wrap_iterations(begin, following)
-    dataloader.DataLoader.__iter__ = loader_iter
+    iterations.wrap(begin, following)
+    patching.replace("torch.utils.data.dataloader.DataLoader.__iter__", wrap)

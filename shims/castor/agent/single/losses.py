@@ -218,9 +218,9 @@ class Measure:
 
     def row(self):
         """The same number of values on every rank: how many terms, then kind and count of each."""
-        kept = self.terms[:TERMS]
-        flat = [float(value) for term in kept for value in term]
-        return [float(len(self.terms)), *flat, *(2 * (TERMS - len(kept)) * [0.0])]
+        terms = self.terms[:TERMS]
+        flat = [float(value) for term in terms for value in term]
+        return [float(len(self.terms)), *flat, *(2 * (TERMS - len(terms)) * [0.0])]
 
 
 def _terms_of(row):

@@ -1,54 +1,16 @@
 """What a process of a script without process groups has, be it a rank of `--nproc` (job.py) or alone (alone.py)."""
 import functools
-import os
-import signal
-import sys
 import time
 
 import torch
 
-from .. import core
+from .. import core, patching
 from ..backward import gradients
-from ..core import store
+from ..common import store
 from ..precision import masters
 from ..process import events
 
 TOLD_SECONDS = 2.0  # that long a rank waits for what ended another one's backward
-_rank_process = None  # the rank's, in it and in the processes that it has started; None: no ranks of `--nproc`
-
-
-def watch_ranks(pid):
-    global _rank_process
-    _rank_process = pid
-
-
-def is_stray():
-    """A process that a rank of `--nproc` has started, and that has no part in what the ranks do together."""
-    return _rank_process is not None and os.getpid() != _rank_process
-
-
-def refuse(what, start):
-    """The script has ranks of its own. Said once for the job, which ends: also the rank that started this process and would go on
-    with a model that nobody has trained."""
-    core.refuse(f"the script {what}, and --nproc is for scripts of one process. Start it without --nproc: castor run --plugin "
-                f"{core.option_text('CASTOR_PLUGIN')} -- {start}".encode())
-    sys.stdout.flush()
-    if is_stray():
-        try:
-            os.kill(_rank_process, signal.SIGTERM)
-        except ProcessLookupError:
-            pass
-    os._exit(1)
-
-
-def refuse_group():
-    name = sys.argv[0]
-    refuse("makes a process group of its own", f"torchrun --nproc-per-node {core.option_text('CASTOR_WORLD_SIZE')} {name} (or "
-           f"python {name}, where it starts its ranks)")
-
-
-def refuse_training():
-    refuse("starts processes that train", f"python {sys.argv[0]}")
 
 
 class Process(events.Observer):
@@ -167,20 +129,23 @@ class Synchronizer(gradients.Synchronizer):
 
 
 def adopt_at_build(job):
-    optimizer = torch.optim.Optimizer
-    init, add_param_group = optimizer.__init__, optimizer.add_param_group
-
-    @functools.wraps(init)
-    def optimizer_init(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        self._castor_built = True
-        job.adopt(self)
-
-    @functools.wraps(add_param_group)
-    def optimizer_add_param_group(self, *args, **kwargs):
-        add_param_group(self, *args, **kwargs)
-        if getattr(self, "_castor_built", False):
+    def wrap_init(init):
+        @functools.wraps(init)
+        def optimizer_init(self, *args, **kwargs):
+            init(self, *args, **kwargs)
+            self._castor_built = True
             job.adopt(self)
 
-    optimizer.__init__ = optimizer_init
-    optimizer.add_param_group = optimizer_add_param_group
+        return optimizer_init
+
+    def wrap_add(add_param_group):
+        @functools.wraps(add_param_group)
+        def optimizer_add_param_group(self, *args, **kwargs):
+            add_param_group(self, *args, **kwargs)
+            if getattr(self, "_castor_built", False):
+                job.adopt(self)
+
+        return optimizer_add_param_group
+
+    patching.replace("torch.optim.Optimizer.__init__", wrap_init)
+    patching.replace("torch.optim.Optimizer.add_param_group", wrap_add)

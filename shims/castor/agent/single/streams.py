@@ -15,8 +15,8 @@ import zlib
 
 import torch
 from torch.utils._pytree import tree_map
-from torch.utils.data._utils import fetch
 
+from .. import patching
 from . import randomness
 
 _OBJECTS = 500  # of a dataset that are searched for generators of its own
@@ -34,11 +34,11 @@ def states():
     return torch.random.get_rng_state(), random.getstate(), None if numpy is None else numpy.get_state()
 
 
-def restore(kept):
-    torch.random.set_rng_state(kept[0])
-    random.setstate(kept[1])
-    if kept[2] is not None:
-        _numpy().set_state(kept[2])
+def restore(saved):
+    torch.random.set_rng_state(saved[0])
+    random.setstate(saved[1])
+    if saved[2] is not None:
+        _numpy().set_state(saved[2])
 
 
 @contextlib.contextmanager
@@ -50,14 +50,14 @@ def restored():
         restore(before)
 
 
-def _packed(kept):
+def _packed(saved):
     """The bytes of each of the three."""
-    _, words, gauss = kept[1]
+    _, words, gauss = saved[1]
     python = struct.pack(f"<{len(words)}Idd", *words, gauss is not None, gauss or 0.0)
-    if kept[2] is None:
-        return [kept[0].numpy().tobytes(), python]
-    _, keys, position, has_gauss, cached = kept[2]
-    return [kept[0].numpy().tobytes(), python, keys.tobytes() + struct.pack("<qqd", position, has_gauss, cached)]
+    if saved[2] is None:
+        return [saved[0].numpy().tobytes(), python]
+    _, keys, position, has_gauss, cached = saved[2]
+    return [saved[0].numpy().tobytes(), python, keys.tobytes() + struct.pack("<qqd", position, has_gauss, cached)]
 
 
 def _unpacked(packed, like):
@@ -91,8 +91,8 @@ def level(job, digests):
     randomness.note_loose()
     job.say(f"the ranks have drawn different amounts of {' and '.join(parted)} random numbers, since each has a part of the batch: "
             "these are not what one process would draw. Draw them as one tensor or array as long as the batch, or run on one rank", 1)
-    kept = states()
-    restore(_unpacked([job.group.broadcast(part, "the random states") for part in _packed(kept)], kept))
+    saved = states()
+    restore(_unpacked([job.group.broadcast(part, "the random states") for part in _packed(saved)], saved))
 
 
 def share(job):
@@ -113,7 +113,7 @@ class Indices(list):
         return Indices, (self.whole, self.first, self.last, self.audited)
 
 
-class Kept:
+class WholeBatch:
     """What a whole batch is made of: its samples, or itself."""
 
     def __init__(self, samples, batch=None):
@@ -227,19 +227,19 @@ class Collation:
         if not self.draws and not self.pads:
             data = self.collate(samples[first:last])
             if same(before, states()):
-                return data, Kept(samples) if audited else None
+                return data, WholeBatch(samples) if audited else None
             self.draws = True
             restore(before)
         whole = self.collate(samples)
         self.draws = self.draws or not same(before, states())
-        kept = Kept(None, copy.deepcopy(whole)) if audited else None
+        whole_batch = WholeBatch(None, copy.deepcopy(whole)) if audited else None
         data, found = cut(whole, functools.partial(is_column, count=len(samples)), first, last)
         if not found:
             randomness.note_loose()
             with restored():
                 torch.manual_seed(zlib.crc32(_packed(before)[0]) + first)
                 data = self.collate(samples[first:last])
-        return data, kept
+        return data, whole_batch
 
 
 def _keeps_generators(root):
@@ -266,8 +266,8 @@ def _keeps_generators(root):
 class _Fetch:
     """How the samples of one fetcher are made: of the whole batch, or of the part."""
 
-    def __init__(self, fetcher):
-        self.stock = functools.partial(_stock_fetch, fetcher)
+    def __init__(self, fetcher, stock):
+        self.stock = functools.partial(stock, fetcher)
         self.fetcher, self.collation = fetcher, Collation(fetcher.collate_fn)
         self.whole = None  # not known yet
         self.keeps_generators = _keeps_generators(fetcher.dataset)
@@ -280,7 +280,7 @@ class _Fetch:
             self.fetcher.collate_fn = self.collation.collate
 
     def __call__(self, indices):
-        """[whether the whole batch's samples were drawn, the part, what is kept of it for an audit]"""
+        """[whether the whole batch's samples were drawn, the part, the whole batch for an audit]"""
         before = states()
         if self.whole is False and not self.collation.draws and not self.collation.pads:
             samples = self.samples(list(indices))
@@ -296,24 +296,25 @@ class _Fetch:
             return [False, self.stock(list(indices)), None]
         if self.whole is None:
             self.whole = self.keeps_generators or not same(before, states())
-        part, kept = self.collation(samples, indices.first, indices.last, indices.audited)
-        return [self.whole or self.collation.draws, part, kept]
+        part, whole_batch = self.collation(samples, indices.first, indices.last, indices.audited)
+        return [self.whole or self.collation.draws, part, whole_batch]
 
 
 def _nothing(samples):
     return samples
 
 
-_stock_fetch = fetch._MapDatasetFetcher.fetch
+def _wrap(stock):
+    @functools.wraps(stock)
+    def fetch(self, possibly_batched_index):
+        if not isinstance(possibly_batched_index, Indices):
+            return stock(self, possibly_batched_index)
+        if "_castor_fetch" not in self.__dict__:
+            self._castor_fetch = _Fetch(self, stock)
+        return self._castor_fetch(possibly_batched_index)
+
+    return fetch
 
 
-@functools.wraps(_stock_fetch)
-def _fetch(self, possibly_batched_index):
-    if not isinstance(possibly_batched_index, Indices):
-        return _stock_fetch(self, possibly_batched_index)
-    if "_castor_fetch" not in self.__dict__:
-        self._castor_fetch = _Fetch(self)
-    return self._castor_fetch(possibly_batched_index)
-
-
-fetch._MapDatasetFetcher.fetch = _fetch  # in workers, too: whoever gets Indices has imported this module
+# In workers, too: whoever gets Indices has imported this module.
+patching.replace("torch.utils.data._utils.fetch._MapDatasetFetcher.fetch", _wrap)

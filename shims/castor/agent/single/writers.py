@@ -5,16 +5,14 @@ import hashlib
 import os
 import sys
 
-import torch
-
-from .. import core
-from ..core import store
+from .. import core, patching
+from ..common import store
 
 PATH_MAX = 4096
 
 
 def install(job):
-    torch.save = torch.serialization.save = _once(job, torch.save, "f", "torch.save")
+    patching.replace("torch.save", functools.partial(_once, job, "f", "torch.save"))
     if job.rank:
         # wandb reads it when a run begins, often before anything else of the script is seen.
         os.environ.setdefault("WANDB_MODE", "disabled")
@@ -24,9 +22,8 @@ def install_late(job):
     """Covers the libraries that the script has imported since."""
     if "safetensors.torch" in sys.modules and "safetensors" not in job.said:
         job.said.add("safetensors")
-        library = sys.modules["safetensors.torch"]
         # save_file, which others import by name, looks it up at each call.
-        library.serialize_file = _once(job, library.serialize_file, "filename", "safetensors' save_file")
+        patching.replace("safetensors.torch.serialize_file", functools.partial(_once, job, "filename", "safetensors' save_file"))
 
 
 def _name_digest(target):
@@ -35,7 +32,7 @@ def _name_digest(target):
     return [float(int.from_bytes(digest[at:at + 6], "little")) for at in (0, 6)]
 
 
-def _once(job, write, name_of_target, name):
+def _once(job, name_of_target, name, write):
     """`write`, whose second argument is the file: on rank 0 only. The others wait, and take what it has written as theirs.
     So does one for whom it has another name, since it is named by the time, or lies in a folder whose name was drawn. What is open
     already each rank writes to its own."""

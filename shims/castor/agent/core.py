@@ -6,7 +6,7 @@ from ctypes import (
 )
 
 
-PACKAGE_FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep  # the frames of its files are not the script's
+PACKAGE_FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep  # the frames of its files are not the script's
 
 
 class Error(RuntimeError):
@@ -187,13 +187,11 @@ _SIGNATURES = {
     "part_begin": ("status", [c_void_p, c_int, c_uint32, c_void_p, c_uint32]),
     "part_end": ("status", [c_void_p]),
     "places": (c_int, [c_uint64]),
-    "store_open": ("status", [c_char_p, c_int, c_int, POINTER(c_void_p)]),
     "store_open_node": ("status", [c_char_p, c_char_p, c_int, c_int, c_int, POINTER(c_void_p)]),
     "store_leave": (None, [c_void_p]),
     "barrier": ("status", [c_void_p, c_char_p]),
     "broadcast": ("status", [c_void_p, c_void_p, c_size_t, c_char_p]),
     "gather": ("status", [c_void_p, c_void_p, c_size_t, c_void_p, c_char_p]),
-    "agree": ("status", [c_void_p, c_char_p, c_void_p, c_void_p, c_uint32]),
     "place_set": (None, [c_void_p, c_int]),
     "fail": (None, [c_void_p, c_char_p, c_uint64]),
     "failure_cause": (c_uint64, [c_void_p, c_int]),
@@ -202,7 +200,6 @@ _SIGNATURES = {
     "blamed_wait": (None, [c_void_p, c_double]),
     "signals_set": (None, [c_void_p] * 4),
     "raised_take": (None, [c_void_p]),
-    "store_check": ("status", [c_void_p]),
     "pool_start": ("status", [c_void_p, c_void_p]),
     "pool_stop": (None, []),
     "pool_is_safe": (c_int, []),

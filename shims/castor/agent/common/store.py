@@ -14,19 +14,22 @@ from .. import core
 from . import tensors
 
 
+NOTHING_SHARED = "nothing is shared: one process trains. Start more ranks (castor run --nproc N, or torchrun)"
+
+
 class Entry:
     """A registered parameter. What follows `window` belongs to the gradients (backward/gradients.py).
 
     carried   the next backward goes on from the sum: a micro-step is over, and its step is still to come
     carrying  the running one does
     whole     the last sum is that of all nodes, and not of this one only
-    aside     what stands in p.grad meanwhile has to be None, so that autograd does not add to it
+    hidden    what stands in p.grad when no backward runs; meanwhile p.grad is None, so that autograd does not add to it
     """
 
     __slots__ = (
         "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "single_parameter", "shared", "bytes", "param_alias", "sum_alias",
         "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying",
-        "whole", "aside", "overflowed", "layout", "dtype", "has_left", "__weakref__",
+        "whole", "hidden", "overflowed", "layout", "dtype", "has_left", "__weakref__",
     )
 
     def __init__(self, group, p):
@@ -54,7 +57,7 @@ class Entry:
         self.shown, self.shown_version = None, 0
         self.synced = True
         self.overflowed = None  # precision/loss_scale.py
-        self.aside = None
+        self.hidden = None
         self.carried = self.carrying = self.whole = False
 
     @property
@@ -158,7 +161,7 @@ class Group:
         blamed = core.failure_get(self.handle, text, len(text))
         return None if blamed == -2 else (blamed, text.value.decode(errors="replace"))
 
-    def together(self, key, able):
+    def every_rank_can(self, key, able):
         """Whether every rank came with this key, and could."""
         committed = ctypes.c_int()
         core.together(self.handle, key, int(able), byref(committed))

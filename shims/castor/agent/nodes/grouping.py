@@ -1,0 +1,69 @@
+"""Which ranks of a process group are on this node, and the store's group of them.
+
+Which ranks are on which node, and which of them exchange, the core decides (parallel/grouping.h)."""
+import ctypes
+import os
+
+import torch
+import torch.distributed as dist
+
+from .. import core
+from ..common import store
+from .across import Across
+
+TOKEN_BYTES = 64
+_groups = {}  # ranks of a process group: its store.Group
+
+
+def on_one_node():
+    """The launcher says that all ranks of the job are here: nothing has to be asked."""
+    here, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    return here is not None and here == world
+
+
+def group_of(process_group):
+    """The store's group of this rank's node, for a process group of the script. A collective of its ranks, the first time."""
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    if ranks not in _groups:
+        _groups[ranks] = _make(process_group, ranks)
+    return _groups[ranks]
+
+
+def _make(process_group, ranks):
+    name = "ddp " + ",".join(map(str, ranks))
+    rank = dist.get_rank(process_group)
+    if on_one_node():
+        return store.group(name, rank, len(ranks))
+    identities, tokens = _introduce(process_group, len(ranks))
+    place, members, lane = _find(identities, rank)
+    if place.node_count == 1 and len(set(tokens)) == 1:
+        return store.group(name, rank, len(ranks))
+    across = Across(place, [ranks[r] for r in lane]) if place.node_count > 1 else None
+    group = store.group(f"{name} on node {place.node}", place.local_rank, place.local_world, token=tokens[members[0]],
+                        owners=place.lanes, across=across, total=len(ranks))
+    core.store_ranks_set(group.handle, (ctypes.c_int32 * len(members))(*(ranks[member] for member in members)))
+    core.rank_set(dist.get_rank())
+    if across is not None:
+        across.group = group
+        if core.plugin_shards():
+            across.shard(process_group, identities, tokens[members[0]])
+    return group
+
+
+def _introduce(process_group, world):
+    """(the node of each rank, the token of each rank's job)"""
+    token = core.option_text("CASTOR_JOB").encode()[:TOKEN_BYTES - 1].ljust(TOKEN_BYTES, b"\0")
+    mine = torch.frombuffer(bytearray(core.node_identity().to_bytes(8, "little") + token), dtype=torch.uint8)
+    every = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(every, mine, group=process_group)
+    told = [bytes(t.tolist()) for t in every]
+    return [int.from_bytes(t[:8], "little") for t in told], [t[8:].rstrip(b"\0") for t in told]
+
+
+def _find(identities, rank):
+    world = len(identities)
+    place = core.Nodes()
+    members, lane = (ctypes.c_int32 * world)(), (ctypes.c_int32 * world)()
+    core.nodes_find((ctypes.c_uint64 * world)(*identities), world, rank, ctypes.byref(place), members, lane)
+    in_lane = place.local_rank < place.lanes
+    return place, list(members[:place.local_world]), list(lane[:place.node_count]) if in_lane else []

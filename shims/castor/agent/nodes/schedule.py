@@ -1,0 +1,58 @@
+"""What nodes exchange while a backward runs."""
+from .. import core
+
+UNIT_BYTES = 4 << 20  # of sums that are exchanged together
+
+
+class Schedule:
+    """What the owners of a lane exchange while a backward runs: the sums of the parameters that the last one used, from the
+    last parameter to the first, in units, one after the other. A unit's turn comes when its sums are complete on this node. While
+    gradients come, a rank never waits for another node: the ranks beside it wait for its gradients, and those that another
+    node waits for would not come.
+
+    chosen  the indices of the entries that this rank exchanges
+    """
+
+    def __init__(self, across, entries, used):
+        self.across, self.entries, self.used, self.next = across, entries, bytes(used), 0
+        self.works = self.work = None  # of the unit before `next`, which is under way, and what it waits for
+        order = [i for i in reversed(range(len(entries))) if used[i]]
+        self.handles = core.pointers([entries[i].handle for i in order])
+        self.chosen, self.units = set(), []  # (sums that must be complete, what is exchanged, entries)
+        unit = []
+        for end, i in enumerate(order, 1):
+            if entries[i].mine:
+                unit.append(i)
+                self.chosen.add(i)
+            if unit and (end == len(order) or sum(entries[j].bytes for j in unit) >= UNIT_BYTES):
+                self.units.append((end, across.plan(entries, unit), [entries[j] for j in unit]))
+                unit = []
+
+    def holds(self, entries, used):
+        return self.entries is entries and self.used == bytes(used)
+
+    def begin(self):
+        self.next = 0
+
+    def go_on(self):
+        if self.works is not None or self.next < len(self.units):
+            complete = core.sums_complete(self.handles, len(self.handles))
+            self.across.guarded(self._exchange, lambda end: end <= complete, lambda work: work.is_completed())
+
+    def finish(self):
+        """The rest, when the sums are complete."""
+        self.across.guarded(self._exchange, lambda end: True, lambda work: True)
+
+    def _exchange(self, may_begin, may_wait):
+        while self.works is not None or self.next < len(self.units) and may_begin(self.units[self.next][0]):
+            if self.works is None:
+                self.works = self.across.exchange(self.units[self.next][1])
+                self.next += 1
+                self.work = next(self.works, None)
+            while self.work is not None:
+                if not may_wait(self.work):
+                    return
+                self.work.wait()
+                self.work = next(self.works, None)
+            self.works = None
+            self.across.drop(self.units[self.next - 1][2], sums=True)

@@ -1,0 +1,311 @@
+"""A step in owner mode: a rank steps only what it owns, in the store's memory, and publishes it."""
+import ctypes
+import functools
+import threading
+import zlib
+
+import torch
+
+from .. import core
+from ..common import parts, store
+from ..nodes import remote
+from ..precision import masters
+from . import states
+
+
+class _Thread(threading.local):
+    running = None  # the outermost step of this thread (Running)
+    in_owner_step = False  # a step in owner mode runs
+
+
+thread = _Thread()
+
+
+class Running:
+    """What the running outermost step of this thread has done."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.mode = core.MODE_PLAIN
+
+
+def pairs_of(optimizer):
+    """(parameter, entry) of the optimizer's registered parameters, in its order."""
+    found = []
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            entry = store.entry_of(p)
+            if entry is not None:
+                found.append((p, entry))
+    return found
+
+
+def closure_of(args, kwargs):
+    closure = kwargs.get("closure") or (args[0] if args else None)
+    return closure if callable(closure) else None
+
+
+def _agreed_values(optimizer, pairs):
+    """What must be the same on every rank, with labels: the numeric hyperparameters, and the number of parameters."""
+    labels, values = ["the number of parameters"], [float(len(pairs))]
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            for v in () if key == "params" else value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(v, (int, float)) or isinstance(v, torch.Tensor) and v.numel() == 1:
+                    labels.append(f"{key} of parameter group {number}")
+                    values.append(float(v))
+    return labels, values
+
+
+def _checksum(gradients):
+    """Of what this rank sees in its gradients: the sum of their words, each tensor's weighed by its place."""
+    total = 0
+    for place, grad in enumerate(gradients, 1):
+        if grad is None:
+            total -= place
+            continue
+        octets = grad.detach().contiguous().reshape(-1).view(torch.uint8)
+        words = octets[: octets.numel() // 8 * 8].view(torch.int64)
+        total += place * (words.sum().item() + octets[words.numel() * 8 :].sum().item())
+    return total % (1 << 52)  # exact as a double
+
+
+class _OwnerStep:
+    """One step of a separable class, over one group."""
+
+    def __init__(self, optimizer, group, pairs, closure, divisible):
+        self.optimizer, self.group, self.closure, self.divisible = optimizer, group, closure, divisible
+        self.pairs = pairs
+        self.states = states.of(optimizer)
+        self._find_shared()
+        self.known = len(optimizer.state)
+        self.untouched = set()  # places whose gradient is the sum as it is
+        self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
+        self.masters_shown = None
+
+    def _find_shared(self):
+        self.shared = [(i, p, e) for i, (p, e) in enumerate(self.pairs) if e.shared]
+        self.handles = core.pointers([e.handle for _, _, e in self.shared])
+
+    def begin(self):
+        changed_on, agreed = self._look()
+        labels, values = _agreed_values(self.optimizer, self.pairs)
+        if self.group.across is not None and agreed is not None:
+            self.group.across.agreed = zlib.crc32(repr(agreed).encode(), self.group.across.agreed)
+        if changed_on:
+            labels.insert(0, f"the checksum of the gradients (the script changed them on rank {', '.join(map(str, changed_on))})")
+            values.insert(0, float(_checksum(p.grad for _, p, _ in self.shared)))
+        if self.group.across is not None:
+            self.group.across.agreed = zlib.crc32(repr(values).encode(), self.group.across.agreed)
+            if self.group.sharded:
+                self.group.across.meet()
+        core.step_begin(self.group.handle, (ctypes.c_double * len(values))(*values),
+                        (ctypes.c_char_p * len(labels))(*[label.encode() for label in labels]), len(values))
+
+    def _find_untouched(self, tensors):
+        self.untouched = {i for i, p, e in tensors if e.shows_window(p.grad) and not core.window_edited(e.window)}
+
+    def _look(self):
+        """What the script has put elsewhere is settled. Returns the ranks whose gradients are not the untouched sums (owners
+        step for all, so that all must have changed them alike; a closure makes its gradients later), and what was settled."""
+        changed = False
+        if not self.closure:
+            self._find_untouched(self.shared)
+            changed = any(p.grad is not None and i not in self.untouched for i, p, _ in self.shared)
+        entries = [e for _, e in self.pairs]
+        away = self.states.away(self.optimizer, self.pairs)
+        moved = store.look(entries) is not None or bool(away)
+        every = self.group.gather([float(changed), float(moved), float(len(entries))], "what the script changed before a step")
+        agreed = None
+        if any(flag for _, flag, _ in every) and len({count for _, _, count in every}) == 1:
+            agreed = self._settle(entries, away)
+        return [rank for rank, (flag, _, _) in enumerate(every) if flag], agreed
+
+    def _settle(self, entries, away):
+        described = self.states.describe(self.optimizer, self.group, self.pairs, away)
+        # States of a master are copied to their place: the optimizer sees them there only.
+        described = [(digest, is_away, reached and masters.of(p) is None)
+                     for (digest, is_away, reached), (p, _) in zip(described, self.pairs)]
+        left, agreed = store.settle(self.group, entries, described)
+        if left and self.group.across is not None:
+            raise core.GroupError(f"castor: the script gives a parameter of shape {tuple(left[0].parameter().shape)} memory that "
+                                  "something else can reach, or that differs between ranks: on several nodes set its values "
+                                  "in place (p.data.copy_())")
+        for entry in left:
+            masters.refuse_leaving(entry.parameter())
+        self._find_shared()
+        return agreed
+
+    def closure_over(self):
+        """No rank reads the parameters of before any more: the owners write them next."""
+        if self.group.single:
+            self.group.across.meet()
+        self._look()
+
+    def owned(self):
+        """(place, parameter, entry) of what this rank steps."""
+        return [t for t in self.shared if t[2].stepped_here and t[1].grad is not None]
+
+    def show_owned(self, part):
+        """From here the optimizer sees what this rank owns of `part`, and sees it in the store's memory. What is not shared it
+        sees in the first part."""
+        if self.closure:
+            self._find_untouched(part)
+        own = [(p, e) for _, p, e in part]
+        core.publish_push(core.pointers([e.handle for _, e in own]), len(own))
+        for i, p, e in part:
+            if masters.of(p) is not None:
+                continue
+            self._swap(p, e.param_alias)
+            if i in self.untouched:
+                self._swap(p.grad, e.sum_alias)
+        self._show_masters(part)
+        self.entered = self.states.enter(self.optimizer, own)
+        here = {i for i, _, _ in part}
+        self.hidden = [(p, p.grad) for i, p, _ in self.shared if i not in here and p.grad is not None]
+        if self.stepped and not self.closure:
+            self.hidden += [(p, p.grad) for p in self._not_shared() if p.grad is not None]
+        for p, _ in self.hidden:
+            p.grad = None
+
+    def _show_masters(self, part):
+        seen = [(p, e.param_alias, e.sum_alias if i in self.untouched else p.grad) for i, p, e in part]
+        if not self.stepped:
+            seen += [(p, p.data, p.grad) for p, e in self.pairs if not e.shared and p.grad is not None]
+        self.masters_shown = masters.MastersShown(self.optimizer, [s for s in seen if masters.of(s[0]) is not None])
+
+    def _not_shared(self):
+        shared = {id(p) for _, p, _ in self.shared}
+        return (p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in shared)
+
+    def _swap(self, t, alias):
+        self.swapped.append((t, t.data, alias))
+        t.data = alias
+
+    def show_all(self):
+        if self.masters_shown is not None:
+            self.masters_shown.leave()
+        for p, grad in self.hidden:
+            if p.grad is None:
+                p.grad = grad
+        for t, data, alias in self.swapped:
+            if t.data_ptr() == alias.data_ptr():
+                t.data = data
+            else:  # the optimizer put another tensor there
+                alias.copy_(t.data)
+                t.data = data
+        self.states.leave(self.entered)
+        self.hidden, self.swapped, self.entered = [], [], []
+
+    def step_in_parts(self, step):
+        most = masters.PART_BYTES if masters.dtype is not None else 0
+        for number, part in enumerate(parts.divide(self.group, self.owned(), lambda t: t[2].bytes, self.divisible, most)):
+            kinds = parts.PARAMETERS | parts.SUMS | parts.STATES
+            with parts.in_memory(self.group, kinds, number, [e for _, _, e in part]):
+                self.show_owned(part)
+                result = step()
+                with torch.no_grad():
+                    self.show_all()
+                    self.states.keep(self.optimizer, self.group, part)
+            self.stepped += part
+        return result
+
+    def end(self):
+        if self.closure:
+            self.states.keep(self.optimizer, self.group, self.stepped)
+        directory = self.states.directory(self.optimizer, self.group, self.stepped)
+        stepped = [e for _, _, e in self.stepped]
+        if self.group.sharded:
+            unscales = getattr(self.optimizer, "grad_scale", None) is not None  # a fused step does it for GradScaler
+            received, directory = self.group.across.spread([e for _, _, e in self.shared], stepped, directory, unscales)
+            stepped = stepped + received
+        states.directory_put(self.group, directory)
+        for e in stepped:
+            core.publish_mark(e.handle)
+        changed = (ctypes.c_uint8 * max(len(self.shared), 1))()
+        core.publish_end(self.group.handle, self.handles, len(self.shared), changed)
+        for (_, p, e), published in zip(self.shared, changed):
+            if not published:
+                continue
+            if not e.stepped_here:
+                torch.autograd.graph.increment_version(p)
+        masters.published([p for (_, p, _), published in zip(self.shared, changed) if published])
+        added = len(self.optimizer.state) > self.known  # by parts, which have an order of their own
+        self.states.fetch(self.optimizer, self.group, self.pairs, added)
+
+
+def is_local(pairs):
+    return any(p.grad is not None and not e.synced for p, e in pairs)
+
+
+def by_owners(func, divisible=False):
+    """Wraps the `step` of a separable class. `divisible`: it counts no steps but by parameter, and may be called for some
+    parameters now and for others later."""
+
+    @functools.wraps(func)
+    def step(self, *args, **kwargs):
+        running = thread.running
+        if thread.in_owner_step or not store.groups() or not store.active():
+            return func(self, *args, **kwargs)
+        pairs = pairs_of(self)
+        if running and running.optimizer is not self and len(pairs) != len(pairs_of(running.optimizer)):
+            return func(self, *args, **kwargs)  # the outer one shares the parameters out in its own way (ZeRO)
+        closure = closure_of(args, kwargs)
+        if not pairs:
+            return func(self, *args, **kwargs)
+        if closure is None and is_local(pairs):
+            masters.refuse_local(pairs)
+            remote.bring_here(self)
+            states.of(self).local = True
+            if running:
+                running.mode = core.MODE_LOCAL
+            return func(self, *args, **kwargs)
+        if states.of(self).local:
+            return func(self, *args, **kwargs)  # in its own views from now on; what is equal is shared again
+        if running:
+            running.mode = core.MODE_OWNER
+        owner_step = _OwnerStep(self, pairs[0][1].group, pairs, closure, divisible)
+        owner_step.begin()
+        thread.in_owner_step = True
+        try:
+            if closure is None:
+                result = owner_step.step_in_parts(lambda: func(self, *args, **kwargs))
+            else:
+                args, kwargs = _replace_closure(args, kwargs, _closure_with_all(owner_step, closure))
+                result = func(self, *args, **kwargs)
+        finally:
+            thread.in_owner_step = False
+            with torch.no_grad():
+                owner_step.show_all()
+        with torch.no_grad():
+            owner_step.end()
+        return result
+
+    step.castor_separable = True  # also where it is wrapped or inherited
+    return step
+
+
+def _closure_with_all(owner_step, closure):
+    """The script's closure sees every gradient and its own views; after it the optimizer sees what is owned."""
+
+    def run():
+        with torch.no_grad():
+            owner_step.show_all()
+        thread.in_owner_step = False
+        try:
+            loss = closure()
+        finally:
+            thread.in_owner_step = True
+        owner_step.closure_over()
+        owner_step.stepped = owner_step.owned()
+        with torch.no_grad():
+            owner_step.show_owned(owner_step.stepped)
+        return loss
+
+    return run
+
+
+def _replace_closure(args, kwargs, closure):
+    if kwargs.get("closure") is not None:
+        return args, dict(kwargs, closure=closure)
+    return (closure, *args[1:]), kwargs

@@ -1,0 +1,37 @@
+"""Iterations over DataLoaders: where they begin, and where they give a batch."""
+import functools
+
+from .. import patching
+from . import stacks
+
+
+def wrap(begin, following):
+    """`begin(iterator, loader)` comes whenever an iteration over a DataLoader begins; `following(iterator, draw)` gives its next batch,
+    which draw() does without it. Later wrappers are around earlier ones."""
+
+    def wrap_init(init):
+        @stacks.unseen
+        @functools.wraps(init)
+        def iterator_init(self, loader):
+            init(self, loader)
+            begin(self, loader)
+
+        return iterator_init
+
+    def wrap_reset(reset):
+        @functools.wraps(reset)
+        def iterator_reset(self, loader, first_iter=False):
+            reset(self, loader, first_iter)
+            begin(self, loader)
+
+        return iterator_reset
+
+    def wrap_next(next_):
+        @functools.wraps(next_)
+        def iterator_next(self):
+            return following(self, functools.partial(next_, self))
+
+        return iterator_next
+
+    for name, wrap_function in (("__init__", wrap_init), ("_reset", wrap_reset), ("__next__", wrap_next)):
+        patching.replace(f"torch.utils.data.dataloader._BaseDataLoaderIter.{name}", wrap_function)

@@ -1,0 +1,43 @@
+"""Processes that a rank of `castor run --nproc` has started: they have no part in what the ranks do together. A script that trains
+there, or makes a process group, has ranks of its own, and is refused."""
+import os
+import signal
+import sys
+
+from .. import core
+
+_rank_process = None  # the rank's, in it and in the processes that it has started; None: no ranks of `--nproc`
+
+
+def watch_ranks(pid):
+    global _rank_process
+    _rank_process = pid
+
+
+def is_stray():
+    """A process that a rank of `--nproc` has started, and that has no part in what the ranks do together."""
+    return _rank_process is not None and os.getpid() != _rank_process
+
+
+def refuse(what, start):
+    """The script has ranks of its own. Said once for the job, which ends: also the rank that started this process and would go on
+    with a model that nobody has trained."""
+    core.refuse(f"the script {what}, and --nproc is for scripts of one process. Start it without --nproc: castor run --plugin "
+                f"{core.option_text('CASTOR_PLUGIN')} -- {start}".encode())
+    sys.stdout.flush()
+    if is_stray():
+        try:
+            os.kill(_rank_process, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+    os._exit(1)
+
+
+def refuse_group():
+    name = sys.argv[0]
+    refuse("makes a process group of its own", f"torchrun --nproc-per-node {core.option_text('CASTOR_WORLD_SIZE')} {name} (or "
+           f"python {name}, where it starts its ranks)")
+
+
+def refuse_training():
+    refuse("starts processes that train", f"python {sys.argv[0]}")
