@@ -212,6 +212,10 @@ typedef struct castor_tensor_info {
     void *sum;         /* the gradient's sum as the owners write it */
 } castor_tensor_info;
 
+/* 1: a parameter or a state of so many bytes has whole pages of its own. A smaller one lies beside others, and is copied. */
+CASTOR_API int castor_is_paged(uint64_t bytes);
+/* 1: a parameter can be shared where it is: its block becomes its home. `whole`: CASTOR_WHOLE. */
+CASTOR_API int castor_is_mappable(const void *address, uint64_t bytes, int whole);
 /* On every rank: registers `count` parameters; rank 0's values win. out[i] belongs to descriptions[i]. */
 CASTOR_API int castor_register(castor_store *store, const castor_description *descriptions, uint32_t count,
                                castor_tensor **out);

@@ -197,6 +197,14 @@ int castor_store_check(castor_store *s) {
 }
 
 int castor_register(castor_store *s, const castor_description *descriptions, uint32_t count,
+int castor_is_paged(uint64_t bytes) {
+    return pages_own(bytes);
+}
+
+int castor_is_mappable(const void *address, uint64_t bytes, int whole) {
+    return tensor_is_mappable(address, bytes, whole);
+}
+
                     castor_tensor **out) {
     castor_status status = rank_check(s, __func__);
     if (status)

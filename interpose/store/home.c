@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "arena/arena.h"
 #include "arena/pages.h"
 #include "core/error.h"
 #include "wait.h"
@@ -45,8 +44,8 @@ static bool is_away(const settling *g, uint32_t i) {
 
 /* The block where the tensor is now can become its home. */
 static bool can_come(const tensor *t, const home_claim *claim) {
-    return claim->flags & HOME_WHOLE && claim->layout == t->layout && t->tied == t &&
-           arena_block_size(claim->address) >= t->bytes && !tensor_home_is_taken(claim->address);
+    return claim->layout == t->layout && t->tied == t &&
+           tensor_is_mappable(claim->address, t->bytes, claim->flags & HOME_WHOLE);
 }
 
 static int by_start(const void *a, const void *b) {

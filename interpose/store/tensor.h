@@ -94,6 +94,10 @@ castor_status tensor_release(tensor *t);
 /* Whether some tensor of this process has its home at the address. */
 bool tensor_home_is_taken(const void *address);
 
+/* Whether a block of the script's, as it lies there, can be a home for so many bytes. `whole`: DESCRIPTION_WHOLE. A block that is
+ * a view already (of another store's, or of an earlier registration) cannot be mapped over twice. */
+bool tensor_is_mappable(const void *address, size_t bytes, bool whole);
+
 /* The script replaced its tensor and may still hold the block at the old address: that keeps its values. */
 castor_status tensor_keep_home(tensor *t);
 

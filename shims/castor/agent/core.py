@@ -206,6 +206,8 @@ _SIGNATURES = {
     "pool_sweep": (c_uint64, [c_void_p, c_uint32]),
     "pool_get": (None, [POINTER(c_uint64)] * 3),
     "register": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
+    "is_paged": (c_int, [c_uint64]),
+    "is_mappable": (c_int, [c_void_p, c_uint64, c_int]),
     "tensor_get": (None, [c_void_p, POINTER(TensorInfo)]),
     "tensor_forget": (None, [c_void_p]),
     "tensor_release": ("status", [c_void_p]),

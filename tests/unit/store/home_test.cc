@@ -49,6 +49,28 @@ TEST(Home, IsTheBlockInItsLayoutAndNotTheAddress) {
         EXPECT_TRUE(away(p, p.data)) << "another block may begin there by now";
         arena_free(elsewhere);
     });
+TEST(Home, IsAWholeBlockOfTheArenaWithPagesOfItsOwn) {
+    Job job(1);
+    job.run([](Rank &r) {
+        EXPECT_FALSE(castor_is_paged(kPage - 1));
+        EXPECT_TRUE(castor_is_paged(kPage));
+        Param<> p = param_make(5000);
+        const uint64_t bytes = 5000 * sizeof(float);
+        EXPECT_TRUE(castor_is_mappable(p.data, bytes, 1));
+        EXPECT_FALSE(castor_is_mappable(p.data, bytes, 0)) << "something else is in its storage";
+        EXPECT_FALSE(castor_is_mappable(p.data, kPage - 1, 1));
+        EXPECT_FALSE(castor_is_mappable(p.data + 1024, kPage, 1)) << "within a block";
+        EXPECT_FALSE(castor_is_mappable(p.data, bytes + kPage, 1)) << "beyond its block";
+        alignas(kPage) static char foreign[2 * kPage];
+        EXPECT_FALSE(castor_is_mappable(foreign, sizeof foreign, 1));
+        castor_description d = {p.data, p.numel, 0, CASTOR_WHOLE, LAYOUT};
+        ASSERT_EQ(castor_register(r.store, &d, 1, &p.tensor), CASTOR_OK);
+        EXPECT_FALSE(castor_is_mappable(p.data, bytes, 1)) << "it is a home already";
+        ASSERT_EQ(castor_tensor_keep_home(p.tensor), CASTOR_OK);
+        EXPECT_TRUE(castor_is_mappable(p.data, bytes, 1));
+    });
+}
+
 }
 
 TEST(Home, EqualValuesElsewhereCome) {

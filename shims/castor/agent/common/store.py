@@ -250,11 +250,9 @@ def adopt(grp, parameters, float_sums=False):
         for p, d in zip(fresh, descriptions):
             if entry_of(p) is not None:
                 _forget_before(p, entry_of(p))
-            whole = tensors.owns_whole_storage(p)
-            if not whole_block(p, whole):
-                whole = move_to_own_block(p)
+            move_to_own_block(p)
             d.address, d.numel, d.dtype, d.layout = p.data_ptr(), p.numel(), tensors.DTYPES[p.dtype], tensors.layout(p)
-            d.flags = core.DESCRIPTION_WHOLE * whole | core.DESCRIPTION_FLOAT_SUM * widened(p)
+            d.flags = core.DESCRIPTION_WHOLE * tensors.owns_whole_storage(p) | core.DESCRIPTION_FLOAT_SUM * widened(p)
         handles = (c_void_p * len(fresh))()
         core.register(grp.handle, descriptions, len(fresh), handles)
         for p, handle in zip(fresh, handles):
@@ -274,18 +272,15 @@ def _forget_before(p, entry):
     core.tensor_forget(entry.handle)
 
 
-def whole_block(p, whole):
-    return whole and p.data_ptr() % 4096 == 0
-
-
 def move_to_own_block(p):
     """A large parameter in memory that cannot be mapped over moves to a block that can, if nothing else can reach that
-    memory. Returns whether it has a storage of its own now."""
-    if type(p) not in (torch.nn.Parameter, torch.Tensor) or p.numel() * p.element_size() < 4096 or tensors.is_reached(p):
-        return False
-    with torch.no_grad():
-        p.data = p.data.clone(memory_format=torch.preserve_format)
-    return tensors.owns_whole_storage(p)
+    memory."""
+    nbytes = p.numel() * p.element_size()
+    if not core.is_paged(nbytes) or core.is_mappable(p.data_ptr(), nbytes, tensors.owns_whole_storage(p)):
+        return
+    if type(p) in (torch.nn.Parameter, torch.Tensor) and not tensors.is_reached(p):
+        with torch.no_grad():
+            p.data = p.data.clone(memory_format=torch.preserve_format)
 
 
 # ---- where the script has its parameters

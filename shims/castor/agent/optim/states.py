@@ -13,7 +13,7 @@ import torch
 
 from .. import core
 from ..common import tensors
-from ..common.places import Place, is_paged, layout_of, sharable
+from ..common.places import Place, layout_of, sharable
 from ..nodes import remote
 
 def _identity(state):
@@ -87,7 +87,7 @@ class OptimizerStates:
                 if not isinstance(value, torch.Tensor) or not place.shows(value):
                     place.let_go(group, entry)
             for key, value in (state or {}).items() if i in away else ():
-                if sharable(value) and is_paged(value) and (key not in places or places[key].tensor is None):
+                if sharable(value) and core.is_paged(value.nbytes) and (key not in places or places[key].tensor is None):
                     reached = reached or tensors.is_reached(value)
             self.settled[entry] = _identity(state)
             digests = [(str(key), tensors.digest(value, core.digest)) for key, value in (state or {}).items()]
@@ -118,12 +118,11 @@ class OptimizerStates:
     def keep(self, optimizer, group, stepped):
         """After the owner has stepped (index, parameter, entry) each: their states are in the store from here on."""
         small = []
-        for paged in (False, True):  # small ones first, so that they come to lie together
-            for _, p, entry in stepped:
-                self.settled.pop(entry, None)  # they are where the store has them, whatever addresses come later
-                for key, value in optimizer.state.get(p, {}).items():
-                    if sharable(value) and is_paged(value) is paged:
-                        self._keep(group, entry, key, value, small)
+        for _, p, entry in stepped:
+            self.settled.pop(entry, None)  # they are where the store has them, whatever addresses come later
+            for key, value in optimizer.state.get(p, {}).items():
+                if sharable(value):
+                    self._keep(group, entry, key, value, small)
         core.copy_many(*_many(small, core.pointers([p.alias_address for p in small]),
                               core.pointers([p.tensor.data_ptr() for p in small])))
 
