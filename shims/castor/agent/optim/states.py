@@ -6,7 +6,6 @@ stepped, it lists in its directory: the parameter's index in the optimizer, the 
 its items (key, spec, pickled)."""
 import pickle
 import weakref
-import zlib
 from ctypes import byref, c_size_t, c_uint64, c_void_p, string_at
 
 import torch
@@ -91,7 +90,8 @@ class OptimizerStates:
                     reached = reached or tensors.is_reached(value)
             self.settled[entry] = _identity(state)
             digests = [(str(key), tensors.digest(value, core.digest)) for key, value in (state or {}).items()]
-            described.append((zlib.crc32(repr(sorted(digests)).encode()), i in away, reached))
+            text = repr(sorted(digests)).encode()
+            described.append((core.digest(text, len(text)), i in away, reached))
         return described
 
     # ---- the owner's side
