@@ -245,10 +245,9 @@ typedef struct castor_home {
 CASTOR_API uint32_t castor_homes_look(castor_tensor *const *tensors, void *const *addresses,
                                       const uint64_t *layouts, uint32_t count, uint8_t *away);
 /* On every rank: verdicts[i] is CASTOR_HOME_STAYS; _COMES: it has a new home with the values that all ranks have there;
- * _LEAVES: from now on it is this rank's own memory. `digest`: of what was agreed. */
+ * _LEAVES: from now on it is this rank's own memory. */
 CASTOR_API int castor_homes_settle(castor_store *store, castor_tensor *const *tensors,
-                                   const castor_home *homes, uint32_t count, uint8_t *verdicts,
-                                   uint64_t *digest);
+                                   const castor_home *homes, uint32_t count, uint8_t *verdicts);
 /* Of `bytes` bytes. */
 CASTOR_API uint64_t castor_digest(const void *data, uint64_t bytes);
 
@@ -322,19 +321,31 @@ CASTOR_API int castor_nodes_find(const uint64_t *identities, int world, int rank
 CASTOR_API int castor_mesh_ranks(int world, int tensor, int pipeline, int rank, int axis, int32_t *ranks,
                                  int32_t *count);
 
+/* What nodes exchange: sums, after castor_gradients_finish; parameters after a step, and sums where it writes them too. */
+enum { CASTOR_EXCHANGE_SUMS, CASTOR_EXCHANGE_PARAMETERS, CASTOR_EXCHANGE_STEPPED_SUMS };
 typedef struct castor_range {
     void *address;
     uint64_t numel;
     int32_t dtype; /* as in castor_description */
+    int32_t node;  /* sums: the only one that keeps it, -1: all do; else the one that has stepped it */
 } castor_range;
-/* Where the sums (`sums` 1; after castor_gradients_finish) or the shared parameters (0) lie of what this rank owns and is
- * wanted; room for `count`. `merge` 1: as few ranges as possible, the same on every node when the same parameters are
- * shared there; 0: one for each, in the order given. */
-CASTOR_API int castor_node_ranges(int sums, castor_tensor *const *tensors, uint32_t count,
+/* Where it lies, of what this rank owns and is wanted, in the order in which all nodes exchange it; room for `count`. `what`:
+ * CASTOR_EXCHANGE_. `merge` 1: as few ranges as possible, where castor_node_layout is the same on all nodes; 0: one for each. */
+CASTOR_API int castor_node_ranges(int what, castor_tensor *const *tensors, uint32_t count,
                                   const uint8_t *wanted, int merge, castor_range *out, uint32_t *ranges);
-/* How many of the tensors, from the first, have all parts of this node's ranks in the running sum: their owners may exchange
- * them before castor_gradients_finish. */
-CASTOR_API uint32_t castor_sums_complete(castor_tensor *const *tensors, uint32_t count);
+/* A digest, below 2^63, of how it lies, of all that this rank owns. */
+CASTOR_API int castor_node_layout(int what, castor_tensor *const *tensors, uint32_t count, uint64_t *digest);
+/* How the sums of the used[] tensors are exchanged while a backward makes them, from the last to the first: unit[i] is the unit of
+ * tensor i, -1: none; the turn of unit n comes when castor_sums_complete gives waits[n]. Returns the number of units; room for
+ * `count`. */
+CASTOR_API uint32_t castor_node_units(castor_tensor *const *tensors, uint32_t count, const uint8_t *used,
+                                      int32_t *unit, uint32_t *waits);
+/* Of the used[] tensors, how many have all parts of this node's ranks in the running sum, from the last one on: their owners may
+ * exchange them before castor_gradients_finish. */
+CASTOR_API uint32_t castor_sums_complete(castor_tensor *const *tensors, uint32_t count, const uint8_t *used);
+/* A digest, below 2^63, of what this node's ranks have agreed on since the last call: how parameters were registered and where
+ * the script has put them, and the values of castor_step_begin. It must be the same on every node. */
+CASTOR_API uint64_t castor_agreed_take(castor_store *store);
 /* On every rank, after that: used[i], set by the owner of parameter i, comes to all of the node. */
 CASTOR_API int castor_sums_settle(castor_store *store, castor_tensor *const *tensors, uint32_t count,
                                   uint8_t *used);

@@ -15,8 +15,9 @@ castor_status publish_begin(store *s, const double *values, const char *const *l
     store_place_set(s, PLACE_STEP);
     castor_status status = together_agree(s, "an optimizer step", values, labels, count);
     if (status)
-        store_fail(s, status);
-    return status;
+        return store_fail(s, status);
+    store_agreed_add(s, values, count * sizeof *values);
+    return CASTOR_OK;
 }
 
 /* A page that stays edited is seen at the end of the step. */

@@ -47,7 +47,7 @@ class Nodes(ctypes.Structure):
 
 
 class Range(ctypes.Structure):
-    _fields_ = [("address", c_void_p), ("numel", c_uint64), ("dtype", c_int32)]
+    _fields_ = [("address", c_void_p), ("numel", c_uint64), ("dtype", c_int32), ("node", c_int32)]
 
 
 class Accumulation(ctypes.Structure):
@@ -133,6 +133,7 @@ GRADIENT_USED, GRADIENT_CARRY, GRADIENT_KEEP = 1, 2, 4
 DESCRIPTION_WHOLE, DESCRIPTION_FLOAT_SUM = 1, 2
 HOME_WHOLE, HOME_STATES_AWAY, HOME_STATES_REACHED = 1, 2, 4
 HOME_STAYS, HOME_COMES, HOME_LEAVES = range(3)
+EXCHANGE_SUMS, EXCHANGE_PARAMETERS, EXCHANGE_STEPPED_SUMS = range(3)
 MODE_PLAIN, MODE_OWNER, MODE_REPLICATED, MODE_LOCAL = range(4)
 
 # name: (result, arguments). "status" results become exceptions.
@@ -205,15 +206,15 @@ _SIGNATURES = {
     "pool_is_safe": (c_int, []),
     "pool_sweep": (c_uint64, [c_void_p, c_uint32]),
     "pool_get": (None, [POINTER(c_uint64)] * 3),
-    "register": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
     "is_paged": (c_int, [c_uint64]),
     "is_mappable": (c_int, [c_void_p, c_uint64, c_int]),
+    "register": ("status", [c_void_p, c_void_p, c_uint32, c_void_p]),
     "tensor_get": (None, [c_void_p, POINTER(TensorInfo)]),
     "tensor_forget": (None, [c_void_p]),
     "tensor_release": ("status", [c_void_p]),
     "tensor_keep_home": ("status", [c_void_p]),
     "homes_look": (c_uint32, [c_void_p, c_void_p, c_void_p, c_uint32, c_void_p]),
-    "homes_settle": ("status", [c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, POINTER(c_uint64)]),
+    "homes_settle": ("status", [c_void_p, c_void_p, c_void_p, c_uint32, c_void_p]),
     "digest": (c_uint64, [c_void_p, c_uint64]),
     "gradient_add": ("status", [c_void_p, c_void_p, c_double, c_int, POINTER(c_uint64)]),
     "gradients_done": (c_uint64, [c_void_p]),
@@ -234,7 +235,10 @@ _SIGNATURES = {
     "store_shard": ("status", [c_void_p, c_int, c_int]),
     "serve": ("status", [c_void_p, c_char_p, c_char_p, POINTER(c_int)]),
     "node_read": ("status", [c_char_p, c_int, c_char_p, c_void_p, c_void_p, c_void_p, c_uint32]),
-    "sums_complete": (c_uint32, [c_void_p, c_uint32]),
+    "node_layout": ("status", [c_int, c_void_p, c_uint32, POINTER(c_uint64)]),
+    "node_units": (c_uint32, [c_void_p, c_uint32, c_void_p, c_void_p, c_void_p]),
+    "sums_complete": (c_uint32, [c_void_p, c_uint32, c_void_p]),
+    "agreed_take": (c_uint64, [c_void_p]),
     "demand_probe": ("status", []),
     "demand": ("status", [c_void_p, c_int, c_void_p, c_void_p, c_void_p]),
     "demand_drop": ("status", [c_int, c_void_p, c_uint32]),

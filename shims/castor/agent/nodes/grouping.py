@@ -1,6 +1,6 @@
 """Which ranks of a process group are on this node, and the store's group of them.
 
-Which ranks are on which node, and which of them exchange, the core decides (parallel/grouping.h)."""
+Which ranks are on which node, and which of them exchange, the core decides (nodes/grouping.h)."""
 import ctypes
 import os
 

@@ -2,7 +2,6 @@
 import ctypes
 import functools
 import threading
-import zlib
 
 import torch
 
@@ -58,16 +57,14 @@ def _agreed_values(optimizer, pairs):
 
 
 def _checksum(gradients):
-    """Of what this rank sees in its gradients: the sum of their words, each tensor's weighed by its place."""
-    total = 0
-    for place, grad in enumerate(gradients, 1):
-        if grad is None:
-            total -= place
-            continue
-        octets = grad.detach().contiguous().reshape(-1).view(torch.uint8)
-        words = octets[: octets.numel() // 8 * 8].view(torch.int64)
-        total += place * (words.sum().item() + octets[words.numel() * 8 :].sum().item())
-    return total % (1 << 52)  # exact as a double
+    """Of what this rank sees in its gradients."""
+
+    def digest(grad):
+        dense = grad.detach().contiguous()
+        return core.digest(dense.data_ptr(), dense.nbytes)
+
+    digests = [0 if grad is None else digest(grad) for grad in gradients]
+    return float(core.digest((ctypes.c_uint64 * len(digests))(*digests), 8 * len(digests)) >> 11)  # exact as a double
 
 
 class _OwnerStep:
@@ -88,26 +85,22 @@ class _OwnerStep:
         self.handles = core.pointers([e.handle for _, _, e in self.shared])
 
     def begin(self):
-        changed_on, agreed = self._look()
+        changed_on = self._look()
         labels, values = _agreed_values(self.optimizer, self.pairs)
-        if self.group.across is not None and agreed is not None:
-            self.group.across.agreed = zlib.crc32(repr(agreed).encode(), self.group.across.agreed)
         if changed_on:
             labels.insert(0, f"the checksum of the gradients (the script changed them on rank {', '.join(map(str, changed_on))})")
-            values.insert(0, float(_checksum(p.grad for _, p, _ in self.shared)))
-        if self.group.across is not None:
-            self.group.across.agreed = zlib.crc32(repr(values).encode(), self.group.across.agreed)
-            if self.group.sharded:
-                self.group.across.meet()
+            values.insert(0, _checksum(p.grad for _, p, _ in self.shared))
         core.step_begin(self.group.handle, (ctypes.c_double * len(values))(*values),
                         (ctypes.c_char_p * len(labels))(*[label.encode() for label in labels]), len(values))
+        if self.group.sharded:
+            self.group.across.meet()
 
     def _find_untouched(self, tensors):
         self.untouched = {i for i, p, e in tensors if e.shows_window(p.grad) and not core.window_edited(e.window)}
 
     def _look(self):
         """What the script has put elsewhere is settled. Returns the ranks whose gradients are not the untouched sums (owners
-        step for all, so that all must have changed them alike; a closure makes its gradients later), and what was settled."""
+        step for all, so that all must have changed them alike; a closure makes its gradients later)."""
         changed = False
         if not self.closure:
             self._find_untouched(self.shared)
@@ -116,17 +109,16 @@ class _OwnerStep:
         away = self.states.away(self.optimizer, self.pairs)
         moved = store.look(entries) is not None or bool(away)
         every = self.group.gather([float(changed), float(moved), float(len(entries))], "what the script changed before a step")
-        agreed = None
         if any(flag for _, flag, _ in every) and len({count for _, _, count in every}) == 1:
-            agreed = self._settle(entries, away)
-        return [rank for rank, (flag, _, _) in enumerate(every) if flag], agreed
+            self._settle(entries, away)
+        return [rank for rank, (flag, _, _) in enumerate(every) if flag]
 
     def _settle(self, entries, away):
         described = self.states.describe(self.optimizer, self.group, self.pairs, away)
         # States of a master are copied to their place: the optimizer sees them there only.
         described = [(digest, is_away, reached and masters.of(p) is None)
                      for (digest, is_away, reached), (p, _) in zip(described, self.pairs)]
-        left, agreed = store.settle(self.group, entries, described)
+        left = store.settle(self.group, entries, described)
         if left and self.group.across is not None:
             raise core.GroupError(f"castor: the script gives a parameter of shape {tuple(left[0].parameter().shape)} memory that "
                                   "something else can reach, or that differs between ranks: on several nodes set its values "
@@ -134,7 +126,6 @@ class _OwnerStep:
         for entry in left:
             masters.refuse_leaving(entry.parameter())
         self._find_shared()
-        return agreed
 
     def closure_over(self):
         """No rank reads the parameters of before any more: the owners write them next."""
