@@ -31,10 +31,24 @@ castor_status castor_mesh_ranks(int world, int tensor, int pipeline, int rank, i
     return grouping_mesh(world, tensor, pipeline, rank, (grouping_axis)axis, ranks, count);
 }
 
-castor_status castor_node_ranges(int sums, castor_tensor *const *tensors, uint32_t count,
+castor_status castor_node_ranges(int what, castor_tensor *const *tensors, uint32_t count,
                                  const uint8_t *wanted, int merge, castor_range *out, uint32_t *ranges) {
-    return exchange_ranges(sums ? CHUNK_GRAD : CHUNK_PARAM, tensors, count, wanted, merge,
-                           (exchange_range *)out, ranges);
+    return exchange_ranges((exchange_what)what, tensors, count, wanted, merge, (exchange_range *)out, ranges);
+}
+
+castor_status castor_node_layout(int what, castor_tensor *const *tensors, uint32_t count, uint64_t *digest) {
+    return exchange_layout((exchange_what)what, tensors, count, digest);
+}
+
+uint32_t castor_node_units(castor_tensor *const *tensors, uint32_t count, const uint8_t *used, int32_t *unit,
+                           uint32_t *waits) {
+    return exchange_units(tensors, count, used, unit, waits);
+}
+
+uint64_t castor_agreed_take(castor_store *s) {
+    uint64_t agreed = s->agreed >> 1;
+    s->agreed = 0;
+    return agreed;
 }
 
 castor_status castor_store_ranks_set(castor_store *s, const int32_t *ranks) {
@@ -147,8 +161,8 @@ castor_status castor_serve_wait(castor_store *s, int readers) {
     return serve_wait(s, readers, LEAVE_PATIENCE_SECONDS);
 }
 
-uint32_t castor_sums_complete(castor_tensor *const *tensors, uint32_t count) {
-    return reduce_complete(tensors, count);
+uint32_t castor_sums_complete(castor_tensor *const *tensors, uint32_t count, const uint8_t *used) {
+    return reduce_complete(tensors, count, used);
 }
 
 castor_status castor_sums_settle(castor_store *s, castor_tensor *const *tensors, uint32_t count,

@@ -21,6 +21,7 @@
 #include "gradients/publish.h"
 #include "gradients/reduce.h"
 #include "hooks/table/hooks.h"
+#include "nodes/exchange.h"
 #include "store/demand.h"
 #include "store/home.h"
 #include "store/registration.h"
@@ -208,6 +209,14 @@ castor_status castor_store_check(castor_store *s) {
     return budget_check(s);
 }
 
+int castor_is_paged(uint64_t bytes) {
+    return pages_own(bytes);
+}
+
+int castor_is_mappable(const void *address, uint64_t bytes, int whole) {
+    return tensor_is_mappable(address, bytes, whole);
+}
+
 castor_status castor_register(castor_store *s, const castor_description *descriptions, uint32_t count,
                               castor_tensor **out) {
     castor_status status = rank_check(s, __func__);
@@ -230,6 +239,8 @@ castor_status castor_register(castor_store *s, const castor_description *descrip
     store_place_set(s, PLACE_SCRIPT);
     for (uint32_t i = 0; i < count && !status; i++)
         out[i] = s->tensors[ids[i]];
+    if (status == CASTOR_OK)
+        exchange_registered(s, options()->chunk_size, out, count);
     free(ids);
     return status;
 }
@@ -269,12 +280,12 @@ uint32_t castor_homes_look(castor_tensor *const *tensors, void *const *addresses
 }
 
 castor_status castor_homes_settle(castor_store *s, castor_tensor *const *tensors, const castor_home *homes,
-                                  uint32_t count, uint8_t *verdicts, uint64_t *digest) {
+                                  uint32_t count, uint8_t *verdicts) {
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
     store_place_set(s, PLACE_STEP);
-    return homes_settle(s, tensors, (const home_claim *)homes, count, verdicts, digest);
+    return homes_settle(s, tensors, (const home_claim *)homes, count, verdicts);
 }
 
 uint64_t castor_digest(const void *data, uint64_t bytes) {

@@ -26,6 +26,11 @@ static inline size_t pages_round(size_t bytes) {
     return (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
 }
 
+/* Whether a tensor of so many bytes has whole pages of its own. A smaller one lies beside others, and is copied. */
+static inline bool pages_own(size_t bytes) {
+    return bytes >= PAGE_BYTES;
+}
+
 /* A maximal run of edited pages. */
 typedef struct page_run {
     char *start;

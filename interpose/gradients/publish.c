@@ -15,8 +15,9 @@ castor_status publish_begin(store *s, const together_values *agreed, const void 
     store_place_set(s, PLACE_STEP);
     castor_status status = together_agree(s, "an optimizer step", agreed, said, bytes, every);
     if (status)
-        store_fail(s, status);
-    return status;
+        return store_fail(s, status);
+    store_agreed_add(s, agreed->values, agreed->count * sizeof *agreed->values);
+    return CASTOR_OK;
 }
 
 /* A page that stays edited is seen at the end of the step. */

@@ -356,13 +356,17 @@ static bool sum_complete(void *context) {
            (int32_t)(atomic_load(&own->added) - turn->need) >= 0;
 }
 
-uint32_t reduce_complete(tensor *const *tensors, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++) {
+uint32_t reduce_complete(tensor *const *tensors, uint32_t count, const uint8_t *used) {
+    uint32_t complete = 0;
+    for (uint32_t i = count; i-- > 0;) {
+        if (!used[i])
+            continue;
         struct turn turn = {tensors[i], (tensors[i]->epoch + 1) * tensors[i]->blocks};
         if (!sum_complete(&turn))
-            return i;
+            break;
+        complete++;
     }
-    return count;
+    return complete;
 }
 
 /* One that has not come to the end of the backward before one that is there and waits as well; never this rank, whose own

@@ -17,8 +17,8 @@ castor_status reduce_submit(tensor *t, const void *source, double scale, bool ca
 uint64_t reduce_done(const store *s);
 /* Marks the tensor as used by this rank in the running epoch. */
 void reduce_mark_used(tensor *t);
-/* How many of the tensors, from the first, have every rank's part in the running epoch. */
-uint32_t reduce_complete(tensor *const *tensors, uint32_t count);
+/* Of the used[] tensors, how many have every rank's part in the running epoch, from the last one on: in the order of a backward. */
+uint32_t reduce_complete(tensor *const *tensors, uint32_t count, const uint8_t *used);
 /* Waits until every rank has added to the running epoch of each tensor, and begins the next epoch. */
 castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count);
 /* Some rank used the tensor in the epoch that reduce_finish completed last. */

@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "arena/arena.h"
 #include "arena/pages.h"
 #include "core/error.h"
 #include "wait.h"
@@ -45,8 +44,8 @@ static bool is_away(const settling *g, uint32_t i) {
 
 /* The block where the tensor is now can become its home. */
 static bool can_come(const tensor *t, const home_claim *claim) {
-    return claim->flags & HOME_WHOLE && claim->layout == t->layout && t->tied == t &&
-           arena_block_size(claim->address) >= t->bytes && !tensor_home_is_taken(claim->address);
+    return claim->layout == t->layout && t->tied == t &&
+           tensor_is_mappable(claim->address, t->bytes, claim->flags & HOME_WHOLE);
 }
 
 static int by_start(const void *a, const void *b) {
@@ -124,7 +123,7 @@ uint64_t home_digest(const void *data, size_t bytes) {
 }
 
 /* What may come does where all ranks have the same values. */
-static castor_status values_meet(settling *g, uint64_t *digest) {
+static castor_status values_meet(settling *g) {
     for (uint32_t i = 0; i < g->count; i++)
         if (g->verdicts[i] == HOME_COMES && g->tensors[i]->mode == TENSOR_SHARED)
             g->values[i] =
@@ -139,9 +138,12 @@ static castor_status values_meet(settling *g, uint64_t *digest) {
             if (theirs[i].bytes != g->values[i].bytes || theirs[i].states != g->values[i].states)
                 g->verdicts[i] = HOME_LEAVES;
     }
-    *digest = 0;
-    for (uint32_t i = 0; i < g->count; i++)
-        *digest = mix(mix(mix(*digest, g->verdicts[i]), g->values[i].bytes), g->values[i].states);
+    for (uint32_t i = 0; i < g->count; i++) {
+        /* Of several nodes that shard, one alone has the states. */
+        uint64_t states = g->tensors[i]->node < 0 ? g->values[i].states : 0;
+        uint64_t told[] = {g->verdicts[i], g->values[i].bytes, states};
+        store_agreed_add(g->s, told, sizeof told);
+    }
     return CASTOR_OK;
 }
 
@@ -187,7 +189,7 @@ static castor_status values_move(settling *g) {
 }
 
 castor_status homes_settle(store *s, tensor *const *tensors, const home_claim *claims, uint32_t count,
-                           uint8_t *verdicts, uint64_t *digest) {
+                           uint8_t *verdicts) {
     castor_status status = CASTOR_ERR_MEMORY;
     settling g = {.s = s, .tensors = tensors, .claims = claims, .count = count, .verdicts = verdicts};
     g.notes = calloc(count + 1, sizeof *g.notes);
@@ -206,7 +208,7 @@ castor_status homes_settle(store *s, tensor *const *tensors, const home_claim *c
             g.notes[i] |= NOTE_STUCK;
     }
     overlaps_note(&g);
-    if ((status = notes_meet(&g)) == CASTOR_OK && (status = values_meet(&g, digest)) == CASTOR_OK)
+    if ((status = notes_meet(&g)) == CASTOR_OK && (status = values_meet(&g)) == CASTOR_OK)
         status = values_move(&g);
     if (status)
         store_fail(s, status);

@@ -41,8 +41,8 @@ bool home_is_at(const tensor *t, const void *address, uint64_t layout);
 
 uint64_t home_digest(const void *data, size_t bytes);
 
-/* On every rank, with the same tensors: the ranks agree, and what they agreed is done. `digest` takes what nodes compare. */
+/* On every rank, with the same tensors: the ranks agree, and what they agreed is done. Nodes compare it (store_agreed_add). */
 castor_status homes_settle(store *s, tensor *const *tensors, const home_claim *claims, uint32_t count,
-                           uint8_t *verdicts, uint64_t *digest);
+                           uint8_t *verdicts);
 
 #endif

@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "arena/arena.h"
-#include "arena/pages.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "lazy/pool.h"
@@ -52,10 +50,7 @@ castor_status offers_exchange(store *s, const tensor_description *d, uint32_t co
         size_t bytes = d[i].numel * kernel_dtype_bytes((kernel_dtype)d[i].dtype);
         int32_t sum_dtype = d[i].flags & DESCRIPTION_FLOAT_SUM ? KERNEL_F32 : d[i].dtype;
         offers[i] = (offer){d[i].numel, d[i].dtype, 0, sum_dtype, 0, -1, gradual};
-        offers[i].mappable =
-            d[i].flags & DESCRIPTION_WHOLE && bytes >= PAGE_BYTES && arena_block_size(d[i].address) >= bytes;
-        /* A block that is a view already (of another store's, or of an earlier registration) cannot be mapped twice. */
-        offers[i].mappable = offers[i].mappable && !tensor_home_is_taken(d[i].address);
+        offers[i].mappable = tensor_is_mappable(d[i].address, bytes, d[i].flags & DESCRIPTION_WHOLE);
     }
     castor_status status = find_tied(d, count, offers);
     if (status)

@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "core/hash.h"
 #include "core/status.h"
 #include "placement/chunk.h"
 #include "placement/placement.h"
@@ -137,6 +138,7 @@ struct store {
     int owners;                           /* ranks below it own tensors; world on one node */
     int32_t *job_ranks;                   /* by rank, as the job counts it, for messages; NULL: the same */
     int node, node_count;                 /* 0 and 1: nothing is sharded over nodes */
+    uint64_t agreed;                      /* store_agreed_add */
     uint64_t owner_load[STORE_RANKS_MAX]; /* bytes of parameters by owner */
     uint64_t *node_load;                  /* ... by owner and node, when there are several */
     pthread_mutex_t lock;
@@ -193,6 +195,11 @@ static inline int store_job_rank(const store *s, int rank) {
 
 /* Before the first tensor: each is stepped on one of `node_count` nodes only, of which this is `node`. */
 castor_status store_shard(store *s, int node, int node_count);
+
+/* What the ranks of this node have agreed on, all nodes must have: a digest of it goes to the next exchange between them. */
+static inline void store_agreed_add(store *s, const void *data, size_t bytes) {
+    s->agreed = hash_bytes(s->agreed, data, bytes);
+}
 
 /* This rank leaves: the others are told, nothing waits. The mappings stay, because tensors may still use them. */
 void store_leave(store *s);

@@ -53,6 +53,10 @@ bool tensor_home_is_taken(const void *address) {
     return false;
 }
 
+bool tensor_is_mappable(const void *address, size_t bytes, bool whole) {
+    return whole && pages_own(bytes) && arena_block_size(address) >= bytes && !tensor_home_is_taken(address);
+}
+
 castor_status tensor_map_home(tensor *t, void *address) {
     pool_block *from_pool = pool_take_out(address);
     if (arena_adopted(address, on_block_freed) && !tensor_home_is_taken(address))
@@ -75,7 +79,7 @@ castor_status tensor_map_home(tensor *t, void *address) {
 
 castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char **alias) {
     store *s = t->store;
-    bool paged = bytes >= PAGE_BYTES;
+    bool paged = pages_own(bytes);
     size_t room = paged ? pages_round(bytes) : bytes;
     state_range *range = calloc(1, sizeof *range);
     if (!range)

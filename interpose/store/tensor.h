@@ -77,6 +77,9 @@ castor_status tensor_release(tensor *t);
 /* Whether some tensor of this process has its home at the address. */
 bool tensor_home_is_taken(const void *address);
 
+/* Whether a block of the script's, as it lies there, can be a home for so many bytes. `whole`: DESCRIPTION_WHOLE. A block that is
+ * a view already (of another store's, or of an earlier registration) cannot be mapped over twice. */
+bool tensor_is_mappable(const void *address, size_t bytes, bool whole);
 /* The store's pages of the parameter's range are mapped over the block at the address, which is the tensor's home from then on. */
 castor_status tensor_map_home(tensor *t, void *address);
 

@@ -164,6 +164,12 @@ class NodesTest(unittest.TestCase):
         self.assertEqual(max(calls), 0)
         self.assertGreater(max(sent), 1.4 * size, "gloo's ring of four ranks")
 
+    @runner.long
+    def test_nodes_that_disagree_say_so(self):
+        for plugin in ("ddp", "zero1"):
+            _, errors = self.on_hosts("--last-rate", "1.5e-3", plugin=plugin, ranks=(1, 1), status=1)
+            self.assertRegex(errors, r"castor: the nodes disagree: .* learning rates .*\(here: train.py, line \d+\)", plugin)
+
     def test_ranks_that_srun_starts(self):
         """Each has a `castor run` of its own, and so a token of its own."""
         task = ("SLURM_PROCID=$((2 * {host} + $local)) SLURM_LOCALID=$local SLURM_NODEID={host} SLURM_STEP_NUM_TASKS=4 "

@@ -6,16 +6,15 @@
 #include <errno.h>
 #include <string.h>
 #include "arena/arena.h"
+#include "arena/pages.h"
 #include "budget/touches.h"
 #include "core/start.h"
 #include "hooks/table/wrapper.h"
 #include "trace/counters.h"
 #include "caller.h"
 
-#define ARENA_SIZE_MIN      4096
-#define ARENA_ALIGNMENT_MAX 4096
-#define LOOK_SIZE_MIN       65536      /* of an activation: what is smaller comes with others */
-#define RECORD_SIZE_MIN     (1u << 20) /* smaller allocations are only counted */
+#define LOOK_SIZE_MIN   65536      /* of an activation: what is smaller comes with others */
+#define RECORD_SIZE_MIN (1u << 20) /* smaller allocations are only counted */
 
 /* Serves what the look-up of the real functions itself allocates. Never given back. */
 static struct {
@@ -72,7 +71,7 @@ static void allocation_trace(uint64_t begin_ns, size_t size, const void *block) 
 static void *torch_alloc(size_t alignment, size_t size) {
     uint64_t begin_ns = size >= RECORD_SIZE_MIN ? trace_now_ns() : 0;
     void *block = NULL;
-    if (size >= ARENA_SIZE_MIN && alignment <= ARENA_ALIGNMENT_MAX && start_arena())
+    if (pages_own(size) && alignment <= PAGE_BYTES && start_arena())
         block = arena_alloc(size);
     if (size >= LOOK_SIZE_MIN)
         touches_collect();

@@ -60,14 +60,14 @@ void lane_sum(Node &n, float *data, size_t numel) {
     lane_meet(n);
 }
 
-std::vector<castor_range> ranges_of(bool sums, std::vector<Param<>> &params,
+std::vector<castor_range> ranges_of(int what, std::vector<Param<>> &params,
                                     const std::vector<uint8_t> &wanted, bool merge) {
     std::vector<castor_tensor *> tensors;
     for (Param<> &p : params)
         tensors.push_back(p.tensor);
     std::vector<castor_range> ranges(params.size() + 1);
     uint32_t count = 0;
-    EXPECT_EQ(castor_node_ranges(sums, tensors.data(), uint32_t(tensors.size()), wanted.data(), merge,
+    EXPECT_EQ(castor_node_ranges(what, tensors.data(), uint32_t(tensors.size()), wanted.data(), merge,
                                  ranges.data(), &count),
               CASTOR_OK);
     ranges.resize(count);
@@ -100,7 +100,7 @@ void backward(Node &n, std::vector<Param<>> &params, const std::vector<uint8_t> 
     std::vector<uint8_t> wanted(params.size());
     for (size_t i = 0; i < params.size(); i++)
         wanted[i] = word[i] > 0, used[i] = params[i].mine(n.here) ? wanted[i] : used[i];
-    for (const castor_range &range : ranges_of(true, params, wanted, true))
+    for (const castor_range &range : ranges_of(CASTOR_EXCHANGE_SUMS, params, wanted, true))
         lane_sum(n, static_cast<float *>(range.address), range.numel);
     ASSERT_EQ(castor_sums_settle(n.here.store, tensors.data(), uint32_t(tensors.size()), used.data()),
               CASTOR_OK)
@@ -149,6 +149,7 @@ TEST(Nodes, RangesHoldWhatIsWantedAndNothingElse) {
         Job job(1);
         job.options.push_back(chunk);
         job.run([&](Rank &r) {
+            ASSERT_EQ(castor_store_shard(r.store, 0, kNodes), CASTOR_OK);
             std::mt19937 random(99);
             std::vector<size_t> numels;
             for (int i = 0; i < 60; i++)
@@ -156,12 +157,12 @@ TEST(Nodes, RangesHoldWhatIsWantedAndNothingElse) {
             std::vector<Param<>> params = params_make(numels);
             params_register(r, params);
             for (int round = 0; round < 30; round++)
-                for (bool sums : {true, false}) {
+                for (int what : {CASTOR_EXCHANGE_SUMS, CASTOR_EXCHANGE_PARAMETERS}) {
                     std::vector<uint8_t> wanted;
                     for (size_t i = 0; i < params.size(); i++)
                         wanted.push_back(random() % 4 != 0);
-                    std::vector<castor_range> merged = ranges_of(sums, params, wanted, true),
-                                              single = ranges_of(sums, params, wanted, false);
+                    std::vector<castor_range> merged = ranges_of(what, params, wanted, true),
+                                              single = ranges_of(what, params, wanted, false);
                     EXPECT_LE(merged.size(), single.size());
                     size_t held = 0;
                     for (const castor_range &one : single)
@@ -172,12 +173,16 @@ TEST(Nodes, RangesHoldWhatIsWantedAndNothingElse) {
                         }
                     EXPECT_EQ(held, single.size()) << "each in exactly one";
                     for (size_t i = 0; i < params.size(); i++) {
-                        const float *at = sums ? params[i].sum() : params[i].alias();
+                        const float *at = what == CASTOR_EXCHANGE_SUMS ? params[i].sum() : params[i].alias();
                         for (const castor_range &range : merged) {
                             const float *from = static_cast<float *>(range.address);
                             EXPECT_TRUE(wanted[i] || !at || at + params[i].numel <= from ||
                                         at >= from + range.numel)
                                 << "parameter " << i << " is not wanted";
+                            if (wanted[i] && at >= from && at < from + range.numel) {
+                                EXPECT_EQ(range.node,
+                                          what == CASTOR_EXCHANGE_SUMS ? -1 : params[i].info.node);
+                            }
                         }
                     }
                 }
@@ -190,10 +195,10 @@ TEST(Nodes, NeighboursAreOneRange) {
     job.run([&](Rank &r) {
         std::vector<Param<>> params = params_make({4096, 4096, 4096});
         params_register(r, params);
-        std::vector<castor_range> ranges = ranges_of(true, params, {1, 1, 1}, true);
+        std::vector<castor_range> ranges = ranges_of(CASTOR_EXCHANGE_SUMS, params, {1, 1, 1}, true);
         ASSERT_EQ(ranges.size(), 1u);
         EXPECT_EQ(ranges[0].numel, 3u * 4096);
-        EXPECT_EQ(ranges_of(true, params, {1, 0, 1}, true).size(), 2u);
+        EXPECT_EQ(ranges_of(CASTOR_EXCHANGE_SUMS, params, {1, 0, 1}, true).size(), 2u);
     });
 }
 

@@ -183,6 +183,39 @@ TEST_F(Demand, SumsAloneLeaveParametersWhereTheyAre) {
     });
 }
 
+TEST_F(Demand, WhatIsExchangedGoesByKeeper) {
+    for (int kinds : {1, 2})
+        run(4, [&](Rank &r) {
+            Node n;
+            node_open(n, r, kinds, kNumels);
+            std::vector<castor_tensor *> tensors = tensors_of(n);
+            const std::vector<uint8_t> all(tensors.size(), 1);
+            for (int what :
+                 {CASTOR_EXCHANGE_SUMS, CASTOR_EXCHANGE_PARAMETERS, CASTOR_EXCHANGE_STEPPED_SUMS}) {
+                bool parameters = what == CASTOR_EXCHANGE_PARAMETERS;
+                std::vector<std::pair<int, void *>> expected, found; // node, address
+                for (int node = -1; node < kNodes; node++)
+                    for (const Param<> &p : n.params) {
+                        bool single = parameters ? p.info.single_parameter : p.info.single_sum;
+                        bool moves = what == CASTOR_EXCHANGE_SUMS
+                                         ? node == (single ? p.info.node : -1)
+                                         : node >= 0 && node == p.info.node && !single;
+                        if (moves && p.mine(n.here))
+                            expected.push_back({node, parameters ? p.info.param_alias : p.info.sum});
+                    }
+                std::vector<castor_range> ranges(tensors.size());
+                uint32_t count = 0;
+                ASSERT_EQ(castor_node_ranges(what, tensors.data(), uint32_t(tensors.size()), all.data(), 0,
+                                             ranges.data(), &count),
+                          CASTOR_OK);
+                for (uint32_t i = 0; i < count; i++)
+                    found.push_back({ranges[i].node, ranges[i].address});
+                EXPECT_EQ(found, expected) << what << " with " << kinds;
+            }
+            meet(n, r);
+        });
+}
+
 TEST_F(Demand, ParametersComeWhenTheyAreTouched) {
     run(4, [&](Rank &r) {
         Node n;

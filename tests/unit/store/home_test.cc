@@ -20,9 +20,7 @@ Param<> registered(Rank &r, size_t numel) {
 
 int settled(Rank &r, Param<> &p, const castor_home &home) {
     uint8_t verdict = 99;
-    uint64_t digest;
-    EXPECT_EQ(castor_homes_settle(r.store, &p.tensor, &home, 1, &verdict, &digest), CASTOR_OK)
-        << error_text();
+    EXPECT_EQ(castor_homes_settle(r.store, &p.tensor, &home, 1, &verdict), CASTOR_OK) << error_text();
     return verdict;
 }
 
@@ -48,6 +46,28 @@ TEST(Home, IsTheBlockInItsLayoutAndNotTheAddress) {
         arena_free(p.data);
         EXPECT_TRUE(away(p, p.data)) << "another block may begin there by now";
         arena_free(elsewhere);
+    });
+}
+
+TEST(Home, IsAWholeBlockOfTheArenaWithPagesOfItsOwn) {
+    Job job(1);
+    job.run([](Rank &r) {
+        EXPECT_FALSE(castor_is_paged(kPage - 1));
+        EXPECT_TRUE(castor_is_paged(kPage));
+        Param<> p = param_make(5000);
+        const uint64_t bytes = 5000 * sizeof(float);
+        EXPECT_TRUE(castor_is_mappable(p.data, bytes, 1));
+        EXPECT_FALSE(castor_is_mappable(p.data, bytes, 0)) << "something else is in its storage";
+        EXPECT_FALSE(castor_is_mappable(p.data, kPage - 1, 1));
+        EXPECT_FALSE(castor_is_mappable(p.data + 1024, kPage, 1)) << "within a block";
+        EXPECT_FALSE(castor_is_mappable(p.data, bytes + kPage, 1)) << "beyond its block";
+        alignas(kPage) static char foreign[2 * kPage];
+        EXPECT_FALSE(castor_is_mappable(foreign, sizeof foreign, 1));
+        castor_description d = {p.data, p.numel, 0, CASTOR_WHOLE, LAYOUT};
+        ASSERT_EQ(castor_register(r.store, &d, 1, &p.tensor), CASTOR_OK);
+        EXPECT_FALSE(castor_is_mappable(p.data, bytes, 1)) << "it is a home already";
+        ASSERT_EQ(castor_tensor_keep_home(p.tensor), CASTOR_OK);
+        EXPECT_TRUE(castor_is_mappable(p.data, bytes, 1));
     });
 }
 
@@ -116,8 +136,7 @@ TEST(Home, OverlappingTensorsLeave) {
         castor_tensor *tensors[] = {p.tensor, q.tensor};
         castor_home homes[] = {home_of(p, p.data), home_of(q, p.data + 100)};
         uint8_t verdicts[2];
-        uint64_t digest;
-        ASSERT_EQ(castor_homes_settle(r.store, tensors, homes, 2, verdicts, &digest), CASTOR_OK);
+        ASSERT_EQ(castor_homes_settle(r.store, tensors, homes, 2, verdicts), CASTOR_OK);
         EXPECT_EQ(verdicts[0], CASTOR_HOME_LEAVES);
         EXPECT_EQ(verdicts[1], CASTOR_HOME_LEAVES);
     });

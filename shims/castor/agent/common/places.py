@@ -6,13 +6,11 @@ import torch
 from .. import core
 from . import store, tensors
 
-PAGE = 4096
-
 
 class Place:
     """Where the state of a spec (offset, shape, stride, dtype) is.
 
-    `tensor` is what stands in optimizer.state; `view` and `alias` are set for a page and more. `handle`: the tensor of the
+    `tensor` is what stands in optimizer.state; `view` and `alias` are set where it has whole pages (`paged`). `handle`: the tensor of the
     store that it belongs to."""
 
     def __init__(self, spec, handle=None):
@@ -20,12 +18,9 @@ class Place:
         offset, shape, stride, dtype = spec
         self.like = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         self.nbytes = self.like.numel() * self.like.element_size()
+        self.paged = bool(core.is_paged(self.nbytes))
         self.tensor = self.view = self.alias = None
         self.view_address = self.alias_address = None
-
-    @property
-    def paged(self):
-        return self.nbytes >= PAGE
 
     def shows(self, value):
         """A value is here, where the store has it."""
@@ -65,7 +60,3 @@ def sharable(value):
         type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
         and value.numel() > 0 and not value.requires_grad and tensors.is_dense(value)
     )
-
-
-def is_paged(t):
-    return t.numel() * t.element_size() >= PAGE

@@ -27,7 +27,7 @@ class Entry:
     """
 
     __slots__ = (
-        "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "single_parameter", "shared", "bytes", "param_alias", "sum_alias",
+        "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "shared", "bytes", "param_alias", "sum_alias",
         "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying",
         "whole", "hidden", "overflowed", "layout", "dtype", "has_left", "__weakref__",
     )
@@ -46,8 +46,7 @@ class Entry:
         self.handle, self.handle_id = handle, info.id
         self.layout, self.dtype, self.has_left = tensors.layout(p), p.dtype, False
         self.node = info.node  # whose owner steps it, of several nodes that shard; -1: each node's does
-        # That node alone keeps the sum, and the parameter: elsewhere they come when they are touched.
-        self.single_sum, self.single_parameter = bool(info.single_sum), bool(info.single_parameter)
+        self.single_sum = bool(info.single_sum)  # that node alone keeps the sum: elsewhere it comes when it is touched
         self.owner, self.shared, self.bytes = info.owner, bool(info.shared), info.bytes
         like = p.data
         self.param_alias = tensors.tensor_at(info.param_alias, like) if self.shared else None
@@ -281,11 +280,9 @@ def adopt(grp, parameters, float_sums=False):
         for p, d in zip(fresh, descriptions):
             if entry_of(p) is not None:
                 _forget_before(p, entry_of(p))
-            whole = tensors.owns_whole_storage(p)
-            if not whole_block(p, whole):
-                whole = move_to_own_block(p)
+            move_to_own_block(p)
             d.address, d.numel, d.dtype, d.layout = p.data_ptr(), p.numel(), tensors.DTYPES[p.dtype], tensors.layout(p)
-            d.flags = core.DESCRIPTION_WHOLE * whole | core.DESCRIPTION_FLOAT_SUM * widened(p)
+            d.flags = core.DESCRIPTION_WHOLE * tensors.owns_whole_storage(p) | core.DESCRIPTION_FLOAT_SUM * widened(p)
         handles = (c_void_p * len(fresh))()
         core.register(grp.handle, descriptions, len(fresh), handles)
         for p, handle in zip(fresh, handles):
@@ -305,18 +302,15 @@ def _forget_before(p, entry):
     core.tensor_forget(entry.handle)
 
 
-def whole_block(p, whole):
-    return whole and p.data_ptr() % 4096 == 0
-
-
 def move_to_own_block(p):
     """A large parameter in memory that cannot be mapped over moves to a block that can, if nothing else can reach that
-    memory. Returns whether it has a storage of its own now."""
-    if type(p) not in (torch.nn.Parameter, torch.Tensor) or p.numel() * p.element_size() < 4096 or tensors.is_reached(p):
-        return False
-    with torch.no_grad():
-        p.data = p.data.clone(memory_format=torch.preserve_format)
-    return tensors.owns_whole_storage(p)
+    memory."""
+    nbytes = p.numel() * p.element_size()
+    if not core.is_paged(nbytes) or core.is_mappable(p.data_ptr(), nbytes, tensors.owns_whole_storage(p)):
+        return
+    if type(p) in (torch.nn.Parameter, torch.Tensor) and not tensors.is_reached(p):
+        with torch.no_grad():
+            p.data = p.data.clone(memory_format=torch.preserve_format)
 
 
 # ---- where the script has its parameters
@@ -335,16 +329,16 @@ def look(entries):
 def settle(grp, entries, states):
     """On every rank together: what the script has put elsewhere comes to the store, or leaves it (interpose/store/home.h).
     `states`: (a digest of its optimizer states, whether they are away, and are reached) of each. Returns the entries that
-    left, and what nodes compare."""
+    left."""
     homes = (core.Home * max(len(entries), 1))()
     for entry, home, (digest, away, reached) in zip(entries, homes, states):
         p = entry.parameter()
         home.address, home.layout, home.bytes, home.states = p.data_ptr(), tensors.layout(p), tensors.extent(p), digest
         home.flags = (core.HOME_WHOLE * tensors.owns_whole_storage(p) | core.HOME_STATES_AWAY * away
                       | core.HOME_STATES_REACHED * reached)
-    verdicts, agreed = (ctypes.c_uint8 * max(len(entries), 1))(), ctypes.c_uint64()
-    core.homes_settle(grp.handle, handles(entries), homes, len(entries), verdicts, byref(agreed))
+    verdicts = (ctypes.c_uint8 * max(len(entries), 1))()
+    core.homes_settle(grp.handle, handles(entries), homes, len(entries), verdicts)
     left = [e for e, verdict in zip(entries, verdicts) if verdict == core.HOME_LEAVES and e.shared]
     for entry in left:
         entry.shared, entry.has_left = False, True
-    return left, agreed.value
+    return left

@@ -6,7 +6,6 @@ import ctypes
 import datetime
 import pickle
 import weakref
-import zlib
 
 import torch
 import torch.distributed as dist
@@ -25,13 +24,12 @@ class Across:
     group   the store's group of this node
     place   where this rank stands (castor_nodes)
     lane    process group of the ranks with this one's local rank; None: this rank owns nothing
-    agreed  a digest of what must be the same on every node, since the last exchange
     peers   by node, where what it keeps can be read; None: every node keeps everything
     kinds   what else than optimizer states one node only keeps: 0 nothing, 1 larger sums, 2 larger parameters too
     """
 
     def __init__(self, place, lane):
-        self.group, self.place, self.agreed, self.peers, self.lane_ranks = None, place, 0, None, lane
+        self.group, self.place, self.peers, self.lane_ranks = None, place, None, lane
         self.synchronizers = weakref.WeakSet()
         self.leader = None  # the first of those whose gradients a running backward makes
         self.merges = False  # neighbours are exchanged as one: they lie alike on all nodes
@@ -125,7 +123,7 @@ class Across:
         if schedule is not None:
             schedule.finish()
         mine = [i for i, e in enumerate(entries) if e.mine]
-        layout = self._layout(entries, mine)
+        layout = _layout(core.EXCHANGE_SUMS, entries)
         words = (used[i] or entries[i].carrying for i in mine)
         *any_used, layout, negative_layout = self._agree(*words, layout, -layout)
         for i, u in zip(mine, any_used):
@@ -139,24 +137,20 @@ class Across:
             dist.barrier(group=self.lane)  # the keepers have added what was sent to them: it can be read there
 
     def plan(self, entries, chosen):
-        """(tensor, the node that keeps its sum; None: every node), in the same order on every node."""
-        found = [(tensor, None) for tensor in self._ranges(entries, [i for i in chosen if not entries[i].single_sum], self.merges)]
-        for node in range(self.place.node_count if self.kinds else 0):
-            of_node = [i for i in chosen if entries[i].single_sum and entries[i].node == node]
-            found += [(tensor, node) for tensor in self._ranges(entries, of_node, self.merges)]
-        return found
+        """(tensor, the node that keeps its sum; -1: every node), in the same order on every node."""
+        return _ranges(core.EXCHANGE_SUMS, entries, chosen, self.merges)
 
     def exchange(self, plan):
         """Goes through the plan as its works end: it waits for none of those that it yields."""
         for tensor, node in plan:
-            if node is None:
+            if node < 0:
                 yield self.all_reduce(tensor)
             else:
                 yield from self.reduce(tensor, node)
 
     def drop(self, entries, sums):
         """What other nodes keep of these does not stay here. On the owners; after the last who needs what is there."""
-        if self.kinds > (0 if sums else 1):
+        if self.kinds:
             core.demand_drop(sums, core.pointers([e.handle for e in entries]), len(entries))
 
     def meet(self, where="an optimizer step"):
@@ -183,7 +177,7 @@ class Across:
 
     def _agree(self, *words):
         """The largest of each of the words (whole numbers), over the lane. An error when the nodes' last steps differed."""
-        agreed, self.agreed = self.agreed, 0
+        agreed = core.agreed_take(self.group.handle)
         words = torch.tensor([*words, agreed, -agreed], dtype=torch.int64)
         dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.lane)
         *words, agreed, negative = words.tolist()
@@ -196,8 +190,6 @@ class Across:
 
     def adopted(self, entries):
         """Parameters have been registered: their owners, and which of them are shared, must be the same on every node."""
-        described = [core.options.chunk_size] + [(e.bytes, e.shared, e.owner, e.node) for e in entries]
-        self.agreed = zlib.crc32(repr(described).encode(), self.agreed)
         if self.lane is not None:
             self.guarded(self._agree)
         for sums in (True, False):
@@ -226,17 +218,17 @@ class Across:
     def _spread_owned(self, entries, stepped, directory, sums_too):
         mine = [i for i, e in enumerate(entries) if e.mine and e.node >= 0]
         by_entry = {id(e) for e in stepped}
-        layout = self._layout(entries, mine, sums=False)
+        layout = _layout(core.EXCHANGE_PARAMETERS, entries)
         told = pickle.dumps(directory) != self.told
         words = (id(entries[i]) in by_entry for i in mine)
         *any_stepped, layout, negative_layout, told = self._agree(*words, layout, -layout, told)
         changed = [i for i, s in zip(mine, any_stepped) if s]
-        for node in range(self.place.node_count):
-            for sums in (False, True) if sums_too else (False,):
-                single = "single_sum" if sums else "single_parameter"
-                of_node = [i for i in changed if entries[i].node == node and not getattr(entries[i], single)]
-                for tensor in self._ranges(entries, of_node, merge=not sums and layout == -negative_layout, sums=sums):
-                    self.broadcast(tensor, node)
+        alike = layout == -negative_layout
+        moves = _ranges(core.EXCHANGE_PARAMETERS, entries, changed, alike)
+        if sums_too:
+            moves += _ranges(core.EXCHANGE_STEPPED_SUMS, entries, changed, merge=False)
+        for tensor, node in moves:
+            self.broadcast(tensor, node)
         for sums in (False, True) if sums_too else (False,):
             self.drop([entries[i] for i in changed], sums)
         if told:  # rarely: states stay in their places
@@ -249,21 +241,6 @@ class Across:
         dist.broadcast(tensor, self.lane_ranks[node], group=self.lane)
         if node == self.place.node:
             core.node_bytes_add((self.place.node_count - 1) * tensor.nbytes)
-
-    def _layout(self, entries, chosen, sums=True):
-        """A digest of the largest ranges: a parameter may lie in the store on one node and outside on another."""
-        numels = [t.numel() for t in self._ranges(entries, chosen, merge=True, sums=sums)]
-        return zlib.crc32(repr((numels, [entries[i].shared for i in chosen])).encode())
-
-    @staticmethod
-    def _ranges(entries, chosen, merge, sums=True):
-        """Tensors over the sums, or the parameters, of the chosen entries (indices), in the same order on every node."""
-        wanted, ranges, count = (ctypes.c_uint8 * len(entries))(), (core.Range * len(entries))(), ctypes.c_uint32()
-        for i in chosen:
-            wanted[i] = 1
-        handles = core.pointers([e.handle for e in entries])
-        core.node_ranges(sums, handles, len(entries), wanted, merge, ranges, ctypes.byref(count))
-        return [_tensor_over(r) for r in ranges[:count.value]]
 
     def all_reduce(self, tensor):
         """A ring's all-reduce sends each byte on 2 (n - 1) / n times per rank."""
@@ -310,6 +287,22 @@ def _why_no_demand():
     except core.Error as error:
         return str(error).removeprefix("castor: ")
     return None
+
+
+def _layout(what, entries):
+    """A digest: a parameter may lie in the store on one node and outside on another."""
+    digest = ctypes.c_uint64()
+    core.node_layout(what, core.pointers([e.handle for e in entries]), len(entries), ctypes.byref(digest))
+    return digest.value
+
+
+def _ranges(what, entries, chosen, merge):
+    """(tensor, node) for what is exchanged of the chosen entries (indices), in the same order on every node."""
+    wanted, ranges, count = (ctypes.c_uint8 * len(entries))(), (core.Range * len(entries))(), ctypes.c_uint32()
+    for i in chosen:
+        wanted[i] = 1
+    core.node_ranges(what, core.pointers([e.handle for e in entries]), len(entries), wanted, merge, ranges, ctypes.byref(count))
+    return [(_tensor_over(r), r.node) for r in ranges[:count.value]]
 
 
 def _tensor_over(r):

@@ -1,7 +1,7 @@
 """What nodes exchange while a backward runs."""
-from .. import core
+import ctypes
 
-UNIT_BYTES = 4 << 20  # of sums that are exchanged together
+from .. import core
 
 
 class Schedule:
@@ -16,17 +16,15 @@ class Schedule:
     def __init__(self, across, entries, used):
         self.across, self.entries, self.used, self.next = across, entries, bytes(used), 0
         self.works = self.work = None  # of the unit before `next`, which is under way, and what it waits for
-        order = [i for i in reversed(range(len(entries))) if used[i]]
-        self.handles = core.pointers([entries[i].handle for i in order])
-        self.chosen, self.units = set(), []  # (sums that must be complete, what is exchanged, entries)
-        unit = []
-        for end, i in enumerate(order, 1):
-            if entries[i].mine:
-                unit.append(i)
-                self.chosen.add(i)
-            if unit and (end == len(order) or sum(entries[j].bytes for j in unit) >= UNIT_BYTES):
-                self.units.append((end, across.plan(entries, unit), [entries[j] for j in unit]))
-                unit = []
+        self.handles = core.pointers([e.handle for e in entries])
+        unit, waits = (ctypes.c_int32 * len(entries))(), (ctypes.c_uint32 * len(entries))()
+        members = [[] for _ in range(core.node_units(self.handles, len(entries), self.used, unit, waits))]
+        for i, number in enumerate(unit):
+            if number >= 0:
+                members[number].append(i)
+        self.chosen = {i for i, number in enumerate(unit) if number >= 0}
+        # (sums that must be complete, what is exchanged, entries)
+        self.units = [(end, across.plan(entries, its), [entries[i] for i in its]) for end, its in zip(waits, members)]
 
     def holds(self, entries, used):
         return self.entries is entries and self.used == bytes(used)
@@ -36,7 +34,7 @@ class Schedule:
 
     def go_on(self):
         if self.works is not None or self.next < len(self.units):
-            complete = core.sums_complete(self.handles, len(self.handles))
+            complete = core.sums_complete(self.handles, len(self.handles), self.used)
             self.across.guarded(self._exchange, lambda end: end <= complete, lambda work: work.is_completed())
 
     def finish(self):

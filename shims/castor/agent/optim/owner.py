@@ -2,7 +2,6 @@
 import ctypes
 import functools
 import threading
-import zlib
 
 import torch
 
@@ -72,16 +71,14 @@ def _agreed_values(optimizer, pairs):
 
 
 def _checksum(gradients):
-    """Of what this rank sees in its gradients: the sum of their words, each tensor's weighed by its place."""
-    total = 0
-    for place, grad in enumerate(gradients, 1):
-        if grad is None:
-            total -= place
-            continue
-        octets = grad.detach().contiguous().reshape(-1).view(torch.uint8)
-        words = octets[: octets.numel() // 8 * 8].view(torch.int64)
-        total += place * (words.sum().item() + octets[words.numel() * 8 :].sum().item())
-    return total % (1 << 52)  # exact as a double
+    """Of what this rank sees in its gradients."""
+
+    def digest(grad):
+        dense = grad.detach().contiguous()
+        return core.digest(dense.data_ptr(), dense.nbytes)
+
+    digests = [0 if grad is None else digest(grad) for grad in gradients]
+    return float(core.digest((ctypes.c_uint64 * len(digests))(*digests), 8 * len(digests)) >> 11)  # exact as a double
 
 
 class _OwnerStep:
@@ -109,19 +106,18 @@ class _OwnerStep:
         every = self.group.begin_step(agreed, [float(changed), float(moved), *(running.said if running else ())])
         if running:
             running.heard([said for _, _, *said in every])
-        settled = self._settle(away) if any(moved for _, moved, *_ in every) else None
+        settles = any(moved for _, moved, *_ in every)
+        if settles:
+            self._settle(away)
         changed_on = [str(rank) for rank, (changed, *_) in enumerate(every) if changed]
         checksum = []
         if changed_on:
             label = f"the checksum of the gradients (the script changed them on rank {', '.join(changed_on)})"
             checksum = [(label, float(_checksum(p.grad for _, p, _ in self.shared)))]
-        if changed_on or settled is not None:
+        if changed_on or settles:
             self.group.begin_step(checksum)
-        across = self.group.across
-        if across is not None:
-            across.agreed = zlib.crc32(repr((settled, [value for _, value in agreed + checksum])).encode(), across.agreed)
-            if self.group.sharded:
-                across.meet()
+        if self.group.sharded:
+            self.group.across.meet()
 
     def _find_untouched(self, tensors):
         shown = [(i, e) for i, p, e in tensors if e.shows_window(p.grad)]
@@ -147,7 +143,7 @@ class _OwnerStep:
         # States of a master are copied to their place: the optimizer sees them there only.
         described = [(digest, is_away, reached and masters.of(p) is None)
                      for (digest, is_away, reached), (p, _) in zip(described, self.pairs)]
-        left, agreed = store.settle(self.group, [e for _, e in self.pairs], described)
+        left = store.settle(self.group, [e for _, e in self.pairs], described)
         if left and self.group.across is not None:
             raise core.GroupError(f"castor: the script gives a parameter of shape {tuple(left[0].parameter().shape)} memory that "
                                   "something else can reach, or that differs between ranks: on several nodes set its values "
@@ -155,7 +151,6 @@ class _OwnerStep:
         for entry in left:
             masters.refuse_leaving(entry.parameter())
         self._find_shared()
-        return agreed
 
     def closure_over(self):
         """No rank reads the parameters of before any more: the owners write them next."""

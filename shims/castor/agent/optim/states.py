@@ -6,14 +6,13 @@ stepped, it lists in its directory: the parameter's index in the optimizer, the 
 its items (key, spec, pickled)."""
 import pickle
 import weakref
-import zlib
 from ctypes import byref, c_size_t, c_uint64, c_void_p, string_at
 
 import torch
 
 from .. import core
 from ..common import tensors
-from ..common.places import Place, is_paged, layout_of, sharable
+from ..common.places import Place, layout_of, sharable
 from ..nodes import remote
 
 def _identity(state):
@@ -87,11 +86,12 @@ class OptimizerStates:
                 if not isinstance(value, torch.Tensor) or not place.shows(value):
                     place.let_go(group, entry)
             for key, value in (state or {}).items() if i in away else ():
-                if sharable(value) and is_paged(value) and (key not in places or places[key].tensor is None):
+                if sharable(value) and core.is_paged(value.nbytes) and (key not in places or places[key].tensor is None):
                     reached = reached or tensors.is_reached(value)
             self.settled[entry] = _identity(state)
             digests = [(str(key), tensors.digest(value, core.digest)) for key, value in (state or {}).items()]
-            described.append((zlib.crc32(repr(sorted(digests)).encode()), i in away, reached))
+            text = repr(sorted(digests)).encode()
+            described.append((core.digest(text, len(text)), i in away, reached))
         return described
 
     # ---- the owner's side
@@ -118,12 +118,11 @@ class OptimizerStates:
     def keep(self, optimizer, group, stepped):
         """After the owner has stepped (index, parameter, entry) each: their states are in the store from here on."""
         small = []
-        for paged in (False, True):  # small ones first, so that they come to lie together
-            for _, p, entry in stepped:
-                self.settled.pop(entry, None)  # they are where the store has them, whatever addresses come later
-                for key, value in optimizer.state.get(p, {}).items():
-                    if sharable(value) and is_paged(value) is paged:
-                        self._keep(group, entry, key, value, small)
+        for _, p, entry in stepped:
+            self.settled.pop(entry, None)  # they are where the store has them, whatever addresses come later
+            for key, value in optimizer.state.get(p, {}).items():
+                if sharable(value):
+                    self._keep(group, entry, key, value, small)
         core.copy_many(*_many(small, core.pointers([p.alias_address for p in small]),
                               core.pointers([p.tensor.data_ptr() for p in small])))
 
