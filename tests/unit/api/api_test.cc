@@ -26,7 +26,8 @@ TEST(Api, RowsAreTheDeclarationsAndTheSizesOfStructures) {
     EXPECT_EQ(
         rows.count("enum {CASTOR_MODE_PLAIN, CASTOR_MODE_OWNER, CASTOR_MODE_REPLICATED, CASTOR_MODE_LOCAL}"),
         1u);
-    auto range = rows.find("struct castor_range{ void *address; uint64_t numel; int32_t dtype; }");
+    auto range =
+        rows.find("struct castor_range{ void *address; uint64_t numel; int32_t dtype; int32_t node; }");
     ASSERT_NE(range, rows.end());
     EXPECT_EQ(range->second, sizeof(castor_range));
 }

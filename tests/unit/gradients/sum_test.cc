@@ -215,8 +215,7 @@ TEST(StoreSums, TheOptionBoundsTheQueue) {
         for (size_t i = 0; i < p.size(); i++) {
             uint64_t ticket;
             tensors.push_back(p[i].tensor);
-            ASSERT_EQ(castor_gradient_add(p[i].tensor, g.data(), 1, CASTOR_GRADIENT_USED, &ticket),
-                      CASTOR_OK);
+            ASSERT_EQ(gradient_add(p[i].tensor, g.data(), 1, CASTOR_GRADIENT_USED, &ticket), CASTOR_OK);
             EXPECT_GE(castor_gradients_done(r.store), i);
         }
         ASSERT_EQ(castor_gradients_finish(r.store, tensors.data(), uint32_t(p.size()), used.data()),

@@ -101,8 +101,7 @@ TEST(ExchangeUnits, TheirTurnComesAsSumsAreComplete) {
         const std::vector<uint8_t> all = {1, 1, 1, 1}, some = {1, 1, 0, 1};
         uint64_t ticket = 0;
         for (size_t i : {3, 1}) {
-            ASSERT_EQ(castor_gradient_add(tensors[i], gradient.data(), 1, CASTOR_GRADIENT_USED, &ticket),
-                      CASTOR_OK);
+            ASSERT_EQ(gradient_add(tensors[i], gradient.data(), 1, CASTOR_GRADIENT_USED, &ticket), CASTOR_OK);
         }
         while (castor_gradients_done(r.store) < ticket)
             usleep(200);
@@ -139,7 +138,8 @@ TEST(ExchangeLayout, IsThatOfAnotherNodeWhereParametersLieAlike) {
         std::vector<castor_description> d;
         for (size_t i = 0; i < numels.size(); i++) {
             elsewhere.push_back(param_make<float>(numels[i], 1));
-            d.push_back({elsewhere[i].data, numels[i], 0, i == 2 ? 0 : CASTOR_WHOLE, 0}); // one is not shared
+            d.push_back({elsewhere[i].data, numels[i], 0, i == 2 ? 0 : CASTOR_DESCRIPTION_WHOLE,
+                         0}); // one is not shared
         }
         std::vector<castor_tensor *> out(d.size());
         ASSERT_EQ(castor_register(differs.store, d.data(), uint32_t(d.size()), out.data()), CASTOR_OK);
@@ -163,7 +163,7 @@ TEST(ExchangeLayout, ChangesWithTheOrderInAChunk) {
 
 // What a store says after this much.
 uint64_t agreed_after(const Rank &r, Param<> &p, double value, bool moved, uint64_t states = 0) {
-    EXPECT_EQ(castor_step_begin(r.store, &value, nullptr, 1), CASTOR_OK);
+    EXPECT_EQ(castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK);
     uint8_t flag;
     if (moved) {
         castor_home home = {p.data, 0, p.info.bytes, states, CASTOR_HOME_WHOLE | CASTOR_HOME_STATES_AWAY, 0};

@@ -63,7 +63,7 @@ TEST(Home, IsAWholeBlockOfTheArenaWithPagesOfItsOwn) {
         EXPECT_FALSE(castor_is_mappable(p.data, bytes + kPage, 1)) << "beyond its block";
         alignas(kPage) static char foreign[2 * kPage];
         EXPECT_FALSE(castor_is_mappable(foreign, sizeof foreign, 1));
-        castor_description d = {p.data, p.numel, 0, CASTOR_WHOLE, LAYOUT};
+        castor_description d = {p.data, p.numel, 0, CASTOR_DESCRIPTION_WHOLE, LAYOUT};
         ASSERT_EQ(castor_register(r.store, &d, 1, &p.tensor), CASTOR_OK);
         EXPECT_FALSE(castor_is_mappable(p.data, bytes, 1)) << "it is a home already";
         ASSERT_EQ(castor_tensor_keep_home(p.tensor), CASTOR_OK);

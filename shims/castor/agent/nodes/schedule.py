@@ -14,7 +14,8 @@ class Schedule:
     """
 
     def __init__(self, across, entries, used):
-        self.across, self.entries, self.used, self.next = across, entries, bytes(used), 0
+        self.across, self.entries, self.next = across, entries, 0
+        self.used = (ctypes.c_uint8 * len(entries))(*used)
         self.works = self.work = None  # of the unit before `next`, which is under way, and what it waits for
         self.handles = core.pointers([e.handle for e in entries])
         unit, waits = (ctypes.c_int32 * len(entries))(), (ctypes.c_uint32 * len(entries))()
@@ -27,7 +28,7 @@ class Schedule:
         self.units = [(end, across.plan(entries, its), [entries[i] for i in its]) for end, its in zip(waits, members)]
 
     def holds(self, entries, used):
-        return self.entries is entries and self.used == bytes(used)
+        return self.entries is entries and bytes(self.used) == bytes(used)
 
     def begin(self):
         self.next = 0
