@@ -47,8 +47,8 @@ _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one la
 static void collective_entered(hook_id id) {
     (void)id;
     for (store *s = store_first(); s; s = s->next)
-        if (!s->detached && store_place_get(s, s->rank) == PLACE_SCRIPT)
-            store_place_set(s, PLACE_COLLECTIVE);
+        if (!s->detached && store_activity_get(s, s->rank) == ACTIVITY_SCRIPT)
+            store_activity_set(s, ACTIVITY_COLLECTIVE);
 }
 
 /* A forked child is no rank: what it did to the store would be done in its parent's name, and nobody would wait for it. */
@@ -91,8 +91,8 @@ int castor_store_open_node(const char *group, const char *token, int rank, int w
         if (status)
             return error_set(status, "no room for the store's fork handlers");
         hooks_collective_observe(collective_entered);
-        for (uint32_t place = 0; place < PLACE_COUNT; place++)
-            trace_name_set(TRACE_WAIT, place, store_place_names[place]);
+        for (uint32_t activity = 0; activity < ACTIVITY_COUNT; activity++)
+            trace_name_set(TRACE_WAIT, activity, store_activity_names[activity]);
         castor_rank_set(rank);
     }
     uint64_t chunk_bytes = o->chunk_size == OPTION_BYTES_AUTO ? 0 : o->chunk_size;
@@ -148,8 +148,8 @@ int castor_agree(castor_store *s, const char *what, const double *values, const 
 }
 
 void castor_place_set(castor_store *s, int place) {
-    if (place >= 0 && place < PLACE_COUNT)
-        store_place_set(s, (store_place)place);
+    if (place >= 0 && place < ACTIVITY_COUNT)
+        store_activity_set(s, (store_activity)place);
 }
 
 void castor_fail(castor_store *s, const char *text, uint64_t cause) {
@@ -174,7 +174,7 @@ uint64_t castor_failure_cause(const castor_store *s, int rank) {
 }
 
 void castor_place_teller_set(void (*tell)(char *out, size_t size)) {
-    wait_place_teller_set(tell);
+    wait_location_teller_set(tell);
 }
 
 void castor_blamed_wait(castor_store *s, double seconds) {
@@ -216,12 +216,12 @@ int castor_register(castor_store *s, const castor_description *descriptions, uin
                  (descriptions[i].flags & CASTOR_FLOAT_SUM /* masters and states are floats too */
                       ? kernel_dtype_bytes(KERNEL_F32)
                       : kernel_dtype_bytes((kernel_dtype)descriptions[i].dtype));
-    store_place_set(s, PLACE_ADOPT);
+    store_activity_set(s, ACTIVITY_REGISTRATION);
     status = store_budget_decide(s, bytes);
     gradient_return_set(s);
     if (status == CASTOR_OK)
         status = tensor_register(s, (const tensor_description *)descriptions, count, ids);
-    store_place_set(s, PLACE_SCRIPT);
+    store_activity_set(s, ACTIVITY_SCRIPT);
     for (uint32_t i = 0; i < count && !status; i++)
         out[i] = s->tensors[ids[i]];
     free(ids);
@@ -267,7 +267,7 @@ int castor_homes_settle(castor_store *s, castor_tensor *const *tensors, const ca
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
-    store_place_set(s, PLACE_STEP);
+    store_activity_set(s, ACTIVITY_STEP);
     return homes_settle(s, tensors, (const home_claim *)homes, count, verdicts, digest);
 }
 

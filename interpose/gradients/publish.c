@@ -12,7 +12,7 @@ static bool owned_view(const tensor *t) {
 }
 
 castor_status publish_begin(store *s, const double *values, const char *const *labels, uint32_t count) {
-    store_place_set(s, PLACE_STEP);
+    store_activity_set(s, ACTIVITY_STEP);
     castor_status status = together_agree(s, "an optimizer step", values, labels, count);
     if (status)
         store_fail(s, status);
@@ -51,12 +51,12 @@ castor_status publish_end(store *s, tensor *const *tensors, uint32_t count, uint
         store_fail(s, status);
     atomic_store(&s->control->rank[s->rank].private_bytes, private_bytes);
     trace_gauge_set(GAUGE_PRIVATE_BYTES, private_bytes);
-    store_place_set(s, PLACE_SCRIPT);
+    store_activity_set(s, ACTIVITY_SCRIPT);
     return status;
 }
 
 castor_status publish_deduplicate(store *s, tensor *const *tensors, uint32_t count, const char *what) {
-    store_place_set(s, PLACE_STEP);
+    store_activity_set(s, ACTIVITY_STEP);
     castor_status status = wait_barrier(s, what);
     if (status == CASTOR_OK)
         for (uint32_t i = 0; i < count; i++)
@@ -71,6 +71,6 @@ castor_status publish_deduplicate(store *s, tensor *const *tensors, uint32_t cou
     }
     if (status)
         store_fail(s, status);
-    store_place_set(s, PLACE_SCRIPT);
+    store_activity_set(s, ACTIVITY_SCRIPT);
     return status;
 }

@@ -34,19 +34,19 @@
 #define TOGETHER_VERDICTS 64
 
 /* What a rank is doing, so that others can say whom they wait for and stop waiting for one who will not come. */
-typedef enum store_place {
-    PLACE_SCRIPT,     /* the script's own code */
-    PLACE_ADOPT,      /* building a model wrapper or an optimizer */
-    PLACE_BACKWARD,   /* at the end of a backward, waiting for the sums */
-    PLACE_STEP,       /* in an optimizer step */
-    PLACE_TOGETHER,   /* in an operation on all gradients (clip, unscale) */
-    PLACE_COLLECTIVE, /* has entered a collective of the script's */
-    PLACE_SAVE,       /* waiting for rank 0's file */
-    PLACE_DATA,       /* starting an iteration over a DataLoader */
-    PLACE_ENDED,      /* has left */
-    PLACE_COUNT
-} store_place;
-extern const char *const store_place_names[PLACE_COUNT];
+typedef enum store_activity {
+    ACTIVITY_SCRIPT,       /* the script's own code */
+    ACTIVITY_REGISTRATION, /* building a model wrapper or an optimizer */
+    ACTIVITY_BACKWARD,     /* at the end of a backward, waiting for the sums */
+    ACTIVITY_STEP,         /* in an optimizer step */
+    ACTIVITY_CONSENSUS,    /* in an operation on all gradients (clip, unscale) */
+    ACTIVITY_COLLECTIVE,   /* has entered a collective of the script's */
+    ACTIVITY_SAVE,         /* waiting for rank 0's file */
+    ACTIVITY_DATA,         /* starting an iteration over a DataLoader */
+    ACTIVITY_ENDED,        /* has left */
+    ACTIVITY_COUNT
+} store_activity;
+extern const char *const store_activity_names[ACTIVITY_COUNT];
 
 /* What a rank came to a barrier for (wait_meeting). */
 typedef struct store_meeting {
@@ -58,8 +58,8 @@ typedef struct rank_control {
     _Atomic uint32_t joined;
     int32_t pid;
     uint64_t start_ticks; /* of the process, from /proc: a reused pid is not taken for the rank */
-    _Atomic uint32_t place;
-    _Atomic uint32_t place_changes;
+    _Atomic uint32_t activity;
+    _Atomic uint32_t activity_changes;
     _Atomic uint32_t arrivals;               /* barriers that this rank has reached */
     _Atomic uint64_t together_key;           /* of the operation that it came to last */
     _Atomic uint64_t together_abandoned_key; /* of the last one that it did for itself */
@@ -196,8 +196,8 @@ castor_status store_shard(store *s, int node, int node_count);
 void store_leave(store *s);
 store *store_first(void);
 
-void store_place_set(store *s, store_place place);
-store_place store_place_get(const store *s, int rank);
+void store_activity_set(store *s, store_activity activity);
+store_activity store_activity_get(const store *s, int rank);
 
 tensor_control *store_tensor_control(const store *s, uint32_t id);
 

@@ -13,7 +13,7 @@ struct meeting {
     uint32_t ticket;
     double since;
     /* Of the others: when this rank came, or since then, at the end of a backward. */
-    uint32_t place_changes[STORE_RANKS_MAX];
+    uint32_t activity_changes[STORE_RANKS_MAX];
     double stayed_since[STORE_RANKS_MAX];
 };
 
@@ -45,26 +45,27 @@ static bool somebody_elsewhere(struct meeting *m) {
         /* It waits at a barrier that this rank has yet to reach. */
         if ((int32_t)(atomic_load(&peer->arrivals) - arrivals) > 0)
             return true;
-        uint32_t place = atomic_load(&peer->place);
-        if (place == PLACE_SCRIPT)
+        uint32_t activity = atomic_load(&peer->activity);
+        if (activity == ACTIVITY_SCRIPT)
             continue;
-        if (place == PLACE_ENDED)
+        if (activity == ACTIVITY_ENDED)
             return true;
-        if (place == PLACE_TOGETHER) {
+        if (activity == ACTIVITY_CONSENSUS) {
             if (atomic_load(&peer->together_key) != m->key)
                 return true;
             continue;
         }
         /* It may be on its way out of the backward or the collective that this rank has just left; or come to the end of
          * that backward only now, when its sums have long been added in the background. */
-        uint32_t changes = atomic_load(&peer->place_changes);
-        bool stayed = changes == m->place_changes[rank];
-        if (!stayed && place == PLACE_BACKWARD) {
-            m->place_changes[rank] = changes;
+        uint32_t changes = atomic_load(&peer->activity_changes);
+        bool stayed = changes == m->activity_changes[rank];
+        if (!stayed && activity == ACTIVITY_BACKWARD) {
+            m->activity_changes[rank] = changes;
             m->stayed_since[rank] = clock_seconds();
             continue;
         }
-        if (stayed ? clock_seconds() - m->stayed_since[rank] > ELSEWHERE_SECONDS : place != PLACE_COLLECTIVE)
+        if (stayed ? clock_seconds() - m->stayed_since[rank] > ELSEWHERE_SECONDS
+                   : activity != ACTIVITY_COLLECTIVE)
             return true;
     }
     return false;
@@ -114,11 +115,11 @@ castor_status together_try(store *s, uint64_t key, bool able, double patience_se
     castor_status status = CASTOR_OK;
     *committed = false;
     for (int rank = 0; rank < s->world; rank++) {
-        m.place_changes[rank] = atomic_load(&c->rank[rank].place_changes);
+        m.activity_changes[rank] = atomic_load(&c->rank[rank].activity_changes);
         m.stayed_since[rank] = m.since;
     }
     atomic_store(&own->together_key, key);
-    store_place_set(s, PLACE_TOGETHER);
+    store_activity_set(s, ACTIVITY_CONSENSUS);
     uint64_t word = atomic_load(&c->together);
     do {
         m.ticket = ticket_of(word);
@@ -153,7 +154,7 @@ castor_status together_try(store *s, uint64_t key, bool able, double patience_se
     if (!*committed)
         atomic_store(&own->together_abandoned_key, key);
 done:
-    store_place_set(s, PLACE_SCRIPT);
+    store_activity_set(s, ACTIVITY_SCRIPT);
     return status;
 }
 

@@ -32,7 +32,7 @@ castor_status wait_barrier(store *s, const char *what);
 /* The same of ranks that bring `bytes` bytes, as many on each. *alike: they all came with this digest as well. */
 castor_status wait_meeting(store *s, const char *what, uint64_t bytes, uint64_t digest, bool *alike);
 /* Who says where this process is in the script: writes a text of less than `size` bytes. Called on the thread that waits. */
-typedef void (*wait_place_teller)(char *out, size_t size);
-void wait_place_teller_set(wait_place_teller teller);
+typedef void (*wait_location_teller)(char *out, size_t size);
+void wait_location_teller_set(wait_location_teller teller);
 
 #endif

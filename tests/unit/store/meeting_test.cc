@@ -237,7 +237,7 @@ TEST(StoreTogether, ACollectiveOfTheScriptsIsElsewhere) {
             flag_raise(r.board, 1);
         } else {
             inside_collective_enter();
-            EXPECT_EQ(inside_place(r.store, 1), INSIDE_COLLECTIVE);
+            EXPECT_EQ(inside_activity(r.store, 1), INSIDE_COLLECTIVE);
             flag_raise(r.board, 0);
             flag_await(r.board, 1);
         }
@@ -250,7 +250,7 @@ TEST(StoreTogether, WhoComesToTheEndOfTheBackwardLateIsAwaited) {
     job.run([](Rank &r) {
         for (uint64_t key = 1; key <= 20; key++) {
             if (r.rank == 1) {
-                while (inside_place(r.store, 0) != INSIDE_TOGETHER)
+                while (inside_activity(r.store, 0) != INSIDE_CONSENSUS)
                     std::this_thread::yield();
                 std::this_thread::sleep_for(std::chrono::milliseconds(2));
                 castor_place_set(r.store, INSIDE_BACKWARD);

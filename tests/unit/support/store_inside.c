@@ -12,7 +12,7 @@
 #include "store/tensor.h"
 #include "store/together.h"
 
-_Static_assert((int)INSIDE_DATA == PLACE_DATA, "the places are numbered alike");
+_Static_assert((int)INSIDE_DATA == ACTIVITY_DATA, "the activities are numbered alike");
 
 int inside_rehome(castor_tensor *t, void *address) {
     return tensor_rehome(t, address);
@@ -67,8 +67,8 @@ castor_status start_wake(void) {
 
 /* ---- the inside ---- */
 
-int inside_place(const castor_store *s, int rank) {
-    return store_place_get(s, rank);
+int inside_activity(const castor_store *s, int rank) {
+    return store_activity_get(s, rank);
 }
 
 uint64_t inside_resident_bytes(const castor_store *s, chunk_kind kind) {
