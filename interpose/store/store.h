@@ -104,8 +104,8 @@ typedef struct tensor_control {
     _Atomic uint32_t leases_back; /* releases of all ranks, over all epochs; any rank adds to it */
     _Atomic uint32_t given_back;  /* the epoch whose sum's memory was given back; 0: none */
     _Atomic uint32_t carried;     /* the epoch whose sum rank 0 went on with; 0: none */
-    uint32_t place[2];            /* by chunk_kind, demand_place; under demand_lock, and so is */
-    uint64_t brought[2];          /* when it was brought (demand_clock) */
+    uint32_t residency[2];        /* by chunk_kind, demand_residency; under demand_lock, as is loaded_at */
+    uint64_t loaded_at[2];        /* demand_clock then */
     tensor_progress rank[];
 } tensor_control;
 
