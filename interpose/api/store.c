@@ -22,17 +22,18 @@
 #include "gradients/reduce.h"
 #include "hooks/table/hooks.h"
 #include "store/demand.h"
+#include "store/consensus.h"
 #include "store/home.h"
+#include "store/ranks.h"
 #include "store/registration.h"
 #include "store/snapshot.h"
 #include "store/store.h"
 #include "store/tensor.h"
-#include "store/together.h"
 #include "store/wait.h"
 #include "store/window.h"
 #include "trace/trace.h"
 
-#define TOGETHER_PATIENCE_SECONDS 5.0
+#define CONSENSUS_PATIENCE_SECONDS 5.0
 
 #define BLAMED_POLL_NS 20000000l
 
@@ -133,18 +134,18 @@ int castor_barrier(castor_store *s, const char *what) {
 
 int castor_broadcast(castor_store *s, void *data, size_t bytes, const char *what) {
     castor_status status = rank_check(s, __func__);
-    return status ? status : together_broadcast(s, data, bytes, what);
+    return status ? status : ranks_broadcast(s, data, bytes, what);
 }
 
 int castor_gather(castor_store *s, const void *data, size_t bytes, void *out, const char *what) {
     castor_status status = rank_check(s, __func__);
-    return status ? status : together_gather(s, data, bytes, out, what);
+    return status ? status : ranks_gather(s, data, bytes, out, what);
 }
 
 int castor_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
                  uint32_t count) {
     castor_status status = rank_check(s, __func__);
-    return status ? status : together_agree(s, what, values, labels, count);
+    return status ? status : ranks_agree(s, what, values, labels, count);
 }
 
 void castor_place_set(castor_store *s, int place) {
@@ -346,7 +347,7 @@ int castor_together(castor_store *s, uint64_t key, int able, int *committed) {
     castor_status status = rank_check(s, __func__);
     bool all = false;
     if (status == CASTOR_OK)
-        status = together_try(s, key, able, TOGETHER_PATIENCE_SECONDS, &all);
+        status = consensus_try(s, key, able, CONSENSUS_PATIENCE_SECONDS, &all);
     *committed = all;
     return status;
 }

@@ -2,7 +2,7 @@
 
 #include "arena/pages.h"
 #include "core/error.h"
-#include "store/together.h"
+#include "store/ranks.h"
 #include "store/wait.h"
 #include "trace/trace.h"
 
@@ -13,7 +13,7 @@ static bool owned_view(const tensor *t) {
 
 castor_status publish_begin(store *s, const double *values, const char *const *labels, uint32_t count) {
     store_activity_set(s, ACTIVITY_STEP);
-    castor_status status = together_agree(s, "an optimizer step", values, labels, count);
+    castor_status status = ranks_agree(s, "an optimizer step", values, labels, count);
     if (status)
         store_fail(s, status);
     return status;

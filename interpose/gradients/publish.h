@@ -8,7 +8,7 @@
 
 #include "store/tensor.h"
 
-/* `values` must be the same on every rank (together_agree). */
+/* `values` must be the same on every rank (ranks_agree). */
 castor_status publish_begin(store *s, const double *values, const char *const *labels, uint32_t count);
 /* What this rank edited in its views of the tensors that it owns goes to the store: the aliases hold what it sees. */
 void publish_push(tensor *const *tensors, uint32_t count);

@@ -13,7 +13,7 @@
 #include "core/rendezvous.h"
 #include "store_files.h"
 #include "tensor.h"
-#include "together.h"
+#include "ranks.h"
 #include "wait.h"
 
 #define STORE_MAGIC        0x31524f5453415343ull
@@ -257,7 +257,7 @@ castor_status store_budget_decide(store *s, uint64_t parameter_bytes) {
         return CASTOR_OK;
     uint64_t available = s->rank == 0 ? machine_memory_available("") : 0;
     uint64_t budget = store_budget_automatic(parameter_bytes, available);
-    castor_status status = together_broadcast(s, &budget, sizeof budget, "the memory budget");
+    castor_status status = ranks_broadcast(s, &budget, sizeof budget, "the memory budget");
     if (status == CASTOR_OK && budget && (status = files_to_disk(s)) == CASTOR_OK) {
         s->budget_bytes = budget;
         if ((status = s->bound->start(s)) != CASTOR_OK)

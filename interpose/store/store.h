@@ -26,12 +26,12 @@
 #include "placement/chunk.h"
 #include "placement/placement.h"
 
-#define STORE_RANKS_MAX   128
-#define STORE_TENSORS_MAX 262144u
-#define STORE_TEXT_MAX    1024
-#define STORE_WHAT_MAX    96
-#define STORE_WHERE_MAX   96
-#define TOGETHER_VERDICTS 64
+#define STORE_RANKS_MAX    128
+#define STORE_TENSORS_MAX  262144u
+#define STORE_TEXT_MAX     1024
+#define STORE_WHAT_MAX     96
+#define STORE_WHERE_MAX    96
+#define CONSENSUS_VERDICTS 64
 
 /* What a rank is doing, so that others can say whom they wait for and stop waiting for one who will not come. */
 typedef enum store_activity {
@@ -60,9 +60,9 @@ typedef struct rank_control {
     uint64_t start_ticks; /* of the process, from /proc: a reused pid is not taken for the rank */
     _Atomic uint32_t activity;
     _Atomic uint32_t activity_changes;
-    _Atomic uint32_t arrivals;               /* barriers that this rank has reached */
-    _Atomic uint64_t together_key;           /* of the operation that it came to last */
-    _Atomic uint64_t together_abandoned_key; /* of the last one that it did for itself */
+    _Atomic uint32_t arrivals;                /* barriers that this rank has reached */
+    _Atomic uint64_t consensus_key;           /* of the operation that it came to last */
+    _Atomic uint64_t consensus_abandoned_key; /* of the last one that it did for itself */
     _Atomic uint64_t exchange_bytes[2];
     _Atomic uint64_t private_bytes; /* of its views, at its last step */
     _Atomic uint64_t other_bytes;   /* of its blocks that are no model data, of late; under a budget */
@@ -75,13 +75,13 @@ typedef struct rank_control {
 typedef struct store_control {
     uint64_t magic;
     int32_t world;
-    _Atomic uint32_t event;    /* futex: advances with every change that somebody may wait for */
-    _Atomic uint32_t waiters;  /* of `event` */
-    _Atomic uint32_t failed;   /* 0, 1: being written, 2: failure and blamed hold the reason */
-    int32_t blamed;            /* the rank that the others need not wait for any more; -1: none alone */
-    _Atomic uint32_t wanted;   /* id + 1 of the tensor whose leases rank 0 waits for; 0: none */
-    _Atomic uint64_t together; /* ticket << 32 | number of ranks that came (together.h) */
-    _Atomic uint64_t together_verdict[TOGETHER_VERDICTS]; /* by ticket */
+    _Atomic uint32_t event;     /* futex: advances with every change that somebody may wait for */
+    _Atomic uint32_t waiters;   /* of `event` */
+    _Atomic uint32_t failed;    /* 0, 1: being written, 2: failure and blamed hold the reason */
+    int32_t blamed;             /* the rank that the others need not wait for any more; -1: none alone */
+    _Atomic uint32_t wanted;    /* id + 1 of the tensor whose leases rank 0 waits for; 0: none */
+    _Atomic uint64_t consensus; /* ticket << 32 | number of ranks that came (consensus.h) */
+    _Atomic uint64_t consensus_verdict[CONSENSUS_VERDICTS]; /* by ticket */
     char failure[STORE_TEXT_MAX];
     pthread_mutex_t demand_lock; /* demand.h; robust, and the words that it guards: */
     uint64_t demand_clock, demand_bytes;

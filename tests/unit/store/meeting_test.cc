@@ -53,7 +53,7 @@ TEST(StoreMeeting, AgreeNamesRanksAndValuesOnEveryRank) {
         r.barrier();
         ASSERT_EQ(castor_agree(r.store, "the third look", same, nullptr, r.rank == 1 ? 1 : 2),
                   CASTOR_ERR_MISMATCH);
-        EXPECT_NE(strstr(error_text(), "rank 0 brings 2 values, rank 1 brings 1"), nullptr) << error_text();
+        EXPECT_NE(strstr(error_text(), "rank 0 has 2 values, rank 1 has 1"), nullptr) << error_text();
     });
 }
 
@@ -157,7 +157,7 @@ TEST(StoreMeeting, FailureOfOneIsTheErrorOfAll) {
     });
 }
 
-// ---- together ----
+// ---- consensus ----
 
 TEST(StoreTogether, CommitsOnEveryRankWhenAllCome) {
     Job job(4);
@@ -183,7 +183,7 @@ TEST_P(StoreTogetherAlone, IsLetGo) {
             double begin = now_seconds();
             // Under the store's own patience, but for a rank in the script's code, which may still come.
             double patience = GetParam() == INSIDE_SCRIPT ? 0.5 : 1e6;
-            ASSERT_EQ(inside_together(r.store, 7, 1, patience, &committed), CASTOR_OK) << error_text();
+            ASSERT_EQ(inside_consensus(r.store, 7, 1, patience, &committed), CASTOR_OK) << error_text();
             EXPECT_EQ(committed, 0);
             r.board->number[0] = now_seconds() - begin;
             flag_raise(r.board, 1);
@@ -196,7 +196,7 @@ TEST_P(StoreTogetherAlone, IsLetGo) {
         // Late comers are not let in, and do not wait.
         int committed = 1;
         if (r.rank == 1) {
-            EXPECT_EQ(inside_together(r.store, 7, 1, 1e6, &committed), CASTOR_OK);
+            EXPECT_EQ(inside_consensus(r.store, 7, 1, 1e6, &committed), CASTOR_OK);
             EXPECT_EQ(committed, 0);
         }
         r.barrier();
@@ -232,7 +232,7 @@ TEST(StoreTogether, ACollectiveOfTheScriptsIsElsewhere) {
         int committed = 1;
         if (r.rank == 0) {
             flag_await(r.board, 0);
-            EXPECT_EQ(inside_together(r.store, 1, 1, 1e6, &committed), CASTOR_OK);
+            EXPECT_EQ(inside_consensus(r.store, 1, 1, 1e6, &committed), CASTOR_OK);
             EXPECT_EQ(committed, 0);
             flag_raise(r.board, 1);
         } else {
@@ -258,7 +258,7 @@ TEST(StoreTogether, WhoComesToTheEndOfTheBackwardLateIsAwaited) {
                 castor_place_set(r.store, INSIDE_SCRIPT);
             }
             int committed = 0;
-            ASSERT_EQ(inside_together(r.store, key, 1, 1e6, &committed), CASTOR_OK) << error_text();
+            ASSERT_EQ(inside_consensus(r.store, key, 1, 1e6, &committed), CASTOR_OK) << error_text();
             EXPECT_EQ(committed, 1);
             r.barrier();
         }
@@ -272,7 +272,7 @@ TEST(StoreTogether, ARankAtABarrierIsElsewhere) {
         for (uint64_t key = 1; key <= 50; key++) {
             int committed = 1;
             if (r.rank != 1) {
-                ASSERT_EQ(inside_together(r.store, key, 1, 1e6, &committed), CASTOR_OK) << error_text();
+                ASSERT_EQ(inside_consensus(r.store, key, 1, 1e6, &committed), CASTOR_OK) << error_text();
                 EXPECT_EQ(committed, 0);
             }
             r.barrier();
@@ -288,7 +288,7 @@ TEST(StoreTogether, DifferentKeysDoNotWaitForEachOther) {
         for (uint64_t round = 0; round < 50; round++) {
             usleep(own() % 2000);
             int committed = 1;
-            ASSERT_EQ(inside_together(r.store, 10 * round + uint64_t(r.rank), 1, 1e6, &committed), CASTOR_OK)
+            ASSERT_EQ(inside_consensus(r.store, 10 * round + uint64_t(r.rank), 1, 1e6, &committed), CASTOR_OK)
                 << error_text();
             EXPECT_EQ(committed, 0);
             r.barrier();
@@ -301,12 +301,12 @@ TEST(StoreTogether, DifferentKeysOrUnableMeansNobody) {
     job.run([](Rank &r) {
         int committed = 1;
         // Ranks 0 and 2 may be gone before rank 1 comes: only its patience tells it.
-        ASSERT_EQ(inside_together(r.store, r.rank == 1 ? 11 : 10, 1, 0.3, &committed), CASTOR_OK)
+        ASSERT_EQ(inside_consensus(r.store, r.rank == 1 ? 11 : 10, 1, 0.3, &committed), CASTOR_OK)
             << error_text();
         EXPECT_EQ(committed, 0);
         r.barrier();
         committed = 1;
-        ASSERT_EQ(inside_together(r.store, 20, r.rank != 2, 1e6, &committed), CASTOR_OK) << error_text();
+        ASSERT_EQ(inside_consensus(r.store, 20, r.rank != 2, 1e6, &committed), CASTOR_OK) << error_text();
         EXPECT_EQ(committed, 0);
     });
 }
@@ -320,7 +320,7 @@ TEST(StoreTogether, LateComerToAnAbandonedKeyDoesNotWait) {
             uint64_t key = 100 + 2 * round + (r.rank == 1);
             if (r.rank == 2)
                 flag_await(r.board, 0, uint32_t(2 * (round + 1)));
-            ASSERT_EQ(inside_together(r.store, key, 1, r.rank == 2 ? 1e6 : 0.1, &committed), CASTOR_OK)
+            ASSERT_EQ(inside_consensus(r.store, key, 1, r.rank == 2 ? 1e6 : 0.1, &committed), CASTOR_OK)
                 << error_text();
             EXPECT_EQ(committed, 0);
             if (r.rank != 2)
@@ -376,7 +376,7 @@ TEST(StoreTogether, ImpatienceNeverSplitsTheVerdict) {
         for (int round = 0; round < 2000; round++) {
             int committed = 0;
             usleep(own() % 200);
-            ASSERT_EQ(inside_together(r.store, uint64_t(round), 1, 1e-6 * double(own() % 300), &committed),
+            ASSERT_EQ(inside_consensus(r.store, uint64_t(round), 1, 1e-6 * double(own() % 300), &committed),
                       CASTOR_OK);
             int32_t verdict = committed, verdicts[kRanksMax];
             ASSERT_EQ(castor_gather(r.store, &verdict, sizeof verdict, verdicts, "the verdicts"), CASTOR_OK);

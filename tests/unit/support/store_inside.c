@@ -10,7 +10,7 @@
 #include "hooks/table/hooks.h"
 #include "store/store.h"
 #include "store/tensor.h"
-#include "store/together.h"
+#include "store/consensus.h"
 
 _Static_assert((int)INSIDE_DATA == ACTIVITY_DATA, "the activities are numbered alike");
 
@@ -79,9 +79,9 @@ int inside_chunk_file(const castor_store *s, chunk_kind kind) {
     return s->chunks.list[kind].fd;
 }
 
-int inside_together(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed) {
+int inside_consensus(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed) {
     bool all = false;
-    castor_status status = together_try(s, key, able, patience_seconds, &all);
+    castor_status status = consensus_try(s, key, able, patience_seconds, &all);
     *committed = all;
     return status;
 }

@@ -33,7 +33,7 @@ uint64_t inside_resident_bytes(const castor_store *s, chunk_kind kind);
 /* The descriptor of the file that holds the chunks of a kind. */
 int inside_chunk_file(const castor_store *s, chunk_kind kind);
 /* castor_together with another patience. */
-int inside_together(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed);
+int inside_consensus(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed);
 /* castor_gradient_add with another bound of the queue. */
 int inside_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t queue_bytes,
                         uint64_t *ticket);

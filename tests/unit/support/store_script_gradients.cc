@@ -156,7 +156,7 @@ void Script::clip() {
     bool come = !alone || who == r.rank;
     if (!come)
         castor_place_set(r.store, INSIDE_STEP);
-    else if (!call(inside_together(r.store, mine.key, mine.able, alone ? 0.2 : 1.0, &committed), "together"))
+    else if (!call(inside_consensus(r.store, mine.key, mine.able, alone ? 0.2 : 1.0, &committed), "together"))
         return;
     // The verdict is one for all.
     int32_t verdict = come ? committed : -1, verdicts[kRanksMax];
