@@ -410,7 +410,7 @@ int castor_publish_deduplicate(castor_store *s, castor_tensor *const *tensors, u
 
 int castor_state_place(castor_tensor *t, uint64_t bytes, uint64_t *offset, void **alias) {
     castor_status status = rank_check(t->store, __func__);
-    return status ? status : tensor_state_place(t, bytes, offset, (char **)alias);
+    return status ? status : tensor_state_allocate(t, bytes, offset, (char **)alias);
 }
 
 int castor_state_view(castor_tensor *t, uint64_t offset, uint64_t bytes, void **out) {

@@ -19,7 +19,7 @@ static castor_status ranges_allocate(tensor *t, const tensor *same) {
     bool shared = t->mode == TENSOR_SHARED;
     size_t grad_bytes = shared ? t->sum_span : t->sum_bytes ? t->sum_bytes : 1;
     size_t alignment = shared ? PAGE_BYTES : TENSOR_VALUE_ALIGNMENT;
-    castor_status status = (t->unfilled ? chunk_reserve : chunk_place)(
+    castor_status status = (t->unfilled ? chunk_reserve : chunk_allocate)(
         &s->chunks, CHUNK_GRAD, t->owner, grad_bytes, alignment, &t->grad_offset);
     if (status == CASTOR_OK)
         status = chunk_alias(&s->chunks, CHUNK_GRAD, t->grad_offset, grad_bytes, &t->grad_alias);
@@ -34,8 +34,8 @@ static castor_status ranges_allocate(tensor *t, const tensor *same) {
         t->param_chunk = same->param_chunk;
         return CASTOR_OK;
     }
-    status = (s->gradual ? chunk_reserve : chunk_place)(&s->chunks, CHUNK_PARAM, t->owner, t->span,
-                                                        PAGE_BYTES, &t->param_offset);
+    status = (s->gradual ? chunk_reserve : chunk_allocate)(&s->chunks, CHUNK_PARAM, t->owner, t->span,
+                                                           PAGE_BYTES, &t->param_offset);
     if (status == CASTOR_OK)
         status = chunk_alias(&s->chunks, CHUNK_PARAM, t->param_offset, t->span, &t->param_alias);
     if (status == CASTOR_OK)
@@ -98,8 +98,9 @@ static castor_status tensor_make(store *s, const offer *offer, const keeper *kee
     return CASTOR_OK;
 }
 
-/* What one node only is to keep, and the aliases through which others see it. A tied parameter stays on all nodes. */
-static castor_status tensor_place(const store *s, tensor *t) {
+/* Decides whether one node alone keeps the tensor, and watches the aliases through which other nodes see it. A tied parameter
+ * stays on all nodes. */
+static castor_status tensor_paging_start(const store *s, tensor *t) {
     t->single = t->node >= 0 && demand_worth(s, t->span) && t->tied == t;
     castor_status status = demand_watch(t, CHUNK_GRAD, t->grad_alias);
     return status || t->mode != TENSOR_SHARED ? status : demand_watch(t, CHUNK_PARAM, t->param_alias);
@@ -202,7 +203,7 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
     }
     for (uint32_t i = 0; i < count && !status; i++) {
         made[i]->layout = descriptions[i].layout;
-        status = tensor_place(s, made[i]);
+        status = tensor_paging_start(s, made[i]);
     }
     if (status == CASTOR_OK && s->budget)
         status = s->bound->tensors_added(s);

@@ -73,7 +73,7 @@ castor_status tensor_map_home(tensor *t, void *address) {
     return CASTOR_OK;
 }
 
-castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char **alias) {
+castor_status tensor_state_allocate(tensor *t, size_t bytes, uint64_t *offset, char **alias) {
     store *s = t->store;
     bool paged = bytes >= PAGE_BYTES;
     size_t room = paged ? pages_round(bytes) : bytes;
@@ -82,7 +82,7 @@ castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char
         return error_set(CASTOR_ERR_MEMORY, "no memory for the table of optimizer states");
     pthread_mutex_lock(&s->lock);
     castor_status status =
-        chunk_place(&s->chunks, CHUNK_OPTIM, s->rank, room, paged ? PAGE_BYTES : 64, offset);
+        chunk_allocate(&s->chunks, CHUNK_OPTIM, s->rank, room, paged ? PAGE_BYTES : 64, offset);
     if (status == CASTOR_OK)
         status = chunk_alias(&s->chunks, CHUNK_OPTIM, *offset, room, alias);
     if (status == CASTOR_OK) {

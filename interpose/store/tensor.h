@@ -87,8 +87,8 @@ castor_status tensor_keep_home(tensor *t);
  * whether it is now a view of the store. Only on this rank; contents of the store do not change. */
 bool tensor_rehome(tensor *t, void *address);
 
-/* A place for a state of the tensor; called by its owner. It is given back when every rank has forgotten the tensor. */
-castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char **alias);
+/* A range for a state of the tensor; its owner calls it. The range is given back when every rank has forgotten the tensor. */
+castor_status tensor_state_allocate(tensor *t, size_t bytes, uint64_t *offset, char **alias);
 
 bool tensor_check(store *s, const tensor *t);
 
