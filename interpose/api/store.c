@@ -284,7 +284,7 @@ int castor_gradient_add(castor_tensor *t, const void *source, double scale, int 
         reduce_mark_used(t);
     touches_backward(t->store, true);
     budget_sum_begin(t);
-    t->kept = flags & CASTOR_GRADIENT_KEEP;
+    t->sum_continues = flags & CASTOR_GRADIENT_KEEP;
     return reduce_submit(t, source, scale, flags & CASTOR_GRADIENT_CARRY, options()->reduce_queue, ticket);
 }
 

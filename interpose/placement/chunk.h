@@ -32,7 +32,7 @@ typedef struct chunk_list {
 } chunk_list;
 
 typedef struct chunk_table {
-    uint64_t chunk_bytes;  /* 0: not chosen yet (chunk_search_adopt) */
+    uint64_t chunk_bytes;  /* 0: not chosen yet (chunk_search_set) */
     uint64_t wasted_bytes; /* of parameter chunks that no parameter fills, as the search counts them */
     uint64_t part_bytes;
     uint64_t

@@ -53,7 +53,7 @@ typedef struct tensor {
     bool returnable;     /* the sum's memory may be given back while nobody looks at it */
     bool sum_paged; /* the sum has whole pages of its own; as it was made, whatever the parameter is now */
     bool unfilled;  /* the sum has no memory before its first epoch */
-    bool kept;      /* not now: the next sum goes on from this one */
+    bool sum_continues; /* the next sum goes on from this one: its memory is not given back */
     _Atomic uint64_t
         lent_bytes; /* of the arena's room, for this rank's part of a sum whose memory came back */
     bool forgotten;

@@ -90,7 +90,7 @@ int inside_gradient_add(castor_tensor *t, const void *source, double scale, int 
                         uint64_t *ticket) {
     if (flags & CASTOR_GRADIENT_USED)
         reduce_mark_used(t);
-    t->kept = flags & CASTOR_GRADIENT_KEEP;
+    t->sum_continues = flags & CASTOR_GRADIENT_KEEP;
     return reduce_submit(t, source, scale, flags & CASTOR_GRADIENT_CARRY, queue_bytes, ticket);
 }
 
