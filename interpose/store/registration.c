@@ -150,8 +150,8 @@ static castor_status value_take(tensor *t, void *address, bool tied, uint64_t *a
     return status;
 }
 
-/* Rank 0's values win. Those of value tensors travel through the room of their sums. Gradually: so many at a time that what is
- * in the pool, or each rank's own, and what is in the store already are never much more than the model. */
+/* Rank 0's values win. Those of value tensors go through the memory of their sums. Where memory is short they go in parts, so
+ * that the staging area, or the ranks' own copies, and the store together never need much more than the model. */
 static castor_status values_adopt(store *s, const tensor_description *descriptions,
                                   const declaration *declarations, tensor *const *made, uint32_t count) {
     castor_status status = CASTOR_OK;

@@ -4,7 +4,7 @@
 #include "arena/arena.h"
 #include "arena/pages.h"
 #include "core/error.h"
-#include "lazy/pool.h"
+#include "lazy/staging.h"
 #include "demand.h"
 #include "snapshot.h"
 #include "window.h"
@@ -54,7 +54,7 @@ bool tensor_home_is_taken(const void *address) {
 }
 
 castor_status tensor_map_home(tensor *t, void *address) {
-    pool_block *from_pool = pool_take_out(address);
+    staging_block *staged = staging_take_out(address);
     if (arena_adopted(address, on_block_freed) && !tensor_home_is_taken(address))
         arena_release(address); /* it was a home once, and has pages of its own since then */
     castor_status status = arena_adopt(address, on_block_freed, t);
@@ -68,7 +68,7 @@ castor_status tensor_map_home(tensor *t, void *address) {
         return status;
     }
     chunk_units_map(&t->store->chunks, address, t->span);
-    pool_leave(from_pool);
+    staging_leave(staged);
     t->home = address;
     return CASTOR_OK;
 }
