@@ -23,18 +23,19 @@
 #include "hooks/table/hooks.h"
 #include "nodes/exchange.h"
 #include "store/demand.h"
+#include "store/consensus.h"
 #include "store/home.h"
+#include "store/ranks.h"
 #include "store/registration.h"
 #include "store/snapshot.h"
 #include "store/store.h"
 #include "store/tensor.h"
-#include "store/together.h"
 #include "store/wait.h"
 #include "store/window.h"
 #include "trace/trace.h"
 #include "training/division.h"
 
-#define TOGETHER_PATIENCE_SECONDS 5.0
+#define CONSENSUS_PATIENCE_SECONDS 5.0
 
 #define BLAMED_POLL_NS 20000000l
 
@@ -44,8 +45,8 @@
 
 _Static_assert(sizeof(castor_home) == sizeof(home_claim), "one layout, two names");
 _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one layout, two names");
-_Static_assert((int)CASTOR_PLACE_ENDED == (int)PLACE_ENDED && (int)CASTOR_PLACE_DATA == (int)PLACE_DATA &&
-                   (int)CASTOR_PLACE_BACKWARD == (int)PLACE_BACKWARD,
+_Static_assert((int)CASTOR_ACTIVITY_ENDED == (int)ACTIVITY_ENDED && (int)CASTOR_ACTIVITY_DATA == (int)ACTIVITY_DATA &&
+                   (int)CASTOR_ACTIVITY_BACKWARD == (int)ACTIVITY_BACKWARD,
                "one value, two names");
 _Static_assert(CASTOR_SAID_MAX * sizeof(double) == STORE_SAID_MAX, "one value, two names");
 
@@ -53,8 +54,8 @@ _Static_assert(CASTOR_SAID_MAX * sizeof(double) == STORE_SAID_MAX, "one value, t
 static void collective_entered(hook_id id) {
     (void)id;
     for (store *s = store_first(); s; s = s->next)
-        if (!s->detached && store_place_get(s, s->rank) == PLACE_SCRIPT)
-            store_place_set(s, PLACE_COLLECTIVE);
+        if (!s->detached && store_activity_get(s, s->rank) == ACTIVITY_SCRIPT)
+            store_activity_set(s, ACTIVITY_COLLECTIVE);
 }
 
 /* A forked child is no rank: what it did to the store would be done in its parent's name, and nobody would wait for it. */
@@ -97,8 +98,8 @@ castor_status castor_store_open_node(const char *group, const char *token, int r
         if (status)
             return error_set(status, "no room for the store's fork handlers");
         hooks_collective_observe(collective_entered);
-        for (uint32_t place = 0; place < PLACE_COUNT; place++)
-            trace_name_set(TRACE_WAIT, place, store_place_names[place]);
+        for (uint32_t activity = 0; activity < ACTIVITY_COUNT; activity++)
+            trace_name_set(TRACE_WAIT, activity, store_activity_names[activity]);
         castor_rank_set(rank);
     }
     uint64_t chunk_bytes = o->chunk_size == OPTION_BYTES_AUTO ? 0 : o->chunk_size;
@@ -139,24 +140,24 @@ castor_status castor_barrier(castor_store *s, const char *what) {
 
 castor_status castor_broadcast(castor_store *s, void *data, size_t bytes, const char *what) {
     castor_status status = rank_check(s, __func__);
-    return status ? status : together_broadcast(s, data, bytes, what);
+    return status ? status : ranks_broadcast(s, data, bytes, what);
 }
 
 castor_status castor_gather(castor_store *s, const void *data, size_t bytes, void *out, const char *what) {
     castor_status status = rank_check(s, __func__);
-    return status ? status : together_gather(s, data, bytes, out, what);
+    return status ? status : ranks_gather(s, data, bytes, out, what);
 }
 
 castor_status castor_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
                            uint32_t count) {
     castor_status status = rank_check(s, __func__);
     return status ? status
-                  : together_agree(s, what, &(together_values){values, labels, count}, NULL, 0, NULL);
+                  : ranks_agree(s, what, &(ranks_values){values, labels, count}, NULL, 0, NULL);
 }
 
-void castor_place_set(castor_store *s, int place) {
-    if (place >= 0 && place < PLACE_COUNT)
-        store_place_set(s, (store_place)place);
+void castor_activity_set(castor_store *s, int place) {
+    if (place >= 0 && place < ACTIVITY_COUNT)
+        store_activity_set(s, (store_activity)place);
 }
 
 void castor_fail(castor_store *s, const char *text, uint64_t cause) {
@@ -181,7 +182,7 @@ uint64_t castor_failure_cause(const castor_store *s, int rank) {
 }
 
 void castor_place_teller_set(void (*tell)(char *out, size_t size)) {
-    wait_place_teller_set(tell);
+    wait_location_teller_set(tell);
 }
 
 void castor_blamed_wait(castor_store *s, double seconds) {
@@ -231,12 +232,12 @@ castor_status castor_register(castor_store *s, const castor_description *descrip
                  (descriptions[i].flags & CASTOR_DESCRIPTION_FLOAT_SUM /* masters and states are floats too */
                       ? kernel_dtype_bytes(KERNEL_F32)
                       : kernel_dtype_bytes((kernel_dtype)descriptions[i].dtype));
-    store_place_set(s, PLACE_ADOPT);
+    store_activity_set(s, ACTIVITY_REGISTRATION);
     status = store_budget_decide(s, bytes);
     gradient_return_set(s);
     if (status == CASTOR_OK)
         status = tensor_register(s, (const tensor_description *)descriptions, count, ids);
-    store_place_set(s, PLACE_SCRIPT);
+    store_activity_set(s, ACTIVITY_SCRIPT);
     for (uint32_t i = 0; i < count && !status; i++)
         out[i] = s->tensors[ids[i]];
     if (status == CASTOR_OK)
@@ -284,7 +285,7 @@ castor_status castor_homes_settle(castor_store *s, castor_tensor *const *tensors
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
-    store_place_set(s, PLACE_STEP);
+    store_activity_set(s, ACTIVITY_STEP);
     return homes_settle(s, tensors, (const home_claim *)homes, count, verdicts);
 }
 
@@ -301,7 +302,7 @@ static castor_status gradient_add(castor_gradient *g, double scale) {
         reduce_mark_used(t);
     touches_backward(t->store, true);
     budget_sum_begin(t);
-    t->kept = g->flags & CASTOR_GRADIENT_KEEP;
+    t->sum_continues = g->flags & CASTOR_GRADIENT_KEEP;
     return reduce_submit(t, g->source, scale, g->flags & CASTOR_GRADIENT_CARRY, options()->reduce_queue,
                          &g->ticket);
 }
@@ -383,11 +384,11 @@ void castor_sums_release(castor_tensor *const *tensors, uint32_t count) {
         window_release_sum(tensors[i]);
 }
 
-castor_status castor_together(castor_store *s, uint64_t key, int able, int *committed) {
+castor_status castor_consensus(castor_store *s, uint64_t key, int able, int *committed) {
     castor_status status = rank_check(s, __func__);
     bool all = false;
     if (status == CASTOR_OK)
-        status = together_try(s, key, able, TOGETHER_PATIENCE_SECONDS, &all);
+        status = consensus_try(s, key, able, CONSENSUS_PATIENCE_SECONDS, &all);
     *committed = all;
     return status;
 }
@@ -402,7 +403,7 @@ castor_status castor_step_begin(castor_store *s, const double *values, const cha
                                        "castor_step_begin: a rank says %u numbers, %d is the most",
                                        said_count, CASTOR_SAID_MAX));
     touches_step(s);
-    return publish_begin(s, &(together_values){values, labels, count}, said, said_count * sizeof *said,
+    return publish_begin(s, &(ranks_values){values, labels, count}, said, said_count * sizeof *said,
                          every);
 }
 
@@ -460,7 +461,7 @@ castor_status castor_publish_deduplicate(castor_store *s, castor_tensor *const *
 
 castor_status castor_state_place(castor_tensor *t, uint64_t bytes, uint64_t *offset, void **alias) {
     castor_status status = rank_check(t->store, __func__);
-    return status ? status : tensor_state_place(t, bytes, offset, (char **)alias);
+    return status ? status : tensor_state_allocate(t, bytes, offset, (char **)alias);
 }
 
 castor_status castor_state_view(castor_tensor *t, uint64_t offset, uint64_t bytes, void **out) {

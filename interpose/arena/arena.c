@@ -9,10 +9,10 @@
 #define REGION_BYTES_MIN (1ull << 30)
 #define COMMIT_BYTES     (64u << 20) /* the region is made accessible in steps of this size */
 #define PURGE_BYTES_MIN  (1u << 20)  /* pages are given back in pieces of at least this size */
-/* The recent past is the current and the last window; a window ends when this many times the peak was
+/* The recent past is the current and the last period; a period ends when this many times the peak was
  * allocated. */
-#define WINDOW_PEAKS     8
-#define WINDOW_BYTES_MIN (64u << 20)
+#define PERIOD_PEAKS     8
+#define PERIOD_BYTES_MIN (64u << 20)
 
 arena_range arena_region;
 
@@ -21,7 +21,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned page_shift;
 static uint64_t retain_limit;
 static uint32_t committed_pages; /* accessible from the base of the region */
-static uint64_t window_peak, last_window_peak, window_allocated;
+static uint64_t period_peak, last_period_peak, period_allocated;
 static uint64_t step_peak; /* since nothing was lent, that is since the step began */
 static uint64_t held_peak; /* since arena_peak_take */
 static uint64_t retain_most = UINT64_MAX;
@@ -91,25 +91,25 @@ static bool region_commit(uint32_t pages) {
     return true;
 }
 
-static void window_advance(uint64_t allocated) {
+static void period_advance(uint64_t allocated) {
     uint64_t anonymous = anonymous_bytes();
-    if (anonymous > window_peak)
-        window_peak = anonymous;
+    if (anonymous > period_peak)
+        period_peak = anonymous;
     if (anonymous > step_peak)
         step_peak = anonymous;
     if (anonymous + dirty_bytes() > held_peak)
         held_peak = anonymous + dirty_bytes();
-    window_allocated += allocated;
-    if (window_allocated < WINDOW_BYTES_MIN || window_allocated / WINDOW_PEAKS < window_peak)
+    period_allocated += allocated;
+    if (period_allocated < PERIOD_BYTES_MIN || period_allocated / PERIOD_PEAKS < period_peak)
         return;
-    last_window_peak = window_peak;
-    window_peak = anonymous;
-    window_allocated = 0;
+    last_period_peak = period_peak;
+    period_peak = anonymous;
+    period_allocated = 0;
 }
 
 /* Bytes that dirty extents may hold now. */
 static uint64_t dirty_limit(void) {
-    uint64_t peak = window_peak > last_window_peak ? window_peak : last_window_peak;
+    uint64_t peak = period_peak > last_period_peak ? period_peak : last_period_peak;
     if (stats.lent_bytes && peak > step_peak)
         peak = step_peak;
     uint64_t room = retain_limit + peak - anonymous_bytes();
@@ -164,7 +164,7 @@ void *arena_alloc(size_t size) {
     stats.blocks++;
     stats.allocations++;
     stats.reuses += reused;
-    window_advance(bytes);
+    period_advance(bytes);
     dirty_purge();
 done:
     pthread_mutex_unlock(&lock);
@@ -252,7 +252,7 @@ void arena_release(void *block) {
     if (id && extent_get(id)->adopted) {
         extent_get(id)->adopted = 0;
         stats.adopted_bytes -= extent_bytes(id);
-        window_advance(0);
+        period_advance(0);
         dirty_purge();
     }
     pthread_mutex_unlock(&lock);
@@ -298,7 +298,7 @@ void arena_get_stats(arena_stats *out) {
     pthread_mutex_lock(&lock);
     *out = stats;
     out->dirty_bytes = dirty_bytes();
-    out->anonymous_peak_bytes = window_peak > last_window_peak ? window_peak : last_window_peak;
+    out->anonymous_peak_bytes = period_peak > last_period_peak ? period_peak : last_period_peak;
     pthread_mutex_unlock(&lock);
 }
 

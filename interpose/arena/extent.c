@@ -104,7 +104,7 @@ static void free_remove(extent_id id) {
         age_remove(id);
 }
 
-static extent_id node_new(void) {
+static extent_id entry_new(void) {
     extent_id id = unused_head;
     if (id)
         unused_head = extents[id].bin_next;
@@ -113,7 +113,7 @@ static extent_id node_new(void) {
     return id;
 }
 
-static void node_drop(extent_id id) {
+static void entry_drop(extent_id id) {
     extents[id].state = EXTENT_UNUSED;
     extents[id].bin_next = unused_head;
     unused_head = id;
@@ -139,7 +139,7 @@ castor_status extent_start(uint32_t pages) {
         region_pages = 0;
         return CASTOR_ERR_MEMORY;
     }
-    extent_id id = node_new();
+    extent_id id = entry_new();
     extents[id] = (extent_t){.page = 0, .pages = pages, .state = EXTENT_CLEAN};
     pages_mark(id);
     free_insert(id);
@@ -190,7 +190,7 @@ extent_id extent_take(extent_id id, uint32_t pages, bool from_end) {
     extent_t *e = &extents[id];
     extent_id block = id;
     if (e->pages > pages) {
-        block = node_new();
+        block = entry_new();
         if (!block)
             return 0;
     }
@@ -234,14 +234,14 @@ void extent_put(extent_id id, extent_state state) {
         free_remove(before);
         e->page = extents[before].page;
         e->pages += extents[before].pages;
-        node_drop(before);
+        entry_drop(before);
     }
     uint32_t end = e->page + e->pages;
     extent_id after = end < region_pages ? page_extent[end] : 0;
     if (after && extents[after].state == state) {
         free_remove(after);
         e->pages += extents[after].pages;
-        node_drop(after);
+        entry_drop(after);
     }
     pages_mark(id);
     free_insert(id);

@@ -2,6 +2,7 @@
 
 #include "arena/pages.h"
 #include "core/error.h"
+#include "store/ranks.h"
 #include "store/wait.h"
 #include "trace/trace.h"
 
@@ -10,10 +11,10 @@ static bool owned_view(const tensor *t) {
     return t->mode == TENSOR_SHARED && t->home && t->owner == s->rank && !s->detached;
 }
 
-castor_status publish_begin(store *s, const together_values *agreed, const void *said, size_t bytes,
+castor_status publish_begin(store *s, const ranks_values *agreed, const void *said, size_t bytes,
                             void *every) {
-    store_place_set(s, PLACE_STEP);
-    castor_status status = together_agree(s, "an optimizer step", agreed, said, bytes, every);
+    store_activity_set(s, ACTIVITY_STEP);
+    castor_status status = ranks_agree(s, "an optimizer step", agreed, said, bytes, every);
     if (status)
         return store_fail(s, status);
     store_agreed_add(s, agreed->values, agreed->count * sizeof *agreed->values);
@@ -52,12 +53,12 @@ castor_status publish_end(store *s, tensor *const *tensors, uint32_t count, uint
         store_fail(s, status);
     atomic_store(&s->control->rank[s->rank].private_bytes, private_bytes);
     trace_gauge_set(GAUGE_PRIVATE_BYTES, private_bytes);
-    store_place_set(s, PLACE_SCRIPT);
+    store_activity_set(s, ACTIVITY_SCRIPT);
     return status;
 }
 
 castor_status publish_deduplicate(store *s, tensor *const *tensors, uint32_t count, const char *what) {
-    store_place_set(s, PLACE_STEP);
+    store_activity_set(s, ACTIVITY_STEP);
     castor_status status = wait_barrier(s, what);
     if (status == CASTOR_OK)
         for (uint32_t i = 0; i < count; i++)
@@ -72,6 +73,6 @@ castor_status publish_deduplicate(store *s, tensor *const *tensors, uint32_t cou
     }
     if (status)
         store_fail(s, status);
-    store_place_set(s, PLACE_SCRIPT);
+    store_activity_set(s, ACTIVITY_SCRIPT);
     return status;
 }

@@ -7,10 +7,10 @@
 #define CASTOR_GRADIENTS_PUBLISH_H
 
 #include "store/tensor.h"
-#include "store/together.h"
+#include "store/ranks.h"
 
-/* The agreed values must be the same on every rank; `every` takes what each says (together_agree). */
-castor_status publish_begin(store *s, const together_values *agreed, const void *said, size_t bytes,
+/* The agreed values must be the same on every rank; `every` takes what each says (ranks_agree). */
+castor_status publish_begin(store *s, const ranks_values *agreed, const void *said, size_t bytes,
                             void *every);
 /* What this rank edited in its views of the tensors that it owns goes to the store: the aliases hold what it sees. */
 void publish_push(tensor *const *tensors, uint32_t count);

@@ -379,7 +379,7 @@ static int rank_not_added(void *context) {
     for (int rank = 0; rank < s->world; rank++) {
         if (rank == s->rank || (int32_t)(atomic_load(&t->control->rank[rank].added) - turn->need) >= 0)
             continue;
-        if (store_place_get(s, rank) != PLACE_BACKWARD)
+        if (store_activity_get(s, rank) != ACTIVITY_BACKWARD)
             return rank;
         if (waiting < 0)
             waiting = rank;
@@ -389,7 +389,7 @@ static int rank_not_added(void *context) {
 
 castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count) {
     castor_status status = CASTOR_OK;
-    store_place_set(s, PLACE_BACKWARD);
+    store_activity_set(s, ACTIVITY_BACKWARD);
     for (uint32_t i = 0; i < count && !status; i++) {
         tensor *t = tensors[i];
         struct turn turn = {t, (t->epoch + 1) * t->blocks};
@@ -398,7 +398,7 @@ castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count) {
         if (status == CASTOR_OK)
             t->epoch++;
     }
-    store_place_set(s, PLACE_SCRIPT);
+    store_activity_set(s, ACTIVITY_SCRIPT);
     s->changes++;
     reducer *r = s->reducer;
     if (r) {

@@ -151,9 +151,9 @@ castor_status exchange_settle(store *s, tensor *const *tensors, uint32_t count, 
     for (uint32_t i = 0; i < count; i++)
         if (used[i] && tensors[i]->owner == s->rank)
             reduce_used_elsewhere(tensors[i]);
-    store_place_set(s, PLACE_BACKWARD);
+    store_activity_set(s, ACTIVITY_BACKWARD);
     castor_status status = wait_barrier(s, "the exchange of gradients between the nodes");
-    store_place_set(s, PLACE_SCRIPT);
+    store_activity_set(s, ACTIVITY_SCRIPT);
     for (uint32_t i = 0; i < count && !status; i++)
         used[i] = reduce_was_used(tensors[i]);
     return status;

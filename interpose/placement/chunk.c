@@ -114,8 +114,8 @@ castor_status chunk_reserve(chunk_table *t, chunk_kind kind, int owner, size_t b
     return CASTOR_OK;
 }
 
-castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
-                          uint64_t *offset) {
+castor_status chunk_allocate(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
+                             uint64_t *offset) {
     castor_status status = chunk_reserve(t, kind, owner, bytes, alignment, offset);
     if (status || (status = chunk_fill(t, kind, *offset, bytes)) == CASTOR_OK)
         return status;

@@ -32,7 +32,7 @@ typedef struct chunk_list {
 } chunk_list;
 
 typedef struct chunk_table {
-    uint64_t chunk_bytes;  /* 0: not chosen yet (chunk_search_adopt) */
+    uint64_t chunk_bytes;  /* 0: not chosen yet (chunk_search_set) */
     uint64_t wasted_bytes; /* of parameter chunks that no parameter fills, as the search counts them */
     uint64_t part_bytes;
     uint64_t
@@ -44,18 +44,18 @@ void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes)
 
 /* Up to where the chunk of so many bytes ends. Units are no larger than chunks, so that small chunks stay small. */
 uint64_t chunk_unit_round(const chunk_table *t, uint64_t bytes);
-/* For a mapping of chunks: a fault brings the unit that it is in and nothing beside it, where the kernel would read as far around
- * it as the disk's read-ahead goes (often megabytes, of chunks that were sent away). */
+/* For a mapping of chunks: a fault reads the unit that it is in and nothing else. By default the kernel would read as far around
+ * it as the disk's read-ahead goes: often megabytes, of chunks that were evicted. */
 void chunk_units_map(const chunk_table *t, void *mapped, size_t bytes);
-/* A place for `bytes`, aligned to `alignment` (a power of two up to a page). The range is given memory, so that a
- * lack of it is an error here and not a signal later. */
-castor_status chunk_place(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
-                          uint64_t *offset);
-/* The same in two steps: the range is nothing but a place before it is filled. */
+/* A range of `bytes`, aligned to `alignment` (a power of two up to a page), with memory: a lack of it is an error here and not
+ * a signal later. */
+castor_status chunk_allocate(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
+                             uint64_t *offset);
+/* The same in two steps: the range has no memory before it is filled. */
 castor_status chunk_reserve(chunk_table *t, chunk_kind kind, int owner, size_t bytes, size_t alignment,
                             uint64_t *offset);
 castor_status chunk_fill(const chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes);
-/* The alias of a range that was placed by this rank, or by another (states): mapped on first use. */
+/* The alias of a range that was allocated by this rank, or by another (states): mapped on first use. */
 castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes, char **out);
 /* The number of the chunk that holds an offset; -1: none does. */
 int32_t chunk_index(const chunk_table *t, chunk_kind kind, uint64_t offset);

@@ -25,8 +25,8 @@ void chunk_settle(chunk_manager *m, uint32_t chunk, uint32_t tier) {
         c->prefetched = false;
         m->statistics.wasted++;
     }
-    chunk_statistics_place(&m->statistics, c->kind, c->tier, c->bytes, -1);
-    chunk_statistics_place(&m->statistics, c->kind, tier, c->bytes, 1);
+    chunk_statistics_count(&m->statistics, c->kind, c->tier, c->bytes, -1);
+    chunk_statistics_count(&m->statistics, c->kind, tier, c->bytes, 1);
     victims_set(&m->victims[c->tier], chunk, 0);
     /* What comes up has a copy below where the backend keeps one; what goes down is the copy. */
     if (m->backend.keeps_copies)
@@ -67,7 +67,7 @@ castor_status move_begin(chunk_manager *m, uint32_t chunk, uint32_t to) {
     m->flights_of[c->tier][to]++;
     m->coming[to] += c->bytes;
     m->going[c->tier] += c->bytes;
-    chunk_statistics_place(&m->statistics, c->kind, to, c->bytes, 1);
+    chunk_statistics_count(&m->statistics, c->kind, to, c->bytes, 1);
     chunk_refresh(m, chunk);
     return CASTOR_OK;
 }
@@ -83,7 +83,7 @@ static void move_end(chunk_manager *m, uint32_t chunk, bool moved, uint64_t fini
     m->coming[to] -= c->bytes;
     m->going[from] -= c->bytes;
     c->moving = false;
-    chunk_statistics_place(&m->statistics, c->kind, to, c->bytes, -1);
+    chunk_statistics_count(&m->statistics, c->kind, to, c->bytes, -1);
     m->backend.room_give(m->backend.context, chunk, left, c->bytes);
     if (moved) {
         chunk_move move = move_of(m, chunk, to);

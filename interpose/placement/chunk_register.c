@@ -110,7 +110,7 @@ castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_
                                             .dirty = tier == 0,
                                             .last_use = m->uses};
         moments_add_chunk(&m->moments);
-        chunk_statistics_place(&m->statistics, kind, tier, bytes, 1);
+        chunk_statistics_count(&m->statistics, kind, tier, bytes, 1);
         chunk_refresh(m, *chunk);
     }
     pthread_mutex_unlock(&m->lock);

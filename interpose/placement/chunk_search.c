@@ -5,9 +5,9 @@
 #include "core/error.h"
 
 /* Of a job that does not name the size: elements. */
-#define ADOPT_MINIMUM  (UINT64_C(32) << 20)
-#define ADOPT_RANGE    (UINT64_C(32) << 20)
-#define ADOPT_INTERVAL 1024
+#define DEFAULT_MINIMUM  (UINT64_C(32) << 20)
+#define DEFAULT_RANGE    (UINT64_C(32) << 20)
+#define DEFAULT_INTERVAL 1024
 
 #define NUMEL_MAX (UINT64_MAX >> 1)
 #define SIZES_MAX (UINT64_C(1) << 32) /* more of them take hours */
@@ -161,12 +161,12 @@ castor_status chunk_search(chunk_search_group *groups, uint32_t count, const chu
     return CASTOR_OK;
 }
 
-castor_status chunk_search_adopt(chunk_table *t, const uint64_t *numel, uint64_t count, uint64_t degree,
-                                 uint64_t element_bytes, uint64_t most_bytes) {
+castor_status chunk_search_set(chunk_table *t, const uint64_t *numel, uint64_t count, uint64_t degree,
+                               uint64_t element_bytes, uint64_t most_bytes) {
     chunk_search_group group = {.numel = numel, .count = count, .degree = degree};
     chunk_search_result found;
     castor_status status = chunk_search(
-        &group, 1, &(chunk_search_range){ADOPT_RANGE, ADOPT_INTERVAL, ADOPT_MINIMUM, true}, &found);
+        &group, 1, &(chunk_search_range){DEFAULT_RANGE, DEFAULT_INTERVAL, DEFAULT_MINIMUM, true}, &found);
     if (status || found.numel == 0)
         return status;
     uint64_t bytes = 0;

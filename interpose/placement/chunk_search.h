@@ -44,7 +44,7 @@ castor_status chunk_search(chunk_search_group *groups, uint32_t count, const chu
 /* Chooses the size of the chunks of a table that has none yet, for parameters of so many elements in the model's order: one
  * chunk of all where they are fewer than 32 Mi, kept whole; else the best of 32 Mi to 64 Mi elements by 1024, outliers
  * aside. `element_bytes`: of the widest dtype; `most_bytes`: of a chunk. No elements: nothing is chosen. */
-castor_status chunk_search_adopt(chunk_table *t, const uint64_t *numel, uint64_t count, uint64_t degree,
-                                 uint64_t element_bytes, uint64_t most_bytes);
+castor_status chunk_search_set(chunk_table *t, const uint64_t *numel, uint64_t count, uint64_t degree,
+                               uint64_t element_bytes, uint64_t most_bytes);
 
 #endif

@@ -14,7 +14,7 @@ void chunk_statistics_non_model(chunk_statistics *s, uint64_t bytes) {
     raise_to(&s->moment_non_model_bytes[s->event], bytes);
 }
 
-void chunk_statistics_place(chunk_statistics *s, chunk_kind kind, uint32_t tier, uint64_t bytes, int sign) {
+void chunk_statistics_count(chunk_statistics *s, chunk_kind kind, uint32_t tier, uint64_t bytes, int sign) {
     uint64_t *now = &s->bytes[kind][tier], *all = &s->tier_bytes[tier];
     if (sign < 0) {
         *now -= bytes;

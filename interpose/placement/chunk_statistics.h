@@ -37,7 +37,7 @@ typedef struct chunk_statistics {
 void chunk_statistics_moment(chunk_statistics *s, moment_event event);
 void chunk_statistics_non_model(chunk_statistics *s, uint64_t bytes);
 /* `sign` 1: bytes come to a tier; -1: they leave it. */
-void chunk_statistics_place(chunk_statistics *s, chunk_kind kind, uint32_t tier, uint64_t bytes, int sign);
+void chunk_statistics_count(chunk_statistics *s, chunk_kind kind, uint32_t tier, uint64_t bytes, int sign);
 void chunk_statistics_move(chunk_statistics *s, const chunk_move *move);
 
 #endif

@@ -65,13 +65,13 @@ static castor_status lock_take(store *s) {
         else
             nanosleep(&nap, NULL);
     }
-    /* A range that a dead rank was bringing is away still, and the pages that came are right. */
+    /* A range that a dead rank was loading is still away, and the pages that came are right. */
     if (failed == EOWNERDEAD)
         failed = pthread_mutex_consistent(&s->control->demand_lock);
     if (failed)
         return error_set(
             CASTOR_ERR_TIMEOUT,
-            "rank %d waited %.0f s for another rank of its node to bring what another node keeps; raise "
+            "rank %d waited %.0f s for another rank of its node, which loads what another node keeps; raise "
             "CASTOR_TIMEOUT if the network is only slow",
             store_job_rank(s, s->rank), s->timeout_seconds);
     return CASTOR_OK;
@@ -101,40 +101,40 @@ static uint64_t offset_of(const tensor *t, chunk_kind kind) {
     return kind == CHUNK_GRAD ? t->grad_offset : t->param_offset;
 }
 
-/* Callers hold the node's lock from here on, to `bring`. */
-static void place_set(tensor *t, chunk_kind kind, demand_place place) {
+/* Callers hold the node's lock from here on, to `load`. */
+static void residency_set(tensor *t, chunk_kind kind, demand_residency residency) {
     store_control *c = t->store->control;
-    if (t->control->place[kind] == DEMAND_BROUGHT)
+    if (t->control->residency[kind] == DEMAND_LOADED)
         c->demand_bytes -= t->span;
-    if (place == DEMAND_BROUGHT) {
+    if (residency == DEMAND_LOADED) {
         c->demand_bytes += t->span;
-        t->control->brought[kind] = ++c->demand_clock;
+        t->control->loaded_at[kind] = ++c->demand_clock;
     }
-    t->control->place[kind] = place;
+    t->control->residency[kind] = residency;
 }
 
 static void drop(tensor *t, chunk_kind kind) {
-    place_set(t, kind, DEMAND_AWAY);
+    residency_set(t, kind, DEMAND_AWAY);
     chunk_punch(&t->store->chunks, kind, offset_of(t, kind), t->span);
 }
 
-/* The range that was brought first, `except` this one. */
+/* The range that was loaded first, `except` this one. */
 static watched oldest(const demand *d, const tensor *except, chunk_kind except_kind) {
     watched found = {NULL, NULL, CHUNK_PARAM};
     for (uint32_t i = 0; i < d->count; i++) {
         const watched *w = &d->mappings[i];
         const tensor_control *c = w->tensor->control;
-        if (c->place[w->kind] == DEMAND_BROUGHT && !(w->tensor == except && w->kind == except_kind) &&
-            (!found.tensor || c->brought[w->kind] < found.tensor->control->brought[found.kind]))
+        if (c->residency[w->kind] == DEMAND_LOADED && !(w->tensor == except && w->kind == except_kind) &&
+            (!found.tensor || c->loaded_at[w->kind] < found.tensor->control->loaded_at[found.kind]))
             found = *w;
     }
     return found;
 }
 
-static castor_status bring(tensor *t, chunk_kind kind) {
+static castor_status load(tensor *t, chunk_kind kind) {
     store *s = t->store;
     demand *d = s->demand;
-    if (t->control->place[kind] != DEMAND_AWAY)
+    if (t->control->residency[kind] != DEMAND_AWAY)
         return CASTOR_OK;
     for (size_t at = 0; at < t->span; at += PIECE_BYTES) {
         size_t bytes = t->span - at < PIECE_BYTES ? t->span - at : PIECE_BYTES;
@@ -146,7 +146,7 @@ static castor_status bring(tensor *t, chunk_kind kind) {
         if (status)
             return status;
     }
-    place_set(t, kind, DEMAND_BROUGHT);
+    residency_set(t, kind, DEMAND_LOADED);
     pthread_mutex_lock(&d->lock);
     while (s->control->demand_bytes > d->room) {
         watched w = oldest(d, t, kind);
@@ -181,14 +181,14 @@ static castor_status resolve(demand *d, char *address) {
         return error_set(CASTOR_ERR_ARGUMENT, "a page fault at an address that nobody watches");
     castor_status status = lock_take(d->store);
     if (status == CASTOR_OK) {
-        if (w.tensor->control->place[w.kind] == DEMAND_HERE) {
+        if (w.tensor->control->residency[w.kind] == DEMAND_HERE) {
             /* A page of a range that this node writes itself, which nobody has written yet. */
             uint64_t page = (uint64_t)(address - w.address) & ~(PAGE_BYTES - 1);
             if (fallocate(d->store->chunks.list[w.kind].fd, FALLOC_FL_KEEP_SIZE,
                           (off_t)(offset_of(w.tensor, w.kind) + page), PAGE_BYTES) != 0)
                 status = error_set(CASTOR_ERR_MEMORY, "no room for a page of a chunk (errno %d)", errno);
         } else {
-            status = bring(w.tensor, w.kind);
+            status = load(w.tensor, w.kind);
         }
         lock_give(d->store);
     }
@@ -317,7 +317,7 @@ castor_status demand_drop(tensor *t, chunk_kind kind) {
     castor_status status = lock_take(t->store);
     if (status)
         return status;
-    if (t->control->place[kind] != DEMAND_AWAY)
+    if (t->control->residency[kind] != DEMAND_AWAY)
         drop(t, kind);
     /* Of the last epoch that is complete, which this rank may not have taken note of yet. */
     if (kind == CHUNK_GRAD)
@@ -331,21 +331,21 @@ castor_status demand_take_over(tensor *t) {
     castor_status status = lock_take(t->store);
     if (status)
         return status;
-    place_set(t, CHUNK_GRAD, DEMAND_HERE);
+    residency_set(t, CHUNK_GRAD, DEMAND_HERE);
     lock_give(t->store);
     return CASTOR_OK;
 }
 
-castor_status demand_hold(tensor *t, chunk_kind kind) {
+castor_status demand_pin(tensor *t, chunk_kind kind) {
     if (!demand_elsewhere(t, kind))
         return CASTOR_OK;
     castor_status status = lock_take(t->store);
-    if (status == CASTOR_OK && (status = bring(t, kind)) != CASTOR_OK)
+    if (status == CASTOR_OK && (status = load(t, kind)) != CASTOR_OK)
         lock_give(t->store);
     return status;
 }
 
-void demand_let_go(tensor *t, chunk_kind kind) {
+void demand_unpin(tensor *t, chunk_kind kind) {
     if (demand_elsewhere(t, kind))
         lock_give(t->store);
 }

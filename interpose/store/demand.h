@@ -1,21 +1,20 @@
-/* Demand paging between nodes: what one node only keeps comes to the others when something touches it.
+/* Demand paging between nodes: a range that only one node keeps is loaded on another node when something touches it there.
  *
  * Vocabulary
- *   keeper   the node that steps a tensor (tensor.node); it alone keeps the tensor's sum between backward passes and,
- *            where parameters are sharded as well, its parameter
- *   away     on every other node: the range's pages are dropped from the store's file
- *   brought  the range's pages are there for a while, read from the keeper; the oldest are dropped beyond a bound
+ *   keeper   the node that steps a tensor (tensor.node). Between backward passes it alone keeps the tensor's sum and, where
+ *            parameters are sharded as well, its parameter
+ *   away     on every other node: the range has no pages in the store's file
+ *   loaded   the range's pages are in the file for a while, read from the keeper. Beyond a bound the oldest are dropped
  *
- * userfaultfd holds whoever touches a missing page of a watched mapping, in user code or in the kernel, until the thread
- * `castor-demand` of that process has brought the tensor's range into the store's file, where every rank of the node
- * finds it.
+ * userfaultfd stops whoever touches a missing page of a watched mapping, in user code or in the kernel. The thread
+ * `castor-demand` of that process then loads the tensor's range into the store's file, where every rank of the node finds it.
  *
  * Invariants
- *   - every mapping of a range that may be away is watched (views, windows, aliases) before somebody can touch it
- *   - a range that is brought holds the keeper's bytes: before these change, all nodes have let go of it (sums: the begin
- *     of a backward; parameters: a step), and who changes them has every copy dropped
- *   - `demand_lock` in the store's control block orders bringing and dropping on the node; no thread that holds it
- *     touches a watched mapping */
+ *   - every mapping of a range that may be away (views, windows, aliases) is watched before anything can touch it
+ *   - a loaded range holds the keeper's bytes. Before the keeper changes them, every node has dropped its copy (sums: when a
+ *     backward begins; parameters: when a step begins)
+ *   - `demand_lock` in the store's control block orders loads and drops on the node. A thread that holds it touches no watched
+ *     mapping */
 #ifndef CASTOR_STORE_DEMAND_H
 #define CASTOR_STORE_DEMAND_H
 
@@ -24,7 +23,7 @@
 /* A smaller tensor, and one smaller than a sixteenth of a chunk, is not worth the system calls: every node keeps it. */
 #define DEMAND_BYTES_WORTH (64ul << 10)
 
-typedef enum demand_place { DEMAND_HERE, DEMAND_AWAY, DEMAND_BROUGHT } demand_place;
+typedef enum demand_residency { DEMAND_HERE, DEMAND_AWAY, DEMAND_LOADED } demand_residency;
 
 /* Reads a range of the keeper's file of that kind. From any thread, one at a time. */
 typedef struct demand_source {
@@ -36,8 +35,8 @@ typedef struct demand_source {
  * CAP_SYS_PTRACE, vm.unprivileged_userfaultfd=1 or access to /dev/userfaultfd. Else the error says so. */
 castor_status demand_probe(void);
 
-/* Before the first tensor, after store_shard. `kinds`: 1 sums, 2 parameters too. At most `room` bytes are kept of what
- * was brought, but for the last range. */
+/* Before the first tensor, after store_shard. `kinds`: 1 sums, 2 parameters too. At most `room` bytes stay
+ * loaded, except that the last range always does. */
 castor_status demand_start(store *s, int kinds, const demand_source *source, uint64_t room);
 
 /* As it was started with; NULL: it was not. */
@@ -57,8 +56,8 @@ castor_status demand_drop(tensor *t, chunk_kind kind);
 /* This node writes a sum of its own into the range. */
 castor_status demand_take_over(tensor *t);
 
-/* Brings the range, and keeps it until demand_let_go; for readers that do not fault. Other ranks' faults wait meanwhile. */
-castor_status demand_hold(tensor *t, chunk_kind kind);
-void demand_let_go(tensor *t, chunk_kind kind);
+/* Loads the range and keeps it loaded until demand_unpin, for readers that must not fault. Other ranks' faults wait meanwhile. */
+castor_status demand_pin(tensor *t, chunk_kind kind);
+void demand_unpin(tensor *t, chunk_kind kind);
 
 #endif

@@ -19,7 +19,7 @@ static castor_status ranges_allocate(tensor *t, const tensor *same) {
     bool shared = t->mode == TENSOR_SHARED;
     size_t grad_bytes = shared ? t->sum_span : t->sum_bytes ? t->sum_bytes : 1;
     size_t alignment = shared ? PAGE_BYTES : TENSOR_VALUE_ALIGNMENT;
-    castor_status status = (t->unfilled ? chunk_reserve : chunk_place)(
+    castor_status status = (t->unfilled ? chunk_reserve : chunk_allocate)(
         &s->chunks, CHUNK_GRAD, t->owner, grad_bytes, alignment, &t->grad_offset);
     if (status == CASTOR_OK)
         status = chunk_alias(&s->chunks, CHUNK_GRAD, t->grad_offset, grad_bytes, &t->grad_alias);
@@ -34,8 +34,8 @@ static castor_status ranges_allocate(tensor *t, const tensor *same) {
         t->param_chunk = same->param_chunk;
         return CASTOR_OK;
     }
-    status = (s->gradual ? chunk_reserve : chunk_place)(&s->chunks, CHUNK_PARAM, t->owner, t->span,
-                                                        PAGE_BYTES, &t->param_offset);
+    status = (s->gradual ? chunk_reserve : chunk_allocate)(&s->chunks, CHUNK_PARAM, t->owner, t->span,
+                                                           PAGE_BYTES, &t->param_offset);
     if (status == CASTOR_OK)
         status = chunk_alias(&s->chunks, CHUNK_PARAM, t->param_offset, t->span, &t->param_alias);
     if (status == CASTOR_OK)
@@ -54,8 +54,8 @@ static void sum_return_decide(tensor *t) {
         s->sum_returnable_bytes += t->sum_span;
 }
 
-static castor_status tensor_make(store *s, const offer *offer, const keeper *keeper, tensor *same,
-                                 tensor **out) {
+static castor_status tensor_make(store *s, const declaration *declaration, const assignment *assignment,
+                                 tensor *same, tensor **out) {
     if (s->tensor_count == STORE_TENSORS_MAX)
         return error_set(CASTOR_ERR_ARGUMENT, "more than %u parameters in one group", STORE_TENSORS_MAX);
     tensor **tensors = table_room(s->tensors, &s->tensor_capacity, s->tensor_count, sizeof *tensors);
@@ -67,20 +67,20 @@ static castor_status tensor_make(store *s, const offer *offer, const keeper *kee
     t->store = s;
     t->id = s->tensor_count;
     t->tied = t;
-    t->dtype = (kernel_dtype)offer->dtype;
-    t->sum_dtype = (kernel_dtype)offer->sum_dtype;
-    t->numel = offer->numel;
-    t->bytes = offer_bytes(offer);
+    t->dtype = (kernel_dtype)declaration->dtype;
+    t->sum_dtype = (kernel_dtype)declaration->sum_dtype;
+    t->numel = declaration->numel;
+    t->bytes = declaration_bytes(declaration);
     t->span = pages_round(t->bytes);
     t->sum_bytes = t->numel * kernel_dtype_bytes(t->sum_dtype);
     t->sum_span = pages_round(t->sum_bytes);
     t->blocks = (uint32_t)((t->sum_bytes + TENSOR_BLOCK_BYTES - 1) / TENSOR_BLOCK_BYTES);
     if (!t->blocks)
         t->blocks = 1; /* an empty tensor too has one turn for each rank */
-    t->mode = offer->mappable ? TENSOR_SHARED : TENSOR_VALUE;
+    t->mode = declaration->mappable ? TENSOR_SHARED : TENSOR_VALUE;
     t->control = store_tensor_control(s, t->id);
-    t->owner = keeper->owner;
-    t->node = keeper->node;
+    t->owner = assignment->owner;
+    t->node = assignment->node;
     t->sum_paged = t->mode == TENSOR_SHARED;
     t->unfilled = s->gradual && t->sum_paged;
     castor_status status = ranges_allocate(t, same);
@@ -98,8 +98,9 @@ static castor_status tensor_make(store *s, const offer *offer, const keeper *kee
     return CASTOR_OK;
 }
 
-/* What one node only is to keep, and the aliases through which others see it. A tied parameter stays on all nodes. */
-static castor_status tensor_place(const store *s, tensor *t) {
+/* Decides whether one node alone keeps the tensor, and watches the aliases through which other nodes see it. A tied parameter
+ * stays on all nodes. */
+static castor_status tensor_paging_start(const store *s, tensor *t) {
     t->single = t->node >= 0 && demand_worth(s, t->span) && t->tied == t;
     castor_status status = demand_watch(t, CHUNK_GRAD, t->grad_alias);
     return status || t->mode != TENSOR_SHARED ? status : demand_watch(t, CHUNK_PARAM, t->param_alias);
@@ -149,10 +150,10 @@ static castor_status value_take(tensor *t, void *address, bool tied, uint64_t *a
     return status;
 }
 
-/* Rank 0's values win. Those of value tensors travel through the room of their sums. Gradually: so many at a time that what is
- * in the pool, or each rank's own, and what is in the store already are never much more than the model. */
-static castor_status values_adopt(store *s, const tensor_description *descriptions, const offer *offers,
-                                  tensor *const *made, uint32_t count) {
+/* Rank 0's values win. Those of value tensors go through the memory of their sums. Where memory is short they go in parts, so
+ * that the staging area, or the ranks' own copies, and the store together never need much more than the model. */
+static castor_status values_adopt(store *s, const tensor_description *descriptions,
+                                  const declaration *declarations, tensor *const *made, uint32_t count) {
     castor_status status = CASTOR_OK;
     uint64_t adopted = 0;
     for (uint32_t from = 0, to = 0; from < count && !status; from = to) {
@@ -161,12 +162,12 @@ static castor_status values_adopt(store *s, const tensor_description *descriptio
             bytes += made[to++]->bytes;
         while (to < count && (!s->gradual || bytes + made[to]->bytes <= GRADUAL_BYTES));
         for (uint32_t i = from; i < to && s->rank == 0 && !status; i++)
-            if (offers[i].same_as < 0)
+            if (declarations[i].same_as < 0)
                 status = value_write(made[i], descriptions[i].address);
         if (status || (status = wait_barrier(s, "the adoption of parameters")))
             return status;
         for (uint32_t i = from; i < to && !status; i++)
-            status = value_take(made[i], descriptions[i].address, offers[i].same_as >= 0, &adopted);
+            status = value_take(made[i], descriptions[i].address, declarations[i].same_as >= 0, &adopted);
         if (status)
             store_fail(s, status);
     }
@@ -177,32 +178,32 @@ static castor_status values_adopt(store *s, const tensor_description *descriptio
 castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count,
                               uint32_t *ids) {
     castor_status status = CASTOR_ERR_MEMORY;
-    offer *offers = calloc(count + 1, sizeof *offers);
+    declaration *declarations = calloc(count + 1, sizeof *declarations);
     uint32_t *order = calloc(count + 1, sizeof *order);
-    keeper *keepers = calloc(count + 1, sizeof *keepers);
+    assignment *assignments = calloc(count + 1, sizeof *assignments);
     tensor **made = calloc(count + 1, sizeof *made);
-    if (!offers || !order || !keepers || !made) {
+    if (!declarations || !order || !assignments || !made) {
         error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count);
         goto done;
     }
     states_sweep(s);
-    if ((status = offers_exchange(s, descriptions, count, offers)) ||
-        (status = offers_agree(s, count, offers)))
+    if ((status = declarations_exchange(s, descriptions, count, declarations)) ||
+        (status = declarations_agree(s, count, declarations)))
         goto done;
     pthread_mutex_lock(&s->lock);
-    s->gradual = count && offers[0].gradual; /* rank 0's word, on every rank */
+    s->gradual = count && declarations[0].gradual; /* rank 0's word, on every rank */
     if (!s->chunks.chunk_bytes)
-        status = offers_chunk_size(s, offers, count);
-    offers_keepers(s, offers, count, order, keepers);
+        status = declarations_chunk_size(s, declarations, count);
+    declarations_assign(s, declarations, count, order, assignments);
     /* In the model's order: what is used together lies together. */
     for (uint32_t i = 0; i < count && !status; i++) {
-        tensor *same = offers[i].same_as >= 0 ? made[offers[i].same_as] : NULL;
-        if ((status = tensor_make(s, &offers[i], &keepers[i], same, &made[i])) == CASTOR_OK)
+        tensor *same = declarations[i].same_as >= 0 ? made[declarations[i].same_as] : NULL;
+        if ((status = tensor_make(s, &declarations[i], &assignments[i], same, &made[i])) == CASTOR_OK)
             ids[i] = made[i]->id;
     }
     for (uint32_t i = 0; i < count && !status; i++) {
         made[i]->layout = descriptions[i].layout;
-        status = tensor_place(s, made[i]);
+        status = tensor_paging_start(s, made[i]);
     }
     if (status == CASTOR_OK && s->budget)
         status = s->bound->tensors_added(s);
@@ -211,11 +212,11 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
         store_fail(s, status);
         goto done;
     }
-    status = values_adopt(s, descriptions, offers, made, count);
+    status = values_adopt(s, descriptions, declarations, made, count);
 done:
-    free(offers);
+    free(declarations);
     free(order);
-    free(keepers);
+    free(assignments);
     free(made);
     return status;
 }

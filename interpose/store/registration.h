@@ -2,7 +2,7 @@
 #ifndef CASTOR_STORE_REGISTRATION_H
 #define CASTOR_STORE_REGISTRATION_H
 
-#include "offers.h"
+#include "declarations.h"
 
 /* Registers parameters, on every rank together, and adopts those that all ranks can (rank 0's bytes win). ids[i]
  * is the id of description i. Errors: the ranks' parameters differ (all of them get the same text). */

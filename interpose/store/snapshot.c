@@ -101,7 +101,7 @@ void snapshot_views_keep(const tensor *t) {
 static bool copy_range(store *s, tensor *t, chunk_kind kind, uint64_t offset, char *view, size_t bytes) {
     (void)view;
     char *from;
-    if (t && demand_hold(t, kind) != CASTOR_OK)
+    if (t && demand_pin(t, kind) != CASTOR_OK)
         return false;
     if (pages_map_alias(s->chunks.list[kind].fd, offset & ~(PAGE_BYTES - 1), bytes, &from) != CASTOR_OK)
         from = NULL;
@@ -109,7 +109,7 @@ static bool copy_range(store *s, tensor *t, chunk_kind kind, uint64_t offset, ch
     if (from)
         munmap(from, bytes);
     if (t)
-        demand_let_go(t, kind);
+        demand_unpin(t, kind);
     return done;
 }
 

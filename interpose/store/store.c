@@ -13,7 +13,7 @@
 #include "core/rendezvous.h"
 #include "store_files.h"
 #include "tensor.h"
-#include "together.h"
+#include "ranks.h"
 #include "wait.h"
 
 #define STORE_MAGIC        0x31524f5453415343ull
@@ -22,7 +22,7 @@
 #define MODEL_DATA_FACTOR  4 /* parameters, gradients, and two states as Adam keeps them */
 #define EXCHANGE_SIZE      (64ul << 20)
 
-const char *const store_place_names[PLACE_COUNT] = {
+const char *const store_activity_names[ACTIVITY_COUNT] = {
     "in the script's own code", "building a model wrapper or an optimizer", "at the end of a backward",
     "in an optimizer step",     "in an operation on all gradients",         "in a collective of the script's",
     "waiting for a saved file", "starting an iteration over a DataLoader",  "gone",
@@ -75,18 +75,18 @@ const void *store_exchange_get(const store *s, store_exchange channel, int rank,
     return area;
 }
 
-void store_place_set(store *s, store_place place) {
+void store_activity_set(store *s, store_activity activity) {
     rank_control *own = &s->control->rank[s->rank];
-    if (s->detached || atomic_exchange(&own->place, place) == (uint32_t)place)
+    if (s->detached || atomic_exchange(&own->activity, activity) == (uint32_t)activity)
         return;
-    atomic_fetch_add(&own->place_changes, 1);
+    atomic_fetch_add(&own->activity_changes, 1);
     /* Whoever waits for this rank in an operation that it will not join must learn it at once. */
-    if (place != PLACE_SCRIPT)
+    if (activity != ACTIVITY_SCRIPT)
         wait_notify(&s->control->event, &s->control->waiters);
 }
 
-store_place store_place_get(const store *s, int rank) {
-    return atomic_load(&s->control->rank[rank].place);
+store_activity store_activity_get(const store *s, int rank) {
+    return atomic_load(&s->control->rank[rank].activity);
 }
 
 castor_status store_fail_by(store *s, int blamed, castor_status status) {
@@ -257,7 +257,7 @@ castor_status store_budget_decide(store *s, uint64_t parameter_bytes) {
         return CASTOR_OK;
     uint64_t available = s->rank == 0 ? machine_memory_available("") : 0;
     uint64_t budget = store_budget_automatic(parameter_bytes, available);
-    castor_status status = together_broadcast(s, &budget, sizeof budget, "the memory budget");
+    castor_status status = ranks_broadcast(s, &budget, sizeof budget, "the memory budget");
     if (status == CASTOR_OK && budget && (status = files_to_disk(s)) == CASTOR_OK) {
         s->budget_bytes = budget;
         if ((status = s->bound->start(s)) != CASTOR_OK)
@@ -299,7 +299,7 @@ void store_leave(store *s) {
     if (s->budget)
         s->bound->stop(s);
     if (!s->detached)
-        store_place_set(s, PLACE_ENDED);
+        store_activity_set(s, ACTIVITY_ENDED);
 }
 
 uint64_t store_resident_bytes(const store *s, chunk_kind kind) {

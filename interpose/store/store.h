@@ -33,22 +33,22 @@
 #define STORE_WHAT_MAX    96
 #define STORE_WHERE_MAX   96
 #define STORE_SAID_MAX    128
-#define TOGETHER_VERDICTS 64
+#define CONSENSUS_VERDICTS 64
 
 /* What a rank is doing, so that others can say whom they wait for and stop waiting for one who will not come. */
-typedef enum store_place {
-    PLACE_SCRIPT,     /* the script's own code */
-    PLACE_ADOPT,      /* building a model wrapper or an optimizer */
-    PLACE_BACKWARD,   /* at the end of a backward, waiting for the sums */
-    PLACE_STEP,       /* in an optimizer step */
-    PLACE_TOGETHER,   /* in an operation on all gradients (clip, unscale) */
-    PLACE_COLLECTIVE, /* has entered a collective of the script's */
-    PLACE_SAVE,       /* waiting for rank 0's file */
-    PLACE_DATA,       /* starting an iteration over a DataLoader */
-    PLACE_ENDED,      /* has left */
-    PLACE_COUNT
-} store_place;
-extern const char *const store_place_names[PLACE_COUNT];
+typedef enum store_activity {
+    ACTIVITY_SCRIPT,       /* the script's own code */
+    ACTIVITY_REGISTRATION, /* building a model wrapper or an optimizer */
+    ACTIVITY_BACKWARD,     /* at the end of a backward, waiting for the sums */
+    ACTIVITY_STEP,         /* in an optimizer step */
+    ACTIVITY_CONSENSUS,    /* in an operation on all gradients (clip, unscale) */
+    ACTIVITY_COLLECTIVE,   /* has entered a collective of the script's */
+    ACTIVITY_SAVE,         /* waiting for rank 0's file */
+    ACTIVITY_DATA,         /* starting an iteration over a DataLoader */
+    ACTIVITY_ENDED,        /* has left */
+    ACTIVITY_COUNT
+} store_activity;
+extern const char *const store_activity_names[ACTIVITY_COUNT];
 
 /* What a rank came to a barrier for, and what it says there (wait_meeting). */
 typedef struct store_meeting {
@@ -61,11 +61,11 @@ typedef struct rank_control {
     _Atomic uint32_t joined;
     int32_t pid;
     uint64_t start_ticks; /* of the process, from /proc: a reused pid is not taken for the rank */
-    _Atomic uint32_t place;
-    _Atomic uint32_t place_changes;
-    _Atomic uint32_t arrivals;               /* barriers that this rank has reached */
-    _Atomic uint64_t together_key;           /* of the operation that it came to last */
-    _Atomic uint64_t together_abandoned_key; /* of the last one that it did for itself */
+    _Atomic uint32_t activity;
+    _Atomic uint32_t activity_changes;
+    _Atomic uint32_t arrivals;                /* barriers that this rank has reached */
+    _Atomic uint64_t consensus_key;           /* of the operation that it came to last */
+    _Atomic uint64_t consensus_abandoned_key; /* of the last one that it did for itself */
     _Atomic uint64_t exchange_bytes[2];
     _Atomic uint64_t private_bytes; /* of its views, at its last step */
     _Atomic uint64_t other_bytes;   /* of its blocks that are no model data, of late; under a budget */
@@ -78,13 +78,13 @@ typedef struct rank_control {
 typedef struct store_control {
     uint64_t magic;
     int32_t world;
-    _Atomic uint32_t event;    /* futex: advances with every change that somebody may wait for */
-    _Atomic uint32_t waiters;  /* of `event` */
-    _Atomic uint32_t failed;   /* 0, 1: being written, 2: failure and blamed hold the reason */
-    int32_t blamed;            /* the rank that the others need not wait for any more; -1: none alone */
-    _Atomic uint32_t wanted;   /* id + 1 of the tensor whose leases rank 0 waits for; 0: none */
-    _Atomic uint64_t together; /* ticket << 32 | number of ranks that came (together.h) */
-    _Atomic uint64_t together_verdict[TOGETHER_VERDICTS]; /* by ticket */
+    _Atomic uint32_t event;     /* futex: advances with every change that somebody may wait for */
+    _Atomic uint32_t waiters;   /* of `event` */
+    _Atomic uint32_t failed;    /* 0, 1: being written, 2: failure and blamed hold the reason */
+    int32_t blamed;             /* the rank that the others need not wait for any more; -1: none alone */
+    _Atomic uint32_t wanted;    /* id + 1 of the tensor whose leases rank 0 waits for; 0: none */
+    _Atomic uint64_t consensus; /* ticket << 32 | number of ranks that came (consensus.h) */
+    _Atomic uint64_t consensus_verdict[CONSENSUS_VERDICTS]; /* by ticket */
     char failure[STORE_TEXT_MAX];
     pthread_mutex_t demand_lock; /* demand.h; robust, and the words that it guards: */
     uint64_t demand_clock, demand_bytes;
@@ -107,8 +107,8 @@ typedef struct tensor_control {
     _Atomic uint32_t leases_back; /* releases of all ranks, over all epochs; any rank adds to it */
     _Atomic uint32_t given_back;  /* the epoch whose sum's memory was given back; 0: none */
     _Atomic uint32_t carried;     /* the epoch whose sum rank 0 went on with; 0: none */
-    uint32_t place[2];            /* by chunk_kind, demand_place; under demand_lock, and so is */
-    uint64_t brought[2];          /* when it was brought (demand_clock) */
+    uint32_t residency[2];        /* by chunk_kind, demand_residency; under demand_lock, as is loaded_at */
+    uint64_t loaded_at[2];        /* demand_clock then */
     tensor_progress rank[];
 } tensor_control;
 
@@ -205,8 +205,8 @@ static inline void store_agreed_add(store *s, const void *data, size_t bytes) {
 void store_leave(store *s);
 store *store_first(void);
 
-void store_place_set(store *s, store_place place);
-store_place store_place_get(const store *s, int rank);
+void store_activity_set(store *s, store_activity activity);
+store_activity store_activity_get(const store *s, int rank);
 
 tensor_control *store_tensor_control(const store *s, uint32_t id);
 

@@ -4,7 +4,7 @@
 #include "arena/arena.h"
 #include "arena/pages.h"
 #include "core/error.h"
-#include "lazy/pool.h"
+#include "lazy/staging.h"
 #include "demand.h"
 #include "snapshot.h"
 #include "window.h"
@@ -58,7 +58,7 @@ bool tensor_is_mappable(const void *address, size_t bytes, bool whole) {
 }
 
 castor_status tensor_map_home(tensor *t, void *address) {
-    pool_block *from_pool = pool_take_out(address);
+    staging_block *staged = staging_take_out(address);
     if (arena_adopted(address, on_block_freed) && !tensor_home_is_taken(address))
         arena_release(address); /* it was a home once, and has pages of its own since then */
     castor_status status = arena_adopt(address, on_block_freed, t);
@@ -72,12 +72,12 @@ castor_status tensor_map_home(tensor *t, void *address) {
         return status;
     }
     chunk_units_map(&t->store->chunks, address, t->span);
-    pool_leave(from_pool);
+    staging_leave(staged);
     t->home = address;
     return CASTOR_OK;
 }
 
-castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char **alias) {
+castor_status tensor_state_allocate(tensor *t, size_t bytes, uint64_t *offset, char **alias) {
     store *s = t->store;
     bool paged = pages_own(bytes);
     size_t room = paged ? pages_round(bytes) : bytes;
@@ -86,7 +86,7 @@ castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char
         return error_set(CASTOR_ERR_MEMORY, "no memory for the table of optimizer states");
     pthread_mutex_lock(&s->lock);
     castor_status status =
-        chunk_place(&s->chunks, CHUNK_OPTIM, s->rank, room, paged ? PAGE_BYTES : 64, offset);
+        chunk_allocate(&s->chunks, CHUNK_OPTIM, s->rank, room, paged ? PAGE_BYTES : 64, offset);
     if (status == CASTOR_OK)
         status = chunk_alias(&s->chunks, CHUNK_OPTIM, *offset, room, alias);
     if (status == CASTOR_OK) {

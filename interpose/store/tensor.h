@@ -53,7 +53,7 @@ typedef struct tensor {
     bool returnable;     /* the sum's memory may be given back while nobody looks at it */
     bool sum_paged; /* the sum has whole pages of its own; as it was made, whatever the parameter is now */
     bool unfilled;  /* the sum has no memory before its first epoch */
-    bool kept;      /* not now: the next sum goes on from this one */
+    bool sum_continues; /* the next sum goes on from this one: its memory is not given back */
     _Atomic uint64_t
         lent_bytes; /* of the arena's room, for this rank's part of a sum whose memory came back */
     bool forgotten;
@@ -90,8 +90,8 @@ castor_status tensor_keep_home(tensor *t);
  * whether it is now a view of the store. Only on this rank; contents of the store do not change. */
 bool tensor_rehome(tensor *t, void *address);
 
-/* A place for a state of the tensor; called by its owner. It is given back when every rank has forgotten the tensor. */
-castor_status tensor_state_place(tensor *t, size_t bytes, uint64_t *offset, char **alias);
+/* A range for a state of the tensor; its owner calls it. The range is given back when every rank has forgotten the tensor. */
+castor_status tensor_state_allocate(tensor *t, size_t bytes, uint64_t *offset, char **alias);
 
 bool tensor_check(store *s, const tensor *t);
 

@@ -18,7 +18,7 @@
 
 #define LOOK_SECONDS    0.1   /* how often a waiter looks after its peers */
 #define RECORD_ABOVE_NS 50000 /* shorter waits are counted, not recorded */
-#define TELL_SECONDS    2.0   /* so long ranks that have parted wait for each other's places */
+#define TELL_SECONDS    2.0   /* so long ranks that have parted wait for each other's lines of the script */
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value, double seconds) {
     struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
@@ -62,7 +62,7 @@ castor_status wait_peers_check(store *s) {
                 return peer_failed(s, rank, status);
             continue;
         }
-        if (atomic_load(&peer->place) == PLACE_ENDED)
+        if (atomic_load(&peer->activity) == ACTIVITY_ENDED)
             return peer_failed(
                 s, rank,
                 error_set(CASTOR_ERR_PEER,
@@ -74,8 +74,9 @@ castor_status wait_peers_check(store *s) {
                 s, rank,
                 error_set(CASTOR_ERR_PEER,
                           "rank %d (pid %d) died (killed, or out of memory? the kernel's log, dmesg, tells) "
-                          "while other ranks wait for it; its last place was %s",
-                          store_job_rank(s, rank), peer->pid, store_place_names[atomic_load(&peer->place)]));
+                          "while other ranks wait for it; it was last %s",
+                          store_job_rank(s, rank), peer->pid,
+                          store_activity_names[atomic_load(&peer->activity)]));
     }
     return CASTOR_OK;
 }
@@ -102,7 +103,7 @@ static castor_status give_up(store *s, const wait_condition *c) {
                   "rank %d waited longer than CASTOR_TIMEOUT (%.1f s) for rank %d (pid %d) at %s; that rank "
                   "is %s. All ranks must make the same calls; raise CASTOR_TIMEOUT if it is only slow",
                   store_job_rank(s, s->rank), s->timeout_seconds, store_job_rank(s, rank), peer->pid, c->what,
-                  store_place_names[store_place_get(s, rank)]));
+                  store_activity_names[store_activity_get(s, rank)]));
 }
 
 /* Tells `castor top` and the stall watch whom this rank waits for. */
@@ -163,8 +164,8 @@ static castor_status wait_bounded(store *s, _Atomic uint32_t *event, _Atomic uin
     uint64_t end_ns = trace_now_ns();
     trace_counter_add(GAUGE_WAIT_NS, end_ns - begin_ns);
     if (end_ns - begin_ns > RECORD_ABOVE_NS)
-        trace_record_write(TRACE_WAIT, atomic_load(&s->control->rank[s->rank].place), begin_ns, end_ns, 0, 0,
-                           0, 0);
+        trace_record_write(TRACE_WAIT, atomic_load(&s->control->rank[s->rank].activity), begin_ns, end_ns, 0,
+                           0, 0, 0);
     return status;
 }
 
@@ -197,10 +198,10 @@ static bool barrier_ready(void *context) {
 
 /* ---- ranks that came to different meetings */
 
-static wait_place_teller place_teller;
+static wait_location_teller location_teller;
 
-void wait_place_teller_set(wait_place_teller teller) {
-    place_teller = teller;
+void wait_location_teller_set(wait_location_teller teller) {
+    location_teller = teller;
 }
 
 static bool all_told(void *context) {
@@ -215,9 +216,9 @@ static bool all_told(void *context) {
 static void meeting_describe(const struct barrier_wait *w, int rank, bool sizes, char *out, size_t size) {
     const rank_control *peer = &w->s->control->rank[rank];
     const store_meeting *m = &peer->meeting[w->arrivals % 2];
-    bool placed = atomic_load(&peer->told) == w->arrivals && peer->where[0];
+    bool located = atomic_load(&peer->told) == w->arrivals && peer->where[0];
     size_t used = log_format(out, size, "rank %d waits%s%s (%s", store_job_rank(w->s, rank),
-                             placed ? " at " : " for the others", placed ? peer->where : "", m->what);
+                             located ? " at " : " for the others", located ? peer->where : "", m->what);
     if (sizes)
         used += log_format(out + used, size - used, ", %lu bytes", (unsigned long)m->bytes);
     log_format(out + used, size - used, ")");
@@ -230,11 +231,11 @@ static castor_status parted(struct barrier_wait *w, int other) {
     bool sizes = strcmp(s->control->rank[0].meeting[w->arrivals % 2].what,
                         s->control->rank[other].meeting[w->arrivals % 2].what) == 0;
     own->where[0] = '\0';
-    if (place_teller)
-        place_teller(own->where, sizeof own->where);
+    if (location_teller)
+        location_teller(own->where, sizeof own->where);
     atomic_store(&own->told, w->arrivals);
     wait_notify(&s->control->event, &s->control->waiters);
-    wait_condition c = {all_told, NULL, w, "the places of ranks that have parted"};
+    wait_condition c = {all_told, NULL, w, "the positions of ranks that have parted"};
     castor_status status = wait_for(s, &s->control->event, &s->control->waiters, &c, TELL_SECONDS);
     if (status == CASTOR_ERR_INTERRUPTED)
         return status;

@@ -37,7 +37,7 @@ castor_status wait_meeting(store *s, const char *what, const void *said, uint64_
  * this one has come to the next: no second barrier is needed. */
 const void *wait_said(const store *s, int rank);
 /* Who says where this process is in the script: writes a text of less than `size` bytes. Called on the thread that waits. */
-typedef void (*wait_place_teller)(char *out, size_t size);
-void wait_place_teller_set(wait_place_teller teller);
+typedef void (*wait_location_teller)(char *out, size_t size);
+void wait_location_teller_set(wait_location_teller teller);
 
 #endif

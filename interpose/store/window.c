@@ -26,7 +26,8 @@ static void release_up_to(tensor *t, uint32_t epoch, bool dropped) {
         arena_lend(-(int64_t)lent);
     bool last = atomic_fetch_add(&t->control->leases_back, count) + count == epoch * world;
     /* Before this rank's own release shows: until then nobody writes the next sum. */
-    if (last && dropped && t->returnable && !t->kept && !demand_single(t, CHUNK_GRAD) && memory_idle()) {
+    if (last && dropped && t->returnable && !t->sum_continues && !demand_single(t, CHUNK_GRAD) &&
+        memory_idle()) {
         chunk_punch(&t->store->chunks, CHUNK_GRAD, t->grad_offset, t->sum_span);
         atomic_store(&t->control->given_back, epoch);
     }

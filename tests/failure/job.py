@@ -230,4 +230,4 @@ def stopped(reason):
     return rf"rank 1 \(pid \d+\) stopped: {reason}, in train\.py, line \d+; its traceback tells more \(here: train\.py, line \d+\)$"
 
 
-DIED = r"rank 1 \(pid \d+\) died .* its last place was .* \(here: train\.py, line \d+\)$"
+DIED = r"rank 1 \(pid \d+\) died .* it was last .* \(here: train\.py, line \d+\)$"

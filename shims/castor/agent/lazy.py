@@ -1,7 +1,7 @@
 """Parameters under construction: what all ranks of a node initialize alike is kept once (docs/lazy.md).
 
 Every rank runs the script's own initialization, so values and random states are what they are without Castor. Now and then the
-core asks for a sweep (lazy/pool_watch.h): this module says which memory is parameters, and whether nobody writes to it."""
+core asks for a sweep (lazy/staging_watch.h): this module says which memory is parameters, and whether nobody writes to it."""
 import atexit
 import ctypes
 import functools
@@ -70,7 +70,7 @@ def _who_may_write():
         thread = threading._active.get(identity)
         if identity != main and type(thread).__name__ not in _IDLE_THREADS:
             return f"the thread {thread.name!r}" if thread is not None else "a thread that is not Python's"
-    return None if core.pool_is_safe() else "a collective or a message"
+    return None if core.staging_is_safe() else "a collective or a message"
 
 
 def _sweep():
@@ -78,16 +78,16 @@ def _sweep():
     if not store.active():
         return
     if not _started:
-        core.pool_sweep(None, 0)
+        core.staging_sweep(None, 0)
         return
     writer = _who_may_write()
     if writer is not None:
-        core.pool_sweep(None, 0)
+        core.staging_sweep(None, 0)
         _say(f"while there is {writer}, which could write to parameters, this rank holds its own", once="writer")
         return
     with torch._C.DisableTorchFunction():
         storages = _storages()
-        core.pool_sweep(core.pointers(list(storages)), len(storages))
+        core.staging_sweep(core.pointers(list(storages)), len(storages))
 
 
 @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -99,7 +99,7 @@ def _scheduled(_):
         _say(f"stopped: {type(error).__name__}: {error}")
     except BaseException as error:  # a signal's handler raised: it is the script's, not this function's
         if store.active():
-            core.pool_sweep(None, 0)
+            core.staging_sweep(None, 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(type(error)))
     return 0
@@ -110,7 +110,7 @@ def _start():
     global _started, _wanted
     later = ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p)
     try:
-        core.pool_start(later, ctypes.cast(_scheduled, ctypes.c_void_p))
+        core.staging_start(later, ctypes.cast(_scheduled, ctypes.c_void_p))
         _started = True
     except core.Error as error:
         _wanted = False
@@ -135,7 +135,7 @@ def pause():
 
 def _stop_thread():
     if store.active():  # a forked child has no such thread, and maybe its lock
-        core.pool_stop()
+        core.staging_stop()
 
 
 def wanted():
@@ -162,7 +162,7 @@ def stop():
 def figures():
     """(bytes that the pool holds, bytes that processes found there, bytes that they were the first to bring)"""
     values = [ctypes.c_uint64() for _ in range(3)]
-    core.pool_get(*map(ctypes.byref, values))
+    core.staging_get(*map(ctypes.byref, values))
     return tuple(value.value for value in values)
 
 

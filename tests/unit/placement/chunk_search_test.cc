@@ -165,7 +165,7 @@ struct Adopted {
 
 Adopted adopt(const std::vector<uint64_t> &numel, uint64_t degree, uint64_t element_bytes) {
     chunk_table table = {};
-    EXPECT_EQ(chunk_search_adopt(&table, numel.data(), numel.size(), degree, element_bytes, UINT64_MAX),
+    EXPECT_EQ(chunk_search_set(&table, numel.data(), numel.size(), degree, element_bytes, UINT64_MAX),
               CASTOR_OK);
     return {table.chunk_bytes, table.wasted_bytes};
 }

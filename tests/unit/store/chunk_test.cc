@@ -38,7 +38,7 @@ class StoreChunk : public testing::Test {
     }
     uint64_t place(chunk_kind kind, int owner, size_t bytes, size_t alignment) {
         uint64_t offset = ~0ull;
-        EXPECT_EQ(chunk_place(&table, kind, owner, bytes, alignment, &offset), CASTOR_OK) << error_text();
+        EXPECT_EQ(chunk_allocate(&table, kind, owner, bytes, alignment, &offset), CASTOR_OK) << error_text();
         return offset;
     }
     uint64_t resident(chunk_kind kind) const {
@@ -72,7 +72,7 @@ TEST(StoreChunks, OfUnitsComeOneUnitAtATime) {
     uint64_t offset = 0;
     char *alias = nullptr, *view = nullptr;
     for (int i = 0; i < 2; i++) /* the second chunk lies amid the file */
-        ASSERT_EQ(chunk_place(&table, CHUNK_PARAM, 0, 4 * kUnit, 4096, &offset), CASTOR_OK);
+        ASSERT_EQ(chunk_allocate(&table, CHUNK_PARAM, 0, 4 * kUnit, 4096, &offset), CASTOR_OK);
     ASSERT_EQ(chunk_alias(&table, CHUNK_PARAM, offset, 4 * kUnit, &alias), CASTOR_OK);
     EXPECT_EQ(alias[kUnit], 'x');
     EXPECT_LE(resident(), kUnit);
@@ -117,7 +117,7 @@ TEST_F(StoreChunk, SaysWhenThePartIsFull) {
     for (uint64_t i = 0; i < kPart / kChunk; i++)
         place(CHUNK_OPTIM, 1, kChunk, 4096);
     uint64_t offset;
-    EXPECT_EQ(chunk_place(&table, CHUNK_OPTIM, 1, 1, 64, &offset), CASTOR_ERR_MEMORY)
+    EXPECT_EQ(chunk_allocate(&table, CHUNK_OPTIM, 1, 1, 64, &offset), CASTOR_ERR_MEMORY)
         << "it would run into the next owner's part";
     EXPECT_NE(strstr(error_text(), "optimizer state"), nullptr) << error_text();
 }

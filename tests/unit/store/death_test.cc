@@ -103,8 +103,8 @@ TEST(StoreDeaths, AreNoticedAmongOthersEvents) {
         if (r.rank == 1) { // alive, and never quiet
             double until = now_seconds() + 2 * kBound;
             while (!r.board->flag[1].load() && now_seconds() < until) {
-                castor_place_set(r.store, INSIDE_SAVE);
-                castor_place_set(r.store, INSIDE_SCRIPT);
+                castor_activity_set(r.store, INSIDE_SAVE);
+                castor_activity_set(r.store, INSIDE_SCRIPT);
                 usleep(1000);
             }
             return;

@@ -201,7 +201,7 @@ TEST(StoreFork, ChildIsNoRank) {
                 {"castor_gradients_finish", castor_gradients_finish(r.store, &tensor, 1, flags)},
                 {"castor_windows_show, taking", window_take(tensor, &other, &address)},
                 {"castor_windows_show", window_refresh(window)},
-                {"castor_together", castor_together(r.store, 1, 1, &committed)},
+                {"castor_consensus", castor_consensus(r.store, 1, 1, &committed)},
                 {"castor_step_begin", castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr)},
                 {"castor_publish_end", castor_publish_end(r.store, &tensor, 1, flags)},
                 {"castor_publish_deduplicate",

@@ -27,7 +27,7 @@ TEST(StoreMeeting, BarrierTimesOutWithTheRankNamed) {
     job.timeout_seconds = 0.5;
     job.run([](Rank &r) {
         if (r.rank == 2) {
-            castor_place_set(r.store, INSIDE_COLLECTIVE);
+            castor_activity_set(r.store, INSIDE_COLLECTIVE);
             flag_await(r.board, 0, 2);
             return;
         }
@@ -53,7 +53,7 @@ TEST(StoreMeeting, AgreeNamesRanksAndValuesOnEveryRank) {
         r.barrier();
         ASSERT_EQ(castor_agree(r.store, "the third look", same, nullptr, r.rank == 1 ? 1 : 2),
                   CASTOR_ERR_MISMATCH);
-        EXPECT_NE(strstr(error_text(), "rank 0 brings 2 values, rank 1 brings 1"), nullptr) << error_text();
+        EXPECT_NE(strstr(error_text(), "rank 0 has 2 values, rank 1 has 1"), nullptr) << error_text();
     });
 }
 
@@ -179,14 +179,14 @@ TEST(StoreMeeting, FailureOfOneIsTheErrorOfAll) {
     });
 }
 
-// ---- together ----
+// ---- consensus ----
 
 TEST(StoreTogether, CommitsOnEveryRankWhenAllCome) {
     Job job(4);
     job.run([](Rank &r) {
         for (uint64_t key = 1; key <= 300; key++) {
             int committed = 0;
-            ASSERT_EQ(castor_together(r.store, key, 1, &committed), CASTOR_OK) << error_text();
+            ASSERT_EQ(castor_consensus(r.store, key, 1, &committed), CASTOR_OK) << error_text();
             ASSERT_EQ(committed, 1) << "key " << key;
             r.barrier();
         }
@@ -205,24 +205,24 @@ TEST_P(StoreTogetherAlone, IsLetGo) {
             double begin = now_seconds();
             // Under the store's own patience, but for a rank in the script's code, which may still come.
             double patience = GetParam() == INSIDE_SCRIPT ? 0.5 : 1e6;
-            ASSERT_EQ(inside_together(r.store, 7, 1, patience, &committed), CASTOR_OK) << error_text();
+            ASSERT_EQ(inside_consensus(r.store, 7, 1, patience, &committed), CASTOR_OK) << error_text();
             EXPECT_EQ(committed, 0);
             r.board->number[0] = now_seconds() - begin;
             flag_raise(r.board, 1);
         } else {
-            castor_place_set(r.store, GetParam());
+            castor_activity_set(r.store, GetParam());
             flag_raise(r.board, 0);
             flag_await(r.board, 1);
-            castor_place_set(r.store, INSIDE_SCRIPT);
+            castor_activity_set(r.store, INSIDE_SCRIPT);
         }
         // Late comers are not let in, and do not wait.
         int committed = 1;
         if (r.rank == 1) {
-            EXPECT_EQ(inside_together(r.store, 7, 1, 1e6, &committed), CASTOR_OK);
+            EXPECT_EQ(inside_consensus(r.store, 7, 1, 1e6, &committed), CASTOR_OK);
             EXPECT_EQ(committed, 0);
         }
         r.barrier();
-        EXPECT_EQ(castor_together(r.store, 8, 1, &committed), CASTOR_OK);
+        EXPECT_EQ(castor_consensus(r.store, 8, 1, &committed), CASTOR_OK);
         EXPECT_EQ(committed, 1) << "the next one goes as ever";
     });
 }
@@ -242,7 +242,7 @@ TEST(StoreTogether, AloneAfterTheOthersLeftIsNoError) {
         }
         flag_await(r.board, 0);
         int committed = 1;
-        EXPECT_EQ(castor_together(r.store, 1, 1, &committed), CASTOR_OK) << error_text();
+        EXPECT_EQ(castor_consensus(r.store, 1, 1, &committed), CASTOR_OK) << error_text();
         EXPECT_EQ(committed, 0);
         flag_raise(r.board, 1);
     });
@@ -254,12 +254,12 @@ TEST(StoreTogether, ACollectiveOfTheScriptsIsElsewhere) {
         int committed = 1;
         if (r.rank == 0) {
             flag_await(r.board, 0);
-            EXPECT_EQ(inside_together(r.store, 1, 1, 1e6, &committed), CASTOR_OK);
+            EXPECT_EQ(inside_consensus(r.store, 1, 1, 1e6, &committed), CASTOR_OK);
             EXPECT_EQ(committed, 0);
             flag_raise(r.board, 1);
         } else {
             inside_collective_enter();
-            EXPECT_EQ(inside_place(r.store, 1), INSIDE_COLLECTIVE);
+            EXPECT_EQ(inside_activity(r.store, 1), INSIDE_COLLECTIVE);
             flag_raise(r.board, 0);
             flag_await(r.board, 1);
         }
@@ -272,15 +272,15 @@ TEST(StoreTogether, WhoComesToTheEndOfTheBackwardLateIsAwaited) {
     job.run([](Rank &r) {
         for (uint64_t key = 1; key <= 20; key++) {
             if (r.rank == 1) {
-                while (inside_place(r.store, 0) != INSIDE_TOGETHER)
+                while (inside_activity(r.store, 0) != INSIDE_CONSENSUS)
                     std::this_thread::yield();
                 std::this_thread::sleep_for(std::chrono::milliseconds(2));
-                castor_place_set(r.store, INSIDE_BACKWARD);
+                castor_activity_set(r.store, INSIDE_BACKWARD);
                 std::this_thread::sleep_for(std::chrono::milliseconds(2));
-                castor_place_set(r.store, INSIDE_SCRIPT);
+                castor_activity_set(r.store, INSIDE_SCRIPT);
             }
             int committed = 0;
-            ASSERT_EQ(inside_together(r.store, key, 1, 1e6, &committed), CASTOR_OK) << error_text();
+            ASSERT_EQ(inside_consensus(r.store, key, 1, 1e6, &committed), CASTOR_OK) << error_text();
             EXPECT_EQ(committed, 1);
             r.barrier();
         }
@@ -294,7 +294,7 @@ TEST(StoreTogether, ARankAtABarrierIsElsewhere) {
         for (uint64_t key = 1; key <= 50; key++) {
             int committed = 1;
             if (r.rank != 1) {
-                ASSERT_EQ(inside_together(r.store, key, 1, 1e6, &committed), CASTOR_OK) << error_text();
+                ASSERT_EQ(inside_consensus(r.store, key, 1, 1e6, &committed), CASTOR_OK) << error_text();
                 EXPECT_EQ(committed, 0);
             }
             r.barrier();
@@ -310,7 +310,7 @@ TEST(StoreTogether, DifferentKeysDoNotWaitForEachOther) {
         for (uint64_t round = 0; round < 50; round++) {
             usleep(own() % 2000);
             int committed = 1;
-            ASSERT_EQ(inside_together(r.store, 10 * round + uint64_t(r.rank), 1, 1e6, &committed), CASTOR_OK)
+            ASSERT_EQ(inside_consensus(r.store, 10 * round + uint64_t(r.rank), 1, 1e6, &committed), CASTOR_OK)
                 << error_text();
             EXPECT_EQ(committed, 0);
             r.barrier();
@@ -323,12 +323,12 @@ TEST(StoreTogether, DifferentKeysOrUnableMeansNobody) {
     job.run([](Rank &r) {
         int committed = 1;
         // Ranks 0 and 2 may be gone before rank 1 comes: only its patience tells it.
-        ASSERT_EQ(inside_together(r.store, r.rank == 1 ? 11 : 10, 1, 0.3, &committed), CASTOR_OK)
+        ASSERT_EQ(inside_consensus(r.store, r.rank == 1 ? 11 : 10, 1, 0.3, &committed), CASTOR_OK)
             << error_text();
         EXPECT_EQ(committed, 0);
         r.barrier();
         committed = 1;
-        ASSERT_EQ(inside_together(r.store, 20, r.rank != 2, 1e6, &committed), CASTOR_OK) << error_text();
+        ASSERT_EQ(inside_consensus(r.store, 20, r.rank != 2, 1e6, &committed), CASTOR_OK) << error_text();
         EXPECT_EQ(committed, 0);
     });
 }
@@ -342,7 +342,7 @@ TEST(StoreTogether, LateComerToAnAbandonedKeyDoesNotWait) {
             uint64_t key = 100 + 2 * round + (r.rank == 1);
             if (r.rank == 2)
                 flag_await(r.board, 0, uint32_t(2 * (round + 1)));
-            ASSERT_EQ(inside_together(r.store, key, 1, r.rank == 2 ? 1e6 : 0.1, &committed), CASTOR_OK)
+            ASSERT_EQ(inside_consensus(r.store, key, 1, r.rank == 2 ? 1e6 : 0.1, &committed), CASTOR_OK)
                 << error_text();
             EXPECT_EQ(committed, 0);
             if (r.rank != 2)
@@ -371,15 +371,15 @@ TEST(StoreTogether, AnyOrderEndsWithOneVerdict) {
             usleep(own() % 2000);
             int committed = 0, mine = how[r.rank];
             if (mine == 9) {
-                castor_place_set(r.store, INSIDE_STEP);
+                castor_activity_set(r.store, INSIDE_STEP);
             } else {
                 uint64_t key = uint64_t(round) * 2 + (mine == 7);
-                ASSERT_EQ(castor_together(r.store, key, mine != 8, &committed), CASTOR_OK) << error_text();
+                ASSERT_EQ(castor_consensus(r.store, key, mine != 8, &committed), CASTOR_OK) << error_text();
             }
             int32_t verdict = committed, verdicts[kRanksMax];
             inside_collective_enter();
             ASSERT_EQ(castor_gather(r.store, &verdict, sizeof verdict, verdicts, "the verdicts"), CASTOR_OK);
-            castor_place_set(r.store, INSIDE_SCRIPT);
+            castor_activity_set(r.store, INSIDE_SCRIPT);
             for (int rank = 0; rank < r.world; rank++)
                 ASSERT_EQ(verdicts[rank], verdicts[0]) << "round " << round << ", rank " << rank;
             if (!all) {
@@ -398,7 +398,7 @@ TEST(StoreTogether, ImpatienceNeverSplitsTheVerdict) {
         for (int round = 0; round < 2000; round++) {
             int committed = 0;
             usleep(own() % 200);
-            ASSERT_EQ(inside_together(r.store, uint64_t(round), 1, 1e-6 * double(own() % 300), &committed),
+            ASSERT_EQ(inside_consensus(r.store, uint64_t(round), 1, 1e-6 * double(own() % 300), &committed),
                       CASTOR_OK);
             int32_t verdict = committed, verdicts[kRanksMax];
             ASSERT_EQ(castor_gather(r.store, &verdict, sizeof verdict, verdicts, "the verdicts"), CASTOR_OK);

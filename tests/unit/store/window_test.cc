@@ -161,7 +161,7 @@ TEST(StoreWindow, OwnersWriteForUntouchedWindows) {
             v.at[0] = 1;
         int committed = 0;
         bool able = window_edited(v.window) == 0;
-        ASSERT_EQ(castor_together(r.store, 3, able, &committed), CASTOR_OK);
+        ASSERT_EQ(castor_consensus(r.store, 3, able, &committed), CASTOR_OK);
         EXPECT_EQ(committed, 0);
         r.barrier();
         if (f.p[0].mine(r))

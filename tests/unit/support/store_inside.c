@@ -10,9 +10,9 @@
 #include "hooks/table/hooks.h"
 #include "store/store.h"
 #include "store/tensor.h"
-#include "store/together.h"
+#include "store/consensus.h"
 
-_Static_assert((int)INSIDE_DATA == PLACE_DATA, "the places are numbered alike");
+_Static_assert((int)INSIDE_DATA == ACTIVITY_DATA, "the activities are numbered alike");
 
 int inside_rehome(castor_tensor *t, void *address) {
     return tensor_rehome(t, address);
@@ -67,8 +67,8 @@ castor_status start_wake(void) {
 
 /* ---- the inside ---- */
 
-int inside_place(const castor_store *s, int rank) {
-    return store_place_get(s, rank);
+int inside_activity(const castor_store *s, int rank) {
+    return store_activity_get(s, rank);
 }
 
 uint64_t inside_resident_bytes(const castor_store *s, chunk_kind kind) {
@@ -79,9 +79,9 @@ int inside_chunk_file(const castor_store *s, chunk_kind kind) {
     return s->chunks.list[kind].fd;
 }
 
-int inside_together(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed) {
+int inside_consensus(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed) {
     bool all = false;
-    castor_status status = together_try(s, key, able, patience_seconds, &all);
+    castor_status status = consensus_try(s, key, able, patience_seconds, &all);
     *committed = all;
     return status;
 }
@@ -90,7 +90,7 @@ int inside_gradient_add(castor_tensor *t, const void *source, double scale, int 
                         uint64_t *ticket) {
     if (flags & CASTOR_GRADIENT_USED)
         reduce_mark_used(t);
-    t->kept = flags & CASTOR_GRADIENT_KEEP;
+    t->sum_continues = flags & CASTOR_GRADIENT_KEEP;
     return reduce_submit(t, source, scale, flags & CASTOR_GRADIENT_CARRY, queue_bytes, ticket);
 }
 

@@ -14,13 +14,13 @@
 extern "C" {
 #endif
 
-/* store_place */
+/* store_activity */
 enum {
     INSIDE_SCRIPT,
-    INSIDE_ADOPT,
+    INSIDE_REGISTRATION,
     INSIDE_BACKWARD,
     INSIDE_STEP,
-    INSIDE_TOGETHER,
+    INSIDE_CONSENSUS,
     INSIDE_COLLECTIVE,
     INSIDE_SAVE,
     INSIDE_DATA
@@ -28,12 +28,12 @@ enum {
 
 /* The block at the address becomes the tensor's home, on this rank alone. 1: it is. */
 int inside_rehome(castor_tensor *t, void *address);
-int inside_place(const castor_store *s, int rank);
+int inside_activity(const castor_store *s, int rank);
 uint64_t inside_resident_bytes(const castor_store *s, chunk_kind kind);
 /* The descriptor of the file that holds the chunks of a kind. */
 int inside_chunk_file(const castor_store *s, chunk_kind kind);
-/* castor_together with another patience. */
-int inside_together(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed);
+/* castor_consensus with another patience. */
+int inside_consensus(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed);
 /* castor_gradients_add with another bound of the queue. */
 int inside_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t queue_bytes,
                         uint64_t *ticket);

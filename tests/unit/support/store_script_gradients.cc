@@ -155,15 +155,15 @@ void Script::clip() {
     int committed = 0;
     bool come = !alone || who == r.rank;
     if (!come)
-        castor_place_set(r.store, INSIDE_STEP);
-    else if (!call(inside_together(r.store, mine.key, mine.able, alone ? 0.2 : 1.0, &committed), "together"))
+        castor_activity_set(r.store, INSIDE_STEP);
+    else if (!call(inside_consensus(r.store, mine.key, mine.able, alone ? 0.2 : 1.0, &committed), "together"))
         return;
     // The verdict is one for all.
     int32_t verdict = come ? committed : -1, verdicts[kRanksMax];
     inside_collective_enter();
     if (!call(castor_gather(r.store, &verdict, sizeof verdict, verdicts, "the verdicts"), "gather"))
         return;
-    castor_place_set(r.store, INSIDE_SCRIPT);
+    castor_activity_set(r.store, INSIDE_SCRIPT);
     for (int rank = 0; rank < r.world && !alone; rank++)
         EXPECT_EQ(verdicts[rank], verdict) << where() << "the verdict of rank " << rank;
     EXPECT_TRUE(all || !committed) << where() << "committed although not all came able and with one key";

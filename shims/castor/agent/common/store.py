@@ -170,7 +170,7 @@ class Group:
     def every_rank_can(self, key, able):
         """Whether every rank came with this key, and could."""
         committed = ctypes.c_int()
-        core.together(self.handle, key, int(able), byref(committed))
+        core.consensus(self.handle, key, int(able), byref(committed))
         return bool(committed.value)
 
     def gather(self, values, what):

@@ -316,11 +316,11 @@ def install(job):
             loader._iterator = None  # workers that stay are the parent's
             return
         if _splits(job):
-            core.place_set(job.group.handle, core.PLACE_DATA)
+            core.activity_set(job.group.handle, core.ACTIVITY_DATA)
             try:
                 streams.share(job)
             finally:
-                core.place_set(job.group.handle, core.PLACE_SCRIPT)
+                core.activity_set(job.group.handle, core.ACTIVITY_SCRIPT)
             if not getattr(loader, "in_order", True):
                 raise core.Error("castor: a DataLoader with in_order=False cannot be split: use in_order=True, or "
                                  "CASTOR_BATCH=scale")

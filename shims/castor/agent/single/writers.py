@@ -44,7 +44,7 @@ def _once(job, name_of_target, name, write):
         if not named or job.distributed or not store.active() or job.synchronizer is None:
             return write(*args, **kwargs)
         result, what = None, f"{name} of {os.path.basename(os.fsdecode(target))}"
-        core.place_set(job.group.handle, core.PLACE_SAVE)
+        core.activity_set(job.group.handle, core.ACTIVITY_SAVE)
         try:
             names = job.group.gather(_name_digest(target), what)  # all are here: no rank still reads what is there, which is rank 0's too
             if job.rank == 0:
@@ -57,7 +57,7 @@ def _once(job, name_of_target, name, write):
             core.files_adopt(os.fsencode(target), source if names[job.rank] != names[0] else None)
             job.group.barrier(what)  # rank 0 may change it again
         finally:
-            core.place_set(job.group.handle, core.PLACE_SCRIPT)
+            core.activity_set(job.group.handle, core.ACTIVITY_SCRIPT)
         return result
 
     return write_once

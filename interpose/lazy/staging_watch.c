@@ -1,4 +1,4 @@
-#include "pool_watch.h"
+#include "staging_watch.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -16,12 +16,12 @@
 #include "core/rendezvous.h"
 #include "core/thread.h"
 #include "core/token.h"
-#include "pool.h"
+#include "staging.h"
 
 #define LOOK_MS       2
 #define RETRY_NS      10000000l
 #define RETRY_SECONDS 0.05
-#define MEETING       "the pool"
+#define MEETING       "the staging area"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* All below is guarded by `lock`. */
@@ -60,10 +60,10 @@ static void look(void) {
 }
 
 /* Returns the socket on which others ask; -1: another process answers them. */
-static int pool_find(int fds[2]) {
+static int staging_find(int fds[2]) {
     for (;;) {
         int listener = rendezvous_listen(job, MEETING);
-        if (listener >= 0 && pool_index_make(fds))
+        if (listener >= 0 && staging_index_make(fds))
             return listener;
         if (listener >= 0)
             close(listener);
@@ -75,9 +75,9 @@ static int pool_find(int fds[2]) {
 
 static void *watch_main(void *context) {
     (void)context;
-    prctl(PR_SET_NAME, "castor-pool");
-    int fds[2], listener = pool_find(fds);
-    if (pool_join(fds) != CASTOR_OK) {
+    prctl(PR_SET_NAME, "castor-staging");
+    int fds[2], listener = staging_find(fds);
+    if (staging_join(fds) != CASTOR_OK) {
         LOG_W("CASTOR_LAZY_INIT: %s; parameters are made as without it", error_text());
         return NULL;
     }
@@ -91,14 +91,14 @@ static void *watch_main(void *context) {
         uint64_t count;
         if (polled[0].revents && read(resumed, &count, sizeof count) < 0)
             idle = true;
-        if (!idle && pool_is_shared())
+        if (!idle && staging_is_shared())
             look();
     }
     return NULL;
 }
 
-castor_status pool_watch_start(const char *token, uint64_t own_bytes,
-                               int (*schedule)(int (*)(void *), void *), int (*sweep)(void *)) {
+castor_status staging_watch_start(const char *token, uint64_t own_bytes,
+                                  int (*schedule)(int (*)(void *), void *), int (*sweep)(void *)) {
     castor_status status = CASTOR_OK;
     pthread_mutex_lock(&lock);
     call_later = schedule;
@@ -114,21 +114,22 @@ castor_status pool_watch_start(const char *token, uint64_t own_bytes,
         int failed = thread_start(watch_main, NULL);
         started = !failed;
         if (failed)
-            status = error_set(CASTOR_ERR_SYSTEM, "cannot start the thread castor-pool (error %d)", failed);
+            status =
+                error_set(CASTOR_ERR_SYSTEM, "cannot start the thread castor-staging (error %d)", failed);
     } else if (write(resumed, &(uint64_t){1}, sizeof(uint64_t)) < 0) {
-        LOG_D("castor-pool goes on with its next look");
+        LOG_D("castor-staging goes on with its next look");
     }
     pthread_mutex_unlock(&lock);
     return status;
 }
 
-void pool_watch_stop(void) {
+void staging_watch_stop(void) {
     pthread_mutex_lock(&lock);
     running = false;
     pthread_mutex_unlock(&lock);
 }
 
-void pool_watch_done(int swept) {
+void staging_watch_done(int swept) {
     uint64_t now = swept ? own_bytes_now() : 0;
     pthread_mutex_lock(&lock);
     scheduled = false;

@@ -1,16 +1,16 @@
-#include "offers.h"
+#include "declarations.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include "core/error.h"
 #include "core/log.h"
-#include "lazy/pool.h"
+#include "lazy/staging.h"
 #include "placement/chunk_search.h"
 #include "wait.h"
 
 #define CHUNKS_OF_BUDGET 64
 
-uint64_t offer_bytes(const offer *o) {
+uint64_t declaration_bytes(const declaration *o) {
     return o->numel * kernel_dtype_bytes((kernel_dtype)o->dtype);
 }
 
@@ -18,12 +18,12 @@ static bool is_same(const tensor_description *a, const tensor_description *b) {
     return a->address == b->address && a->numel == b->numel && a->dtype == b->dtype;
 }
 
-/* Tied parameters: the later ones name the first. A table of places with open addressing, at most half full. */
-static castor_status find_tied(const tensor_description *d, uint32_t count, offer *offers) {
+/* Tied parameters: the later ones name the first. A table of positions with open addressing, at most half full. */
+static castor_status find_tied(const tensor_description *d, uint32_t count, declaration *declarations) {
     uint64_t slots = 2;
     while (slots < 2ul * count)
         slots *= 2;
-    uint32_t *first = calloc(slots, sizeof *first); /* a place + 1; 0: free */
+    uint32_t *first = calloc(slots, sizeof *first); /* a position + 1; 0: free */
     if (!first)
         return error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count);
     for (uint32_t i = 0; i < count; i++) {
@@ -33,7 +33,7 @@ static castor_status find_tied(const tensor_description *d, uint32_t count, offe
         while (first[slot &= slots - 1] && !is_same(&d[first[slot] - 1], &d[i]))
             slot++;
         if (first[slot])
-            offers[i].same_as = first[slot] - 1;
+            declarations[i].same_as = first[slot] - 1;
         else
             first[slot] = i + 1;
     }
@@ -41,35 +41,36 @@ static castor_status find_tied(const tensor_description *d, uint32_t count, offe
     return CASTOR_OK;
 }
 
-castor_status offers_exchange(store *s, const tensor_description *d, uint32_t count, offer *offers) {
-    bool gradual = pool_in_use() && !s->budget;
+castor_status declarations_exchange(store *s, const tensor_description *d, uint32_t count,
+                                    declaration *declarations) {
+    bool gradual = staging_in_use() && !s->budget;
     for (uint32_t i = 0; i < count; i++) {
         if (d[i].flags & DESCRIPTION_FLOAT_SUM && s->node_count > 1)
             return error_set(CASTOR_ERR_UNSUPPORTED,
                              "float sums of 16-bit parameters work on one node: use CASTOR_PRECISION=bf16");
         size_t bytes = d[i].numel * kernel_dtype_bytes((kernel_dtype)d[i].dtype);
         int32_t sum_dtype = d[i].flags & DESCRIPTION_FLOAT_SUM ? KERNEL_F32 : d[i].dtype;
-        offers[i] = (offer){d[i].numel, d[i].dtype, 0, sum_dtype, 0, -1, gradual};
-        offers[i].mappable = tensor_is_mappable(d[i].address, bytes, d[i].flags & DESCRIPTION_WHOLE);
+        declarations[i] = (declaration){d[i].numel, d[i].dtype, 0, sum_dtype, 0, -1, gradual};
+        declarations[i].mappable = tensor_is_mappable(d[i].address, bytes, d[i].flags & DESCRIPTION_WHOLE);
     }
-    castor_status status = find_tied(d, count, offers);
+    castor_status status = find_tied(d, count, declarations);
     if (status)
         return status;
-    status = store_exchange_put(s, EXCHANGE_CALL, offers, count * sizeof *offers);
+    status = store_exchange_put(s, EXCHANGE_CALL, declarations, count * sizeof *declarations);
     if (status)
         return status;
     return wait_barrier(s, "the registration of parameters");
 }
 
-castor_status offers_agree(store *s, uint32_t count, offer *agreed) {
+castor_status declarations_agree(store *s, uint32_t count, declaration *agreed) {
     size_t bytes0;
-    const offer *first = store_exchange_get(s, EXCHANGE_CALL, 0, &bytes0);
+    const declaration *first = store_exchange_get(s, EXCHANGE_CALL, 0, &bytes0);
     if (count > bytes0 / sizeof *first)
-        count = (uint32_t)(bytes0 / sizeof *first); /* the rest of the area is nobody's offer */
+        count = (uint32_t)(bytes0 / sizeof *first); /* the rest of the area holds no declaration */
     memcpy(agreed, first, count * sizeof *agreed);
     for (int rank = 1; rank < s->world; rank++) {
         size_t bytes;
-        const offer *theirs = store_exchange_get(s, EXCHANGE_CALL, rank, &bytes);
+        const declaration *theirs = store_exchange_get(s, EXCHANGE_CALL, rank, &bytes);
         if (bytes != bytes0)
             return error_set(
                 CASTOR_ERR_MISMATCH,
@@ -120,37 +121,39 @@ static int least_loaded_node(const store *s, int owner) {
 }
 
 /* Largest first, so that ownership comes out even; equal sizes in the order given. */
-static const offer *sort_offers;
+static const declaration *sort_declarations;
 static int by_size(const void *a, const void *b) {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    uint64_t bx = offer_bytes(&sort_offers[x]), by = offer_bytes(&sort_offers[y]);
+    uint64_t bx = declaration_bytes(&sort_declarations[x]), by = declaration_bytes(&sort_declarations[y]);
     return bx != by ? (bx < by) - (bx > by) : (x > y) - (x < y);
 }
 
-void offers_keepers(store *s, const offer *offers, uint32_t count, uint32_t *order, keeper *out) {
+void declarations_assign(store *s, const declaration *declarations, uint32_t count, uint32_t *order,
+                         assignment *out) {
     for (uint32_t i = 0; i < count; i++)
         order[i] = i;
-    sort_offers = offers;
+    sort_declarations = declarations;
     qsort(order, count, sizeof *order, by_size);
     for (uint32_t k = 0; k < count; k++) {
         uint32_t i = order[k];
-        const offer *offer = &offers[i];
-        if (offer->same_as >= 0) {
-            out[i] = out[offer->same_as]; /* of the same size, and earlier */
+        const declaration *declaration = &declarations[i];
+        if (declaration->same_as >= 0) {
+            out[i] = out[declaration->same_as]; /* of the same size, and earlier */
             continue;
         }
         int owner = least_loaded(s);
-        int node = s->node_count == 1 || !offer->mappable ? -1 : least_loaded_node(s, owner);
-        out[i] = (keeper){owner, node};
-        if (!offer->mappable)
+        int node = s->node_count == 1 || !declaration->mappable ? -1 : least_loaded_node(s, owner);
+        out[i] = (assignment){owner, node};
+        if (!declaration->mappable)
             continue;
-        s->owner_load[owner] += offer_bytes(offer);
+        s->owner_load[owner] += declaration_bytes(declaration);
         if (node >= 0)
-            s->node_load[(size_t)owner * (size_t)s->node_count + (size_t)node] += offer_bytes(offer);
+            s->node_load[(size_t)owner * (size_t)s->node_count + (size_t)node] +=
+                declaration_bytes(declaration);
     }
 }
 
-/* Under a budget chunks are small beside it: some are used while others come and go. Not smaller than what one fault brings. */
+/* Under a budget chunks are small beside it: some are used while others come and go. Not smaller than what one fault reads. */
 static uint64_t chunk_most_bytes(const store *s) {
     if (!s->budget_bytes)
         return UINT64_MAX;
@@ -158,18 +161,18 @@ static uint64_t chunk_most_bytes(const store *s) {
     return part > s->chunks.unit_bytes ? part : s->chunks.unit_bytes;
 }
 
-castor_status offers_chunk_size(store *s, const offer *offers, uint32_t count) {
+castor_status declarations_chunk_size(store *s, const declaration *declarations, uint32_t count) {
     uint64_t *numel = calloc(count + 1, sizeof *numel), parameters = 0, widest = 1;
     if (!numel)
         return error_set(CASTOR_ERR_MEMORY, "no memory to register %u parameters", count);
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t bytes = kernel_dtype_bytes((kernel_dtype)offers[i].dtype);
+        uint64_t bytes = kernel_dtype_bytes((kernel_dtype)declarations[i].dtype);
         widest = bytes > widest ? bytes : widest;
-        if (offers[i].same_as < 0)
-            numel[parameters++] = offers[i].numel;
+        if (declarations[i].same_as < 0)
+            numel[parameters++] = declarations[i].numel;
     }
     castor_status status =
-        chunk_search_adopt(&s->chunks, numel, parameters, (uint64_t)s->owners, widest, chunk_most_bytes(s));
+        chunk_search_set(&s->chunks, numel, parameters, (uint64_t)s->owners, widest, chunk_most_bytes(s));
     free(numel);
     if (status == CASTOR_OK && s->rank == 0 && s->chunks.chunk_bytes)
         LOG_D("chunks of %B, for %lu parameter tensors; %B of them stay free (CASTOR_CHUNK_SIZE=auto)",

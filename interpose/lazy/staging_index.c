@@ -1,4 +1,4 @@
-#include "pool_index.h"
+#include "staging_index.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +31,7 @@ struct slot {
     uint32_t pinned;
 };
 
-struct pool_shared {
+struct staging_shared {
     pthread_mutex_t lock; /* robust; guards all below but the atomic words */
     bool broken; /* a process ended while it held the lock: nothing is looked up or given back any more */
     uint32_t slot_count, free_first;
@@ -54,10 +54,10 @@ static int sparse_file(const char *name, uint64_t bytes) {
     return fd;
 }
 
-bool pool_index_make(int fds[2]) {
-    fds[0] = sparse_file("castor-pool-index", sizeof(struct pool_shared));
-    fds[1] = sparse_file("castor-pool", SLOTS * POOL_PIECE_BYTES);
-    struct pool_shared *shared = MAP_FAILED;
+bool staging_index_make(int fds[2]) {
+    fds[0] = sparse_file("castor-staging-index", sizeof(struct staging_shared));
+    fds[1] = sparse_file("castor-staging", SLOTS * STAGING_PIECE_BYTES);
+    struct staging_shared *shared = MAP_FAILED;
     if (fds[0] >= 0 && fds[1] >= 0)
         shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     if (shared == MAP_FAILED) {
@@ -76,22 +76,22 @@ bool pool_index_make(int fds[2]) {
     return true;
 }
 
-bool pool_index_open(const int fds[2], pool_index *out) {
-    struct pool_shared *shared =
+bool staging_index_open(const int fds[2], staging_index *out) {
+    struct staging_shared *shared =
         mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fds[0], 0);
     if (shared == MAP_FAILED)
         return false;
     uint32_t member = atomic_fetch_add(&shared->members, 1);
-    *out = (pool_index){shared, fds[0], fds[1], member < MEMBERS ? member : MEMBERS, UINT64_MAX};
+    *out = (staging_index){shared, fds[0], fds[1], member < MEMBERS ? member : MEMBERS, UINT64_MAX};
     return true;
 }
 
-uint32_t pool_index_members(const pool_index *index) {
+uint32_t staging_index_members(const staging_index *index) {
     return atomic_load(&index->shared->members);
 }
 
-/* False: the pool is broken, and the lock is not held. */
-static bool lock(struct pool_shared *shared) {
+/* False: the staging area is broken, and the lock is not held. */
+static bool lock(struct staging_shared *shared) {
     int error = pthread_mutex_lock(&shared->lock);
     if (error == EOWNERDEAD) {
         shared->broken = true;
@@ -124,18 +124,18 @@ static uint64_t hash(const void *contents, size_t bytes) {
 }
 
 static uint64_t slot_offset(uint32_t slot) {
-    return slot * (uint64_t)POOL_PIECE_BYTES;
+    return slot * (uint64_t)STAGING_PIECE_BYTES;
 }
 
-static bool slot_write(const pool_index *index, uint32_t slot, const char *contents, size_t bytes) {
+static bool slot_write(const staging_index *index, uint32_t slot, const char *contents, size_t bytes) {
     return file_bytes_write(index->bytes_fd, contents, bytes, slot_offset(slot)) == 0;
 }
 
-bool pool_index_read(const pool_index *index, uint32_t slot, void *out, size_t bytes) {
+bool staging_index_read(const staging_index *index, uint32_t slot, void *out, size_t bytes) {
     return file_bytes_read(index->bytes_fd, out, bytes, slot_offset(slot)) == 0;
 }
 
-static bool slot_equals(const pool_index *index, uint32_t slot, const char *contents, size_t bytes) {
+static bool slot_equals(const staging_index *index, uint32_t slot, const char *contents, size_t bytes) {
     char part[32768];
     for (size_t at = 0; at < bytes;) {
         size_t size = bytes - at < sizeof part ? bytes - at : sizeof part;
@@ -149,11 +149,11 @@ static bool slot_equals(const pool_index *index, uint32_t slot, const char *cont
 
 /* ---- under the lock ---- */
 
-static uint32_t *chain_of(struct pool_shared *shared, uint64_t h) {
+static uint32_t *chain_of(struct staging_shared *shared, uint64_t h) {
     return &shared->chain[h % CHAINS];
 }
 
-static void chain_remove(struct pool_shared *shared, uint32_t slot) {
+static void chain_remove(struct staging_shared *shared, uint32_t slot) {
     uint32_t *at = chain_of(shared, shared->slots[slot].hash);
     while (*at && *at != slot + 1)
         at = &shared->slots[*at - 1].next;
@@ -162,28 +162,28 @@ static void chain_remove(struct pool_shared *shared, uint32_t slot) {
 }
 
 /* Another process has found it, or nobody holds it any more. */
-static void alone_end(struct pool_shared *shared, struct slot *s) {
+static void alone_end(struct staging_shared *shared, struct slot *s) {
     if (s->maker == MEMBERS)
         return;
     atomic_fetch_sub(&shared->member[s->maker].alone_bytes, s->bytes);
     s->maker = MEMBERS;
 }
 
-static void slot_give_back(const pool_index *index, uint32_t slot) {
-    struct pool_shared *shared = index->shared;
+static void slot_give_back(const staging_index *index, uint32_t slot) {
+    struct staging_shared *shared = index->shared;
     struct slot *s = &shared->slots[slot];
     chain_remove(shared, slot);
     fallocate(index->bytes_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)slot_offset(slot),
-              POOL_PIECE_BYTES);
+              STAGING_PIECE_BYTES);
     atomic_fetch_sub(&shared->held_bytes, s->bytes);
     alone_end(shared, s);
     *s = (struct slot){.next = shared->free_first, .state = SLOT_FREE};
     shared->free_first = slot + 1;
 }
 
-static uint32_t slot_take(const pool_index *index, uint64_t h, size_t bytes) {
-    struct pool_shared *shared = index->shared;
-    uint32_t slot = POOL_NO_SLOT;
+static uint32_t slot_take(const staging_index *index, uint64_t h, size_t bytes) {
+    struct staging_shared *shared = index->shared;
+    uint32_t slot = STAGING_NO_SLOT;
     if (shared->slot_count <
         SLOTS) { /* in order, so that neighbours in a block are neighbours here: one mapping */
         slot = shared->slot_count++;
@@ -191,7 +191,7 @@ static uint32_t slot_take(const pool_index *index, uint64_t h, size_t bytes) {
         slot = shared->free_first - 1;
         shared->free_first = shared->slots[slot].next;
     } else {
-        return POOL_NO_SLOT;
+        return STAGING_NO_SLOT;
     }
     uint32_t *chain = chain_of(shared, h);
     shared->slots[slot] = (struct slot){h, (uint32_t)bytes, *chain, 1, SLOT_WRITING, index->member, 0};
@@ -201,8 +201,8 @@ static uint32_t slot_take(const pool_index *index, uint64_t h, size_t bytes) {
     return slot;
 }
 
-/* The slot with this hash; it stays, because this process counts as a holder. POOL_NO_SLOT: there is none. */
-static uint32_t slot_find(struct pool_shared *shared, uint64_t h, size_t bytes) {
+/* The slot with this hash; it stays, because this process counts as a holder. STAGING_NO_SLOT: there is none. */
+static uint32_t slot_find(struct staging_shared *shared, uint64_t h, size_t bytes) {
     for (uint32_t at = *chain_of(shared, h); at; at = shared->slots[at - 1].next) {
         struct slot *s = &shared->slots[at - 1];
         if (s->hash != h || s->bytes != bytes)
@@ -210,13 +210,13 @@ static uint32_t slot_find(struct pool_shared *shared, uint64_t h, size_t bytes) 
         s->holders++;
         return at - 1;
     }
-    return POOL_NO_SLOT;
+    return STAGING_NO_SLOT;
 }
 
 /* ---- */
 
 /* Whether its contents are there. The other process may have ended in the middle. */
-static bool await_written(struct pool_shared *shared, uint32_t slot) {
+static bool await_written(struct staging_shared *shared, uint32_t slot) {
     double until = clock_seconds() + WRITE_SECONDS;
     for (;;) {
         if (!lock(shared))
@@ -231,8 +231,8 @@ static bool await_written(struct pool_shared *shared, uint32_t slot) {
     }
 }
 
-void pool_index_leave(const pool_index *index, uint32_t slot) {
-    struct pool_shared *shared = index->shared;
+void staging_index_release(const staging_index *index, uint32_t slot) {
+    struct staging_shared *shared = index->shared;
     if (!lock(shared))
         return;
     struct slot *s = &shared->slots[slot];
@@ -241,18 +241,18 @@ void pool_index_leave(const pool_index *index, uint32_t slot) {
     pthread_mutex_unlock(&shared->lock);
 }
 
-void pool_index_pin(const pool_index *index, uint32_t slot) {
+void staging_index_pin(const staging_index *index, uint32_t slot) {
     if (!lock(index->shared))
         return;
     index->shared->slots[slot].pinned = 1;
     pthread_mutex_unlock(&index->shared->lock);
 }
 
-static uint32_t found(const pool_index *index, uint32_t slot, const void *contents, size_t bytes) {
-    struct pool_shared *shared = index->shared;
+static uint32_t found(const staging_index *index, uint32_t slot, const void *contents, size_t bytes) {
+    struct staging_shared *shared = index->shared;
     if (!await_written(shared, slot) || !slot_equals(index, slot, contents, bytes) || !lock(shared)) {
-        pool_index_leave(index, slot);
-        return POOL_NO_SLOT;
+        staging_index_release(index, slot);
+        return STAGING_NO_SLOT;
     }
     struct slot *s = &shared->slots[slot];
     if (s->maker != index->member)
@@ -262,24 +262,24 @@ static uint32_t found(const pool_index *index, uint32_t slot, const void *conten
     return slot;
 }
 
-uint32_t pool_index_hold(const pool_index *index, const void *contents, size_t bytes) {
-    struct pool_shared *shared = index->shared;
+uint32_t staging_index_acquire(const staging_index *index, const void *contents, size_t bytes) {
+    struct staging_shared *shared = index->shared;
     uint64_t h = hash(contents, bytes);
     atomic_fetch_add(&shared->progress, bytes);
     if (!lock(shared))
-        return POOL_NO_SLOT;
+        return STAGING_NO_SLOT;
     uint32_t slot = slot_find(shared, h, bytes);
-    if (slot != POOL_NO_SLOT) {
+    if (slot != STAGING_NO_SLOT) {
         pthread_mutex_unlock(&shared->lock);
         return found(index, slot, contents, bytes);
     }
     slot = slot_take(index, h, bytes);
     pthread_mutex_unlock(&shared->lock);
-    if (slot == POOL_NO_SLOT)
+    if (slot == STAGING_NO_SLOT)
         return slot;
     bool written = slot_write(index, slot, contents, bytes);
     if (!lock(shared))
-        return POOL_NO_SLOT;
+        return STAGING_NO_SLOT;
     struct slot *s = &shared->slots[slot];
     if (written) {
         s->state = SLOT_READY;
@@ -290,31 +290,31 @@ uint32_t pool_index_hold(const pool_index *index, const void *contents, size_t b
             slot_give_back(index, slot);
     }
     pthread_mutex_unlock(&shared->lock);
-    return written ? slot : POOL_NO_SLOT;
+    return written ? slot : STAGING_NO_SLOT;
 }
 
-void pool_index_await_others(pool_index *index) {
-    struct pool_shared *shared = index->shared;
+void staging_index_await_others(staging_index *index) {
+    struct staging_shared *shared = index->shared;
     struct member *own = &shared->member[index->member];
     uint64_t alone, seen = atomic_load(&shared->progress);
     double until = clock_seconds() + PATIENCE_SECONDS;
     while (index->member != MEMBERS && (alone = atomic_load(&own->alone_bytes)) > LEAD_BYTES) {
         uint64_t left =
             atomic_load(&own->made_bytes) - alone; /* by this process alone: to others, or for good */
-        if (left == index->vainly_at)
+        if (left == index->gave_up_at)
             return;
         uint64_t now = atomic_load(&shared->progress);
         if (now != seen)
             until = clock_seconds() + PATIENCE_SECONDS;
         else if (clock_seconds() > until)
-            index->vainly_at = left;
+            index->gave_up_at = left;
         seen = now;
         nanosleep(&(struct timespec){0, 10 * LOOK_NS}, NULL);
     }
 }
 
-void pool_index_figures(const pool_index *index, pool_figures *out) {
-    *out = (pool_figures){.held_bytes = atomic_load(&index->shared->held_bytes)};
+void staging_index_figures(const staging_index *index, staging_figures *out) {
+    *out = (staging_figures){.held_bytes = atomic_load(&index->shared->held_bytes)};
     for (uint32_t member = 0; member <= MEMBERS; member++) {
         out->found_bytes += atomic_load(&index->shared->member[member].found_bytes);
         out->made_bytes += atomic_load(&index->shared->member[member].made_bytes);

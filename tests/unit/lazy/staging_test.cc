@@ -1,5 +1,5 @@
-// The pool: processes with blocks of equal and of different contents. What each sees is compared with a copy of its own, and
-// what the pool holds with what it must.
+// The staging area: processes with blocks of equal and of different contents. What each sees is compared with a copy of its own, and
+// what the staging area holds with what it must.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <map>
@@ -7,8 +7,8 @@
 #include <random>
 #include "tests/unit/support/store_ranks.h"
 extern "C" {
-#include "lazy/pool.h"
-#include "lazy/pool_watch.h"
+#include "lazy/staging.h"
+#include "lazy/staging_watch.h"
 }
 
 namespace {
@@ -40,23 +40,23 @@ uint64_t sweep(std::initializer_list<const Block *> blocks) {
     std::vector<void *> addresses;
     for (const Block *block : blocks)
         addresses.push_back(block->memory);
-    return pool_sweep(addresses.data(), static_cast<uint32_t>(addresses.size()));
+    return staging_sweep(addresses.data(), static_cast<uint32_t>(addresses.size()));
 }
 
-struct PoolJob : Job {
+struct StagingJob : Job {
     int fds[2];
 
-    explicit PoolJob(int world) : Job(world) {
+    explicit StagingJob(int world) : Job(world) {
         open = false;
-        EXPECT_TRUE(pool_index_make(fds));
+        EXPECT_TRUE(staging_index_make(fds));
     }
-    ~PoolJob() {
+    ~StagingJob() {
         close(fds[0]);
         close(fds[1]);
     }
     void join() {
         ASSERT_EQ(arena_start(kMiB), CASTOR_OK);
-        ASSERT_EQ(pool_join(fds), CASTOR_OK);
+        ASSERT_EQ(staging_join(fds), CASTOR_OK);
     }
     uint64_t held() const {
         struct stat status;
@@ -69,8 +69,8 @@ struct PoolJob : Job {
     }
 };
 
-TEST(Pool, EqualBlocksAreKeptOnce) {
-    PoolJob job(3);
+TEST(Staging, EqualBlocksAreKeptOnce) {
+    StagingJob job(3);
     job.run([&](Rank &r) {
         job.join();
         Block large(5 * kMiB + 3 * kPage), small(16 * kPage), own(kMiB);
@@ -78,7 +78,7 @@ TEST(Pool, EqualBlocksAreKeptOnce) {
         small.fill(2);
         own.fill(10 + uint64_t(r.rank));
         job.meet(0);
-        EXPECT_TRUE(pool_is_shared());
+        EXPECT_TRUE(staging_is_shared());
         EXPECT_EQ(sweep({&large, &small, &own}), 6 * kMiB + 19 * kPage);
         job.meet(1);
         EXPECT_EQ(job.held(), 8 * kMiB + 19 * kPage);
@@ -102,8 +102,8 @@ TEST(Pool, EqualBlocksAreKeptOnce) {
     });
 }
 
-TEST(Pool, MemoryGoesBackWithTheLastHolder) {
-    PoolJob job(2);
+TEST(Staging, MemoryGoesBackWithTheLastHolder) {
+    StagingJob job(2);
     job.run([&](Rank &r) {
         job.join();
         auto block = std::make_unique<Block>(7 * kMiB);
@@ -128,19 +128,19 @@ TEST(Pool, MemoryGoesBackWithTheLastHolder) {
     });
 }
 
-TEST(Pool, ABlockIsTakenOutForAnotherMapping) {
-    PoolJob job(2);
+TEST(Staging, ABlockIsTakenOutForAnotherMapping) {
+    StagingJob job(2);
     job.run([&](Rank &) {
         job.join();
         Block block(3 * kMiB);
         block.fill(5);
         job.meet(0);
         sweep({&block});
-        EXPECT_TRUE(pool_in_use());
-        pool_block *taken = pool_take_out(block.memory);
+        EXPECT_TRUE(staging_in_use());
+        staging_block *taken = staging_take_out(block.memory);
         ASSERT_NE(taken, nullptr);
-        EXPECT_FALSE(pool_in_use());
-        EXPECT_EQ(pool_take_out(block.memory), nullptr);
+        EXPECT_FALSE(staging_in_use());
+        EXPECT_EQ(staging_take_out(block.memory), nullptr);
         EXPECT_TRUE(block.is_right());
         ASSERT_NE(mmap(block.memory, 3 * kMiB, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
@@ -148,17 +148,17 @@ TEST(Pool, ABlockIsTakenOutForAnotherMapping) {
         job.meet(1);
         EXPECT_EQ(job.held(), 3 * kMiB);
         job.meet(2);
-        pool_leave(taken);
+        staging_leave(taken);
         job.meet(3);
         EXPECT_EQ(job.held(), 0u);
     });
 }
 
-TEST(Pool, AForkedChildKeepsWhatItSees) {
-    PoolJob job(2);
+TEST(Staging, AForkedChildKeepsWhatItSees) {
+    StagingJob job(2);
     job.run([&](Rank &) {
         job.join();
-        ASSERT_EQ(pthread_atfork(pool_fork_prepare, pool_fork_parent, pool_fork_child), 0);
+        ASSERT_EQ(pthread_atfork(staging_fork_prepare, staging_fork_parent, staging_fork_child), 0);
         Block block(4 * kMiB);
         block.fill(6);
         job.meet(0);
@@ -170,7 +170,7 @@ TEST(Pool, AForkedChildKeepsWhatItSees) {
         if (child == 0) {
             char byte;
             bool good =
-                read(told[0], &byte, 1) == 1 && block.is_right() && !pool_in_use() && sweep({&block}) == 0;
+                read(told[0], &byte, 1) == 1 && block.is_right() && !staging_in_use() && sweep({&block}) == 0;
             memset(block.memory, 1, kMiB);
             process_end(good ? 0 : 1);
         }
@@ -185,8 +185,8 @@ TEST(Pool, AForkedChildKeepsWhatItSees) {
     });
 }
 
-TEST(Pool, OthersGoOnWhenAHolderIsKilled) {
-    PoolJob job(2);
+TEST(Staging, OthersGoOnWhenAHolderIsKilled) {
+    StagingJob job(2);
     job.killed = {1};
     job.run([&](Rank &r) {
         job.join();
@@ -206,9 +206,9 @@ TEST(Pool, OthersGoOnWhenAHolderIsKilled) {
 }
 
 // Random fills from few seeds, edits, sweeps and frees: no rank ever sees another's edit.
-TEST(Pool, RandomUseShowsWhatWasWritten) {
+TEST(Staging, RandomUseShowsWhatWasWritten) {
     for (uint64_t seed = 1; seed <= 2; seed++) {
-        PoolJob job(3);
+        StagingJob job(3);
         job.run([&](Rank &r) {
             job.join();
             std::mt19937_64 random(100 * seed + uint64_t(r.rank));
@@ -259,13 +259,13 @@ int count_sweep(void *) {
     return 0;
 }
 
-TEST(PoolWatch, ProcessesOfAJobFindEachOtherAndAskForSweeps) {
+TEST(StagingWatch, ProcessesOfAJobFindEachOtherAndAskForSweeps) {
     Job job(3);
     job.open = false;
     job.run([&](Rank &r) {
         ASSERT_EQ(arena_start(kMiB), CASTOR_OK);
-        ASSERT_EQ(pool_watch_start(r.token.c_str(), 8 * kMiB, schedule, count_sweep), CASTOR_OK);
-        while (!pool_is_shared())
+        ASSERT_EQ(staging_watch_start(r.token.c_str(), 8 * kMiB, schedule, count_sweep), CASTOR_OK);
+        while (!staging_is_shared())
             usleep(500);
         usleep(20000); // the thread has looked at what this process has
         EXPECT_EQ(asked, 0);
@@ -275,22 +275,22 @@ TEST(PoolWatch, ProcessesOfAJobFindEachOtherAndAskForSweeps) {
             usleep(500);
         EXPECT_EQ(sweep({&block}), 32 * kMiB);
         EXPECT_EQ(asked, 1) << "a second one before the first was done";
-        pool_watch_done(1);
-        pool_watch_stop();
+        staging_watch_done(1);
+        staging_watch_stop();
         block.fill(2);
         usleep(20000);
         EXPECT_EQ(asked, 1);
-        ASSERT_EQ(pool_watch_start(r.token.c_str(), 8 * kMiB, schedule, count_sweep), CASTOR_OK);
+        ASSERT_EQ(staging_watch_start(r.token.c_str(), 8 * kMiB, schedule, count_sweep), CASTOR_OK);
         usleep(20000);
         Block other(32 * kMiB);
         other.fill(3);
         while (asked < 2)
             usleep(500);
-        pool_watch_stop();
+        staging_watch_stop();
         flag_raise(r.board, 1);
         flag_await(r.board, 1, 3);
-        pool_figures figures;
-        pool_get_figures(&figures);
+        staging_figures figures;
+        staging_get_figures(&figures);
         EXPECT_EQ(figures.made_bytes, 32 * kMiB);
         EXPECT_EQ(figures.found_bytes, 64 * kMiB);
     });
