@@ -582,9 +582,15 @@ CASTOR_API int castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_ran
 CASTOR_API int castor_optimizer_lion(const castor_lion *lion, const castor_step_range *ranges, uint32_t count,
                                      int threads);
 
-/* ---- CASTOR_PRECISION=fp16 -------------------------------------------------------------------------------------- */
+/* ---- CASTOR_PRECISION ------------------------------------------------------------------------------------------- */
 
-/* What losses are multiplied by, and the steps since it changed. */
+/* `count` arrays of 16-bit numbers (`dtype`: CASTOR_DTYPE_F16 or _BF16), numel[i] each, which were narrow[i] = wide[i] rounded until
+ * something wrote into some of them: the wide values behind those become theirs, all others stay. changed[i]: 1 where there
+ * were such. */
+CASTOR_API void castor_settle(int dtype, float *const *wide, const void *const *narrow, const uint64_t *numel,
+                              uint32_t count, uint8_t *changed);
+
+/* Under fp16: what losses are multiplied by, and the steps since it changed. */
 typedef struct castor_loss_scale {
     double scale;
     int64_t good;

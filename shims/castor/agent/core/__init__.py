@@ -269,6 +269,7 @@ _SIGNATURES = {
     "directory_get": (c_void_p, [c_void_p, c_int, POINTER(c_size_t)]),
     "chunk_search": ("status", [POINTER(ChunkGroup), c_uint32, POINTER(ChunkRange), POINTER(c_uint64), POINTER(c_uint64)]),
     "annealing": (c_double, [c_double, c_double, c_double, c_double, c_double]),
+    "settle": (None, [c_int, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p]),
     "batch_part": (c_double, [c_uint64, c_int, c_int, POINTER(c_uint64), POINTER(c_uint64)]),
     "loss_scale_begin": (None, [POINTER(LossScale)]),
     "loss_scale_overflowed": (None, [POINTER(LossScale), c_int]),
