@@ -45,6 +45,10 @@ void kernel_scale_store(kernel_dtype dtype, void *dst, const void *src, size_t c
 /* dst[i] = dst[i] + (src[i] * scale), the product rounded to the dtype before it is added */
 void kernel_scale_add(kernel_dtype dtype, void *dst, const void *src, size_t count, double scale);
 
+/* `narrow`, of KERNEL_F16 or KERNEL_BF16, was `wide` rounded, until something else was written into some elements of it: those wide
+ * ones become the narrow ones' values, the others keep all their digits. True: there was one. */
+bool kernel_settle(kernel_dtype dtype, float *wide, const void *narrow, size_t count);
+
 /* A count sketch of `count` numbers, added to `sketch`: each number, times `weight` and a sign, goes into one of the buckets.
  * Sketches are linear, so the sketch of a difference is the difference of the sketches; the expected sum of the buckets' squares
  * is the sum of the numbers' squares. Tensors of one count and one order have comparable sketches, whatever their dtype. */

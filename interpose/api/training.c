@@ -65,6 +65,12 @@ castor_status castor_accumulation_length(int64_t count, int64_t size, int64_t *l
     return accumulate_length(count, size, length, steps);
 }
 
+void castor_settle(int dtype, float *const *wide, const void *const *narrow, const uint64_t *numel,
+                   uint32_t count, uint8_t *changed) {
+    for (uint32_t i = 0; i < count; i++)
+        changed[i] = kernel_settle((kernel_dtype)dtype, wide[i], narrow[i], numel[i]);
+}
+
 void castor_loss_scale_begin(castor_loss_scale *scale) {
     loss_scale_begin((loss_scale *)scale);
 }

@@ -29,7 +29,7 @@ static castor_status values_compare(store *s, const char *what, const ranks_valu
         if (bytes != bytes0)
             return error_set(
                 CASTOR_ERR_MISMATCH,
-                "the ranks disagree at %s: rank %d brings %lu values, rank %d brings %lu. All ranks must "
+                "the ranks disagree at %s: rank %d has %lu values, rank %d has %lu. All ranks must "
                 "make the same calls",
                 what, store_job_rank(s, 0), (unsigned long)(bytes0 / sizeof *first), store_job_rank(s, rank),
                 (unsigned long)(bytes / sizeof *first));

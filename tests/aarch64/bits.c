@@ -150,6 +150,16 @@ static void combines(const int *ways) {
                 sizeof arrays[0] / kernel_element_bytes((kernel_element)ways[0]) - (half ? COUNT : 0));
 }
 
+/* ways: type. A third of the wide values are as they round. */
+static void settles(const int *ways) {
+    fill(KERNEL_F32, ways[0]);
+    const uint16_t *narrow = (const uint16_t *)arrays[1];
+    kernel_settle((kernel_dtype)ways[0], arrays[2], narrow, COUNT);
+    for (int i = 0; i < COUNT; i++)
+        arrays[0][i] = i % 3 ? arrays[0][i] : arrays[2][i] * (1 + 0x1p-13f);
+    kernel_settle((kernel_dtype)ways[0], arrays[0], narrow, COUNT);
+}
+
 int main(void) {
     for (int optimizer = 0; optimizer < 3; optimizer++)
         for (int param = 0; param < KERNEL_DTYPE_COUNT; param++)
@@ -158,6 +168,8 @@ int main(void) {
                     say("step", (int[]){optimizer, param, grad, flags}, 4, step);
     for (int dtype = 0; dtype < KERNEL_DTYPE_COUNT; dtype++)
         say("scale", &dtype, 1, scales);
+    for (int dtype = KERNEL_F16; dtype <= KERNEL_BF16; dtype++)
+        say("settle", &dtype, 1, settles);
     for (int element = 0; element < KERNEL_ELEMENT_COUNT; element++)
         for (int operation = 0; operation < KERNEL_COMBINATION_COUNT; operation++)
             if (kernel_combine_find((kernel_element)element, (kernel_combination)operation))

@@ -27,17 +27,22 @@ class HabitsTest(PrecisionTest):
             self.assertEqual(told["losses"], plain.losses[rank])
             self.same_state(told, plain, f"rank {rank}")
 
+    @staticmethod
+    def clamp(plain):
+        narrow, wide = plain.narrow.head.weight.data, plain.wide.head.weight.data
+        held = narrow.clamp(-0.1, 0.1)
+        wide.copy_(torch.where(held != narrow, held.float(), wide))
+        narrow.copy_(held)
+
     def test_edited_parameters(self):
         """A weight that is edited in 16 bits is the master's value; one that is not keeps the master's."""
-
-        def clamp(plain):
-            narrow, wide = plain.narrow.head.weight.data, plain.wide.head.weight.data
-            held = narrow.clamp(-0.1, 0.1)
-            wide.copy_(torch.where(held != narrow, held.float(), wide))
-            narrow.copy_(held)
-
         job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "edit")
-        self.same(job, self.plain("mlp", "adamw", 4, clamp))
+        self.same(job, self.plain("mlp", "adamw", 4, self.clamp))
+
+    def test_edited_in_another_layout(self):
+        plain = self.plain("mlp", "adamw", 4)
+        self.clamp(plain)
+        self.same(jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "layout"), plain)
 
     def test_loss_inside(self):
         """A model that makes the loss itself makes the same one."""
@@ -183,6 +188,10 @@ class HabitsTest(PrecisionTest):
         self.assertEqual(len(said), 1, job.said)
         self.assertIn("CASTOR_PRECISION=bf16 cannot be applied: backward(create_graph=True)", said[0])
         self.assertNotIn("budget", job.said)
+
+    @runner.long
+    def test_float_parameters_are_refused(self):
+        self.refused("castor: .*has made a parameter or buffer float32", "--model", "mlp", "--optimizer", "sgd", "--habit", "float")
 
     def test_closure_is_refused(self):
         self.refused("castor: .*LBFGS", "--model", "mlp", "--optimizer", "lbfgs")

@@ -99,6 +99,10 @@ def main():
             for name, value in model.state_dict().items():
                 if name.startswith("head"):
                     value.mul_(0.5)
+    if args.habit == "layout":  # another tensor, whose elements lie in another order
+        model.head.weight.data = model.head.weight.data.clamp(-0.1, 0.1).t().contiguous().t()
+    if args.habit == "float":
+        model.head.float()
     told = {"losses": losses, "norms": norms, "types": [str(p.dtype) for p in model.parameters()],
             "model": model.state_dict(), "optimizer": optimizer.state_dict(), "grads": grads, "outside": outside, "early": early}
     torch.save(told, f"{args.out}.{rank}")

@@ -8,7 +8,7 @@ The wide values count as long as the narrow ones are their rounding. Where the s
 count; where it has written the wide ones, which state_dict() shows, all of those do."""
 import gc
 import weakref
-from ctypes import byref, c_uint64, c_void_p
+from ctypes import byref, c_uint8, c_uint64, c_void_p
 
 import torch
 
@@ -53,21 +53,11 @@ class Wide:
     def seen(self):
         self.version = self.tensor._version
 
-    def settle(self, narrow, wide):
-        """Makes one of the other, where the script has written it. `narrow` and `wide`: this one's, or their aliases."""
-        if self.written():
-            narrow.copy_(wide)
-        else:
-            changed = wide.to(narrow.dtype).view(torch.int16) != narrow.view(torch.int16)
-            if changed.any():
-                wide.copy_(torch.where(changed, narrow.float(), wide))
-        self.seen()
-
     def shown(self):
         """The wide values, as they are now."""
         narrow = self.narrow()
         with torch.no_grad():
-            self.settle(narrow.data, self.tensor)
+            settle([(self, narrow.data, self.tensor)])
         return self.tensor.detach()
 
 
@@ -78,6 +68,39 @@ def of(t):
 
 def has_any():
     return bool(_wides)
+
+
+def settle(pairs):
+    """Makes one of the other, where the script has written it: of (Wide, its narrow values, its wide values), or of aliases."""
+    alike = []
+    for wide, narrow, values in pairs:
+        if wide.written():
+            narrow.copy_(values)
+        elif _check(narrow, values) and narrow.stride() == values.stride() and tensors.is_dense(values):
+            alike.append((narrow, values))
+        else:  # the script has chosen another layout
+            copy = values.contiguous()
+            if any(_take_up([(narrow.contiguous(), copy)])):
+                values.copy_(copy)
+    torch.autograd.graph.increment_version([values for (_, values), changed in zip(alike, _take_up(alike)) if changed])
+    for wide, _, _ in pairs:
+        wide.seen()
+
+
+def _take_up(pairs):
+    """What was written into narrow values becomes the wide ones'. Returns of which."""
+    narrow, wide = (core.pointers([t.data_ptr() for t in each]) for each in (zip(*pairs) if pairs else ((), ())))
+    numels, changed = (c_uint64 * len(pairs))(*[values.numel() for _, values in pairs]), (c_uint8 * len(pairs))()
+    core.settle(tensors.DTYPES[dtype], wide, narrow, numels, len(pairs), changed)
+    return changed
+
+
+def _check(narrow, values):
+    if narrow.dtype is dtype and narrow.shape == values.shape and narrow.device == values.device:
+        return True
+    raise core.Error(f"castor: the script has made a parameter or buffer {str(narrow.dtype)[6:]} of shape {tuple(narrow.shape)} on "
+                     f"{narrow.device}, and Castor keeps float values of shape {tuple(values.shape)} behind it: let "
+                     "CASTOR_PRECISION choose the type, and keep the shape")
 
 
 def settle_written(module):
@@ -276,13 +299,12 @@ class MastersShown:
         """`seen`: (parameter, what its owner writes of it, its gradient) each."""
         wides = [of(p) for p, _, _ in seen]
         _push([w for w in wides if w.alias is not None])
+        targets = [wide.tensor if wide.alias is None else wide.alias for wide in wides]
+        for (p, _, _), target in zip(seen, targets):
+            _check(p, target)
+        settle([(wide, narrow, target) for wide, (_, narrow, _), target in zip(wides, seen, targets)])
         self.seen = []
-        for (p, narrow, grad), wide in zip(seen, wides):
-            if p.dtype is not dtype:
-                raise core.Error(f"castor: the script has made a parameter {str(p.dtype)[6:]}, of which Castor keeps the master: "
-                                 "let CASTOR_PRECISION choose the type")
-            target = wide.tensor if wide.alias is None else wide.alias
-            wide.settle(narrow, target)
+        for (p, narrow, grad), wide, target in zip(seen, wides, targets):
             self.seen.append((wide, p, p.data, p.grad, narrow, target))
             p.grad = None
             p.data = target
