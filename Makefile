@@ -61,6 +61,9 @@ $(B)/obj/kernels/%.o: kernels/%.c
 	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -MMD -MP -c $< -o $@
 # C++ exceptions pass through the wrappers, and their clean-up must run.
 $(B)/obj/interpose/hooks/%.o: CFLAGS_ALL += -fexceptions
+# AddressSanitizer's runtime looks up libc's functions, by these, before the memory is there that instrumented code needs.
+BEFORE_ASAN_C := $(wildcard interpose/hooks/*.c $(patsubst %,interpose/hooks/%/*.c,lookup table torch))
+$(BEFORE_ASAN_C:%.c=$(B)/obj/%.o): CFLAGS_ALL += $(if $(findstring address,$(SAN)),-fno-sanitize=address)
 # Python's arithmetic, to the bit.
 $(B)/obj/interpose/training/annealing.o: CFLAGS_ALL += -ffp-contract=off
 $(B)/obj/%.o: %.c

@@ -4,6 +4,7 @@ import json
 import os
 import unittest
 
+import runner
 from preload import PreloadTest
 
 
@@ -42,6 +43,7 @@ class CollectiveTest(PreloadTest):
     def test_two_ranks(self):
         self.check(2)
 
+    @runner.long
     def test_three_ranks(self):
         self.check(3)
 

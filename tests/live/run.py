@@ -155,6 +155,7 @@ class LiveTest(unittest.TestCase):
         self.assertEqual(text.count("in dawdle"), 1, text)
         self.assertRegex(text, r"(?m)^solved after [\d.]+ s: allreduce, number 2 of process group ")
 
+    @runner.long
     def test_messages_that_are_enqueued(self):
         job = self.start(2, "nccl message", 6, environment=self.simulated(2))
         self.finish(job)
@@ -177,6 +178,7 @@ class LiveTest(unittest.TestCase):
         self.assertEqual(len(text.split("\n")), 4, text)
         self.assertRegex(text, r"(?m)^solved after [\d.]+ s: the wait for devices 0 and 1$")
 
+    @runner.long
     def test_one_device_that_hangs(self):
         text, stall = self.hung("nccl and a kernel hangs", 2)
         self.assertRegex(stall, r"^devices 0 and 1: ranks 0 and 1 wait in cudaDeviceSynchronize, at .*, and no rank is behind; last enqueued: allreduce, number 2 ")
@@ -197,6 +199,7 @@ class LiveTest(unittest.TestCase):
             stall, r"^device 0: rank 0 waits in cudaEventQuery, at stall_rank.py, line \d+; last enqueued: allreduce, number 1 .*, then a kernel on the default stream$"
         )
 
+    @runner.long
     def test_slow_devices_are_no_stall(self):
         job = self.start(2, "nccl is slow", 1, limit=4, environment=self.simulated(2))
         self.finish(job)
@@ -208,6 +211,7 @@ class LiveTest(unittest.TestCase):
         self.assertEqual([line for line in self.said() if "progress" in line or "solved" in line], [])
         self.assertEqual([name for name in os.listdir(os.path.join(self.folder, "log")) if name.endswith(".stack")], [])
 
+    @runner.long
     def test_it_can_be_off(self):
         job = self.start(2, "collective", 3, limit=0)
         self.finish(job)

@@ -6,6 +6,7 @@ BUDGET = ("CASTOR_MEMORY_BUDGET=16M", "CASTOR_OFFLOAD_DIR=/var/tmp", "CASTOR_CHU
 
 
 class ReferenceTest(PrecisionTest):
+    @runner.long
     def test_mlp_sgd(self):
         self.check("mlp", "sgd")
 
@@ -41,6 +42,7 @@ class ReferenceTest(PrecisionTest):
     def test_one_process_gpt_adamw(self):
         self.check("gpt", "adamw", single=True, ranks=1)
 
+    @runner.long
     def test_one_process_under_a_budget(self):
         self.check("mlp", "adamw", single=True, ranks=1, settings=BUDGET)
 

@@ -14,20 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import record
 from model import CLASSES, FEATURES, Classifier, batch
+from steps import train_step
 
 
 def start(optimizer_class=torch.optim.AdamW, lr=1e-3, **settings):
     model = DistributedDataParallel(Classifier())
     return model, optimizer_class(model.parameters(), lr=lr, **settings)
-
-
-def train_step(model, optimizer, step):
-    x, y = batch(step)
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 @record.case

@@ -11,20 +11,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import record
 from model import CLASSES, GPT, Classifier, batch
+from steps import train_step
 
 
 def start(optimizer_class=torch.optim.AdamW, lr=1e-3, **settings):
     model = DistributedDataParallel(Classifier())
     return model, optimizer_class(model.parameters(), lr=lr, **settings)
-
-
-def train_step(model, optimizer, step):
-    x, y = batch(step)
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 @record.case

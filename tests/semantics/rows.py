@@ -20,7 +20,7 @@ from expect import ANY, EXACT, Expect
 SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
 
 ENGINES = ("gemini", "ddp", "zero1", "zero2")  # the plugins that do something
-HELPERS = ("rearranged.py", "model.py", "parts.py", "record.py", "steps.py", "text.py")  # what the scripts import of each other
+HELPERS = ("accelerate_parts.py", "rearranged.py", "model.py", "parts.py", "record.py", "steps.py", "text.py", "trainer_parts.py")  # what the scripts import of each other
 
 TABLE = rows_placed.placed({**rows_ddp.TABLE, **rows_single.TABLE})
 
