@@ -293,24 +293,35 @@ uint64_t castor_digest(const void *data, uint64_t bytes) {
     return home_digest(data, bytes);
 }
 
-static castor_status gradient_add(castor_gradient *g, double scale) {
-    castor_tensor *t = g->tensor;
-    castor_status status = rank_check(t->store, "castor_gradients_add");
-    if (status)
-        return status;
-    if (g->flags & CASTOR_GRADIENT_USED)
-        reduce_mark_used(t);
-    touches_backward(t->store, true);
-    budget_sum_begin(t);
-    t->sum_continues = g->flags & CASTOR_GRADIENT_KEEP;
-    return reduce_submit(t, g->source, scale, g->flags & CASTOR_GRADIENT_CARRY, options()->reduce_queue,
-                         &g->ticket);
+castor_status castor_gradients_let_go(const castor_gradient *gradients, uint32_t count) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        const castor_gradient *g = &gradients[i];
+        if (g->tensor->mode != TENSOR_SHARED)
+            window_release_sum(g->tensor);
+        else if (g->flags & CASTOR_GRADIENT_CARRIED)
+            status = window_carry(g->tensor, g->window);
+        else
+            status = window_detach_all(g->tensor);
+    }
+    return status;
 }
 
 castor_status castor_gradients_add(castor_gradient *gradients, uint32_t count, double scale) {
     castor_status status = CASTOR_OK;
-    for (uint32_t i = 0; i < count && !status; i++)
-        status = gradient_add(&gradients[i], scale);
+    for (uint32_t i = 0; i < count && !status; i++) {
+        castor_gradient *g = &gradients[i];
+        castor_tensor *t = g->tensor;
+        if ((status = rank_check(t->store, __func__)) || (status = castor_gradients_let_go(g, 1)))
+            return status;
+        if (g->flags & CASTOR_GRADIENT_USED)
+            reduce_mark_used(t);
+        touches_backward(t->store, true);
+        budget_sum_begin(t);
+        t->sum_continues = g->flags & CASTOR_GRADIENT_KEEP;
+        status = reduce_submit(t, g->source, scale, g->flags & CASTOR_GRADIENT_CARRY, options()->reduce_queue,
+                               &g->ticket);
+    }
     return status;
 }
 
@@ -364,19 +375,8 @@ void castor_windows_edited(castor_window *const *windows, uint32_t count, uint64
     }
 }
 
-castor_status castor_windows_detach(castor_tensor *const *tensors, uint32_t count) {
-    castor_status status = CASTOR_OK;
-    for (uint32_t i = 0; i < count && !status; i++)
-        status = window_detach_all(tensors[i]);
-    return status;
-}
-
-castor_status castor_windows_carry(castor_tensor *const *tensors, castor_window *const *windows,
-                                   uint32_t count) {
-    castor_status status = CASTOR_OK;
-    for (uint32_t i = 0; i < count && !status; i++)
-        status = window_carry(tensors[i], windows[i]);
-    return status;
+castor_status castor_windows_detach(castor_tensor *t) {
+    return window_detach_all(t);
 }
 
 void castor_sums_release(castor_tensor *const *tensors, uint32_t count) {

@@ -162,8 +162,7 @@ TEST(StoreSums, ASumGoesOn) {
                 castor_window_return(window);
                 window = nullptr;
             }
-            ASSERT_EQ(before ? castor_windows_carry(&t, &window, 1) : castor_windows_detach(&t, 1),
-                      CASTOR_OK);
+            ASSERT_EQ(before ? window_carry(t, window) : castor_windows_detach(t), CASTOR_OK);
             uint64_t ticket;
             uint8_t used;
             int flags = CASTOR_GRADIENT_USED | (before ? CASTOR_GRADIENT_CARRY : 0) |
@@ -243,7 +242,7 @@ TEST(StoreSums, FullQueuesInDifferentOrdersDoNotLock) {
             std::shuffle(order.begin(), order.end(), own);
             uint64_t ticket;
             for (auto &q : order) {
-                ASSERT_EQ(castor_windows_detach(&q.tensor, 1), CASTOR_OK);
+                ASSERT_EQ(castor_windows_detach(q.tensor), CASTOR_OK);
                 ASSERT_EQ(inside_gradient_add(q.tensor, g.data(), round, 1, 1, &ticket), CASTOR_OK)
                     << error_text();
             }

@@ -83,7 +83,7 @@ void backward(Node &n, std::vector<Param<>> &params, const std::vector<uint8_t> 
         tensors.push_back(params[i].tensor);
         gradients.emplace_back(params[i].numel, float((rank + 1) * int(i + 1)));
         uint64_t ticket;
-        ASSERT_EQ(castor_windows_detach(&params[i].tensor, 1), CASTOR_OK);
+        ASSERT_EQ(castor_windows_detach(params[i].tensor), CASTOR_OK);
         ASSERT_EQ(gradient_add(params[i].tensor, uses[i] ? gradients[i].data() : nullptr, 0.25,
                                uses[i] ? CASTOR_GRADIENT_USED : 0, &ticket),
                   CASTOR_OK);

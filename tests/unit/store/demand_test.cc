@@ -103,7 +103,7 @@ float *lanes_make(size_t numel) {
 void backward(Node &n, const Rank &r, float value, float *lanes) {
     std::vector<castor_tensor *> tensors = tensors_of(n);
     for (Param<> &p : n.params)
-        ASSERT_EQ(castor_windows_detach(&p.tensor, 1), CASTOR_OK);
+        ASSERT_EQ(castor_windows_detach(p.tensor), CASTOR_OK);
     meet(n, r);
     std::vector<std::vector<float>> gradients;
     for (Param<> &p : n.params) {
@@ -348,7 +348,7 @@ TEST_F(Demand, WindowsShowTheSumsOfAllNodes) {
             if (round % 2)
                 step(n, r, float(round));
             for (Param<> &p : n.params)
-                ASSERT_EQ(castor_windows_detach(&p.tensor, 1), CASTOR_OK);
+                ASSERT_EQ(castor_windows_detach(p.tensor), CASTOR_OK);
             for (auto &[window, sum] : held) {
                 EXPECT_EQ(sum[1], float(round) * 10) << "what the script holds keeps its values";
                 castor_window_return(window);

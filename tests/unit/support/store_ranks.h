@@ -231,10 +231,15 @@ template <typename T> void params_register(const Rank &r, std::vector<Param<T>> 
 
 inline castor_status gradient_add(castor_tensor *t, const void *source, double scale, int flags,
                                   uint64_t *ticket) {
-    castor_gradient gradient = {t, source, flags, 0, 0};
+    castor_gradient gradient = {t, source, nullptr, flags, 0, 0};
     castor_status status = castor_gradients_add(&gradient, 1, scale);
     *ticket = gradient.ticket;
     return status;
+}
+
+inline castor_status window_carry(castor_tensor *t, castor_window *w) {
+    castor_gradient gradient = {t, nullptr, w, CASTOR_GRADIENT_CARRIED, 0, 0};
+    return castor_gradients_let_go(&gradient, 1);
 }
 
 inline castor_status window_take(castor_tensor *t, castor_window **out, void **address) {
@@ -258,7 +263,7 @@ inline uint64_t window_edited(castor_window *w) {
 template <typename T> void sum_run(const Rank &r, Param<T> &p, const T *source, double scale = 1) {
     uint64_t ticket;
     uint8_t used;
-    ASSERT_EQ(castor_windows_detach(&p.tensor, 1), CASTOR_OK);
+    ASSERT_EQ(castor_windows_detach(p.tensor), CASTOR_OK);
     ASSERT_EQ(gradient_add(p.tensor, source, scale, source != nullptr, &ticket), CASTOR_OK);
     ASSERT_EQ(castor_gradients_finish(r.store, &p.tensor, 1, &used), CASTOR_OK) << error_text();
 }

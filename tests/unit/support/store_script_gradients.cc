@@ -68,9 +68,9 @@ void Script::backward() {
             source = at;
         }
         castor_window *window = kind == GradKind::WINDOW ? q.window : nullptr;
-        if (q.shared && carry[i] && !call(castor_windows_carry(&q.p.tensor, &window, 1), "going on"))
+        if (q.shared && carry[i] && !call(window_carry(q.p.tensor, window), "going on"))
             return;
-        if (q.shared && !carry[i] && !call(castor_windows_detach(&q.p.tensor, 1), "detaching"))
+        if (q.shared && !carry[i] && !call(castor_windows_detach(q.p.tensor), "detaching"))
             return;
         if (!q.shared)
             castor_sums_release(&q.p.tensor, 1);

@@ -72,17 +72,18 @@ class Synchronizer:
         )
 
     def _submit(self, made):
-        """(entry, parameter, gradient) each: their gradients are added to the sums."""
-        self._let_go([entry for entry, _, _ in made])
+        """(entry, parameter, gradient) each: their gradients are added to the sums. Nothing of this rank looks at the last sums any
+        more."""
         added = (core.Gradient * len(made))()
         sources = []
         for (entry, p, grad), gradient in zip(made, added):
+            self._describe(entry, gradient)
             entry.carrying, entry.carried = entry.carried, False
             source = self._source_of(entry, p, grad)
             sources.append(source)
+            gradient.source = None if source is None else source.data_ptr()
             goes_on = entry.carrying and not ((entry.whole or entry.single_sum) and not entry.goes_on_here)
-            gradient.tensor, gradient.source = entry.handle, None if source is None else source.data_ptr()
-            gradient.flags = core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
+            gradient.flags |= core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
             entry.whole = False
             if not accumulation.at_boundary([p]):
                 gradient.flags |= core.GRADIENT_KEEP
@@ -90,6 +91,14 @@ class Synchronizer:
         for (entry, p, grad), source, gradient in zip(made, sources, added):
             if source is not None:
                 self.pending.append((gradient.ticket, entry, p, grad, source))
+
+    @staticmethod
+    def _describe(entry, gradient):
+        """What letting go of the last sum needs to know."""
+        gradient.tensor = entry.handle
+        if entry.carried:
+            gradient.flags = core.GRADIENT_CARRIED
+            gradient.window = entry.window if entry.hidden is not None and entry.shows_window(entry.hidden) else None
 
     def _source_of(self, entry, p, grad):
         """The gradient, of the sum's type and strides."""
@@ -108,23 +117,13 @@ class Synchronizer:
             source.copy_(grad.detach())
         return source
 
-    @staticmethod
-    def _let_go(entries):
-        """The next gradients go into the sums: nothing of this rank looks at the last ones any more."""
-        own = [e for e in entries if not e.shared]
-        carried = [e for e in entries if e.shared and e.carried]
-        others = [e for e in entries if e.shared and not e.carried]
-        if own:
-            core.sums_release(store.handles(own), len(own))
-        if carried:
-            windows = core.pointers([e.window if e.hidden is not None and e.shows_window(e.hidden) else None for e in carried])
-            core.windows_carry(store.handles(carried), windows, len(carried))
-        if others:
-            core.windows_detach(store.handles(others), len(others))
-
     def let_go(self):
         """Before the first gradient of a backward that makes ours."""
-        self._let_go(self._participants())
+        entries = self._participants()
+        gradients = (core.Gradient * len(entries))()
+        for entry, gradient in zip(entries, gradients):
+            self._describe(entry, gradient)
+        core.gradients_let_go(gradients, len(entries))
 
     def _reap(self):
         done = core.gradients_done(self.group.handle)

@@ -297,7 +297,7 @@ def adopt(grp, parameters, float_sums=False):
 
 def _forget_before(p, entry):
     """What it shows stays, in memory of this rank's own: its gradient, its states, and the block that was its home."""
-    core.windows_detach(handles([entry]), 1)
+    core.windows_detach(entry.handle)
     core.tensor_keep_home(entry.handle)
     core.tensor_forget(entry.handle)
 
