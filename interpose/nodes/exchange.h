@@ -1,8 +1,9 @@
-/* Between nodes: what the ranks of a lane (grouping.h) exchange over the script's engine, and how a node takes it.
+/* The exchange between nodes: what the ranks of a lane (grouping.h) send each other over the script's process groups, and how
+ * the node uses it.
  *
- * Each rank of a lane exchanges what it owns; the same tensors on every node, since nodes register the same ones in the
- * same order. Sums: after reduce_finish each owner adds the other nodes' sums to its own, in place, and nobody looks at a
- * sum before exchange_settle. */
+ * Each rank of a lane exchanges what it owns: the same tensors on every node, because all nodes register the same ones in the
+ * same order. After reduce_finish each owner adds the other nodes' sums to its own, in place; nobody reads a sum before
+ * exchange_settle. */
 #ifndef CASTOR_NODES_EXCHANGE_H
 #define CASTOR_NODES_EXCHANGE_H
 
@@ -16,14 +17,14 @@ typedef struct exchange_range {
 } exchange_range;
 
 /* The sums (CHUNK_GRAD) or the parameters (CHUNK_PARAM, shared ones only) of those tensors that this rank owns and that are
- * `wanted`, in order of their places. `merge`: neighbours of one dtype in one chunk are one range, with the rest of a page
- * between them, which is nobody's; that is the same on every node when the same parameters could be shared there (chunks are
- * filled alike then). Else one range for each, in the order given. Room for `count`. */
+ * `wanted`, by their offsets. `merge`: neighbours of one dtype in one chunk become one range, with the unused rest of a page
+ * between them. The ranges are the same on every node if the same parameters could be shared there: then chunks are filled
+ * alike. Else one range for each, in the order given. Room for `count`. */
 castor_status exchange_ranges(chunk_kind kind, tensor *const *tensors, uint32_t count, const uint8_t *wanted,
                               bool merge, exchange_range *out, uint32_t *ranges);
 
-/* On every rank of the node, after the owners' exchange: used[i], which the owner of tensor i knows of all nodes, comes to
- * every rank. */
+/* On every rank of the node, after the owners' exchange: every rank gets used[i], which the owner of tensor i knows from all
+ * nodes. */
 castor_status exchange_settle(store *s, tensor *const *tensors, uint32_t count, uint8_t *used);
 
 #endif
