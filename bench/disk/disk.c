@@ -177,24 +177,24 @@ static void step_chunk(size_t chunk) {
     }
 }
 
-/* `q` NULL: nothing is brought ahead and nothing evicted, page faults bring what is not there. */
+/* `q` NULL: nothing is brought ahead and nothing evicted, page faults load what is not there. */
 static void step_all(const char *name, disk_queue *q, disk_map map) {
     size_t chunks = bytes / CHUNK_BYTES;
-    disk_operation *brings = calloc(chunks, sizeof *brings), *evicts = calloc(chunks, sizeof *evicts);
+    disk_operation *loads = calloc(chunks, sizeof *loads), *evicts = calloc(chunks, sizeof *evicts);
     double stall = 0;
     sample s = sample_begin();
     for (size_t i = 0; q && i < chunks && i < AHEAD; i++) {
-        brings[i] = operation(DISK_BRING, i, map);
-        submit(q, &brings[i]);
+        loads[i] = operation(DISK_LOAD, i, map);
+        submit(q, &loads[i]);
     }
     for (size_t i = 0; i < chunks; i++) {
         if (q) {
             double since = clock_seconds();
-            wait_for(q, &brings[i]);
+            wait_for(q, &loads[i]);
             stall += clock_seconds() - since;
             if (i + AHEAD < chunks) {
-                brings[i + AHEAD] = operation(DISK_BRING, i + AHEAD, map);
-                submit(q, &brings[i + AHEAD]);
+                loads[i + AHEAD] = operation(DISK_LOAD, i + AHEAD, map);
+                submit(q, &loads[i + AHEAD]);
             }
         }
         step_chunk(i);
@@ -213,7 +213,7 @@ static void step_all(const char *name, disk_queue *q, disk_map map) {
     stall += clock_seconds() - since;
     sample_end(&s);
     sample_print(&s, name, q ? 2 * bytes : bytes, q ? stall : 0);
-    free(brings);
+    free(loads);
     free(evicts);
 }
 
@@ -258,9 +258,9 @@ static void run_round(void) {
     memset(alias, turn + 1, bytes);
     move_all("threads evict", queue, DISK_EVICT, DISK_MAP_NONE);
     evict_all();
-    move_all("threads bring", queue, DISK_BRING, DISK_MAP_NONE);
+    move_all("threads load", queue, DISK_LOAD, DISK_MAP_NONE);
     evict_all();
-    move_all("threads bring mapped", queue, DISK_BRING, DISK_MAP_READ);
+    move_all("threads load mapped", queue, DISK_LOAD, DISK_MAP_READ);
     evict_all();
     direct("direct read 1x1", MIB, 1, 0);
     direct("direct read 4x4", 4 * MIB, 4, 0);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Evicting and bringing through the disk queue, beside O_DIRECT on the same file, and both beside a step that waits for memory.
+"""Evicting and loading through the disk queue, beside O_DIRECT on the same file, and both beside a step that waits for memory.
 
 Each round runs every contender once (disk.c); ratios are taken within a round and their median is shown. Bandwidth is compared
 with the fastest of three ways of using O_DIRECT (1 thread with requests of 1 MiB, 4 with 4 MiB, 2 with 16 MiB), by its median
@@ -71,7 +71,7 @@ def figures(samples):
     for name, own in of.items():
         rows[name] = dict(mib_per_second=round(statistics.median(bandwidth(name))),
                           cpu_seconds_per_gib=round(statistics.median(s["cpu_seconds"] * 1024 * MIB / s["bytes"] for s in own), 3))
-        kind = next((k for word, k in (("evict", "write"), ("bring", "read"), ("stream", "both")) if word in name), None)
+        kind = next((k for word, k in (("evict", "write"), ("load", "read"), ("stream", "both")) if word in name), None)
         if kind:
             rows[name]["to_direct"] = against(name, fastest[kind])
         if "step" in name or "stream" in name:

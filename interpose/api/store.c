@@ -45,7 +45,8 @@
 
 _Static_assert(sizeof(castor_home) == sizeof(home_claim), "one layout, two names");
 _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one layout, two names");
-_Static_assert((int)CASTOR_ACTIVITY_ENDED == (int)ACTIVITY_ENDED && (int)CASTOR_ACTIVITY_DATA == (int)ACTIVITY_DATA &&
+_Static_assert((int)CASTOR_ACTIVITY_ENDED == (int)ACTIVITY_ENDED &&
+                   (int)CASTOR_ACTIVITY_DATA == (int)ACTIVITY_DATA &&
                    (int)CASTOR_ACTIVITY_BACKWARD == (int)ACTIVITY_BACKWARD,
                "one value, two names");
 _Static_assert(CASTOR_SAID_MAX * sizeof(double) == STORE_SAID_MAX, "one value, two names");
@@ -151,8 +152,7 @@ castor_status castor_gather(castor_store *s, const void *data, size_t bytes, voi
 castor_status castor_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
                            uint32_t count) {
     castor_status status = rank_check(s, __func__);
-    return status ? status
-                  : ranks_agree(s, what, &(ranks_values){values, labels, count}, NULL, 0, NULL);
+    return status ? status : ranks_agree(s, what, &(ranks_values){values, labels, count}, NULL, 0, NULL);
 }
 
 void castor_activity_set(castor_store *s, int place) {
@@ -403,8 +403,7 @@ castor_status castor_step_begin(castor_store *s, const double *values, const cha
                                        "castor_step_begin: a rank says %u numbers, %d is the most",
                                        said_count, CASTOR_SAID_MAX));
     touches_step(s);
-    return publish_begin(s, &(ranks_values){values, labels, count}, said, said_count * sizeof *said,
-                         every);
+    return publish_begin(s, &(ranks_values){values, labels, count}, said, said_count * sizeof *said, every);
 }
 
 uint32_t castor_part_divide(const castor_store *s, const uint64_t *bytes, uint32_t count, uint64_t most,

@@ -81,7 +81,7 @@ static castor_status move_start(void *context, const chunk_move *move, uint64_t 
         sched_yield();
     atomic_store(&c->finished_ns, 0);
     /* Set one by one: `state` is the queue's. */
-    o->action = move->to == TIER_DISK ? DISK_EVICT : DISK_BRING;
+    o->action = move->to == TIER_DISK ? DISK_EVICT : DISK_LOAD;
     o->fd = b->store->chunks.list[c->kind].fd;
     o->offset = c->offset;
     o->bytes = c->bytes;

@@ -53,7 +53,7 @@ static void *budget_main(void *context) {
         until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&b->moved, &b->lock, &until);
         pthread_mutex_unlock(&b->lock);
-        /* Also while moves come one after another: that is when others bring what this rank let go. */
+        /* Also while moves follow each other: that is when other ranks load what this rank has evicted. */
         uint64_t now = clock_ns(CLOCK_MONOTONIC);
         if (now >= look_ns) {
             chunk_manager_resync(b->manager, LOOK_CHUNKS);

@@ -1,19 +1,18 @@
 /* A memory budget: which of the chunks that this rank owns are in memory, and which on disk alone.
  *
  * Vocabulary
- *   budget   bytes of memory that the node's model data and its ranks' other data may have
- *   share    this rank's part of what model data may have: as what it owns is of what all own
- *   closed   a chunk that no tensor is added to any more; from there on it may leave
- *   part     of an optimizer's step: what is stepped at a time
+ *   budget   bytes of memory for the node's model data and its ranks' other data
+ *   share    this rank's part of the model data's bytes, in proportion to what it owns
+ *   closed   a chunk that gets no more tensors; from then on it may be evicted
+ *   part     the parameters that an optimizer steps at a time
  *
  * The chunk manager decides (chunk_manager.h); its backend is here (budget_backend.c): the tiers are host and disk, and the disk
  * queue moves. Chunk files lie on disk from the start, so that nothing here changes what anybody reads.
  *
  * Invariants
  *   - chunks are closed on every rank in the same places, so that their layout stays the same
- *   - what a rank writes of a chunk it has said before (a part, a gradient), and the owner of the chunk has it pinned or
- *     in use until it is done
- *   - an error of the disk ends nothing: the chunk stays in memory, and the next part that needs room says so
+ *   - a rank announces what it will write (a part, a gradient); the chunk's owner keeps the chunk in use until the write is done
+ *   - an error of the disk stops nothing: the chunk stays in memory, and the next part that needs the room reports it
  */
 #ifndef CASTOR_BUDGET_H
 #define CASTOR_BUDGET_H
@@ -25,8 +24,8 @@
 struct tensor;
 typedef struct budget budget;
 
-/* What is brought comes in pages of this size, which the kernel gives up only as a whole: one that two chunks share would stay
- * for ever. */
+/* Chunks are loaded in pages of this size, which the kernel frees only as a whole: a page that two chunks share would stay for
+ * ever. */
 #define BUDGET_UNIT_BYTES (2ul << 20)
 
 /* For a store whose files are on disk. */

@@ -67,7 +67,7 @@ static void chunk_drop(store *s, uint32_t chunk) {
             view_drop(s->touches, s->tensors[id]);
 }
 
-/* A chunk is used that is not among those kept: the one that was used longest ago is let go. */
+/* A chunk is used whose views are not mapped: the views that were used longest ago are unmapped. */
 static void chunk_touched(store *s, uint32_t chunk) {
     touches *t = s->touches;
     if (chunk < t->seen_capacity && t->seen_in[chunk] != t->pass) {

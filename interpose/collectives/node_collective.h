@@ -1,8 +1,8 @@
 /* Collectives of the ranks of one node through a node_group's memory.
  *
- * Reductions add up in rank order, element by element: their results do not depend on sizes, timing or who comes first,
- * and are the same on every rank. A call may come on any thread of a rank; calls of one `channel` with the same tag come
- * on one thread, one after another. After an error the outputs hold anything, and the group has failed. */
+ * Reductions add up in rank order, element by element: results do not depend on sizes or timing, and are the same on
+ * every rank. Any thread of a rank may call; calls of one `channel` with the same tag come from one thread, one after another.
+ * After an error the outputs are undefined, and the group has failed. */
 #ifndef CASTOR_COLLECTIVES_NODE_COLLECTIVE_H
 #define CASTOR_COLLECTIVES_NODE_COLLECTIVE_H
 
@@ -10,7 +10,7 @@
 #include "node_group.h"
 
 typedef struct node_call {
-    uint32_t channel; /* below 128: tags of different ones have nothing to do with each other */
+    uint32_t channel; /* below 128: each has its own tags */
     uint32_t tag;
     double timeout_seconds;
 } node_call;

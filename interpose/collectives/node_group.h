@@ -1,19 +1,18 @@
-/* The memory through which the ranks of one process group of one node move what their collectives carry.
+/* The memory through which the ranks of one process group on one node move the data of their collectives.
  *
  * Vocabulary
- *   slot   where a thread of a rank offers the data of one operation: only its owner writes it, but for the acknowledgements
- *   key    names an operation of the group, the same on all ranks: no two operations have the same one
- *   cell   a part of a slot's data; operations larger than one cell go through the cells in turn
- *   step   how many cells' worth of an operation its owner has offered
+ *   slot   where a thread of a rank offers the data of one operation. Only its owner writes it, except for acknowledgements
+ *   key    identifies an operation of the group, on all ranks
+ *   cell   a part of a slot's data; a larger operation goes through the slot's cells in turn
+ *   step   counts the cells of an operation that its owner has offered
  *
- * A rank offers data in a slot of its own under the operation's key; the others look for that key among its slots. So
- * ranks may be in different operations at the same time, in any order, as their worker threads come to them. A slot is
- * used again when all who read it have acknowledged that: a thread waits at most for those who are still in an operation
- * that it has left, never for another thread of its rank.
+ * A rank offers data in a slot of its own under the operation's key; the others search that key among its slots. So ranks may be
+ * in different operations at the same time, in any order. A slot is reused when all its readers have acknowledged: a thread
+ * waits at most for ranks that are still in an operation that it has left, never for another thread of its own rank.
  *
  * Every wait ends: with its condition; when the rank that is waited for died or left (within a fraction of a second); or
- * after the operation's own timeout. Then the group has failed, for all of its ranks and for good: an operation that was
- * cut short is never repeated. */
+ * after the operation's own timeout. After the last two the group has failed on all ranks, for good: an interrupted
+ * operation is never repeated. */
 #ifndef CASTOR_COLLECTIVES_NODE_GROUP_H
 #define CASTOR_COLLECTIVES_NODE_GROUP_H
 
@@ -30,7 +29,7 @@ typedef struct node_group node_group;
 /* On every rank, with the same name; `token` is the job's. Nothing is left anywhere when the ranks are gone. */
 castor_status node_group_open(const char *token, const char *name, int rank, int world,
                               double timeout_seconds, node_group **out);
-/* This rank takes part no more: who waits for it gets an error. */
+/* This rank leaves: whoever waits for it gets an error. */
 void node_group_leave(node_group *g);
 
 /* Errors name rank i of the group names[i]; its own number otherwise. */

@@ -1,5 +1,4 @@
-/* The library's own loops, in place of functions that do the same: which one does is found by trying, on numbers that tell
- * them apart. */
+/* Finds the library's own loop that gives the same results as a function, by trying it on numbers on which the loops differ. */
 #ifndef CASTOR_COLLECTIVES_NODE_LOOP_H
 #define CASTOR_COLLECTIVES_NODE_LOOP_H
 

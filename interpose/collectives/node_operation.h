@@ -25,28 +25,28 @@ typedef struct node_operation {
     node_shape shape;
     int first;                /* the thread's own slots: this one and the next */
     int own;                  /* index of this rank's slot, -1: it offers nothing */
-    bool untold;              /* it has offered or read what nobody was woken for */
-    uint32_t cells;           /* that its offers go through */
+    bool untold;              /* it has offered or read without waking anybody */
+    uint32_t cells;           /* of its offers */
     int slot[NODE_RANKS_MAX]; /* of each other rank, -1: not seen yet */
 } node_operation;
 
 castor_status node_prepare(node_operation *op, node_group *g, const node_call *call, node_shape shape);
 
-/* Takes one of the thread's two slots, which `reader` or everyone else reads. Nobody looks at it before an offer. */
+/* Takes one of the thread's two slots, for `reader` or for everyone else. Nobody reads it before an offer. */
 castor_status node_slot_take(node_operation *op, int reader);
-/* The first `steps` steps are there. node_offer_quietly wakes nobody: who sleeps is woken before this rank waits, or by the
- * next node_offer or node_offer_reduced. */
+/* The first `steps` steps are there. node_offer_quietly wakes nobody; sleepers are woken before this rank waits, or by the next
+ * node_offer or node_offer_reduced. */
 void node_offer(node_operation *op, uint64_t steps);
 void node_offer_quietly(node_operation *op, uint64_t steps);
 void node_offer_reduced(node_operation *op, uint64_t steps);
-/* Until all readers of this rank's slot have read so many steps. */
+/* Waits until all readers of this rank's slot have read so many steps. */
 castor_status node_readers_await(node_operation *op, uint64_t steps);
 
-/* Until `rank` has offered, and reduced, so many steps. CASTOR_ERR_MISMATCH: it calls something else. */
+/* Waits until `rank` has offered, and reduced, so many steps. CASTOR_ERR_MISMATCH: it called another collective. */
 castor_status node_peer_await(node_operation *op, int rank, uint64_t offered, uint64_t reduced);
-/* This rank has read so many steps of `rank`'s slot. Who sleeps is woken before this rank waits. */
+/* This rank has read so many steps of `rank`'s slot. Sleepers are woken before this rank waits. */
 void node_read_tell(node_operation *op, int rank, uint64_t steps);
-/* It needs nothing more of any slot that it has seen. */
+/* This rank has read everything that it needs. */
 void node_read_all(node_operation *op);
 
 /* A step's cells. */

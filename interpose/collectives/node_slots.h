@@ -10,13 +10,13 @@
 
 #define NODE_CELLS 8          /* of half a slot */
 #define NODE_DONE  UINT32_MAX /* as an acknowledgement: the reader has read all */
-/* Where ranks outnumber processors, moving to another one is worth while only in operations that take longer. */
+/* Where ranks outnumber processors, a move to another one pays only in operations that take longer. */
 #define NODE_CROWDED_SECONDS 0.002
 
-/* Of a rank: a thread may go on while its last operation is read. */
+/* Of a rank: two for each thread, which may go on while others read its last operation. */
 enum { NODE_SLOTS = 2 * NODE_THREADS_MAX };
 
-/* What all ranks must say alike of one operation. */
+/* What must be the same on all ranks for one operation. */
 typedef struct node_shape {
     uint32_t kind, root;
     uint64_t bytes;
@@ -53,7 +53,8 @@ struct node_group {
 };
 
 node_slot *node_slot_of(const node_group *g, int rank, int index);
-/* The two halves of a slot's data, NODE_CELLS cells each, one after the other. What reduces nothing offers in both. */
+/* The two halves of a slot's data, NODE_CELLS cells each, one after the other. An operation without a reduction
+ * offers in both. */
 uint8_t *node_slot_offer(const node_group *g, int rank, int index);
 uint8_t *node_slot_reduced(const node_group *g, int rank, int index);
 
@@ -69,7 +70,7 @@ typedef struct node_wait {
 } node_wait;
 
 castor_status node_wait_until(node_group *g, const node_wait *w);
-/* Something of `rank`'s has changed that others, or its own threads, may wait for. */
+/* Wakes whoever waits for a change of `rank`. */
 void node_notify(node_group *g, int rank);
 /* The group has failed before: the error's text is set. */
 castor_status node_check(node_group *g);

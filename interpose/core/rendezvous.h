@@ -1,4 +1,4 @@
-/* How the ranks of one node find each other and come to hold the same memory.
+/* The rendezvous of the ranks of a node: they find each other and share descriptors of memory.
  *
  * The first rank makes the descriptors and listens on an abstract Unix socket whose name is a keyed hash of the job's
  * token and the group; the others connect, prove that they know the token (and run under the same user), and get
@@ -11,21 +11,21 @@
 
 /* Rank 0 passes `count` descriptors, the others receive them into `descriptors`. Every wait ends after
  * `timeout_seconds` with an error that names the ranks that did not come. `pids`, if not NULL, has room for `world`:
- * rank 0 learns there which process came for each rank (0: one of another process namespace). */
+ * rank 0 stores there the process of each rank (0: it is in another process namespace). */
 castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors,
                                int count, double timeout_seconds, int *pids);
 
-/* The same without a first rank, and without waiting: descriptors that whoever makes them first hands to all that ask.
+/* The same without rank 0 and without waiting: the process that makes the descriptors first gives them to all that ask.
  *
  * rendezvous_listen: a socket that others find under `what`; -1: another process has it already, or none can be made.
- * rendezvous_answer: answers whoever asks next, when poll says that somebody does.
+ * rendezvous_answer: answers the next request, when poll reports one.
  * rendezvous_ask: true when the process that listens has handed its descriptors over, within a second. */
 int rendezvous_listen(const char *token, const char *what);
 void rendezvous_answer(int listener, const char *token, const int *descriptors, int count);
 bool rendezvous_ask(const char *token, const char *what, int *descriptors, int count);
 
-/* An error that names `other`, when it has ended well instead of joining: for a rank that waits for it, of all those
- * that the launcher has started. */
+/* For a rank that waits for `other`: an error if that rank has ended with status 0 instead of joining. Works where the launcher has
+ * started all `world` ranks. */
 castor_status rendezvous_ended_check(int rank, int world, int other);
 
 #endif

@@ -1,4 +1,4 @@
-/* The secret that the processes of a job know: who brings it may have what a rank has. */
+/* The secret of a job: a process that knows it may get whatever a rank has. */
 #ifndef CASTOR_CORE_TOKEN_H
 #define CASTOR_CORE_TOKEN_H
 

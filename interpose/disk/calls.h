@@ -1,7 +1,7 @@
 /* The system calls under the disk queue, and how much of a file is in memory.
  *
- * Each returns 0 (or a number of bytes), else a negative errno. Tests put calls that fail in their place; what must hold of
- * any implementation stands beside each. */
+ * Each returns 0 (or a number of bytes), else a negative errno. Tests replace them by calls that fail. The
+ * comment of each call says what every implementation must do. */
 #ifndef CASTOR_DISK_CALLS_H
 #define CASTOR_DISK_CALLS_H
 
@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include "core/status.h"
 
-/* How a range that was brought is put into this process's page tables, so that the thread that uses it next does not fault:
- * for writing also marks every page as written, for ranges that are about to be written throughout. */
+/* How a loaded range is put into this process's page tables, so that the thread that uses it next does not fault. DISK_MAP_WRITE
+ * also marks every page as written: for ranges that are about to be written throughout. */
 typedef enum disk_map { DISK_MAP_NONE, DISK_MAP_READ, DISK_MAP_WRITE } disk_map;
 
 typedef struct disk_calls {
@@ -29,7 +29,7 @@ typedef struct disk_calls {
 
 extern const disk_calls disk_calls_system;
 
-/* Bytes of the file's range that are in memory, whoever brought them. cachestat(2) where there is one (Linux 6.5), which takes
+/* Bytes of the file's range that are in memory, whoever loaded them. cachestat(2) where there is one (Linux 6.5), which takes
  * up to 8 microseconds for each MiB that is there; else mincore on `alias`, a mapping of the range, or on a mapping for the call where
  * it is NULL. From any thread. */
 castor_status disk_resident(int fd, uint64_t offset, uint64_t bytes, const char *alias, uint64_t *out);

@@ -80,7 +80,7 @@ castor_status disk_operation_error(const disk_operation *o) {
 /* --- pieces ----------------------------------------------------------------------------------------------------- */
 
 bool disk_queue_take(disk_queue *q, disk_piece *out) {
-    struct disk_line *line = &q->lines[DISK_BRING], *other = &q->lines[DISK_EVICT];
+    struct disk_line *line = &q->lines[DISK_LOAD], *other = &q->lines[DISK_EVICT];
     if (q->pieces >= q->pieces_max)
         return false;
     if (!line->first || (other->first && other->pieces < line->pieces))
@@ -136,7 +136,7 @@ static char *alias_of(const disk_piece *piece) {
 }
 
 void disk_piece_begin(disk_queue *q, disk_piece *piece) {
-    if (piece->operation->action == DISK_BRING) {
+    if (piece->operation->action == DISK_LOAD) {
         piece->step = DISK_STEP_READ_AHEAD;
         return;
     }

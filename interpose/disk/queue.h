@@ -1,24 +1,24 @@
-/* Moving ranges of mapped files between memory and disk while the program runs on.
+/* The disk queue: moves ranges of mapped files between memory and disk while the program runs.
  *
  * Vocabulary
  *   evict      write a range's changed pages back, then give up their memory
- *   bring      read a range into memory ahead of its use
- *   operation  one of both for one range; its record is the caller's and stays where it is until it has ended
- *   piece      what a thread works on at a time: at most PIECE bytes, ending at a multiple of that in the file, since the
- *              kernel's large pages are given up only as a whole
+ *   load       read a range into memory ahead of its use
+ *   operation  an eviction or a load of one range. The caller owns its record, which must not move until the operation ends
+ *   piece      what a thread works on at a time: at most PIECE bytes, up to a multiple of PIECE in the file, because the
+ *              kernel frees large pages only as a whole
  *   engine     the threads `castor-io`; an io_uring was measured too, and was slower (docs/decisions.md)
  *
  * Invariants
- *   - no operation changes what any mapping of the file shows, whenever it runs, whatever fails, in whichever order two of
- *     them meet: a page that was written again, or that some page table still holds, is not given up
- *   - a range whose write-back failed keeps its memory and counts as written again, so that the kernel does not give up what
- *     the disk has not got
- *   - each operation ends once: done, failed or cancelled. Its `done` is called, without locks, on the engine's thread or
- *     that of who cancels, before anybody who waits for it returns
- *   - pieces in work are at most `in_flight_bytes` together; evicting and bringing share them evenly while both wait
+ *   - no operation changes what any mapping of the file shows, in whatever order operations run and whatever fails: a page that
+ *     was written again, or that is in a page table, stays
+ *   - a range whose write-back failed keeps its memory and counts as written again, so that the kernel does not free what the
+ *     disk lacks
+ *   - each operation ends once: done, failed or cancelled. Then its `done` is called, without locks, on an engine's thread or on
+ *     the thread that cancels, before any wait for the operation returns
+ *   - the pieces in work have at most `in_flight_bytes` together; evictions and loads share them evenly while both wait
  *
- * To be given up, pages must be in no page table: `alias` is taken out of this process's, but views and the aliases of other
- * processes are their owners' to take out first. What could not be given up is counted (left_bytes), no error. */
+ * The kernel frees only pages that are in no page table. The queue takes `alias` out of this process's; views, and other
+ * processes' aliases, must be taken out before by their owners. Pages that stay are counted (left_bytes); that is no error. */
 #ifndef CASTOR_DISK_QUEUE_H
 #define CASTOR_DISK_QUEUE_H
 
@@ -27,7 +27,7 @@
 #define DISK_PIECE_BYTES (8ul << 20)
 #define DISK_PIECES_MAX  16
 
-typedef enum disk_action { DISK_EVICT, DISK_BRING } disk_action;
+typedef enum disk_action { DISK_EVICT, DISK_LOAD } disk_action;
 #define DISK_ACTIONS 2
 
 typedef enum disk_state { DISK_IDLE, DISK_WAITING, DISK_RUNNING, DISK_ENDED } disk_state;
@@ -38,7 +38,7 @@ typedef struct disk_operation {
     int fd;
     uint64_t offset, bytes; /* whole pages */
     char *alias;            /* shared mapping of the range, or NULL */
-    disk_map map;           /* of a range that is brought; needs `alias` */
+    disk_map map;           /* of a range that is loaded; needs `alias` */
     void (*done)(struct disk_operation *operation,
                  void *context); /* may submit other operations; NULL: none */
     void *context;
@@ -81,8 +81,7 @@ castor_status disk_queue_stop(disk_queue *q, double seconds);
 /* From any thread; returns at once. CASTOR_ERR_ARGUMENT: no whole pages, or the operation has not ended yet.
  * CASTOR_ERR_UNSUPPORTED: this process was forked from the one that started the queue, or it stops. */
 castor_status disk_queue_submit(disk_queue *q, disk_operation *operation);
-/* Whether it has ended. Never blocks. */
-/* It was submitted, and has not ended. */
+/* It was submitted and has not ended. Neither this nor the next blocks. */
 static inline bool disk_operation_busy(const disk_operation *operation) {
     int state = __atomic_load_n(&operation->state, __ATOMIC_ACQUIRE);
     return state != DISK_IDLE && state != DISK_ENDED;
@@ -94,8 +93,8 @@ static inline bool disk_operation_ended(const disk_operation *operation) {
 castor_status disk_operation_error(const disk_operation *operation);
 /* Until it has ended, then as disk_operation_error. CASTOR_ERR_TIMEOUT: it goes on. Not from `done`. */
 castor_status disk_queue_wait(disk_queue *q, disk_operation *operation, double seconds);
-/* What has not begun of it is left out. false: nothing was left to cancel. It ends, as cancelled, with its pieces in work, or
- * within this call. */
+/* Leaves out the part that has not begun. false: nothing was left to cancel. The operation ends, as cancelled, with its pieces
+ * in work, or within this call. */
 bool disk_queue_cancel(disk_queue *q, disk_operation *operation);
 
 void disk_queue_statistics(disk_queue *q, disk_statistics *out);

@@ -2,7 +2,7 @@
  *
  * A thread takes a piece, does its steps one after the other, and finishes it:
  *   evict   UNMAP, WRITE_BACK, DROP; after a failed write-back REDIRTY
- *   bring   READ_AHEAD until the piece is read, MAP
+ *   load    READ_AHEAD until the piece is read, MAP
  * Steps before and after the slow ones (WRITE_BACK, DROP, READ_AHEAD) are done by disk_piece_advance itself. */
 #ifndef CASTOR_DISK_THREADS_H
 #define CASTOR_DISK_THREADS_H

@@ -172,13 +172,13 @@ int files_remove(int folder, const char *path, int flags) {
 }
 
 /* All that is visible of a tree is in layer 0 afterwards, with nothing of what lies below. */
-static int bring_tree(const files_found *found) {
+static int copy_up_tree(const files_found *found) {
     char path[FILES_PATH_MAX], from[FILES_PATH_MAX], to[FILES_PATH_MAX];
     files_found inside;
     if (found->layer == 0 && !S_ISDIR(found->info.st_mode))
         return 0;
     if (files_place_of(found, from) != 0 || files_place_in(0, found->path, to) != 0 ||
-        files_make_parents(0, found->path) != 0 || files_bring(from, to, &found->info) != 0)
+        files_make_parents(0, found->path) != 0 || files_copy_entry(from, to, &found->info) != 0)
         return -1;
     if (!S_ISDIR(found->info.st_mode) || !(found->visible & ~1u))
         return 0;
@@ -197,7 +197,7 @@ static int bring_tree(const files_found *found) {
         strcat(strcat(path, "/"), entry->name);
         result = files_find(AT_FDCWD, path, false, &inside);
         if (!result && !inside.missing && !inside.outside)
-            result = bring_tree(&inside);
+            result = copy_up_tree(&inside);
     }
     files_listing_close(names);
     return result;
@@ -242,7 +242,7 @@ static int rename_inside(const files_found *from, const files_found *to) {
     if (files_may_change(from) != 0 || files_may_change(to) != 0 || files_make_parents(0, to->path) != 0 ||
         files_place_in(0, from->path, source) != 0 || files_place_in(0, to->path, target) != 0)
         return -1;
-    if (bring_tree(from) != 0)
+    if (copy_up_tree(from) != 0)
         return -1;
     if (is_folder && files_clear(target) != 0 && errno != ENOENT)
         return -1;
@@ -324,5 +324,5 @@ int files_adopt(const char *path, const char *from) {
     if (files_place_in(found.outside ? files_layer_count() : 0, found.path, place) != 0 ||
         call_lstat(from ? from : found.path, &info) != 0 || (call_unlink(place, 0) != 0 && errno != ENOENT))
         return -1;
-    return files_bring(from ? from : found.path, place, &info);
+    return files_copy_entry(from ? from : found.path, place, &info);
 }

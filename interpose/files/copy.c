@@ -142,7 +142,7 @@ int files_copy(const char *from, const char *to, const struct stat *info) {
     return call_symlink(target, to) == 0 || errno == EEXIST ? 0 : -1;
 }
 
-int files_bring(const char *from, const char *to, const struct stat *info) {
+int files_copy_entry(const char *from, const char *to, const struct stat *info) {
     if (S_ISREG(info->st_mode) && info->st_size >= FILES_SHARED_BYTES && call_link(from, to, 0) == 0)
         return 0;
     return files_copy(from, to, info);

@@ -115,7 +115,7 @@ int files_adopt(const char *path, const char *from);
 /* A whole copy with mode and times, or nothing; a file that is there already stays. */
 int files_copy(const char *from, const char *to, const struct stat *info);
 /* The same where the copy is only read, or replaced as a whole: large files may share their data. */
-int files_bring(const char *from, const char *to, const struct stat *info);
+int files_copy_entry(const char *from, const char *to, const struct stat *info);
 /* Makes the folders above `path` in a layer. */
 int files_make_parents(int layer, const char *path);
 /* What is visible of `found` is in layer 0 afterwards; of a directory the folder alone. */

@@ -1,8 +1,8 @@
 /* Publication: how a tensor's owner shows new bytes to every rank.
  *
- * Between publish_begin and publish_end only owners write, and only through the aliases. publish_begin is a barrier:
- * from there nobody reads the old bytes for its own purposes. publish_end is one too: after it, every rank sees what
- * the owners wrote, and what a rank had edited in its own view of a published tensor is gone. */
+ * Between publish_begin and publish_end only owners write, and only through the aliases. publish_begin is a barrier: after it
+ * nobody reads the old bytes. publish_end is one too: after it every rank sees what the owners wrote; what a rank had edited in
+ * its own view of a published tensor is gone. */
 #ifndef CASTOR_GRADIENTS_PUBLISH_H
 #define CASTOR_GRADIENTS_PUBLISH_H
 
@@ -16,11 +16,11 @@ castor_status publish_begin(store *s, const ranks_values *agreed, const void *sa
 void publish_push(tensor *const *tensors, uint32_t count);
 /* The owner wrote the alias. */
 void publish_mark(tensor *t);
-/* changed[i]: the tensor was published since this rank last looked. */
+/* changed[i]: the tensor was published since this rank's last publish_end. */
 castor_status publish_end(store *s, tensor *const *tensors, uint32_t count, uint8_t *changed);
 
-/* After every rank changed the tensors in its own view in the same way: the owners' bytes go to the store, and every
- * rank lets go of those pages that now hold the same; pages that differ stay its own. */
+/* Every rank has changed the tensors in its own view in the same way. The owners' bytes go to the store, and every rank drops its
+ * own copies of pages that are equal now; pages that differ stay its own. */
 castor_status publish_deduplicate(store *s, tensor *const *tensors, uint32_t count, const char *what);
 
 #endif

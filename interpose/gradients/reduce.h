@@ -1,8 +1,8 @@
 /* Sums of gradients: each rank adds its own, in rank order per block, in the background.
  *
- * Rank r adds block b of an epoch after rank r - 1 has; rank 0, which overwrites, after every rank has released the
- * previous sum. The result is therefore the same whatever the timing, and the last rank's progress completes it.
- * The thread `castor-reduce` takes this process's jobs in the order they came. */
+ * Rank r adds block b of an epoch after rank r - 1 has added it. Rank 0 overwrites the previous sum after every rank has released
+ * it. So the result does not depend on timing, and the last rank's progress completes it. The thread `castor-reduce` takes this
+ * process's jobs in the order of their submission. */
 #ifndef CASTOR_GRADIENTS_REDUCE_H
 #define CASTOR_GRADIENTS_REDUCE_H
 

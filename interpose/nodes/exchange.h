@@ -1,8 +1,9 @@
-/* Between nodes: what the ranks of a lane (grouping.h) exchange over the script's engine, and how a node takes it.
+/* The exchange between nodes: what the ranks of a lane (grouping.h) send each other over the script's process groups, and how
+ * the node uses it.
  *
- * Each rank of a lane exchanges what it owns; the same tensors on every node, since nodes register the same ones in the
- * same order. Sums: after reduce_finish each owner adds the other nodes' sums to its own, in place, and nobody looks at a
- * sum before exchange_settle. */
+ * Each rank of a lane exchanges what it owns: the same tensors on every node, because all nodes register the same ones in the
+ * same order. After reduce_finish each owner adds the other nodes' sums to its own, in place; nobody reads a sum before
+ * exchange_settle. */
 #ifndef CASTOR_NODES_EXCHANGE_H
 #define CASTOR_NODES_EXCHANGE_H
 
@@ -40,8 +41,8 @@ uint32_t exchange_units(tensor *const *tensors, uint32_t count, const uint8_t *u
 /* Parameters that were registered, with the size of chunks that the job asks for: nodes compare them. */
 void exchange_registered(store *s, uint64_t chunk_bytes, tensor *const *tensors, uint32_t count);
 
-/* On every rank of the node, after the owners' exchange: used[i], which the owner of tensor i knows of all nodes, comes to
- * every rank. */
+/* On every rank of the node, after the owners' exchange: every rank gets used[i], which the owner of tensor i knows from all
+ * nodes. */
 castor_status exchange_settle(store *s, tensor *const *tensors, uint32_t count, uint8_t *used);
 
 #endif

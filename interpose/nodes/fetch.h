@@ -11,16 +11,16 @@ typedef struct fetch_peer {
     char address[FETCH_ADDRESS_MAX]; /* numeric */
     int port;
     char token[TOKEN_MAX];
-    double timeout_seconds; /* that it may say nothing */
+    double timeout_seconds; /* of silence */
     int connection;         /* -1: none */
-    bool uninterrupted;     /* by signals: not the script's thread reads */
+    bool uninterrupted;     /* by signals: another thread than the script's reads */
 } fetch_peer;
 
 fetch_peer fetch_peer_of(const char *address, int port, const char *token, double timeout_seconds);
 
-/* Connects, and with `hello` says that this rank reads until fetch_close. Error: it cannot be reached. */
+/* Connects. `hello`: announces that this rank may read until fetch_close. Error: the peer cannot be reached. */
 castor_status fetch_open(fetch_peer *p, bool hello);
-/* Error: it has ended, or says nothing for so long. */
+/* Error: the peer has ended, or was silent for timeout_seconds. */
 castor_status fetch_range(fetch_peer *p, chunk_kind kind, uint64_t offset, void *out, uint64_t bytes);
 void fetch_close(fetch_peer *p);
 

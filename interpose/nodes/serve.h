@@ -1,9 +1,9 @@
-/* Reads between nodes without the other node's script: each node that shards has a thread, `castor-serve`, that sends what
- * others ask of its chunks (fetch.h asks).
+/* Serves a node's chunks to other nodes, without the script: on each node that shards, the thread `castor-serve` sends the
+ * ranges that others request (fetch.h).
  *
- * A read sees what the owner published last: owners write states and parameters only inside a step, and a step begins on
- * every node together; sums are complete from the end of a backward to the begin of the next, which all nodes begin
- * together as well. Who asks must know the token; a message that does not begin with it ends the connection. */
+ * A read sees what the owner published last. Owners write states and parameters only inside a step, and all nodes begin a step
+ * together. Sums are complete from the end of a backward to the begin of the next, which all nodes also begin together. A
+ * request begins with the job's token; anything else ends the connection. */
 #ifndef CASTOR_NODES_SERVE_H
 #define CASTOR_NODES_SERVE_H
 
@@ -17,14 +17,14 @@ typedef struct serve_request {
     uint64_t offset, bytes;
 } serve_request;
 
-/* Without an answer: from here to the end of the connection a rank of another node may read at any time. */
+/* Gets no answer. From here to the end of the connection a rank of another node may read at any time. */
 #define SERVE_HELLO 100
 
 /* Starts the thread; it lives as long as the process. Error: the address is not this node's. */
 castor_status serve_start(store *s, const char *token, const char *address, int *port);
 
-/* Until `readers` ranks have said hello, and all of them have closed their connections. `patience_seconds` goes by before it says
- * that it waits. CASTOR_ERR_INTERRUPTED: by a signal; CASTOR_ERR_PEER: a rank of the store has failed. */
+/* Waits until `readers` ranks have said hello and all of them have closed their connections. After `patience_seconds` it logs that it
+ * waits. CASTOR_ERR_INTERRUPTED: by a signal; CASTOR_ERR_PEER: a rank of the store has failed. */
 castor_status serve_wait(store *s, int readers, double patience_seconds);
 
 #endif

@@ -1,23 +1,22 @@
-/* The seam between the chunk manager and the world: the only way in which placement touches memory, disks or a clock.
+/* The backend of the chunk manager: the only way in which placement touches memory, disks or a clock.
  *
  * Vocabulary
- *   tier   where a chunk's bytes are, the fastest first: device, host, disk; on a node without devices host, disk. A
- *          chunk is used on tier 0
- *   move   of a whole chunk from one tier to another, in the background
- *   room   what a chunk takes on a tier; during a move it has room on both
+ *   tier   where a chunk's bytes are, the fastest first: device, host, disk; without devices: host, disk. A chunk is used on
+ *          tier 0
+ *   move   a whole chunk goes from one tier to another, in the background
+ *   room   the bytes that a chunk takes on a tier; during a move it takes them on both
  *
- * What must hold, and the manager relies on
- *   - a chunk's bytes are readable and writable at its address at any time, wherever they are: moves change speed alone
+ * What every backend guarantees
+ *   - a chunk's bytes are readable and writable at its address at any time, wherever they are: moves change only speed
  *   - a move that fails or is cancelled leaves the chunk where it was
- *   - every function but move_wait is called with the manager's lock held: it returns at once and calls nothing
- *     of the manager's
- *   - what fails has set the error's text
+ *   - every function but move_wait is called with the manager's lock held: it returns at once and does not call the manager
+ *   - a function that fails sets the error's text
  *
  * What the manager promises
- *   - one move of a chunk at a time, from the tier that it is on to another one, after room_take there
- *   - each move that began is polled or waited for until it is done, failed or cancelled, then never mentioned again; one
- *     thread at a time waits for it, and nobody polls it meanwhile
- *   - room_give for each room_take, but for chunks that lie on a tier from the start: their room counts as taken */
+ *   - a chunk has one move at a time, from its tier to another one, after room_take there
+ *   - it polls each move, or waits for it, until the move is done, failed or cancelled, and never uses the handle again. One
+ *     thread at a time waits for a move, and nobody polls it meanwhile
+ *   - it calls room_give once for each room_take. A chunk that lies on a tier from the start has its room already */
 #ifndef CASTOR_PLACEMENT_BACKEND_H
 #define CASTOR_PLACEMENT_BACKEND_H
 
@@ -41,14 +40,14 @@ typedef struct chunk_backend {
     void *context;
     uint32_t tiers;
     const char *tier_names[TIERS_MAX];
-    /* A slower tier keeps the bytes of a chunk that was brought up, so that one that nobody wrote to needs no way back.
-     * True of file-backed memory. */
+    /* A slower tier keeps the bytes of a chunk that has moved up: a chunk that nobody wrote to need not be copied back. True of
+     * file-backed memory. */
     bool keeps_copies;
 
     uint64_t (*now_ns)(void *context); /* never goes back */
     /* Model and other data together; UINT64_MAX: as much as there is. May change from call to call. */
     uint64_t (*capacity_bytes)(void *context, uint32_t tier);
-    /* Bytes on tier 0 of chunks that have left it as far as the manager knows. May be NULL: none. */
+    /* Bytes on tier 0 of chunks that have left it, to the manager's knowledge. May be NULL: none. */
     uint64_t (*lingering_bytes)(void *context);
     /* The most bytes of non-model data on tier 0 at any time since the last call. */
     uint64_t (*non_model_bytes)(void *context);

@@ -59,8 +59,8 @@ castor_status chunk_fill(const chunk_table *t, chunk_kind kind, uint64_t offset,
 castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size_t bytes, char **out);
 /* The number of the chunk that holds an offset; -1: none does. */
 int32_t chunk_index(const chunk_table *t, chunk_kind kind, uint64_t offset);
-/* Writes to a range whose memory was given back, which brings it back; CASTOR_ERR_MEMORY when there is none. Aliases show
- * what was written. */
+/* Writes to a range whose memory was given back, which allocates it again; CASTOR_ERR_MEMORY when there is none. Aliases show what
+ * was written. */
 castor_status chunk_write(const chunk_table *t, chunk_kind kind, uint64_t offset, const void *data,
                           size_t bytes);
 /* Nothing is added to the chunks of a kind any more: the next tensor begins one. */

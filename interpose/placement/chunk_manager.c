@@ -1,4 +1,4 @@
-/* What the manager is told: accesses and events. */
+/* Accesses and events. */
 #include "chunk_manager.h"
 
 #include "core/error.h"
@@ -90,10 +90,10 @@ static void note_use(chunk_manager *m, uint32_t chunk, bool write) {
     chunks_refresh(m);
 }
 
-/* Room, then the move; the lock may have been let go. */
-static castor_status bring(chunk_manager *m, uint32_t chunk, uint32_t tier, uint64_t deadline) {
+/* Makes room, then moves. May release the lock meanwhile. */
+static castor_status load(chunk_manager *m, uint32_t chunk, uint32_t tier, uint64_t deadline) {
     uint64_t freed = 0;
-    m->chunks[chunk].bringing = true;
+    m->chunks[chunk].loading = true;
     chunk_refresh(m, chunk);
     castor_status status = room_make(m, tier, chunk, deadline);
     if (status == CASTOR_OK)
@@ -111,7 +111,7 @@ static castor_status bring(chunk_manager *m, uint32_t chunk, uint32_t tier, uint
         if (status != CASTOR_ERR_TIMEOUT)
             status = move_begin(m, chunk, tier);
     }
-    m->chunks[chunk].bringing = false;
+    m->chunks[chunk].loading = false;
     chunk_refresh(m, chunk);
     pthread_cond_broadcast(&m->changed);
     return status;
@@ -130,10 +130,10 @@ static castor_status arrive(chunk_manager *m, uint32_t chunk) {
         bool moves = c->moving;
         if (moves)
             status = move_await(m, chunk, deadline);
-        else if (c->bringing)
+        else if (c->loading)
             status = change_await(m, chunk, deadline);
         else
-            status = bring(m, chunk, 0, deadline);
+            status = load(m, chunk, 0, deadline);
         if (status == CASTOR_ERR_TIMEOUT)
             return status;
         /* A move away that failed is all the better; a prefetch that failed is tried again, once. */
@@ -185,11 +185,11 @@ castor_status chunk_manager_release(chunk_manager *m, uint32_t chunk) {
     return status;
 }
 
-/* The chunk is on that tier, whatever the manager thought; where room for that is refused, it goes on thinking so. */
+/* The chunk is on that tier, whatever the tables say. They stay wrong where the backend refuses the room. */
 static bool believe(chunk_manager *m, uint32_t chunk, uint32_t tier) {
     managed_chunk *c = &m->chunks[chunk];
     chunk_backend *b = &m->backend;
-    if (c->moving || c->bringing || tier == c->tier || tier >= b->tiers ||
+    if (c->moving || c->loading || tier == c->tier || tier >= b->tiers ||
         b->room_take(b->context, chunk, tier, c->bytes) != CASTOR_OK)
         return false;
     b->room_give(b->context, chunk, c->tier, c->bytes);
@@ -197,7 +197,7 @@ static bool believe(chunk_manager *m, uint32_t chunk, uint32_t tier) {
     return true;
 }
 
-/* ... and the manager had not noticed. */
+/* ... and nobody had said so. */
 static void believe_late(chunk_manager *m, uint32_t chunk, uint32_t tier) {
     m->statistics.unnoticed += believe(m, chunk, tier);
 }
@@ -252,14 +252,14 @@ castor_status chunk_manager_move(chunk_manager *m, uint32_t chunk, uint32_t tier
         managed_chunk *c = &m->chunks[chunk];
         if (c->moving) {
             status = move_await(m, chunk, deadline);
-        } else if (c->bringing) {
+        } else if (c->loading) {
             status = change_await(m, chunk, deadline);
         } else if (c->tier == tier) {
             break;
         } else {
             status = may_move(m, chunk, tier);
             if (status == CASTOR_OK)
-                status = bring(m, chunk, tier, deadline);
+                status = load(m, chunk, tier, deadline);
         }
     }
     pthread_mutex_unlock(&m->lock);

@@ -1,18 +1,18 @@
 /* The chunk manager: which chunks are on tier 0 when, within a budget.
  *
- * It knows chunks by number, in the order of registration, and sees the world through its backend alone (backend.h). One
- * manager for the chunks that a process places. What it is told are accesses and the events between them (moments.h); what it
- * does is to move chunks, before they are needed where it foresees that, at the latest in the access.
+ * A process has one manager for the chunks that it places. The manager knows chunks by number, in the order of registration, and
+ * sees the world through its backend alone (backend.h). It learns of accesses and of the events between them (moments.h), and
+ * moves chunks: ahead of an access that it foresees, else in the access.
  *
  * Invariants (chunk_manager_check)
- *   - an access is correct without the manager: being told late, wrongly or never costs time alone
+ *   - an access is correct without the manager: late, wrong or missing information costs only time
  *   - a chunk that is in use or pinned never begins to leave tier 0
  *   - one move of a chunk at a time, however many threads want it
- *   - what the tiers hold is the sum of their chunks, those that come and go included
+ *   - the bytes of a tier are the sum of its chunks, those that move included
  *   - a failed move changes nothing: the chunk is where it was, and is not chosen again as a victim in this step
  *
- * All functions are safe from any thread. One lock, never held while a move is waited for; those who wait do so for
- * `timeout_ns` at most. Tables grow at registration alone; everything else allocates nothing. After a fork, the child's copy must
+ * All functions are safe from any thread. One lock, which nobody holds while he waits for a move; a wait lasts
+ * `timeout_ns` at most. Tables grow at registration; nothing else allocates. After a fork, the child's copy must
  * not be used. */
 #ifndef CASTOR_PLACEMENT_CHUNK_MANAGER_H
 #define CASTOR_PLACEMENT_CHUNK_MANAGER_H
@@ -46,21 +46,21 @@ castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_
 /* The static policy decides anew where chunks belong; the others go there in time. false in *whole: offload_param_frac is left
  * out, because the other shares are not 1. Nothing to do under auto. */
 castor_status chunk_manager_place(chunk_manager *m, bool *whole);
-/* A moment of the step begins: it forms a guess about what comes, and starts the moves that this asks for. */
+/* A moment of the step begins: the manager predicts what comes next and starts the moves for it. */
 void chunk_manager_event(chunk_manager *m, moment_event event, uint32_t identity);
 void chunk_manager_step_end(chunk_manager *m);
-/* Notes moves that have ended and starts what is due; for whoever learns that a move has ended. */
+/* Notes moves that have ended and starts what is due. Whoever learns that a move has ended calls it. */
 void chunk_manager_advance(chunk_manager *m);
 
-/* The chunk is on tier 0 when this returns, and stays there until as many releases. An error: it is where it was, it may be
- * used all the same, and there is nothing to release. CASTOR_ERR_MEMORY names what the capacity lacks. */
+/* The chunk is on tier 0 when this returns, and stays there until as many releases. On an error it is where it was; it may
+ * be used all the same, and there is nothing to release. CASTOR_ERR_MEMORY names what the capacity lacks. */
 castor_status chunk_manager_access(chunk_manager *m, uint32_t chunk, bool write);
 castor_status chunk_manager_release(chunk_manager *m, uint32_t chunk);
-/* It was used already, by someone who could not say so before: it is on tier 0 by now. */
+/* It was used without an access, and so is on tier 0 by now. */
 void chunk_manager_touch(chunk_manager *m, uint32_t chunk, bool write);
-/* Asks the backend where the next `count` idle chunks are, in turn, and believes it. */
+/* Takes over from the backend where the next `count` idle chunks are; each call goes on where the last one ended. */
 void chunk_manager_resync(chunk_manager *m, uint32_t count);
-/* It left tier 0, and parts of it are there all the same: they follow, unless it is used by now. */
+/* The chunk left tier 0 and parts of it are still there: they are evicted too, unless it is in use by now. */
 void chunk_manager_leave_again(chunk_manager *m, uint32_t chunk);
 
 /* Moves and waits for it. An error: the chunk is in use, or there is no room. */

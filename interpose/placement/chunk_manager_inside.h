@@ -1,6 +1,6 @@
-/* What the parts of the chunk manager share: chunk_register.c, chunk_manager.c (what is told), chunk_moves.c (moves and waits),
+/* What the parts of the chunk manager share: chunk_register.c, chunk_manager.c (accesses and events), chunk_moves.c (moves and waits),
  * chunk_room.c (victims and prefetch), chunk_manager_check.c. Every field is guarded by `lock`, and every function here is
- * called with it; those that say so let go of it while they wait, so that anything may have changed when they return. */
+ * called with it; those that say so release it while they wait, so anything may have changed when they return. */
 #ifndef CASTOR_PLACEMENT_CHUNK_MANAGER_INSIDE_H
 #define CASTOR_PLACEMENT_CHUNK_MANAGER_INSIDE_H
 
@@ -20,7 +20,7 @@ typedef struct managed_chunk {
     uint8_t to;
     bool sharded, moving;
     bool waited;     /* a thread waits for the move in the backend */
-    bool bringing;   /* a thread makes room for it */
+    bool loading;    /* a thread makes room for it */
     bool dirty;      /* slower tiers have no copy of these bytes */
     bool prefetched; /* came, or comes, without an access, and had none since */
     bool failed;     /* a move failed in this step: nobody moves it but an access */
@@ -74,7 +74,7 @@ void moves_collect(chunk_manager *m);
 /* Waits a while for the end of the chunk's move, without the lock; by the deadline, an error. CASTOR_OK says nothing
  * about the move: look again. The error of a move that failed is passed on to one who waits for it. */
 castor_status move_await(chunk_manager *m, uint32_t chunk, uint64_t deadline);
-/* The same for room, or for another thread to bring the chunk. */
+/* The same for room, or for another thread to load the chunk. */
 castor_status change_await(chunk_manager *m, uint32_t chunk, uint64_t deadline);
 /* True: the chunk does not move any more, and is where it was. */
 bool move_cancel(chunk_manager *m, uint32_t chunk);

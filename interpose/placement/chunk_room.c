@@ -34,7 +34,7 @@ bool chunk_may_leave(const chunk_manager *m, uint32_t chunk) {
     const managed_chunk *c = &m->chunks[chunk];
     if (m->settings.placement.policy == PLACEMENT_STATIC && c->tier >= c->home)
         return false; /* it is where it belongs */
-    return !c->moving && !c->bringing && !c->users && !c->pins && !c->failed;
+    return !c->moving && !c->loading && !c->users && !c->pins && !c->failed;
 }
 
 uint64_t chunk_key(const chunk_manager *m, uint32_t chunk) {
@@ -189,7 +189,7 @@ static void look_ahead(chunk_manager *m, plan *p) {
             continue;
         }
         all_there = false;
-        if (c->moving || c->bringing || c->failed)
+        if (c->moving || c->loading || c->failed)
             continue;
         p->items[p->count] = (prefetch_item){c->bytes, use.begin_ns, 0};
         p->chunks[p->count] = use.chunk;

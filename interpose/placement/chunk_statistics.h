@@ -18,9 +18,9 @@ typedef struct chunk_statistics {
     uint64_t accesses;
     uint64_t hits;      /* prefetched, and there in time */
     uint64_t late;      /* prefetched, and still on their way */
-    uint64_t misses;    /* brought by the access itself */
-    uint64_t unnoticed; /* told late: found to be there, or used without an access */
-    uint64_t wasted;    /* prefetched, and gone before they were used */
+    uint64_t misses;    /* loaded by the access itself */
+    uint64_t unnoticed; /* found on tier 0, or used without an access */
+    uint64_t wasted;    /* prefetched, and evicted before they were used */
     uint64_t stall_ns;  /* accesses waited for moves, all threads together */
     uint64_t
         over_limit; /* times that the policy's limit was passed, within the capacity, because all chunks were in use */

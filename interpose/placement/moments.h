@@ -1,21 +1,21 @@
 /* What a training step does to chunks, recorded once and compared with every step that follows.
  *
  * Vocabulary
- *   moment     a numbered event of a step (forward, backward, gradient, optimizer) and what lies between it and the next
+ *   moment     a numbered event of a step (forward, backward, gradient, optimizer) and the time up to the next one
  *   use        of a chunk in a moment; `write`: its bytes are changed
  *   recording  one step: its moments, their uses, when they began and the peak of non-model data in each
- *   warm-up    recording: nothing is known of what comes
- *   following  the step has done so far what a recording says
- *   deviation  it has not: another event, a use that was not foreseen, more non-model data than there is headroom for
+ *   warm-up    a step that is recorded: nothing is known of what comes
+ *   following  the step has so far done what a recording says
+ *   deviation  the step did something else: another event, an unforeseen use, more non-model data than there is headroom for
  *
- * Several recordings are kept, so that steps that alternate (two networks, an evaluation now and then) are each known after
- * they were seen once: who deviates from one goes on with another that began alike, and only where there is none records anew,
- * taking over what was alike.
+ * There are several recordings, so that each of several alternating steps (two networks, an evaluation now and then) is known
+ * after it was seen once. A step that deviates from one recording continues with another one that began alike. If there is none,
+ * it is recorded anew, and the common beginning is copied.
  *
- * A recording is a guess about the future. It decides when chunks move and never what is read, so that whatever it says,
- * results are the same. Its tables are of fixed size: a step that does not fit is never followed.
+ * A recording predicts. It decides when chunks move and never what is read, so results do not depend on it. Its tables have a
+ * fixed size: a step that does not fit is never followed.
  *
- * Text, by which a recording can be kept and replayed (bench/policy), one item a line:
+ * As text, a recording can be saved and replayed (bench/policy), one item a line:
  *     castor-moments 1
  *     chunk INDEX KIND BYTES                         for each chunk; KIND: parameter, gradient or state
  *     moment EVENT IDENTITY BEGIN_NS NON_MODEL_BYTES EVENT: forward, backward, gradient or optimizer
@@ -68,7 +68,7 @@ typedef struct moment_recording {
 
 typedef struct moments_settings {
     uint32_t moments_max, uses_max;
-    uint32_t slack; /* a use so many moments early or late is as foreseen: threads */
+    uint32_t slack; /* a use may come so many moments early or late, because of threads */
 } moments_settings;
 
 typedef struct moments {
@@ -86,7 +86,7 @@ typedef struct moments {
     uint64_t steps, warmups, deviations;
     uint32_t unforeseen; /* uses in this step */
     uint32_t odd_steps,
-        odd_steps_most; /* with such uses, in a row; how many are let pass before all is recorded anew */
+        odd_steps_most; /* steps in a row with such uses; so many are allowed before a new recording */
 } moments;
 
 /* Tables, zeroed or not; moments_bytes of them. */

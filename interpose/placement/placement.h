@@ -1,12 +1,11 @@
 /* Where chunks belong, and how much of tier 0 they may have: Gemini's two policies, as arithmetic.
  *
  *   static  fixed shares: of each kind whole chunks, in the order of their numbers, until the share is reached
- *   auto    in warm-up model data has a fixed share of the capacity; afterwards it has what the recording says that other data
- *           leave until the next moment
+ *   auto    during warm-up model data has a fixed share of the capacity; afterwards it has what other data leaves until the next
+ *           moment, by the recording
  *
- * Who goes first when room is short is the same for both: the chunk whose next use is farthest; of those of which no use is
- * known, the one that was used longest ago; among equals the lowest number. Never an address, a hash or a time, so
- * that every rank decides alike. */
+ * Both evict in the same order: first the chunk whose next use is farthest; among chunks without a known next use, the one that was
+ * used longest ago; among equals the lowest number. Never by an address, a hash or a time, so that every rank decides alike. */
 #ifndef CASTOR_PLACEMENT_H
 #define CASTOR_PLACEMENT_H
 
@@ -42,7 +41,7 @@ typedef struct placement_chunk {
 } placement_chunk;
 
 /* The static policy. Gradients lie where their parameters' share says. offload_param_frac counts only where the two other
- * shares are 1; returns false where it was left out for that, of which the user should hear. */
+ * shares are 1; returns false where it was ignored for that reason: tell the user. */
 bool placement_static(const placement_settings *settings, placement_chunk *chunks, uint32_t count);
 
 /* Bytes of chunks that tier 0 should hold at most. `non_model`: the peak until the next moment, as far as is known. */

@@ -15,7 +15,7 @@ typedef struct bandwidth {
 
 /* A move that ended well. */
 void bandwidth_add(bandwidth *b, uint64_t bytes, uint64_t begin_ns, uint64_t end_ns);
-/* 0 until something was measured: then a move begins when it is first thought of, which measures it. */
+/* 0 until something was measured: a move then begins as early as possible, and is measured. */
 uint64_t bandwidth_time_ns(const bandwidth *b, uint64_t bytes);
 
 typedef struct prefetch_item {

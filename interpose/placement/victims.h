@@ -1,7 +1,7 @@
-/* The chunks of a tier that may leave it, by who is to go first.
+/* The order of eviction: which of a tier's chunks leaves it first.
  *
- * A tournament over all chunks: each inner node names the better of its two children, so that a change costs a walk to the
- * root and the victim is read off the root. The order is a pure function of the chunks' numbers and keys, the same on
+ * A tournament tree over all chunks: each inner entry names the better of its two children. A change costs a walk to the root, and
+ * the root names the victim. The order is a pure function of the chunks' numbers and keys, the same on
  * every rank. */
 #ifndef CASTOR_PLACEMENT_VICTIMS_H
 #define CASTOR_PLACEMENT_VICTIMS_H
@@ -13,7 +13,7 @@
 /* Higher goes first; among equals the lowest chunk. 0: may not leave. */
 typedef struct victims {
     uint64_t *key;    /* by chunk, a power of two of them */
-    uint32_t *winner; /* by inner node; 1 is the root, the children of n are 2n and 2n + 1 */
+    uint32_t *winner; /* by inner entry; 1 is the root, the children of n are 2n and 2n + 1 */
     uint32_t leaves;
 } victims;
 

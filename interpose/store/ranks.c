@@ -55,7 +55,7 @@ static castor_status said_take(store *s, const char *what, const void *said, siz
 }
 
 castor_status ranks_agree(store *s, const char *what, const ranks_values *agreed, const void *said,
-                             size_t bytes, void *every) {
+                          size_t bytes, void *every) {
     bool alike;
     uint64_t digest = values_digest(agreed->values, agreed->count);
     castor_status status = said_take(s, what, said, bytes, digest, every, &alike);

@@ -1,9 +1,8 @@
-/* Forked children: they must see parameters, gradients and states as they were at the fork.
+/* Snapshots for forked children, which must see parameters, gradients and states as they were at the fork.
  *
- * Before a fork, the ranges that this process views are copied into files of the process's own, unless the copy of an
- * earlier fork still holds. The child maps these files over its views, page runs that the parent had edited (which
- * fork copies anyway) excepted, and is detached: the store is not its any more. The memory goes with the last child
- * and the parent's next copy, as copy-on-write's would. */
+ * Before a fork the process copies the ranges that it views into files of its own, unless the copy of an earlier fork is still
+ * valid. The child maps these files over its views, except over pages that the parent had edited: fork copies those. Then the
+ * child is detached from the store. The memory is freed with the last child and the parent's next copy, as with copy-on-write. */
 #ifndef CASTOR_STORE_SNAPSHOT_H
 #define CASTOR_STORE_SNAPSHOT_H
 
@@ -12,7 +11,7 @@
 /* The optimizer states' views are registered here; parameters and gradients are known from the tensors. */
 castor_status snapshot_view_add(struct tensor *t, uint64_t offset, char *view, size_t bytes);
 void snapshot_view_remove(store *s, char *view);
-/* The states' ranges are about to be given back: the tensor's views keep what they show. The caller holds the store's lock. */
+/* The states' ranges are about to be freed: the tensor's views get copies of what they show. The caller holds the store's lock. */
 void snapshot_views_keep(const struct tensor *t);
 
 void snapshot_fork_prepare(void);

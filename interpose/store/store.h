@@ -3,7 +3,7 @@
  * Vocabulary
  *   group      the ranks (all on this node) that share a store; `rank` counts within it
  *   control    a small shared block: ranks and what they do, progress of sums, barriers
- *   exchange   per rank, an area that it writes and the others read after a barrier
+ *   exchange   for each rank an area that it writes, and that the others read after a barrier
  *   tensor     one registered parameter, with its gradient's sum and its optimizer states
  *   epoch      of a tensor: number of sums that were completed
  *
@@ -27,15 +27,15 @@
 #include "placement/chunk.h"
 #include "placement/placement.h"
 
-#define STORE_RANKS_MAX   128
-#define STORE_TENSORS_MAX 262144u
-#define STORE_TEXT_MAX    1024
-#define STORE_WHAT_MAX    96
-#define STORE_WHERE_MAX   96
-#define STORE_SAID_MAX    128
+#define STORE_RANKS_MAX    128
+#define STORE_TENSORS_MAX  262144u
+#define STORE_TEXT_MAX     1024
+#define STORE_WHAT_MAX     96
+#define STORE_WHERE_MAX    96
+#define STORE_SAID_MAX     128
 #define CONSENSUS_VERDICTS 64
 
-/* What a rank is doing, so that others can say whom they wait for and stop waiting for one who will not come. */
+/* What a rank is doing. Other ranks tell by it what the rank that they wait for does, and whether it will come. */
 typedef enum store_activity {
     ACTIVITY_SCRIPT,       /* the script's own code */
     ACTIVITY_REGISTRATION, /* building a model wrapper or an optimizer */
@@ -70,8 +70,8 @@ typedef struct rank_control {
     _Atomic uint64_t private_bytes; /* of its views, at its last step */
     _Atomic uint64_t other_bytes;   /* of its blocks that are no model data, of late; under a budget */
     store_meeting meeting[2];       /* by arrivals % 2: no rank is more than one barrier ahead of another */
-    char where[STORE_WHERE_MAX];    /* its line of the script, once the ranks have parted, and then */
-    _Atomic uint32_t told;          /* ... the arrivals at which they did */
+    char where[STORE_WHERE_MAX];    /* its line of the script, after the ranks have parted */
+    _Atomic uint32_t told;          /* ... at these arrivals */
     _Atomic uint64_t cause;         /* castor_fail */
 } rank_control;
 
@@ -81,7 +81,7 @@ typedef struct store_control {
     _Atomic uint32_t event;     /* futex: advances with every change that somebody may wait for */
     _Atomic uint32_t waiters;   /* of `event` */
     _Atomic uint32_t failed;    /* 0, 1: being written, 2: failure and blamed hold the reason */
-    int32_t blamed;             /* the rank that the others need not wait for any more; -1: none alone */
+    int32_t blamed;             /* the rank that failed first; -1: no single one */
     _Atomic uint32_t wanted;    /* id + 1 of the tensor whose leases rank 0 waits for; 0: none */
     _Atomic uint64_t consensus; /* ticket << 32 | number of ranks that came (consensus.h) */
     _Atomic uint64_t consensus_verdict[CONSENSUS_VERDICTS]; /* by ticket */
@@ -94,7 +94,7 @@ typedef struct store_control {
 /* Progress of one tensor; `world` rank words follow. */
 typedef struct tensor_progress {
     _Atomic uint32_t added;    /* blocks that this rank has added, over all epochs */
-    _Atomic uint32_t released; /* epochs whose sum this rank no longer looks at */
+    _Atomic uint32_t released; /* epochs whose sum this rank no longer reads */
 } tensor_progress;
 
 typedef struct tensor_control {
@@ -103,7 +103,7 @@ typedef struct tensor_control {
     _Atomic uint32_t
         used[2]; /* by epoch % 2, as one rank may be an epoch ahead: epoch + 1 when some rank used it */
     _Atomic uint32_t published;   /* number of publications; written by the owner */
-    _Atomic uint32_t forgotten;   /* ranks that hold the tensor no more */
+    _Atomic uint32_t forgotten;   /* ranks that have forgotten the tensor */
     _Atomic uint32_t leases_back; /* releases of all ranks, over all epochs; any rank adds to it */
     _Atomic uint32_t given_back;  /* the epoch whose sum's memory was given back; 0: none */
     _Atomic uint32_t carried;     /* the epoch whose sum rank 0 went on with; 0: none */
@@ -117,11 +117,10 @@ typedef enum store_exchange { EXCHANGE_CALL, EXCHANGE_STATES } store_exchange;
 struct tensor;
 typedef struct store store;
 
-/* What keeps a store's chunks within bounded memory (budget/budget.h), asked where the store's own life needs it. */
+/* Keeps a store's chunks within bounded memory (budget/budget.h). The store calls it. */
 typedef struct store_bound {
-    castor_status (*start)(store *s); /* before the first tensor; sets s->budget */
-    castor_status (*tensors_added)(
-        store *s); /* under the store's lock; the chunks that they are in are closed */
+    castor_status (*start)(store *s);         /* before the first tensor; sets s->budget */
+    castor_status (*tensors_added)(store *s); /* under the store's lock; closes the tensors' chunks */
     uint64_t (*resident_bytes)(const store *s, chunk_kind kind);
     void (*stop)(store *s); /* before the process ends */
 } store_bound;

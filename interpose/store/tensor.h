@@ -50,7 +50,7 @@ typedef struct tensor {
     struct window *windows;  /* under store->lock */
     state_range *states;     /* of the owner, under store->lock */
     struct tensor *tied; /* the next of those at the same home, in a ring; itself when there is no other */
-    bool returnable;     /* the sum's memory may be given back while nobody looks at it */
+    bool returnable;     /* the sum's memory may be given back while nobody reads it */
     bool sum_paged; /* the sum has whole pages of its own; as it was made, whatever the parameter is now */
     bool unfilled;  /* the sum has no memory before its first epoch */
     bool sum_continues; /* the next sum goes on from this one: its memory is not given back */
@@ -60,15 +60,14 @@ typedef struct tensor {
     bool swept; /* single: its ranges were given back */
 } tensor;
 
-/* The script dropped the parameter. What it still holds keeps its values: a gradient gets pages of its own, and the
- * parameter's bytes stay until its block is freed. When nobody holds anything on any rank, the chunk ranges are given
- * back. */
+/* The script dropped the parameter. Its gradients get pages of their own and keep their values; the parameter's bytes stay until
+ * its block is freed. When every rank has forgotten the tensor and freed its block, the chunk ranges are freed. */
 void tensor_forget(tensor *t);
 
-/* out[id]: every rank of this node has dropped the tensor, which one node only keeps, and its memory is still there. Returns
- * the number of tensors. */
+/* out[id]: every rank of this node has forgotten the tensor, one node alone keeps it, and its memory is still there. Returns the
+ * number of tensors. */
 uint32_t tensor_forgotten(store *s, uint8_t *out, uint32_t room);
-/* The ranges of those that this rank owns are given back: no rank of any node holds them. */
+/* Frees the ranges of those tensors that this rank owns: every rank of every node has forgotten them. */
 void tensor_sweep(store *s, const uint8_t *gone, uint32_t count);
 
 /* Back to the script's private memory, at the same address, with the bytes that this rank sees now. */
@@ -83,11 +82,11 @@ bool tensor_is_mappable(const void *address, size_t bytes, bool whole);
 /* The store's pages of the parameter's range are mapped over the block at the address, which is the tensor's home from then on. */
 castor_status tensor_map_home(tensor *t, void *address);
 
-/* The script replaced its tensor and may still hold the block at the old address: that keeps its values. */
+/* The script replaced its tensor; the block at the old address gets pages of its own and keeps its values. */
 castor_status tensor_keep_home(tensor *t);
 
-/* The script's tensor is now at `address` (it replaced p.data): that block is taken over, if it can be. Returns
- * whether it is now a view of the store. Only on this rank; contents of the store do not change. */
+/* The script's tensor is now at `address` (it replaced p.data): maps the store over that block, if possible. Returns whether it
+ * is now the home. On this rank only; the contents of the store do not change. */
 bool tensor_rehome(tensor *t, void *address);
 
 /* A range for a state of the tensor; its owner calls it. The range is given back when every rank has forgotten the tensor. */

@@ -1,4 +1,4 @@
-/* Waiting for other ranks: futexes in the store, with an eye on the peers.
+/* Waits for other ranks: futexes in the store, and checks that the peers live.
  *
  * Every wait ends: when its condition holds; when a rank of the group died, left or failed (within a fraction of a
  * second); or after CASTOR_TIMEOUT. In the last two cases the error names the rank and what it was doing, and every
@@ -26,8 +26,8 @@ castor_status wait_for(store *s, _Atomic uint32_t *event, _Atomic uint32_t *wait
 castor_status wait_peers_check(store *s);
 void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters);
 
-/* Every rank reaches it before any leaves it. Ranks that come to different ones at the same time have parted: the error, which all
- * of them get, names two of them and where each is in the script. */
+/* A barrier. Ranks that reach different barriers at the same time have parted: all ranks get an error that names two of them, and
+ * the line of the script where each is. */
 castor_status wait_barrier(store *s, const char *what);
 /* The same of ranks that hand over `bytes` bytes, as many on each. *alike: they all came with this digest as well. `said`: these
  * bytes, where they are at most STORE_SAID_MAX and the others are to read them by wait_said; NULL: they go another way. */

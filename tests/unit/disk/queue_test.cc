@@ -12,23 +12,23 @@ namespace {
 
 using namespace disk_fixture;
 
-TEST(DiskQueue, EvictingGivesUpTheMemoryAndBringingReadsIt) {
+TEST(DiskQueue, EvictingGivesUpTheMemoryAndLoadingReadsIt) {
     File f(20 * MIB + 3 * PAGE);
     f.write(1);
     Queue queue;
-    disk_operation evict = f.operation(DISK_EVICT), bring = f.operation(DISK_BRING);
+    disk_operation evict = f.operation(DISK_EVICT), load = f.operation(DISK_LOAD);
     EXPECT_EQ(queue.run(evict), CASTOR_OK) << error_text();
     EXPECT_EQ(evict.done_bytes, f.bytes);
     if (f.on_disk()) {
         EXPECT_EQ(evict.left_bytes, 0u);
         EXPECT_EQ(f.resident(), 0u);
     }
-    EXPECT_EQ(queue.run(bring), CASTOR_OK) << error_text();
-    EXPECT_EQ(bring.done_bytes, f.bytes);
+    EXPECT_EQ(queue.run(load), CASTOR_OK) << error_text();
+    EXPECT_EQ(load.done_bytes, f.bytes);
     EXPECT_EQ(f.resident(), f.bytes);
     EXPECT_TRUE(f.holds(1));
     disk_statistics s = queue.statistics();
-    for (int action : {DISK_EVICT, DISK_BRING}) {
+    for (int action : {DISK_EVICT, DISK_LOAD}) {
         EXPECT_EQ(s.traffic[action].operations, 1u);
         EXPECT_EQ(s.traffic[action].bytes, f.bytes);
         EXPECT_EQ(s.traffic[action].failed + s.traffic[action].cancelled, 0u);
@@ -51,7 +51,7 @@ TEST(DiskQueue, ARangeIsMovedAloneAndMappedAsAsked) {
             EXPECT_GE(f.resident(), f.bytes - o.bytes);
             EXPECT_LT(f.resident(), f.bytes);
         }
-        o.action = DISK_BRING;
+        o.action = DISK_LOAD;
         o.map = map;
         EXPECT_EQ(queue.run(o), CASTOR_OK) << error_text();
         EXPECT_EQ(f.resident(), f.bytes);
@@ -80,11 +80,11 @@ TEST(DiskQueue, NothingThatIsWrittenMeanwhileIsLost) {
     std::atomic<bool> over{false};
     std::thread mover([&] {
         while (!over) {
-            disk_operation evict = f.operation(DISK_EVICT), bring = f.operation(DISK_BRING, DISK_MAP_READ);
+            disk_operation evict = f.operation(DISK_EVICT), load = f.operation(DISK_LOAD, DISK_MAP_READ);
             EXPECT_EQ(disk_queue_submit(queue.q, &evict), CASTOR_OK);
-            EXPECT_EQ(disk_queue_submit(queue.q, &bring), CASTOR_OK);
+            EXPECT_EQ(disk_queue_submit(queue.q, &load), CASTOR_OK);
             EXPECT_EQ(disk_queue_wait(queue.q, &evict, LONG), CASTOR_OK) << error_text();
-            EXPECT_EQ(disk_queue_wait(queue.q, &bring, LONG), CASTOR_OK) << error_text();
+            EXPECT_EQ(disk_queue_wait(queue.q, &load, LONG), CASTOR_OK) << error_text();
         }
     });
     bool right = true;
@@ -108,9 +108,8 @@ TEST(DiskQueue, EachCallMayFailOnce) {
             calls.error = error;
             {
                 Queue queue(&calls.table);
-                disk_operation evict = f.operation(DISK_EVICT),
-                               bring = f.operation(DISK_BRING, DISK_MAP_READ);
-                for (disk_operation *o : {&evict, &bring}) {
+                disk_operation evict = f.operation(DISK_EVICT), load = f.operation(DISK_LOAD, DISK_MAP_READ);
+                for (disk_operation *o : {&evict, &load}) {
                     int status = queue.run(*o);
                     EXPECT_EQ(status, o->status);
                     if (status != CASTOR_OK) {
@@ -141,8 +140,8 @@ TEST(DiskQueue, CallsThatKeepFailingEndInAnError) {
         calls.fail_count = INT32_MAX / 2;
         calls.fail_at = 0;
         EXPECT_EQ(queue.run(f.operation(DISK_EVICT)), CASTOR_ERR_SYSTEM);
-        EXPECT_EQ(queue.run(f.operation(DISK_BRING)), CASTOR_ERR_SYSTEM);
-        EXPECT_EQ(queue.statistics().traffic[DISK_BRING].failed, 1u);
+        EXPECT_EQ(queue.run(f.operation(DISK_LOAD)), CASTOR_ERR_SYSTEM);
+        EXPECT_EQ(queue.statistics().traffic[DISK_LOAD].failed, 1u);
         calls.fail_at = -1;
         EXPECT_EQ(queue.run(f.operation(DISK_EVICT)), CASTOR_OK) << error_text();
         EXPECT_TRUE(f.holds(1));
@@ -172,9 +171,9 @@ TEST(DiskQueue, ShortReadsGoOnAndAFileThatEndsIsAnError) {
     calls.read_at_most = int64_t(PAGE);
     Queue queue(&calls.table);
     EXPECT_EQ(queue.run(f.operation(DISK_EVICT)), CASTOR_OK) << error_text();
-    EXPECT_EQ(queue.run(f.operation(DISK_BRING)), CASTOR_OK) << error_text();
+    EXPECT_EQ(queue.run(f.operation(DISK_LOAD)), CASTOR_OK) << error_text();
     EXPECT_EQ(f.resident(), f.bytes);
-    disk_operation beyond = f.operation(DISK_BRING);
+    disk_operation beyond = f.operation(DISK_LOAD);
     beyond.bytes = 16 * MIB;
     beyond.alias = nullptr;
     EXPECT_EQ(queue.run(beyond), CASTOR_ERR_SYSTEM);
@@ -187,7 +186,7 @@ TEST(DiskQueue, AtMostTheBoundIsInWork) {
     Calls calls;
     Queue queue(&calls.table, 3 * DISK_PIECE_BYTES);
     calls.hold(true);
-    disk_operation evict = f.operation(DISK_EVICT), bring = f.operation(DISK_BRING);
+    disk_operation evict = f.operation(DISK_EVICT), load = f.operation(DISK_LOAD);
     disk_statistics s;
     auto full = [&] {
         s = queue.statistics();
@@ -196,7 +195,7 @@ TEST(DiskQueue, AtMostTheBoundIsInWork) {
     ASSERT_EQ(disk_queue_submit(queue.q, &evict), CASTOR_OK);
     while (!full())
         std::this_thread::yield();
-    ASSERT_EQ(disk_queue_submit(queue.q, &bring), CASTOR_OK);
+    ASSERT_EQ(disk_queue_submit(queue.q, &load), CASTOR_OK);
     s = queue.statistics();
     EXPECT_EQ(s.traffic[0].waiting_bytes + s.traffic[1].waiting_bytes, 2 * f.bytes - 3 * DISK_PIECE_BYTES);
     // From here on both wait, and neither for all of the other.
@@ -210,7 +209,7 @@ TEST(DiskQueue, AtMostTheBoundIsInWork) {
     EXPECT_GT(s.traffic[DISK_EVICT].waiting_bytes, 0u);
     calls.hold(false);
     EXPECT_EQ(disk_queue_wait(queue.q, &evict, LONG), CASTOR_OK) << error_text();
-    EXPECT_EQ(disk_queue_wait(queue.q, &bring, LONG), CASTOR_OK) << error_text();
+    EXPECT_EQ(disk_queue_wait(queue.q, &load, LONG), CASTOR_OK) << error_text();
     EXPECT_LE(calls.most_in_flight, 3 * DISK_PIECE_BYTES);
     EXPECT_TRUE(f.holds(1));
 }
@@ -251,13 +250,13 @@ TEST(DiskQueue, StoppingWaitsNoLongerThanAllowed) {
     disk_queue *q;
     ASSERT_EQ(disk_queue_start(&settings, &q), CASTOR_OK);
     calls.hold(true);
-    disk_operation running = f.operation(DISK_BRING), waiting = running;
+    disk_operation running = f.operation(DISK_LOAD), waiting = running;
     ASSERT_EQ(disk_queue_submit(q, &running), CASTOR_OK);
     ASSERT_EQ(disk_queue_submit(q, &waiting), CASTOR_OK);
     disk_statistics s;
     do
         disk_queue_statistics(q, &s);
-    while (s.traffic[DISK_BRING].running_bytes == 0);
+    while (s.traffic[DISK_LOAD].running_bytes == 0);
     EXPECT_EQ(disk_queue_stop(q, 0.01), CASTOR_ERR_TIMEOUT);
     EXPECT_TRUE(disk_operation_ended(&waiting) && waiting.cancelled);
     EXPECT_FALSE(disk_operation_ended(&running));
@@ -278,7 +277,7 @@ TEST(DiskQueue, TheEndIsToldOnceAndBeforeAWaitReturns) {
     Queue queue;
     chain.q = queue.q;
     chain.first = f.operation(DISK_EVICT);
-    chain.second = f.operation(DISK_BRING);
+    chain.second = f.operation(DISK_LOAD);
     chain.first.context = chain.second.context = &chain;
     chain.first.done = [](disk_operation *, void *context) {
         Chain *c = static_cast<Chain *>(context);
@@ -299,7 +298,7 @@ TEST(DiskQueue, AForkedProcessHasNoQueue) {
     EXPECT_EQ(queue.run(f.operation(DISK_EVICT)), CASTOR_OK);
     pid_t child = fork();
     if (child == 0) {
-        disk_operation o = f.operation(DISK_BRING);
+        disk_operation o = f.operation(DISK_LOAD);
         disk_statistics s;
         disk_queue_statistics(queue.q, &s);
         bool right = disk_queue_submit(queue.q, &o) == CASTOR_ERR_UNSUPPORTED &&
@@ -310,7 +309,7 @@ TEST(DiskQueue, AForkedProcessHasNoQueue) {
     int status;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0);
-    EXPECT_EQ(queue.run(f.operation(DISK_BRING)), CASTOR_OK) << error_text();
+    EXPECT_EQ(queue.run(f.operation(DISK_LOAD)), CASTOR_OK) << error_text();
 }
 
 TEST(DiskQueue, WrongRangesAreRefused) {

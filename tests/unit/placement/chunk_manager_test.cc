@@ -5,7 +5,7 @@ namespace {
 
 using ChunkManager = ChunkManagerTest;
 
-TEST_F(ChunkManager, AnAccessBringsTheChunkAndWaitsForIt) {
+TEST_F(ChunkManager, AnAccessLoadsTheChunkAndWaitsForIt) {
     create(PLACEMENT_AUTO, 1000); // warm-up: 200 for chunks
     uint32_t a = add(CHUNK_OPTIM, 100, 1);
     EXPECT_EQ(chunk_manager_tier(m, a), 1u);
