@@ -89,7 +89,9 @@ def settle(pairs):
 
 def _take_up(pairs):
     """What was written into narrow values becomes the wide ones'. Returns of which."""
-    narrow, wide = (core.pointers([t.data_ptr() for t in each]) for each in (zip(*pairs) if pairs else ((), ())))
+    if not pairs:
+        return ()  # always so without CASTOR_PRECISION, which has no type then
+    narrow, wide = (core.pointers([t.data_ptr() for t in each]) for each in zip(*pairs))
     numels, changed = (c_uint64 * len(pairs))(*[values.numel() for _, values in pairs]), (c_uint8 * len(pairs))()
     core.settle(tensors.DTYPES[dtype], wide, narrow, numels, len(pairs), changed)
     return changed
