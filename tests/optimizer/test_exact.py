@@ -205,5 +205,5 @@ class ExactTest(unittest.TestCase):
             run = subprocess.run([sys.executable, "-m", "unittest", "test_exact.ExactTest.test_adam",
                                   "test_exact.ExactTest.test_sgd", "test_exact.ExactTest.test_lion"],
                                  cwd=os.path.dirname(os.path.abspath(__file__)), capture_output=True, text=True,
-                                 env=dict(os.environ, ATEN_CPU_CAPABILITY=capability))
+                                 env=dict(os.environ, ATEN_CPU_CAPABILITY=capability, PYTHONPATH=os.path.dirname(runner.__file__)))
             self.assertEqual(run.returncode, 0, f"{capability}: {run.stderr}")
