@@ -40,7 +40,7 @@ ERRORS = {
 # What a fault costs that training does not need: the run goes on, and says so.
 TOLD = r"castor: .*(no memory for the forked child's view of the weights|does not tell this forked child which pages are its own)"
 # Words that an error of Castor's needs: what has failed. A traceback in Python's words alone is none.
-SAYS = r"^\[rank{}\]: (?:castor\.core\.\w+: |\w+: )?castor: (?!rank \d \(pid|rank \d+: chunks|report|the trace)(.*)"
+SAYS = r"^\[rank{}\]: (?:castor\.agent\.core\.\w+: |\w+: )?castor: (?!rank \d \(pid|rank \d+: chunks|report|the trace)(.*)"
 QUICK = (  # form, rule, how it ends
     ("memory", "malloc:1+:12:0", "no memory for the queue of gradients"),
     ("memory", "recvmsg:2:24:1", "cannot take the descriptors of the node store"),

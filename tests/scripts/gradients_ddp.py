@@ -88,6 +88,19 @@ def kept_in_a_list(log):
 
 
 @record.case
+def zeroed_in_place_listed_twice(log):
+    """PyTorch only warns where an optimizer lists a parameter twice, and steps it twice."""
+    model, _ = start()
+    optimizer = torch.optim.SGD([*model.parameters(), model.module.deep.weight], 0.1)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        log.gradients(model, "zeroed")
+        loss = backward(model, step)
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
+@record.case
 def kept_while_zeroed_in_place(log):
     """The kept reference is the live gradient, so it follows it."""
     model, optimizer = start(torch.optim.SGD, 0.1)

@@ -115,6 +115,7 @@ TABLE = {
         "gathered_by_the_script": adaptive,
         "hooks_of_the_script": sgd,
         "hooks_after_the_wrapper": sgd,
+        "zeroed_in_place_listed_twice": sgd,
         "two_backwards_of_one_graph": sgd,
         "two_forwards_one_backward": sgd,
         "two_losses_one_step": sgd,

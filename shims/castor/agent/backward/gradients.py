@@ -12,6 +12,8 @@ from ..precision import loss_scale, masters
 from ..process import events
 from . import accumulation
 
+_NOT_ADDED = 2**64 - 1  # the ticket of a gradient on its way to the core
+
 
 class Synchronizer:
     """Sums the gradients of a list of parameters over a group, once per backward for which `expecting` is set."""
@@ -22,7 +24,7 @@ class Synchronizer:
         self.broken = None  # why no backward can be synchronized any more
         self.unsynced = False  # a backward without synchronization came after the last one with it
         self.scale = 1.0 / group.total  # the weight of this rank's gradients
-        self.pending = collections.deque()  # (ticket, entry, parameter, gradient): being added
+        self.pending = collections.deque()  # (core.Gradient, entry, parameter, gradient, source): being added
         self.entries = masters.adopt(group, parameters)
         self.schedule = None  # what the nodes exchange while a backward runs (nodes/across.py)
         self.let_go_before = False
@@ -75,22 +77,19 @@ class Synchronizer:
         """(entry, parameter, gradient) each: their gradients are added to the sums. Nothing of this rank looks at the last sums any
         more."""
         added = (core.Gradient * len(made))()
-        sources = []
         for (entry, p, grad), gradient in zip(made, added):
             self._describe(entry, gradient)
             entry.carrying, entry.carried = entry.carried, False
             source = self._source_of(entry, p, grad)
-            sources.append(source)
-            gradient.source = None if source is None else source.data_ptr()
+            if source is not None:
+                gradient.source, gradient.ticket = source.data_ptr(), _NOT_ADDED
+                self.pending.append((gradient, entry, p, grad, source))  # before the call: one that fails may have added some
             goes_on = entry.carrying and not ((entry.whole or entry.single_sum) and not entry.goes_on_here)
             gradient.flags |= core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
             entry.whole = False
             if not accumulation.at_boundary([p]):
                 gradient.flags |= core.GRADIENT_KEEP
         core.gradients_add(added, len(added), self.scale)
-        for (entry, p, grad), source, gradient in zip(made, sources, added):
-            if source is not None:
-                self.pending.append((gradient.ticket, entry, p, grad, source))
 
     @staticmethod
     def _describe(entry, gradient):
@@ -127,7 +126,7 @@ class Synchronizer:
 
     def _reap(self):
         done = core.gradients_done(self.group.handle)
-        while self.pending and self.pending[0][0] <= done:
+        while self.pending and self.pending[0][0].ticket <= done:
             self._added()
 
     def _added(self):

@@ -186,7 +186,7 @@ def _zero_grad(stock, parameters_of):
         hidden = [(p, p.grad) for p in accumulation.not_zeroed(parameters)]
         for p, _ in hidden:
             p.grad = None
-        pairs = [(p, store.entry_of(p)) for p in parameters] if zeroes else []
+        pairs = [(p, store.entry_of(p)) for p in dict.fromkeys(parameters)] if zeroes else []
         pairs = [(p, e) for p, e in pairs if e is not None and e.shared and e.shows_window(p.grad)]
         core.windows_zero(core.pointers([e.window for _, e in pairs]), len(pairs))
         for p, _ in pairs:
