@@ -45,7 +45,8 @@ static void on_block_freed(void *context, void *block) {
     pthread_mutex_unlock(&s->lock);
 }
 
-bool tensor_home_is_taken(const void *address) {
+/* Whether some tensor of this process has its home at the address. */
+static bool home_is_taken(const void *address) {
     const tensor *first = arena_adopted(address, on_block_freed);
     for (const tensor *t = first; t; t = t->tied == first ? NULL : t->tied)
         if (t->home == address)
@@ -54,12 +55,12 @@ bool tensor_home_is_taken(const void *address) {
 }
 
 bool tensor_is_mappable(const void *address, size_t bytes, bool whole) {
-    return whole && pages_own(bytes) && arena_block_size(address) >= bytes && !tensor_home_is_taken(address);
+    return whole && pages_own(bytes) && arena_block_size(address) >= bytes && !home_is_taken(address);
 }
 
 castor_status tensor_map_home(tensor *t, void *address) {
     staging_block *staged = staging_take_out(address);
-    if (arena_adopted(address, on_block_freed) && !tensor_home_is_taken(address))
+    if (arena_adopted(address, on_block_freed) && !home_is_taken(address))
         arena_release(address); /* it was a home once, and has pages of its own since then */
     castor_status status = arena_adopt(address, on_block_freed, t);
     if (status)

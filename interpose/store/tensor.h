@@ -73,9 +73,6 @@ void tensor_sweep(store *s, const uint8_t *gone, uint32_t count);
 /* Back to the script's private memory, at the same address, with the bytes that this rank sees now. */
 castor_status tensor_release(tensor *t);
 
-/* Whether some tensor of this process has its home at the address. */
-bool tensor_home_is_taken(const void *address);
-
 /* Whether a block of the script's, as it lies there, can be a home for so many bytes. `whole`: DESCRIPTION_WHOLE. A block that is
  * a view already (of another store's, or of an earlier registration) cannot be mapped over twice. */
 bool tensor_is_mappable(const void *address, size_t bytes, bool whole);
