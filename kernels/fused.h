@@ -10,8 +10,8 @@ static inline float kernel_fused(float a, float b, float c) {
     return __builtin_fmaf(a, b, c);
 }
 #else
-/* The product is exact in double. Their sum is rounded to odd there (what was lost shows in its last bit), so that rounding it
- * again, to float, errs on no tie. */
+/* The product is exact in double. The sum is rounded to odd there (its last bit tells whether anything was lost), so that
+ * rounding it again, to float, errs on no tie. */
 static inline float kernel_fused(float a, float b, float c) {
     union {
         double value;
@@ -21,7 +21,7 @@ static inline float kernel_fused(float a, float b, float c) {
     sum.value = product + addend;
     double rest = sum.value - product;
     double lost = (product - (sum.value - rest)) + (addend - rest);
-    /* Of infinities and what is no number, `lost` is no number either. */
+    /* For infinities and NaNs, `lost` is NaN. */
     if ((lost < 0 || lost > 0) && !(sum.bits & 1)) {
         bool outward = (lost > 0) == (sum.value > 0);
         sum.bits += outward ? 1 : (uint64_t)-1;

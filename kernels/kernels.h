@@ -10,8 +10,8 @@
  * to float first, except for KERNEL_F64, as PyTorch does with a Python number. A NaN becomes 0x7FC0 in BF16;
  * in F16 it keeps its sign and the upper bits of its payload.
  *
- * `dst` and `src` are aligned to the element, not more, and do not overlap (but see kernel_combine). `count` is in elements. No kernel
- * allocates, blocks or fails. */
+ * `dst` and `src` are aligned to the element, not more, and do not overlap (but see kernel_combine). `count` is in elements. No
+ * kernel allocates, blocks or fails. */
 #ifndef CASTOR_KERNELS_H
 #define CASTOR_KERNELS_H
 
@@ -45,8 +45,8 @@ void kernel_scale_store(kernel_dtype dtype, void *dst, const void *src, size_t c
 /* dst[i] = dst[i] + (src[i] * scale), the product rounded to the dtype before it is added */
 void kernel_scale_add(kernel_dtype dtype, void *dst, const void *src, size_t count, double scale);
 
-/* `narrow`, of KERNEL_F16 or KERNEL_BF16, was `wide` rounded, until something else was written into some elements of it: those wide
- * ones become the narrow ones' values, the others keep all their digits. True: there was one. */
+/* `narrow`, of KERNEL_F16 or KERNEL_BF16, was `wide` rounded, until something wrote into some of its elements: the wide values of
+ * these become the narrow ones, the others keep all their digits. True: there were such elements. */
 bool kernel_settle(kernel_dtype dtype, float *wide, const void *narrow, size_t count);
 
 /* A count sketch of `count` numbers, added to `sketch`: each number, times `weight` and a sign, goes into one of the buckets.
@@ -55,11 +55,11 @@ bool kernel_settle(kernel_dtype dtype, float *wide, const void *narrow, size_t c
 enum { KERNEL_SKETCH_BUCKETS = 32 };
 void kernel_sketch_add(kernel_dtype dtype, const void *src, size_t count, double weight, double *sketch);
 
-/* dst = src; what is written does not stay in the caches: for more than these hold. */
+/* dst = src; `dst` does not stay in the caches: for copies larger than these. */
 void kernel_stream(void *dst, const void *src, size_t bytes);
 
-/* What reductions of ranks apply, for the types that they know. Integers wrap; a NaN in F16 keeps
- * its sign alone. */
+/* The operations of reductions over ranks, and the types of their elements. Integers wrap; a NaN in F16
+ * keeps its sign alone. */
 typedef enum kernel_element {
     KERNEL_ELEMENT_F32,
     KERNEL_ELEMENT_F64,
@@ -82,9 +82,9 @@ typedef enum kernel_combination {
     KERNEL_COMBINATION_COUNT
 } kernel_combination;
 
-/* out[i] = a[i] op b[i], which of two NaNs is not defined; `out` may be `a` or `b`, and overlaps them in no other way. */
+/* out[i] = a[i] op b[i]; which of two NaNs results is undefined; `out` may be `a` or `b`, and overlaps them in no other way. */
 typedef void kernel_combine(void *out, const void *a, const void *b, size_t count);
-/* In the variant in use; NULL: bits of a float. */
+/* The function of the variant in use; NULL: an operation on the bits of floats. */
 kernel_combine *kernel_combine_find(kernel_element element, kernel_combination combination);
 size_t kernel_element_bytes(kernel_element element);
 

@@ -1,16 +1,16 @@
 /* Optimizer steps in one pass: each element of the parameter, its gradient and its states is read once and written once.
  *
  * Vocabulary
- *   range   consecutive elements of one tensor, with what an optimizer keeps for them
+ *   range   consecutive elements of one tensor, with their gradients and optimizer states
  *   tail    the last numel % 8 elements of a tensor: PyTorch's fused kernels compute them one by one, by another formula
  *   master  a float copy of a 16-bit parameter: it is stepped, and its rounded value becomes the parameter
  *
  * Arithmetic is in float, whatever the types of parameter and gradient: a gradient is widened, multiplied by `inv_scale` and
- * then by `clip` (each product rounded; 1 leaves it as it is), negated for `maximize`, and goes on as in PyTorch's own
- * operations, in their order and with their rounding. The other numbers of a step are the caller's, computed in double as
+ * then by `clip` (each product rounded; 1 leaves it as it is), and negated for `maximize`. PyTorch's own operations follow, in
+ * their order and with their rounding. The other numbers of a step are the caller's, computed in double as
  * PyTorch's Python code does, and rounded to float here. With float parameters and gradients every bit of the result is
- * PyTorch's (payloads of what is no number excepted), with 16-bit ones that of the float step on the widened values, rounded to
- * nearest even. Where a range begins or ends, and which variant or how many threads work, changes nothing.
+ * PyTorch's (payloads of NaNs excepted), with 16-bit ones that of the float step on the widened values, rounded to nearest
+ * even. The bounds of ranges, the variant and the number of threads change nothing.
  *
  * Ranges do not overlap each other. Pointers are aligned to their elements, not more. Nothing here allocates or fails. */
 #ifndef CASTOR_KERNELS_OPTIMIZER_H
@@ -38,7 +38,7 @@ typedef struct kernel_range {
     void *param;
     const void *grad;
     float *master;                          /* NULL: the parameter itself is stepped */
-    float *states[KERNEL_OPTIMIZER_STATES]; /* which, is said at each step */
+    float *states[KERNEL_OPTIMIZER_STATES]; /* as listed at each step */
     size_t offset, count, numel;
 } kernel_range;
 
@@ -82,10 +82,10 @@ typedef struct kernel_lion {
     double negative_lr;                    /* -lr */
 } kernel_lion;
 
-/* What the process lends. Each may be NULL.
+/* Services of the process. Each may be NULL.
  *   run    calls body(context, part) once for each part from 0 to `parts` - 1, on any threads, and returns when all have
  *          returned; NULL, or `threads` 1: the caller's thread does all
- *   roots  for steps that are not `fused`; NULL: the processor's. PyTorch takes those of a library (root.h) */
+ *   roots  for steps that are not `fused`; NULL: the processor's. PyTorch uses those of a library (root.h) */
 typedef struct kernel_host {
     void (*run)(void (*body)(void *context, int part), void *context, int parts);
     int threads;
@@ -106,7 +106,7 @@ void kernel_lion_step(const kernel_lion *lion, const kernel_range *ranges, size_
 typedef void kernel_step_loop(const void *step, const kernel_range *range, bool tail,
                               const kernel_roots *roots);
 
-/* Splits the ranges over the threads, and each piece in what is left to whole vectors, the rest and the tail. */
+/* Splits the ranges over the threads, and each piece into whole vectors, the rest and the tail. */
 void kernel_step_run(kernel_step_loop *const loop_of[KERNEL_VARIANT_COUNT], const void *step,
                      const kernel_range *ranges, size_t count, const kernel_host *host);
 

@@ -1,9 +1,9 @@
 /* Square roots with the bits of a library's function.
  *
- * PyTorch's loops take the roots of contiguous floats from MKL, whose results are off by a bit for every tenth float. What it does
- * was observed: it improves the processor's estimate of 1 / root in one of a few textbook ways, which one depends on the
- * processor. Each of these is a `kind` here; which one has the function's bits is found by comparing, in the process. No
- * kind: the function is called. */
+ * PyTorch's loops take the roots of contiguous floats from MKL, whose results are off by a bit for every tenth float. Its method
+ * was observed: it improves the processor's estimate of 1 / root in one of a few textbook ways, which depends on the processor.
+ * Each of these ways is a `kind` here; the process compares results to find the kind that has the function's bits. Without
+ * such a kind the function is called. */
 #ifndef CASTOR_KERNELS_ROOT_H
 #define CASTOR_KERNELS_ROOT_H
 
@@ -18,15 +18,15 @@ typedef enum kernel_root_kind {
     KERNEL_ROOT_PROCESSOR, /* rounded once */
     KERNEL_ROOT_SEPARATE,  /* an estimate of 12 bits, improved twice; each operation is rounded */
     KERNEL_ROOT_FUSED,     /* the same, products and sums rounded at once */
-    KERNEL_ROOT_SHORT,     /* an estimate of 14 bits, improved once, rounded so */
+    KERNEL_ROOT_SHORT,     /* an estimate of 14 bits, improved once, rounded as FUSED */
     KERNEL_ROOT_COUNT
 } kernel_root_kind;
 
 /* Writes square roots over `values`. */
 typedef void kernel_root(float *values, size_t count);
 
-/* `function` may be NULL for the processor's. What a kind does not know (numbers of no everyday size, a kind that the variant
- * lacks) is asked of the function. */
+/* `function` may be NULL for the processor's. It computes the cases that a kind cannot: very small and very large numbers, and
+ * kinds that the variant lacks. */
 typedef struct kernel_roots {
     kernel_root *function;
     kernel_root_kind kind;

@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import os
 import sys
+import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -70,9 +71,21 @@ def in_folder(folder):
     return unittest.defaultTestLoader.discover(folder, pattern="test_*.py", top_level_dir=folder)
 
 
+class Timed(unittest.TextTestResult):
+    """Says what each test took."""
+
+    def startTest(self, test):  # noqa: N802
+        self.began = time.monotonic()
+        super().startTest(test)
+
+    def addSuccess(self, test):  # noqa: N802
+        unittest.TestResult.addSuccess(self, test)
+        self.stream.writeln(f"ok [{time.monotonic() - self.began:.1f} s]")
+
+
 def judged(tests, stream):
     """Runs the tests one after another; returns how many passed and failed."""
-    result = unittest.TextTestRunner(stream=stream, verbosity=2).run(unittest.TestSuite(tests))
+    result = unittest.TextTestRunner(stream=stream, verbosity=2, resultclass=Timed).run(unittest.TestSuite(tests))
     # A test may fail twice: by what it says, and by what it leaves behind.
     failed = len({test.id() for test, _ in result.failures + result.errors}) + len(result.unexpectedSuccesses)
     return result.testsRun - failed - len(result.skipped), failed

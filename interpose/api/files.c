@@ -13,6 +13,6 @@ castor_status castor_files_adopt(const char *path, const char *from) {
     if (files_adopt(path, from) == 0)
         return CASTOR_OK;
     return error_set(CASTOR_ERR_SYSTEM,
-                     "%s, which rank 0 has written, cannot be kept for this rank as %s: error %d",
+                     "cannot copy %s, which rank 0 has written, to %s for this rank (errno %d)",
                      from ? from : path, path, errno);
 }

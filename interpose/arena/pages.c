@@ -170,11 +170,10 @@ static castor_status let_go(char *start, size_t bytes) {
     } while ((failed == EINTR || failed == EAGAIN) && ++tries < 1000);
     if (failed == 0)
         return CASTOR_OK;
-    return error_set(
-        CASTOR_ERR_SYSTEM,
-        "cannot let go of %B that this rank has written (errno %d): memory that is locked (mlock, "
-        "mlockall) needs Linux 5.18",
-        (uint64_t)bytes, failed);
+    return error_set(CASTOR_ERR_SYSTEM,
+                     "cannot free %B that this rank has written (errno %d): locked memory (mlock, mlockall) "
+                     "needs Linux 5.18 for that",
+                     (uint64_t)bytes, failed);
 }
 
 castor_status pages_edited_drop(char *view, size_t bytes) {

@@ -73,10 +73,9 @@ static void *budget_main(void *context) {
 static void say_small_chunks(const store *s) {
     uint64_t bytes = s->chunks.chunk_bytes;
     if (s->budget_bytes && bytes && bytes < BUDGET_UNIT_BYTES && s->rank == 0)
-        LOG_W(
-            "CASTOR_CHUNK_SIZE: chunks of %B, less than %B, leave memory slowly: more of it may be used than "
-            "CASTOR_MEMORY_BUDGET says; leave it at auto",
-            bytes, (uint64_t)BUDGET_UNIT_BYTES);
+        LOG_W("CASTOR_CHUNK_SIZE: chunks of %B are smaller than %B and leave memory slowly, so the job may "
+              "use more than CASTOR_MEMORY_BUDGET; set it to auto",
+              bytes, (uint64_t)BUDGET_UNIT_BYTES);
 }
 
 static castor_status start(store *s) {

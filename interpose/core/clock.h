@@ -1,4 +1,4 @@
-/* The system's clocks. A hook that asks twice per call reads trace_now_ns instead. */
+/* The system's clocks. Hooks, which read a clock twice per call, use trace_now_ns instead. */
 #ifndef CASTOR_CORE_CLOCK_H
 #define CASTOR_CORE_CLOCK_H
 

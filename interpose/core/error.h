@@ -1,5 +1,5 @@
-/* The text of this thread's last error. A function that decides that something is wrong says so here, once, with
- * what was expected, what was found and what to do; the agent raises it as an exception. */
+/* The text of this thread's last error. A function that decides that something is wrong sets it, once: it
+ * names the expected value, the actual value and the remedy; the agent raises it as an exception. */
 #ifndef CASTOR_CORE_ERROR_H
 #define CASTOR_CORE_ERROR_H
 

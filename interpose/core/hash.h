@@ -1,4 +1,4 @@
-/* A hash of 64 bits, the same in every process: what ranks recognize each other's groups by. */
+/* A hash of 64 bits, the same in every process; ranks recognize each other's groups by it. */
 #ifndef CASTOR_CORE_HASH_H
 #define CASTOR_CORE_HASH_H
 

@@ -2,8 +2,8 @@
  *
  * A line is written with one write(2), prefixed `castor: ` (and the rank, once it is known), control
  * characters replaced. Conversions: %s %d %u %x %p %c %% with the lengths l, ll and z; %.Nf (N digits, at
- * most 9); %g (9 significant digits, as few as show them); %.Ns and %.*s (at most so many characters); %B is a uint64_t number of bytes for people ("3.2
- * MiB"). A line is cut at 4 KiB. */
+ * most 9); %g (as printf's %.9g); %.Ns and %.*s (at most so many characters); %B is a uint64_t number of bytes with a unit
+ * ("3.2 MiB"). A line is cut at 4 KiB. */
 #ifndef CASTOR_CORE_LOG_H
 #define CASTOR_CORE_LOG_H
 
@@ -17,16 +17,16 @@ void log_set_level(log_level level);
 void log_set_rank(int rank); /* -1: no rank in the prefix */
 /* Lines go to this descriptor instead of standard error, as long as it is still open on the same file. */
 void log_set_file(int file);
-/* False: they go to standard error, of a process that has not inherited the descriptor. That may be a file which no one reads. */
+/* False: they go to standard error, because this process has no such descriptor. That may be a file that nobody reads. */
 bool log_is_shown(void);
-/* What a process of this job has said, no other one says again to the same file: lines are noted in the file `path`, and `job`
- * tells them from those of earlier jobs. Lines for debugging are not. */
+/* Each line is written to the same file by one process of the job only. Lines are noted in the file `path`; `job` tells them
+ * from those of earlier jobs. Debug lines are not noted. */
 void log_set_said(const char *path, const char *job);
-/* Notes a text that the caller is to write itself; true: it has been said. */
+/* Notes a text that the caller writes itself; true: a process has already noted it. */
 bool log_said(const char *text);
 void log_write(log_level level, const char *format, ...);
-/* A text as it is, of several lines, to where the lines go. Where that is not standard error, it gets the text as well, and a
- * NUL behind it: who reads that file later knows what has been said (launcher/run/errors.c). */
+/* Writes a text of several lines, unchanged, to the destination of log lines. If that is not standard error, standard error
+ * gets the text as well, with a NUL after it: `castor run` does not show it again (launcher/run/errors.c). */
 void log_say(const char *text);
 
 /* The formatter alone: always terminates `out`, returns the length without the terminator. */

@@ -1,9 +1,9 @@
 /* Names by which the processes of a job find each other on a node without a file: abstract Unix sockets whose names are
- * hashes with the job's token as key. Everyone can list the names: they tell nothing of the token, which opens more than these
- * sockets (nodes/serve.h), nor of each other.
+ * hashes with the job's token as key. Everyone can list the names, so they reveal nothing of the token, which opens more than
+ * these sockets (nodes/serve.h), nor of each other.
  *
- * When a rank of `castor run --nproc N` has ended with status 0, the launcher opens a socket that says so: the other ranks may
- * wait for it before they share any memory. */
+ * When a rank of `castor run --nproc N` has ended with status 0, the launcher opens a socket that says so: other ranks may still
+ * wait for that rank before they share any memory. */
 #ifndef CASTOR_CORE_MEETING_H
 #define CASTOR_CORE_MEETING_H
 

@@ -1,4 +1,4 @@
-/* Numbers of options, as text. Without the C library's own functions, which follow the locale. */
+/* Numbers of options, as text. Without the C library's functions, which depend on the locale. */
 #ifndef CASTOR_CORE_OPTION_TEXT_H
 #define CASTOR_CORE_OPTION_TEXT_H
 
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Each parser reads a value that ends at a NUL or at "..", so that it also reads the bounds of the table. False: it is none. */
+/* Each parser reads a value that ends at a NUL or at "..", so that it also reads the bounds of the table. False: no number. */
 bool option_text_parse_integer(const char *p, int64_t *out);
 /* With the suffix K, M, G or T, powers of 1024; "KiB" too. */
 bool option_text_parse_bytes(const char *p, uint64_t *out);

@@ -8,12 +8,12 @@
 typedef struct plugin_info {
     const char *name;
     bool engine; /* it adopts parameters into the node store */
-    int shards;  /* how many kinds one node only keeps: optimizer states, gradients, parameters */
+    int shards;  /* the number of kinds that only one node keeps: optimizer states, gradients, parameters */
 } plugin_info;
 
 extern const plugin_info plugin_table[CASTOR_PLUGIN_COUNT];
 
-/* That of this process. */
+/* The plugin of this process. */
 const plugin_info *plugin(void);
 
 #endif

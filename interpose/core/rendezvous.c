@@ -207,7 +207,7 @@ static castor_status admit_all(admission *a, int listener) {
         } else {
             return error_set(
                 CASTOR_ERR_SYSTEM,
-                "the other ranks cannot be let in (errno %d): raise the limit on open files (ulimit -n)",
+                "rank 0 cannot accept the other ranks (errno %d): raise the limit on open files (ulimit -n)",
                 errno);
         }
     }

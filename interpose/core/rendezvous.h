@@ -10,22 +10,22 @@
 #include "status.h"
 
 /* Rank 0 passes `count` descriptors, the others receive them into `descriptors`. Every wait ends after
- * `timeout_seconds` with an error that names the ranks that did not come. `pids`, if not NULL, has room for `world`:
- * rank 0 stores there the process of each rank (0: it is in another process namespace). */
+ * `timeout_seconds` with an error that names the ranks that did not join. `pids`, if not NULL, has room for `world`:
+ * rank 0 stores the pid of each rank in it (0: the rank is in another process namespace). */
 castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors,
                                int count, double timeout_seconds, int *pids);
 
-/* The same without rank 0 and without waiting: the process that makes the descriptors first gives them to all that ask.
+/* The same without rank 0 and without waiting: the first process that makes the descriptors sends them to all that ask.
  *
- * rendezvous_listen: a socket that others find under `what`; -1: another process has it already, or none can be made.
+ * rendezvous_listen: opens a socket that others find under `what`; -1: another process has it already, or none can be made.
  * rendezvous_answer: answers the next request, when poll reports one.
- * rendezvous_ask: true when the process that listens has handed its descriptors over, within a second. */
+ * rendezvous_ask: true when the listening process has sent its descriptors, within a second. */
 int rendezvous_listen(const char *token, const char *what);
 void rendezvous_answer(int listener, const char *token, const int *descriptors, int count);
 bool rendezvous_ask(const char *token, const char *what, int *descriptors, int count);
 
-/* For a rank that waits for `other`: an error if that rank has ended with status 0 instead of joining. Works where the launcher has
- * started all `world` ranks. */
+/* For a rank that waits for `other`: an error if that rank has ended with status 0 instead of joining. Works where the
+ * launcher has started all `world` ranks. */
 castor_status rendezvous_ended_check(int rank, int world, int other);
 
 #endif

@@ -32,8 +32,8 @@ typedef struct signature {
     signature_type types[SIGNATURE_TYPES_MAX]; /* the result, then the parameters */
 } signature;
 
-/* Reads the next function of *text, which moves behind it. CASTOR_ERR_ARGUMENT with one line in `message` that
- * shows the place. */
+/* Reads the next function of *text, and moves *text past it. CASTOR_ERR_ARGUMENT with one line in `message` that
+ * shows the position. */
 castor_status signature_parse(const char **text, signature *out, char *message, size_t message_size);
 
 /* Reads all of them and keeps nothing: CASTOR_OK or the first error. */

@@ -1,4 +1,4 @@
-/* SipHash-2-4 (Aumasson and Bernstein, 2012): a hash that tells nothing of its key, however many hashes are known. */
+/* SipHash-2-4 (Aumasson and Bernstein, 2012): a hash that reveals nothing of its key, however many hashes are known. */
 #ifndef CASTOR_CORE_SIPHASH_H
 #define CASTOR_CORE_SIPHASH_H
 

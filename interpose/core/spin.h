@@ -1,9 +1,9 @@
 /* Spinning: how long a wait checks its condition, and yields the processor after each check, before it sleeps.
  *
- * To wake a halted processor takes tens of microseconds, so spinning pays where waits are short. Where waits are long,
- * because ranks compute meanwhile, it does not: each unsuccessful spin halves the next one, and after a few of them only
- * one wait in some spins at all. Where a yield takes long, because other programs want the processor, spinning is worse
- * than sleeping: hardly any wait spins then. Threads may share a patience; a race costs one step of it. */
+ * Waking a halted processor takes tens of microseconds, so spinning pays if waits are short. If they are long, because ranks
+ * compute meanwhile, it does not: each unsuccessful spin halves the next one, and after a few of them only one wait in several
+ * spins at all. If a yield takes long, because other programs want the processor, spinning is worse than sleeping: hardly any
+ * wait spins then. Threads may share a patience; a race costs one step of it. */
 #ifndef CASTOR_CORE_SPIN_H
 #define CASTOR_CORE_SPIN_H
 
@@ -30,7 +30,7 @@ static inline uint32_t spin_begin(spin_patience *p) {
     return skipped & ((1u << failures) - 1) ? 0 : SPIN_MICROSECONDS >> SPIN_FAILURES_MAX;
 }
 
-/* `in_time`: it was ready before the time was over. `turn_seconds`: what the longest yield took. */
+/* `in_time`: the condition held before the time was over. `turn_seconds`: the duration of the longest yield. */
 static inline void spin_end(spin_patience *p, bool in_time, double turn_seconds) {
     uint32_t failures = atomic_load_explicit(&p->failures, memory_order_relaxed), next = failures;
     if (turn_seconds > SPIN_YIELD_SECONDS)

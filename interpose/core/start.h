@@ -1,8 +1,8 @@
 /* Sleep, wake, fork and exit of the library.
  *
  * The library is loaded into every process of a command. It sleeps (no output, no file, no thread, no memory
- * beyond its own image) until PyTorch's CPU library is loaded, which it learns in three ways, whichever comes
- * first:
+ * beyond its own image) until PyTorch's CPU library is loaded. It learns that from the first of these
+ * events:
  *   - libc10.so allocates: the arena starts, nothing else;
  *   - a collective of PyTorch's is called;
  *   - the agent attaches, at the end of `import torch`.
@@ -17,14 +17,14 @@
  * with the text of error.h, when an option is bad: the library is awake then, with that option's default. */
 castor_status start_wake(void);
 
-/* The same without an agent: PyTorch is in use, but nothing tells its Python events. For wrappers. */
+/* The same without an agent: PyTorch is in use, but nobody reports its Python events. For wrappers. */
 void start_wake_by_hook(void);
 bool start_is_awake(void);
 
-/* The job is refused, for this reason: says so, once per job, and leaves the file `refused` in the log directory. */
+/* Refuses the job for this reason: logs it, once per job, and writes the file `refused` in the log directory. */
 void start_refuse(const char *reason);
 
-/* Starts the arena where the options want it. True when it serves blocks. */
+/* Starts the arena if the options enable it. True when it serves blocks. */
 bool start_arena(void);
 
 /* Adds handlers of fork (any may be NULL), called after the library's own in `child` and `parent`, before

@@ -1,4 +1,4 @@
-/* castor_status: what every function that can fail returns. The function that first decides that something is
+/* castor_status: the result of every function that can fail. The function that first decides that something is
  * wrong logs it, once; callers only pass the status on. */
 #ifndef CASTOR_CORE_STATUS_H
 #define CASTOR_CORE_STATUS_H
@@ -14,8 +14,8 @@
     CASTOR_ERR_TIMEOUT = 5,     /* CASTOR_TIMEOUT passed */                                                   \
     CASTOR_ERR_MISMATCH = 6,    /* values that must agree between ranks do not */                             \
     CASTOR_ERR_UNSUPPORTED = 7, /* cannot be done here; nothing was changed */                                \
-    CASTOR_ERR_INTERRUPTED = 8, /* a signal's handler of the script ended a wait by an exception */           \
-    CASTOR_ERR_PARTED = 9,      /* the ranks came to different meetings: the script decided differently on them */ \
+    CASTOR_ERR_INTERRUPTED = 8, /* a signal handler of the script ended a wait by an exception */             \
+    CASTOR_ERR_PARTED = 9,      /* the ranks reached different barriers: the script decided differently on them */ \
 }
 /* clang-format on */
 typedef enum castor_status CASTOR_STATUSES castor_status;

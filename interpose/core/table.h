@@ -5,8 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Room for one more entry behind the first `count`. Returns where the entries lie now, which replaces `entries`; NULL without
- * memory, with all as it was. What lies behind `count` is undefined. */
+/* Makes room for one more entry after the first `count`. Returns the entries' new address, which replaces `entries`; NULL
+ * without memory, and nothing has changed. Entries after `count` are undefined. */
 void *table_room(void *entries, uint32_t *capacity, uint32_t count, size_t entry_bytes);
 
 #endif

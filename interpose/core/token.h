@@ -1,4 +1,4 @@
-/* The secret of a job: a process that knows it may get whatever a rank has. */
+/* The secret of a job: a process that knows it may get everything that a rank has. */
 #ifndef CASTOR_CORE_TOKEN_H
 #define CASTOR_CORE_TOKEN_H
 
@@ -8,13 +8,13 @@
 
 #define TOKEN_MAX 64 /* characters, the end included */
 
-/* A message's copy, filled up with zeros. */
+/* Copies a token into a message, padded with zeros. */
 static inline void token_copy(char out[TOKEN_MAX], const char *token) {
     memset(out, 0, TOKEN_MAX);
     memcpy(out, token, strnlen(token, TOKEN_MAX - 1));
 }
 
-/* Takes as long for a near miss as for any other. */
+/* Takes the same time for all tokens, however many characters agree. */
 static inline bool tokens_equal(const char a[TOKEN_MAX], const char b[TOKEN_MAX]) {
     unsigned char difference = 0;
     for (size_t i = 0; i < TOKEN_MAX; i++)

@@ -16,7 +16,7 @@
  * process. A plugin without an engine takes any version; one that cannot be read is not refused. */
 castor_status torch_version_check(const char *version);
 
-/* Copies the version out of the text of torch/version.py; false: it is not in it. */
+/* Copies the version out of the text of torch/version.py; false: the text has none. */
 bool torch_version_read(const char *text, char *out, size_t out_size);
 
 #endif

@@ -3,7 +3,7 @@
 #define CASTOR_CORE_VERSION_H
 
 #define CASTOR_VERSION "0.1.0"
-/* What programs that link the library ask for. Its number grows when a function of castor.h changes or goes. */
+/* The name by which linked programs load the library. Its number grows when a function of castor.h changes or is removed. */
 #define CASTOR_SONAME "libcastor.so.0"
 
 #endif

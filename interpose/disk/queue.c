@@ -328,10 +328,11 @@ castor_status disk_queue_wait(disk_queue *q, disk_operation *o, double seconds) 
             error = pthread_cond_timedwait(&q->ended, &q->lock, &deadline);
         pthread_mutex_unlock(&q->lock);
         if (!disk_operation_ended(o))
-            return error_set(CASTOR_ERR_TIMEOUT,
-                             "%s %B of the offload folder takes longer than it may: see the kernel's log "
-                             "(dmesg), or set CASTOR_OFFLOAD_DIR to a folder on another disk",
-                             o->action == DISK_EVICT ? "writing back" : "reading", o->bytes);
+            return error_set(
+                CASTOR_ERR_TIMEOUT,
+                "%s %B of the offload folder took longer than the time limit: see the kernel's log "
+                "(dmesg), or set CASTOR_OFFLOAD_DIR to a folder on another disk",
+                o->action == DISK_EVICT ? "writing back" : "reading", o->bytes);
     }
     return disk_operation_error(o);
 }

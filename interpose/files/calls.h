@@ -1,6 +1,6 @@
-/* System calls by number: what the library itself does with files must not pass through its own wrappers of libc's functions,
- * and may be needed before those have found the real ones, after vfork and in the handlers of signals. As libc's functions:
- * -1 and errno on failure. Paths are absolute. */
+/* System calls by number. The library's own file operations must not pass through its wrappers of libc's functions. They may
+ * run before the wrappers have found the real functions, after vfork, and in signal handlers. As libc's functions they return
+ * -1 with errno on failure. Paths are absolute. */
 #ifndef CASTOR_FILES_CALLS_H
 #define CASTOR_FILES_CALLS_H
 
@@ -15,7 +15,7 @@
 #define RENAME_NOREPLACE 1
 #endif
 
-/* An entry as getdents64 gives it. */
+/* An entry as getdents64 returns it. */
 typedef struct call_entry {
     uint64_t inode;
     int64_t offset;

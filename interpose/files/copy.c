@@ -14,9 +14,8 @@ static void say_full(const char *place) {
         return;
     int reason = errno;
     if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
-        LOG_E("no room for this rank's own copies of the files that it changes, at %s: castor run --log-dir "
-              "names a "
-              "folder on a disk with more",
+        LOG_E("the disk is full at %s, where this rank keeps its own copies of files that it changes: set "
+              "castor run --log-dir to a folder on a larger disk",
               place);
     errno = reason;
 }

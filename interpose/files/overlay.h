@@ -1,23 +1,23 @@
-/* What a process sees of the files, and where its changes go (docs/files.md).
+/* A process's view of the files, and the storage of its changes (docs/files.md).
  *
  * Vocabulary
- *   path       a file's name as the script has it, absolute and without symbolic links
- *   layer      a folder that holds changed files under their paths; layer 0 is where this process puts its own changes. Below
- *              the last layer is the real tree
- *   place      where a path is found: the name of an actual file, in a layer or real
- *   marker     a symbolic link `.castor:NAME` beside NAME in a layer: "gone" says that NAME is hidden in all that lies below,
- *              "own" that the real NAME, and all beneath it, is this process's own (a temporary file)
- *   note       how rank 0 keeps for the others what was there when the job began: in the layer `before`
+ *   path       a file's name as the script uses it, absolute and without symbolic links
+ *   layer      a folder that holds changed files under their paths; layer 0 holds this process's own changes. The real tree is
+ *              below the last layer
+ *   place      the name of the actual file of a path, in a layer or in the real tree
+ *   marker     a symbolic link `.castor:NAME` beside NAME in a layer: "gone" hides NAME in all layers below and in the real
+ *              tree; "own" says that the real NAME, and everything in it, is this process's own (a temporary file)
+ *   note       rank 0's record, for the others, of a path as it was when the job began: in the layer `before`
  *
  * Invariants
- *   - A name is visible in a layer if it is there, and in the next one if no layer above has a marker for it or something
- *     else than a directory. Directories that are visible in several layers are one.
- *   - Markers are never removed while their folder is there: a file that is made anew lies above its marker, and a directory
- *     that is made anew is empty because of it.
- *   - All that is known lies in these folders: children, whether forked or executed, find it there.
- *   - Nothing here allocates, locks or writes with stdio; every function may be called in a handler of a signal.
+ *   - A name is visible in a layer that has it, unless a layer above has a marker for it or anything but a directory under
+ *     that name. Directories that are visible in several layers are one.
+ *   - A "gone" marker is never removed while its folder exists: a file that is made again lies above its marker, and a
+ *     directory that is made again is empty because of it.
+ *   - These folders hold all state, so forked and executed children find it there.
+ *   - Nothing here allocates, locks or writes with stdio; every function may be called in a signal handler.
  *
- * Functions return 0, or -1 with errno as the call that they serve would. */
+ * Functions return 0, or -1 with the errno that the intercepted call would set. */
 #ifndef CASTOR_FILES_OVERLAY_H
 #define CASTOR_FILES_OVERLAY_H
 
@@ -31,7 +31,7 @@ enum {
     FILES_LAYERS_MAX = 4,
     FILES_BEFORE = FILES_LAYERS_MAX + 1 /* the layer of rank 0's notes */
 };
-/* From here on, what is only read or replaced as a whole is not copied where a hard link can be made. */
+/* Files of at least this size are not copied if a hard link can be made and they are only read, or replaced as a whole. */
 #define FILES_SHARED_BYTES (64 << 20)
 #define FILES_MARK                                                                                           \
     "."                                                                                                      \
@@ -39,21 +39,21 @@ enum {
 
 typedef enum files_mode {
     FILES_OFF,     /* calls are passed on as they are */
-    FILES_NOTE,    /* rank 0: notes what was there before it changes it */
+    FILES_NOTE,    /* rank 0: notes a file before it changes it */
     FILES_PRIVATE, /* another rank: its changes go to layer 0 */
 } files_mode;
 
 /* Read by every wrapper, set by files_start and files_divert. */
 extern files_mode files_now;
 
-/* What a call wants of a path. */
+/* How a call uses a path. */
 typedef enum files_intent {
     FILES_READ,        /* follows a symbolic link at the end */
-    FILES_READ_LINK,   /* does not */
-    FILES_CHANGE,      /* the file is there and is changed in place */
-    FILES_CHANGE_LINK, /* the same of a link itself */
-    FILES_MAKE,        /* nothing is there: a name is made */
-    FILES_EXECUTE,     /* as FILES_READ, but a real file keeps the name that it is called by */
+    FILES_READ_LINK,   /* does not follow it */
+    FILES_CHANGE,      /* changes an existing file in place */
+    FILES_CHANGE_LINK, /* the same for a link itself */
+    FILES_MAKE,        /* makes a name that does not exist */
+    FILES_EXECUTE,     /* as FILES_READ, but a real file keeps the name of the call */
 } files_intent;
 
 typedef struct files_found {
@@ -61,38 +61,38 @@ typedef struct files_found {
     size_t length;
     unsigned visible, parent_visible; /* bit i: layer i; bit files_layer_count(): the real tree */
     int layer;                        /* the first in which it is visible */
-    bool missing;                     /* there is a folder for it, but not itself */
+    bool missing;                     /* its folder exists, but the file does not */
     bool outside;                     /* not diverted: `path` is the place */
-    bool own;                         /* ... because it has a marker that says so, at this very path */
+    bool own;                         /* ... because it has an "own" marker, at this very path */
     struct stat info;                 /* unless missing or outside */
 } files_found;
 
-/* Reads the options: nothing is diverted where castor run did not ask for it. */
+/* Reads the options. Nothing is diverted unless castor run asked for it. */
 void files_start(void);
 
-/* From now on, changes of this process go to `folder`, which is made, and is above what was there. */
+/* Makes `folder` and puts it above the existing layers: from now on it holds this process's changes. */
 castor_status files_add_layer(const char *folder);
 
-/* Finds what `path` stands for. 1: the path says nothing (NULL, "", an unreachable folder): the call goes on as it is. */
+/* Finds the file of `path`. 1: the path names no file (NULL, "", an unreachable folder): pass the call on unchanged. */
 int files_find(int folder, const char *path, bool follow, files_found *out);
 
-/* Castor's own files, devices and what the kernel shows: never diverted. */
+/* Castor's own files, devices, /proc and /sys: never diverted. */
 bool files_is_apart(const char *path);
 
 int files_layer_count(void);
-/* The name of the file of layer `at` for this path. */
+/* The place of this path in layer `at`. */
 int files_place_in(int at, const char *path, char *out);
-/* Of what was found; a directory is that of the lowest layer, which stays the same when layers above get it too. */
+/* The place of a found file. For a directory: in the lowest layer, which stays the same when layers above get it too. */
 int files_place_of(const files_found *found, char *out);
-/* The path of an actual file, which may lie in a layer; in place. */
+/* Replaces a place, which may be in a layer, by its path. */
 void files_path_of_place(char *place);
 
 bool files_marker(int at, const char *path, char *kind);
 int files_mark(int at, const char *path, const char *kind);
-/* An own file is there no more. */
+/* Removes the "own" marker of a file that no longer exists. */
 void files_unmark(const char *path);
 
-/* What a call of `intent` works on: `out` gets the place. 1: the call goes on as it is. In FILES_NOTE notes and says 1. */
+/* Finds the place for a call of `intent`: `out` takes it. 1: pass the call on unchanged. In FILES_NOTE: notes, returns 1. */
 int files_use(int folder, const char *path, files_intent intent, char *out);
 
 /* ---- change.c ---- */
@@ -102,33 +102,33 @@ int files_mkdir(int folder, const char *path, mode_t mode);
 int files_remove(int folder, const char *path, int flags);
 int files_rename(int from_folder, const char *from, int to_folder, const char *to, unsigned flags);
 int files_link(int from_folder, const char *from, int to_folder, const char *to, int flags);
-/* A new name directly in a temporary directory, for its owner only: such names are drawn at random by who makes them
- * (tempfile, mkstemp), so that those of several ranks differ. They are made where they are. */
+/* A new name directly in a temporary directory, for its owner only. tempfile and mkstemp draw such names at random, so those of
+ * several ranks differ. They are made in the real tree. */
 bool files_is_temporary(const char *path, mode_t mode, mode_t own_mode);
-/* Whether this process may make and remove names beside this one; else errno. */
+/* Whether this process may make and remove names in the file's folder; else errno. */
 int files_may_change(const files_found *found);
-/* Rank 0 has written the file for all, at this path or (not NULL) at `from`: from now on it is this rank's own, as it is now. */
+/* Rank 0 has written the file for all, at this path or (not NULL) at `from`. Its present content becomes this rank's own. */
 int files_adopt(const char *path, const char *from);
 
 /* ---- copy.c ---- */
 
-/* A whole copy with mode and times, or nothing; a file that is there already stays. */
+/* A whole copy with mode and times, or nothing; an existing file stays. */
 int files_copy(const char *from, const char *to, const struct stat *info);
-/* The same where the copy is only read, or replaced as a whole: large files may share their data. */
+/* The same for a copy that is only read, or replaced as a whole: large files may share their data. */
 int files_copy_entry(const char *from, const char *to, const struct stat *info);
 /* Makes the folders above `path` in a layer. */
 int files_make_parents(int layer, const char *path);
-/* What is visible of `found` is in layer 0 afterwards; of a directory the folder alone. */
+/* Copies the visible file to layer 0; of a directory the folder alone. */
 int files_copy_up(const files_found *found);
-/* Removes what layer 0 has at a path, whatever it is. */
+/* Removes a file or directory of layer 0, whatever its type. */
 int files_clear(const char *place);
 
 /* ---- before.c ---- */
 
-/* Rank 0: keeps for the others what is at this path now, before the call changes it. `replaces`: the call gives the name up,
- * the file itself stays as it is. */
+/* Rank 0: keeps the present file of this path for the others, before the call changes it. `replaces`: the call removes or
+ * replaces the name, and the file itself stays as it is. */
 void files_note(int folder, const char *path, bool follow, bool replaces);
-/* The same of a folder with all that is in it. */
+/* The same for a folder and everything in it. */
 void files_note_tree(int folder, const char *path);
 
 /* ---- listing.c ---- */
@@ -141,7 +141,7 @@ void *files_listing_next(files_listing *listing);
 size_t files_listing_position(const files_listing *listing);
 void files_listing_seek(files_listing *listing, size_t position);
 void files_listing_close(files_listing *listing);
-/* 1: no names in it. */
+/* 1: the directory has no names. */
 int files_is_empty(const files_found *found);
 
 /* ---- divert.c ---- */

@@ -149,18 +149,18 @@ static castor_status block_add(tensor *t, const struct job *job, size_t from, si
 static castor_status carry_check(tensor *t, const struct job *job, bool fresh) {
     store *s = t->store;
     if (s->rank == 0 && job->carry && fresh)
-        return store_fail(
-            s, error_set(CASTOR_ERR_ARGUMENT, "the sum of tensor %u that is to go on was given back", t->id));
+        return store_fail(s, error_set(CASTOR_ERR_ARGUMENT,
+                                       "the sum of tensor %u cannot continue: its memory was given back",
+                                       t->id));
     if (s->rank == 0)
         atomic_store(&t->control->carried, job->carry ? job->epoch + 1 : 0);
     else if ((atomic_load(&t->control->carried) == job->epoch + 1) != job->carry)
-        return store_fail(
-            s, error_set(
-                   CASTOR_ERR_ARGUMENT,
-                   "rank %d %s the gradients of the micro-step before and rank %d %s: every rank must call "
-                   "backward(), optimizer.step() and no_sync() alike",
-                   store_job_rank(s, s->rank), job->carry ? "goes on from" : "does not go on from",
-                   store_job_rank(s, 0), job->carry ? "does not" : "does"));
+        return store_fail(s,
+                          error_set(CASTOR_ERR_ARGUMENT,
+                                    "rank %d %s the gradients of the last micro-step and rank %d %s: every "
+                                    "rank must call backward(), optimizer.step() and no_sync() alike",
+                                    store_job_rank(s, s->rank), job->carry ? "adds to" : "does not add to",
+                                    store_job_rank(s, 0), job->carry ? "does not" : "does"));
     return CASTOR_OK;
 }
 

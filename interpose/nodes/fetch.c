@@ -67,7 +67,7 @@ static castor_status receive(const fetch_peer *p, char *out, uint64_t bytes) {
             continue;
         if (ready <= 0)
             return error_set(CASTOR_ERR_TIMEOUT,
-                             "the node at %s says nothing for %.0f s: raise CASTOR_TIMEOUT", p->address,
+                             "the node at %s sent nothing for %.0f s: raise CASTOR_TIMEOUT", p->address,
                              p->timeout_seconds);
         ssize_t got = recv(p->connection, out, bytes, 0);
         if (got < 0 && errno == EINTR)

@@ -159,7 +159,7 @@ castor_status serve_wait(store *s, int readers, double patience_seconds) {
         if (atomic_load(&s->control->failed) == 2)
             return error_set(CASTOR_ERR_PEER, "%s", s->control->failure);
         if (clock_seconds() >= told) {
-            LOG_I("done; waits for other nodes, which may still read what this node keeps");
+            LOG_I("done; waiting for other nodes, which may still read chunks of this node");
             told = 1e300;
         }
         nanosleep(&(struct timespec){0, LOOK_NS}, NULL);

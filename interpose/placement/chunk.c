@@ -60,10 +60,10 @@ static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uin
         list->chunks = reserved;
     }
     if (list->count == CHUNKS_MAX)
-        return error_set(CASTOR_ERR_MEMORY,
-                         "there are %d %s chunks, and there is room for no more: set a larger "
-                         "CASTOR_CHUNK_SIZE",
-                         CHUNKS_MAX, chunk_kind_names[kind]);
+        return error_set(
+            CASTOR_ERR_MEMORY,
+            "there are %d %s chunks already, the most that are supported: set a larger CASTOR_CHUNK_SIZE",
+            CHUNKS_MAX, chunk_kind_names[kind]);
     *index = (int32_t)list->count++;
     list->chunks[*index] = (chunk){.offset = list->next_offset[part], .bytes = bytes, .owner = owner};
     list->next_offset[part] += bytes;
@@ -72,11 +72,10 @@ static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uin
 
 static castor_status no_room(chunk_kind kind, size_t bytes, int error) {
     if (error != ENOSPC && error != EDQUOT && error != ENOMEM && error != EFBIG)
-        return error_set(
-            CASTOR_ERR_SYSTEM,
-            "cannot take room for %B of %s chunks (errno %d): see the kernel's log (dmesg), or set "
-            "CASTOR_OFFLOAD_DIR to a folder on another disk",
-            (uint64_t)bytes, chunk_kind_names[kind], error);
+        return error_set(CASTOR_ERR_SYSTEM,
+                         "cannot allocate %B of %s chunks (errno %d): see the kernel's log (dmesg), or set "
+                         "CASTOR_OFFLOAD_DIR to a folder on another disk",
+                         (uint64_t)bytes, chunk_kind_names[kind], error);
     return error_set(CASTOR_ERR_MEMORY,
                      "no room for %B of %s chunks: give the job more memory, more disk under "
                      "CASTOR_OFFLOAD_DIR, or a smaller model",

@@ -96,8 +96,8 @@ static castor_status grow_chunks(chunk_manager *m) {
 castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_t bytes, uint32_t tier,
                                       uint32_t *chunk) {
     if (kind >= CHUNK_KIND_COUNT || tier >= m->backend.tiers || bytes == 0)
-        return error_set(CASTOR_ERR_ARGUMENT, "a chunk of %B, kind %d, on tier %u: there is no such one",
-                         bytes, (int)kind, tier);
+        return error_set(CASTOR_ERR_ARGUMENT, "a chunk of %B, kind %d, on tier %u: out of range", bytes,
+                         (int)kind, tier);
     pthread_mutex_lock(&m->lock);
     castor_status status = m->chunks_count < m->chunks_room ? CASTOR_OK : grow_chunks(m);
     if (status == CASTOR_OK) {

@@ -47,7 +47,7 @@ void recording_keep(chunk_manager *m, const char *directory, int rank) {
     if (!known)
         unlink(path);
     if (w.error)
-        LOG_W("cannot write %s (errno %d): the recording is not whole", path, w.error);
+        LOG_W("cannot write %s (errno %d): the recording is incomplete", path, w.error);
     else if (!known)
         LOG_W("no training step was recorded for CASTOR_MOMENTS_DIR: the first one makes states, and what "
               "follows is recorded");

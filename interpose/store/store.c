@@ -263,8 +263,8 @@ castor_status store_budget_decide(store *s, uint64_t parameter_bytes) {
         if ((status = s->bound->start(s)) != CASTOR_OK)
             store_fail(s, status);
         else if (s->rank == 0)
-            LOG_I("parameters, gradients and states of Adam would take %B, and %B of memory are free: what "
-                  "has no room in a budget of %B lies on disk (CASTOR_MEMORY_BUDGET=auto)",
+            LOG_I("parameters, gradients and Adam states need %B, and %B of memory is free: chunks beyond a "
+                  "budget of %B stay on disk (CASTOR_MEMORY_BUDGET=auto)",
                   parameter_bytes * MODEL_DATA_FACTOR, available, budget);
     }
     free(s->token);

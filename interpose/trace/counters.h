@@ -1,6 +1,6 @@
-/* The counters of this process: one mapped file, made at first use, and anonymous memory where no file can be.
+/* The counters of this process: one mapped file, made at first use; anonymous memory where no file can be made.
  *
- * What is known before the file exists (names, plugin, rank) is kept aside and written when it is made. */
+ * Names, plugin and rank that are set before the file exists are kept aside, and written when it is made. */
 #ifndef CASTOR_TRACE_COUNTERS_H
 #define CASTOR_TRACE_COUNTERS_H
 
@@ -13,9 +13,9 @@
 void counters_reset(bool forked);
 void counters_configure(uint64_t trace_max_bytes, int rank);
 
-/* NULL when there is no memory, and in a signal handler that interrupted the making of the file. */
+/* NULL without memory, and in a signal handler that interrupted the creation of the file. */
 trace_counters *counters_get(void);
-trace_counters *counters_peek(void); /* NULL when nothing was recorded yet; makes nothing */
+trace_counters *counters_peek(void); /* NULL when nothing was recorded yet; creates nothing */
 
 void counters_add(trace_counters *counters, uint32_t kind, uint32_t id, uint64_t bytes, uint64_t ns);
 
@@ -23,9 +23,9 @@ void counters_add(trace_counters *counters, uint32_t kind, uint32_t id, uint64_t
 void counters_rank_text(char out[16]);
 uint64_t counters_process_uid(void);
 int counters_rank(void);
-/* Cuts the text where it is too long, and fills the rest with zeros. */
+/* Truncates a text that is too long, and fills the rest with zeros. */
 void counters_copy_text(char *out, size_t out_bytes, const char *text);
-/* Both clocks at one moment: a thread that is put aside between two reads would shift its process against the others. */
+/* Reads both clocks at the same moment: a thread preempted between two reads would shift its process against the others. */
 void counters_clocks(uint64_t *monotonic_ns, uint64_t *realtime_ns);
 
 #endif

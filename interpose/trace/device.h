@@ -1,14 +1,14 @@
-/* What the threads of this process wait for at their devices, for its live file (live_format.h: live_device).
+/* The waits of this process's threads for their devices, for its live file (live_format.h: live_device).
  *
- * The host does not see what a device does; it sees calls of CUDA that do not return, events that are asked for and are not
- * done, and when something that was enqueued is done after all. The wrappers say so here; the sampler's thread looks once a
- * second, and writes the live file where somebody waits.
+ * The host cannot see into a device. It sees CUDA calls that do not return, events that are queried and not done yet, and the
+ * completion of enqueued work. The wrappers record these here. The sampler's thread checks them once a second, and writes the
+ * live file if a thread waits.
  *
  * Vocabulary
- *   handle   an event that was recorded and has not been seen done, or a stream that was asked for and was not
+ *   handle   a recorded event that has not been seen done, or a stream that was queried and was not done
  *   progress a wait for a device that ended, or a handle that is done
  *
- * No malloc and no lock on the way of a call: each thread writes a slot of its own. */
+ * No malloc and no lock on the path of a call: each thread writes a slot of its own. */
 #ifndef CASTOR_TRACE_DEVICE_H
 #define CASTOR_TRACE_DEVICE_H
 
@@ -18,29 +18,29 @@
 typedef enum device_action {
     DEVICE_NONE,
     DEVICE_ENQUEUE, /* a kernel, copy or set: the device does it later, or the call waits for it */
-    DEVICE_WAIT,    /* waits for what was enqueued */
-    DEVICE_ASK,     /* whether a handle is done */
-    DEVICE_RECORD,  /* an event is what a stream has reached */
-    DEVICE_FORGET,  /* an event or stream ends */
+    DEVICE_WAIT,    /* waits for enqueued work */
+    DEVICE_ASK,     /* queries whether a handle is done */
+    DEVICE_RECORD,  /* records an event on a stream */
+    DEVICE_FORGET,  /* destroys an event or stream */
 } device_action;
 
-/* The action of a function of CUDA, by its name. */
+/* The action of a CUDA function, by its name. */
 device_action device_action_of(const char *function);
 
 /* A thread's slot. Written by its thread, read by the sampler's: all but tid relaxed, begin_ns last and with release. */
 typedef struct device_thread {
-    uint64_t begin_ns; /* of the call that it is in; 0: in none */
+    uint64_t begin_ns; /* of the call in progress; 0: none */
     const char *call;
     int32_t device;
     uint32_t tid;         /* 0: free */
-    const char *enqueued; /* what it enqueued last */
+    const char *enqueued; /* its last enqueued work */
     uint64_t enqueued_ns, enqueued_bytes, stream;
 } device_thread;
 
 extern __thread device_thread *device_own __attribute__((tls_model("initial-exec"), visibility("hidden")));
 device_thread *device_thread_claim(void);
 
-/* The thread calls a function of CUDA. `function` must stay valid. */
+/* The thread enters a CUDA function. `function` must stay valid. */
 static inline void device_call_begin(const char *function, int device, uint64_t now_ns) {
     device_thread *own = device_own;
     if (__builtin_expect(own == NULL, 0))
@@ -50,16 +50,16 @@ static inline void device_call_begin(const char *function, int device, uint64_t 
     __atomic_store_n(&own->begin_ns, now_ns, __ATOMIC_RELEASE);
 }
 
-/* The thread has enqueued something, by a call of CUDA or of NCCL. */
+/* The thread has enqueued work, by a call of CUDA or of NCCL. */
 void device_enqueued(const char *function, uint64_t now_ns, uint64_t bytes, uint64_t stream);
 
 typedef enum device_result { DEVICE_DONE, DEVICE_NOT_READY, DEVICE_FAILED } device_result;
 
-/* It has returned. handle: of the event, else of the stream that was asked for. */
+/* The function has returned. handle: the event's, else that of the queried stream. */
 void device_call_end(device_action action, device_result result, uint64_t end_ns, uint64_t bytes,
                      uint64_t stream, uint64_t handle);
 
-/* Writes what the threads wait for into the live file. The sampler calls it about once a second. */
+/* Writes the threads' waits into the live file. The sampler calls it about once a second. */
 void device_look(uint64_t now_ns);
 void device_reset(void); /* in a forked child: it has no device, and other threads */
 

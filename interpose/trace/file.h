@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include "core/status.h"
 
-/* Where the files go; a relative path is taken from the present working directory. "" : no files. */
+/* Where the files go; a relative path starts at the current working directory. "" : no files. */
 castor_status trace_file_set_directory(const char *directory);
 const char *trace_file_directory(void);
 
@@ -17,7 +17,7 @@ void *trace_file_create(const char *name, uint64_t bytes);
 /* The same file for all processes of the job: made by the first one. NULL with errno. */
 void *trace_file_share(const char *name, uint64_t bytes);
 
-/* What errno says, for the errors of files; strerror may call malloc. */
+/* The text of an errno of file operations. It calls no malloc; strerror may. */
 const char *trace_file_error(int error);
 
 #endif

@@ -5,8 +5,8 @@
  *   rank-R.pid-P.tid-T.segment-N.trace        per thread: a trace_segment header, then records
  *   trace.budget                              trace bytes taken by all processes: struct trace_budget
  *   passthrough                               text: a line per process that the agent did not reach, and why
- *   refused                                   text: why the job was refused, by the first process that did
- *   refused-unseen                            the same, by one whose lines may be seen by no one: `castor run` says it
+ *   refused                                   text: why the job was refused, by the first process that refused it
+ *   refused-unseen                            the same, by a process whose log lines nobody may see: `castor run` prints it
  *
  * Invariants
  *   - a file whose magic is zero was never finished and holds nothing
@@ -61,7 +61,7 @@ typedef struct trace_segment {
     uint64_t magic;
     uint32_t version, header_bytes, record_bytes, capacity; /* capacity: records */
     uint32_t pid, thread;                                   /* thread: the one that made the segment */
-    int32_t rank; /* as known then; the counters' rank is the later word */
+    int32_t rank; /* as known then; the counters' rank may be more recent */
     uint32_t number;
     uint64_t process_uid; /* that of the counters */
     uint64_t base_monotonic_ns, base_realtime_ns;

@@ -1,20 +1,20 @@
-/* What a process waits for at this moment: one small file beside its counters, rank-R.pid-P.live, read by `castor top`
- * and by the stall watch of `castor run` while the process runs. It tells nothing about the past and is no part of a
- * report. Little-endian, naturally aligned; a reader trusts none of it (launcher/common/live_read.h).
+/* The present waits of a process: one small file beside its counters, rank-R.pid-P.live, read by `castor top` and by the
+ * stall watch of `castor run` while the process runs. It keeps no history and is not part of a report. Little-endian, naturally
+ * aligned; a reader trusts none of it (launcher/common/live_read.h).
  *
  * Vocabulary
- *   group    the ranks of a process group of the script's, or of a communicator, by its name, which is the same on all of them
- *   ordinal  the n-th collective of this process on a group: ranks of a group meet in collectives of one ordinal
+ *   group    the ranks of a process group of the script's, or of a communicator; its name is the same on all of them
+ *   ordinal  the number of a collective among this process's on a group: the ranks of a group meet in collectives of one ordinal
  *   wait     a collective in flight, or a wait for other ranks in Castor's own store, or for a message
- *   enqueued a collective of NCCL: its call returns at once, and when the device is done with it the host does not know
- *   channel  the messages of this process to, or from, one rank of a group under one tag: the n-th that is received there is
- *            the n-th that was sent
- *   device   what the host sees of the devices of this process: who waits for them, and when they last showed progress
+ *   enqueued a collective of NCCL: its call returns at once, and the host does not know when the device completes it
+ *   channel  the messages of this process to, or from, one rank of a group under one tag: the n-th message received is the
+ *            n-th message sent
+ *   device   the host's view of this process's devices: the wait for them, and their last progress
  *
  * Invariants
  *   - begin_ns of a wait is stored last, with release, when it begins, and cleared first when it ends. A reader that
- *     copies the file may still see parts of two waits: it believes a wait that it has seen twice
- *   - a process writes its own file only, but for stack_wanted, which `castor run` writes
+ *     copies the file may still see parts of two waits: it trusts only a wait that it has seen twice
+ *   - only the process writes its file, except for stack_wanted, which `castor run` writes
  */
 #ifndef CASTOR_TRACE_LIVE_FORMAT_H
 #define CASTOR_TRACE_LIVE_FORMAT_H
@@ -38,7 +38,7 @@
 #define LIVE_CALL_MAX      40
 #define LIVE_GROUP_UNKNOWN UINT32_MAX
 
-/* LIVE_DEVICE: no wait of the table, but the live_device. */
+/* LIVE_DEVICE: not a wait of the table, but the live_device. */
 typedef enum live_kind { LIVE_COLLECTIVE = 1, LIVE_STORE, LIVE_RECEIVE, LIVE_DEVICE } live_kind;
 
 typedef enum live_direction { LIVE_SENT = 1, LIVE_RECEIVED = 2 } live_direction;
@@ -50,11 +50,11 @@ typedef struct live_recent {
 } live_recent;
 
 typedef struct live_group {
-    uint64_t entered; /* collectives that this process has begun on it */
+    uint64_t entered; /* collectives that this process has begun on the group */
     int32_t rank;     /* of this process in the group; -1: unknown */
     uint32_t size;    /* ranks in the group; 0: unknown */
     uint32_t used;
-    uint32_t enqueues; /* its collectives are enqueued, and no wait says that one is in flight */
+    uint32_t enqueues; /* its collectives are enqueued: they may be in flight without a wait */
     uint64_t last_ns;  /* when its last collective or message was begun; CLOCK_MONOTONIC */
     live_recent recent[LIVE_RECENT_MAX]; /* by ordinal */
     char name[LIVE_NAME_MAX];            /* "": unknown */
@@ -65,7 +65,7 @@ typedef struct live_wait {
     uint64_t begin_ns; /* CLOCK_MONOTONIC; 0: free */
     uint64_t ordinal, bytes;
     uint32_t kind, group; /* group: index into groups, or LIVE_GROUP_UNKNOWN */
-    int32_t missing_pid;  /* a process that is waited for, as far as the waiter knows; 0: unknown */
+    int32_t missing_pid;  /* a process that the wait is for, as far as the waiter knows; 0: unknown */
     uint32_t claimed;
     char what[LIVE_WHAT_MAX]; /* "allreduce", "the end of backward" */
     int32_t peer, tag;        /* of a message whose ordinal is not 0; peer: a rank of the group */
@@ -80,12 +80,12 @@ typedef struct live_channel {
 
 typedef struct live_device {
     uint64_t
-        begin_ns; /* since when a thread waits for one, in a call or by asking again and again; 0: none does */
-    uint64_t progress_ns; /* when something that was enqueued was last seen to be done; 0: never */
-    uint64_t enqueued_ns, enqueued_bytes, stream; /* what was enqueued last, on which stream */
-    int32_t device;                               /* that is waited for */
+        begin_ns; /* since when a thread waits for one, in a call or by repeated queries; 0: no thread waits */
+    uint64_t progress_ns;                         /* when enqueued work was last seen to be done; 0: never */
+    uint64_t enqueued_ns, enqueued_bytes, stream; /* the work enqueued last, and its stream */
+    int32_t device;                               /* the awaited one */
     uint32_t padding;
-    char call[LIVE_CALL_MAX]; /* that waits: "cudaStreamSynchronize" */
+    char call[LIVE_CALL_MAX]; /* the waiting call: "cudaStreamSynchronize" */
     char enqueued[LIVE_CALL_MAX];
 } live_device;
 
@@ -96,8 +96,8 @@ typedef struct live_file {
     int32_t rank;
     uint64_t process_uid, start_clock_ticks; /* as in the counters */
     uint32_t stack_wanted, stack_given;      /* counts: a stack is due while they differ */
-    uint32_t stack_able;                     /* somebody in this process can tell its Python stack */
-    uint32_t channels_lost; /* messages of channels that found no place: their absence says nothing */
+    uint32_t stack_able;                     /* this process can write its Python stack */
+    uint32_t channels_lost; /* messages of channels without a free entry: their absence proves nothing */
     uint8_t padding[72];
     live_group groups[LIVE_GROUPS_MAX];
     live_wait waits[LIVE_WAITS_MAX];

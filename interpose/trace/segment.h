@@ -1,4 +1,4 @@
-/* Segments: where the records of a thread go.
+/* Segments hold the records of a thread.
  *
  * A thread's first segment is small, the next ones large, so that threads that hardly record anything cost
  * little disk. The segment of a thread that has ended is handed to the next thread that starts recording.
@@ -27,7 +27,7 @@ void segment_configure(uint64_t trace_max_bytes);
 
 /* Room for one more record, or NULL: the record is only counted. */
 trace_record *segment_next_record(segment_cursor *cursor, trace_counters *counters);
-/* Makes the record returned last part of the trace. */
+/* Adds the record that was returned last to the trace. */
 static inline void segment_commit(segment_cursor *cursor) {
     __atomic_store_n(&cursor->segment->committed, ++cursor->count, __ATOMIC_RELEASE);
 }

@@ -1,7 +1,7 @@
 /* The recorder: one chain of mapped segments per thread, and counters per process.
  *
  * A record is complete once its thread has advanced the segment's committed count, so a trace is readable
- * after SIGKILL. No malloc, no lock on the way of a record; errno is kept. When the directory cannot be
+ * after SIGKILL. No malloc, no lock on the path of a record; errno is kept. When the directory cannot be
  * written, or CASTOR_TRACE_MAX is reached, only counters are kept (in anonymous memory at worst).
  *
  * Files are made at the first record, gauge or outcome: a process that has none (a shell of the job) leaves
@@ -32,7 +32,7 @@ void trace_record_write(trace_record_kind kind, uint32_t id, uint64_t begin_ns, 
 void trace_gauge_set(trace_gauge gauge, uint64_t value);
 void trace_counter_add(trace_gauge gauge, uint64_t value);
 
-/* What the report calls an id of a kind: the symbol of a CALL, the operation ("allreduce") of a COLLECTIVE,
+/* Names an id of a kind for the report: the symbol of a CALL, the operation ("allreduce") of a COLLECTIVE,
  * the reason of a WAIT. A hook of a collective names both its CALL (symbol) and its COLLECTIVE (operation).
  * `name` must stay valid as long as the process. */
 void trace_name_set(trace_record_kind kind, uint32_t id, const char *name);
@@ -42,7 +42,7 @@ void trace_plugin_set(const char *plugin);
 /* One line that the report shows, for instance "passthrough: REASON"; the last one counts. */
 void trace_outcome_set(const char *outcome);
 
-void trace_flush(void);      /* at exit: ends the sampler; the process left in order */
+void trace_flush(void);      /* at exit: ends the sampler, and marks a regular exit */
 void trace_fork_child(void); /* leak the parent's segments, start new ones lazily */
 
 #endif

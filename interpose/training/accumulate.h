@@ -1,10 +1,10 @@
-/* Gradient accumulation, counted: which micro-step is the one that steps.
+/* Gradient accumulation: counts micro-steps and finds the one that steps.
  *
  *   size      micro-steps per step, k
  *   count     micro-steps since the last step
  *   boundary  the k-th micro-step: only there gradients are communicated, clipped and stepped
  *
- * A count may pass the size (a script that goes on without a step): it is at the boundary until the step. One thread
+ * A count may exceed the size (if a script goes on without a step): it stays at the boundary until the step. One thread
  * uses an accumulation at a time. */
 #ifndef CASTOR_TRAINING_ACCUMULATE_H
 #define CASTOR_TRAINING_ACCUMULATE_H
@@ -32,7 +32,7 @@ bool accumulate_take_step(accumulation *a);
 /* Counts a call, and takes the step at the boundary: true at each k-th call. */
 bool accumulate_every(accumulation *a);
 
-/* Of `count` batches, those that make whole steps, and how many steps they make. CASTOR_ERR_ARGUMENT unless size >= 1
+/* Of `count` batches, the number that make whole steps, and the number of these steps. CASTOR_ERR_ARGUMENT unless size >= 1
  * and count >= 0. */
 castor_status accumulate_length(int64_t count, int64_t size, int64_t *length, int64_t *steps);
 

@@ -1,4 +1,4 @@
-/* Linear annealing with a warm-up, as ColossalChat's sampling temperature has it. */
+/* Linear annealing with a warm-up, as ColossalChat's sampling temperature uses it. */
 #ifndef CASTOR_TRAINING_ANNEALING_H
 #define CASTOR_TRAINING_ANNEALING_H
 

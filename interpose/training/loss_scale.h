@@ -1,6 +1,6 @@
-/* The number that a loss is multiplied by so that small gradients do not vanish in float16, and that they are divided by
- * afterwards. It is halved when a gradient overflowed, of which all ranks know, and doubled after many steps in which none
- * did: so it stays near the largest that works. It is a power of two, and no digit of a gradient is lost by it.
+/* The loss is multiplied by this number so that small gradients do not vanish in float16; afterwards gradients are divided by
+ * it. It is halved when a gradient overflowed on any rank, and doubled after many steps without overflow, so it stays near the
+ * largest that works. It is a power of two, so it costs no digit of a gradient.
  *
  * One thread uses a loss scale at a time. */
 #ifndef CASTOR_TRAINING_LOSS_SCALE_H

@@ -1,7 +1,7 @@
 /* The command lines of castor, read by one table (commands.def).
  *
- *   word     what is no option: a directory, or the beginning of the command that `castor run` starts
- *   rest     what follows `--`
+ *   word     an argument that is no option: a directory, or the beginning of the command that `castor run` starts
+ *   rest     the arguments after `--`
  *
  * An option's value follows it, or an equals sign: `--format json`, `--format=json`. */
 #ifndef CASTOR_LAUNCHER_COMMON_COMMAND_LINE_H
@@ -23,7 +23,7 @@ typedef enum argument_id {
 } argument_id;
 
 typedef struct subcommand_info {
-    const char *name, *usage, *doc, *text; /* doc and text are NULL for what programs call */
+    const char *name, *usage, *doc, *text; /* doc and text are NULL for commands that programs call */
 } subcommand_info;
 
 typedef struct argument_info {
@@ -51,13 +51,13 @@ enum {
     COMMAND_LINE_WORD = -2,
     COMMAND_LINE_REST = -3, /* from argv[next] on; of commands whose usage says so */
     COMMAND_LINE_HELP = -4,
-    COMMAND_LINE_WRONG = -5 /* one line on standard error has said what */
+    COMMAND_LINE_WRONG = -5 /* one line on standard error names the error */
 };
 
-/* Reads on: an argument_id of this command, or one of the above. */
+/* Reads the next argument: an argument_id of this command, or one of the above. */
 int command_line_next(command_line *line);
 
-/* The option that `word` names, as NAME or NAME=VALUE; -1: none. `*value` is what follows the equals sign, or NULL. */
+/* The option that `word` names, as NAME or NAME=VALUE; -1: none. `*value` is the text after the equals sign, or NULL. */
 int command_line_find(subcommand_id command, const char *word, const char **value);
 
 enum { CHOICES_MAX = 16, CHOICE_SIZE = 32 };

@@ -1,7 +1,7 @@
 /* Writes JSON (RFC 8259) to a stream, indented, one value at a time. Keys are NULL inside arrays and at the
  * top.
  *
- * Bytes that are not UTF-8 become U+FFFD, numbers that are not finite become null: what comes out always
+ * Bytes that are not UTF-8 become U+FFFD, numbers that are not finite become null: the output always
  * parses. With `in_html` the text may stand inside a <script> element: nothing in it ends the element or begins another. */
 #ifndef CASTOR_LAUNCHER_COMMON_JSON_H
 #define CASTOR_LAUNCHER_COMMON_JSON_H

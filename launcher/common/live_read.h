@@ -1,4 +1,4 @@
-/* Reads a live file (trace/live_format.h): what a process waits for. As in trace_read.h, nothing in it is trusted. */
+/* Reads a live file (trace/live_format.h): a process's waits. As in trace_read.h, nothing in it is trusted. */
 #ifndef CASTOR_LAUNCHER_COMMON_LIVE_READ_H
 #define CASTOR_LAUNCHER_COMMON_LIVE_READ_H
 

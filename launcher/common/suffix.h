@@ -1,4 +1,4 @@
-/* How file names are told apart: by how they end. */
+/* Kinds of files, told by the ends of their names. */
 #ifndef CASTOR_LAUNCHER_COMMON_SUFFIX_H
 #define CASTOR_LAUNCHER_COMMON_SUFFIX_H
 

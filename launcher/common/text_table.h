@@ -35,7 +35,7 @@ const char *text_seconds(char out[TEXT_FIGURE_MAX], double seconds);
 const char *text_rate(char out[TEXT_FIGURE_MAX],
                       double bytes_per_second); /* "1.25 GB/s", 10^9 as NCCL's tests */
 const char *text_count(char out[TEXT_FIGURE_MAX], uint64_t count);
-/* Without what follows the point; a figure that damaged files made larger than any is the largest. */
+/* Without the fraction. A figure beyond the type, from damaged files, becomes the largest. */
 uint64_t text_whole(double value);
 
 #endif

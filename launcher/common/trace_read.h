@@ -1,7 +1,7 @@
 /* Reads the files of a log directory.
  *
  * Nothing in a file is trusted: it may be truncated, damaged, foreign or from another version, and a process
- * may be writing it right now. What these functions return is checked: texts end, hold no control characters
+ * may be writing it right now. The results of these functions are checked: texts end, hold no control characters
  * and are valid UTF-8, ids are in range. */
 #ifndef CASTOR_LAUNCHER_COMMON_TRACE_READ_H
 #define CASTOR_LAUNCHER_COMMON_TRACE_READ_H
@@ -11,7 +11,7 @@
 
 typedef enum trace_read_status {
     TRACE_READ_OK,
-    TRACE_READ_EMPTY, /* never finished by its process: nothing in it, and nothing wrong with it */
+    TRACE_READ_EMPTY, /* never finished by its process: empty, but not damaged */
     TRACE_READ_BAD,   /* `message` says what is wrong, without the file's name */
 } trace_read_status;
 
@@ -25,8 +25,8 @@ const char *trace_read_name(const trace_counters *counters, uint32_t kind, uint3
 
 typedef void (*trace_read_visitor)(void *context, const trace_record *record);
 
-/* The records of one segment, in order; those of a file that turns out bad on the way are visited up to
- * there. */
+/* Visits the records of one segment, in order. If the file turns out to be bad, the records before that point
+ * have been visited. */
 trace_read_status trace_read_segment(int fd, trace_segment *header, trace_read_visitor visit, void *context,
                                      char message[TRACE_READ_MESSAGE_MAX]);
 

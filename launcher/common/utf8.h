@@ -1,4 +1,4 @@
-/* What a terminal or a JSON reader takes as one character. */
+/* Characters, as terminals and JSON readers count them. */
 #ifndef CASTOR_LAUNCHER_COMMON_UTF8_H
 #define CASTOR_LAUNCHER_COMMON_UTF8_H
 

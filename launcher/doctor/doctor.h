@@ -1,7 +1,7 @@
 /* `castor doctor [-- PYTHON]`: what works here, what is missing, how to mend it.
  *
- * doctor_machine.c looks at the machine, doctor_probe.c runs a small program under the Python in question, with the library
- * and the agent in it as `castor run` puts them there, doctor_python.c judges what it says, doctor.c shows it all. */
+ * machine.c checks the machine. probe.c runs a small program under the Python in question, with the library and the agent as
+ * under `castor run`. python.c judges the program's facts, doctor.c shows everything. */
 #ifndef CASTOR_LAUNCHER_DOCTOR_H
 #define CASTOR_LAUNCHER_DOCTOR_H
 
@@ -49,7 +49,7 @@ void doctor_python(doctor_checks *checks, char *const *command, double limit_sec
 
 #define DOCTOR_FIELDS_MAX 6
 
-/* One thing that the program said: a key and up to five values, "" where there is none. */
+/* One fact from the program: a key and up to five values, "" where there is none. */
 typedef struct doctor_fact {
     char *fields[DOCTOR_FIELDS_MAX];
 } doctor_fact;
@@ -64,7 +64,8 @@ typedef struct doctor_probe {
     int status; /* of waitpid */
 } doctor_probe;
 
-/* Runs `command` -c PROGRAM as `castor run` would, for `limit_seconds` at most. False: nothing could be run, and `probe->error` says why. */
+/* Runs `command` -c PROGRAM as `castor run` would, for `limit_seconds` at most. False: nothing could be run, and `probe->error`
+ * says why. */
 bool doctor_probe_run(char *const *command, double limit_seconds, doctor_probe *probe);
 /* The next fact of that key after `after` (NULL: the first), or NULL. */
 const doctor_fact *doctor_probe_fact(const doctor_probe *probe, const char *key, const doctor_fact *after);

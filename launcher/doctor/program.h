@@ -1,5 +1,5 @@
-/* The program that `castor doctor` runs under the Python in question. Each fact is a line: a mark, a key, values, with tabs
- * between. It says things one by one, so that what was said before a crash is known. */
+/* The program that `castor doctor` runs under the Python in question. It prints one line for each fact: a mark, a key and values,
+ * separated by tabs. Each line is flushed, so that the facts before a crash are known. */
 #ifndef CASTOR_LAUNCHER_DOCTOR_PROGRAM_H
 #define CASTOR_LAUNCHER_DOCTOR_PROGRAM_H
 

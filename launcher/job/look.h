@@ -1,9 +1,9 @@
 /* One look at the processes of a job that may be running, from the files of its log directory.
  *
  * Vocabulary
- *   look     what the files said at one moment
- *   meeting  what ranks wait for together: a collective that some of them have entered and others have not, a message that
- *            one has begun and the other has not, something of the node store, or their devices
+ *   look     the contents of the files at one moment
+ *   meeting  an event that ranks wait for together: a collective that some of them have entered and others have not, a message
+ *            that one has begun and the other has not, an event of the node store, or the progress of their devices
  */
 #ifndef CASTOR_LAUNCHER_JOB_LOOK_H
 #define CASTOR_LAUNCHER_JOB_LOOK_H
@@ -30,7 +30,7 @@ typedef struct job_process {
 typedef struct job_look {
     job_process *processes; /* by rank, unknown ones last */
     size_t count, capacity;
-    size_t unreadable;            /* files that are none of this version, or damaged */
+    size_t unreadable;            /* files of another version, or damaged */
     char message[PATH_MAX + 512]; /* about the first of these */
     uint64_t now_ns, now_realtime_ns;
 } job_look;
@@ -41,29 +41,29 @@ typedef enum job_look_files { JOB_LOOK_LIVE = 1, JOB_LOOK_COUNTERS = 2 } job_loo
 bool job_look_read(const char *directory, unsigned files, job_look *out);
 void job_look_free(job_look *look);
 
-/* Whether the very process of the counters still runs on this machine. */
+/* Whether the process that made the counters still runs on this machine. */
 bool job_runs_here(const trace_counters *counters);
 
 /* Whether a `castor run` holds the directory. */
 bool job_directory_in_use(const char *directory);
 
-/* ---- who waits for whom (job_meeting.c; job_enqueued.c: of NCCL; job_device.c) ---- */
+/* ---- who waits for whom (meeting.c; enqueued.c: of NCCL; device.c) ---- */
 
 typedef struct job_meeting {
     live_kind kind;
     char what[LIVE_WHAT_MAX], group[LIVE_NAME_MAX]; /* group "": unknown, or none */
     uint64_t ordinal, bytes;
     uint64_t begin_ns; /* since when the first of them waits */
-    /* Enqueued, as NCCL's are: the ranks that are ahead may go on, and it is a stall only when nobody does. The last time that
-     * one of them began anything on the group; 0: it is no such meeting. */
+    /* Of an enqueued collective, as NCCL's are: the last time that one of the ranks began anything on the group. Ranks that are
+     * ahead may go on, and it is a stall only when none does. 0: it is no such meeting. */
     uint64_t progress_ns;
     bool held;       /* devices: they wait for a rank that is behind, which another meeting names */
     size_t *waiting; /* indices of processes of the look */
-    size_t *missing; /* those that are not there; none: unknown */
+    size_t *missing; /* the missing ones; none: unknown */
     size_t waiting_count, missing_count;
     uint32_t size, unseen; /* ranks of the group; those of them that left no file here. 0: unknown */
     const char
-        *other; /* what a missing rank has entered instead: another collective of the same ordinal; or NULL */
+        *other; /* another collective of the same ordinal that a missing rank has entered instead; or NULL */
 } job_meeting;
 
 typedef struct job_meetings {
@@ -71,7 +71,7 @@ typedef struct job_meetings {
     size_t count;
 } job_meetings;
 
-/* The meetings that somebody has waited for since before `before_ns`. Of the collectives of a group only the first: the
+/* The meetings that a process has waited for since before `before_ns`. Of the collectives of a group only the first: the
  * others wait behind it. False when memory is out. */
 bool job_meetings_find(const job_look *look, uint64_t before_ns, job_meetings *out);
 void job_meetings_free(job_meetings *meetings);
@@ -80,23 +80,23 @@ void job_meetings_free(job_meetings *meetings);
 job_meeting *job_meeting_add(job_meetings *meetings, const job_look *look, const job_meeting *first);
 void job_meeting_add_rank(size_t *indices, size_t *count, size_t index);
 bool job_meetings_add_enqueued(job_meetings *meetings, const job_look *look);
-/* One meeting, after all others: of those that wait for devices on which nothing was done since before_ns. */
+/* Adds one meeting, after all others: of the processes that wait for devices without progress since before_ns. */
 bool job_meetings_add_devices(job_meetings *meetings, const job_look *look, uint64_t before_ns);
-/* Those that work together with who waits for a device. */
+/* The processes that work together with those that wait for a device. */
 #define JOB_OTHERS_MAX 64
 typedef struct job_together {
     size_t others[JOB_OTHERS_MAX], others_count; /* that do not wait for theirs */
     uint32_t size;                               /* of their largest group */
-    bool unseen;                                 /* some of it are not in the look */
+    bool unseen;                                 /* some of its ranks are not in the look */
 } job_together;
 void job_together_find(const job_look *look, const job_meeting *meeting, job_together *out);
-/* Since when the process waits for a device, and nothing was done on any of those with which it works; UINT64_MAX: it does
- * not wait. */
+/* Since when the process waits for a device, and no device of the processes that work with it has made progress; UINT64_MAX: it
+ * does not wait. */
 uint64_t job_device_idle_ns(const job_look *look, size_t index);
 /* The process of a rank of a group; SIZE_MAX: there is none. */
 size_t job_group_process(const job_look *look, const char *group, int rank);
 const live_group *job_group_named(const live_file *live, const char *name);
-/* The messages of a channel that were begun; `lost`: that is not known. */
+/* The number of messages that were begun on a channel; `lost`: it is unknown. */
 uint64_t job_messages_begun(const live_file *live, const live_group *group, live_direction direction,
                             int peer, int tag, bool *lost);
 static inline bool job_process_is_gone(const job_process *process) {
@@ -107,7 +107,7 @@ static inline bool job_process_is_gone(const job_process *process) {
 void job_ranks_text(const job_look *look, const size_t *indices, size_t count, char *out, size_t out_size);
 /* "device 0", "devices 0 and 1" of those that wait. */
 void job_devices_text(const job_look *look, const job_meeting *meeting, char *out, size_t out_size);
-/* What the process has enqueued last. */
+/* The last work that the process has enqueued. */
 void job_enqueued_text(const job_process *process, char *out, size_t out_size);
 /* "the group of all ranks", "group 3". */
 void job_group_text(const job_meeting *meeting, char *out, size_t out_size);

@@ -1,13 +1,13 @@
-/* Collectives by operation, group and size, and which collectives of different ranks are the same one.
+/* Collectives by operation, group and size, and the matching of collectives of different ranks.
  *
  * Vocabulary
- *   operation  "allreduce": the name that the hook gives
+ *   operation  "allreduce": the hook's name for it
  *   group      a process group or communicator. A rank numbers its groups in the order of their first use, so equal numbers
- *              on two ranks need not be one group. Where the trace tells the identities of groups, equal ones are one group;
+ *              on two ranks need not be one group. If the trace has the groups' identities, equal ones are one group;
  *              else a number is split where ranks finished collectives that others had not begun
  *   key        one process's collectives of one operation, group number and size
- *   sequence   a process's collectives of one operation and group, one after another: those of one size, where all ranks of
- *              the group have equally many of each size, else of all sizes
+ *   sequence   a process's collectives of one operation and group, one after another: of one size, if all ranks of the group
+ *              have equally many of each size, else of all sizes
  *   match      the sequences of a group's processes: the n-th of one is the n-th of the others
  *   class      operation, group and size class: a line of the report
  *
@@ -20,7 +20,7 @@
 #define REPORT_ENTRIES_MAX 4000000u
 #define REPORT_ENTRY_NONE  UINT32_MAX
 
-/* Where an entry stands among those of its match, by begin. */
+/* An entry's position among those of its match, by begin. */
 typedef enum report_turn {
     REPORT_TURN_ALONE,
     REPORT_TURN_FIRST,
@@ -49,7 +49,7 @@ typedef struct report_key {
     size_t first_entry, entries; /* by begin */
 } report_key;
 
-/* What a process told of a group. */
+/* A group, as one process recorded it. */
 typedef struct report_told_group {
     uint32_t process, number, size;
     uint64_t identity;
@@ -61,7 +61,7 @@ typedef struct report_sequence {
 } report_sequence;
 
 typedef struct report_group {
-    uint32_t number, size; /* size: ranks; those of it that left a trace, unless the records tell */
+    uint32_t number, size; /* size: ranks; if no record tells it, those that left a trace */
     uint32_t *processes;
     size_t process_count;
     char *label; /* "0", or "1: ranks 0-3" where a number stands for several groups */
@@ -121,11 +121,11 @@ report_key *report_collectives_find(report_collectives *collectives, const repor
 /* The parts of report_collectives_finish. */
 void report_collectives_sort(report_collectives *collectives);
 bool report_find_groups(report *report);
-/* Orders the entries by rank, group and begin, and gives them turns and lanes; their places by key are lost. */
+/* Orders the entries by rank, group and begin, and gives them turns and lanes; their order by key is lost. */
 void report_collectives_lanes(report_collectives *collectives);
 
-/* What one byte of the payload that the hooks count (what a rank contributes) is worth on the bus, by the conventions of
- * NCCL's tests: all-reduce 2(n-1)/n of the buffer. 0: no bandwidth (a barrier, one rank, an unknown operation). */
+/* Bytes on the bus for each byte of the payload that the hooks count (a rank's contribution), by the conventions of NCCL's
+ * tests: all-reduce 2(n-1)/n of the buffer. 0: no bandwidth (a barrier, one rank, an unknown operation). */
 double report_bus_factor(const char *operation, uint32_t ranks);
 /* Whether no rank can finish before every rank has begun. */
 bool report_is_synchronous(const char *operation);

@@ -1,4 +1,4 @@
-/* Two runs beside each other: `castor report A B`. */
+/* Two runs side by side: `castor report A B`. */
 #ifndef CASTOR_LAUNCHER_REPORT_COMPARE_H
 #define CASTOR_LAUNCHER_REPORT_COMPARE_H
 
@@ -6,7 +6,7 @@
 
 typedef enum compare_unit { COMPARE_SECONDS, COMPARE_BYTES, COMPARE_COUNT, COMPARE_FIGURE } compare_unit;
 
-/* One figure of both runs; what is zero is not known. */
+/* One figure of both runs; zero: unknown. */
 typedef struct compare_row {
     const char *key, *label; /* of the JSON, of the text */
     compare_unit unit;
@@ -17,8 +17,8 @@ typedef struct compare_row {
 
 void compare_find_rows(const report *a, const report *b, compare_row rows[COMPARE_ROWS]);
 
-/* A name that either run has, with its counters in both (NULL: it has none). In the order of time, the longer of the two
- * counting. False when memory is out; free the list. */
+/* A name that either run has, with its counters in both (NULL: it has none). Sorted by the longer of the two
+ * times. False when memory is out; free the list. */
 typedef struct compare_name {
     const char *name;
     const report_counter *a, *b;

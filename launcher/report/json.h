@@ -5,7 +5,7 @@
 #include "launcher/common/json.h"
 #include "report.h"
 
-/* What a reader can take: timelines of more points are thinned out (the highest value counts), tables cut. */
+/* Limits for readers: timelines of more points are thinned out (the highest value counts), tables cut. */
 typedef struct report_limits {
     uint32_t memory_points, step_points; /* of each rank */
     size_t rows;                         /* of each table */
@@ -13,7 +13,7 @@ typedef struct report_limits {
 
 void report_json_object(json_writer *json, const report *report, const report_limits *limits);
 
-/* The parts that follow from records. */
+/* The parts that are made from records. */
 void report_json_steps(json_writer *json, const report_rank *rank, const report *report,
                        const report_limits *limits);
 void report_json_memory(json_writer *json, const report_memory *memory, const report_limits *limits);

@@ -1,12 +1,11 @@
 /* `castor report`: what a job did, from the files of its log directory.
  *
- * report_data.c reads the directory; report_records.c takes from each record what the report needs, in bounded memory;
- * report_rank.c says which process was which rank and what it did, report_memory.c what its memory held over time,
- * report_collectives.c which collectives of different ranks belong together. Each format has a file of its own, of the
- * same name; report.c takes the command line.
+ * data.c reads the directory. records.c takes the report's part of each record, in bounded memory. rank.c finds the process of
+ * each rank and sums up its work, memory.c its memory over time. collectives.c matches the collectives of different ranks. Each
+ * format has a file of its own, of the same name. report.c takes the command line.
  *
  * Times: a process's own are CLOCK_MONOTONIC; those named *_job_ns are nanoseconds since the job's first process began, on
- * a clock that the processes of one host share exactly and hosts as well as their clocks agree. */
+ * a clock that the processes of one host share exactly, and hosts as exactly as their clocks agree. */
 #ifndef CASTOR_LAUNCHER_REPORT_H
 #define CASTOR_LAUNCHER_REPORT_H
 
@@ -37,7 +36,7 @@ typedef struct report_counters {
 /* An optimizer step, or a backward pass. */
 typedef struct report_step {
     uint64_t begin_ns;
-    uint32_t optimizer; /* as steps are counted; 0 of a backward pass */
+    uint32_t optimizer; /* its number; 0 for a backward pass */
     uint32_t us;
 } report_step;
 
@@ -75,7 +74,7 @@ typedef enum report_rank_state {
     REPORT_RANK_DIED
 } report_rank_state;
 
-/* What a rank held over time, on one grid of buckets. */
+/* A rank's memory over time, on one grid of buckets. */
 typedef struct report_memory {
     uint64_t begin_job_ns, width_ns;
     uint32_t buckets;                      /* 0: not sampled */
@@ -145,7 +144,7 @@ typedef struct report {
 
     report_counters calls, collectives, waits, events, chunk_events;
     report_chunks chunks;
-    struct report_collectives *matched; /* report_collectives.h */
+    struct report_collectives *matched; /* collectives.h */
     report_slow slow[REPORT_SLOW_MAX];  /* the longest first, once all is read */
     size_t slow_count;
     uint64_t steps_left_out; /* step and backward records beyond what is kept */
@@ -160,13 +159,13 @@ typedef struct report {
     const char *plugin, *command; /* never NULL */
     char *outcome;
 
-    char **notes;    /* what the reader should know about these figures */
+    char **notes;    /* remarks for the reader about these figures */
     char **problems; /* files that could not be read */
     size_t note_count, problem_count;
 } report;
 
-/* Reads a log directory. False: there is nothing to report, and why is on standard error. Free it in any
- * case. */
+/* Reads a log directory. False: there is nothing to report, and the reason is on standard error. Free it in
+ * any case. */
 bool report_read(report *report, const char *directory);
 void report_free(report *report);
 
@@ -175,7 +174,7 @@ void report_write_json(const report *report, FILE *out);
 void report_write_perfetto(const report *report, FILE *out);
 void report_write_html(const report *report, FILE *out);
 /* The readable part of a mangled C++ name: `_ZN4c10d16ProcessGroupGloo9allreduceE...` is
- * c10d::ProcessGroupGloo::allreduce. Any other name is given as it is. */
+ * c10d::ProcessGroupGloo::allreduce. Any other name stays as it is. */
 void report_shorten_symbol(char *out, size_t out_size, const char *symbol);
 
 /* Reads all records once more, segment after segment, in no order of time. False when memory or the directory is gone. */
@@ -192,7 +191,7 @@ bool report_find_memory(report *report);
 void report_free_records(report_process *process);
 void report_free_memory(report_memory *memory);
 bool report_find_outcome(report *report);
-/* The lines that processes left in the file `name` of format.h, `process PID: REASON`. */
+/* The lines that processes wrote to the file `name` of format.h, `process PID: REASON`. */
 bool report_read_outcome(report *report, const char *name, int fd);
 bool report_add_note(report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -205,13 +204,13 @@ static inline uint64_t report_node_peak_bytes(const report_node *node) {
 /* The node with the most model data per parameter, NULL when none has any. */
 const report_node *report_fullest_node(const report *report);
 
-/* The name of an id: as the process told it, else made from kind and number (in `fallback`). */
+/* The name of an id: the one that the process gave it, else made from kind and number (in `fallback`). */
 const char *report_id_name(const trace_counters *counters, uint32_t kind, uint32_t id, char fallback[32]);
 const char *report_memory_label(report_memory_kind kind);
 report_memory_role report_memory_role_of(report_memory_kind kind);
 trace_gauge report_memory_gauge(report_memory_kind kind);
 
-/* Nanoseconds since the job began; what a damaged clock puts before that is 0. */
+/* Nanoseconds since the job began; a time before that, from a damaged clock, is 0. */
 static inline uint64_t report_job_ns(const report *report, const report_process *process, uint64_t time_ns) {
     uint64_t since = time_ns + process->clock_offset_ns - report->start_realtime_ns;
     return since > UINT64_MAX / 2 ? 0 : since;

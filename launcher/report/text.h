@@ -9,7 +9,7 @@
 #define REPORT_TEXT_CLASSES 30
 #define REPORT_TEXT_SLOWEST 10
 
-/* What is zero is not known, and shown as a dash. */
+/* Zero is unknown, and shown as a dash. */
 void report_text_bytes_cell(text_table *table, uint64_t bytes);
 void report_text_seconds_cell(text_table *table, double seconds);
 

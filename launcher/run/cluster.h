@@ -1,7 +1,7 @@
 /* Ranks that a cluster's launcher starts, each with a `castor run` of its own (srun, mpirun).
  *
- * What PyTorch's scripts ask for (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) is set from what
- * the launcher tells; what is set already stays. */
+ * The variables of PyTorch's scripts (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set from
+ * the launcher's variables; those that are set already stay. */
 #ifndef CASTOR_LAUNCHER_RUN_CLUSTER_H
 #define CASTOR_LAUNCHER_RUN_CLUSTER_H
 
@@ -24,7 +24,7 @@ bool run_cluster_find(const char *(*get)(const void *context, const char *name),
 
 /* The first host of a list in Slurm's notation ("gpu[007-009,12]-ib,login"). False: it is not well formed, or too long. */
 bool run_cluster_first_host(const char *list, char *out, size_t out_size);
-/* The number of ranks on a node, by Slurm's list ("4(x2),3": 4 on the first two, 3 on the third). 0: it is not told. */
+/* The number of ranks on a node, by Slurm's list ("4(x2),3": 4 on the first two, 3 on the third). 0: unknown. */
 long run_cluster_ranks_of_node(const char *list, long node);
 
 #endif

@@ -1,8 +1,8 @@
-/* The ranks of a job: run_start.c starts them, run_ranks.c watches and ends them.
+/* The ranks of a job: start.c starts them, ranks.c watches and ends them.
  *
  * Signals and process groups. castor blocks the signals that it handles and takes them one at a time.
  *
- * - Ranks are in a process group of their own, so that what is sent to castor's group (timeout(1) does that)
+ * - Ranks are in a process group of their own, so that a signal to castor's group (timeout(1) sends one)
  *   reaches them once: through castor. Where castor has the terminal, rank 0 (the only rank that reads it)
  *   stays in castor's group, which the terminal signals by itself; such signals go on to the other ranks only.
  * - A signal that a process sent to castor goes to the ranks, not to their descendants, as if it had been sent
@@ -31,13 +31,13 @@ typedef struct rank_set {
     run_stall stall;
     int failed;       /* the first rank that failed, or -1 */
     bool told_to_end; /* a signal that ends a process was passed on */
-    int64_t term_ms;  /* when ranks that still run are told to end; 0: they have been */
+    int64_t term_ms;  /* when ranks that still run get SIGTERM; 0: done */
     int64_t end_ms;   /* when they are killed; 0: nothing has failed */
     sigset_t waited, mask_before;
     struct sigaction child_before;
 } rank_set;
 
-/* Blocks the signals that castor handles; the ranks get back what was before. */
+/* Blocks the signals that castor handles; the ranks get the earlier settings back. */
 void ranks_signals_take(rank_set *s);
 void ranks_signals_give_back(const rank_set *s);
 
@@ -45,12 +45,12 @@ void ranks_signals_give_back(const rank_set *s);
 int ranks_start(rank_set *s, char *const *base);
 
 void ranks_signal(const rank_set *s, int signal);
-/* Where the standard output of a rank goes when it is not passed on. */
+/* The file of a rank's standard output, when it is not passed on. */
 void ranks_output_path(const run_job *job, int rank, char *out, size_t out_size);
 
-/* Where its standard error goes. */
+/* The file of its standard error. */
 void ranks_errors_path(const run_job *job, int rank, char *out, size_t out_size);
-/* The end of it, as far as it has not been seen. */
+/* Shows the end of that file, as far as it has not been shown. */
 void ranks_errors_show(const run_job *job, int rank);
 
 #endif

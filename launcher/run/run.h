@@ -1,14 +1,14 @@
 /* `castor run`: starts a command, as one process or as N ranks, with the library and the agent in it.
  *
  * Vocabulary
- *   request    what the command line asks for
- *   install    where the library and the Python package of this castor are
+ *   request    the command line, parsed
+ *   install    the places of the library and the Python package of this castor
  *   job        one run: its token, its directory, its ranks
  *   rank       one process of the command, started by castor; its descendants belong to the job too
  *
- * Everything is checked before anything is started or written; what was made on disk by a run that is then
- * refused is taken away again. Functions that return an int return the exit status to end with, 0 to go on;
- * the function that finds something wrong has said so. */
+ * Everything is checked before anything is started or written. Files and folders of a run that is then refused
+ * are removed again. Functions that return an int return the exit status to end with, 0 to go on; the function
+ * that finds an error reports it. */
 #ifndef CASTOR_LAUNCHER_RUN_H
 #define CASTOR_LAUNCHER_RUN_H
 
@@ -20,7 +20,7 @@
 #include "cluster.h"
 
 enum run_exit {
-    RUN_EXIT_SYSTEM = 1, /* something outside the command line stands in the way */
+    RUN_EXIT_SYSTEM = 1, /* an error outside the command line */
     RUN_EXIT_USAGE = 2,
     RUN_EXIT_NOT_EXECUTABLE = 126,
     RUN_EXIT_NOT_FOUND = 127,
@@ -28,7 +28,7 @@ enum run_exit {
 
 int run_main(int argc, char **argv); /* argv[0] is "run" */
 
-/* ---- run_arguments.c ---- */
+/* ---- arguments.c ---- */
 
 typedef struct run_request {
     int ranks;
@@ -41,16 +41,16 @@ typedef struct run_request {
 int run_arguments_parse(int argc, char *const *argv, run_request *out);
 void run_request_free(run_request *request);
 
-/* ---- run_command.c ---- */
+/* ---- command.c ---- */
 
 /* Finds the file that `name` stands for, as a shell would. `search` is the value of PATH, or NULL. */
 int run_command_find(const char *name, const char *search, char *path, size_t path_size);
 
-/* The launcher that `command` is, when it starts ranks of its own (torchrun, python -m torch.distributed.run,
- * ...): its name, and in `fix` the option that sets its number of ranks. NULL for anything else. */
+/* The name of the launcher that `command` runs, if that starts ranks of its own (torchrun, python -m
+ * torch.distributed.run, ...); `fix` gets the option that sets its number of ranks. NULL for anything else. */
 const char *run_command_launcher(char *const *command, const char **fix);
 
-/* ---- run_install.c ---- */
+/* ---- install.c ---- */
 
 typedef struct run_install {
     char library[PATH_MAX]; /* the file itself, without links */
@@ -62,7 +62,7 @@ int run_install_find(run_install *out);
 /* The same from any `binary`. */
 int run_install_find_from(const char *binary, run_install *out);
 
-/* ---- run_directory.c ---- */
+/* ---- directory.c ---- */
 
 typedef struct run_directory {
     char path[PATH_MAX];  /* absolute */
@@ -75,21 +75,21 @@ typedef struct run_directory {
 int run_directory_prepare(const char *wanted, run_directory *out);
 /* Removes the trace of an earlier run. */
 void run_directory_clear(const run_directory *directory);
-/* Takes back what prepare made. */
+/* Removes what run_directory_prepare made. */
 void run_directory_abandon(run_directory *directory);
 
-/* ---- run_files.c ---- */
+/* ---- files.c ---- */
 
 #define RUN_FILES_NAME ".files"
 
-/* The folder of what the ranks keep of files. */
+/* The folder for the ranks' changes of files. */
 void run_files_path(const run_directory *directory, char *out, size_t out_size);
-/* Says so when its disk is full. */
+/* Logs an error if the folder's disk is full. */
 void run_files_tell_full(const char *path);
-/* With all that is in it; nothing where it is not there. */
+/* Removes the folder and everything in it, if it exists. */
 void run_files_remove(const char *path);
 
-/* ---- run_environment.c ---- */
+/* ---- environment.c ---- */
 
 enum { RUN_TOKEN_DIGITS = 32 };
 
@@ -107,7 +107,7 @@ typedef struct run_environment {
     size_t count, capacity;
 } run_environment;
 
-/* The options that the job runs with: `base` and the settings, without what an outer `castor run` left there.
+/* The options that the job runs with: `base` and the settings, without those of an outer `castor run`.
  * False when memory is out. */
 bool run_environment_settle(const run_request *request, char *const *base, run_environment *out);
 /* Everything that `castor run` sets for one rank (0 when there is one process only), whose log lines go to the descriptor
@@ -120,25 +120,25 @@ bool run_environment_cluster(const run_request *request, const run_environment *
 const char *run_environment_get(const run_environment *environment, const char *name);
 void run_environment_free(run_environment *environment);
 
-/* ---- run_ranks.c, run_start.c ---- */
+/* ---- ranks.c, start.c ---- */
 
 /* Starts the ranks and waits for them; the signals that castor gets go to them. When one fails, the others
  * are ended. `started` tells whether the command ran at all. Returns the exit status of the job. */
 int run_ranks(const run_job *job, char *const *base, bool *started);
 
-/* ---- run_guard.c ---- */
+/* ---- guard.c ---- */
 
-/* A process that ends the job's processes when castor is killed before it could. */
+/* A process that ends the job's processes when castor is killed before it can do so. */
 typedef struct run_guard {
     pid_t pid; /* 0: none */
     int line;  /* castor's end of a socket pair, which closes when castor dies */
 } run_guard;
 
-/* `files`: removed then. */
+/* `files`: a folder that is removed then. */
 bool run_guard_start(const char *token, const char *files, run_guard *out);
 void run_guard_dismiss(run_guard *guard);
 
-/* ---- run_processes.c ---- */
+/* ---- processes.c ---- */
 
 /* Sends `signal` to each child of this process other than `except`, of this process's session only when
  * `same_session`. Returns how many there were. */
@@ -146,13 +146,13 @@ size_t run_children_signal(pid_t except, bool same_session, int signal);
 /* Sends `signal` to each process that was started with CASTOR_JOB=token; not to the calling one. */
 size_t run_job_signal(const char *token, int signal);
 
-/* ---- run_outcome.c ---- */
+/* ---- outcome.c ---- */
 
-/* What the user should know about a finished job, and the line that names the report. */
+/* Prints remarks about a finished job, and the line that names the report. */
 void run_outcome_report(const run_job *job);
 /* Whether a process of the job has refused PyTorch, and said why. */
 bool run_outcome_refused(const run_job *job);
-/* `path` as a shell needs it: quoted where it must be. */
+/* `path` for a shell: quoted if necessary. */
 void run_path_quote(const char *path, char *out, size_t out_size);
 
 #endif

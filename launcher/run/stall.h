@@ -1,9 +1,9 @@
-/* The stall watch of `castor run`: a collective, or a wait of the node store, that some ranks have come to and others have
- * not for CASTOR_STALL_SECONDS is named on standard error, with the Python stacks of those who are missing; and once more
- * when it is solved, or when the job ends first.
+/* The stall watch of `castor run`. It reports a collective, or a wait of the node store, that some ranks have reached and
+ * others have not for CASTOR_STALL_SECONDS: on standard error, with the Python stacks of the missing ranks. It reports again
+ * when the stall ends, or when the job ends first.
  *
- * It runs in castor, not in the ranks: one place sees all of them, so that each stall is told once, and a rank that is
- * stuck or stopped need not do anything. It looks at the live files of the log directory (job_look.h). */
+ * It runs in castor, not in the ranks: one process sees all of them, so that each stall is reported once, and a rank that is
+ * stuck or stopped need not do anything. It reads the live files of the log directory (launcher/job/look.h). */
 #ifndef CASTOR_LAUNCHER_RUN_STALL_H
 #define CASTOR_LAUNCHER_RUN_STALL_H
 
@@ -25,7 +25,7 @@ typedef struct run_stall {
 void run_stall_start(run_stall *watch, const char *directory, double limit_seconds);
 /* Milliseconds until the next look; -1: there is none. */
 int64_t run_stall_wait_ms(const run_stall *watch);
-/* Looks, when it is time. Waits for nothing. */
+/* Looks, when it is time. Does not wait. */
 void run_stall_look(run_stall *watch);
 void run_stall_end(run_stall *watch);
 

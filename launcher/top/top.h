@@ -1,7 +1,7 @@
-/* `castor top [DIR]`: what a running job does, looked at about once a second.
+/* `castor top [DIR]`: shows a running job, with a look about once a second.
  *
- * top.c takes the command line and looks, top_sample.c turns looks into rates, top_view.c makes the lines,
- * top_screen.c shows them on a terminal. */
+ * top.c takes the command line and looks, sample.c turns looks into rates, view.c makes the lines, screen.c shows them on a
+ * terminal. */
 #ifndef CASTOR_LAUNCHER_TOP_H
 #define CASTOR_LAUNCHER_TOP_H
 
@@ -26,7 +26,7 @@ typedef struct top_rank_sample {
     uint64_t uid, steps, wait_ns;
 } top_rank_sample;
 
-/* What is counted at one look. */
+/* The counts of one look. */
 typedef struct top_sample {
     uint64_t at_ns;
     top_rank_sample *ranks;
@@ -40,7 +40,7 @@ typedef struct top_history {
     size_t count;
 } top_history;
 
-/* The processes that a user takes for the ranks: indices of the look, by rank. False when memory is out. */
+/* Chooses the processes to show as ranks: indices of the look, by rank. False when memory is out. */
 bool top_ranks_choose(const job_look *look, size_t **indices, size_t *count);
 uint64_t top_steps(const trace_counters *counters);
 
@@ -49,7 +49,7 @@ void top_history_free(top_history *history);
 /* Per second, over the samples; negative: not known yet. */
 double top_step_rate(const top_history *history, uint64_t uid);
 double top_wait_share(const top_history *history, uint64_t uid);
-/* What the samples add to `total`, and over how many seconds; 0 with one sample. */
+/* change: the increase of `total` since the oldest sample. Returns the seconds since then; 0 with one sample. */
 double top_operation_change(const top_history *history, const top_operation *total, top_operation *change);
 
 /* ---- lines ---- */
@@ -65,11 +65,12 @@ typedef struct top_job {
     bool ended, in_use; /* in_use: a `castor run` holds the directory */
 } top_job;
 
-/* `width`: of the window; tables leave out what does not fit (0: nothing). The figures of an ended job, and those of a job seen once, are averages. */
+/* `width`: of the window; tables leave out columns that do not fit (0: none). The figures of an ended job, and of a job seen
+ * once, are averages. */
 void top_view(const top_job *job, const job_look *look, const top_history *history, size_t width,
               top_text *out);
 __attribute__((format(printf, 2, 3))) void top_text_add(top_text *text, const char *format, ...);
-/* Cuts each line to `width` characters, each of which takes one column here; 0: none. */
+/* Cuts each line to `width` characters, each of which takes one column; 0: does not cut. */
 void top_text_cut(top_text *text, size_t width);
 void top_text_free(top_text *text);
 
@@ -81,14 +82,14 @@ typedef struct top_screen {
     size_t width, height; /* 0: unbounded */
 } top_screen;
 
-/* `whole`: takes the screen where the terminal can do that. */
+/* `whole`: takes the whole screen if the terminal can. */
 void top_screen_open(top_screen *screen, bool whole);
 void top_screen_show(top_screen *screen, const top_text *text);
-/* Gives the terminal back as it was. */
+/* Restores the terminal. */
 void top_screen_close(top_screen *screen);
 
 typedef enum top_event { TOP_TIME, TOP_REDRAW, TOP_QUIT } top_event;
-/* Waits until `deadline_ns` (CLOCK_MONOTONIC), a key, or a signal. TOP_QUIT: `signal` tells which, 0 for the key. */
+/* Waits until `deadline_ns` (CLOCK_MONOTONIC), a key, or a signal. TOP_QUIT: `signal` is the signal, 0 for the key. */
 top_event top_screen_wait(top_screen *screen, uint64_t deadline_ns, int *signal);
 
 #endif

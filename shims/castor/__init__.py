@@ -1,6 +1,6 @@
 """Castor's explicit API, thin over libcastor.so. Under `castor run` it is importable in any Python command.
 
-What needs PyTorch is imported when it is asked for: `import castor` alone costs nothing."""
+Submodules that need PyTorch are imported on first use: `import castor` alone costs nothing."""
 
 _SUBMODULES = {"engine", "gemini", "lazy", "trainer", "utils"}
 _FUNCTIONS = {"initialize": "launching", "launch": "launching", "launch_from_torch": "launching", "memory_stats": "memory"}

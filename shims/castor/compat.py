@@ -1,8 +1,8 @@
 """CASTOR_COMPAT=1: `colossalai` and `coati` are other names of `castor` where they are not installed.
 
-`castor run` puts the folder `names` on Python's path, whose packages call resolve() when they are imported; the agent calls
-install() for processes that have lost that path. `import colossalai.engine` gives the module castor.engine itself, not a
-second copy of it. An installed package wins, whole."""
+`castor run` puts the folder `names` on Python's path. Its packages call resolve() when they are imported. The agent calls
+install() in processes that have lost that path. `import colossalai.engine` gives the module castor.engine itself, not a
+second copy of it. If a package of that name is installed, it is used as a whole."""
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -16,10 +16,10 @@ _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "names")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Comes first: below a name that is castor's, the path finder would load castor's files a second time."""
+    """The first finder: for a submodule of an alias, the path finder would load castor's files a second time."""
 
     def __init__(self, aliases):
-        self.aliases = aliases  # the names are castor's where they are not installed
+        self.aliases = aliases  # names that are not installed stand for castor
 
     def find_spec(self, fullname, path=None, target=None):
         root, _, rest = fullname.partition(".")
@@ -48,7 +48,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
             spec = finder.find_spec(name, path if finder is importlib.machinery.PathFinder else None, None)
-            # Without an origin it is a folder without __init__.py, which any directory of that name would be.
+            # A spec without an origin is a folder without __init__.py: any directory of that name gives one.
             if spec is not None and spec.loader is not None and spec.origin is not None:
                 return spec
         return None
@@ -64,7 +64,7 @@ class _Loader(importlib.abc.Loader):
         return self.module
 
     def exec_module(self, module):
-        module.__spec__ = self.spec  # the import machinery has put the other name's there
+        module.__spec__ = self.spec  # the import machinery has set the alias's spec
 
 
 def _spec(name, real):
@@ -81,8 +81,8 @@ def install(aliases=True):
 
 
 def resolve(name):
-    """Called while names/`name` is imported: puts what the name means in its place. ModuleNotFoundError: it means nothing,
-    since the folder was left on the path of a process without the option."""
+    """Called while names/`name` is imported: replaces it by the module that the name stands for. ModuleNotFoundError: there is
+    none; the folder was left on the path of a process without the option."""
     install(os.environ.get("CASTOR_COMPAT") == "1")
     del sys.modules[name]
     importlib.import_module(name)

@@ -14,22 +14,22 @@ _LARGEST = (1 << 63) - 1
 
 
 def search_chunk_configuration(model, search_range_m, search_interval, min_chunk_size_m=32, filter_exlarge_params=True):
-    """The size of chunks that wastes least memory for the parameters of `model`.
+    """Finds the chunk size that wastes the least memory for the parameters of `model`.
 
     Args:
-        model: a torch.nn.Module; its parameters count in the order of `model.parameters()`, tied ones once, those that
-            DistributedDataParallel is told to ignore (`_ddp_to_ignore`) not at all.
+        model: a torch.nn.Module; its parameters are taken in the order of `model.parameters()`. Tied ones count once; those
+            that DistributedDataParallel ignores (`_ddp_to_ignore`) do not count.
         search_range_m: how far beyond the smallest size to search, in units of 2**20 elements.
         search_interval: the step between sizes, in elements.
         min_chunk_size_m: the smallest chunk, in units of 2**20 elements.
-        filter_exlarge_params: parameters of more elements than the mean + 3 population standard deviations do not decide; each
-            gets a chunk of its own.
+        filter_exlarge_params: leave parameters with more elements than the mean + 3 population standard deviations out of the
+            search; each of them gets a chunk of its own.
 
     Returns ({data-parallel degree: {"chunk_size": elements, "keep_gathered": bool}}, elements of all parameters, wasted
-    elements). Fewer elements than the smallest chunk are one chunk of all of them, kept gathered, and waste nothing. Else sizes
-    from the largest parameter or the smallest chunk on, rounded up to the interval, are tried over the range, its end
-    included; the first with the least waste is taken, and rounded up to the data-parallel degree. ValueError for a range
-    or a size below 0 and an interval below 1."""
+    elements). If all parameters have fewer elements than the smallest chunk, one chunk holds them all, is kept gathered and
+    wastes nothing. Otherwise the search starts at the largest parameter or the smallest chunk, whichever is larger, rounded up
+    to the interval. It tries the sizes of the range, its end included, takes the first one with the least waste and rounds it
+    up to the data-parallel degree. ValueError for a range or a size below 0, and for an interval below 1."""
     span, smallest = round(search_range_m * _UNIT), round(min_chunk_size_m * _UNIT)
     for name, value, least in (("search_range_m", span, 0), ("search_interval", search_interval, 1), ("min_chunk_size_m", smallest, 0)):
         if not least <= value <= _LARGEST:

@@ -16,7 +16,7 @@ from .utils.gradient_accumulation import accumulate_gradient
 
 core.require()
 
-_config = {}  # what launch() was given for initialize()
+_config = {}  # launch()'s `config`: defaults for initialize()
 _CONFIGURABLE = ("clip_grad_norm", "gradient_accumulation", "gradient_handler")
 
 
@@ -24,15 +24,15 @@ def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=102
     """Starts torch.distributed and seeds the random generators.
 
     Args:
-        rank, world_size: of this process, and their number.
+        rank, world_size: this process's rank, and the number of ranks.
         host, port: where rank 0 listens.
-        backend: "gloo", "nccl", ...; by default nccl where there is a GPU for it, else gloo.
-        local_rank: the GPU of this process; by default rank modulo their number.
+        backend: "gloo", "nccl", ...; by default nccl if CUDA is available, else gloo.
+        local_rank: the index of this process's GPU; by default rank modulo the number of GPUs.
         seed: of Python's, NumPy's and PyTorch's generators; None leaves them alone.
         config: a dict; `gradient_accumulation`, `clip_grad_norm` and `gradient_handler` are initialize()'s defaults. Names in
             capitals are the script's own. ValueError: it holds another name.
 
-    A process group that is there already stays."""
+    An existing process group is kept."""
     _configure(config)
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count() if local_rank is None else local_rank)
@@ -47,9 +47,9 @@ def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=102
 
 
 def launch_from_torch(backend=None, seed=1024, verbose=True, config=None):
-    """launch() with what torchrun put into the environment. RuntimeError: it is not there.
+    """launch() with the variables that torchrun sets in the environment. RuntimeError: one is missing.
 
-    A dict in the first place is taken for `config`."""
+    A dict as the first argument is `config`."""
     if isinstance(backend, dict):
         backend, config = None, backend
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -67,14 +67,14 @@ def initialize(model, optimizer, criterion=None, train_dataloader=None, test_dat
 
     Args:
         model, optimizer, criterion: the engine's.
-        gradient_accumulation: k; above 1, optimizer, train_dataloader, handlers and lr_scheduler accumulate
-            (accumulate_gradient).
+        gradient_accumulation: micro-batches per step, k; above 1, optimizer, train_dataloader, handlers and lr_scheduler
+            accumulate (accumulate_gradient).
         clip_grad_norm: the engine's.
-        gradient_handlers: a list of BaseGradientHandler, or of classes, which are made with (model, optimizer).
+        gradient_handlers: a list of BaseGradientHandler, or of such classes, which are called with (model, optimizer).
         schedule: the engine's.
 
-    On several ranks the model is wrapped in DistributedDataParallel, unless one is in it already or gradient handlers are
-    given; then it gets rank 0's parameters and buffers. On every rank."""
+    Call it on every rank. With several ranks the model is wrapped in DistributedDataParallel, unless it contains one already
+    or has nothing to train. With gradient handlers it is not wrapped, but gets rank 0's parameters and buffers."""
     accumulate_size = _chosen(gradient_accumulation, "gradient_accumulation", 1)
     clip_grad_norm = _chosen(clip_grad_norm, "clip_grad_norm", 0.0)
     if gradient_handlers is None and "gradient_handler" in _config:
@@ -109,7 +109,7 @@ def _chosen(value, name, default):
 
 
 def _handler_named(row):
-    """A class, for {'type': its name}."""
+    """The class for {'type': its name}."""
     if row["type"] != "DataParallelGradientHandler":
         raise ValueError(f"castor: no gradient handler is called {row['type']!r}: expected 'DataParallelGradientHandler'")
     return DataParallelGradientHandler

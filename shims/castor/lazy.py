@@ -11,15 +11,15 @@ __all__ = ["LazyInitContext"]
 
 
 class LazyInitContext:
-    """While it is entered, models are made without their memory on every rank: what the ranks of a node initialize alike is kept
-    once, from each module's initialization on. Under the plugin `none` it does nothing.
+    """Inside the context the node keeps one copy of the parameters that its ranks initialize alike, from each module's
+    initialization on. Under the plugin `none` it does nothing.
 
     Args:
-        tensor_cls: accepted, and ignored: tensors are PyTorch's own, with their values, at any moment.
-        default_device: where tensors are made whose device is not named; None: as without the context. What is not on the CPU is
-            not shared.
+        tensor_cls: accepted and ignored: tensors are always PyTorch's own, and always have their values.
+        default_device: the device of tensors that are made without one; None: as without the context. Only CPU tensors are
+            shared.
 
-    Values, and the random state afterwards, are those that the same script gives without the context, bit for bit."""
+    Values and the random state afterwards are, bit for bit, those of the same script without the context."""
 
     def __init__(self, tensor_cls=None, default_device=None):
         self._device = None if default_device is None else torch.device(default_device)
@@ -40,7 +40,7 @@ class LazyInitContext:
 
     @staticmethod
     def materialize(module, verbose=False):
-        """Returns `module`, whose parameters have their values already. `verbose`: writes to the log how many bytes are shared."""
+        """Returns `module`, whose parameters have their values already. `verbose`: logs how many bytes are shared."""
         if verbose:
             held, found, made = lazy.figures()
             core.log(2, f"lazy initialization: {held} bytes are kept for all ranks; {made} were made, and {found} more were the "

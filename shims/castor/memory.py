@@ -1,4 +1,4 @@
-"""What of a rank's data is where (Colossal-AI: the chunk manager's and the memory tracers' figures)."""
+"""Where a rank's data is (Colossal-AI: the chunk manager's and the memory tracers' figures)."""
 from ctypes import byref
 
 from .agent import core
@@ -15,17 +15,17 @@ def memory_stats():
     """Where this rank's data is, now.
 
     Returns a dict, in bytes unless said otherwise:
-        budget: CASTOR_MEMORY_BUDGET, of the node; 0: none.
+        budget: the node's CASTOR_MEMORY_BUDGET; 0: none.
         chunk_size: of one chunk; 0: there are none.
-        parameters, gradients, optimizer_states: {"device", "host", "disk"}: of the chunks that this rank owns, in memory (host)
-            or on disk alone; what is in no chunk counts as host.
+        parameters, gradients, optimizer_states: {"device", "host", "disk"}: the chunks that this rank owns, by tier: in memory
+            (host), or on disk only. Data in no chunk counts as host.
         other: this rank's other CPU tensors.
-        moments: {"forward", "backward", "gradient", "optimizer"}: {"model", "other"}, under a budget the most in memory during such
-            moments: of this rank's chunks, and its share of the node's other data.
-        moves, moved: chunks that went from one tier to another, and their bytes.
-        prefetch: {"hits", "late", "misses", "hit_rate"}: accesses of chunks that had been away: brought ahead in time, ahead but
-            too late, not ahead; hit_rate: 0 to 1, 1 if there was none.
-        stall_seconds: that accesses waited for chunks."""
+        moments: {"forward", "backward", "gradient", "optimizer"}: {"model", "other"}: under a budget, the peak in memory during
+            such moments, of this rank's chunks and of its share of the node's other data.
+        moves, moved: the number of moves of chunks between tiers, and their bytes.
+        prefetch: {"hits", "late", "misses", "hit_rate"}: accesses to evicted chunks: prefetched in time, prefetched too late,
+            not prefetched. hit_rate: 0 to 1; 1 if there was no such access.
+        stall_seconds: how long accesses waited for chunks."""
     found = core.Memory()
     core.memory_get(byref(found))
     needed = found.hits + found.late + found.misses

@@ -1,5 +1,5 @@
-/* libffi 3, found at run time: what of its ABI is used, declared for C. The tests compare with its header where
- * that is installed. */
+/* libffi 3, found at run time: the used part of its ABI, declared for C. The tests compare it with libffi's header
+ * where that is installed. */
 #ifndef CASTOR_SHIMS_FFI_H
 #define CASTOR_SHIMS_FFI_H
 
@@ -19,7 +19,7 @@ enum { FFI_DEFAULT_ABI = 2 };
 enum { FFI_DEFAULT_ABI = 1 };
 #endif
 
-/* Larger than libffi's own of any version, which nobody but libffi looks into. */
+/* Larger than libffi's own in any version; only libffi reads it. */
 typedef struct ffi_cif {
     _Alignas(16) char opaque[128];
 } ffi_cif;

@@ -1,6 +1,6 @@
-/* What gloo's collectives are called with, declared for C: as libtorch_cpu.so of PyTorch 2.10 to 2.15 lays it out with
- * libstdc++ on 64-bit machines. Nothing of gloo's is needed to build; whether the layouts hold is tested at run time
- * (interpose/hooks/gloo/layout.h) before anything is replaced. */
+/* The arguments of gloo's collectives, declared for C, in the layout of libtorch_cpu.so of PyTorch 2.10 to 2.15 with libstdc++
+ * on 64-bit machines. Building needs nothing of gloo's. The layouts are tested at run time (interpose/hooks/gloo/layout.h)
+ * before anything is replaced. */
 #ifndef CASTOR_SHIMS_GLOO_OPTIONS_H
 #define CASTOR_SHIMS_GLOO_OPTIONS_H
 

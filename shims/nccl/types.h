@@ -1,5 +1,5 @@
-/* The types of NCCL 2 that the wrappers pass on, declared for machines without its header. What is said in
- * shims/cuda/types.h holds here. */
+/* The types of NCCL 2 that the wrappers pass on, declared for machines without its header. The rules of
+ * shims/cuda/types.h hold here. */
 #ifndef CASTOR_SHIMS_NCCL_TYPES_H
 #define CASTOR_SHIMS_NCCL_TYPES_H
 

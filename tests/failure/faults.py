@@ -46,7 +46,7 @@ QUICK = (  # form, rule, how it ends
     ("memory", "recvmsg:2:24:1", "cannot take the descriptors of the node store"),
     ("memory", "pwrite:1+:28:0", "the same numbers, and a warning"),
     ("disk", "mmap:30+:12:1", "cannot map|no memory"),
-    ("disk", "posix_fallocate:17:5:1", "cannot take room for .* chunks"),
+    ("disk", "posix_fallocate:17:5:1", "cannot allocate .* chunks"),
     ("disk", "sync_file_range:1+:5:0", "the same numbers, and a warning"),
     ("disk", "pthread_create:1+:11:1", "no thread for disk operations can be started"),
     ("budget", "calloc:40:12:0", "no memory for"),

@@ -3,7 +3,7 @@
  * Vocabulary
  *   call    the function that the script's thread calls; collectives that PyTorch calls inside it (an all-reduce inside
  *           a reduce-scatter) are part of it and not counted
- *   work    what a call hands to the worker threads of its process group; a call may make none, one or several
+ *   work    a task that a call hands to the worker threads of its process group; a call may make none, one or several
  *   flight  a call and its works: one COLLECTIVE record, from the begin of its first work to the end of its last one; of
  *           a call without works, from the call to its return
  *
@@ -29,7 +29,7 @@ typedef struct collective_call {
     uint64_t begin_ns;
     hook_payload payload;
     int peer, tag;    /* of a message; peer -1: from any rank */
-    const void *work; /* what a call of a process group has returned */
+    const void *work; /* returned by a call of a process group */
     live_message message;
     struct live_wait *live;
     collective_flight *flight;
@@ -38,7 +38,7 @@ typedef struct collective_call {
 /* True for an outermost call: the wrapper then measures the payload and calls collective_begin. */
 bool collective_enter(collective_call *call, hook_id id, const void *group);
 void collective_begin(collective_call *call);
-/* Runs when the wrapper is left, also by a C++ exception (then `returned` is false, and nothing is recorded). */
+/* Runs when the wrapper ends, also by a C++ exception (then `returned` is false, and nothing is recorded). */
 void collective_leave(collective_call *call);
 
 /* A work of the call that this thread is in. */
@@ -46,13 +46,13 @@ void collective_work_enqueue(const void *work);
 void collective_work_begin(const void *work);
 void collective_work_end(const void *work);
 
-/* What the receiving `work` waits for; ordinal 0: not known. */
+/* The message that the receiving `work` waits for; ordinal 0: unknown. */
 live_message collective_message_of(const void *work);
 
 /* This thread is inside a call of a process group. */
 bool collective_is_inside(void);
 
-/* Calls of this thread are not recorded from now on, or are again. */
+/* Stops the recording of this thread's calls, or resumes it. */
 void collective_hide(bool hide);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a collective carries: elements, bytes and dtype of its tensors, read through libtorch's stable C ABI.
+/* The payload of a collective: elements, bytes and dtype of its tensors, read through libtorch's stable C ABI.
  * Private to hooks/. */
 #ifndef CASTOR_HOOKS_C10D_PAYLOAD_H
 #define CASTOR_HOOKS_C10D_PAYLOAD_H
@@ -12,7 +12,7 @@ typedef struct hook_payload {
     uint32_t dtype; /* c10::ScalarType of the first tensor */
 } hook_payload;
 
-/* `library` is the handle of libtorch_cpu.so. Without the functions, payloads are measured as empty. */
+/* `library` is the handle of libtorch_cpu.so. Without its functions, payloads are measured as empty. */
 void payload_resolve(void *library);
 
 /* One measure per payload of hooks.def; each adds to `out`. */

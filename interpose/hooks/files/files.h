@@ -1,7 +1,7 @@
 /* The wrappers of libc's file functions. Private to hooks/.
  *
- * They are called in every process that has the library, from its first instruction on: by signal handlers, after vfork,
- * by libc's callers that hold locks. Where nothing is diverted a wrapper tests a flag and calls the real function. */
+ * They are called in every process that has the library, from its first instruction on: in signal handlers, after vfork, and
+ * by callers that hold locks. If nothing is diverted, a wrapper tests a flag and calls the real function. */
 #ifndef CASTOR_HOOKS_FILES_H
 #define CASTOR_HOOKS_FILES_H
 
@@ -23,7 +23,7 @@ static inline void *files_real(file_id id) {
     return __builtin_expect(real != NULL, 1) ? real : files_real_slow(id);
 }
 
-/* The library's own files are never diverted: what lies between these addresses is its code. */
+/* The library's own calls are never diverted: its code lies between these addresses. */
 extern const char castor_image[] __asm__("__ehdr_start") __attribute__((visibility("hidden")));
 extern const char castor_image_end[] __asm__("_DYNAMIC") __attribute__((visibility("hidden")));
 
@@ -32,7 +32,7 @@ static inline bool files_is_ours(const void *caller) {
            (uintptr_t)castor_image_end - (uintptr_t)castor_image;
 }
 
-/* In a wrapper: whether this call is to be looked at. */
+/* In a wrapper: whether this call may have to be diverted. */
 #define FILES_DIVERTS()                                                                                      \
     (__builtin_expect(__atomic_load_n(&files_now, __ATOMIC_RELAXED) != FILES_OFF, 0) &&                      \
      !files_is_ours(__builtin_return_address(0)))

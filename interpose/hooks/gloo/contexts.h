@@ -1,8 +1,8 @@
-/* Which of gloo's contexts move data through the node's memory.
+/* The contexts of gloo that move data through the node's memory.
  *
- * A process group of gloo makes its contexts on the thread that makes the group; this thread watches for them meanwhile. Then
- * all its ranks agree whether to bind them: a context that is bound on one rank only would hang the others. Private to
- * hooks/, but for the exported functions over it. */
+ * A process group of gloo makes its contexts on the thread that makes the group; this thread collects them meanwhile. Then
+ * all ranks of the group agree whether to bind them: a context that is bound on one rank only would hang the others. Private
+ * to hooks/, except for the exported functions over it. */
 #ifndef CASTOR_HOOKS_GLOO_CONTEXTS_H
 #define CASTOR_HOOKS_GLOO_CONTEXTS_H
 
@@ -14,7 +14,7 @@
 #include "shims/gloo/options.h"
 #include "across.h"
 
-/* Stays until the worker threads of its context have ended. */
+/* Exists until the worker threads of its context have ended. */
 typedef struct gloo_binding {
     _Atomic(const void *) context; /* written last when the entry is claimed */
     node_group *group;
@@ -25,24 +25,24 @@ typedef struct gloo_binding {
 /* Collects the contexts that this thread makes from now on. */
 void gloo_contexts_watch(void);
 void gloo_contexts_unwatch(void);
-/* How many it has made so far. */
+/* The number of contexts that it has made so far. */
 uint32_t gloo_contexts_count(void);
 
-/* The contexts so far are bound to `group`, which lives until the last of them is destroyed. CASTOR_ERR_MEMORY: too many. */
+/* Binds the collected contexts to `group`, which lives until the last of them is destroyed. CASTOR_ERR_MEMORY: too many. */
 castor_status gloo_contexts_bind(node_group *group);
-/* The same for a group whose ranks are on several nodes, place[i] the node of rank i: `group` has those of this rank's
- * node (NULL: it is alone there). Only one context can be bound so. A node's first rank, its leader, has made a context
- * with the other leaders between gloo_contexts_leaders_watch and gloo_contexts_leaders_unwatch, on which a self-test has ended
- * well; that context outlives the bound one. */
+/* The same for a group whose ranks are on several nodes. place[i] is the node of rank i. `group` has the ranks of this rank's
+ * node (NULL: it is alone there). Only one context can be bound this way. A node's first rank, its leader, has made a context
+ * with the other leaders between gloo_contexts_leaders_watch and gloo_contexts_leaders_unwatch, and it has passed a self-test;
+ * that context outlives the bound one. */
 castor_status gloo_contexts_bind_across(node_group *group, int rank, const int32_t *place, int world,
                                         const void *owner);
-/* A context is bound so, with this `owner`. */
+/* Whether a context is bound this way, with this `owner`. */
 bool gloo_contexts_bound_across(const void *owner);
 void gloo_contexts_leaders_watch(void);
 void gloo_contexts_leaders_unwatch(void);
 
-/* For the self-test: the context that this thread has made, NULL unless it is one; and after a test that ended well,
- * the pointer to it that gloo uses. */
+/* For the self-test: the context that this thread has made; NULL unless there is exactly one. After a test that passed,
+ * gloo_contexts_tested takes the pointer to it that gloo uses. */
 const void *gloo_contexts_only(void);
 void gloo_contexts_tested(gloo_shared context);
 

@@ -1,11 +1,11 @@
-/* gloo's own collectives, beneath c10d's objects: they move data through the node's memory on the contexts that are bound
- * (contexts.h), and are gloo's on any other. */
+/* gloo's own collectives, below c10d's objects. On bound contexts (contexts.h) they move data through the node's memory; on
+ * other contexts gloo's functions run. */
 #ifndef CASTOR_HOOKS_GLOO_DATA_H
 #define CASTOR_HOOKS_GLOO_DATA_H
 
 #include <stdint.h>
 
-/* Calls so far that were not gloo's. */
+/* The number of calls so far that went through the node's memory. */
 uint64_t gloo_data_calls(void);
 
 #endif

@@ -1,7 +1,6 @@
-/* Whether gloo's objects look as shims/gloo/options.h says: a process group of one rank, which the agent makes for
- * this, calls each collective once with what the test expects to find; and so does the group of the leaders of nodes.
- * Nothing is read through a pointer that may not be one, and no function is called that does not lie in PyTorch's
- * library. Private to hooks/. */
+/* Checks that gloo's objects have the layout of shims/gloo/options.h. The agent makes a process group of one rank for this,
+ * which calls each collective once with known arguments; the group of the nodes' leaders does the same. No doubtful pointer is
+ * followed, and no function outside PyTorch's library is called. Private to hooks/. */
 #ifndef CASTOR_HOOKS_GLOO_LAYOUT_H
 #define CASTOR_HOOKS_GLOO_LAYOUT_H
 
@@ -29,7 +28,7 @@ typedef struct gloo_layout_expected {
     int32_t rank, size; /* of the context */
 } gloo_layout_expected;
 
-/* The options of a call on the expected context: do they say what is expected? */
+/* Whether the options of a call on the expected context hold the expected values. */
 bool gloo_layout_holds(gloo_data_call call, const void *options, const gloo_layout_expected *expected,
                        uint32_t *tag);
 

@@ -4,11 +4,11 @@
 
 #include <stdbool.h>
 
-/* Looks the function up that throws. Without it nothing may be replaced. */
+/* Looks up the function that throws. Without it nothing may be replaced. */
 void gloo_throw_resolve(void);
 bool gloo_throw_found(void);
 
-/* Throws std::runtime_error with this text. Only after gloo_throw_found has said yes; it does not return. */
+/* Throws std::runtime_error with this text. Only after gloo_throw_found has returned true; it does not return. */
 void gloo_throw(const char *text);
 
 #endif

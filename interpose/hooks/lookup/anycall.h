@@ -8,16 +8,16 @@
 
 #include <stdbool.h>
 
-/* Reads the option; the closures are made once their libraries are there. Says what cannot be done. */
+/* Reads the option. A closure is made when its library is loaded. Logs what cannot be done. */
 void anycall_start(void);
-/* Libraries may have come: makes what is missing. Cheap when none has. */
+/* Libraries may have been loaded: makes the missing closures. Cheap when none was. */
 void anycall_refresh(void);
-/* Gives the callers' entries back. */
+/* Restores the callers' entries. */
 void anycall_stop(void);
 
-/* The name is one of a traced function. */
+/* Whether the name is a traced function's. */
 bool anycall_names(const char *name);
-/* The closure where a look-up of that name has found the traced function, else `found`. */
+/* The closure if a look-up of that name has found the traced function, else `found`. */
 void *anycall_answer(const char *name, void *found);
 
 #endif

@@ -3,7 +3,7 @@
 #ifndef CASTOR_HOOKS_LOOKUP_GOT_H
 #define CASTOR_HOOKS_LOOKUP_GOT_H
 
-/* A function and what its callers are to reach instead. */
+/* A function and its replacement for callers. */
 typedef struct got_change {
     const char *name; /* as callers import it */
     void *from, *to;

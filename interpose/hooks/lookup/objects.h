@@ -1,7 +1,7 @@
 /* The loaded objects (program and libraries) of this process, and their dynamic tables. Private to hooks/.
  *
- * Nothing here allocates or calls dlsym: it is how the real dlsym itself is found. Nor does the way of a look-up compare text
- * by the C library's functions: AddressSanitizer in the program stands in front of them, and looks the real ones up first. */
+ * Nothing here allocates or calls dlsym, because the real dlsym itself is found here. Nor does a look-up compare text with the
+ * C library's functions: in a program with AddressSanitizer these are its own, and look up the real ones first. */
 #ifndef CASTOR_HOOKS_LOOKUP_OBJECTS_H
 #define CASTOR_HOOKS_LOOKUP_OBJECTS_H
 
@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* An object's dynamic section, with addresses as they are in memory; NULL or 0: the object has none. */
+/* An object's dynamic section, with its addresses in memory; NULL or 0: the object has none. */
 typedef struct object_tables {
     uintptr_t base, begin, end;
     const Elf64_Sym *symbols;
@@ -40,7 +40,7 @@ bool objects_find(const char *library, char *path, size_t path_size);
 /* Both addresses lie in one object. */
 bool objects_same(const void *one, const void *other);
 
-/* Changes when a library was loaded. */
+/* A number that changes when a library is loaded. */
 uint64_t objects_generation(void);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * A wrapper is the function that the dynamic linker finds in place of the real one, because the library is
  * preloaded. It runs in every process that has the library, torch or not: it calls no malloc and no stdio,
- * takes no lock that the real function may take, and passes on what it does not know. docs/hooks.md shows how
+ * takes no lock that the real function may take, and passes unknown calls on. docs/hooks.md shows how
  * to add one.
  */
 #ifndef CASTOR_HOOKS_TABLE_HOOKS_H
@@ -33,25 +33,25 @@ typedef enum hook_id {
     HOOK_COUNT
 } hook_id;
 
-/* A row of the table, as data. hook_table.c depends on nothing: the launcher links it too. */
+/* A row of the table, as data. table.c depends on nothing: the launcher links it too. */
 typedef struct hook_info {
     hook_layer layer;
     hook_mode mode;
-    bool has_stream; /* its records tell a CUDA stream */
+    bool has_stream; /* its records name a CUDA stream */
     const char *id, *name, *symbol, *doc;
 } hook_info;
 
 extern const hook_info hook_table[HOOK_COUNT];
 extern const char *const hook_layer_name[HOOK_LAYER_COUNT];
 
-/* Versions of PyTorch (RENAMED and LATER in hooks.def). The row by whose name reports know the operation of `id`. */
+/* Versions of PyTorch (RENAMED and LATER in hooks.def). The row whose name reports use for the operation of `id`. */
 hook_id hook_operation(hook_id id);
 /* The row of the same operation under another version's name; `id` itself where there is none. */
 hook_id hook_other_name(hook_id id);
-/* A row that only later versions have. */
+/* Whether only later versions have the row. */
 bool hook_is_later(hook_id id);
 
-/* The real function of a row; NULL while it was not looked up, or where it does not exist. */
+/* The real function of a row; NULL until it is looked up, or where it does not exist. */
 void *hooks_real(hook_id id);
 
 /* Looks up all real functions in the libraries that are loaded by now, names them in the trace and sets the
@@ -62,8 +62,8 @@ void hooks_resolve(void);
  * the real function runs. One observer; NULL removes it. */
 void hooks_collective_observe(void (*entered)(hook_id id));
 
-/* Another thread may be writing to tensors in the name of a process group: a collective has not ended, or messages are
- * received in this process, of which it is not known when they end. */
+/* True: another thread may be writing to tensors for a process group. A collective has not ended, or this process receives
+ * messages whose end is unknown. */
 bool hooks_collective_pending(void);
 
 #endif

@@ -1,7 +1,7 @@
 /* The wrapper of an observed C function: passes the call on and records it. Made from a row by OBSERVED.
  *
- * What one call of the script's causes is counted once: a call of the driver inside one of the runtime is part
- * of it, and so is a call of NCCL inside another one. Private to hooks/. */
+ * Each call of the script's is counted once: a driver call inside a runtime call is part of it, and so is an NCCL call
+ * inside another one. Private to hooks/. */
 #ifndef CASTOR_HOOKS_TABLE_OBSERVE_H
 #define CASTOR_HOOKS_TABLE_OBSERVE_H
 
@@ -14,16 +14,16 @@
 /* The levels that a thread is inside of. */
 typedef enum observe_level { OBSERVE_RUNTIME = 1, OBSERVE_DRIVER = 2, OBSERVE_NCCL = 4 } observe_level;
 
-/* What is recorded of a call. */
+/* The recorded facts of a call. */
 typedef struct observe_facts {
     uint64_t bytes, stream, object;
 } observe_facts;
 
-#define OBSERVE_STREAM_PER_THREAD 2 /* what stream 0 means to the variants per thread: cudaStreamPerThread */
+#define OBSERVE_STREAM_PER_THREAD 2 /* stream 0 in the variants per thread: cudaStreamPerThread */
 
 typedef struct observe_thread_state {
     unsigned inside; /* levels */
-    int device;      /* of this thread, as the runtime was told */
+    int device;      /* of this thread, as set in the runtime */
 } observe_thread_state;
 
 extern __thread observe_thread_state observe_thread
@@ -41,7 +41,7 @@ static inline void *observe_target_of(hook_id id) {
 }
 
 void observe_record(hook_id id, uint64_t begin_ns, int status, const observe_facts *facts);
-/* The same of a function of CUDA; an answer that something is not ready is no record. */
+/* The same for a CUDA function. A result "not ready" is not recorded. */
 void observe_cuda_end(hook_id id, uint64_t begin_ns, int status, const observe_facts *facts);
 
 static inline uint64_t observe_set_device(int device) {
@@ -55,7 +55,7 @@ static inline uint64_t observe_set_device(int device) {
 /* Defines wrap_ID and exports it as SYMBOL.
  *   level, hides     the call's level, and those inside of which it is part of another call
  *   missing          the result where no real function exists
- *   default_stream   what stream 0 means */
+ *   default_stream   the meaning of stream 0 */
 #define OBSERVED(level, hides, result, missing, id, symbol, parameters, arguments, facts_, default_stream)   \
     result wrap_##id parameters;                                                                             \
     HOOK_EXPORT extern __typeof__(wrap_##id) export_##id __asm__(symbol)                                     \

@@ -1,4 +1,4 @@
-/* What the wrappers share. Private to hooks/. */
+/* Shared by the wrappers. Private to hooks/. */
 #ifndef CASTOR_HOOKS_TABLE_WRAPPER_H
 #define CASTOR_HOOKS_TABLE_WRAPPER_H
 
@@ -24,7 +24,7 @@ extern void *hook_real[HOOK_COUNT];
  * thread is in progress: dlsym itself may allocate. */
 void *hooks_next(hook_id id);
 
-/* What follows the last colon of a row's name: "allreduce" of "c10d::ProcessGroupGloo::allreduce". */
+/* The part of a row's name after the last colon: "allreduce" of "c10d::ProcessGroupGloo::allreduce". */
 const char *hooks_operation_name(hook_id id);
 
 /* The real function of a row, wherever it is: also stored in hook_real. */
@@ -33,7 +33,7 @@ void *hooks_find(hook_id id);
 /* Any function of the CUDA runtime. */
 void *hooks_runtime_symbol(const char *symbol);
 
-/* What a collective of NCCL is called in reports; NULL: the row is none. */
+/* The name of an NCCL collective in reports; NULL: the row is no collective. */
 const char *nccl_operation(hook_id id);
 
 #endif

@@ -1,4 +1,4 @@
-/* Whose code called a wrapper: told from the return address. Private to hooks/. */
+/* Finds whose code called a wrapper, by the return address. Private to hooks/. */
 #ifndef CASTOR_HOOKS_TORCH_CALLER_H
 #define CASTOR_HOOKS_TORCH_CALLER_H
 

@@ -1,6 +1,6 @@
-"""The agent: found by PyTorch at the end of `import torch` (entry point of the group torch.backends).
+"""The agent. PyTorch loads it at the end of `import torch` (an entry point of the group torch.backends).
 
-It turns PyTorch's Python surface into calls of the core. An exception in here never breaks `import torch`."""
+It turns PyTorch's Python events into calls of the core. An exception in here never breaks `import torch`."""
 import os
 import sys
 
@@ -21,7 +21,7 @@ def _attach():
     from .process import stacks
 
     if not core.bind():
-        return  # libcastor.so is not in this process: nothing was asked for
+        return  # libcastor.so is not in this process: nothing to do
     core.attach()
     groups.install()
     stacks.install()
@@ -37,7 +37,7 @@ def _attach():
         observe.install()
         return
     try:
-        # The library has looked before (torch/version.py, at the import of torch._C); this is what the package says.
+        # The library has read torch/version.py before, at the import of torch._C. This is the imported package's version.
         core.torch_check(str(torch.__version__).encode())
     except core.Error as error:
         _refuse(str(error).removeprefix("castor: "))
@@ -47,7 +47,7 @@ def _attach():
     try:
         plugin.install()
     except BaseException:
-        patching.undo_all()  # what steps aside does so whole
+        patching.undo_all()  # no replacement stays behind
         raise
 
 

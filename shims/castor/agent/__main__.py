@@ -1,4 +1,4 @@
-"""python -m castor.agent: the functions of PyTorch that Castor replaces, whether they are as it expects them, and why they are replaced."""
+"""python -m castor.agent: the functions of PyTorch that Castor replaces, whether each is as expected, and why it is replaced."""
 import torch
 
 from . import patching

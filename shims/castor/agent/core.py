@@ -8,21 +8,21 @@ import re
 import types
 from ctypes import POINTER, byref, c_char_p, c_void_p
 
-PACKAGE_FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep  # the frames of its files are not the script's
+PACKAGE_FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep  # frames there are not the script's
 
 options = types.SimpleNamespace()  # interpose/core/options.def
 
 
 class Error(RuntimeError):
-    """What the core found wrong; its text says what to do."""
+    """An error of the core. Its text says what to do."""
 
 
 class GroupError(Error):
-    """What ends the work of all ranks together: each of them gets it."""
+    """An error that ends the work of all ranks. Each of them gets it."""
 
 
 class PartedError(GroupError):
-    """The ranks have come to different meetings. The text names the line of the script on two of them."""
+    """The ranks have reached different barriers. The text names the line of the script on two of them."""
 
 
 # ---- the table's declarations
@@ -33,8 +33,8 @@ _DECLARATION = re.compile(r"(const )?(\w+) ?((?:\*(?:const)? ?)*)\w*((?:\[\d+\])
 
 
 def _type_of(declaration):
-    """Of "const uint64_t *numel", "float *states[3]" or a type alone. What is behind a pointer to something that is no number
-    and no structure of the table is an address (void, float, what the library alone knows)."""
+    """The ctypes type of "const uint64_t *numel", "float *states[3]" or a type alone. A pointer to anything but a number or a
+    structure of the table (void, float, types that only the library knows) becomes an address."""
     const, name, stars, sizes = _DECLARATION.fullmatch(declaration).groups()
     depth, found = stars.count("*"), _types.get(name)
     if depth and found is None:
@@ -67,7 +67,7 @@ def _camel(name):
 
 
 def _declare(library, row, size):
-    """Makes of a row what this module offers."""
+    """Adds a row's function, type or constants to this module."""
     kind, row = row.split(" ", 1)
     if kind == "function":
         name, result, arguments = _signature(row)
@@ -114,7 +114,7 @@ def _raise_on_error(status, function, arguments):
 
 
 def _raise_again():
-    """The exception with which a signal's handler (Ctrl-C) ended a wait."""
+    """Raises the exception with which a signal's handler (Ctrl-C) ended a wait."""
     raised = (c_void_p * 3)()
     raised_take(raised)
     restore = ctypes.pythonapi.PyErr_Restore
@@ -123,7 +123,7 @@ def _raise_again():
 
 
 def _let_signals_in():
-    """Gives the core what it needs to run the handlers of signals while this thread waits in it."""
+    """Gives the core the functions of Python that run signal handlers while this thread waits in it."""
     names = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
     signals_set(*(ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p) for name in names))
 

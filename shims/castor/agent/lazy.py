@@ -1,7 +1,7 @@
-"""Parameters under construction: what all ranks of a node initialize alike is kept once (docs/lazy.md).
+"""Lazy initialization: the node keeps one copy, the staging, of what its ranks initialize alike (docs/lazy.md).
 
-Every rank runs the script's own initialization, so values and random states are what they are without Castor. Now and then the
-core asks for a sweep (lazy/staging_watch.h): this module says which memory is parameters, and whether nobody writes to it."""
+Every rank runs the script's own initialization, so values and random states are the same as without Castor. Now and then the
+core asks for a sweep (lazy/staging_watch.h). Then this module says which memory holds parameters, and whether it is written."""
 import atexit
 import ctypes
 import functools
@@ -52,7 +52,7 @@ def _is_any_worth(*parameters):
 
 
 def _storages():
-    """By address, the storages of all parameters, as they are now."""
+    """The storages of all parameters, by their addresses now."""
     found = {}
     for reference in list(_modules.values()):
         module = reference()
@@ -64,7 +64,7 @@ def _storages():
 
 
 def _who_may_write():
-    """What else runs in this process that could be writing to a parameter; None: nothing."""
+    """A thread or an operation of this process that could be writing to a parameter; None: there is none."""
     main = threading.main_thread().ident
     for identity in sys._current_frames():
         thread = threading._active.get(identity)
@@ -74,7 +74,7 @@ def _who_may_write():
 
 
 def _sweep():
-    """Between two instructions of the main thread, which is in no operation of PyTorch."""
+    """Runs between two instructions of the main thread, outside of PyTorch's operations."""
     if not store.active():
         return
     if not _started:
@@ -97,7 +97,7 @@ def _scheduled(_):
     except Exception as error:
         stop()
         _say(f"stopped: {type(error).__name__}: {error}")
-    except BaseException as error:  # a signal's handler raised: it is the script's, not this function's
+    except BaseException as error:  # a signal's handler raised: the script must get it
         if store.active():
             core.staging_sweep(None, 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -106,7 +106,7 @@ def _scheduled(_):
 
 
 def _start():
-    """With the first module: what makes no model (torchrun itself, a tool) needs no pool."""
+    """Starts with the first module: a process that makes no model (torchrun itself, a tool) needs no staging."""
     global _started, _wanted
     later = ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p)
     try:
@@ -125,7 +125,7 @@ def begin():
 
 
 def pause():
-    """Nothing is swept before the next module is made."""
+    """Stops sweeping until the next module is made."""
     global _started
     _modules.clear()
     if _started:
@@ -148,7 +148,7 @@ def was_wanted():
 
 
 def end():
-    """The models are made: what is not shared yet is swept once more."""
+    """The models are made: sweeps parameters that are not shared yet once more, then stops."""
     _sweep()
     stop()
 
@@ -160,7 +160,7 @@ def stop():
 
 
 def figures():
-    """(bytes that the pool holds, bytes that processes found there, bytes that they were the first to bring)"""
+    """(bytes in staging, bytes that processes found there already, bytes that they were the first to put there)"""
     values = [ctypes.c_uint64() for _ in range(3)]
     core.staging_get(*map(ctypes.byref, values))
     return tuple(value.value for value in values)
@@ -180,7 +180,7 @@ def _registered(module, name, param):
 
 def _wrap_set_state(set_state):
     @functools.wraps(set_state)
-    def setstate(self, state):  # copy.deepcopy and pickle put the parameters in place themselves
+    def setstate(self, state):  # copy.deepcopy and pickle set parameters themselves
         set_state(self, state)
         if _wanted and _is_any_worth(*self._parameters.values()):
             _remember(self)
@@ -189,7 +189,7 @@ def _wrap_set_state(set_state):
 
 
 class Observer(events.Observer):
-    """Training has begun: nothing is swept any more, until another model is made."""
+    """Stops sweeping when training begins, until another model is made."""
 
     def backward_begun(self, outputs, create_graph):
         if not _started:

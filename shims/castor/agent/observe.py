@@ -18,11 +18,11 @@ _thread = _Thread()
 
 
 def _counted(wrapper):
-    """Wraps what Optimizer.profile_hook_step made of a class's step."""
+    """Wraps the step that Optimizer.profile_hook_step made for a class."""
 
     @functools.wraps(wrapper)
     def step(*args, **kwargs):
-        # torch.compile(optimizer.step): what is compiled stays as it is.
+        # torch.compile(optimizer.step): the compiled step is PyTorch's own.
         if torch.compiler.is_compiling() or _thread.steps or not store.active():
             return wrapper(*args, **kwargs)
         begin, _thread.steps = core.now_ns(), True

@@ -1,6 +1,6 @@
-"""Replaces functions of PyTorch: those of the table in replaced.py, and takes all of it back.
+"""Replaces the functions of PyTorch in the table of replaced.py, and can undo all replacements.
 
-A function that is not as the table expects it is not replaced: the error names it, and the plugin is refused."""
+A function that differs from the table is not replaced: an error names it, and the plugin is refused."""
 import importlib
 import inspect
 import sys
@@ -10,11 +10,11 @@ from .replaced import ROWS
 
 _ABSENT = object()
 _rows = {row.name: row for row in ROWS}
-_done = []  # (owner, attribute, what it was, what stood there or _ABSENT, what stands there now), in the order of their making
+_done = []  # (owner, attribute, original function, its entry in vars(owner) or _ABSENT, replacement), oldest first
 
 
 def replace(name, wrap):
-    """Puts `wrap(function)` in the place of the function, or functions, of a row. Nothing happens where one lacks that may."""
+    """Replaces the function, or functions, of a row by `wrap(function)`. Skips a function that is absent and may be."""
     row = _rows[name]
     for owner, attribute in _places(row, load=True):
         stock = getattr(owner, attribute)
@@ -30,7 +30,7 @@ def replace(name, wrap):
 
 
 def put(owner, attribute, value):
-    """Puts a value into a class or module, to be taken back with all else. For what is the script's own."""
+    """Sets an attribute of a class or module, which undo_all() restores. Called directly for classes of the script."""
     stock, before = getattr(owner, attribute), vars(owner).get(attribute, _ABSENT)
     if isinstance(before, staticmethod) and not isinstance(value, staticmethod):
         value = staticmethod(value)
@@ -39,7 +39,7 @@ def put(owner, attribute, value):
 
 
 def undo_all():
-    """Everything is as it was, but for what others have replaced since, whose names are returned."""
+    """Undoes all replacements, except for those that others have replaced since. Returns the names of these."""
     left = []
     while _done:
         owner, attribute, _, before, value = _done.pop()
@@ -53,8 +53,8 @@ def undo_all():
 
 
 def look():
-    """(name, what is not as expected of it, why it is replaced) of each function that there is, or should be. What is wrong is empty
-    where nothing is. Of libraries that are not imported, nothing is said."""
+    """(name, difference from the table, why it is replaced) of each function that exists, or should. The difference is empty if
+    there is none. Functions of libraries that are not imported are left out."""
     found = []
     for row in ROWS:
         try:
@@ -68,7 +68,7 @@ def look():
 
 
 def _original(owner, attribute):
-    """What stood there before all replacements."""
+    """The attribute before all replacements."""
     return next((stock for of, name, stock, *_ in _done if of is owner and name == attribute), getattr(owner, attribute))
 
 
@@ -113,7 +113,7 @@ def _resolve(path, load):
 
 
 def _problem(row, function):
-    """What of a function is not as its row says; empty: nothing."""
+    """How a function differs from its row; empty: not at all."""
     if row.parameters == "...":
         return ""
     expected = row.parameters.split(", ")

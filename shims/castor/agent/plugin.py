@@ -1,4 +1,4 @@
-"""What a plugin with an engine replaces in PyTorch, before the script's first line runs."""
+"""Installs a plugin with an engine, before the script's first line runs."""
 import os
 
 import torch
@@ -28,7 +28,7 @@ def install():
     ranks = job.install(rank, world, core.options.job) if is_rank and world > 1 else None
     trainer = alone.install() if is_alone else ranks
     observers = [] if trainer is None else [trainer]
-    if accumulation.active():  # after the ranks, which say whether this backward is synchronized
+    if accumulation.active():  # after the ranks' observer, which decides whether this backward is synchronized
         observers.append(accumulation.Observer())
     if masters.install():
         checkpoints.install()

@@ -1,8 +1,9 @@
-"""The functions of PyTorch that Castor replaces, in one table; patching.py replaces them, and nobody else does.
+"""The table of the functions of PyTorch that Castor replaces. Only patching.py replaces them.
 
-A row: the dotted name, the names of the parameters that Castor's function relies on ("...": others may follow; <kind>: what Python
-cannot say more of), and why no public hook of PyTorch does. `also`: where else the same function stands. `may_lack`: some supported
-version has no such function, or a library is not installed. A star stands for each class, or function, that the module makes itself."""
+A row: the dotted name; the names of the parameters that Castor's function relies on ("...": others may follow; <kind>: Python
+cannot list them); why no public hook of PyTorch is enough. `also`: other modules that hold the same function. `may_lack`: some
+supported version has no such function, or a library is not installed. A star stands for each class, or function, that the module
+defines itself."""
 import typing
 
 # Classes of torch.optim whose update of a parameter depends on that parameter alone.

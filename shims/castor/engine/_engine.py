@@ -1,10 +1,10 @@
-"""Engine: the model, its optimizer, the loss, and what surrounds a step."""
+"""Engine: the model, its optimizer, the loss, gradient handlers and clipping."""
 from ..utils.optimizer_wrapper import WrappedOptimizer
 from .schedule import BaseSchedule, NonPipelineSchedule
 
 
 class Engine:
-    """What schedules and loops train with.
+    """The object that schedules and training loops work with.
 
     Args:
         model: a module; calling the engine calls it.
@@ -57,24 +57,24 @@ class Engine:
         self._optimizer.zero_grad()
 
     def backward(self, loss):
-        """Gradients of `loss`, a scalar tensor, into the parameters."""
+        """Adds the gradients of `loss`, a scalar tensor, to the parameters'."""
         return self._optimizer.backward(loss)
 
     def backward_by_grad(self, tensor, grad):
-        """Gradients into the parameters, given that of `tensor` (the same shape)."""
+        """Adds to the parameters' gradients, given `grad`, the gradient of `tensor` (the same shape)."""
         return self._optimizer.backward_by_grad(tensor, grad)
 
     def clip_grad_norm(self, model=None, max_norm=None):
-        """Clips the gradients of `model`, the engine's by default, to a total norm of `max_norm`, by default what the engine was
-        made with; 0: not at all. Returns what the optimizer's clip_grad_norm does. A number alone is `max_norm`. step() does
-        this by itself."""
+        """Clips the gradients of `model` (by default the engine's) to a total norm of `max_norm` (by default the engine's; 0: no
+        clipping). A number as the only argument is `max_norm`. Returns the result of the optimizer's clip_grad_norm. step()
+        calls this by itself."""
         if isinstance(model, (int, float)):
             model, max_norm = None, model
         return self._optimizer.clip_grad_norm(
             self._model if model is None else model, self._clip_grad_norm if max_norm is None else max_norm)
 
     def step(self):
-        """Handles the gradients, clips them, and steps; returns what the optimizer's step does."""
+        """Calls the gradient handlers, clips, and steps. Returns the result of the optimizer's step."""
         for handler in self._gradient_handlers:
             handler.handle_gradient()
         self.clip_grad_norm()

@@ -1,4 +1,4 @@
-"""What happens to gradients between backward and step (Colossal-AI: colossalai.engine.gradient_handler)."""
+"""Gradient handlers, called between backward and step (Colossal-AI: colossalai.engine.gradient_handler)."""
 import abc
 
 import torch
@@ -25,10 +25,10 @@ class BaseGradientHandler(abc.ABC):
 
 class DataParallelGradientHandler(BaseGradientHandler):
     """Averages the gradients over the ranks of `process_group` (all by default), for models that no
-    DistributedDataParallel wraps: one reduction per dtype.
+    DistributedDataParallel wraps: one reduction per dtype and device.
 
-    A parameter that some ranks did not use counts as zero on those, and gets its gradient there, too; one that no rank used
-    keeps none. On every rank of the group; nothing happens where torch.distributed is not initialized."""
+    A rank that did not use a parameter contributes zeros, and gets the mean, too. A parameter that no rank used keeps no
+    gradient. Called on every rank of the group; does nothing if torch.distributed is not initialized."""
 
     def __init__(self, model, optimizer, process_group=None):
         super().__init__(model, optimizer)
@@ -49,7 +49,7 @@ class DataParallelGradientHandler(BaseGradientHandler):
             self._average(parameters, ranks)
 
     def _average(self, parameters, ranks):
-        """Every rank brings all of them and, behind them, which of them it used: what the ranks used may differ."""
+        """Every rank sends all gradients, then flags of those that it used: ranks may have used different parameters."""
         gradients = [p.grad if p.grad is None or p.grad.layout is torch.strided else p.grad.to_dense() for p in parameters]
         used = parameters[0].new_tensor([float(g is not None) for g in gradients])
         bucket = torch.cat([*(torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1).to(p.dtype) for p, g in zip(parameters, gradients)), used])

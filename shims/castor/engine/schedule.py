@@ -1,4 +1,4 @@
-"""How a batch goes through an engine (Colossal-AI: colossalai.engine.schedule)."""
+"""Schedules: how an engine trains on a batch (Colossal-AI: colossalai.engine.schedule)."""
 import abc
 
 import torch
@@ -13,16 +13,16 @@ __all__ = ["BaseSchedule", "NonPipelineSchedule"]
 
 
 class BaseSchedule(abc.ABC):
-    """Loads batches; a subclass says how one is trained on.
+    """Loads batches; a subclass defines how to train on one.
 
     Args:
-        batch_data_process_func: makes (data, label) of what the loader gives; without one it must give such a pair.
+        batch_data_process_func: makes (data, label) of an item of the loader; without it the items must be such pairs.
     """
 
     def __init__(self, batch_data_process_func=None):
         self.batch_data_process_func = batch_data_process_func
         self.batch_size = None  # samples of the batch loaded last
-        self.device = None  # where batches go; the engine's model is there
+        self.device = None  # of batches: that of the engine's model
 
     def load_batch(self, data_iter, to_gpu=True):
         """The next batch of an iterator, as (data, label): tensors or nestings of them, on the device of the engine's model,
@@ -43,21 +43,21 @@ class BaseSchedule(abc.ABC):
         """Runs a batch; returns (output, label, loss), each of which may be None."""
 
     def _follow(self, engine):
-        """Batches go where the engine's model is."""
+        """Batches go to the device of the engine's model."""
         model = getattr(engine, "model", None)
         parameter = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
         self.device = None if parameter is None else parameter.device
 
     @staticmethod
     def _call_engine(engine, data):
-        """A list or tuple is the model's arguments, a dict its named ones, anything else its one argument."""
+        """Passes a list or tuple as the model's arguments, a dict as named ones, anything else as its one argument."""
         if isinstance(data, dict):
             return engine(**data)
         return engine(*data) if isinstance(data, (list, tuple)) else engine(data)
 
     @staticmethod
     def _call_criterion(engine, output, label):
-        """The same for outputs, then labels. An output that is a dict is named arguments where the label is one as well."""
+        """Passes outputs, then labels, likewise. A dict of outputs becomes named arguments if the label is a dict, too."""
         if engine.criterion is None:
             raise RuntimeError("castor: the engine has no criterion, and the schedule needs a loss: pass one to "
                                "castor.initialize, or return_loss=False with forward_only=True")
@@ -69,7 +69,7 @@ class BaseSchedule(abc.ABC):
 
 
 class NonPipelineSchedule(BaseSchedule):
-    """A batch through the whole model at once."""
+    """Runs the whole model on a batch at once."""
 
     def forward_backward_step(self, engine, data_iter, forward_only=False, return_loss=True, return_output_label=True):
         """Loads a batch, runs the model and the criterion and, unless `forward_only`, backward. It neither zeroes gradients nor

@@ -1,1 +1,1 @@
-"""What training loops of the ColossalChat kind use (Colossal-AI: coati.trainer)."""
+"""Helpers of training loops like ColossalChat's (Colossal-AI: coati.trainer)."""

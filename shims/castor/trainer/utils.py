@@ -17,11 +17,11 @@ class AnnealingScheduler:
 
     Args:
         start, end: the first and the last temperature.
-        warmup_steps: up to this step, and with it, the temperature is `start`; this test comes first.
+        warmup_steps: up to and including this step the temperature is `start`; this test comes first.
         annealing_step: from this step on it is `end`.
 
-    Between the two it is start - step / annealing_step * (start - end): the warm-up is not subtracted, so that the
-    temperature jumps after it. Only step_forward() advances."""
+    Between the two it is start - step / annealing_step * (start - end). The warm-up is not subtracted, so the temperature
+    jumps after it. Only step_forward() advances."""
 
     def __init__(self, start, end, warmup_steps=100, annealing_step=2000):
         self.start, self.end = start, end
@@ -37,10 +37,10 @@ class AnnealingScheduler:
 
 
 class CycledDataLoader:
-    """Batches of a DataLoader (or anything that can be iterated again) without an end.
+    """Endless batches of a DataLoader, or of anything that can be iterated repeatedly.
 
-    Nothing is drawn before the first next(). `count`: items since the loader was begun, 0 before the first; a restart sets
-    it to 0, and the item that comes with the restart does not count."""
+    Nothing is drawn before the first next(). `count`: items since the loader was started, 0 before the first. A restart sets
+    it to 0; the item that the restart gives is not counted."""
 
     def __init__(self, dataloader):
         self.dataloader = dataloader
@@ -48,7 +48,7 @@ class CycledDataLoader:
         self._iterator = None
 
     def next(self):
-        """The next batch; the loader begins anew where it ends. StopIteration: the loader is empty."""
+        """The next batch; at its end the loader is iterated anew. StopIteration: the loader is empty."""
         if self._iterator is None:
             self._iterator = iter(self.dataloader)
         try:
@@ -62,21 +62,21 @@ class CycledDataLoader:
 
 
 def is_rank_0():
-    """True on rank 0 of torch.distributed, and where that is not initialized."""
+    """True on rank 0 of torch.distributed, and if that is not initialized."""
     return not _initialized() or dist.get_rank() == 0
 
 
 def to_device(x, device):
-    """`x` with each of its tensors on `device`; any nesting of lists, tuples, dicts and other pytree nodes, whose other leaves
-    stay as they are."""
+    """`x` with each of its tensors on `device`. `x`: any nesting of lists, tuples, dicts and other pytree nodes; leaves that are
+    no tensors stay unchanged."""
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, x)
 
 
 def all_reduce_sum(tensor, plugin=None):
     """The sum of `tensor` (any shape, the same on every rank) over the ranks, in place; returns `tensor`.
 
-    The ranks are those of the plugin's data-parallel group (`plugin.dp_group`), else all. Unchanged where torch.distributed
-    is not initialized. On every rank of the group."""
+    The ranks are those of the plugin's data-parallel group (`plugin.dp_group`), else all. The tensor is unchanged if
+    torch.distributed is not initialized. Call it on every rank of the group."""
     if _initialized():
         data = tensor.detach()
         whole = data.contiguous()  # backends reduce contiguous memory only
@@ -106,8 +106,9 @@ def all_gather_tensors(local_tensor_list, plugin=None):
     """The tensors of all ranks in one list, in rank order. Ranks may hold different numbers of them, of different shapes and
     dtypes.
 
-    They are copies without a graph; each is on this rank's device of the kind where its own rank held it. The ranks are those
-    of all_reduce_sum; on every rank of the group. The same tensors in a list where torch.distributed is not initialized."""
+    They are copies without a graph. Each is on this rank's device of the type (CPU, CUDA) that its own rank held it on. The
+    ranks are those of all_reduce_sum; call it on every rank of the group. If torch.distributed is not initialized, the list
+    holds this rank's own tensors."""
     tensors = list(local_tensor_list)
     if not _initialized():
         return tensors

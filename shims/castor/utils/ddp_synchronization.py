@@ -1,11 +1,11 @@
 """When DistributedDataParallel communicates, for loops that accumulate gradients.
 
-DDP decides in its forward whether the backward that follows communicates (require_backward_grad_sync). Here each forward
-asks the accumulating optimizers of the module: it is told not to where none of them is before its boundary. A script's
-own no_sync() holds in any case: synchronization is taken away, never added.
+DDP decides in its forward whether the following backward communicates (require_backward_grad_sync). A hook before each
+forward asks the module's accumulating optimizers. If the next backward is the boundary of none of them, the hook switches
+synchronization off. It never switches it on, so a script's own no_sync() holds.
 
-A forward may belong to another micro-step than the next backward (two forwards, then two backwards). A boundary's
-backward therefore checks that its gradients will be communicated, and tells the reducer if its forward did not."""
+A forward may belong to another micro-step than the next backward (two forwards, then two backwards). Before the backward of
+a boundary, at_boundary() therefore prepares the reducer if the forward did not."""
 import weakref
 
 import torch
@@ -15,16 +15,16 @@ _watches = weakref.WeakKeyDictionary()  # DDP module: _Watch
 
 
 class _Watch:
-    """Of one DDP module."""
+    """The state of one DDP module."""
 
     def __init__(self):
         self.accumulating = weakref.WeakSet()  # optimizers
-        self.silenced = False  # the last forward with gradients was told not to communicate
-        self.wanted = []  # what the script had set, of the forwards that run
+        self.silenced = False  # synchronization was off in the last forward with gradients
+        self.wanted = []  # the script's setting, for each running forward
 
 
-# The hooks are functions of this module, so that a module with them can be pickled and copied; a copy has no watch. A
-# compiled module runs them as they are.
+# The hooks are functions of this file, so that a DDP module with them can be pickled and copied; a copy has no watch. They are
+# not compiled.
 
 
 @torch._disable_dynamo
@@ -48,8 +48,8 @@ def _after(module, args, output):
 
 
 def watch(model, optimizer):
-    """The DDP modules in `model` (itself, or within it) communicate only where `optimizer.next_at_boundary()` was true in
-    their forward. Returns them."""
+    """From here on the DDP modules in `model`, or `model` itself, communicate only if `optimizer.next_at_boundary()` was true in
+    their forward. Returns these modules."""
     modules = [m for m in model.modules() if isinstance(m, DistributedDataParallel)] if isinstance(model, torch.nn.Module) else []
     for module in modules:
         if module not in _watches:
@@ -61,7 +61,7 @@ def watch(model, optimizer):
 
 
 def at_boundary(modules, tensor):
-    """Before the backward of `tensor` at a boundary: its gradients will be communicated."""
+    """Before the backward of `tensor` at a boundary: makes sure that its gradients are communicated."""
     for module in modules:
         state = _watches.get(module)
         if state is not None and state.silenced:

@@ -1,7 +1,7 @@
 """Gradient accumulation: k micro-batches make the update of one batch (Colossal-AI: colossalai.utils.gradient_accumulation).
 
-What is counted is counted by the core (castor_accumulation). With mean losses, k micro-batches of b samples give the update
-of one batch of k * b."""
+The core does the counting (castor_accumulation). With mean losses, k micro-batches of b samples give the update of one batch
+of k * b."""
 import ctypes
 import operator
 from ctypes import byref
@@ -21,9 +21,9 @@ __all__ = [
 
 
 def accumulate_gradient(model, optimizer, dataloader, accumulate_size, gradient_handlers=None, lr_scheduler=None):
-    """Turns the parts of a training loop into those that accumulate over `accumulate_size` micro-batches.
+    """Wraps the parts of a training loop so that they accumulate over `accumulate_size` micro-batches.
 
-    Returns (optimizer, dataloader, handlers, lr_scheduler); handlers (a list) and lr_scheduler are None where none is given.
+    Returns (optimizer, dataloader, handlers, lr_scheduler); handlers (a list) and lr_scheduler are None if none is given.
     ValueError: accumulate_size is not a whole number of 1 or more."""
     optimizer = GradAccumOptimizer(optimizer, accumulate_size, model)
     dataloader = GradAccumDataloader(dataloader, accumulate_size)
@@ -44,10 +44,10 @@ class GradAccumOptimizer(WrappedOptimizer):
 
     Args:
         optim: the optimizer.
-        accumulate_size: micro-batches of a step, k.
+        accumulate_size: micro-batches per step, k.
         model: the model; the DistributedDataParallel modules in it communicate in the k-th backward only.
 
-    backward() and backward_by_grad() count micro-steps; what is not named here is `optim`'s."""
+    backward() and backward_by_grad() count micro-steps. Other attributes are `optim`'s."""
 
     def __init__(self, optim, accumulate_size, model=None):
         super().__init__(optim)
@@ -76,12 +76,12 @@ class GradAccumOptimizer(WrappedOptimizer):
         return super().backward(loss, *args, **kwargs)
 
     def backward_by_grad(self, tensor, grad):
-        """A micro-step from the gradient of `tensor`, which is taken as it is: nothing is divided."""
+        """A micro-step from `grad`, the gradient of `tensor`, which is not divided by k."""
         self._count(tensor)
         return super().backward_by_grad(tensor, grad)
 
     def step(self, *args, **kwargs):
-        """None before the boundary; there, the optimizer's step and what it returns, and counting begins anew."""
+        """At the boundary: steps, counts anew and returns the result of the optimizer's step. Before it: returns None."""
         if core.accumulation_take_step(byref(self._accumulation)):
             return super().step(*args, **kwargs)
         return None
@@ -99,10 +99,10 @@ class GradAccumOptimizer(WrappedOptimizer):
 
 
 class GradAccumDataloader:
-    """A loader without the batches that make no whole step: n - n mod k of its n.
+    """The batches of a loader that make whole steps: the first n - n mod k of its n.
 
-    A loader that is not a PyTorch DataLoader is drained of the others (some begin anew only then), when the last batch is drawn.
-    With none to deliver, nothing is pulled. Other attributes are the loader's. TypeError: the loader has no length."""
+    When the last of them is drawn, a loader that is not a PyTorch DataLoader is read to its end (some can be iterated again only
+    then). If there is none, nothing is drawn. Other attributes are the loader's. TypeError: the loader has no length."""
 
     def __init__(self, dataloader, accumulate_size):
         self.dataloader = dataloader
@@ -188,7 +188,7 @@ class GradAccumLrSchedulerByStep(LRScheduler):
 
 
 class GradAccumGradientHandler:
-    """A gradient handler that fires at each k-th handle_gradient(). TypeError: it is none."""
+    """A gradient handler that fires at each k-th handle_gradient(). TypeError: `grad_handler` has no handle_gradient()."""
 
     def __init__(self, grad_handler, accumulate_size):
         if not callable(getattr(grad_handler, "handle_gradient", None)):

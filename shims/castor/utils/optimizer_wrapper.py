@@ -1,11 +1,11 @@
-"""An optimizer around another: what the explicit API adds to the script's own."""
+"""A wrapper around an optimizer, on which the explicit API builds."""
 import torch
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
-    """Stands for `optim` (a torch.optim.Optimizer, or another wrapper), whose attributes it shows: parameter groups, state,
-    hooks, state dict. It is an Optimizer for those who ask (schedulers do), and registers nothing twice: its constructor is
-    not Optimizer's."""
+    """Wraps `optim` (a torch.optim.Optimizer, or another wrapper) and shows its attributes: parameter groups, state, hooks, state
+    dict. It is a subclass of Optimizer, since schedulers check that. It does not call Optimizer's constructor, so that nothing
+    is registered twice."""
 
     def __init__(self, optim):
         self.optim = optim
@@ -52,18 +52,18 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return self.optim.step(*args, **kwargs)
 
     def backward(self, loss, *args, **kwargs):
-        """Gradients of `loss`, a scalar tensor, into the leaves."""
+        """Adds the gradients of `loss`, a scalar tensor, to the leaves'."""
         inner = getattr(self.optim, "backward", None)
         return loss.backward(*args, **kwargs) if inner is None else inner(loss, *args, **kwargs)
 
     def backward_by_grad(self, tensor, grad):
-        """Gradients into the leaves, given that of `tensor` (the same shape)."""
+        """Adds to the leaves' gradients, given `grad`, the gradient of `tensor` (the same shape)."""
         inner = getattr(self.optim, "backward_by_grad", None)
         return tensor.backward(gradient=grad) if inner is None else inner(tensor, grad)
 
     def clip_grad_norm(self, model, max_norm):
-        """Clips the gradients of the model's parameters to a total norm of `max_norm`; returns what it was, a scalar tensor.
-        A `max_norm` of 0 or less clips nothing and returns None."""
+        """Clips the gradients of the model's parameters to a total norm of `max_norm`. Returns the norm before clipping, a scalar
+        tensor. A `max_norm` of 0 or less clips nothing and returns None."""
         inner = getattr(self.optim, "clip_grad_norm", None)
         if inner is not None:
             return inner(model, max_norm)

@@ -192,7 +192,7 @@ TEST(StoreSums, RanksThatGoOnDifferentlyAreAnError) {
         int flags = r.rank ? 0 : CASTOR_GRADIENT_CARRY;
         ASSERT_EQ(gradient_add(t, g.data(), 1, flags, &ticket), CASTOR_OK);
         EXPECT_NE(castor_gradients_finish(r.store, &t, 1, &used), CASTOR_OK);
-        EXPECT_NE(strstr(error_text(), "rank 1 does not go on from"), nullptr) << error_text();
+        EXPECT_NE(strstr(error_text(), "rank 1 does not add to"), nullptr) << error_text();
     });
 }
 

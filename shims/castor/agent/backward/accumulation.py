@@ -1,12 +1,12 @@
 """CASTOR_ACCUMULATE=k for scripts that know nothing of it: the script's step is a micro-step, and every k-th one steps.
 
 A gradient counts 1/k. Between the steps optimizer.step(), zero_grad(), clipping and unscaling do nothing, a scheduler's step
-is left out with the optimizer's, and an epoch ends with the last whole step. Gradients stay in the store's sums, which
-the next backward goes on from: no rank holds one of its own (gradients.Synchronizer.carry).
+is left out with the optimizer's, and an epoch ends with the last whole step. Gradients stay in the store's sums, to which
+the next backward adds: no rank holds gradients of its own (gradients.Synchronizer.carry).
 
-Micro-steps are counted by optimizer, at its step(): a script may call backward() several times for one, and may train
-several models. What would come out other than one batch of k times the size is refused: gradients that the script
-changes by itself between the steps, or drops although they were made after the last micro-step."""
+Micro-steps are counted per optimizer, at its step(): a script may call backward() several times for one, and may train
+several models. The result must be that of one batch of k times the size. So the script must not change gradients by itself
+between the steps, or drop gradients that were made after the last micro-step: both are refused."""
 import atexit
 import collections
 import ctypes
@@ -37,17 +37,17 @@ def size():
 
 
 class Cycle:
-    """What was accumulated for one optimizer since its last step."""
+    """The accumulation of one optimizer since its last step."""
 
     def __init__(self, optimizer):
         self.optimizer = weakref.ref(optimizer)
         self.count = core.Accumulation()
         core.accumulation_begin(self.count, _size)
         self.reached = False  # a backward made gradients since the last micro-step
-        self.unheard = set()  # of its parameters (ids), those without a hook that tells of gradients
+        self.unheard = set()  # ids of its parameters that have no hook on their gradients yet
         self.calls = 0  # of step()
         self.skipped = False  # the last of them
-        self.held = {}  # id(parameter): (gradient, its version) as they stood at the last micro-step, outside the store
+        self.held = {}  # id(parameter): (gradient, its version) at the last micro-step; (None, 0): in the store
 
     @property
     def running(self):
@@ -64,7 +64,7 @@ class Cycle:
         return [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
 
     def end(self):
-        """The step was made, or given up for an overflow."""
+        """The step was made, or skipped after an overflow."""
         core.accumulation_begin(self.count, _size)
         self.reached = False
         self.held.clear()
@@ -74,7 +74,7 @@ class Cycle:
                 entry.carried = False
 
     def hold(self):
-        """The micro-step is over: what it made stays until the step."""
+        """The micro-step is over: its gradients stay until the step."""
         before, self.held = self.held, {}
         pairs = [(store.entry_of(p), p) for p in self.parameters() if p.grad is not None and store.entry_of(p) is not None]
         changed = store.changed(pairs)
@@ -89,7 +89,7 @@ class Cycle:
             self.held[id(p)] = (None, 0) if in_store else (p.grad, p.grad._version)
 
     def check_held(self):
-        """Nobody but backward() may change what is accumulated. (Of what is in the store, its synchronizer knows.)"""
+        """Only backward() may change accumulated gradients. (The synchronizer checks those in the store.)"""
         for p in self.parameters():
             grad, version = self.held.get(id(p), (None, 0))
             if grad is not None and (p.grad is not grad or grad._version != version):
@@ -97,7 +97,7 @@ class Cycle:
 
 
 def watch(synchronizer):
-    """Its sums go on from micro-step to micro-step."""
+    """Registers a synchronizer, whose sums are carried from micro-step to micro-step."""
     if active():
         _synchronizers.add(synchronizer)
 
@@ -119,14 +119,14 @@ def _cycle(optimizer):
         if known is None or known[0]() is not p:
             _cycle_of[id(p)] = weakref.ref(p), cycle
             cycle.unheard.add(id(p))
-        if id(p) in cycle.unheard and p.requires_grad and p.is_leaf:  # frozen ones may thaw
+        if id(p) in cycle.unheard and p.requires_grad and p.is_leaf:  # frozen ones may be trained later
             cycle.unheard.discard(id(p))
             p.register_post_accumulate_grad_hook(_reached)
     return cycle
 
 
 def _cycle_at(p):
-    """The cycle of the optimizer that steps a parameter; None when nobody does."""
+    """The cycle of the optimizer that steps a parameter; None if none does."""
     known = _cycle_of.get(id(p))
     return known[1] if known is not None and known[0]() is p else None
 
@@ -199,7 +199,7 @@ def step_over(optimizer):
 
 
 def not_zeroed(parameters):
-    """Of these parameters, those whose gradients are not to be cleared now."""
+    """Those of these parameters whose gradients must not be cleared now."""
     carried = []
     for p in parameters if active() else ():
         cycle = _cycle_at(p)
@@ -233,7 +233,7 @@ def _wrap_scaler_step(maybe):
         cycle = _cycle(optimizer)
         calls = cycle.calls
         result = maybe(self, optimizer, optimizer_state, *args, **kwargs)
-        if cycle.calls == calls:  # an overflow: this step is given up, with all its micro-steps
+        if cycle.calls == calls:  # an overflow: this step is skipped, with all its micro-steps
             cycle.end()
         return result
 
@@ -243,7 +243,7 @@ def _wrap_scaler_step(maybe):
 def _wrap_scaler_update(update):
     @functools.wraps(update)
     def scaler_update(self, new_scale=None):
-        """The scale stays through all micro-steps of a step."""
+        """The scale stays the same through all micro-steps of a step."""
         if not self.is_enabled():  # then it has no states
             return update(self, new_scale)
         running = {id(optimizer) for optimizer, cycle in _cycles.items() if cycle.running}
@@ -260,7 +260,7 @@ def _wrap_scaler_update(update):
 
 
 def _wrap_schedulers():
-    """A scheduler's step is left out when one optimizer step came since its last, and that one was left out."""
+    """A scheduler's step is left out if its optimizer was stepped once since the scheduler's last, and that step was left out."""
     seen = weakref.WeakKeyDictionary()  # scheduler: calls of its optimizer's step() at its own last step
     nested = []
 
@@ -292,14 +292,14 @@ def _wrap_schedulers():
 
 
 class _Epoch:
-    """One iteration over a DataLoader. Its incomplete tail is dropped where the batches are trained on: where some
-    optimizer's step came since the iteration began."""
+    """One iteration over a DataLoader. Its incomplete tail is dropped if the batches are trained on: if some optimizer's
+    step() was called since the iteration began."""
 
     def __init__(self, iterator):
         self.served, self.steps = 0, _steps
-        self.whole = self.length = None  # of a loader that knows its length: batches, and those that make whole steps
-        self.ahead = collections.deque()  # of one that does not: the batches of the next step
-        self.ends = False  # they are not enough for one
+        self.whole = self.length = None  # of a loader with a length: batches of whole steps, and all batches
+        self.ahead = collections.deque()  # of one without: the batches of the next step
+        self.ends = False  # those are too few for a step
         if iterator._dataset_kind == dataloader._DatasetKind.Map:
             try:
                 self.length = len(iterator._index_sampler)
@@ -352,7 +352,7 @@ def _say_what_is_left():
 
 
 def install():
-    """Before the rest of the plugin: what splits a DataLoader's batches must see those that are handed out."""
+    """Before the rest of the plugin: the wrapper that splits a DataLoader's batches must see those that are handed out."""
     global _size
     _size = core.options.accumulate
     if not active():

@@ -1,4 +1,4 @@
-"""Gradients: each backward's are added into the store's sums, and p.grad becomes a window on the sum."""
+"""The gradients of each backward are added into the store's sums, and p.grad becomes a window on the sum."""
 import collections
 import ctypes
 import functools
@@ -26,7 +26,7 @@ class Synchronizer:
         self.scale = 1.0 / group.total  # the weight of this rank's gradients
         self.pending = collections.deque()  # (core.Gradient, entry, parameter, gradient, source): being added
         self.entries = masters.adopt(group, parameters)
-        self.schedule = None  # what the nodes exchange while a backward runs (nodes/across.py)
+        self.schedule = None  # the exchanges between nodes while a backward runs (nodes/across.py)
         self.let_go_before = False
         if group.across is not None:
             group.across.synchronizers.add(self)
@@ -61,9 +61,9 @@ class Synchronizer:
             return
         if entry.fired:
             self._refuse_second()
-        self._reap()  # of the gradients before: hooks of the script's own, which come after this one, still look at p.grad
+        self._reap()  # earlier gradients only: the script's own hooks, which run after this one, still look at p.grad
         self._submit([(entry, p, p.grad)])
-        entry.fired = True  # not before: what an exception kept from the sum is not waited for
+        entry.fired = True  # not before: a gradient that an exception stopped is not waited for
         if self.group.across is not None:
             self.group.across.go_on(self)
 
@@ -74,8 +74,7 @@ class Synchronizer:
         )
 
     def _submit(self, made):
-        """(entry, parameter, gradient) each: their gradients are added to the sums. Nothing of this rank looks at the last sums any
-        more."""
+        """`made`: (entry, parameter, gradient) each. Adds the gradients to the sums. This rank looks at the last sums no more."""
         added = (core.Gradient * len(made))()
         for (entry, p, grad), gradient in zip(made, added):
             self._describe(entry, gradient)
@@ -83,7 +82,7 @@ class Synchronizer:
             source = self._source_of(entry, p, grad)
             if source is not None:
                 gradient.source, gradient.ticket = source.data_ptr(), _NOT_ADDED
-                self.pending.append((gradient, entry, p, grad, source))  # before the call: one that fails may have added some
+                self.pending.append((gradient, entry, p, grad, source))  # before the call, which may fail halfway
             goes_on = entry.carrying and not ((entry.whole or entry.single_sum) and not entry.goes_on_here)
             gradient.flags |= core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
             entry.whole = False
@@ -93,14 +92,14 @@ class Synchronizer:
 
     @staticmethod
     def _describe(entry, gradient):
-        """What letting go of the last sum needs to know."""
+        """Fills in what the core needs to release the last sum."""
         gradient.tensor = entry.handle
         if entry.carried:
             gradient.flags = core.GRADIENT_CARRIED
             gradient.window = entry.window if entry.hidden is not None and entry.shows_window(entry.hidden) else None
 
     def _source_of(self, entry, p, grad):
-        """The gradient, of the sum's type and strides."""
+        """The gradient, in the sum's type and strides."""
         if grad is None:
             return None
         if grad.layout is not torch.strided:
@@ -117,7 +116,7 @@ class Synchronizer:
         return source
 
     def let_go(self):
-        """Before the first gradient of a backward that makes ours."""
+        """Releases the last sums, before the first gradient of a backward that makes ours."""
         entries = self._participants()
         gradients = (core.Gradient * len(entries))()
         for entry, gradient in zip(entries, gradients):
@@ -130,7 +129,7 @@ class Synchronizer:
             self._added()
 
     def _added(self):
-        """The oldest gradient in the queue is in the sum: its memory can go."""
+        """The oldest gradient in the queue is in the sum: its memory can be freed."""
         _, entry, p, grad, source = self.pending.popleft()
         del source
         if not entry.shared or p.grad is not grad or entry.shows_window(grad):
@@ -139,7 +138,7 @@ class Synchronizer:
             return
         held = weakref.ref(grad)
         p.grad = grad = None
-        if held() is not None:  # the script has it as well
+        if held() is not None:  # the script holds it as well
             p.grad = held()
 
     def _participants(self):
@@ -151,13 +150,13 @@ class Synchronizer:
         raise core.GroupError(f"castor: {self.broken}")
 
     def _raised(self, error):
-        """A backward raised after some gradients were on their way to the sums, or while this rank waited for them: other
-        ranks wait for the rest."""
+        """A backward raised after some gradients were handed over, or while this rank waited for the sums: other ranks wait for
+        the rest."""
         if self.begun:
             self._break_off(error)
 
     def _break_off(self, error):
-        """No sum can be completed. What was handed over stays where it is: it may still be added."""
+        """No sum can be completed. Gradients that were handed over keep their memory: they may still be added."""
         self.broken = self.broken or (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one "
                        "can follow: let the exception end the script")
         self.begun = self.expecting = False
@@ -192,7 +191,7 @@ class Synchronizer:
         self.begun = self.expecting = False
 
     def _show(self, entries, used):
-        """p.grad becomes the sum, of each parameter that some rank used."""
+        """p.grad becomes the sum, for each parameter that some rank used."""
         copied, refreshed, taken = [], [], []
         for entry, some_rank_used in zip(entries, used):
             entry.fired = entry.used = False
@@ -206,7 +205,7 @@ class Synchronizer:
                 refreshed.append(entry)
             elif entry.shared and p.grad is None and p.stride() == entry.sum_alias.stride():
                 taken.append((entry, p))
-            else:  # where the script holds a gradient, its values change, its identity stays
+            else:  # a gradient that the script holds gets new values, but stays the same tensor
                 if p.grad is None:
                     p.grad = torch.empty_like(p, dtype=entry.sum_alias.dtype)
                 p.grad.copy_(entry.sum_alias)
@@ -234,8 +233,8 @@ class Synchronizer:
         entry.hidden = None
 
     def carry(self, entry, p, already, changed):
-        """A micro-step is over: the next backward goes on from the sum that p.grad shows. False: p.grad holds what no sum
-        does (no_sync), or zeros. `already`: the micro-steps before are in there; `changed`: p.grad is (store.changed)."""
+        """A micro-step is over: the next backward adds to the sum that p.grad shows. False: p.grad holds values that no sum has
+        (no_sync), or zeros. `already`: earlier micro-steps are in p.grad. `changed`: p.grad has changed (store.changed)."""
         entry.carried = False
         if self.unsynced or not entry.synced:
             return False
@@ -247,19 +246,19 @@ class Synchronizer:
         return True
 
     def hide_carried(self):
-        """A backward begins: autograd gives the new gradients alone, which the sums take up."""
+        """A backward begins: p.grad is hidden, so that autograd gives the new gradients alone, which are added to the sums."""
         carried = [(e, e.parameter()) for e in self.entries if e.carried]
         carried = [(e, p) for e, p in carried if p is not None]
         if self.unsynced:
             for entry, _ in carried:
-                entry.carried = False  # p.grad holds the sum and what came without synchronization
+                entry.carried = False  # p.grad holds the sum and gradients without synchronization
             return
         changed = store.changed([(e, p) for e, p in carried if p.grad is not None])
         for entry, p in carried:
             if entry in changed:
                 if p.grad is not entry.shown_grad() or p.grad.any():
                     accumulation.refuse_change(p)
-        self._show([e for e, _ in carried if e in changed], [True] * len(changed))  # cleared by hand, which acts at the step only
+        self._show([e for e, _ in carried if e in changed], [True] * len(changed))  # clearing by hand acts at the step only
         for entry, p in carried:
             if self.expecting:
                 entry.hidden, p.grad = p.grad, None
@@ -267,7 +266,7 @@ class Synchronizer:
                 accumulation.refuse_change(p)
 
     def show_carried(self):
-        """The backward is over: what it did not reach shows what it showed."""
+        """The backward is over: gradients that it did not reach show what they showed before."""
         for entry in self.entries:
             if entry.hidden is not None:
                 self._show_carried(entry)

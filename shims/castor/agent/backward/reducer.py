@@ -80,8 +80,8 @@ class Logger:
         self._numbers = {"broadcast_buffers": int(broadcast_buffers), "rank": dist.get_rank(), "world_size": dist.get_world_size()}
 
     def _get_ddp_logging_data(self):
-        """What Castor's reducer can say of what PyTorch's tells: nothing of buckets, which it does not have. Lightning looks
-        for one entry here when a fit ends."""
+        """The part of PyTorch's logging data that Castor's reducer has: it has no buckets. Lightning reads one entry when a fit
+        ends."""
         data = DDPLoggingData()
         data.strs_map, data.ints_map = self._texts, self._numbers
         return data
@@ -99,13 +99,13 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
         return Reducer(grouping.group_of(process_group), parameters)
     if process_group.size() > 1:
         core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
-    elif dist.get_world_size() == 1:  # else a group of the script's own making: the run as a whole is not plain
+    elif dist.get_world_size() == 1:  # else the script made this group: the run as a whole is not plain
         core.passthrough(reason.encode())
     return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more)
 
 
 def _verify(stock):
-    """Only the ranks whose parameters differ from rank 0's learn it from PyTorch; rank 0 would wait for them."""
+    """PyTorch raises only on ranks whose parameters differ from rank 0's; rank 0 would wait for them."""
 
     @functools.wraps(stock)
     def verify_param_shape_across_processes(process_group, tensors, *args, **kwargs):
@@ -131,8 +131,8 @@ def _verify(stock):
 
 
 def _adopt_before_broadcast(stock):
-    """DistributedDataParallel sends rank 0's parameters to all, who write them over their own, equal as they are. Adoption
-    does that without a copy for each rank; the rest is sent."""
+    """DistributedDataParallel sends rank 0's parameters to all ranks, which write them over their own, although they are equal.
+    Adoption does the same without a copy for each rank. Only the rest is sent."""
 
     @functools.wraps(stock)
     def sync_module_states(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs):
@@ -150,7 +150,7 @@ def _adopt_before_broadcast(stock):
 
 
 def _init_helper(stock):
-    """CASTOR_PRECISION: what is adopted meanwhile is of this module; PyTorch's own reducer would know no masters."""
+    """CASTOR_PRECISION: parameters adopted meanwhile are of this module. PyTorch's own reducer, without masters, is refused."""
 
     @functools.wraps(stock)
     def _ddp_init_helper(self, parameters, expect_sparse_gradient, *args, **kwargs):

@@ -1,1 +1,1 @@
-"""What the folders of the agent share: the store's entries and places, tensors over addresses, parts, graphs."""
+"""Shared by the folders of the agent: the store's entries and places, tensors over addresses, parts, graphs."""

@@ -2,7 +2,7 @@
 
 
 def nodes(outputs):
-    """Each node that is reached from these tensors, once, in no order."""
+    """Each node that can be reached from these tensors, once, in no order."""
     reached, seen = [output.grad_fn for output in outputs], set()
     while reached:
         node = reached.pop()

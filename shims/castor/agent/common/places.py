@@ -1,4 +1,4 @@
-"""Where an optimizer's states, and what else belongs to a parameter, lie in the store: the owner writes there, every rank sees it."""
+"""Places in the store of optimizer states, and of other data of a parameter. The owner writes them, every rank sees them."""
 from ctypes import byref, c_void_p
 
 import torch
@@ -8,10 +8,10 @@ from . import store, tensors
 
 
 class Place:
-    """Where the state of a spec (offset, shape, stride, dtype) is.
+    """The place of the state of a spec (offset, shape, stride, dtype).
 
-    `tensor` is what stands in optimizer.state; `view` and `alias` are set where it has whole pages (`paged`). `handle`: the tensor of the
-    store that it belongs to."""
+    `tensor` is the value in optimizer.state. `view` and `alias` are set if the state has whole pages (`paged`). `handle`: the
+    tensor of the store that it belongs to."""
 
     def __init__(self, spec, handle=None):
         self.spec, self.handle = spec, handle
@@ -23,14 +23,14 @@ class Place:
         self.view_address = self.alias_address = None
 
     def shows(self, value):
-        """A value is here, where the store has it."""
+        """Whether `value` is this place's tensor, and lies where the store has it."""
         if value is not self.tensor or not sharable(value) or layout_of(value) != self.spec[1:]:
             return False
         return not self.paged or value.data_ptr() == self.view_address
 
     def let_go(self, group, entry):
-        """Other memory is in its place on this rank. What the script still holds of it keeps its values, whatever owners
-        write here next."""
+        """On this rank the state has other memory now. A tensor of this place that the script still holds keeps its values,
+        whatever owners write here next."""
         self.tensor = None
         if self.paged and tensors.storage_users(self.view) > 1:
             core.view_keep(self.view_address, self.nbytes)

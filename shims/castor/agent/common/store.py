@@ -1,4 +1,4 @@
-"""What the agent knows of the store: its groups, and which parameter is which of its tensors."""
+"""The agent's side of the store: its groups, and which parameter is which of its tensors."""
 import atexit
 import ctypes
 import functools
@@ -20,10 +20,10 @@ NOTHING_SHARED = "nothing is shared: one process trains. Start more ranks (casto
 class Entry:
     """A registered parameter. What follows `window` belongs to the gradients (backward/gradients.py).
 
-    carried   the next backward goes on from the sum: a micro-step is over, and its step is still to come
-    carrying  the running one does
+    carried   the next backward adds to the sum: a micro-step is over, and its step is still to come
+    carrying  the running backward adds to the sum
     whole     the last sum is that of all nodes, and not of this one only
-    hidden    what stands in p.grad when no backward runs; meanwhile p.grad is None, so that autograd does not add to it
+    hidden    the gradient that p.grad shows outside of backward; meanwhile p.grad is None, so that autograd does not add to it
     """
 
     __slots__ = (
@@ -40,13 +40,13 @@ class Entry:
         self.parameter = weakref.ref(p, tensors.while_python_runs(self.forget))
 
     def register(self, p, handle, sum_dtype):
-        """It is the store's tensor `handle` from here on."""
+        """From here on the parameter is the store's tensor `handle`."""
         info = core.TensorInfo()
         core.tensor_get(handle, byref(info))
         self.handle, self.handle_id = handle, info.id
         self.layout, self.dtype, self.has_left = tensors.layout(p), p.dtype, False
-        self.node = info.node  # whose owner steps it, of several nodes that shard; -1: each node's does
-        self.single_sum = bool(info.single_sum)  # that node alone keeps the sum: elsewhere it comes when it is touched
+        self.node = info.node  # the keeper, if nodes shard; -1: each node's owner steps it
+        self.single_sum = bool(info.single_sum)  # only the keeper has the sum: elsewhere a page fault loads it
         self.owner, self.shared, self.bytes = info.owner, bool(info.shared), info.bytes
         like = p.data
         self.param_alias = tensors.tensor_at(info.param_alias, like) if self.shared else None
@@ -65,18 +65,18 @@ class Entry:
 
     @property
     def stepped_here(self):
-        """Of what is `mine`, whether this rank steps it, and not the owner on another node."""
+        """Whether it is `mine` and this rank steps it, not the owner on another node."""
         return self.mine and (self.node < 0 or self.node == self.group.across.place.node)
 
     @property
     def goes_on_here(self):
-        """A sum of all nodes, which the next backward adds to, goes on at one of them only."""
+        """Whether this node adds the next backward to the sum of all nodes: only one node does."""
         here = self.group.across.place.node
         return here == (self.node if self.single_sum else 0)
 
     @property
     def summed_here(self):
-        """Of what is `mine`, whether this node keeps the sum of all nodes."""
+        """Whether it is `mine` and this node keeps the sum of all nodes."""
         return self.mine and (not self.single_sum or self.stepped_here)
 
     def forget(self):
@@ -108,7 +108,8 @@ class Entry:
 class Group:
     """The store of one set of ranks, all on this node.
 
-    across  the other nodes of the set, and total its ranks on all of them (nodes/across.py); None, and world, on one node
+    across  the other nodes of the set (nodes/across.py); None on one node
+    total   the number of its ranks on all nodes
     """
 
     def __init__(self, name, rank, world, token=None, owners=None, across=None, total=None):
@@ -121,12 +122,12 @@ class Group:
 
     @property
     def sharded(self):
-        """One node only keeps each optimizer state, and its owner there steps."""
+        """Each optimizer state is kept by one node only, whose owner steps it."""
         return self.across is not None and self.across.peers is not None
 
     @property
     def single(self):
-        """Larger sums are kept by one node only, and so may parameters be."""
+        """Larger sums, and perhaps larger parameters, are kept by one node only."""
         return self.across is not None and self.across.kinds > 0
 
     def _leave(self):
@@ -144,8 +145,8 @@ class Group:
         return [bit == "1" for bit in bits]
 
     def begin_step(self, agreed, said=()):
-        """On every rank: the beginning of a step. `agreed`: (label, number) of what must be the same on all. Returns what each rank says
-        of its own, in rank order; all say the same count."""
+        """On every rank: begins a step. `agreed`: (label, number) of each value that must be equal on all ranks. `said`: numbers
+        of this rank, the same count on all. Returns the `said` of each rank, in rank order."""
         labels = (ctypes.c_char_p * len(agreed))(*[label.encode() for label, _ in agreed])
         values = (ctypes.c_double * len(agreed))(*[value for _, value in agreed])
         every = (ctypes.c_double * (len(said) * self.world))()
@@ -162,13 +163,13 @@ class Group:
         return buffer.raw
 
     def failure(self):
-        """Why the group cannot go on, and the rank that it began with (-1: none alone); None: it can."""
+        """(rank where the failure began, -1: no single one; why the group cannot go on). None: it can go on."""
         text = ctypes.create_string_buffer(1024)
         blamed = core.failure_get(self.handle, text, len(text))
         return None if blamed == -2 else (blamed, text.value.decode(errors="replace"))
 
     def every_rank_can(self, key, able):
-        """Whether every rank came with this key, and could."""
+        """Whether every rank called with this key, and was able."""
         committed = ctypes.c_int()
         core.consensus(self.handle, key, int(able), byref(committed))
         return bool(committed.value)
@@ -215,14 +216,14 @@ def handles(entries):
 
 
 def edited(entries):
-    """Of entries whose p.grad shows their window, those whose window is not the sum as it is."""
+    """Of entries whose p.grad shows their window, those whose window differs from the newest sum."""
     found = (ctypes.c_uint64 * len(entries))()
     core.windows_edited(core.pointers([e.window for e in entries]), len(entries), found)
     return {e for e, changed in zip(entries, found) if changed}
 
 
 def changed(pairs):
-    """Of (entry, parameter) each, with a gradient: the entries whose p.grad is not what the last backward showed."""
+    """Of (entry, parameter) each, with a gradient: the entries whose p.grad has changed since the last backward showed it."""
     found, shown = set(), []
     for entry, p in pairs:
         if p.grad is not entry.shown_grad():
@@ -235,7 +236,7 @@ def changed(pairs):
 
 
 def release(parameters):
-    """Back to private memory; the parameters are no longer Castor's."""
+    """Moves the parameters back to private memory; they are no longer Castor's."""
     for p in parameters:
         entry = entry_of(p)
         if entry is not None:
@@ -247,8 +248,7 @@ def release(parameters):
 
 
 def fresh_of(grp, parameters):
-    """Which of `parameters` are to be registered: what is not yet, or is something else by now, on any rank. On every rank
-    of the group together."""
+    """Which of `parameters` must be registered: those that are fresh on any rank. On every rank of the group together."""
     fresh = [is_fresh(p) for p in parameters]
     digest = float(zlib.crc32(bytes(fresh)))
     every = grp.gather([float(len(fresh)), digest], "which parameters are registered")
@@ -262,7 +262,7 @@ def fresh_of(grp, parameters):
 
 
 def is_fresh(p):
-    """It is not registered, or is something else than what was registered."""
+    """Whether the parameter is not registered, or has another size or layout since, or has left the store."""
     entry = entry_of(p)
     return entry is None or entry.has_left or entry.sum_alias.numel() != p.numel() or entry.layout != tensors.layout(p)
 
@@ -291,19 +291,19 @@ def adopt(grp, parameters, float_sums=False):
                 entry = _entries[id(p)] = Entry(grp, p)
             entry.register(p, handle, torch.float32 if widened(p) else p.dtype)
         if grp.across is not None:
-            grp.across.adopted([entry_of(p) for p in fresh])  # which is also where the others' bytes go
+            grp.across.adopted([entry_of(p) for p in fresh])  # also frees copies of data that other nodes keep
     return [entry_of(p) for p in parameters]
 
 
 def _forget_before(p, entry):
-    """What it shows stays, in memory of this rank's own: its gradient, its states, and the block that was its home."""
+    """Before `p` is registered anew: its gradient, states and former home keep their values, in memory of this rank's own."""
     core.windows_detach(entry.handle)
     core.tensor_keep_home(entry.handle)
     core.tensor_forget(entry.handle)
 
 
 def move_to_own_block(p):
-    """A large parameter in memory that cannot be mapped over moves to a block that can, if nothing else can reach that
+    """Moves a large parameter to a block that can be mapped over, if its memory cannot be and nothing else can reach that
     memory."""
     nbytes = p.numel() * p.element_size()
     if not core.is_paged(nbytes) or core.is_mappable(p.data_ptr(), nbytes, tensors.owns_whole_storage(p)):
@@ -317,7 +317,7 @@ def move_to_own_block(p):
 
 
 def look(entries):
-    """Whether the script has put other memory in the place of a parameter's, on this rank. Returns an array of flags, or None."""
+    """Which parameters the script has given other memory, on this rank. Returns an array of flags; None: there is no such."""
     pairs = [(e.parameter(), e) for e in entries]
     layouts = (ctypes.c_uint64 * len(pairs))(*[tensors.layout(p) for p, _ in pairs])
     away = (ctypes.c_uint8 * max(len(pairs), 1))()
@@ -327,9 +327,9 @@ def look(entries):
 
 
 def settle(grp, entries, states):
-    """On every rank together: what the script has put elsewhere comes to the store, or leaves it (interpose/store/home.h).
-    `states`: (a digest of its optimizer states, whether they are away, and are reached) of each. Returns the entries that
-    left."""
+    """On every rank together: the store takes the memory that the script gave parameters, or the parameters leave the store
+    (interpose/store/home.h). `states`: for each entry, (a digest of its optimizer states, whether one lies outside of the
+    store, whether something else can reach that one). Returns the entries that left."""
     homes = (core.Home * max(len(entries), 1))()
     for entry, home, (digest, away, reached) in zip(entries, homes, states):
         p = entry.parameter()

@@ -1,4 +1,4 @@
-"""Tensors over addresses, and what of a tensor can be shared."""
+"""Tensors over addresses, and which tensors can be shared."""
 import ctypes
 import functools
 import hashlib
@@ -14,7 +14,7 @@ DTYPE_OF = {number: dtype for dtype, number in DTYPES.items()}
 
 
 def while_python_runs(callback, ends=sys.is_finalizing):
-    """`callback`, for what is called when an object dies: not any more once Python ends, since modules are empty by then."""
+    """`callback`, to be called when an object dies. It is not called any more once Python ends: modules are empty by then."""
 
     def run(*_):
         if not ends():
@@ -25,7 +25,7 @@ def while_python_runs(callback, ends=sys.is_finalizing):
 
 def tensor_at(address, like, on_free=None):
     """A tensor over `like.numel()` elements at `address`, with the shape and strides of `like`, which is dense.
-    `on_free` is called when its storage is."""
+    `on_free` is called when its storage is freed."""
     numel = like.numel()
     if not numel:
         return torch.empty_like(like)
@@ -79,16 +79,16 @@ def storage_users(p):
 
 
 def is_reached(t):
-    """Something else can reach the tensor's memory: another tensor, another process, or whoever made the memory, where that is not
-    PyTorch's own allocator (a NumPy array's, a mapped file's): such a storage cannot be resized, as can none that torch.load
-    made, whose memory is the allocator's."""
+    """Something else can reach the tensor's memory: another tensor, another process, or its maker, if that is not PyTorch's own
+    allocator (a NumPy array, a mapped file). A storage of the last kind cannot be resized. Neither can one of torch.load, but
+    its memory is the allocator's."""
     storage = t.untyped_storage()
     made_elsewhere = not storage.resizable() and storage.data_ptr() not in _ours and not core.arena_block(storage.data_ptr())
     return storage_users(t) > 1 or made_elsewhere or t.is_shared()
 
 
 def is_at(t, address, like):
-    """The tensor shows what lies at the address as `like` does."""
+    """The tensor lies at the address, with the dtype, shape and strides of `like`."""
     return t.data_ptr() == address and t.dtype is like.dtype and t.shape == like.shape and t.stride() == like.stride()
 
 
@@ -109,7 +109,7 @@ def extent(t):
 
 
 def digest(value, digest_bytes):
-    """A number for what an optimizer keeps, the same on ranks that keep the same; `digest_bytes`: of (address, bytes)."""
+    """A number for a value that an optimizer keeps, equal on ranks with equal values. `digest_bytes`: of (address, bytes)."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu":
         dense = value.detach().contiguous()
         return _layout(layout(value), digest_bytes(dense.data_ptr(), dense.nbytes))

@@ -1,6 +1,6 @@
 """Several nodes: each has its store, and the owners of the same tensors, one on each node, exchange sums.
 
-The exchange goes over process groups of PyTorch's, in the order of the script's own calls."""
+The exchange uses process groups of PyTorch, in the order of the script's own calls."""
 import atexit
 import ctypes
 import datetime
@@ -15,7 +15,7 @@ from ..common import store, tensors
 from .peers import Peer, own_address
 from .schedule import Schedule
 
-REDUCE_BYTES = 4 << 20  # of a sum on its way to the node that keeps it
+REDUCE_BYTES = 4 << 20  # a sum goes to the node that keeps it in pieces of this size
 
 
 class Across:
@@ -24,22 +24,22 @@ class Across:
     group   the store's group of this node
     place   where this rank stands (castor_nodes)
     lane    process group of the ranks with this one's local rank; None: this rank owns nothing
-    peers   by node, where what it keeps can be read; None: every node keeps everything
-    kinds   what else than optimizer states one node only keeps: 0 nothing, 1 larger sums, 2 larger parameters too
+    peers   by node, where its data can be read; None: every node keeps everything
+    kinds   data that one node only keeps, besides optimizer states: 0 none, 1 larger sums, 2 larger parameters too
     """
 
     def __init__(self, place, lane):
         self.group, self.place, self.peers, self.lane_ranks = None, place, None, lane
         self.synchronizers = weakref.WeakSet()
-        self.leader = None  # the first of those whose gradients a running backward makes
-        self.merges = False  # neighbours are exchanged as one: they lie alike on all nodes
+        self.leader = None  # the first one whose gradients the running backward makes
+        self.merges = False  # neighbouring ranges are exchanged as one: they lie alike on all nodes
         self.kinds = self.readers = 0  # readers: ranks of other nodes that may read from this rank at any time
         self.told, self.directory = b"", []  # this rank's directory of states, and that of its lane, as they were last exchanged
         patience = datetime.timedelta(seconds=core.options.timeout)
         self.lane = dist.new_group(lane, timeout=patience, backend="gloo", use_local_synchronization=True) if lane else None
 
     def guarded(self, function, *arguments):
-        """Calls what makes the lane's collectives. A rank of another node that is gone is told to this node's ranks."""
+        """Calls a function that runs the lane's collectives. Tells this node's ranks if a rank of another node is gone."""
         try:
             return function(*arguments)
         except core.Error:
@@ -52,8 +52,8 @@ class Across:
             raise core.GroupError("castor: " + text) from error
 
     def shard(self, process_group, identities, token):
-        """One node only keeps each optimizer state, and what else the plugin shards. Each node's first rank lets the others
-        read."""
+        """One node only keeps each optimizer state, and other data that the plugin shards. Each node's first rank serves reads of
+        the others."""
         port = ctypes.c_int()
         core.store_shard(self.group.handle, self.place.node, self.place.node_count)
         address = own_address().encode()
@@ -82,7 +82,7 @@ class Across:
 
     def begin(self, synchronizer):
         """A backward makes the first gradient of a model. Of several models the first alone exchanges before the end, and no
-        other meets the nodes meanwhile: one order of exchanges on all nodes."""
+        other waits for the nodes meanwhile: the order of exchanges is the same on all nodes."""
         first = self.leader is None
         if first:
             self.leader = synchronizer
@@ -92,7 +92,7 @@ class Across:
             synchronizer.schedule.begin()
 
     def _let_go(self):
-        """No rank looks at sums that another node keeps, of the models that this backward may reach."""
+        """Releases the last sums of the models that this backward may reach: no rank looks at those that another node keeps."""
         for synchronizer in self.synchronizers:
             synchronizer.let_go_before = synchronizer.expecting
             if synchronizer.expecting:
@@ -108,8 +108,8 @@ class Across:
             self.leader = None
 
     def sum(self, entries, used, schedule):
-        """After the node's sums are complete: the other nodes' are added, and used[i] becomes what any node used. Returns
-        the schedule of the next backward; `schedule`: of this one."""
+        """After the node's sums are complete: adds those of the other nodes, and sets used[i] if any node used parameter i.
+        Returns the schedule of the next backward. `schedule`: of this one."""
         if self.lane is not None:
             self.guarded(self._sum_owned, entries, used, schedule)
         core.sums_settle(self.group.handle, core.pointers([e.handle for e in entries]), len(entries), used)
@@ -134,14 +134,14 @@ class Across:
             work.wait()
         self.drop([entries[i] for i in mine], sums=True)
         if self.kinds:
-            dist.barrier(group=self.lane)  # the keepers have added what was sent to them: it can be read there
+            dist.barrier(group=self.lane)  # the keepers have added the sums that they received: these can be read there
 
     def plan(self, entries, chosen):
         """(tensor, the node that keeps its sum; -1: every node), in the same order on every node."""
         return _ranges(core.EXCHANGE_SUMS, entries, chosen, self.merges)
 
     def exchange(self, plan):
-        """Goes through the plan as its works end: it waits for none of those that it yields."""
+        """Yields the works of the plan. It waits for none of them: the caller does, before it takes the next."""
         for tensor, node in plan:
             if node < 0:
                 yield self.all_reduce(tensor)
@@ -149,26 +149,26 @@ class Across:
                 yield from self.reduce(tensor, node)
 
     def drop(self, entries, sums):
-        """What other nodes keep of these does not stay here. On the owners; after the last who needs what is there."""
+        """Frees the copies of entries that other nodes keep. On the owners, after the last use of the copies."""
         if self.kinds:
             core.demand_drop(sums, core.pointers([e.handle for e in entries]), len(entries))
 
     def meet(self, where="an optimizer step"):
-        """Every rank of every node is here: what it reads of the others it has read."""
+        """A barrier of every rank of every node: each has read what it needs of the others."""
         self.group.barrier(where)
         if self.lane is not None:
             self.guarded(self._agree)
         if self.kinds:
-            self.group.barrier(where)  # who is not in a lane, or in another one
+            self.group.barrier(where)  # for ranks in no lane, or in another one
 
     def changed(self, entries, sums):
-        """The keepers have changed sums, or parameters, outside of the exchanges: nobody sees the old ones any more."""
+        """The keepers have changed sums, or parameters, outside of the exchanges: no rank sees the old ones any more."""
         self.meet("an operation on what the nodes share")
         self.drop(entries, sums)
         self.group.barrier("an operation on what the nodes share")
 
     def total(self, values, largest=False):
-        """The sums, or the largest, of each number over the nodes, from the nodes' first ranks; all ranks get them."""
+        """The sum, or the largest, of each number over the nodes' first ranks; all ranks get them."""
         values = torch.tensor(values, dtype=torch.float64)
         if self.group.rank == 0:
             operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
@@ -176,7 +176,7 @@ class Across:
         return torch.frombuffer(bytearray(self.group.broadcast(values.numpy().tobytes(), "an operation on all gradients")), dtype=torch.float64).tolist()
 
     def _agree(self, *words):
-        """The largest of each of the words (whole numbers), over the lane. An error when the nodes' last steps differed."""
+        """The largest of each of the words (whole numbers), over the lane. An error if the nodes' last steps differed."""
         agreed = core.agreed_take(self.group.handle)
         words = torch.tensor([*words, agreed, -agreed], dtype=torch.int64)
         dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self.lane)
@@ -199,7 +199,7 @@ class Across:
         self.group.barrier("the adoption of parameters")
 
     def _sweep(self):
-        """Gives back the memory of models that the script has dropped on all nodes."""
+        """Frees the memory of models that the script has dropped on all nodes."""
         count = core.demand_forgotten(self.group.handle, None, 0)
         gone = torch.zeros(count, dtype=torch.uint8)
         flags = (ctypes.c_uint8 * count).from_address(gone.data_ptr())
@@ -208,9 +208,9 @@ class Across:
         core.demand_sweep(self.group.handle, flags, count)
 
     def spread(self, entries, stepped, directory, sums_too):
-        """After the owners' step: parameters, directories and, where it changed them as well, sums go to the other nodes.
-        `entries`: all that the step may have changed; `stepped`: those that this rank did. Returns what its counterparts
-        stepped, and the directory of its lane."""
+        """After the owners' step: sends parameters, directories and, if the step changed them (`sums_too`), sums to the other
+        nodes. `entries`: all that the step may have changed. `stepped`: those that this rank stepped. Returns the entries that
+        its counterparts stepped, and the directory of its lane."""
         if self.lane is None:
             return [], directory
         return self.guarded(self._spread_owned, entries, stepped, directory, sums_too)
@@ -248,7 +248,7 @@ class Across:
         return dist.all_reduce(tensor, group=self.lane, async_op=True)
 
     def reduce(self, tensor, node):
-        """The sum over the lane, in the order of the nodes after the keeper's own, at that node only."""
+        """The sum over the lane, at the keeper only: its own values, then those of the other nodes in their order."""
         keeps = node == self.place.node
         for piece in tensor.split(REDUCE_BYTES // tensor.element_size()):
             parts = [torch.empty_like(piece) for _ in self.lane_ranks] if keeps else None
@@ -261,7 +261,7 @@ class Across:
                     piece.add_(part)
 
 
-_singles = []  # those whose larger sums one node only keeps
+_singles = []  # the Across whose larger sums one node only keeps
 
 
 def _leave():
@@ -279,7 +279,7 @@ def _leave():
 
 
 def _why_no_demand():
-    """Why what other nodes keep cannot come to this rank when it is touched; None: it can."""
+    """Why page faults of this rank cannot load the data that other nodes keep; None: they can."""
     if core.options.offload_dir:
         return "CASTOR_OFFLOAD_DIR names a disk"
     try:
@@ -290,14 +290,14 @@ def _why_no_demand():
 
 
 def _layout(what, entries):
-    """A digest: a parameter may lie in the store on one node and outside on another."""
+    """A digest of how entries lie: a parameter may lie in the store on one node and outside on another."""
     digest = ctypes.c_uint64()
     core.node_layout(what, core.pointers([e.handle for e in entries]), len(entries), ctypes.byref(digest))
     return digest.value
 
 
 def _ranges(what, entries, chosen, merge):
-    """(tensor, node) for what is exchanged of the chosen entries (indices), in the same order on every node."""
+    """(tensor, node) of each range to exchange of the chosen entries (indices), in the same order on every node."""
     wanted, ranges, count = (ctypes.c_uint8 * len(entries))(), (core.Range * len(entries))(), ctypes.c_uint32()
     for i in chosen:
         wanted[i] = 1

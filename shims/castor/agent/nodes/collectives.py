@@ -1,8 +1,8 @@
-"""Collectives of gloo go through the node's memory, for process groups whose ranks are on this node; of those on several
-nodes, reductions, broadcasts and barriers do in part.
+"""Collectives of gloo go through the node's memory if all ranks of the process group are on this node. If they are on several
+nodes, all-reduces, broadcasts and barriers do so in part.
 
-Nothing is replaced unless gloo's objects look as the core expects them (a process group of one rank shows that, once
-per process) and all ranks of a group agree, when they make it, over the store that they make it with."""
+Nothing is replaced unless gloo's objects have the layouts that the core expects (a process group of one rank shows that, once
+per process), and all ranks of a group agree when they make it, over its store."""
 import ctypes
 import hashlib
 import secrets
@@ -12,7 +12,7 @@ from datetime import timedelta
 from .. import core
 
 _PATIENCE = timedelta(seconds=30)  # for ranks that make the same group
-_TIMEOUT_MS = 54321  # an odd one, to be found again
+_TIMEOUT_MS = 54321  # an unusual number, to be found again
 _THREADS = 2  # of a process group of gloo
 
 _holds, _leads = None, False
@@ -24,7 +24,7 @@ def wanted():
 
 
 def _layouts_hold():
-    """Whether gloo's objects look as the core expects them."""
+    """Whether gloo's objects have the layouts that the core expects."""
     global _holds, _leads
     if _holds is None:
         try:
@@ -90,7 +90,7 @@ def _test():
 
 
 def _place():
-    """What processes must have in common to share memory; a hash, since others can read the store."""
+    """A text that is equal on processes that can share memory: a hash, since others can read the store."""
     job = core.options.job
     return hashlib.sha256(f"{job} {core.node_identity()}".encode()).hexdigest() if job else ""
 
@@ -100,8 +100,8 @@ def _same(texts):
 
 
 def _nodes_of(texts):
-    """The number of each rank's node, in rank order; nothing where no memory can help. Each text is a place, and what must
-    be the same of all places: how many contexts there are, and whether leaders of nodes have what they need."""
+    """The number of each rank's node, in rank order; empty if no memory can help. Each text is a place, and two values that must
+    be the same on all ranks: the number of contexts, and whether leaders of nodes can exchange."""
     places = [text.split()[0] for text in texts]
     contexts, leads = texts[0].split()[1:]
     if any(text.split()[1:] != [contexts, leads] for text in texts):
@@ -114,8 +114,8 @@ def _nodes_of(texts):
 
 
 def _agree(store, rank, world, stage, mine, judge=_same):
-    """What rank 0 makes of the ranks' texts, none of them empty: all get the same answer. Nothing, when a rank has no text
-    or does not come: who comes first with an answer decides for all, and only rank 0 has another answer than that."""
+    """Rank 0's answer to the texts of all ranks; all get the same one. Empty if a rank has no text, or does not come: the first
+    answer in the store counts for all, and only rank 0 can give another one than "no"."""
     store.set(f"{stage} {rank}", mine or "-")
     verdict, answer = f"{stage} verdict", ""
     try:
@@ -127,7 +127,7 @@ def _agree(store, rank, world, stage, mine, judge=_same):
                 answer = judge(texts)
         else:
             store.wait([verdict], _PATIENCE)
-    except RuntimeError:  # somebody does not come
+    except RuntimeError:  # some rank does not come
         pass
     given = store.compare_set(verdict, "", answer or "no").decode()
     return "" if given == "no" else given
@@ -154,8 +154,8 @@ def _leaders(store, node, nodes):
 
 
 def _keep(leaders):
-    """The core uses the leaders' group on threads that end with the process group above it, which may be after Python has
-    taken its modules down: the reference is one that nobody holds, until the core has done with it."""
+    """The core uses the leaders' group on threads that end with the process group above it, perhaps after Python has cleared its
+    modules. So an extra reference, which no object holds, keeps it until the core is done with it."""
     for key in [key for key in _kept if not core.across_bound(key)]:
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(_kept.pop(key)))
     if leaders is not None:
@@ -164,7 +164,7 @@ def _keep(leaders):
 
 
 class Making:
-    """A process group in the making, by the thread that watches its contexts."""
+    """A process group that is being made, on the thread that watches its contexts."""
 
     def __init__(self, given):
         self.given = given
@@ -227,5 +227,5 @@ def _threads(given):
 
 
 def making(given):
-    """None: nothing is to be replaced in the process group that is to be made."""
+    """The Making of a process group; None: nothing in it will be replaced."""
     return Making(given) if wanted() and "torch.distributed" in sys.modules else None

@@ -1,6 +1,6 @@
-"""Which ranks of a process group are on this node, and the store's group of them.
+"""The ranks of a process group that are on this node, and the store's group of them.
 
-Which ranks are on which node, and which of them exchange, the core decides (interpose/nodes/grouping.h)."""
+The core decides which ranks are on which node, and which of them exchange (interpose/nodes/grouping.h)."""
 import ctypes
 import os
 
@@ -16,13 +16,13 @@ _groups = {}  # ranks of a process group: its store.Group
 
 
 def on_one_node():
-    """The launcher says that all ranks of the job are here: nothing has to be asked."""
+    """Whether the launcher says that all ranks of the job are on this node: then the ranks need no exchange."""
     here, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
     return here is not None and here == world
 
 
 def group_of(process_group):
-    """The store's group of this rank's node, for a process group of the script. A collective of its ranks, the first time."""
+    """The store's group of this rank's node, for a process group of the script. The first call is a collective of its ranks."""
     ranks = tuple(dist.get_process_group_ranks(process_group))
     if ranks not in _groups:
         _groups[ranks] = _make(process_group, ranks)

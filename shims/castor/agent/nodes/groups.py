@@ -1,5 +1,5 @@
-"""Process groups are made known to the core by their names and ranks: so `castor top` and the stall watch can tell who is
-missing in a collective. What PyTorch does is unchanged, but for what collectives.py may replace."""
+"""Tells the core the names and ranks of process groups, so that `castor top` and the stall watch can say which ranks a collective
+lacks. PyTorch's behaviour is unchanged, but for the functions that collectives.py may replace."""
 import ctypes
 import functools
 import inspect
@@ -27,7 +27,7 @@ def _wrap(make):
             group = collectives.making(given)
             ranks = [int(rank) for rank in given["global_ranks_in_group"]]
             core.group_announce(str(given["group_name"]).encode(), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks))
-        except (KeyError, TypeError, ValueError):  # the real function says what is wrong with them
+        except (KeyError, TypeError, ValueError):  # the real function raises its own error
             core.group_announce(None, None, 0)
         try:
             made = make(*args, **kwargs)

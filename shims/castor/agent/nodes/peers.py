@@ -7,7 +7,7 @@ from .. import core
 
 
 class Peer(typing.NamedTuple):
-    """Where a node's states can be read (castor_serve)."""
+    """Where a node's data can be read (castor_serve)."""
 
     address: bytes
     port: int

@@ -12,18 +12,18 @@ from ..common import store
 
 
 def key_of(key):
-    """A key that has travelled, as plain PyTorch's: pickles depend on its identity."""
+    """A received key, as plain PyTorch has it: pickles depend on its identity."""
     return sys.intern(key) if isinstance(key, str) else key
 
 
 class RemoteState(dict):
-    """What stands in optimizer.state for a parameter that another node's owner steps. Edits are lost at the next step, as
+    """The value in optimizer.state of a parameter that another node's owner steps. Edits are lost at the next step, as
     they are on every rank but the owner's."""
 
     __slots__ = ("peer", "items_there", "here", "names")
 
     def __init__(self, peer, items, before):
-        """`before`: the state that stood there, whose keys stay the objects that they are."""
+        """`before`: the earlier state there, whose keys stay the same objects."""
         super().__init__()
         self.peer, self.items_there, self.here = peer, items, False
         self.names = {key: key for key in before or ()}
@@ -69,7 +69,7 @@ for _name in (
 
 
 def read_states(states):
-    """Fills states that are not here yet, those of one node over one connection."""
+    """Reads states that are not here yet: those of one node over one connection."""
     by_peer = {}
     for state in states:
         by_peer.setdefault(state.peer, []).append(state)

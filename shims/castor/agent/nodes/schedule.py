@@ -1,14 +1,14 @@
-"""What nodes exchange while a backward runs."""
+"""The exchanges between nodes while a backward runs."""
 import ctypes
 
 from .. import core
 
 
 class Schedule:
-    """What the owners of a lane exchange while a backward runs: the sums of the parameters that the last one used, from the
-    last parameter to the first, in units, one after the other. A unit's turn comes when its sums are complete on this node. While
-    gradients come, a rank never waits for another node: the ranks beside it wait for its gradients, and those that another
-    node waits for would not come.
+    """The exchanges of a lane's owners while a backward runs: the sums of the parameters that the last one used, from the last
+    parameter to the first, in units, one after the other. A unit starts when its sums are complete on this node. As long as
+    gradients are made, a rank never waits for another node: the other ranks of its node wait for its gradients, and sums that
+    another node waits for would not become complete.
 
     chosen  the indices of the entries that this rank exchanges
     """
@@ -16,7 +16,7 @@ class Schedule:
     def __init__(self, across, entries, used):
         self.across, self.entries, self.next = across, entries, 0
         self.used = (ctypes.c_uint8 * len(entries))(*used)
-        self.works = self.work = None  # of the unit before `next`, which is under way, and what it waits for
+        self.works = self.work = None  # of the unit before `next`, which is under way, and the work that it waits for
         self.handles = core.pointers([e.handle for e in entries])
         unit, waits = (ctypes.c_int32 * len(entries))(), (ctypes.c_uint32 * len(entries))()
         members = [[] for _ in range(core.node_units(self.handles, len(entries), self.used, unit, waits))]
@@ -24,7 +24,7 @@ class Schedule:
             if number >= 0:
                 members[number].append(i)
         self.chosen = {i for i, number in enumerate(unit) if number >= 0}
-        # (sums that must be complete, what is exchanged, entries)
+        # (sums that must be complete, plan of the exchange, entries)
         self.units = [(end, across.plan(entries, its), [entries[i] for i in its]) for end, its in zip(waits, members)]
 
     def holds(self, entries, used):
@@ -39,7 +39,7 @@ class Schedule:
             self.across.guarded(self._exchange, lambda end: end <= complete, lambda work: work.is_completed())
 
     def finish(self):
-        """The rest, when the sums are complete."""
+        """Exchanges the rest, when the sums are complete."""
         self.across.guarded(self._exchange, lambda end: True, lambda work: True)
 
     def _exchange(self, may_begin, may_wait):

@@ -1,6 +1,6 @@
 """In-place operations on all gradients, done once for every rank by the owners: clipping, unscaling, zeroing.
 
-A rank that calls one alone, or whose gradients are not all untouched sums, does it in its own pages (the stock
+If not all ranks call one, or some rank's gradients are not all untouched sums, each rank does it in its own pages (the stock
 function): slower, never different."""
 import functools
 import zlib
@@ -29,11 +29,11 @@ class _Gradients:
         ) and not store.edited(shared) and (masters.dtype is not None or len({p.grad.dtype for p, _ in self.pairs}) == 1)
 
     def norm_dtype(self):
-        """CASTOR_PRECISION: as of the float gradients that the optimizer is to see."""
+        """The gradients' type; under CASTOR_PRECISION float, as that of the gradients that the optimizer will see."""
         return self.pairs[0][0].grad.dtype if masters.dtype is None else torch.float32
 
     def by_owners(self, *operation):
-        """Whether the owners do it: every rank came here with this operation on these gradients."""
+        """Whether the owners do it: every rank calls this operation on these gradients, and is able to."""
         if self.group is None:
             return False
         ids = [None if e is None else e.handle_id for _, e in self.pairs]
@@ -41,15 +41,15 @@ class _Gradients:
         return self.group.every_rank_can(key, self.able)
 
     def mine(self):
-        """What this rank works on, the sums that it owns and its own copies of the small ones: lists, which are in memory one
-        after the other."""
+        """The tensors that this rank works on: the sums that it owns, and its own copies of the small ones. Yields lists, each of
+        which is in memory in its turn."""
         own = [(t, e) for t, (_, e) in zip(map(self.written, self.pairs), self.pairs) if t is not None]
         for number, part in enumerate(parts.divide(self.group, own, lambda each: each[1].bytes)):
             with parts.in_memory(self.group, parts.SUMS, number, [e for _, e in part]):
                 yield [t for t, _ in part]
 
     def begin(self):
-        """Before the owners write: ranks of other nodes have read what their script wanted to see of the sums."""
+        """Before the owners write: ranks of other nodes have read the sums that their script wanted to see."""
         if self.group.single:
             self.group.across.meet("an operation on all gradients")
 
@@ -59,7 +59,7 @@ class _Gradients:
         return p.grad.detach() if not e.shared else e.sum_alias if e.summed_here else None
 
     def done(self, what):
-        """After the owners wrote: nobody goes on before all have."""
+        """After the owners wrote: no rank goes on before all have."""
         torch.autograd.graph.increment_version([p.grad for p, e in self.pairs if e.shared])
         if self.group.single:
             self.group.across.changed([e for _, e in self.pairs], sums=True)
@@ -72,7 +72,7 @@ def _as_list(parameters):
 
 
 def _norms(gradients, norm_type, foreach):
-    """The norm of each gradient: owners compute theirs, everyone gets all."""
+    """The norm of each gradient: owners compute theirs, every rank gets all."""
     norms, dtype = [], None if masters.dtype is None else torch.float32
     for own in gradients.mine():  # a rank may own none of them
         if own and (foreach is None or foreach):
@@ -98,13 +98,13 @@ def _clip_grad_norm(stock):
         gradients = _Gradients(listed) if store.groups() and store.active() else None
         acts = accumulation.at_boundary(listed)
         if not acts:
-            max_norm, error_if_nonfinite = float("inf"), False  # the norm of what there is so far
+            max_norm, error_if_nonfinite = float("inf"), False  # the norm of the gradients so far
         if _job is not None and gradients is not None:
             _job.gradients_clipped("norm", float(max_norm), float(norm_type))
         if gradients is None or not gradients.by_owners("norm", float(max_norm), float(norm_type), foreach):
             if not acts:
                 return clip_grad._get_total_norm([p.grad for p in listed if p.grad is not None], norm_type, False, foreach)
-            # A generator must reach the stock function as it came when it is empty: that warns.
+            # An empty generator must reach the stock function as a generator, of which it warns.
             return stock(listed if listed else parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         norms = _norms(gradients, float(norm_type), foreach)
         norms = torch.tensor(norms, dtype=torch.float64).to(gradients.norm_dtype())
@@ -175,7 +175,7 @@ def _unscale(stock):
 
 
 def _zero_grad(stock, parameters_of):
-    """set_to_none=False: windows become zero by themselves, without a write."""
+    """set_to_none=False: the core sets windows to zero, without writing their pages."""
 
     @functools.wraps(stock)
     def zero_grad(self, set_to_none=True):

@@ -1,4 +1,4 @@
-"""What the trace is told of optimizer steps, and of the data of models."""
+"""Records optimizer steps, and the sizes of models' data, in the trace."""
 import itertools
 import weakref
 
@@ -18,7 +18,7 @@ def is_first_step():
 
 
 def stepped(optimizer, begin_ns, mode):
-    """An outermost step has ended, which began at `begin_ns`."""
+    """Records an outermost step that began at `begin_ns` and has ended."""
     if optimizer not in _numbers:
         if not _numbers and torch.distributed.is_available() and torch.distributed.is_initialized():
             core.rank_set(torch.distributed.get_rank())
@@ -31,7 +31,7 @@ def stepped(optimizer, begin_ns, mode):
 
 
 def _tell_model_data():
-    """Bytes of parameters, gradients and states of the process's optimizers that are not in the store, and those on devices."""
+    """Records the bytes of the optimizers' parameters, gradients and states that are not in the store, and those on devices."""
     seen, whole, device = set(), [0, 0, 0], [0, 0, 0]
 
     def add(kind, tensor):

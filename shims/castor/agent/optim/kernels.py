@@ -1,10 +1,10 @@
-"""Castor's kernels (kernels/optimizer.h) in the place of torch.optim's own loops, where they give the same bits.
+"""Castor's kernels (kernels/optimizer.h) replace torch.optim's own loops where they give the same bits.
 
 `Adam.step` and its like leave the arithmetic to one function for each implementation: a loop over tensors, foreach, fused.
-These functions are replaced, so that parameter groups, states, their layout and every check stay PyTorch's. What a kernel cannot
-do, and what it has not been seen to do bit for bit in this process (CASTOR_OPTIMIZER=auto), PyTorch's function does.
+Only these functions are replaced: parameter groups, states, their layout and every check stay PyTorch's. PyTorch's function runs
+if a kernel cannot do the step, or (CASTOR_OPTIMIZER=auto) gave other bits when it was tried in this process.
 
-Then a float parameter may also have a 16-bit gradient: it is stepped as with the gradient widened."""
+A float parameter may then also have a 16-bit gradient: the step is that with the gradient widened."""
 import contextlib
 import ctypes
 import functools
@@ -26,12 +26,12 @@ TRIED_STEPS = 2
 NARROW = (torch.bfloat16, torch.float16)
 
 _chosen = "auto"
-_equal = {}  # what was compared: whether the bits were the same
-_told = set()  # PyTorch's functions of which it was said that they stay
+_equal = {}  # (PyTorch's function, options): whether the bits were the same
+_told = set()  # PyTorch's functions that stay, and of which the log says so
 
 
 class _Asked(threading.local):
-    """What `publishing` asks of the steps of this thread."""
+    """The arguments of `publishing`, for the steps of this thread."""
 
     factor, working = 1.0, {}
 
@@ -41,9 +41,9 @@ _asked = _Asked()
 
 @contextlib.contextmanager
 def publishing(working, factor=1.0):
-    """Steps of this thread within it multiply gradients by `factor`, in float, before all else (the gradients themselves stay as they are),
-    and leave the new value of each float parameter whose address is a key of `working`, rounded to nearest even, in the 16-bit tensor
-    that is its value, whose elements are in the same order. One pass does all where a kernel steps; else the bits are the same.
+    """Inside, steps of this thread first multiply gradients by `factor`, in float (the gradients themselves stay unchanged).
+    `working`: {address of a float parameter: 16-bit tensor with its elements in the same order}; the step writes the parameter's
+    new value there, rounded to nearest even. A kernel does all in one pass; the bits are the same without one.
     Of Adam, AdamW and SGD only."""
     _replace_all()
     before = _asked.factor, _asked.working
@@ -59,8 +59,8 @@ def _working_of(p):
 
 
 def _fits(*lists):
-    """Plain tensors of the types that a kernel steps, on the CPU, each parameter's (its gradient, its states) with its elements in the same
-    order. Of 16 bits may be a float parameter's gradient, and under `hybrid` all that a parameter of that type has."""
+    """Whether a kernel steps these: plain tensors on the CPU, each parameter's gradient and states with its order of elements.
+    They are float. A gradient may have 16 bits; under `hybrid` so may a parameter, and its gradient and states the same type."""
     for each in zip(*lists):
         first = each[0]
         strides, allowed = first.stride(), (first.dtype,) if _chosen == "hybrid" and first.dtype in NARROW else ()
@@ -77,7 +77,7 @@ def _fits(*lists):
 
 
 def _ranges(places, parameters, gradients, states):
-    """One range for each tensor of `places`, whole; `states`: a list for each kind."""
+    """One range for each index in `places`: the whole tensor. `states`: a list for each kind."""
     ranges = (core.StepRange * len(places))()
     for r, i in zip(ranges, places):
         p, working = parameters[i], _working_of(parameters[i])
@@ -91,7 +91,7 @@ def _ranges(places, parameters, gradients, states):
 
 
 def _alike(parameters, gradients, more):
-    """The places that one call may step: {(type of what is published, type of the gradient, what `more` has there): places}."""
+    """The indices that one call may step: {(type of the published value, type of the gradient, value in `more`): indices}."""
     found = defaultdict(list)
     for place, (p, g) in enumerate(zip(parameters, gradients)):
         working = _working_of(p)
@@ -108,7 +108,7 @@ def _widen_states(states):
 
 
 def _changed(fused, *lists):
-    """For autograd: these were written. PyTorch's fused functions do not say so."""
+    """Tells autograd that these were written, which PyTorch's fused functions do not."""
     if not fused:
         torch.autograd.graph.increment_version([t for of_kind in lists for t in of_kind])
 
@@ -123,7 +123,7 @@ def _adam(fused, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_st
           weight_decay, eps, maximize, decoupled_weight_decay):
     kind = NO_DECAY if weight_decay == 0 else DECOUPLED if decoupled_weight_decay else COUPLED
     decay = 1 - lr * weight_decay if kind == DECOUPLED else weight_decay
-    root = math.sqrt if fused else lambda x: x**0.5  # as each of them does
+    root = math.sqrt if fused else lambda x: x**0.5  # as PyTorch's functions do
     states = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if amsgrad else (exp_avgs, exp_avg_sqs)
     _widen_states(states)
     torch._foreach_add_(state_steps, 1)
@@ -166,8 +166,8 @@ def _sgd_can(params, grads, momentum_buffer_list, *, grad_scale, found_inf, weig
 
 
 class _Kind:
-    """One functional of torch.optim: its name, how the kernel steps, when it can, on which options its arithmetic depends, how
-    many of its arguments are lists of tensors, and which of these are states."""
+    """One functional of torch.optim: its name, the kernel's step, whether the kernel can step, the options on which its
+    arithmetic depends, how many of its arguments are lists of tensors, and which of these are states."""
 
     def __init__(self, name, step, can, flags, lists, states):
         self.name, self.step, self.can, self.flags, self.lists, self.states = name, step, can, flags, lists, states
@@ -181,7 +181,7 @@ SGD = _Kind("sgd", _sgd, _sgd_can, ("momentum", "dampening", "nesterov", "maximi
 
 
 def _same_bits(kind, fused, stock, arguments):
-    """Whether the kernel gives what PyTorch's function gives, for the options of this call. Looked at once."""
+    """Whether the kernel gives the bits of PyTorch's function, for the options of this call. Tried once."""
     key = (stock, *(bool(arguments[name]) for name in kind.flags))
     if key not in _equal:
         with publishing({}):
@@ -217,11 +217,11 @@ def _try(kind, fused, stock, arguments):
 
 
 def _step_by_stock(kind, stock, arguments):
-    """PyTorch's function, and around it what the kernels do in their pass."""
+    """PyTorch's function, and around it the other work of a kernel's pass."""
     params, grads = arguments["params"], arguments["grads"]
     states = [arguments[name] for name in kind.states]
     wide = [p.float() if p.dtype in NARROW and any(i < len(k) and k[i] is not None and k[i].dtype is torch.float32 for k in states) else p
-            for i, p in enumerate(params)]  # what a kernel stepped before
+            for i, p in enumerate(params)]  # those that a kernel stepped before
     if _asked.factor != 1 or any(g.dtype in NARROW and p.dtype is torch.float32 for p, g in zip(wide, grads)):
         widened = [g.float() if p.dtype is torch.float32 else g for p, g in zip(wide, grads)]
         arguments = dict(arguments, grads=[g * _asked.factor for g in widened] if _asked.factor != 1 else widened)

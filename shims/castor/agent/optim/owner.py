@@ -21,8 +21,8 @@ thread = _Thread()
 
 
 class Running:
-    """What the running outermost step of this thread has done, and what is still to be said at its beginning: by the ranks of a
-    single-process script (job), to each other."""
+    """The running outermost step of this thread: its mode, and the numbers that the ranks of a single-process script (job) still
+    have to compare at its beginning."""
 
     def __init__(self, optimizer):
         self.optimizer, self.mode = optimizer, core.MODE_PLAIN
@@ -32,13 +32,13 @@ class Running:
         self.job, self.said = job, job.said_before_step(self.optimizer)
 
     def heard(self, every):
-        """What each rank said."""
+        """Compares the numbers of each rank."""
         if self.said:
             self.said = []
             self.job.compare_before_step(every)
 
     def compare_alone(self):
-        """Before a step that begins without the ranks' coming together."""
+        """Compares the numbers before a step that begins without a barrier."""
         if self.said:
             self.heard(self.job.group.gather(self.said, "the gradients before a step"))
 
@@ -71,7 +71,7 @@ def _agreed_values(optimizer, pairs):
 
 
 def _checksum(gradients):
-    """Of what this rank sees in its gradients."""
+    """A checksum of the gradients as this rank sees them."""
 
     def digest(grad):
         dense = grad.detach().contiguous()
@@ -90,7 +90,7 @@ class _OwnerStep:
         self.states = states.of(optimizer)
         self._find_shared()
         self.known = len(optimizer.state)
-        self.untouched = set()  # places whose gradient is the sum as it is
+        self.untouched = set()  # indices whose gradient is the unedited sum
         self.stepped, self.hidden, self.swapped, self.entered = [], [], [], []
         self.masters_shown = None
 
@@ -99,8 +99,8 @@ class _OwnerStep:
         self.handles = store.handles([e for _, _, e in self.shared])
 
     def begin(self, running):
-        """The ranks come together once, unless the script has put something elsewhere or changed gradients: owners step for all, so
-        that all must have changed them alike (a closure makes its gradients later)."""
+        """One barrier of the ranks, or more if the script has moved something or changed gradients. Owners step for all ranks, so
+        all must have changed the gradients alike. (A closure makes its gradients later.)"""
         changed, away, moved = self._changed(), *self._look()
         agreed = _agreed_values(self.optimizer, self.pairs)
         every = self.group.begin_step(agreed, [float(changed), float(moved), *(running.said if running else ())])
@@ -132,15 +132,14 @@ class _OwnerStep:
         return any(p.grad is not None and i not in self.untouched for i, p, _ in self.shared)
 
     def _look(self):
-        """The places of what has a state elsewhere than in the store, and whether the script has put anything elsewhere, on this
-        rank."""
+        """(indices of the pairs with a state outside of the store, whether the script has moved anything), on this rank."""
         away = self.states.away(self.optimizer, self.pairs)
         return away, store.look([e for _, e in self.pairs]) is not None or bool(away)
 
     def _settle(self, away):
-        """On every rank: what the script has put elsewhere on one is settled. Returns what nodes compare."""
+        """On every rank: settles what the script has moved on one."""
         described = self.states.describe(self.optimizer, self.group, self.pairs, away)
-        # States of a master are copied to their place: the optimizer sees them there only.
+        # States of a master are copied to their place: the optimizer sees them only there.
         described = [(digest, is_away, reached and masters.of(p) is None)
                      for (digest, is_away, reached), (p, _) in zip(described, self.pairs)]
         left = store.settle(self.group, [e for _, e in self.pairs], described)
@@ -153,7 +152,7 @@ class _OwnerStep:
         self._find_shared()
 
     def closure_over(self):
-        """No rank reads the parameters of before any more: the owners write them next."""
+        """No rank reads the old parameters any more: the owners write them next."""
         if self.group.single:
             self.group.across.meet()
         away, moved = self._look()
@@ -161,12 +160,12 @@ class _OwnerStep:
             self._settle(away)
 
     def owned(self):
-        """(place, parameter, entry) of what this rank steps."""
+        """(index, parameter, entry) of each parameter that this rank steps."""
         return [t for t in self.shared if t[2].stepped_here and t[1].grad is not None]
 
     def show_owned(self, part):
-        """From here the optimizer sees what this rank owns of `part`, and sees it in the store's memory. What is not shared it
-        sees in the first part."""
+        """From here on the optimizer sees only `part` of what this rank owns, and sees it in the store's memory. Parameters that
+        are not shared it sees in the first part."""
         if self.closure:
             self._find_untouched(part)
         own = [(p, e) for _, p, e in part]
@@ -234,7 +233,7 @@ class _OwnerStep:
         directory = self.states.directory(self.optimizer, self.group, self.stepped)
         stepped = [e for _, _, e in self.stepped]
         if self.group.sharded:
-            unscales = getattr(self.optimizer, "grad_scale", None) is not None  # a fused step does it for GradScaler
+            unscales = getattr(self.optimizer, "grad_scale", None) is not None  # a fused step unscales for GradScaler
             received, directory = self.group.across.spread([e for _, _, e in self.shared], stepped, directory, unscales)
             stepped = stepped + received
         states.directory_put(self.group, directory)
@@ -247,7 +246,7 @@ class _OwnerStep:
             if not e.stepped_here:
                 torch.autograd.graph.increment_version(p)
         masters.published([p for (_, p, _), published in zip(self.shared, changed) if published])
-        added = len(self.optimizer.state) > self.known  # by parts, which have an order of their own
+        added = len(self.optimizer.state) > self.known  # in the order of the parts
         self.states.fetch(self.optimizer, self.group, self.pairs, added)
 
 
@@ -256,8 +255,8 @@ def is_local(pairs):
 
 
 def by_owners(func, divisible=False):
-    """Wraps the `step` of a separable class. `divisible`: it counts no steps but by parameter, and may be called for some
-    parameters now and for others later."""
+    """Wraps the `step` of a separable class. `divisible`: it counts steps per parameter only, so it may be called for
+    some parameters now and for others later."""
 
     @functools.wraps(func)
     def step(self, *args, **kwargs):
@@ -266,7 +265,7 @@ def by_owners(func, divisible=False):
             return func(self, *args, **kwargs)
         pairs = pairs_of(self)
         if running and running.optimizer is not self and len(pairs) != len(pairs_of(running.optimizer)):
-            return func(self, *args, **kwargs)  # the outer one shares the parameters out in its own way (ZeRO)
+            return func(self, *args, **kwargs)  # the outer one divides the parameters in its own way (ZeRO)
         closure = closure_of(args, kwargs)
         if not pairs:
             if running:
@@ -278,7 +277,7 @@ def by_owners(func, divisible=False):
             states.of(self).local = True
             if running:
                 running.mode = core.MODE_LOCAL
-        if states.of(self).local:  # in its own views from now on; what is equal is shared again
+        if states.of(self).local:  # in its own views from now on; equal pages are shared again
             if running:
                 running.compare_alone()
             return func(self, *args, **kwargs)
@@ -306,7 +305,7 @@ def by_owners(func, divisible=False):
 
 
 def _closure_with_all(owner_step, closure):
-    """The script's closure sees every gradient and its own views; after it the optimizer sees what is owned."""
+    """The script's closure sees every gradient and its own views; after it the optimizer sees what this rank owns."""
 
     def run():
         with torch.no_grad():

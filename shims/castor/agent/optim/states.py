@@ -1,9 +1,9 @@
 """Optimizer states: written by a parameter's owner in its state chunks, seen by every rank.
 
-A state tensor of a page and more is, on every rank, a private view of the owner's chunk; during a step the owner's is
-the alias. A smaller one stays each rank's own tensor and is copied; any other object travels pickled. What the owner
-stepped, it lists in its directory: the parameter's index in the optimizer, the node that steps it (-1: every one), and
-its items (key, spec, pickled)."""
+A state tensor of a page and more is, on every rank, a private view of the owner's chunk; during a step the owner has the
+alias. A smaller one stays each rank's own tensor, and its values are copied. Any other object is sent pickled. The owner
+lists the states that it stepped in its directory: the parameter's index in the optimizer, the node that steps it (-1: every
+node), and its items (key, spec, pickled)."""
 import pickle
 import weakref
 from ctypes import byref, c_size_t, c_uint64, c_void_p, string_at
@@ -37,12 +37,12 @@ def _many(places, first, second):
 class OptimizerStates:
     def __init__(self):
         self.places = weakref.WeakKeyDictionary()  # entry: {key: Place}
-        self.settled = weakref.WeakKeyDictionary()  # entry: what its state was when the ranks last looked at it
+        self.settled = weakref.WeakKeyDictionary()  # entry: its state when the ranks last settled it
         self.directories = {}  # rank: (bytes, its content)
-        self.local = False  # a step used gradients that were not synchronized: the ranks' values may differ from there
+        self.local = False  # a step used gradients that were not synchronized: the ranks' values may differ since
 
     def _places(self, entry):
-        """Of a parameter that was registered anew there are none."""
+        """The places of an entry; none after its parameter was registered anew."""
         places = self.places.get(entry)
         if places is None or any(place.handle != entry.handle for place in places.values()):
             places = self.places[entry] = {}
@@ -51,7 +51,7 @@ class OptimizerStates:
     # ---- where the script has them
 
     def away(self, optimizer, pairs):
-        """Of (parameter, entry) each, the places of those with a state that is not where the store has it, on this rank."""
+        """Of (parameter, entry) each, the indices of those with a state that does not lie in the store, on this rank."""
         found = []
         for i, (p, entry) in enumerate(pairs):
             state = optimizer.state.get(p)
@@ -61,19 +61,19 @@ class OptimizerStates:
             for key, value in (state or {}).items():
                 place = places.get(key)
                 if place is None and not sharable(value):
-                    continue  # it travels pickled
+                    continue  # it is sent pickled
                 if place is None or not place.shows(value):
                     break
                 seen += 1
             else:
                 if seen == len(places):
                     continue
-            if self.settled.get(entry) != _identity(state):  # what nobody steps now stays where it is
+            if self.settled.get(entry) != _identity(state):  # else it was settled, and has not changed since
                 found.append(i)
         return found
 
     def describe(self, optimizer, group, pairs, away):
-        """What store.settle wants of each pair's states. Places that they are away from are let go."""
+        """Describes the states of each pair for store.settle. Lets go of places whose states lie elsewhere."""
         away, described = set(away), []
         for i, (p, entry) in enumerate(pairs):
             state, reached = optimizer.state.get(p), False
@@ -97,7 +97,7 @@ class OptimizerStates:
     # ---- the owner's side
 
     def enter(self, optimizer, owned):
-        """The owner's views become the aliases; what it edited in them goes along. Returns what leave() takes."""
+        """The owner's views become the aliases, with its edits of the views. Returns the argument of leave()."""
         entered = []
         for p, entry in owned:
             for key, value in optimizer.state.get(p, {}).items():
@@ -116,10 +116,10 @@ class OptimizerStates:
                 place.tensor.data = place.view
 
     def keep(self, optimizer, group, stepped):
-        """After the owner has stepped (index, parameter, entry) each: their states are in the store from here on."""
+        """After the owner has stepped (index, parameter, entry) each: puts their states into the store."""
         small = []
         for _, p, entry in stepped:
-            self.settled.pop(entry, None)  # they are where the store has them, whatever addresses come later
+            self.settled.pop(entry, None)  # they lie in the store now: old addresses tell nothing
             for key, value in optimizer.state.get(p, {}).items():
                 if sharable(value):
                     self._keep(group, entry, key, value, small)
@@ -127,7 +127,7 @@ class OptimizerStates:
                               core.pointers([p.tensor.data_ptr() for p in small])))
 
     def directory(self, optimizer, group, stepped):
-        """What the other ranks need to find the states of (index, parameter, entry) each, all that this owner has stepped."""
+        """The data with which other ranks find the states of (index, parameter, entry) each, all that this owner has stepped."""
         directory = []
         node = group.across.place.node if group.sharded else -1
         for index, p, entry in stepped:
@@ -139,7 +139,7 @@ class OptimizerStates:
         return directory
 
     def _keep(self, group, entry, key, value, small):
-        """A state that the optimizer made or replaced moves to its place; one that is there stays."""
+        """Moves a state that the optimizer made or replaced to its place. One that lies there already stays."""
         places = self._places(entry)
         place = places.get(key)
         if place is None or place.spec[1:] != layout_of(value):
@@ -166,7 +166,7 @@ class OptimizerStates:
     # ---- the other ranks' side
 
     def fetch(self, optimizer, group, pairs, fresh):
-        """After publication: the states of what the other ranks stepped. `fresh`: this rank's step has added some."""
+        """After publication: takes the states that other ranks stepped. `fresh`: this rank's step has added some."""
         edited, small = [], []
         for rank in range(group.world):
             if rank == group.rank and not group.sharded:
@@ -225,7 +225,7 @@ class OptimizerStates:
 
     @staticmethod
     def _stand_in(place, value):
-        """What the script has in the state shows the place from here on, or a tensor of ours in its place."""
+        """From here on the script's tensor shows the place. If it does not fit, a tensor of ours replaces it."""
         fits = sharable(value) and layout_of(value) == place.spec[1:]
         if not place.paged:
             place.tensor = value if fits else torch.empty_strided(*place.spec[1:3], dtype=place.spec[3])

@@ -1,7 +1,7 @@
-"""Optimizer steps: the mode of each, and what surrounds it.
+"""Optimizer steps: the mode of each, and the work around it.
 
-owner       inside `step` of a separable class, one known to treat each parameter on its own (or named in CASTOR_SEPARABLE),
-            a rank steps only what it owns, in the store's memory, and publishes it (owner.py)
+owner       a separable class, known to treat each parameter on its own (or named in CASTOR_SEPARABLE): inside `step` a rank
+            steps only what it owns, in the store's memory, and publishes it (owner.py)
 replicated  any other class: every rank steps everything in its views; then equal pages are shared again
 local       gradients that were not synchronized: every rank steps for itself, and is replicated from then on
 """
@@ -19,7 +19,7 @@ from . import figures, kernels, owner, states
 
 
 def _say_alone(optimizer):
-    """Tells a script of one process at once, one of several processes at its end: it may wrap its model later."""
+    """Says that nothing is shared: to a script of one process at once, else at the end, since it may wrap its model later."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if any(hasattr(p, name) for p in parameters for name in ("placements", "_is_flat_param", "_fsdp_flattened")):
         why = b"PyTorch shares this model out itself (FSDP, tensor parallelism), which Castor leaves as it is"
@@ -37,7 +37,7 @@ def _say_alone(optimizer):
 
 
 def _outermost(wrapper):
-    """Wraps what Optimizer.profile_hook_step made of a class's step: counts steps, and ends replicated ones."""
+    """Wraps the step that Optimizer.profile_hook_step made for a class: counts steps, and ends replicated ones."""
 
     @functools.wraps(wrapper)
     def step(*args, **kwargs):
@@ -105,11 +105,11 @@ def _is_separable(cls):
 
 
 def _end_replicated(optimizer, running):
-    # What had no gradient was not stepped: a rank's own edits of it stay its own.
+    # Parameters without a gradient were not stepped: a rank's own edits of them stay its own.
     pairs = [(p, e) for p, e in owner.pairs_of(optimizer) if e.shared and p.grad is not None]
     away = store.look([e for _, e in pairs])
     for _, e in (pair for pair, flag in zip(pairs, away or ()) if flag):
-        core.tensor_keep_home(e.handle)  # the script may still hold the block that it was in
+        core.tensor_keep_home(e.handle)  # the script may still hold its former block
     if not pairs or running.mode == core.MODE_LOCAL or owner.is_local(pairs):
         return
     if running.mode == core.MODE_PLAIN:
@@ -117,7 +117,7 @@ def _end_replicated(optimizer, running):
     group = pairs[0][1].group
     handles = core.pointers([e.handle for _, e in pairs])
     if group.single:
-        group.across.meet("the end of a replicated optimizer step")  # no rank reads the parameters of before any more
+        group.across.meet("the end of a replicated optimizer step")  # no rank reads the old parameters any more
     core.publish_deduplicate(group.handle, handles, len(pairs), b"the end of a replicated optimizer step")
     if group.single:
         group.across.changed([e for _, e in pairs], sums=False)

@@ -1,6 +1,6 @@
-"""torch.utils.swap_tensors, with which modules are converted after torch.__future__.set_swap_module_params_on_conversion(True).
+"""torch.utils.swap_tensors, which converts modules after torch.__future__.set_swap_module_params_on_conversion(True).
 
-It refuses tensors with weak references, which entries have, and hooks stay with what the parameter was."""
+It refuses tensors with weak references, which entries hold. Hooks stay with the parameter's old content, so it is hooked anew."""
 import functools
 
 from .. import core, patching

@@ -1,9 +1,9 @@
-"""What of a model is cast under CASTOR_PRECISION: which of its tensors, and what goes in and comes out of it.
+"""The casts under CASTOR_PRECISION: of a model's tensors, of its inputs and of its outputs.
 
-The inputs of a model that are float become 16 bits, and what it returns in 16 bits becomes float. So do the inputs of loss
-functions, which models may call as well: losses are computed in float. A module with 16-bit parameters of its own casts its
-float inputs as well: models make floats inside (positions, masks, buffers). Hooks of these modules do it, which a copy of the
-model has too: they go by the type of the parameters, as a copy's are float."""
+Float inputs of a model become 16 bits, and its 16-bit outputs become float. Inputs of loss functions become float as well, also
+inside models: losses are computed in float. A module with 16-bit parameters of its own casts its float inputs, too: models make
+floats inside (positions, masks, buffers). Hooks of these modules do it. A copy of the model has them, too, but its parameters are
+float: the hooks go by the type of the parameters."""
 import contextlib
 import dataclasses
 import gc
@@ -97,7 +97,7 @@ def _has_float(thing):
 
 
 def _type_of(module):
-    """The 16-bit type of the module's own parameters, None when they are of others."""
+    """The 16-bit type of the module's own parameters; None if they have another type."""
     for p in _own(module):
         if p is not None and p.dtype in HALF:
             return p.dtype
@@ -105,7 +105,7 @@ def _type_of(module):
 
 
 def _own(module):
-    """The parameters that the module itself computes with: what its parametrizations (weight norms) have is such."""
+    """The parameters that the module itself computes with, including those of its parametrizations (weight norms)."""
     parametrized = module._modules.get("parametrizations")
     own = module._parameters.values()
     return own if parametrized is None else (*own, *parametrized.parameters())
@@ -151,7 +151,7 @@ def _leave(model, args, output):
 
 
 def _widened(output, of):
-    """With what a dataclass holds that PyTorch does not know."""
+    """Widens an output, also inside dataclasses that PyTorch does not know."""
     def widen(thing):
         if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
             return _cast(thing, of, torch.float32)
@@ -174,8 +174,8 @@ def _in_float(stock, dtype):
 
 
 def install(dtype, before_forward):
-    """`dtype`: the 16-bit type. `before_forward` is called before a model computes in it, with the module that does, or with None for
-    the whole model."""
+    """`dtype`: the 16-bit type. `before_forward` is called before a model computes in it, with the module that does, or with None
+    for the whole model."""
     global _before_forward
     _before_forward = before_forward
     for name in replaced.LOSSES:

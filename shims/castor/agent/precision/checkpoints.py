@@ -1,4 +1,4 @@
-"""What a script saves and loads under CASTOR_PRECISION: the float values, and not their 16-bit copies."""
+"""Under CASTOR_PRECISION a script saves and loads the float values, and not their 16-bit copies."""
 import functools
 import sys
 import threading
@@ -21,7 +21,7 @@ def _saving(stock):
                 continue
             if wide is not None:
                 destination[prefix + name] = wide.shown()
-            elif name in self.__dict__.get(masters.FLOATS, ()):  # the model has put another one there
+            elif name in self.__dict__.get(masters.FLOATS, ()):  # the model has replaced the buffer
                 destination[prefix + name] = t.detach().float()
 
     return _save_to_state_dict
@@ -59,7 +59,7 @@ def _state_loading(stock):
 
 
 def _syncing(stock):
-    """DistributedDataParallel gives every rank the buffers of one before each forward: that is no model's writing."""
+    """DistributedDataParallel gives every rank the buffers of one before each forward: the model has not written them."""
 
     @functools.wraps(stock)
     def _sync_buffers(self):
@@ -111,8 +111,8 @@ def _saved_type(type_of):
 
 
 def _watch_transformers():
-    """save_pretrained() writes the model's type into its configuration, from which the next run builds the model: it must be the
-    type of the weights beside it, which are the wide ones."""
+    """save_pretrained() writes the model's type into its configuration, from which the next run builds the model. It must be the
+    type of the saved weights, which are the wide ones."""
     model = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     if model is not None and not getattr(model.save_pretrained, "_castor", False):
         patching.replace("transformers.modeling_utils.PreTrainedModel.save_pretrained", _saving_model)

@@ -1,9 +1,9 @@
-"""CASTOR_PRECISION=fp16: the loss is scaled inside backward, so that small gradients do not vanish, and every gradient that a
-script can see is without the scale.
+"""CASTOR_PRECISION=fp16: the loss is scaled inside backward, so that small gradients do not vanish. Every gradient that a script
+can see is without the scale.
 
-The factor goes in at the root of a backward pass; the leaves' hooks take it out of gradients that are float by then (grad_dtype).
-What comes to a leaf that is none of Castor's has a hook for that pass alone. Where a sum of all ranks' gradients is not
-finite the optimizer's step is skipped, on every rank, and the scale becomes smaller."""
+The factor is applied at the root of a backward pass. Hooks of the leaves remove it from the gradients, which are float by then
+(grad_dtype). A leaf that is none of Castor's gets a hook for that pass alone. If a sum of all ranks' gradients is not finite,
+every rank skips the optimizer's step, and the scale becomes smaller."""
 import functools
 import os
 
@@ -26,7 +26,7 @@ def active():
 
 
 def hook(p):
-    """The parameter's gradients come without the scale."""
+    """From here on the parameter's gradients are without the scale."""
     if id(p) not in _hooked:
         _hooked.add(id(p))
         p.register_hook(_unscaled)
@@ -68,7 +68,7 @@ def _leaves(outputs):
 
 
 def check(group, entries, used):
-    """After a backward: whether the sums are finite, which every rank then knows. `used`: of each entry."""
+    """After a backward: checks whether the sums are finite; every rank gets the same result. `used`: of each entry."""
     mine = [e.sum_alias for e, some_rank_used in zip(entries, used) if e.mine and some_rank_used and e.sum_alias.numel()]
     with torch.no_grad():
         finite = not mine or bool(torch.isfinite(torch.stack(torch._foreach_norm(mine, float("inf")))).all())
@@ -86,7 +86,7 @@ def skips(optimizer):
         return False
     pairs = [(p, store.entry_of(p)) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     found = [(p, e) for p, e in pairs if e is not None and e.overflowed]
-    # What was skipped before and had no gradient since counts as long as the script keeps the old one.
+    # A parameter that was skipped and had no gradient since counts as long as the script keeps the old one.
     if not any(e.overflowed is LAST or not torch.isfinite(p.grad).all() for p, e in found):
         return False
     for _, e in found:
@@ -133,7 +133,7 @@ def _told_of(stock):
 
 
 def install():
-    """Returns what observes backward passes."""
+    """Returns the observer of backward passes."""
     global _state
     if not hasattr(torch.Tensor, "grad_dtype"):
         raise core.Error(f"castor: CASTOR_PRECISION=fp16 needs Tensor.grad_dtype, which torch {torch.__version__} does not have: "

@@ -1,11 +1,11 @@
 """Parameters and gradients of 16 bits, with the float values behind them (CASTOR_PRECISION; docs/precision.md).
 
-narrow  a parameter or buffer that the script computes with, once it is of 16 bits
-wide    the float values behind it. Of what an optimizer steps they are the master: kept once on the node, by the owner of the
-        parameter, and seen by every rank. Of what nothing steps (buffers, frozen parameters) each rank keeps them
+narrow  a parameter or buffer that the script computes with, after it became 16 bits
+wide    the float values behind it. If an optimizer steps the parameter, they are the master: the owner keeps it once on the
+        node, and every rank sees it. Otherwise (buffers, frozen parameters) each rank keeps them
 
-The wide values count as long as the narrow ones are their rounding. Where the script has written the narrow ones, these
-count; where it has written the wide ones, which state_dict() shows, all of those do."""
+The wide values count as long as the narrow ones are their rounding. Narrow elements that the script has written count
+instead. If it has written the wide values, which state_dict() shows, all of those count."""
 import gc
 import weakref
 from ctypes import byref, c_uint8, c_uint64, c_void_p
@@ -20,17 +20,17 @@ from . import casts, loss_scale
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FLOATS = "_castor_floats"  # in a module: the names of buffers that were float
 BROADCAST_BYTES = 16 << 20
-# Of parameters that are stepped at a time: their gradients as floats are in memory meanwhile.
+# Of parameters that are stepped at a time: meanwhile their gradients are in memory as floats.
 PART_BYTES = 32 << 20
 
 dtype = None  # the working type; None: every tensor keeps its own
 _buffers = {}  # (id(module), name): weak references to the module and the buffer, of 16 bits, which the model has not written
-at_adoption = []  # is called before parameters are made 16 bits
+at_adoption = []  # callbacks, called before parameters become 16 bits
 _wides = {}  # id(tensor): Wide; whose weak reference says whether the id is still that tensor's
 
 
 class Wide:
-    """The float values behind `narrow`. Of the store: `tensor` is this rank's view, and the owner writes the `alias`."""
+    """The float values behind `narrow`. In the store `tensor` is this rank's view, and the owner writes the `alias`."""
 
     def __init__(self, narrow, tensor, alias=None, place=None):
         key = id(narrow)
@@ -44,7 +44,7 @@ class Wide:
         return self.tensor._version != self.version
 
     def rewritten(self):
-        """The model has written the narrow values; perhaps with what was there, since the change was too small."""
+        """The model has written the narrow values; perhaps the same ones, since the change was too small."""
         return self.narrow()._version != self.narrow_version and not self.written()
 
     def narrow_seen(self):
@@ -54,7 +54,7 @@ class Wide:
         self.version = self.tensor._version
 
     def shown(self):
-        """The wide values, as they are now."""
+        """The wide values, after settle()."""
         narrow = self.narrow()
         with torch.no_grad():
             settle([(self, narrow.data, self.tensor)])
@@ -71,7 +71,8 @@ def has_any():
 
 
 def settle(pairs):
-    """Makes one of the other, where the script has written it: of (Wide, its narrow values, its wide values), or of aliases."""
+    """Updates narrow or wide values from the other ones, if the script has written those. `pairs`: (Wide, its narrow values, its
+    wide values), or aliases of these."""
     alike = []
     for wide, narrow, values in pairs:
         if wide.written():
@@ -88,9 +89,9 @@ def settle(pairs):
 
 
 def _take_up(pairs):
-    """What was written into narrow values becomes the wide ones'. Returns of which."""
+    """Copies narrow values that were written to the wide ones. Returns a flag for each pair: whether it changed."""
     if not pairs:
-        return ()  # always so without CASTOR_PRECISION, which has no type then
+        return ()  # always so without CASTOR_PRECISION: there is no type then
     narrow, wide = (core.pointers([t.data_ptr() for t in each]) for each in zip(*pairs))
     numels, changed = (c_uint64 * len(pairs))(*[values.numel() for _, values in pairs]), (c_uint8 * len(pairs))()
     core.settle(tensors.DTYPES[dtype], wide, narrow, numels, len(pairs), changed)
@@ -106,7 +107,7 @@ def _check(narrow, values):
 
 
 def settle_written(module):
-    """Before a module is called, or (None) the whole model: it computes with what the script wrote through state_dict()."""
+    """Before a module is called, or (None) the whole model: takes up values that the script wrote through state_dict()."""
     wides = list(_wides.values()) if module is None else [
         of(t) for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
     for wide in wides:
@@ -164,7 +165,7 @@ def _lower(group, parameters):
             p.grad_dtype = torch.float32
         stepped.append((p, values))
     for t in others:
-        # A number alone makes nothing else float, and counters are such.
+        # Tensors without dimensions stay float: they make nothing else float, and counters are such.
         if id(t) not in ours and t.dim() and t.dtype is torch.float32 and of(t) is None:
             wide = t.data
             t.data = wide.to(dtype)
@@ -202,7 +203,7 @@ def _why_not(p, places):
 def _looked_at(t):
     if tensors.storage_users(t) <= 1:
         return False
-    gc.collect()  # what nobody can reach any more looks at nothing
+    gc.collect()  # tensors that cannot be reached any more do not count
     return tensors.storage_users(t) > 1
 
 
@@ -213,7 +214,7 @@ def _of_rank_0(group, values):
 
 
 def _place_masters(group, stepped):
-    """The owners' state chunks take the masters of what is shared; of the rest each rank has its own."""
+    """Puts masters of shared parameters into the owners' state chunks. Of the rest each rank has its own."""
     shared, offsets, aliases = [], [], []
     for p, values in stepped:
         entry = store.entry_of(p)
@@ -241,7 +242,7 @@ def _place_masters(group, stepped):
 
 
 def check_optimizer(optimizer, closure):
-    """Before an optimizer's step."""
+    """Before an optimizer's step: refuses optimizers that cannot step masters."""
     if dtype is None:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -262,8 +263,8 @@ def check_optimizer(optimizer, closure):
 
 
 def _tell_of_buffers():
-    """Of those that the model itself writes (running means, codebooks): small changes are lost in 16 bits. They stay so, since
-    what a model computes with them must be of one type."""
+    """Warns of buffers that the model itself writes (running means, codebooks): small changes are lost in 16 bits. They stay so,
+    since a model must compute in one type."""
     for key, (module, first) in list(_buffers.items()):
         now = module()._buffers.get(key[1]) if module() is not None else None
         wide = None if now is None else of(now)
@@ -298,7 +299,7 @@ class MastersShown:
     """During a step the optimizer sees the masters, and gradients of their type."""
 
     def __init__(self, optimizer, seen):
-        """`seen`: (parameter, what its owner writes of it, its gradient) each."""
+        """`seen`: (parameter, the narrow tensor that its owner writes, its gradient) each."""
         wides = [of(p) for p, _, _ in seen]
         _push([w for w in wides if w.alias is not None])
         targets = [wide.tensor if wide.alias is None else wide.alias for wide in wides]
@@ -326,13 +327,13 @@ class MastersShown:
 
 
 def _push(wides):
-    """What the owner's script wrote into its views goes to the store."""
+    """Copies the edits of the owner's script in its views to the store."""
     core.views_push(core.pointers([w.place.view_address for w in wides]), core.pointers([w.alias.data_ptr() for w in wides]),
                     (c_uint64 * len(wides))(*[w.place.nbytes for w in wides]), len(wides))
 
 
 def _widen_states(optimizer, p):
-    """States that were made like the parameter before its first step, which is as well while they are zeros."""
+    """Widens states that were made in the parameter's type before its first step. They must be zeros still."""
     state = optimizer.state.get(p)
     for key, value in state.items() if state else ():
         if isinstance(value, torch.Tensor) and value.dtype is dtype and value.shape == p.shape:

@@ -1,8 +1,8 @@
-"""torch._dynamo, imported when something is compiled.
+"""Imports torch._dynamo only when something is compiled.
 
-Every optimizer and every DistributedDataParallel imports the compiler, only to tell it what not to compile: 66 MiB of
-Python's objects in each rank and a second of its start. A module stands in its place that answers those calls and hands
-over to the real one at the first other word."""
+Every optimizer and every DistributedDataParallel imports the compiler, only to tell it what not to compile. That costs each
+rank 66 MiB of Python's objects and a second at its start. A stand-in module answers those calls. Any other access loads the
+real module."""
 import functools
 import importlib
 import importlib.machinery
@@ -17,7 +17,7 @@ NAME = "torch._dynamo"
 
 
 def wraps(stock):
-    """functools.wraps, and torch.jit.script takes `stock`: it looks for what stands behind a wrapper by these names."""
+    """functools.wraps; and torch.jit.script compiles `stock`, which it finds behind a wrapper by these attributes."""
 
     def decorate(wrapper):
         functools.update_wrapper(wrapper, stock)
@@ -28,11 +28,11 @@ def wraps(stock):
 
 
 def _nothing(*args, **kwargs):
-    """What the real one does while nothing is compiled."""
+    """As the real function does while nothing is compiled."""
 
 
 class _Disabled:
-    """A function of PyTorch's own that is not to be compiled: itself, until there is a compiler to tell."""
+    """A function of PyTorch's own that must not be compiled. Calls it plainly until the compiler is loaded."""
 
     def __init__(self, function, recursive):
         self.function, self.recursive, self.call = function, recursive, function
@@ -47,7 +47,7 @@ class _Disabled:
 
 
 class _Part:
-    """A module of torch._dynamo of which only `answers` are known before it is loaded."""
+    """A module inside torch._dynamo that has only `answers` before torch._dynamo is loaded."""
 
     def __init__(self, name, **answers):
         self.name, self.answers = name, answers
@@ -64,7 +64,7 @@ class _Absent(types.ModuleType):
             if name in _answers:
                 return _answers[name]
             if name.startswith("__") and name not in ("__path__", "__all__"):
-                raise AttributeError(f"module {NAME!r} has no attribute {name!r}")  # those who walk over all modules ask
+                raise AttributeError(f"module {NAME!r} has no attribute {name!r}")  # code that walks over all modules asks
         return getattr(_load(), name)
 
     def __setattr__(self, name, value):
@@ -81,8 +81,8 @@ class _Absent(types.ModuleType):
 
 
 class _Finder:
-    """`import torch._dynamo.x` asks the package for its path, which loads it, and torch._dynamo.x with it: what is loaded
-    then must not be loaded again."""
+    """`import torch._dynamo.x` asks the package for its path. That loads the package, and torch._dynamo.x with it, which must
+    not be loaded again."""
 
     def find_spec(self, name, path=None, target=None):
         if not name.startswith(NAME + ".") or name not in sys.modules:
@@ -104,7 +104,7 @@ class _Known:
 _lock = threading.Lock()
 _absent = None
 _disabled = []
-not_in_graphs = []  # functions of Castor's in places where the compiler expects some of PyTorch's that it knows
+not_in_graphs = []  # functions of Castor that replace ones of PyTorch that the compiler knows
 
 
 def _disable(function=None, recursive=True, *, reason=None, wrapping=True):
@@ -118,7 +118,7 @@ _answers = {
     "graph_break": _nothing,
     "disable": _disable,
     "trace_rules": _Part("trace_rules", clear_lru_cache=_nothing),
-    "utils": _Part("utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),  # config.optimize_ddp, when nobody has set it
+    "utils": _Part("utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),  # the default of config.optimize_ddp
 }
 
 
@@ -127,7 +127,7 @@ def loaded():
 
 
 def _load():
-    with _lock:  # not over the import, which has its own
+    with _lock:  # not over the import, which has its own lock
         mine = not loaded()
         if mine:
             del sys.modules[NAME]
@@ -135,7 +135,7 @@ def _load():
                 del torch._dynamo
     dynamo = importlib.import_module(NAME)
     if mine:
-        dynamo.trace_rules.add(__package__.partition(".")[0])  # what Castor wraps is called, not compiled
+        dynamo.trace_rules.add(__package__.partition(".")[0])  # Castor's wrappers are called, not compiled
         for disabled in _disabled:
             disabled.tell(dynamo)
         for function in not_in_graphs:

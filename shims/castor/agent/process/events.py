@@ -19,8 +19,7 @@ def depth():
 
 
 def at_end(callback, raised):
-    """Runs `callback` when the running outermost backward has returned; `raised(error)` when it raises instead, or one of the
-    callbacks before does."""
+    """Runs `callback` when the running outermost backward has returned. If it, or a callback, raises: runs `raised(error)`."""
     if depth():
         _thread.pending.append((callback, raised))
     else:  # an engine call that did not come through Python
@@ -28,20 +27,20 @@ def at_end(callback, raised):
 
 
 class Observer:
-    """What wants to know of outermost backward passes that accumulate gradients into leaves."""
+    """Observes outermost backward passes that accumulate gradients into leaves."""
 
     def backward_begun(self, outputs, create_graph):
         pass
 
     def scaled(self, roots):
-        """The gradients of the outputs, as the pass is to take them."""
+        """Returns the gradients of the outputs with which the pass begins."""
         return roots
 
     def backward_raised(self, error):
-        """It did not return: what it has done so far is all that it does."""
+        """The pass did not return: it does no more than it has done so far."""
 
     def backward_left(self):
-        """It returned, or raised."""
+        """The pass returned, or raised."""
 
     def backward_ended(self, outputs, synchronized):
         pass
@@ -54,7 +53,7 @@ _observers = []
 
 
 def observe_only(observer):
-    """The others hear of no pass any more."""
+    """From here on `observer` is the only observer."""
     _observers[:] = [observer]
 
 

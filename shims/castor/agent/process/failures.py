@@ -1,6 +1,6 @@
-"""How a rank ends that fails. One that an exception ends tells the others which; what Castor itself refuses is said in one line,
-once. A rank that ends because of another one says so in one line, with where it was, unless another one has said just that, and lets
-that one end first: its traceback and its exit status are what matters."""
+"""How a failing rank ends. A rank that an exception ends tells the other ranks which exception. Castor's own errors are printed
+in one line, once. A rank that ends because of another one says so in one line, with its place in the script, unless another
+rank has said the same. It lets the other rank end first: that rank's traceback and exit status matter."""
 import atexit
 import ctypes
 import hashlib
@@ -15,8 +15,8 @@ from .. import core
 from ..common import store
 from . import stacks
 
-FIRST_SECONDS = 3.0  # that long, at most, a rank lets the one end before it with which the failure began
-LOST_SECONDS = 1.0  # ... and looks for who has ended when a connection was closed
+FIRST_SECONDS = 3.0  # the longest that a rank waits for the end of the rank where the failure began
+LOST_SECONDS = 1.0  # ... and, after a closed connection, for news of the rank that has ended
 REASON_LETTERS = 300
 _own = (core.PACKAGE_FOLDER, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
 
@@ -26,7 +26,7 @@ def _is_script(code):
 
 
 def _script_line(trace):
-    """Where the script was: its innermost line, below which all is PyTorch's or ours."""
+    """Where the script was: the innermost line that is neither PyTorch's nor ours."""
     place = ""
     while trace is not None:
         if _is_script(trace.tb_frame.f_code):
@@ -36,7 +36,7 @@ def _script_line(trace):
 
 
 def _tell_place(out, size):
-    """Writes where the calling thread is, as _script_line says it, for the core."""
+    """For the core: writes where the calling thread is, in the form of _script_line."""
     frame = sys._getframe()
     while frame is not None and not _is_script(frame.f_code):
         frame = frame.f_back
@@ -46,7 +46,7 @@ def _tell_place(out, size):
 
 
 def _cause(kind, reason, place):
-    """The same number on every rank that ends by the same exception. An interrupt meets each rank where it is."""
+    """The same number on every rank that ends by the same exception. An interrupt is the same one at any place."""
     said = reason if kind is KeyboardInterrupt else f"{reason}, in {place}"
     return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest(), "little")
 
@@ -56,20 +56,20 @@ def _reason(kind, error):
     if issubclass(kind, core.Error):
         return str(error).removeprefix("castor: ")
     lines = str(error).strip().splitlines()
-    if "Original Traceback (most recent call last):" in lines:  # a DataLoader's worker has made it
+    if "Original Traceback (most recent call last):" in lines:  # raised in a DataLoader's worker
         lines[0] += " " + lines[-1]
     return f"{kind.__name__}: {lines[0]}"[:REASON_LETTERS] if lines else kind.__name__
 
 
 def _lost_connection(error):
-    """What gloo raises when the process at the other end has ended, and its collectives through the node's memory."""
+    """Whether gloo, or a collective through the node's memory, raised this because the process at the other end has ended."""
     text = str(error)
     gloo = "gloo" in text and ("Connection closed" in text or "reset by peer" in text)
     return isinstance(error, RuntimeError) and (gloo or "; connection closed by peer" in text)
 
 
 def _said_by_others():
-    """(rank, why, its cause): what another rank has said, or the end of one, that keeps the ranks from going on; or None."""
+    """(rank, why, cause) of another rank's failure or end, if it keeps the ranks from going on; or None."""
     for group in store.groups():
         failure = group.failure()
         if failure is not None and failure[0] not in (-1, group.rank):
@@ -83,11 +83,11 @@ def _who_was_lost():
         said = _said_by_others()
         if said is not None or time.monotonic() > until:
             return said
-        time.sleep(0.05)  # its connections are closed before it has ended
+        time.sleep(0.05)  # a process closes its connections before it has ended
 
 
 def _line(kind, error, reason, place):
-    """What this rank says when another one is the cause, or has said the same before; None when it is for itself."""
+    """This rank's message, if another rank is the cause or has said the same before (then perhaps empty); else None."""
     if issubclass(kind, core.PartedError):
         return str(error)
     if issubclass(kind, core.GroupError):
@@ -104,7 +104,7 @@ def _line(kind, error, reason, place):
 
 
 def _say(text, rank):
-    """Only rank 0's standard error is shown under `--nproc`, and this in any case."""
+    """Prints the text. Under `--nproc` only rank 0's standard error is shown, so other ranks print through the core."""
     if rank:
         core.say(text.encode(errors="replace"))
     else:
@@ -113,8 +113,8 @@ def _say(text, rank):
 
 
 def _with_rank(hook, rank):
-    """`hook`, with the rank before each line, and all lines in one write: the ranks share standard error. Ranks of a
-    process group have it from PyTorch, whose hook calls this one."""
+    """`hook`, with the rank before each line, and all lines in one write: the ranks share standard error. For ranks of a
+    process group PyTorch's own hook adds the rank."""
 
     def write(*args):
         real, sys.stderr = sys.stderr, io.StringIO()
@@ -128,7 +128,7 @@ def _with_rank(hook, rank):
 
 
 def _fail(kind, reason, place):
-    """Tells the other ranks; of several that fail the first is heard."""
+    """Tells the other ranks. If several ranks fail, the first one counts."""
     more = "" if issubclass(kind, core.Error) else "; its traceback tells more"
     for group in store.groups():
         core.fail(group.handle, f"{reason}, in {place}{more}".encode(), _cause(kind, reason, place))
@@ -139,9 +139,9 @@ def _wrap(hook, single_job):
         if not store.active() or not (store.groups() or single_job or issubclass(kind, core.Error)):
             return hook(kind, error, trace)
         reason, place = _reason(kind, error), _script_line(trace)
-        own = issubclass(kind, core.Error)  # what Castor refuses: the traceback would show Castor's files
+        own = issubclass(kind, core.Error)  # Castor's own error: the traceback would show Castor's files
         if own and not issubclass(kind, core.GroupError):
-            _fail(kind, reason, place)  # first, so that of ranks that refuse the same one says it
+            _fail(kind, reason, place)  # first, so that one rank prints an error that several have
         line = _line(kind, error, reason, place)
 
         def tell(*args):

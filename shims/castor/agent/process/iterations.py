@@ -6,8 +6,8 @@ from . import stacks
 
 
 def wrap(begin, following):
-    """`begin(iterator, loader)` comes whenever an iteration over a DataLoader begins; `following(iterator, draw)` gives its next batch,
-    which draw() does without it. Later wrappers are around earlier ones."""
+    """Calls `begin(iterator, loader)` whenever an iteration over a DataLoader begins. `following(iterator, draw)` returns its
+    next batch; draw() returns the unwrapped iterator's. Later wrappers enclose earlier ones."""
 
     def wrap_init(init):
         @stacks.unseen

@@ -1,21 +1,21 @@
-"""How a rank's Python ends while threads of gloo still let go of what they carried.
+"""Waits, when a rank's Python ends, for threads of gloo that still release tensors.
 
-PyTorch's thread that has carried a collective drops its references to the tensors after it has told the waiting one, and needs
-Python's lock for it. Where the script ends before that thread had its turn, Python is shutting down by then, ends a thread
-that asks for the lock, and thereby the process: "terminate called without an active exception", after the last step."""
+A thread of PyTorch that has run a collective first wakes the waiting thread. Then it drops its references to the tensors, for
+which it needs Python's lock. If the script ends before that, Python is shutting down: it ends a thread that asks for the lock,
+and thereby the process: "terminate called without an active exception", after the last step."""
 import atexit
 import os
 import time
 
 THREAD = "pt_gloo_runloop"  # PyTorch's name of these threads
 LOOK_SECONDS = 0.001
-# Such a thread is let run as long as this, on a machine that has no processor for it. One that is in a collective which others
-# never join sleeps, and is not waited for.
+# The longest wait for such a thread, on a machine that has no processor for it. A thread in a collective that the other ranks
+# never join sleeps: nothing waits for it.
 LONGEST_SECONDS = 5
 
 
 def _threads():
-    """Of PyTorch's threads that carry collectives: (which, its state, the nanoseconds that it has run)."""
+    """(id, state, nanoseconds that it has run) of each of PyTorch's threads that run collectives."""
     found = []
     for task in os.listdir("/proc/self/task"):
         try:
@@ -30,7 +30,7 @@ def _threads():
 
 
 def _await_idle():
-    """Python's lock is free while this sleeps: a thread that sleeps as well, and has not run since the last look, waits for
+    """Python's lock is free while this sleeps. So a thread that sleeps as well, and has not run since the last look, waits for
     work and not for the lock."""
     until = time.monotonic() + LONGEST_SECONDS
     before = None

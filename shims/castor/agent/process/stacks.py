@@ -1,9 +1,9 @@
-"""Tells where this process is, when `castor run` asks: the Python stacks of its threads, in a file of the log directory.
+"""Writes the Python stacks of this process's threads to a file of the log directory, when `castor run` asks for them.
 
-The core calls from a thread of its own, and ctypes takes the interpreter lock for it. While it is held nobody else runs
-Python, so no frame changes under us; walking frames without it (faulthandler's watchdog, or a signal handler that looks at
-all threads) may follow a frame that another thread is freeing. A script that keeps the lock for long, inside C code, answers
-late: the core's thread waits, the script does not notice."""
+The core calls from a thread of its own, for which ctypes takes the interpreter lock. While it is held no other thread runs
+Python, so no frame changes. Walking frames without it (faulthandler's watchdog, or a signal handler that looks at all threads)
+may follow a frame that another thread is freeing. If the script keeps the lock for long, inside C code, the answer is late: the
+core's thread waits, the script does not notice."""
 import atexit
 import os
 import sys
@@ -18,8 +18,8 @@ UNSEEN = "<castor."
 
 
 def unseen(function):
-    """Where a warning of PyTorch's counts its callers to name the script's line, this function around PyTorch's is not one of them:
-    Python leaves out what has the words of its import machinery in its file's name (warnings._is_internal_frame)."""
+    """Hides a wrapper from PyTorch's warnings, which count their callers to name the script's line. Python skips frames whose
+    file name has the words of its import machinery (warnings._is_internal_frame), so the wrapper gets such a name."""
     name = f"{UNSEEN}{function.__code__.co_name} importlib._bootstrap>"
     function.__code__ = function.__code__.replace(co_filename=name)
     return function

@@ -1,12 +1,12 @@
-"""Processes that a rank of `castor run --nproc` has started: they have no part in what the ranks do together. A script that trains
-there, or makes a process group, has ranks of its own, and is refused."""
+"""Processes that a rank of `castor run --nproc` has started. They take no part in the ranks' common work. A script that trains
+there, or makes a process group there, has ranks of its own, and is refused."""
 import os
 import signal
 import sys
 
 from .. import core
 
-_rank_process = None  # the rank's, in it and in the processes that it has started; None: no ranks of `--nproc`
+_rank_process = None  # the rank's process id, also in processes that it has started; None: no ranks of `--nproc`
 
 
 def watch_ranks(pid):
@@ -15,13 +15,13 @@ def watch_ranks(pid):
 
 
 def is_stray():
-    """A process that a rank of `--nproc` has started, and that has no part in what the ranks do together."""
+    """Whether a rank of `--nproc` has started this process, which takes no part in the ranks' common work."""
     return _rank_process is not None and os.getpid() != _rank_process
 
 
 def refuse(what, start):
-    """The script has ranks of its own. Said once for the job, which ends: also the rank that started this process and would go on
-    with a model that nobody has trained."""
+    """Refuses a script that has ranks of its own: says so once, and ends the job. That includes the rank that started this
+    process, which would go on with a model that nobody has trained."""
     core.refuse(f"the script {what}, and --nproc is for scripts of one process. Start it without --nproc: castor run --plugin "
                 f"{core.options.plugin} -- {start}".encode())
     sys.stdout.flush()

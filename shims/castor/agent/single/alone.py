@@ -1,7 +1,7 @@
-"""One process alone, which shares nothing with others: its model's data is placed over memory and disk.
+"""One process alone, which shares nothing with others: its model's data is placed in memory and on disk.
 
-Only where a budget of memory or static shares place it (core.places), or its parameters become 16 bits (CASTOR_PRECISION); else
-the script runs as plain PyTorch would."""
+This happens only if a memory budget or static shares place the data (core.places), or if parameters become 16 bits
+(CASTOR_PRECISION). Otherwise the script runs as in plain PyTorch."""
 from .. import core
 from ..common import store, tensors
 from ..precision import masters

@@ -1,15 +1,15 @@
-"""Arrays of random numbers by NumPy's global generator, one row for each sample: as randomness.py draws tensors."""
+"""Arrays of random numbers from NumPy's global generator, with a row for each sample: split as draws.py splits tensors."""
 import functools
 import sys
 
 from .. import patching
 from . import randomness
 
-_IN_PLACE = ("seed", "set_state", "get_state", "shuffle", "permutation", "bytes")  # no rows of the samples'
+_IN_PLACE = ("seed", "set_state", "get_state", "shuffle", "permutation", "bytes")  # not rows for samples
 
 
 def _for_shape(args, kwargs, shape, whole):
-    """The arguments with which the array is drawn in the whole batch's shape; None: none of them says how large it is."""
+    """The arguments that draw the array in the whole batch's shape; None: no argument gives its size."""
 
     def is_shape(value):
         return value == shape[0] and len(shape) == 1 if isinstance(value, int) else isinstance(value, (tuple, list)) and tuple(value) == shape

@@ -1,10 +1,10 @@
-"""The audit of split batches: does a script compute with parts of a batch what it computes with the whole?
+"""The audit of split batches: do the parts of a batch give the same result as the whole batch?
 
-No list of losses can say so for every script. So for its first batches (CASTOR_AUDIT) a fork of rank 0, made where a batch
-is handed out, gets the whole batch and runs the script's own code unsplit. What each backward() sees there is compared with
-what the ranks made together: the loss, and the gradient of each parameter in a sketch (audit.c decides). The ranks wait for
-it at the end of their backward, so a difference stops them before the step. The fork writes nothing, is no child that the
-script could wait for, and ends where the script asks for the batch after."""
+No list of losses can answer this for every script. So for the first batches (CASTOR_AUDIT) rank 0 forks when a batch is
+handed out. The fork gets the whole batch and runs the script's own code on it. The loss and a sketch of each parameter's
+gradient in each backward() there are compared with those of the ranks together (audit.c decides). The ranks wait for this at
+the end of their backward, so a difference stops them before the step. The fork writes nothing, is no child that the script
+could wait for, and ends when the script asks for the next batch."""
 import atexit
 import ctypes
 import mmap
@@ -26,20 +26,20 @@ from ..common import graph, tensors
 from ..process import compiler, events, strays
 from . import loaders, randomness, streams
 
-WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, within which the other ranks wait for rank 0, is the most that it waits for the fork
-WAIT_SECONDS, WAIT_TIMES = 30.0, 20.0  # ... else that long, and so many times what the ranks took for each one's part
+WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, for which other ranks wait for rank 0: the longest that rank 0 waits for the fork
+WAIT_SECONDS, WAIT_TIMES = 30.0, 20.0  # ... else that long, and so many times the ranks' time for all parts
 LOOK_SECONDS = 0.001
 FREE_BYTES = 256 << 20  # of memory: the fork ends before less is free
-OOM_SCORE = "1000"  # of a fork: the first that the system ends where memory is short
+OOM_SCORE = "1000"  # of a fork: the system ends it first if memory is short
 BACKWARDS = 16  # of one batch that are compared, at most
-FORM_NODES, FORMS = 24, 8  # of a loss's graph, which tell its form; of forms, after which they are no news
+FORM_NODES, FORMS = 24, 8  # nodes of a loss's graph that are its form; forms, after which none is new
 ENDS, FORK, RECORD = struct.Struct("2q"), struct.Struct("2q120s"), struct.Struct("2d")  # RECORD: (loss, in 16 bits)
 RUNNING, DONE, FAILED = range(3)
 SKETCH_BYTES = 8 * core.SKETCH_BUCKETS
 
 
 class _Board:
-    """What the fork writes and rank 0 reads: shared memory, which needs no descriptor. Each field has one writer."""
+    """Shared memory that the fork writes and rank 0 reads. It needs no descriptor. Each field has one writer."""
 
     def __init__(self, entries):
         self.record_bytes = RECORD.size + entries * SKETCH_BYTES
@@ -47,7 +47,7 @@ class _Board:
 
     @property
     def ends(self):
-        """(the fork's process, whether rank 0 wants its end)"""
+        """(the fork's process id, whether rank 0 wants it to end)"""
         return ENDS.unpack_from(self.memory)
 
     @ends.setter
@@ -56,7 +56,7 @@ class _Board:
 
     @property
     def told(self):
-        """(records, state, why) as the fork tells."""
+        """(number of records, state, why), written by the fork."""
         count, state, why = FORK.unpack_from(self.memory, ENDS.size)
         return count, state, why.rstrip(b"\0").decode(errors="replace")
 
@@ -80,7 +80,7 @@ class _Board:
 
 
 class Gradients:
-    """What one backward adds to the gradients of the entries, in sketches: those of after it less those of before."""
+    """Sketches of what one backward adds to the entries' gradients: those after it less those before."""
 
     def __init__(self, entries, weight):
         self.entries, self.weight = entries, weight
@@ -106,19 +106,19 @@ def _loss_of(outputs):
 
 
 class Auditor:
-    """What a rank knows of the audit. On rank 0 it makes the forks; in a fork it is the one that reports."""
+    """A rank's side of the audit. On rank 0 it makes the forks; in a fork it reports."""
 
     def __init__(self, job):
         self.job = job
         self.first, self.every = core.options.audit, core.options.audit_every
         self.left, self.delivered = self.first, 0
-        self.board = None  # what the fork that runs now tells
+        self.board = None  # the reports of the running fork
         self.compared = 0  # backward passes since the fork
         self.in_fork = False
-        self.began = 0.0  # when it was made
+        self.began = 0.0  # when the fork was made
         self.entries, self.gradients = [], None
-        self.forms = set()  # of losses that were met
-        self.found_equal = False  # some batch was
+        self.forms = set()  # of the losses so far
+        self.found_equal = False  # in some batch
 
     # ---- where a batch is handed out
 
@@ -129,7 +129,7 @@ class Auditor:
             self.left > 0 or self.every > 0 and (self.delivered + 1) % self.every == 0)
 
     def batch_handed_out(self, split, part, whole_batch):
-        """Rank 0 hands out its part of a batch. Returns it, and in a fork the whole batch, as `whole_batch()` makes it; None:
+        """Rank 0 hands out its part of a batch. Returns that part, or in a fork the whole batch. `whole_batch()` makes it; None:
         it cannot be made here."""
         if self.board is not None and not self.compared:  # another batch for the same backward: the fork draws its own
             split.drawn_ahead = True  # ... or for a later one, while the script still holds this part
@@ -157,15 +157,15 @@ class Auditor:
             return self._leave_out("CASTOR_PRECISION computes with other values than the script alone")
         arena = core.ArenaInfo()
         core.arena_get(arena)
-        # Of the whole batch: what rank 0 has for its part so often, copies of parameters, gradients and states as they are now,
-        # and what the fork writes of them.
+        # For the whole batch: rank 0's memory for its part, times the ranks; copies of parameters, gradients and states as they
+        # are now; and as the fork writes them.
         needed = job.world * arena.live_peak_bytes + 6 * model_bytes
         if core.memory_available() < needed + FREE_BYTES:
             return self._leave_out(f"there may be too little free memory ({(needed + FREE_BYTES) >> 20} MiB wanted)")
         return True
 
     def _leave_out(self, why, level=2):
-        if self.found_equal:  # not all that were wanted, but some
+        if self.found_equal:  # some were compared, though not all that were wanted
             return False
         self.job.say(f"split batches are not compared with whole ones (CASTOR_AUDIT): {why}. What the loss is made of is checked all "
                      "the same", level)
@@ -176,7 +176,7 @@ class Auditor:
         self.entries = list(self.job.synchronizer.entries)
         self.board, self.compared, self.began = _Board(len(self.entries)), 0, time.monotonic()
         states = streams.states()
-        # Of Python's, about threads: the fork does without them. catch_warnings() would have the script's warnings said again.
+        # Python warns of threads: the fork does without them. catch_warnings() would repeat the script's own warnings.
         ignored = ("ignore", None, DeprecationWarning, None, 0)
         warnings.filters.insert(0, ignored)
         try:
@@ -188,7 +188,7 @@ class Auditor:
             os.waitpid(between, 0)
             return False
         try:
-            pid = os.fork()  # so that the fork is a child of nobody whom the script waits for
+            pid = os.fork()  # so that the fork is no child that the script could wait for
             if pid:
                 self.board.ends = (pid, 0)
                 os._exit(0)
@@ -200,11 +200,11 @@ class Auditor:
     def _become_fork(self, parent, states):
         """From here on this process runs the script unsplit, and leaves no trace."""
         self.in_fork = True
-        # Below what castor run removes when the job ends: this process may be killed.
+        # In a folder that castor run removes when the job ends: this process may be killed.
         core.files_divert(os.path.join(core.options.log_dir, ".files", f"audit-{os.getpid()}").encode())
-        strays.watch_ranks(None)  # it steps, for nobody
+        strays.watch_ranks(None)  # it may step: no rank sees it
         self.job.synchronizer = None
-        streams.restore(states)  # Python seeds its own anew in a fork
+        streams.restore(states)  # Python reseeds its generator in a fork
         loaders.PartOfSamples.whole = True
         torch.set_num_threads(1)  # the threads of its pools are the parent's
         if compiler.loaded():
@@ -218,13 +218,14 @@ class Auditor:
         events.observe_only(self.job)
         if accumulation.active():  # the ranks may not step now
             register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
-        patching.replace("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers", lambda _: lambda self: None)  # they are the parent's
+        # The workers are the parent's.
+        patching.replace("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers", lambda _: lambda self: None)
         sys.excepthook = lambda kind, error, trace: self._fail(error)
-        atexit.register(self._leave, DONE)  # before all that the script wants to do at its end
+        atexit.register(self._leave, DONE)  # before the script's own functions at its end
         threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
 
     def _watch(self, parent):
-        """The fork outlives neither rank 0 nor the time that it has, nor takes the last memory."""
+        """Ends the fork when rank 0 ends, when its time is over, and before it takes the last memory."""
         until = time.monotonic() + self._seconds()
         while _lives(parent) and not self.board.ends[1]:
             if time.monotonic() > until:
@@ -249,12 +250,12 @@ class Auditor:
         self._leave(DONE)
 
     def next_batch_in_fork(self):
-        """The script asks for a batch. After a backward that is the one after, whose forks are others."""
+        """The script asks for a batch. After a backward that is the next batch, which is not this fork's."""
         if self.board.told[0]:
             self._leave(DONE)
 
     def stop(self):
-        """The fork has done what it was made for."""
+        """Ends the fork: it has done its work."""
         if self.board is None:
             return
         pid, _ = self.board.ends
@@ -269,7 +270,7 @@ class Auditor:
 
     @property
     def running(self):
-        """A fork of this process computes the batch that it computes in parts."""
+        """A fork of this process computes the whole of the batch that the ranks compute in parts."""
         return self.board is not None and not self.in_fork
 
     def renew(self):
@@ -277,7 +278,7 @@ class Auditor:
         self.left, self.found_equal = max(self.left, self.first), False
 
     def form_seen(self, nodes):
-        """The graph of a loss, whose first nodes tell its form."""
+        """`nodes`: the graph of a loss; the first ones are its form."""
         form = tuple(type(node).__name__ for node in nodes[:FORM_NODES])
         if form not in self.forms and len(self.forms) < FORMS:
             if self.forms:
@@ -296,7 +297,7 @@ class Auditor:
         self.board.put(_loss_of(outputs), half, self.gradients.ended())
 
     def backward_ended(self, outputs):
-        """All ranks, where rank 0's fork computes this batch: the verdict is the same for all."""
+        """On all ranks, if rank 0's fork computes this batch: the verdict is the same for all."""
         found = core.Audit(verdict=core.AUDIT_UNKNOWN)
         if self.running:
             found = self._compare(outputs)
@@ -360,7 +361,7 @@ def _lives(pid):
 
 
 def _kill(pid):
-    """At once, where the system can tell that this is still the process; else it finds out by itself."""
+    """At once, if the system can tell that the id is still that of the fork. Else the fork ends by itself."""
     try:
         process = os.pidfd_open(pid)
     except OSError:

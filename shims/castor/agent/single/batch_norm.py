@@ -1,7 +1,7 @@
 """Batch normalization over the parts of a batch: its statistics, forward and backward, are the whole batch's.
 
 Every batch norm of PyTorch in Python ends in torch.nn.functional.batch_norm. In training each rank gives the count, the
-mean and the squared deviations of its part, which are combined in rank order; running statistics are the same everywhere,
+mean and the squared deviations of its part, which are combined in rank order. Running statistics are the same on all ranks,
 and those of one process. A part of weight zero (a batch smaller than the number of ranks) counts for nothing."""
 import torch
 from torch.autograd.function import once_differentiable
@@ -28,19 +28,19 @@ def _others(x):
 
 
 def _along(values, x):
-    """Values of the channels, to be used with all of x."""
+    """Values of the channels, in a shape that broadcasts over x."""
     return values.view([1, -1] + [1] * (x.dim() - 2))
 
 
 class _Statistics:
-    """Of all ranks' parts, in double precision: a sum's rounding must not depend on how many ranks share it."""
+    """The statistics of all ranks' parts, in double precision: a sum's rounding must not depend on the number of ranks."""
 
     def __init__(self, job, x):
         variance, mean = torch.var_mean(x, dim=_others(x), correction=0)
         count = x.numel() / x.shape[1] if job.weight else 0.0
         row = torch.cat([torch.tensor([count], dtype=torch.float64), mean.double(), variance.double() * count])
         every = _gathered(job.group, row if count else torch.zeros_like(row), "the statistics of a batch norm")
-        # Ranks that hold the same batch (one that the script made itself, or an evaluation's) are one process N times.
+        # Ranks with the same batch (one that the script made itself, or an evaluation's) each compute as the one process.
         self.alone = not job.in_parts and bool((every == every[0]).all())
         counts, means, squares = (every[:1] if self.alone else every).split([1, len(mean), len(mean)], dim=1)
         self.count = float(counts.sum())
@@ -109,7 +109,7 @@ def seen(job):
 
 
 def refuse_unseen(job, nodes):
-    """In the first backward: a batch norm that came to PyTorch another way (a module of torch.jit) knows its part only."""
+    """In the first backward: refuses a batch norm that was called another way (a module of torch.jit): it sees its part only."""
     if seen(job):
         return
     job.said.add("batch norms seen")
@@ -129,14 +129,14 @@ def install(job):
                 return stock(input, running_mean, running_var, weight, bias, training, momentum, eps)
             return _normalize(job, input, running_mean, running_var, weight, bias, momentum, eps)
 
-        compiler.not_in_graphs.append(batch_norm)  # ranks meet in there
+        compiler.not_in_graphs.append(batch_norm)  # ranks wait for each other in there
         return batch_norm
 
     def wrap_instance_norm(instance):
         @compiler.wraps(instance)
         def instance_norm(input, running_mean=None, running_var=None, *args, **kwargs):
             output = instance(input, running_mean, running_var, *args, **kwargs)
-            # PyTorch's is a batch norm of as many channels as the samples have together, in a view.
+            # PyTorch's is a batch norm over the channels of all samples together, in a view.
             node = output.grad_fn
             if type(node).__name__.startswith("ViewBackward"):
                 node = node.next_functions[0][0]

@@ -1,7 +1,7 @@
-"""PyTorch's random operations in a step over a batch that is split: drawn as if one process drew them for the whole batch.
+"""PyTorch's random operations in a step over a split batch: drawn as if one process drew them for the whole batch.
 
-Every operation that fills a tensor from a generator comes to the dispatcher's key BackendSelect, which all calls pass right
-before their kernel, from Python, C++ or compiled code alike. Which numbers are the samples', randomness.py says."""
+Every operation that fills a tensor from a generator is intercepted at the dispatcher's key BackendSelect. All calls pass it
+right before their kernel, from Python, C++ or compiled code alike. randomness.py says which numbers belong to samples."""
 import weakref
 
 import torch
@@ -13,7 +13,7 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _STREAMS = 0x9E3779B97F4A7C15  # between the seeds of two ranks' streams
 
-# Each element takes as many numbers as any other, so that a whole batch can be drawn without its values.
+# Every element takes the same count of numbers, so that a whole batch can be drawn without its values.
 _STEADY = ("normal", "multinomial")
 
 _job = None
@@ -29,8 +29,8 @@ def _rows(part, dimension, rows):
 
 
 def _whole_like(tensor, dimension, length):
-    """Memory for `length` rows, in the order in which the tensor's elements lie. Where it has one row, that order is in the
-    row's stride alone: PyTorch calls such a tensor contiguous either way."""
+    """Memory for `length` rows, in the order of the tensor's elements. If it has one row, only the row's stride shows that order:
+    PyTorch calls such a tensor contiguous either way."""
     shape = [*tensor.shape]
     shape[dimension] = length
     inner = tensor.stride(dimension)
@@ -40,7 +40,7 @@ def _whole_like(tensor, dimension, length):
 
 
 def _widened(tensor, dims, place):
-    """The tensor for the whole batch, where it has this rank's rows; the others' are like them."""
+    """The tensor extended to the whole batch, if it has this rank's rows. The other rows repeat these."""
     part, dimension, rows = place
     from_end = dims - dimension
     if tensor.dim() < from_end or tensor.shape[-from_end] != part.size * rows:
@@ -72,7 +72,7 @@ class _Operation:
         return args[at] if at < len(args) else kwargs.get(name)
 
     def loosely(self, keys, args, kwargs, device):
-        """From this rank's stream."""
+        """Draws from this rank's own stream."""
         randomness.note_loose()
         with randomness.plain():
             stream = _stream_of_rank(self.get("generator", args, kwargs), device)
@@ -105,7 +105,7 @@ class _Fill(_Operation):
         return tensor
 
     def _seeds(self, keys, tensor, args, kwargs):
-        """Of the random numbers in code that torch.compile made, which has a way of its own to draw them."""
+        """Seeds for code that torch.compile made, which draws random numbers in a way of its own."""
         randomness.note_loose()
         self.plainly(keys, (tensor, *args), kwargs)
         offset = _STREAMS * _job.rank % (1 << 64)
@@ -113,7 +113,7 @@ class _Fill(_Operation):
 
 
 class _Steady(_Operation):
-    """Numbers for tensors of the samples; in a new tensor, or `out`."""
+    """Numbers drawn for tensors of the samples, into a new tensor or `out`."""
 
     def __call__(self, keys, *args, **kwargs):
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
@@ -137,7 +137,7 @@ class _Steady(_Operation):
 
 
 class _Unsteady(_Operation):
-    """How many numbers an element takes depends on its value, so that only a rank's own stream is left."""
+    """The count of numbers for an element depends on its value, so only the rank's own stream can be used."""
 
     def __call__(self, keys, tensor, *args, **kwargs):
         draws = "training" not in self.names or self.get("training", (tensor, *args), kwargs)
@@ -153,7 +153,7 @@ def _none_of_samples(operation, tensor):
 
 
 class _Permutation(_Operation):
-    """Of the part's samples: those of the whole batch's that stay within the part."""
+    """A permutation of the part's samples: a permutation of the whole batch, of which the part's indices are kept."""
 
     def __call__(self, keys, count, *args, **kwargs):
         out = kwargs["out"]
@@ -167,7 +167,7 @@ class _Permutation(_Operation):
 
 
 class _For(_Operation):
-    """An operation that fills a tensor for another one."""
+    """An operation that draws numbers for another tensor, `source`."""
 
     def __call__(self, keys, source, *args, **kwargs):
         outer, randomness.here.source = randomness.here.source, source if randomness.splits() and _drawable(source) else None
@@ -178,14 +178,14 @@ class _For(_Operation):
 
 
 class _Dropout(_For):
-    """Made of operations that autograd records; by PyTorch's own function for that, which stands behind each backend."""
+    """A dropout made of other operations, which autograd records: calls PyTorch's own function behind the CPU's key."""
 
     def plainly(self, keys, args, kwargs):
         return self.op.redispatch(_CPU, *args, **kwargs)
 
 
 def _kind_of(op):
-    """How an operation draws, by its schema and its kernels; None: it leaves that to others."""
+    """The class for an operation, by its schema and its kernels; None: other operations draw for it."""
 
     def has(key):
         return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
@@ -212,7 +212,7 @@ def _is_dropout(schema):
 
 
 def _random_operations():
-    """Those of PyTorch: what takes a generator in one of its forms; and dropouts, which take none."""
+    """PyTorch's: those that take a generator in one of their forms, and dropouts, which take none."""
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
     names = {schema.name for schema in schemas if any(a.name == "generator" for a in schema.arguments)}
     for schema in schemas:

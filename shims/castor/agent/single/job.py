@@ -1,6 +1,6 @@
-"""Single-process scripts under `castor run --nproc N`: every rank runs the script; together they are the one process.
+"""Single-process scripts under `castor run --nproc N`: every rank runs the script; together they act as one process.
 
-Each rank computes its part of every batch; gradients are the weighted mean, and so is the loss after backward()."""
+Each rank computes its part of every batch. Gradients are the weighted mean over ranks, and so is the loss after backward()."""
 import functools
 import hashlib
 import os
@@ -18,7 +18,7 @@ from . import arrays, audit, batch_norm, draws, loaders, losses, process, random
 
 
 ROUNDING = 1e-6  # relative differences of one loss that ranks compute alike
-PLAIN = 256  # tensors that are no torch.nn.Parameter and are stepped by hand
+PLAIN = 256  # the most tensors, other than torch.nn.Parameter, to step by hand
 
 
 class Job(process.Process):
@@ -29,17 +29,17 @@ class Job(process.Process):
         self.parameters = []  # of all optimizers, in the order of registration
         self.mode = core.options.batch
         self.weight = 1.0 / world  # of this rank's part of the current batch
-        self.share = self.weight  # what this rank's loss and gradients count for: of a mean by its size, of a sum wholly
+        self.share = self.weight  # the weight of this rank's loss and gradients: by the size of its part for a mean, 1 for a sum
         self.samples = 0  # in the whole batch
-        self.source = lambda: None  # weak reference to the iterator that delivered the last batch, when it splits them
-        self.loader = lambda: None  # the same of the DataLoader, whether it splits them or not
-        self.trained = weakref.WeakSet()  # DataLoaders of whose batches backward() was called
+        self.source = lambda: None  # weak reference to the iterator that delivered the last batch, if it splits batches
+        self.loader = lambda: None  # weak reference to the DataLoader, whether it splits batches or not
+        self.trained = weakref.WeakSet()  # DataLoaders on whose batches backward() was called
         self.backwards = 0
         self.of_batch = {}  # tensors that a step made to require gradients, by their identity
-        self.counts = set()  # samples of the batches, whole, that were delivered since the last backward
+        self.counts = set()  # sizes of the whole batches that were delivered since the last backward
         self.loss = core.options.loss
-        self.clipped = 0  # what must be the same on every rank: a digest of the clipping since the last step
-        self.batch = 0.0  # what must be the same on every rank: a digest of the current batch's indices
+        self.clipped = 0  # a digest of the clipping since the last step, the same on every rank
+        self.batch = 0.0  # a digest of the current batch's indices, the same on every rank
         self.split_seen = False  # a DataLoader's batches were split
         self.switched = lambda: None  # weak reference to the model that was last put into a mode
         self.in_train = False  # inside Module.train
@@ -49,12 +49,12 @@ class Job(process.Process):
 
     @property
     def in_parts(self):
-        """The loop that the script is in has its batches from a loader that splits them: each rank has its part."""
+        """Whether the current loop's batches come from a loader that splits them: each rank has its part."""
         return self.source() is not None
 
     @property
     def evaluating(self):
-        """The script's model is in evaluation mode (which Trainers also end without calling train())."""
+        """Whether the script's model is in evaluation mode (which Trainers also end without calling train())."""
         model = self.switched()
         return model is not None and not model.training
 
@@ -65,9 +65,9 @@ class Job(process.Process):
         self._adopt(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
 
     def _adopt_reached(self, nodes):
-        """What is in no optimizer gets the whole batch's gradient, too: the script may step it by hand, or look at it. A tensor
-        with a row for each sample of this rank's part, or that was made to require gradients when the script had the batch, is the
-        samples', and no parameter. `nodes`: of the graph."""
+        """Registers leaves in no optimizer: they get the whole batch's gradient, too, since the script may step them by hand or
+        look at them. A tensor with a row for each sample of this rank's part belongs to the samples, and is no parameter. The
+        same holds for one that was made to require gradients while the script had the batch. `nodes`: of the graph."""
         rows = round(self.weight * self.samples)
         fresh = [node.variable for node in nodes if type(node).__name__ == "AccumulateGrad" and store.entry_of(node.variable) is None]
         fresh = [p for p in fresh if id(p) not in self.of_batch]
@@ -98,7 +98,7 @@ class Job(process.Process):
     # ---- random numbers
 
     def diverge(self):
-        """From here on a random stream of its own for each rank: they draw different batches."""
+        """Gives each rank a random stream of its own from here on: the ranks draw different batches."""
         if self.rank:
             seed = self.seed_of_rank(torch.initial_seed())
             torch.manual_seed(seed)
@@ -113,7 +113,7 @@ class Job(process.Process):
 
     def batch_delivered(self, weight, digest, count):
         self.weight, self.batch, self.samples = weight, digest, count
-        if self.counts is None:  # a backward has used those before
+        if self.counts is None:  # a backward has used the earlier ones
             self.counts = set()
         self.counts.add(count)
 
@@ -135,7 +135,7 @@ class Job(process.Process):
         if self.loader() is not None:
             self.trained.add(self.loader())
         nodes = []
-        if self.split_seen or not batch_norm.seen(self):  # whole batches, later on, have nothing to look for
+        if self.split_seen or not batch_norm.seen(self):  # later whole batches need no look
             nodes = list(graph.nodes(outputs))
         if self.split_seen:
             self._adopt_reached(nodes)
@@ -176,7 +176,7 @@ class Job(process.Process):
                      "part of a batch weighs as much as it has of them (CASTOR_LOSS=mean: as many samples as it has)", 3)
 
     def _warn_of_guess(self, measure, rows):
-        """No audit tells whether the loss is the mean that it is taken for."""
+        """No audit has shown that the loss is the mean that it is taken for."""
         if measure.unknown:
             self.say("the loss ends in none of the sums and means that Castor knows (it was made in compiled code?), and is "
                      "taken for a mean over samples, none of which has targets that are ignored. CASTOR_LOSS=mean says so", 1)
@@ -185,8 +185,8 @@ class Job(process.Process):
                      "the number of ranks. Set CASTOR_LOSS=sum if it is a sum, CASTOR_LOSS=mean if it is not", 1)
 
     def scaled(self, roots):
-        """The sum over the ranks is a mean. What a rank's loss counts for goes into its gradients at their root: then
-        gradients that were accumulated before, on all ranks the same, stay what they are."""
+        """The sum over the ranks is a mean. A rank's share is multiplied into its gradients at their root: then gradients that
+        were accumulated before, which are the same on all ranks, stay unchanged."""
         factor = self.share * self.world
         if self.synchronizer is None or not self.synchronizer.expecting or factor == 1.0:
             return roots
@@ -202,8 +202,8 @@ class Job(process.Process):
             self.audit.backward_ended(outputs)
 
     def gradients_taken(self, inputs, create_graph):
-        """A part of a batch gives a part of the gradient. Where every rank draws whole batches, what a later backward()
-        averages (a step inside the loss) is right."""
+        """Refuses parameters: a part of a batch gives a part of their gradient. If every rank draws whole batches, a later
+        backward() averages rightly (a step inside the loss)."""
         if self.distributed or not store.active() or not self.split_seen and (self.synchronizer is None or create_graph):
             return
         if any(isinstance(t, torch.nn.Parameter) or store.entry_of(t) is not None for t in inputs):
@@ -217,7 +217,7 @@ class Job(process.Process):
                              "own part of the batch: step after backward(), or run this script on one rank")
 
     def _show_mean(self, shown):
-        """What the script prints, and what its schedulers see, is the whole batch's."""
+        """Sets the losses to those of the whole batch, which the script prints and its schedulers see."""
         values = [self.share * loss.item() if self.share else 0.0 for loss in shown]
         every = self.group.gather([float(len(shown)), self.batch, *(values + 3 * [0.0])[:3], float(self.in_parts), *streams.digest()], "the loss")
         if any(row[1] != every[0][1] for row in every):
@@ -226,7 +226,7 @@ class Job(process.Process):
                              "the sampler, or draw it from torch's default generator")
         if not self.split_seen:
             self._check_drawn_by_hand(every)
-        if every[0][5]:  # a thread that draws batches may have come to the end of them on some ranks only
+        if every[0][5]:  # a thread that draws batches may have reached their end on some ranks only
             streams.level(self, [row[6:] for row in every])
         for i, loss in enumerate(shown[:3]):
             loss.data.fill_(sum(row[2 + i] for row in every))
@@ -235,8 +235,8 @@ class Job(process.Process):
         self.clipped = zlib.crc32(repr(operation).encode(), self.clipped)
 
     def said_before_step(self, optimizer):
-        """What the script made of the gradients, which must be the same everywhere: its limits for clipping, and a digest of gradients
-        that it put in place itself. Empty: there is nothing to compare."""
+        """Numbers that must be the same on all ranks: a digest of the script's limits for clipping, and one of gradients that it
+        set itself. Empty: there is nothing to compare."""
         if self.distributed or self.synchronizer is None:
             return []
         digest = 0.0
@@ -249,7 +249,7 @@ class Job(process.Process):
         return [float(clipped), digest]
 
     def compare_before_step(self, every):
-        """`every`: what each rank said."""
+        """`every`: each rank's numbers."""
         if len({clipped for clipped, _ in every}) > 1:
             raise core.GroupError("castor: the ranks clip the gradients by different limits: what a script computes from its "
                              "batch is each rank's part of it only. Take the limit from the loss after backward(), which "
@@ -284,7 +284,7 @@ class Job(process.Process):
 
 
 def _watch_mode(job):
-    """model.eval() before a DataLoader is iterated with gradients enabled (as Trainers do): every rank gets it whole."""
+    """After model.eval() every rank gets a DataLoader's whole batches, even with gradients enabled (as in Trainers)."""
 
     def wrap(train):
         @functools.wraps(train)
@@ -304,7 +304,7 @@ def _watch_mode(job):
 
 
 def _watch_requires_grad(job):
-    """Embeddings of frozen weights, of which PEFT asks for gradients; inputs that are attacked."""
+    """Notes tensors of a batch that shall get gradients: embeddings of frozen weights (PEFT), inputs of adversarial attacks."""
 
     def wrap(stock):
         @functools.wraps(stock)
@@ -325,8 +325,8 @@ def _numpy():
 
 
 def refuse_process_groups(world, is_rank):
-    """A script that starts ranks of its own is no single-process script: each rank here would start them anew. One that
-    makes a group of exactly these ranks may."""
+    """Refuses a script that starts ranks of its own: it is no single-process script, and each rank here would start them anew. A
+    group of exactly these ranks is allowed."""
     if not torch.distributed.is_available():
         return
 
@@ -347,7 +347,7 @@ def install(rank, world, token):
     """Returns the job, whose methods the agent's events call."""
     job = Job(rank, world)
     seed = int(hashlib.sha256(token.encode()).hexdigest(), 16)
-    random.seed(seed)  # what a script leaves unseeded must still be the same on every rank
+    random.seed(seed)  # unseeded numbers must be the same on every rank, too
     torch.default_generator.manual_seed(seed % (1 << 63))
     if _numpy() is not None:
         _numpy().random.seed(seed % (1 << 32))

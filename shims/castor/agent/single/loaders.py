@@ -1,9 +1,9 @@
 """DataLoaders of single-process scripts: a batch drawn to train on (gradients enabled, the model not in evaluation
 mode) is split over the ranks.
 
-All ranks draw the same indices; each loads its part, or the whole batch where that draws random numbers (streams.py).
-Iterable datasets give each rank the same samples, of which it collates its part. What the loader does not batch is loaded
-whole and cut."""
+All ranks draw the same indices. Each loads its part, or the whole batch if loading draws random numbers (streams.py).
+Iterable datasets give each rank the same samples, of which it collates its part. Data that the loader does not batch is
+loaded whole and cut."""
 import collections
 import functools
 import sys
@@ -29,8 +29,8 @@ def part_of(count, rank, world):
 
 
 class PartOfSamples:
-    """The collation of an iterable dataset's samples: this rank's part of them, behind their number. Workers have it too.
-    The samples of the first `audits` batches come along."""
+    """Collates an iterable dataset's samples: returns their number, then this rank's part of them. Workers have it too. For
+    the first `audits` batches it also returns the samples."""
 
     whole = False  # in a fork that audits
 
@@ -46,24 +46,24 @@ class PartOfSamples:
 
 
 class _Split:
-    """What the ranks do with the batches of one iteration.
+    """How the ranks split the batches of one iteration.
 
-    One that begins in evaluation mode hands out whole batches. Trainers begin an epoch so, after an evaluation, and call
-    model.train() when they have the first batches: once all that was handed out has had its backward(), parts follow. Batches
-    that the script holds at a time are all whole or all parts, since both have random numbers of their own."""
+    An iteration that begins in evaluation mode hands out whole batches. Trainers begin an epoch so, after an evaluation, and
+    call model.train() when they have the first batches. Once every batch handed out has had its backward(), parts follow. The
+    batches that the script holds at a time are all whole or all parts, since each kind has random numbers of its own."""
 
     def __init__(self, job, iterator, loader):
         self.job, self.iterator, self.loader = job, weakref.ref(iterator), weakref.ref(loader)
-        self.audits = job.audit.first if job.rank == 0 else 0  # whole batches that are wanted, of the first ones
+        self.audits = job.audit.first if job.rank == 0 else 0  # how many of the first batches are wanted whole, too
         self.in_whole = False  # the dataset draws random numbers, so that its batches cannot be made a second time
-        self.drawn = collections.deque()  # of batches not yet delivered: what Job.batch_delivered takes, the indices, and whether parts are made
-        self.drawn_ahead = False  # of the batch that the script trains on (audit.py)
-        self.ahead = _fetched_ahead(loader)  # the loader's class fetches a batch before it hands out the one before (Accelerate)
-        self.fetched = None  # the same of that batch
-        self.parts = not job.evaluating  # are handed out, and no whole batches
+        self.drawn = collections.deque()  # batches not yet delivered: (arguments of Job.batch_delivered, indices, are parts made)
+        self.drawn_ahead = False  # a batch is drawn while the script trains on an earlier one (audit.py)
+        self.ahead = _fetched_ahead(loader)  # the loader fetches the next batch before it hands out one (Accelerate)
+        self.fetched = None  # the arguments of Job.batch_delivered for that next batch
+        self.parts = not job.evaluating  # parts are handed out, and no whole batches
         self.backwards = job.backwards
-        self.handed = -1 if self.ahead else 0  # batches so far, while they are whole
-        self.left = None  # so many whole ones follow, till parts do
+        self.handed = -1 if self.ahead else 0  # whole batches handed out so far
+        self.left = None  # whole batches that are still handed out before the parts
 
     def indices(self, sampler_iter):
         for batch in sampler_iter:
@@ -78,20 +78,21 @@ class _Split:
             yield streams.Indices(batch, first, last, self.audits >= 0)
 
     def look_for_training(self):
-        """Another batch is handed out: should it be a part?"""
+        """Decides whether the batch that is handed out next is a part."""
         job = self.job
         if self.parts:
             return
         if self.left is None and 0 < self.handed <= job.backwards - self.backwards and not job.evaluating:
-            self.left = self.handed - 1 if self.ahead else 0  # the batch that the script gets now is whole; as many may belong together
+            # With `ahead` the script gets a whole batch now, and as many batches as were handed out may belong together.
+            self.left = self.handed - 1 if self.ahead else 0
         self.handed += 1
         self.parts = self.left == 0
-        self.drawn_ahead = self.ahead and self.parts  # the script has a whole batch still
+        self.drawn_ahead = self.ahead and self.parts  # the script still has a whole batch
         if self.left:
             self.left -= 1
 
     def hand_out(self, fetched):
-        """The batch that the script gets now has this weight (None: it is whole), digest and number of samples."""
+        """`fetched`: (weight, digest, number of samples) of the batch that the script gets now; weight None: it is whole."""
         if self.ahead:
             fetched, self.fetched = self.fetched or fetched, fetched
         if fetched is None:
@@ -115,7 +116,7 @@ class _Split:
         return data
 
     def deliver(self, iterator, data):
-        """What the script gets."""
+        """Returns the batch that the script gets."""
         kind, audit = iterator._castor_kind, self.job.audit
         self.look_for_training()
         if kind == BY_INDEX:
@@ -134,7 +135,7 @@ class _Split:
         return audit.batch_handed_out(self, self._cut(data), lambda: data) if self.parts else self.hand_out_whole(data)
 
     def deliver_of_whole(self, data, fetched):
-        """It was drawn while whole batches were handed out."""
+        """Delivers a batch that was drawn while whole batches were handed out."""
         part, found = data, False
         if self.parts:
             first, last, _ = part_of(fetched[2], self.job.rank, self.job.world)
@@ -146,7 +147,7 @@ class _Split:
 
     @staticmethod
     def whole_batch(iterator, batch):
-        """In a fork that audits: these samples, loaded here; the workers are the parent's."""
+        """In a fork that audits: loads these samples here, since the workers are the parent's."""
         fetcher = dataloader._DatasetKind.create_fetcher(
             iterator._dataset_kind, iterator._dataset, iterator._auto_collation, iterator._collate_fn, iterator._drop_last)
         if iterator._num_workers:
@@ -155,7 +156,7 @@ class _Split:
         return fetcher.fetch(batch)
 
     def following_in_fork(self, iterator):
-        """The next batch of an iteration that was there before the fork, whole."""
+        """The next whole batch of an iteration that began before the fork."""
         if iterator._castor_kind == BY_INDEX:
             if not self.drawn:
                 next(iterator._sampler_iter)
@@ -185,13 +186,13 @@ class _Split:
 
 
 def _fetched_ahead(loader):
-    """Whether Accelerate draws the loader's batches: it hands out each one only when it has the next, or knows the last. Its
-    GradientState says which of its loaders is iterated; that one has ours inside."""
+    """Whether Accelerate draws the loader's batches: it hands out a batch only after it has fetched the next one, or knows that
+    there is none. Its GradientState names the loader that is iterated, which contains ours."""
     state, loaders = (sys.modules.get(f"accelerate.{name}") for name in ("state", "data_loader"))
     if state is None or loaders is None or not state.GradientState._shared_state:
         return False
     active = state.GradientState().active_dataloader
-    ahead = issubclass(type(active), loaders.DataLoaderShard)  # it gives itself out for a DataLoader
+    ahead = issubclass(type(active), loaders.DataLoaderShard)  # it pretends to be a DataLoader
     return ahead and loader in (active, getattr(active, "base_dataloader", None))
 
 
@@ -218,8 +219,8 @@ def _kind_of(loader):
 
 
 def _restart_workers(loader):
-    """Workers that stay collate as at their start, parts or whole batches: those of the other kind begin anew. That draws a
-    number, which the script's next ones must not miss."""
+    """Persistent workers collate as at their start, parts or whole batches. For the other kind they are started anew. That draws
+    a random number, so the generator's state is restored."""
     loader._iterator = None
     generator = torch.default_generator if loader.generator is None else loader.generator
     state = generator.get_state()
@@ -231,10 +232,10 @@ _diverged = []  # generators that draw the rank's own numbers
 
 
 def _diverge(job, loader):
-    """CASTOR_BATCH=scale: this rank's numbers, also of a generator that the script has seeded for its loader."""
+    """CASTOR_BATCH=scale: this rank gets numbers of its own, also from a generator that the script has seeded for its loader."""
     state = float(zlib.crc32(torch.random.get_rng_state().numpy().tobytes()))
     states = [state for state, in job.group.gather([state], "the random states")]
-    if states[0] in states[1:]:  # at first, and where the script has set a seed since
+    if states[0] in states[1:]:  # at first, and if the script has set a seed since
         job.diverge()
     for generator in (loader.generator, getattr(loader.sampler, "generator", None)):
         if generator is not None and not any(generator is known for known in _diverged):
@@ -264,7 +265,7 @@ def install(job):
             iterator._collate_fn = PartOfSamples(iterator._collate_fn, job.rank, job.world, audits)
 
     def may_split_later(iterator, loader):
-        """One that begins in evaluation mode. Workers collate an iterable dataset's samples as they did at their start."""
+        """Whether it begins in evaluation mode. Not with an iterable dataset: its workers collate as at their start."""
         return (_may_train(job) and job.mode != "scale" and not job.audit.in_fork and iterator._castor_kind != BY_SAMPLES
                 and getattr(loader, "in_order", True))
 
@@ -298,7 +299,7 @@ def install(job):
         return data
 
     def leave_after_backward():
-        """In a fork that audits: what comes next is another batch to train on."""
+        """In a fork that audits: the next batch is another one to train on."""
         if torch.is_grad_enabled() and not job.evaluating and torch.utils.data.get_worker_info() is None:
             job.audit.next_batch_in_fork()
 
@@ -313,7 +314,7 @@ def install(job):
     def make_ready(loader):
         if job.audit.in_fork:
             leave_after_backward()
-            loader._iterator = None  # workers that stay are the parent's
+            loader._iterator = None  # persistent workers are the parent's
             return
         if _splits(job):
             core.activity_set(job.group.handle, core.ACTIVITY_DATA)
@@ -326,7 +327,7 @@ def install(job):
                                  "CASTOR_BATCH=scale")
         elif _trains(job):
             _diverge(job, loader)
-        if loader._iterator is not None and _kind_of(loader) == BY_SAMPLES:  # of workers that stay
+        if loader._iterator is not None and _kind_of(loader) == BY_SAMPLES:  # of persistent workers
             if isinstance(loader._iterator._collate_fn, PartOfSamples) != _splits(job):
                 _restart_workers(loader)
 

@@ -1,8 +1,8 @@
-"""What the loss of a part of a batch counts for, read from the graph that made it.
+"""The weight of the loss of a part of a batch, read from the graph that made the loss.
 
-A loss is a mean over its part, or a sum. Means over samples weigh as many samples as the part has. A mean over what a part
-has of something else (targets that are not ignored, class weights, elements of a mask) weighs as much of that as the part
-has: then the parts' weighted mean is the mean over the whole batch."""
+A loss is a mean over its part, or a sum. The weight of a mean over samples is the part's number of samples. The weight of a
+mean over something else (targets that are not ignored, class weights, elements of a mask) is the part's amount of that. Then
+the parts' weighted mean is the mean over the whole batch."""
 import sys
 from ctypes import c_double
 
@@ -18,7 +18,7 @@ _PASSED = (
     "UnsafeViewBackward", "SqueezeBackward", "UnsqueezeBackward", "CloneBackward", "StackBackward", "CatBackward", "AliasBackward",
     "SelectBackward", "ExpandBackward",
 )
-# What penalties on parameters are made of, beside the operations above.
+# Operations of penalties on parameters, beside those above.
 _OF_PENALTIES = (
     "AccumulateGrad", "PowBackward", "AbsBackward", "SumBackward", "MeanBackward", "SqrtBackward", "NormBackward",
     "LinalgVectorNormBackward", "TBackward",
@@ -38,12 +38,12 @@ def _saved(node, name, default=None):
 
 
 class Counted(float):
-    """A divisor that the script holds in a tensor: it has counted what this part has, over some batches perhaps
-    (`num_items_in_batch` of transformers), where a number of its own would be a plain one."""
+    """A divisor that the script holds in a tensor: a count of items of this part, perhaps of several batches
+    (`num_items_in_batch` of transformers). A constant of the script would be a plain number."""
 
 
 def _numel(node):
-    """Of what a sum, a mean or a loss was made over."""
+    """The number of elements under a sum, a mean or a loss."""
     if _is(node, "NllLoss"):
         return int(_saved(node, "total_weight"))
     sizes = _saved(node, "self_sym_sizes")
@@ -54,7 +54,7 @@ def _numel(node):
 
 
 def _number(value):
-    """The number that something was divided or multiplied by; None when it is none, or none yet."""
+    """The number that something was divided or multiplied by; None if `value` is no single real number."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             return None
@@ -63,18 +63,18 @@ def _number(value):
 
 
 def _was_plain(value):
-    """A plain number of Python, which autograd has put into a tensor: beside it the other type counts."""
+    """Whether it is a plain number of Python that autograd has put into a tensor: next to a tensor, the tensor's type wins."""
     small = torch.tensor(1, dtype=torch.float16 if value.is_floating_point() else torch.int8)
     return value.dim() == 0 and torch.result_type(small, value) is small.dtype
 
 
 def _kept(divisor, made, factor=None):
-    """`made` of these, which is counted if one of them is."""
+    """`made`, computed from the others; Counted if one of them is."""
     return Counted(made) if isinstance(divisor, Counted) or isinstance(factor, Counted) else made
 
 
 def _of_parameters(node, seen):
-    """A penalty: made of parameters, and nothing of the batch."""
+    """Whether it is a penalty: made of parameters, and of nothing of the batch."""
     if len(seen) > 64 or not _is(node, _PASSED + _SCALINGS + _OF_PENALTIES):
         return False
     seen.add(node)
@@ -85,7 +85,7 @@ def _of_parameters(node, seen):
 
 
 def _smoothed(node, sources):
-    """The other term of a cross entropy with smoothed labels: made of the same logarithms, over the same targets."""
+    """Whether it is the other term of a cross entropy with smoothed labels: of the same logarithms, over the same targets."""
     while node is not None and node not in sources:
         parents = _parents(node)
         if not _is(node, _PASSED + _SCALINGS + ("SumBackward", "MeanBackward", "MaskedFillBackward", "MaskedSelectBackward", "IndexBackward")):
@@ -95,7 +95,7 @@ def _smoothed(node, sources):
 
 
 def _source_of(node):
-    """What the values that a loss node takes were made of, before they got another shape."""
+    """The node that made the input of a loss node, before changes of shape."""
     node = _parents(node)[0]
     while _is(node, _PASSED) and _parents(node):
         node = _parents(node)[0]
@@ -103,7 +103,7 @@ def _source_of(node):
 
 
 def _compares_samples(node):
-    """A contrastive loss: products of the batch's samples with each other, and the class of each is its own place."""
+    """Whether a loss is contrastive: products of the batch's samples with each other, each one's class being its own place."""
     logits, target = _saved(node, "self"), _saved(node, "target")
     if logits.dim() != 2 or logits.shape[0] != logits.shape[1] or len(target) < 2:
         return False
@@ -122,13 +122,13 @@ def _reduces(node):
 
 
 class Measure:
-    """The terms of a loss, [(kind, count)], of those that depend on the batch."""
+    """The terms of a loss that depend on the batch, [(kind, count)]."""
 
     def __init__(self, losses):
         self.terms = []
         self.numel = {}  # position in terms: elements under a sum
         self.compares = False  # the samples of a batch are each other's classes
-        self._sources = set()  # what the means of targets were made of
+        self._sources = set()  # the nodes that made the inputs of means of targets
         self._later = []  # (kind, count, node): terms that may belong to one of those
         self._walk([(loss.grad_fn, None, None) for loss in losses if loss.grad_fn is not None])
         for kind, count, node in self._later:
@@ -140,8 +140,8 @@ class Measure:
             self.terms = [(core.TERM_SUM_DIVIDED, 0.0)]  # nothing was counted, and the script avoids a division by zero
 
     def _walk(self, reached):
-        """`reached`: [(node, what it is divided by on the way to the loss; None: by nothing, and the same two of the sum or
-        mean over one sample that led there; None: there was none)]"""
+        """`reached`: [(node, its divisor on the way to the loss, or None; the (node, divisor) of the sum or mean over one sample
+        on that way, or None)]"""
         reached.reverse()
         for _ in range(NODES):
             if not reached:
@@ -166,13 +166,13 @@ class Measure:
                 reached += [(parent, divisor, single) for parent in reversed(_parents(node))]
                 continue
             if single and (_is(node, ("SumBackward1", "MeanBackward1")) or not _reduces(node)):
-                node, divisor = single  # a part of one sample: what is below is that sample's own
+                node, divisor = single  # a part of one sample: the nodes below are that sample's own
             self._leaf(node, divisor)
         self.terms.append((core.TERM_OTHER, 0.0))
 
     @staticmethod
     def _scaling(node):
-        """(number, what it multiplies or divides) of a scalar; (None, None) of anything else."""
+        """(number, the node that it multiplies or divides); the number is None if the node does not scale by one."""
         parents = _parents(node)
         if len(parents) == 1:
             factor = _number(_saved(node, "other"))
@@ -183,7 +183,7 @@ class Measure:
 
     @staticmethod
     def _over_terms(node):
-        """A sum or a mean over a list of losses, or over one. (Where that one is a sample's, it is counted: `single`.)"""
+        """Whether it is a sum or a mean over a list of losses, or over one. (If that is a sample's, `single` has it.)"""
         return _numel(node) == 1 or any(_is(parent, ("StackBackward", "CatBackward")) for parent in _parents(node))
 
     def _leaf(self, node, divisor):
@@ -196,8 +196,9 @@ class Measure:
         self._later.append((kind, count, node))
 
     def looks_like_sum(self, samples, part, rows):
-        """Some term was made by adding what there is for each of a part's samples, `part` of the batch's `samples`, and was
-        divided by no number of theirs: `rows`, of all ranks, have the same one, and it is the script's, the batch's or a small one."""
+        """Whether some term is a sum over the samples of a part (`part` of the batch's `samples`) that was not divided by their
+        number. A divisor is another number if `rows`, of all ranks, are equal, and it is smaller than the part or a multiple of
+        the batch."""
         same = all(row == rows[0] for row in rows)
         for position, (kind, count) in enumerate(self.terms):
             numel = self.numel.get(position, 0)
@@ -208,7 +209,7 @@ class Measure:
 
     @property
     def unknown(self):
-        """Nothing tells what some term was divided by."""
+        """Whether the divisor of some term is unknown."""
         return any(kind == core.TERM_OTHER for kind, _ in self.terms)
 
     def row(self):
@@ -219,7 +220,7 @@ class Measure:
 
 
 def shares(weights, rows):
-    """What each rank's loss counts for. `weights`: of the ranks' parts by samples; `rows`: Measure.row() of each."""
+    """The weight of each rank's loss. `weights`: of the ranks' parts by samples; `rows`: Measure.row() of each."""
     every = (c_double * len(weights))()
     flat = [value for row in rows for value in row]
     core.loss_shares((c_double * len(weights))(*weights), (c_double * len(flat))(*flat), len(weights), every)
@@ -230,7 +231,7 @@ def shares(weights, rows):
 
 
 def _before_scaling(loss):
-    """What stood before each division and multiplication that ended in the loss, the last one first."""
+    """The node before each division and multiplication at the end of the loss, the last one first."""
     node = loss.grad_fn
     while node is not None and type(node).__name__ in ("DivBackward0", "MulBackward0"):
         node = next((parent for parent, _ in node.next_functions if parent is not None), None)
@@ -238,8 +239,8 @@ def _before_scaling(loss):
 
 
 def scaled_from(loss):
-    """The scalar that a wrapper (Accelerate, a Trainer) divided or multiplied before it called backward, where a calling
-    function still holds it: that is what gets printed."""
+    """The scalars that a wrapper (Accelerate, a Trainer) divided or multiplied before it called backward, if a calling function
+    still holds them: these get printed."""
     nodes = list(_before_scaling(loss))[:2]
     found, frame = [], sys._getframe(1)
     while nodes and frame is not None:

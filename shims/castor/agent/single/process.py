@@ -1,4 +1,4 @@
-"""What a process of a script without process groups has, be it a rank of `--nproc` (job.py) or alone (alone.py)."""
+"""The common part of processes of scripts without process groups: a rank of `--nproc` (job.py), or one alone (alone.py)."""
 import functools
 import time
 
@@ -10,13 +10,13 @@ from ..common import store
 from ..precision import masters
 from ..process import events
 
-TOLD_SECONDS = 2.0  # that long a rank waits for what ended another one's backward
+TOLD_SECONDS = 2.0  # how long a rank waits to learn what ended another one's backward
 
 
 class Process(events.Observer):
-    """One rank of this run. What its kind has nothing to do at does nothing."""
+    """One rank of this run. By default an event does nothing."""
 
-    share = 1.0  # what this rank's loss and gradients count for: of a mean by its size, of a sum wholly
+    share = 1.0  # the weight of this rank's loss and gradients: by the size of its part for a mean, 1 for a sum
 
     def __init__(self, rank, world):
         self.rank, self.world = rank, world
@@ -38,7 +38,7 @@ class Process(events.Observer):
         self.said.add(text)
 
     def adopt(self, optimizer):
-        """Registers the parameters of an optimizer that was built, or was given more, and are not registered yet."""
+        """Registers those parameters of an optimizer, new or extended, that are not registered yet."""
         raise NotImplementedError
 
     def backward_raised(self, error):
@@ -56,7 +56,7 @@ class Process(events.Observer):
 
 
 class Synchronizer(gradients.Synchronizer):
-    """Sums what any rank's backward used, of all optimizers' parameters."""
+    """Sums the gradients of all optimizers' parameters that any rank's backward reached."""
 
     def __init__(self, job):
         super().__init__(job.group, [])
@@ -71,14 +71,14 @@ class Synchronizer(gradients.Synchronizer):
                 self.entries.append(e)
 
     def renew(self):
-        """Registers what has become of another type anew."""
+        """Registers parameters that have another type now anew."""
         changed = [p for p, e in ((e.parameter(), e) for e in self.entries) if p is not None and p.dtype is not e.dtype]
         if changed:
             self.add(changed)
 
     def _source_of(self, entry, p, grad):
         if grad is not None and not self.job.share:
-            grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # a part without targets is 0 / 0, and counts for nothing
+            grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # the loss of a part without targets is 0 / 0, with weight 0
         return super()._source_of(entry, p, grad)
 
     def _refuse_second(self):
@@ -86,11 +86,10 @@ class Synchronizer(gradients.Synchronizer):
                          "checkpoint(..., use_reentrant=False), or run this script on one rank")
 
     def _raised(self, error):
-        """The job says so as well, whether gradients are on their way or not."""
+        """Does nothing: backward_raised() calls raised(), whether gradients were handed over or not."""
 
     def raised(self, error):
-        """As in plain PyTorch the gradients stay that were made before the exception. The ranks sum them, if it raised on
-        all."""
+        """Gradients that were made before the exception stay, as in plain PyTorch. The ranks sum them if all ranks raised."""
         if isinstance(error, core.GroupError) or self.group.world > 1 and not isinstance(error, Exception):
             self._break_off(error)
             return
@@ -98,7 +97,7 @@ class Synchronizer(gradients.Synchronizer):
         try:
             self._finish()
         except core.GroupError:
-            pass  # the other ranks have it; this one has its own
+            pass  # the other ranks get it; this one has its own
         finally:
             self.has_raised = False
 
@@ -115,7 +114,7 @@ class Synchronizer(gradients.Synchronizer):
 
 
     def _refuse_raised(self):
-        """Backward raised on some of the ranks only. Such a rank has its own exception, which tells more if it ends the script."""
+        """Backward raised on some ranks only. Such a rank has its own exception, which tells more if it ends the script."""
         self.broken = "a backward pass raised an exception on some of the ranks only: what raises must do so on all of them"
         until = time.monotonic() + TOLD_SECONDS
         while not self.has_raised and self.group.failure() is None and time.monotonic() < until:

@@ -1,12 +1,12 @@
-"""Random numbers of a step over a batch that is split: whose they are.
+"""Random numbers of a step over a split batch: which of them belong to samples.
 
-What belongs to the samples of this rank's part is drawn in the whole batch's shape, and the part's rows are kept (draws.py, arrays.py):
-then the numbers are the single process's, bit for bit, and all ranks' generators stay in one state. What belongs to none (a coin, a
-permutation of layers) is drawn as it stands, alike on all ranks.
+Numbers for the samples of this rank's part are drawn in the whole batch's shape, and the part's rows are kept (draws.py,
+arrays.py). So they are those of the single process, bit for bit, and all ranks' generators stay in one state. Numbers for no
+sample (a coin, a permutation of layers) are drawn unchanged, alike on all ranks.
 
-Which dimension is the samples' follows from the shape, and from the tensor that the numbers are drawn for, where there is
-one (dropout, randn_like). Nothing else tells: a tensor of the script's whose first dimension only happens to be as long as the
-part is taken for one of samples."""
+The samples' dimension follows from the shape, and from the tensor that the numbers are drawn for, if there is one (dropout,
+randn_like). Nothing else shows it: if the first dimension of a tensor just happens to be as long as the part, it is taken for
+the samples'."""
 import contextlib
 import sys
 import threading
@@ -24,13 +24,13 @@ _SITES = 1000
 
 
 class Part:
-    """Rows [first, last) of a batch of `count`, and what its tensors' other dimensions are."""
+    """Rows [first, last) of a batch of `count`, and the other dimensions of its tensors."""
 
     def __init__(self, first, last, count):
         self.first, self.last, self.count, self.size = first, last, count, last - first
         self.lengths = {1}  # other dimensions
-        self.blocks = set()  # their products, by which a first dimension may be longer than the part
-        self.whole_drawn = False  # the script draws as many as the whole batch has, on each rank
+        self.blocks = set()  # their products: a first dimension may be longer than the part by such a factor
+        self.whole_drawn = False  # the script draws numbers for the whole batch, on each rank
 
     def look_at(self, data):
         for leaf in tree_flatten(data)[0]:
@@ -60,7 +60,7 @@ class Part:
 
 
 class _Here(threading.local):
-    plain = 0  # draws are taken as they stand
+    plain = 0  # above 0: draws stay unchanged
     source = None  # the tensor that numbers are drawn for
 
 
@@ -70,10 +70,10 @@ _parts = []  # of the step, the latest last
 _parts_from = _whole_from = lambda: None  # weak references to the iterators that gave the last part, and since then whole batches
 _used = False  # a backward has used them
 _waiting = 0  # batches that the script has, and no backward has used
-_ended = False  # there are no more
+_ended = False  # the iterator has no more batches
 _loose = False
 _fixed = set()  # (place in the script, shape) that were drawn while the part had another length
-_of_samples = set()  # the same without the first dimension, which has been the part's
+_of_samples = set()  # (place, shape without the first dimension), where that was as long as the part
 _parameters = (0, {})  # how many are registered, and address: parameter
 
 
@@ -81,7 +81,7 @@ _parameters = (0, {})  # how many are registered, and address: parameter
 
 
 def begin(iterator, first, last, count):
-    """The script gets rows [first, last) of a batch of `count` from an iterator, which is a weak reference."""
+    """The script gets rows [first, last) of a batch of `count`. `iterator`: a weak reference to the one that gives them."""
     _begin(iterator)
     _parts.append(Part(first, last, count))
     del _parts[:-_PARTS]
@@ -148,7 +148,7 @@ def reset():
 
 
 def drawn_loosely():
-    """Whether this rank has drawn numbers since the last call, or reset(), that are not the single process's."""
+    """Whether this rank, since the last call or reset(), has drawn numbers that differ from the single process's."""
     loose = _loose
     reset()
     return loose
@@ -168,7 +168,7 @@ def latest_part():
 
 
 def splits():
-    """Draws belong to a step over a batch that is split."""
+    """Whether draws belong to a step over a split batch now."""
     if not _parts or here.plain or _job.distributed or not store.active():
         return False
     return _whole_from() is None or torch.is_grad_enabled() and not _job.evaluating
@@ -178,7 +178,7 @@ def splits():
 
 
 def _site():
-    """Where the script, or a library of its, draws."""
+    """The place in the script, or in a library of its, that draws."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(core.PACKAGE_FOLDER):
         frame = frame.f_back
@@ -186,14 +186,14 @@ def _site():
 
 
 def _varies(shape):
-    """A first dimension as long as the part is no constant of the script's."""
+    """Whether a first dimension as long as the part varies with it, and is no constant of the script."""
     site = _site()
     if (site, shape) in _fixed:
         return False
     if shape[0] > 1:
         _remember(_of_samples, (site, shape[1:]))
         return True
-    return len(shape) > 1 or (site, ()) in _of_samples  # one number is a coin, but where there was one for each sample before
+    return len(shape) > 1 or (site, ()) in _of_samples  # one number is a coin, unless this place drew one for each sample before
 
 
 def _remember(known, what):
@@ -214,7 +214,7 @@ def is_registered(tensor):
 
 
 def _of_parameters(tensor):
-    """It was made of parameters alone, as far as its graph can be followed, or of one and numbers of the same shape."""
+    """Whether it was made of parameters alone, as far as its graph can be followed, or of one and numbers of its shape."""
     if tensor.grad_fn is None:
         return is_registered(tensor)
     reached, seen, of_its_shape = [tensor.grad_fn], set(), False
@@ -246,8 +246,8 @@ LOOSE = object()
 
 
 def place_of(shape, source=None):
-    """(part, dimension, rows for each sample) of numbers of this shape; None: they are no samples'; LOOSE: they are, but
-    nothing tells which are whose."""
+    """(part, dimension, rows for each sample) of numbers of this shape; None: they belong to no samples. LOOSE: they do,
+    but nothing shows which belong to which."""
     if not shape or 0 in shape:
         return None
     certain = source is not None and source.grad_fn is not None

@@ -1,9 +1,9 @@
-"""The generators that all of a process shares: PyTorch's, Python's and NumPy's. They stand alike on all ranks.
+"""A process's global generators: PyTorch's, Python's and NumPy's. They have the same state on all ranks.
 
-Samples that draw numbers when a dataset makes them, or when a batch is collated, are made for the whole batch on each rank,
-which keeps its part: only so does each get the numbers that it has in one process. Datasets that draw nothing are asked for
-the rank's part alone; which kind one is shows at the first batch. A collation that pads to the longest sample makes the whole
-batch as well: its length decides how many numbers a dropout draws, and what a mean over positions is taken over."""
+If a dataset or a collation draws random numbers, each rank makes the samples of the whole batch and keeps its part. Only so does
+each sample get the numbers that it has in one process. A dataset that draws nothing makes the rank's part alone. The first batch
+shows which kind it is. A collation that pads to the longest sample also makes the whole batch: the padded length decides how
+many numbers a dropout draws, and over how many positions a mean is taken."""
 import collections.abc
 import contextlib
 import copy
@@ -51,7 +51,7 @@ def restored():
 
 
 def _packed(saved):
-    """The bytes of each of the three."""
+    """The bytes of each of the three states."""
     _, words, gauss = saved[1]
     python = struct.pack(f"<{len(words)}Idd", *words, gauss is not None, gauss or 0.0)
     if saved[2] is None:
@@ -84,7 +84,7 @@ _NAMES = ("PyTorch's", "Python's", "NumPy's")
 
 
 def level(job, digests):
-    """Rank 0's generators for all, where some rank's stand elsewhere: `digests` of all ranks."""
+    """Gives all ranks the states of rank 0's generators, if some rank's differ. `digests`: of all ranks."""
     parted = [name for name, *each in zip(_NAMES, *digests) if len({*each}) > 1]
     if not parted:
         return
@@ -103,7 +103,7 @@ def share(job):
 
 
 class Indices(list):
-    """This rank's part of a batch's indices, [first, last) of the whole; `audited`: which is wanted for an audit."""
+    """This rank's part of a batch's indices, [first, last) of the whole. `audited`: an audit wants the whole."""
 
     def __init__(self, whole, first, last, audited):
         super().__init__(whole[first:last])
@@ -114,7 +114,7 @@ class Indices(list):
 
 
 class WholeBatch:
-    """What a whole batch is made of: its samples, or itself."""
+    """A whole batch: its samples, or the batch itself."""
 
     def __init__(self, samples, batch=None):
         self.samples, self.made = samples, batch
@@ -124,7 +124,7 @@ class WholeBatch:
 
 
 def cut(data, is_column, first, last):
-    """What a loader gives for a whole batch, of which each column is cut; and whether there was one."""
+    """(a loader's data for a whole batch, with each column cut; whether there was a column)"""
     found = False
 
     def part_of(leaf):
@@ -148,14 +148,14 @@ def rows_of(leaf):
 
 
 def is_column(part, count):
-    """It holds something for each of `count` samples: a tensor, an array, or words and numbers in a list."""
+    """Whether it has a row for each of `count` samples: a tensor, an array, or words and numbers in a list."""
     if type(part) in (list, tuple):
         return len(part) == count and all(isinstance(item, (str, bytes, int, float)) for item in part)
     return rows_of(part) == count
 
 
 def size_of(sample):
-    """What a collation may pad: the lengths of a sample's texts and lists, and the shapes of its tensors."""
+    """The sizes that a collation may pad: the lengths of a sample's texts and lists, and the shapes of its tensors."""
     if isinstance(sample, (str, bytes)):
         return len(sample)
     if isinstance(sample, collections.abc.Mapping):
@@ -185,7 +185,7 @@ def _shapes_of(data):
 
 
 def _is_padded(alone, whole, count):
-    """The columns of a batch of `count` samples are longer than those of one sample's batch; what is no column is alike in both."""
+    """Whether a batch of `count` samples has other columns than one sample's batch, while the rest is alike in both."""
     shapes = _shapes_of(alone), _shapes_of(whole)
     columns = [one[0] == 1 and all_[0] == count for one, all_ in zip(*shapes)]
     if len(shapes[0]) != len(shapes[1]) or any(one != all_ for one, all_, column in zip(*shapes, columns) if not column):
@@ -194,8 +194,8 @@ def _is_padded(alone, whole, count):
 
 
 class Collation:
-    """Of samples, some of which this rank keeps. One that draws numbers draws them for all, and what it makes is cut; as is what
-    one makes that pads."""
+    """The collation of samples, of which this rank keeps some. If it draws numbers or pads, it makes the whole batch, which is
+    then cut."""
 
     def __init__(self, collate):
         self.collate, self.draws = collate, False
@@ -203,7 +203,7 @@ class Collation:
         self.pads = None  # None: not known, since all samples had that size
 
     def uneven(self, samples):
-        """Some of them differ in size from others, or from earlier ones, and whether that matters is not known."""
+        """Whether some differ in size from others, or from earlier ones, and it is not known yet if the collation pads."""
         if self.pads is not None or not samples:
             return False
         if self.size is None:
@@ -211,16 +211,16 @@ class Collation:
         return any(size_of(sample) != self.size for sample in samples)
 
     def look_for_padding(self, samples):
-        """Whether a batch of one sample has other shapes than the batch of all."""
+        """Finds out whether the collation pads: compares a batch of one sample with the batch of all."""
         shortest = min(samples, key=lambda sample: _total(size_of(sample)))
         with restored():
             try:
                 self.pads = _is_padded(self.collate(copy.deepcopy([shortest])), self.collate(copy.deepcopy(samples)), len(samples))
-            except Exception:  # of the script's code, which may want more samples than one
+            except Exception:  # of the script's code, which may need more than one sample
                 self.pads = False
 
     def __call__(self, samples, first, last, audited):
-        """The part, and what the whole batch is made of, for an audit."""
+        """(the part, the WholeBatch for an audit, or None)"""
         if len(samples) > 1 and self.uneven(samples):
             self.look_for_padding(samples)
         before = states()
@@ -243,7 +243,7 @@ class Collation:
 
 
 def _keeps_generators(root):
-    """A dataset, or what it is made of, has generators of its own."""
+    """Whether a dataset, or an object inside it, has generators of its own."""
     numpy = _numpy()
     kinds = (random.Random, torch.Generator) + ((numpy.Generator, numpy.RandomState, numpy.BitGenerator) if numpy else ())
     reached, seen = [root], set()
@@ -264,7 +264,7 @@ def _keeps_generators(root):
 
 
 class _Fetch:
-    """How the samples of one fetcher are made: of the whole batch, or of the part."""
+    """Makes the samples of one fetcher: those of the whole batch, or of the part."""
 
     def __init__(self, fetcher, stock):
         self.stock = functools.partial(stock, fetcher)
@@ -291,7 +291,7 @@ class _Fetch:
             self.whole = not same(before, states())
             restore(before)
         samples = self.samples(indices.whole)
-        if len(samples) != len(indices.whole):  # no list of samples: what it is, the collation knows
+        if len(samples) != len(indices.whole):  # no list of samples: only the collation knows its form
             restore(before)
             return [False, self.stock(list(indices)), None]
         if self.whole is None:
@@ -316,5 +316,5 @@ def _wrap(stock):
     return fetch
 
 
-# In workers, too: whoever gets Indices has imported this module.
+# In workers, too: unpickling Indices imports this module.
 patching.replace("torch.utils.data._utils.fetch._MapDatasetFetcher.fetch", _wrap)

@@ -1,5 +1,5 @@
-"""Checkpoints under `castor run --nproc N`. What another rank than 0 changes in files is its own (docs/files.md); of the
-large ones, which are the same on all ranks, rank 0 writes one for all."""
+"""Checkpoints under `castor run --nproc N`. Changes that a rank other than 0 makes to files are private (docs/files.md). Large
+files are the same on all ranks: rank 0 writes one for all."""
 import functools
 import hashlib
 import os
@@ -14,7 +14,7 @@ PATH_MAX = 4096
 def install(job):
     patching.replace("torch.save", functools.partial(_once, job, "f", "torch.save"))
     if job.rank:
-        # wandb reads it when a run begins, often before anything else of the script is seen.
+        # wandb reads it when a run begins, often before Castor sees anything else of the script.
         os.environ.setdefault("WANDB_MODE", "disabled")
 
 
@@ -33,9 +33,9 @@ def _name_digest(target):
 
 
 def _once(job, name_of_target, name, write):
-    """`write`, whose second argument is the file: on rank 0 only. The others wait, and take what it has written as theirs.
-    So does one for whom it has another name, since it is named by the time, or lies in a folder whose name was drawn. What is open
-    already each rank writes to its own."""
+    """Calls `write`, whose second argument is the file, on rank 0 only. The others wait, and take rank 0's file as theirs, also
+    under another name: a name may have the time in it, or a random folder. To a file that is already open each rank writes by
+    itself."""
 
     @functools.wraps(write)
     def write_once(*args, **kwargs):
@@ -46,7 +46,7 @@ def _once(job, name_of_target, name, write):
         result, what = None, f"{name} of {os.path.basename(os.fsdecode(target))}"
         core.activity_set(job.group.handle, core.ACTIVITY_SAVE)
         try:
-            names = job.group.gather(_name_digest(target), what)  # all are here: no rank still reads what is there, which is rank 0's too
+            names = job.group.gather(_name_digest(target), what)  # all are here: none still reads the old file, rank 0's too
             if job.rank == 0:
                 result = write(*args, **kwargs)
             source = None
