@@ -181,7 +181,7 @@ uint64_t castor_failure_cause(const castor_store *s, int rank) {
     return rank >= 0 && rank < s->world ? atomic_load(&s->control->rank[rank].cause) : 0;
 }
 
-void castor_place_teller_set(void (*tell)(char *out, size_t size)) {
+void castor_line_reader_set(void (*tell)(char *out, size_t size)) {
     wait_location_teller_set(tell);
 }
 
@@ -272,8 +272,8 @@ castor_status castor_tensor_keep_home(castor_tensor *t) {
     return tensor_keep_home(t);
 }
 
-uint32_t castor_homes_look(castor_tensor *const *tensors, void *const *addresses, const uint64_t *layouts,
-                           uint32_t count, uint8_t *away) {
+uint32_t castor_homes_check(castor_tensor *const *tensors, void *const *addresses, const uint64_t *layouts,
+                            uint32_t count, uint8_t *away) {
     uint32_t found = 0;
     for (uint32_t i = 0; i < count; i++)
         found += away[i] = !home_is_at(tensors[i], addresses[i], layouts[i]);
@@ -458,7 +458,7 @@ castor_status castor_publish_deduplicate(castor_store *s, castor_tensor *const *
     return status ? status : publish_deduplicate(s, tensors, count, what);
 }
 
-castor_status castor_state_place(castor_tensor *t, uint64_t bytes, uint64_t *offset, void **alias) {
+castor_status castor_state_allocate(castor_tensor *t, uint64_t bytes, uint64_t *offset, void **alias) {
     castor_status status = rank_check(t->store, __func__);
     return status ? status : tensor_state_allocate(t, bytes, offset, (char **)alias);
 }

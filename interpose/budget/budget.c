@@ -43,7 +43,7 @@ static void left_evict(budget *b) {
 static void *budget_main(void *context) {
     budget *b = context;
     prctl(PR_SET_NAME, "castor-budget");
-    uint64_t look_ns = 0;
+    uint64_t check_ns = 0;
     pthread_mutex_lock(&b->lock);
     while (!b->stopping) {
         struct timespec until;
@@ -55,10 +55,10 @@ static void *budget_main(void *context) {
         pthread_mutex_unlock(&b->lock);
         /* Also while moves follow each other: that is when other ranks load what this rank has evicted. */
         uint64_t now = clock_ns(CLOCK_MONOTONIC);
-        if (now >= look_ns) {
+        if (now >= check_ns) {
             chunk_manager_resync(b->manager, LOOK_CHUNKS);
             left_evict(b);
-            look_ns = clock_ns(CLOCK_MONOTONIC) + LOOK_NS;
+            check_ns = clock_ns(CLOCK_MONOTONIC) + LOOK_NS;
         }
         chunk_manager_advance(b->manager);
         pthread_mutex_lock(&b->lock);

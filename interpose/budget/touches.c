@@ -22,7 +22,7 @@ typedef struct touches {
     uint32_t pass, pass_chunks; /* a pass is a forward or a backward; chunks that it has touched */
     bool backward;
     bool stepping; /* the optimizer says itself what it uses */
-    uint64_t next_look_ns;
+    uint64_t next_scan_ns;
 } touches;
 
 castor_status touches_grow(store *s) {
@@ -108,14 +108,14 @@ void touches_collect(void) {
         return;
     uint64_t now = clock_ns(CLOCK_MONOTONIC);
     for (; s; s = s->next) {
-        if (!s->touches || s->touches->stepping || now < s->touches->next_look_ns)
+        if (!s->touches || s->touches->stepping || now < s->touches->next_scan_ns)
             continue;
         /* What it costs is the thread's own time: one who waited for a processor in a look must not look less often. */
         uint64_t begin = clock_ns(CLOCK_THREAD_CPUTIME_ID);
         look(s);
         uint64_t took = clock_ns(CLOCK_THREAD_CPUTIME_ID) - begin;
         now = clock_ns(CLOCK_MONOTONIC);
-        s->touches->next_look_ns = now + LOOKS_SHARE * took;
+        s->touches->next_scan_ns = now + LOOKS_SHARE * took;
     }
 }
 

@@ -300,7 +300,7 @@ static int walk_check(walk *w) {
     return 0;
 }
 
-static int walk_look_root(walk *w) {
+static int walk_find_root(walk *w) {
     files_found *found = w->found;
     strcpy(found->path, "/");
     found->length = 1;
@@ -375,7 +375,7 @@ static int walk_all(walk *w) {
         }
     }
     if (!w->depth)
-        return walk_look_root(w);
+        return walk_find_root(w);
     return w->looked ? 0 : walk_check(w); /* not where it ends in ".." */
 }
 

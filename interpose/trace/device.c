@@ -154,7 +154,7 @@ static void threads_scan(live_device *found, uint64_t now_ns) {
     }
 }
 
-static void handles_look(live_device *found, uint64_t now_ns) {
+static void handles_update(live_device *found, uint64_t now_ns) {
     if (__atomic_exchange_n(&handles_busy, 1, __ATOMIC_ACQUIRE))
         return;
     for (uint32_t i = 0; i < SETS * WAYS; i++) {
@@ -165,13 +165,13 @@ static void handles_look(live_device *found, uint64_t now_ns) {
     __atomic_store_n(&handles_busy, 0, __ATOMIC_RELEASE);
 }
 
-void device_look(uint64_t now_ns) {
+void device_update(uint64_t now_ns) {
     live_device found = {.progress_ns = __atomic_load_n(&progress_ns, __ATOMIC_RELAXED)};
     threads_scan(&found, now_ns);
     if (found.enqueued_ns == 0)
         return; /* a call that does not return waits for something else */
     if (found.begin_ns == 0)
-        handles_look(&found, now_ns);
+        handles_update(&found, now_ns);
     live_device_set(&found);
 }
 

@@ -60,7 +60,7 @@ void device_call_end(device_action action, device_result result, uint64_t end_ns
                      uint64_t stream, uint64_t handle);
 
 /* Writes the threads' waits into the live file. The sampler calls it about once a second. */
-void device_look(uint64_t now_ns);
+void device_update(uint64_t now_ns);
 void device_reset(void); /* in a forked child: it has no device, and other threads */
 
 #endif

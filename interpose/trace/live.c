@@ -349,7 +349,7 @@ void live_stack_teller_set(void (*tell)(const char *path)) {
         __atomic_store_n(&file->stack_able, tell != NULL, __ATOMIC_RELEASE);
 }
 
-void live_stack_look(void) {
+void live_stack_update(void) {
     live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
     if (file == NULL || !__atomic_load_n(&file->stack_able, __ATOMIC_RELAXED) ||
         __atomic_load_n(&file->stack_wanted, __ATOMIC_ACQUIRE) ==

@@ -54,7 +54,7 @@ void live_rank_set(int rank);
  * wait for the interpreter. NULL: nobody can write them any more. */
 void live_stack_teller_set(void (*tell)(const char *path));
 /* Checks whether a stack is wanted; the sampler calls it about once a second. */
-void live_stack_look(void);
+void live_stack_update(void);
 
 void live_reset(void); /* at start and in a forked child: the file so far is not this process's */
 

@@ -125,8 +125,8 @@ static bool wait_part(uint64_t wait_ns) {
 /* Waits for `interval_ns`, and looks meanwhile whether somebody wants to know where this process is, or it waits for a device. */
 static bool wait_interval(uint64_t interval_ns) {
     for (;;) {
-        live_stack_look();
-        device_look(clock_ns(CLOCK_MONOTONIC));
+        live_stack_update();
+        device_update(clock_ns(CLOCK_MONOTONIC));
         uint64_t part_ns = interval_ns < SAMPLE_LOOK_NS ? interval_ns : SAMPLE_LOOK_NS;
         if (!wait_part(part_ns))
             return false;

@@ -5,19 +5,19 @@
  * devices themselves hang. */
 #include <stdio.h>
 #include <string.h>
-#include "look.h"
+#include "reading.h"
 
 static bool is_seen(const job_process *process) {
     return process->live != NULL && !job_process_is_gone(process);
 }
 
 /* They enqueue on a group that both have. */
-static bool are_together(const job_look *look, size_t a, size_t b) {
-    const live_file *live = look->processes[a].live;
+static bool share_a_group(const job_reading *reading, size_t a, size_t b) {
+    const live_file *live = reading->processes[a].live;
     for (uint32_t i = 0; i < LIVE_GROUPS_MAX && a != b; i++) {
         const live_group *group = &live->groups[i];
         if (group->used && group->enqueues && group->name[0] != '\0' &&
-            job_group_named(look->processes[b].live, group->name) != NULL)
+            job_group_named(reading->processes[b].live, group->name) != NULL)
             return true;
     }
     return a == b;
@@ -31,48 +31,49 @@ static bool contains(const size_t *indices, size_t count, size_t index) {
 }
 
 /* Somebody is behind in a meeting of the process, or of one with which it works: that is what its device waits for. */
-static bool is_held(const job_look *look, const job_meetings *meetings, size_t index, uint64_t before_ns) {
+static bool is_held(const job_reading *reading, const job_meetings *meetings, size_t index,
+                    uint64_t before_ns) {
     for (size_t m = 0; m < meetings->count; m++) {
         const job_meeting *meeting = &meetings->rows[m];
         if ((meeting->missing_count == 0 && meeting->unseen == 0) ||
             (meeting->progress_ns == 0 && meeting->begin_ns >= before_ns))
             continue;
-        for (size_t i = 0; i < look->count; i++)
+        for (size_t i = 0; i < reading->count; i++)
             if ((contains(meeting->waiting, meeting->waiting_count, i) ||
                  contains(meeting->missing, meeting->missing_count, i)) &&
-                look->processes[i].live != NULL && are_together(look, index, i))
+                reading->processes[i].live != NULL && share_a_group(reading, index, i))
                 return true;
     }
     return false;
 }
 
-uint64_t job_device_idle_ns(const job_look *look, size_t index) {
-    const job_process *process = &look->processes[index];
+uint64_t job_device_idle_ns(const job_reading *reading, size_t index) {
+    const job_process *process = &reading->processes[index];
     if (process->state != JOB_RUNNING || process->live == NULL || process->live->device.begin_ns == 0)
         return UINT64_MAX;
     uint64_t since_ns = process->live->device.begin_ns;
-    for (size_t i = 0; i < look->count; i++)
-        if (is_seen(&look->processes[i]) && are_together(look, index, i) &&
-            look->processes[i].live->device.progress_ns > since_ns)
-            since_ns = look->processes[i].live->device.progress_ns;
+    for (size_t i = 0; i < reading->count; i++)
+        if (is_seen(&reading->processes[i]) && share_a_group(reading, index, i) &&
+            reading->processes[i].live->device.progress_ns > since_ns)
+            since_ns = reading->processes[i].live->device.progress_ns;
     return since_ns;
 }
 
-bool job_meetings_add_devices(job_meetings *meetings, const job_look *look, uint64_t before_ns) {
+bool job_meetings_add_devices(job_meetings *meetings, const job_reading *reading, uint64_t before_ns) {
     job_meeting *found = NULL;
     size_t known = meetings->count;
-    for (size_t i = 0; i < look->count; i++) {
-        uint64_t since_ns = job_device_idle_ns(look, i);
+    for (size_t i = 0; i < reading->count; i++) {
+        uint64_t since_ns = job_device_idle_ns(reading, i);
         if (since_ns >= before_ns)
             continue;
         if (found == NULL) {
             job_meeting first = {.kind = LIVE_DEVICE};
-            snprintf(first.what, sizeof first.what, "%s", look->processes[i].live->device.call);
-            if ((found = job_meeting_add(meetings, look, &first)) == NULL)
+            snprintf(first.what, sizeof first.what, "%s", reading->processes[i].live->device.call);
+            if ((found = job_meeting_add(meetings, reading, &first)) == NULL)
                 return false;
         }
         job_meetings others = {.rows = meetings->rows, .count = known};
-        bool held = is_held(look, &others, i, before_ns);
+        bool held = is_held(reading, &others, i, before_ns);
         if (found->waiting_count > 0 && held && !found->held)
             continue; /* those that nobody holds up count */
         if (found->waiting_count == 0 || held != found->held) {
@@ -89,10 +90,10 @@ bool job_meetings_add_devices(job_meetings *meetings, const job_look *look, uint
 
 /* ---- text ---- */
 
-void job_devices_text(const job_look *look, const job_meeting *meeting, char *out, size_t out_size) {
+void job_devices_text(const job_reading *reading, const job_meeting *meeting, char *out, size_t out_size) {
     uint64_t named = 0; /* bit by bit, as far as they have bits */
     for (size_t i = 0; i < meeting->waiting_count; i++)
-        named |= UINT64_C(1) << (look->processes[meeting->waiting[i]].live->device.device & 63);
+        named |= UINT64_C(1) << (reading->processes[meeting->waiting[i]].live->device.device & 63);
     int count = __builtin_popcountll(named);
     size_t used = (size_t)snprintf(out, out_size, count == 1 ? "device" : "devices");
     for (int i = 0; named != 0 && used + 16 < out_size; named &= named - 1, i++)
@@ -154,16 +155,16 @@ void job_enqueued_text(const job_process *process, char *out, size_t out_size) {
              later ? call : "", later && itself ? ")" : "");
 }
 
-void job_together_find(const job_look *look, const job_meeting *meeting, job_together *out) {
-    *out = (job_together){.size = 1};
+void job_device_peers_find(const job_reading *reading, const job_meeting *meeting, job_device_peers *out) {
+    *out = (job_device_peers){.size = 1};
     size_t first = meeting->waiting[0], seen = 0;
-    for (size_t i = 0; i < look->count; i++)
-        if (is_seen(&look->processes[i]) && are_together(look, first, i)) {
+    for (size_t i = 0; i < reading->count; i++)
+        if (is_seen(&reading->processes[i]) && share_a_group(reading, first, i)) {
             seen++;
             if (!contains(meeting->waiting, meeting->waiting_count, i) && out->others_count < JOB_OTHERS_MAX)
                 out->others[out->others_count++] = i;
         }
-    const live_file *live = look->processes[first].live;
+    const live_file *live = reading->processes[first].live;
     for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
         if (live->groups[i].used && live->groups[i].enqueues && live->groups[i].size > out->size)
             out->size = live->groups[i].size;

@@ -1,7 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "look.h"
+#include "reading.h"
 
 const live_group *job_group_named(const live_file *live, const char *name) {
     for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
@@ -15,19 +15,19 @@ static bool is_member(const live_group *group, int rank) {
            (group->members[rank / 64] >> (rank % 64) & 1);
 }
 
-job_meeting *job_meeting_add(job_meetings *meetings, const job_look *look, const job_meeting *first) {
+job_meeting *job_meeting_add(job_meetings *meetings, const job_reading *reading, const job_meeting *first) {
     job_meeting *rows = realloc(meetings->rows, (meetings->count + 1) * sizeof *rows);
     if (rows == NULL)
         return NULL;
     meetings->rows = rows;
     job_meeting *meeting = &rows[meetings->count++];
     *meeting = *first;
-    meeting->waiting = calloc(look->count + 1, sizeof *meeting->waiting);
-    meeting->missing = calloc(look->count + 1, sizeof *meeting->missing);
+    meeting->waiting = calloc(reading->count + 1, sizeof *meeting->waiting);
+    meeting->missing = calloc(reading->count + 1, sizeof *meeting->missing);
     return meeting->waiting == NULL || meeting->missing == NULL ? NULL : meeting;
 }
 
-static job_meeting *meeting_of(job_meetings *meetings, const job_look *look, const live_wait *wait,
+static job_meeting *meeting_of(job_meetings *meetings, const job_reading *reading, const live_wait *wait,
                                const char *group) {
     for (size_t i = 0; i < meetings->count; i++) {
         job_meeting *meeting = &meetings->rows[i];
@@ -43,7 +43,7 @@ static job_meeting *meeting_of(job_meetings *meetings, const job_look *look, con
                          .begin_ns = wait->begin_ns};
     memcpy(first.what, wait->what, sizeof first.what);
     snprintf(first.group, sizeof first.group, "%s", group);
-    return job_meeting_add(meetings, look, &first);
+    return job_meeting_add(meetings, reading, &first);
 }
 
 void job_meeting_add_rank(size_t *indices, size_t *count, size_t index) {
@@ -53,10 +53,10 @@ void job_meeting_add_rank(size_t *indices, size_t *count, size_t index) {
     indices[(*count)++] = index;
 }
 
-size_t job_group_process(const job_look *look, const char *group, int rank) {
+size_t job_group_process(const job_reading *reading, const char *group, int rank) {
     size_t found = SIZE_MAX;
-    for (size_t i = 0; i < look->count; i++) {
-        const job_process *process = &look->processes[i];
+    for (size_t i = 0; i < reading->count; i++) {
+        const job_process *process = &reading->processes[i];
         const live_group *own = process->live != NULL ? job_group_named(process->live, group) : NULL;
         /* Of several, one was started again: the one that is there counts. */
         if (own != NULL && own->rank == rank && (found == SIZE_MAX || !job_process_is_gone(process)))
@@ -78,12 +78,12 @@ uint64_t job_messages_begun(const live_file *live, const live_group *group, live
 }
 
 /* The sender is missing as long as it has not begun the send that the wait is for. */
-static void find_sender(const job_look *look, job_meeting *meeting, const live_wait *wait,
+static void find_sender(const job_reading *reading, job_meeting *meeting, const live_wait *wait,
                         const live_group *own) {
-    size_t peer = job_group_process(look, own->name, wait->peer);
+    size_t peer = job_group_process(reading, own->name, wait->peer);
     if (peer == SIZE_MAX)
         return;
-    const live_file *live = look->processes[peer].live;
+    const live_file *live = reading->processes[peer].live;
     bool lost = false;
     uint64_t sent =
         job_messages_begun(live, job_group_named(live, own->name), LIVE_SENT, own->rank, wait->tag, &lost);
@@ -91,10 +91,11 @@ static void find_sender(const job_look *look, job_meeting *meeting, const live_w
         job_meeting_add_rank(meeting->missing, &meeting->missing_count, peer);
 }
 
-static bool add_wait(job_meetings *meetings, const job_look *look, size_t index, const live_wait *wait) {
-    const live_file *live = look->processes[index].live;
+static bool add_wait(job_meetings *meetings, const job_reading *reading, size_t index,
+                     const live_wait *wait) {
+    const live_file *live = reading->processes[index].live;
     const char *group = wait->group == LIVE_GROUP_UNKNOWN ? "" : live->groups[wait->group].name;
-    job_meeting *meeting = meeting_of(meetings, look, wait, group);
+    job_meeting *meeting = meeting_of(meetings, reading, wait, group);
     if (meeting == NULL)
         return false;
     job_meeting_add_rank(meeting->waiting, &meeting->waiting_count, index);
@@ -103,9 +104,9 @@ static bool add_wait(job_meetings *meetings, const job_look *look, size_t index,
     if (wait->group != LIVE_GROUP_UNKNOWN)
         meeting->size = live->groups[wait->group].size;
     if (wait->kind == LIVE_RECEIVE && wait->ordinal != 0 && group[0] != '\0')
-        find_sender(look, meeting, wait, &live->groups[wait->group]);
-    for (size_t i = 0; i < look->count && wait->missing_pid > 0; i++)
-        if (look->processes[i].pid == (uint32_t)wait->missing_pid)
+        find_sender(reading, meeting, wait, &live->groups[wait->group]);
+    for (size_t i = 0; i < reading->count && wait->missing_pid > 0; i++)
+        if (reading->processes[i].pid == (uint32_t)wait->missing_pid)
             job_meeting_add_rank(meeting->missing, &meeting->missing_count, i);
     return true;
 }
@@ -131,16 +132,16 @@ static const char *entered_instead(const job_process *process, const job_meeting
 
 /* Of a collective: the processes of the group that have not begun it. A rank whose process was started again counts by
  * the one that is there. */
-static void find_missing(const job_look *look, job_meeting *meeting) {
-    const live_group *own = job_group_named(look->processes[meeting->waiting[0]].live, meeting->group);
+static void find_missing(const job_reading *reading, job_meeting *meeting) {
+    const live_group *own = job_group_named(reading->processes[meeting->waiting[0]].live, meeting->group);
     uint32_t seen = 0;
-    for (size_t i = 0; i < look->count && own != NULL; i++) {
-        const job_process *process = &look->processes[i];
+    for (size_t i = 0; i < reading->count && own != NULL; i++) {
+        const job_process *process = &reading->processes[i];
         const live_group *group =
             process->live != NULL ? job_group_named(process->live, meeting->group) : NULL;
-        bool replaced = i + 1 < look->count && job_process_is_gone(process) && process->rank >= 0 &&
-                        (look->processes[i + 1].rank == process->rank ||
-                         (i > 0 && look->processes[i - 1].rank == process->rank));
+        bool replaced = i + 1 < reading->count && job_process_is_gone(process) && process->rank >= 0 &&
+                        (reading->processes[i + 1].rank == process->rank ||
+                         (i > 0 && reading->processes[i - 1].rank == process->rank));
         if (replaced || (group == NULL && !(process->live != NULL && is_member(own, process->rank))))
             continue;
         seen++;
@@ -178,22 +179,22 @@ static bool is_behind(const job_meetings *meetings, const job_meeting *meeting) 
     return false;
 }
 
-bool job_meetings_find(const job_look *look, uint64_t before_ns, job_meetings *out) {
+bool job_meetings_find(const job_reading *reading, uint64_t before_ns, job_meetings *out) {
     *out = (job_meetings){0};
     bool complete = true;
-    for (size_t i = 0; i < look->count && complete; i++) {
-        const job_process *process = &look->processes[i];
+    for (size_t i = 0; i < reading->count && complete; i++) {
+        const job_process *process = &reading->processes[i];
         for (uint32_t w = 0;
              process->live != NULL && !job_process_is_gone(process) && w < LIVE_WAITS_MAX && complete; w++)
             if (process->live->waits[w].begin_ns != 0)
-                complete = add_wait(out, look, i, &process->live->waits[w]);
+                complete = add_wait(out, reading, i, &process->live->waits[w]);
     }
-    complete = complete && job_meetings_add_enqueued(out, look);
+    complete = complete && job_meetings_add_enqueued(out, reading);
     for (size_t i = 0; i < out->count && complete; i++)
         if (out->rows[i].kind == LIVE_COLLECTIVE && out->rows[i].progress_ns == 0 &&
             out->rows[i].group[0] != '\0')
-            find_missing(look, &out->rows[i]);
-    complete = complete && job_meetings_add_devices(out, look, before_ns);
+            find_missing(reading, &out->rows[i]);
+    complete = complete && job_meetings_add_devices(out, reading, before_ns);
     for (size_t i = out->count; i-- > 0 && complete;)
         if (out->rows[i].begin_ns >= before_ns ||
             (out->rows[i].kind == LIVE_COLLECTIVE && is_behind(out, &out->rows[i])))
@@ -214,14 +215,15 @@ void job_meetings_free(job_meetings *meetings) {
 
 /* ---- text ---- */
 
-void job_ranks_text(const job_look *look, const size_t *indices, size_t count, char *out, size_t out_size) {
+void job_ranks_text(const job_reading *reading, const size_t *indices, size_t count, char *out,
+                    size_t out_size) {
     size_t used = 0;
     out[0] = '\0';
     for (size_t i = 0; i < count && used + 32 < out_size;) {
-        const job_process *first = &look->processes[indices[i]];
+        const job_process *first = &reading->processes[indices[i]];
         size_t end = i + 1;
-        while (end < count && first->rank >= 0 && look->processes[indices[end]].rank > 0 &&
-               look->processes[indices[end]].rank - 1 == look->processes[indices[end - 1]].rank)
+        while (end < count && first->rank >= 0 && reading->processes[indices[end]].rank > 0 &&
+               reading->processes[indices[end]].rank - 1 == reading->processes[indices[end - 1]].rank)
             end++;
         const char *before = i == 0 ? "" : end == count ? " and " : ", ";
         if (first->rank < 0)
@@ -231,7 +233,7 @@ void job_ranks_text(const job_look *look, const size_t *indices, size_t count, c
             end = i + 1;
         } else
             used += (size_t)snprintf(out + used, out_size - used, "%s%d to %d", before, first->rank,
-                                     look->processes[indices[end - 1]].rank);
+                                     reading->processes[indices[end - 1]].rank);
         i = end;
     }
 }

@@ -173,24 +173,24 @@ static bool read_segment_file(report *report, int directory_fd, const char *name
     return true;
 }
 
-/* ---- a second look at the records ---- */
+/* ---- a second pass over the records ---- */
 
-typedef struct second_look {
+typedef struct second_pass {
     const report *report;
     trace_segment header;
     const report_process *owner;
     bool looked;
     report_visitor visit;
     void *context;
-} second_look;
+} second_pass;
 
 static void visit_again(void *context, const trace_record *record) {
-    second_look *look = context;
-    if (!look->looked)
-        look->owner = find_process(look->report, look->header.process_uid);
-    look->looked = true;
-    if (look->owner != NULL)
-        look->visit(look->context, look->owner, &look->header, record);
+    second_pass *reading = context;
+    if (!reading->looked)
+        reading->owner = find_process(reading->report, reading->header.process_uid);
+    reading->looked = true;
+    if (reading->owner != NULL)
+        reading->visit(reading->context, reading->owner, &reading->header, record);
 }
 
 bool report_visit_records(const report *report, report_visitor visit, void *context) {
@@ -202,10 +202,10 @@ bool report_visit_records(const report *report, report_visitor visit, void *cont
     bool complete = list_files(directory, TRACE_SEGMENT_SUFFIX, &names, &count);
     for (size_t i = 0; i < count; i++) {
         int fd = complete ? open_file(dirfd(directory), names[i]) : -1;
-        second_look look = {.report = report, .visit = visit, .context = context};
+        second_pass reading = {.report = report, .visit = visit, .context = context};
         /* What is wrong with a file was said when it was read first. */
         if (fd >= 0) {
-            trace_read_segment(fd, &look.header, visit_again, &look, message);
+            trace_read_segment(fd, &reading.header, visit_again, &reading, message);
             close(fd);
         }
         free(names[i]);

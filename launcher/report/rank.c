@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "launcher/job/look.h"
+#include "launcher/job/reading.h"
 
 static uint64_t larger(uint64_t a, uint64_t b) {
     return a > b ? a : b;

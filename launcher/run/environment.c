@@ -157,14 +157,14 @@ fail:
     return false;
 }
 
-static const char *look_up(const void *context, const char *name) {
+static const char *lookup(const void *context, const char *name) {
     return run_environment_get(context, name);
 }
 
 bool run_environment_cluster(const run_request *request, const run_environment *environment,
                              run_cluster *out) {
     const char *fix, *rank = run_environment_get(environment, "RANK");
-    return request->ranks == 1 && !(rank && rank[0]) && run_cluster_find(look_up, environment, out) &&
+    return request->ranks == 1 && !(rank && rank[0]) && run_cluster_find(lookup, environment, out) &&
            !run_command_launcher(request->command, &fix);
 }
 

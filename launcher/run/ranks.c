@@ -181,7 +181,7 @@ static void watch(rank_set *s) {
             tell_to_end(s);
         take_signal(s, until_term > 0 && until_term < left ? until_term : left);
         if (!s->end_ms)
-            run_stall_look(&s->stall);
+            run_stall_check(&s->stall);
     }
     run_stall_end(&s->stall);
     if (s->running > 0)

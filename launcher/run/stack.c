@@ -20,10 +20,10 @@ static void path_of(char out[PATH_BYTES], const char *directory, const job_proce
     log_format(out, PATH_BYTES, "%s/%s%s", directory, process->name, suffix);
 }
 
-static const job_process *process_of(const run_stack *stack, const job_look *look) {
-    for (size_t i = 0; i < look->count; i++)
-        if (look->processes[i].uid == stack->uid)
-            return &look->processes[i];
+static const job_process *process_of(const run_stack *stack, const job_reading *reading) {
+    for (size_t i = 0; i < reading->count; i++)
+        if (reading->processes[i].uid == stack->uid)
+            return &reading->processes[i];
     return NULL;
 }
 
@@ -40,8 +40,8 @@ void run_stack_ask(run_stack *stack, const job_process *process, const char *dir
     stack->asked = live_ask_stack(path, stack->number);
 }
 
-bool run_stack_arrived(const run_stack *stack, const job_look *look) {
-    const job_process *process = process_of(stack, look);
+bool run_stack_arrived(const run_stack *stack, const job_reading *reading) {
+    const job_process *process = process_of(stack, reading);
     return !stack->asked || process == NULL || process->live == NULL ||
            process->live->stack_given == stack->number;
 }
@@ -90,10 +90,10 @@ static bool is_of_a_library(const char *line) {
            strstr(line, "/lib/castor/") != NULL;
 }
 
-bool run_stack_place(const run_stack *stack, const job_look *look, const char *directory, char *out,
+bool run_stack_place(const run_stack *stack, const job_reading *reading, const char *directory, char *out,
                      size_t out_size) {
-    const job_process *process = process_of(stack, look);
-    if (process == NULL || !stack->asked || !run_stack_arrived(stack, look))
+    const job_process *process = process_of(stack, reading);
+    if (process == NULL || !stack->asked || !run_stack_arrived(stack, reading))
         return false;
     char path[PATH_BYTES];
     path_of(path, directory, process, LIVE_STACK_SUFFIX);
@@ -113,8 +113,8 @@ bool run_stack_place(const run_stack *stack, const job_look *look, const char *d
     return found;
 }
 
-void run_stack_tell(const run_stack *stack, const job_look *look, const char *directory) {
-    const job_process *process = process_of(stack, look);
+void run_stack_tell(const run_stack *stack, const job_reading *reading, const char *directory) {
+    const job_process *process = process_of(stack, reading);
     if (process == NULL)
         return;
     char who[64], path[PATH_BYTES];
@@ -130,7 +130,7 @@ void run_stack_tell(const run_stack *stack, const job_look *look, const char *di
         LOG_W("%s is stopped by a signal; kill -CONT %u lets it go on", who, process->pid);
         return;
     }
-    if (!stack->asked || !run_stack_arrived(stack, look)) {
+    if (!stack->asked || !run_stack_arrived(stack, reading)) {
         LOG_W("%s runs, and does not tell its Python stack%s", who,
               stack->asked ? ": it holds Python's interpreter, inside C code" : "");
         return;

@@ -3,7 +3,7 @@
 #ifndef CASTOR_LAUNCHER_RUN_STACK_H
 #define CASTOR_LAUNCHER_RUN_STACK_H
 
-#include "launcher/job/look.h"
+#include "launcher/job/reading.h"
 
 typedef struct run_stack {
     uint64_t uid;
@@ -13,11 +13,11 @@ typedef struct run_stack {
 } run_stack;
 
 void run_stack_ask(run_stack *stack, const job_process *process, const char *directory);
-bool run_stack_arrived(const run_stack *stack, const job_look *look);
+bool run_stack_arrived(const run_stack *stack, const job_reading *reading);
 /* "train.py, line 15": the innermost line of the script's own in the main thread. False: it is not known. */
-bool run_stack_place(const run_stack *stack, const job_look *look, const char *directory, char *out,
+bool run_stack_place(const run_stack *stack, const job_reading *reading, const char *directory, char *out,
                      size_t out_size);
 /* Logs the process's place in the script, as far as it is known. */
-void run_stack_tell(const run_stack *stack, const job_look *look, const char *directory);
+void run_stack_tell(const run_stack *stack, const job_reading *reading, const char *directory);
 
 #endif

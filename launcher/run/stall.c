@@ -9,12 +9,12 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "launcher/common/live_read.h"
-#include "launcher/job/look.h"
+#include "launcher/job/reading.h"
 #include "stack.h"
 
 #define PERIOD_MAX_NS UINT64_C(1000000000)
 #define PERIOD_MIN_NS UINT64_C(50000000)
-#define LATE_FACTOR   5 /* a look that comes so many periods late: castor, and probably all, stood still */
+#define LATE_FACTOR   5 /* a check that comes so many periods late: castor, and probably all, stood still */
 #define ANSWER_NS     UINT64_C(3000000000)
 #define SHOWN_MAX     8 /* stacks of one stall */
 
@@ -29,7 +29,7 @@ struct stall {
     char what[LIVE_WHAT_MAX], group[LIVE_NAME_MAX];
     uint64_t ordinal, begin_ns, waiter_uid; /* waiter: one of the processes that wait */
     stall_state state;
-    bool present; /* in the present look */
+    bool present; /* in the present reading */
     uint64_t asked_ns;
     run_stack stacks[SHOWN_MAX];
     size_t stack_count;
@@ -62,11 +62,11 @@ static void seconds_text(char out[32], uint64_t ns) {
         log_format(out, 32, "%llu s", (unsigned long long)(ns / 1000000000u));
 }
 
-static void title_write(stall *s, const job_look *look, const job_meeting *meeting) {
+static void title_write(stall *s, const job_reading *reading, const job_meeting *meeting) {
     char group[192];
     job_group_text(meeting, group, sizeof group);
     if (meeting->kind == LIVE_DEVICE) {
-        job_devices_text(look, meeting, group, sizeof group);
+        job_devices_text(reading, meeting, group, sizeof group);
         log_format(s->title, sizeof s->title, "the wait for %s", group);
     } else if (meeting->kind == LIVE_COLLECTIVE || meeting->group[0] != '\0')
         log_format(s->title, sizeof s->title, "%s, number %llu of %s", meeting->what,
@@ -88,15 +88,16 @@ static const char *wait_words(const job_meeting *meeting) {
 }
 
 /* Of a device: two lines. */
-static void tell_devices(const run_stall *watch, stall *s, const job_look *look, const job_meeting *meeting) {
+static void tell_devices(const run_stall *watch, stall *s, const job_reading *reading,
+                         const job_meeting *meeting) {
     char who[256], others[256], devices[128], spent[32], place[192] = "", rest[320] = "", enqueued[320];
-    job_together together;
-    job_together_find(look, meeting, &together);
-    job_ranks_text(look, meeting->waiting, meeting->waiting_count, who, sizeof who);
-    job_ranks_text(look, together.others, together.others_count, others, sizeof others);
-    job_devices_text(look, meeting, devices, sizeof devices);
-    job_enqueued_text(&look->processes[meeting->waiting[0]], enqueued, sizeof enqueued);
-    seconds_text(spent, look->now_ns - meeting->begin_ns);
+    job_device_peers together;
+    job_device_peers_find(reading, meeting, &together);
+    job_ranks_text(reading, meeting->waiting, meeting->waiting_count, who, sizeof who);
+    job_ranks_text(reading, together.others, together.others_count, others, sizeof others);
+    job_devices_text(reading, meeting, devices, sizeof devices);
+    job_enqueued_text(&reading->processes[meeting->waiting[0]], enqueued, sizeof enqueued);
+    seconds_text(spent, reading->now_ns - meeting->begin_ns);
     if (together.size > 1)
         log_format(rest, sizeof rest,
                    together.others_count > 0 ? ", and no rank%s is behind (%s %s %s not in such a wait)"
@@ -104,7 +105,7 @@ static void tell_devices(const run_stall *watch, stall *s, const job_look *look,
                    together.unseen ? " of this machine" : "", ranks_word(together.others_count), others,
                    together.others_count == 1 ? "is" : "are");
     bool known =
-        s->stack_count > 0 && run_stack_place(&s->stacks[0], look, watch->directory, place, sizeof place);
+        s->stack_count > 0 && run_stack_place(&s->stacks[0], reading, watch->directory, place, sizeof place);
     LOG_W("no progress for %s on %s: %s %s %s in %s%s%s%s; last enqueued: %s", spent, devices,
           ranks_word(meeting->waiting_count), who, wait_words(meeting), meeting->what, known ? ", at " : "",
           place, rest, enqueued);
@@ -115,16 +116,16 @@ static void tell_devices(const run_stall *watch, stall *s, const job_look *look,
     s->state = STALL_TOLD;
 }
 
-static void tell(const run_stall *watch, stall *s, const job_look *look, const job_meeting *meeting) {
+static void tell(const run_stall *watch, stall *s, const job_reading *reading, const job_meeting *meeting) {
     if (meeting->kind == LIVE_DEVICE) {
-        tell_devices(watch, s, look, meeting);
+        tell_devices(watch, s, reading, meeting);
         return;
     }
     char waiting[256], missing[256], spent[32], unseen[96] = "", instead[192] = "";
-    job_ranks_text(look, meeting->waiting, meeting->waiting_count, waiting, sizeof waiting);
-    job_ranks_text(look, meeting->missing, meeting->missing_count, missing, sizeof missing);
+    job_ranks_text(reading, meeting->waiting, meeting->waiting_count, waiting, sizeof waiting);
+    job_ranks_text(reading, meeting->missing, meeting->missing_count, missing, sizeof missing);
     seconds_text(spent,
-                 look->now_ns - (meeting->progress_ns != 0 ? meeting->progress_ns : meeting->begin_ns));
+                 reading->now_ns - (meeting->progress_ns != 0 ? meeting->progress_ns : meeting->begin_ns));
     if (meeting->unseen > 0)
         log_format(unseen, sizeof unseen, "%s%u %s of other machines",
                    meeting->missing_count ? " or for " : "", meeting->unseen, ranks_word(meeting->unseen));
@@ -132,13 +133,13 @@ static void tell(const run_stall *watch, stall *s, const job_look *look, const j
         log_format(instead, sizeof instead, ", in %s instead: all ranks must make the same calls",
                    meeting->other);
     for (size_t i = 0; i < meeting->missing_count && instead[0] == '\0'; i++) {
-        const job_process *process = &look->processes[meeting->missing[i]];
-        uint64_t since_ns = job_device_idle_ns(look, meeting->missing[i]);
-        if (since_ns >= look->now_ns - watch->limit_ns)
+        const job_process *process = &reading->processes[meeting->missing[i]];
+        uint64_t since_ns = job_device_idle_ns(reading, meeting->missing[i]);
+        if (since_ns >= reading->now_ns - watch->limit_ns)
             continue;
         char who[64], idle[32];
-        job_ranks_text(look, &meeting->missing[i], 1, who, sizeof who);
-        seconds_text(idle, look->now_ns - since_ns);
+        job_ranks_text(reading, &meeting->missing[i], 1, who, sizeof who);
+        seconds_text(idle, reading->now_ns - since_ns);
         log_format(instead, sizeof instead, "; rank %s waits for device %d in %s, for %s", who,
                    process->live->device.device, process->live->device.call, idle);
     }
@@ -147,7 +148,7 @@ static void tell(const run_stall *watch, stall *s, const job_look *look, const j
           meeting->missing_count ? ranks_word(meeting->missing_count) : "", meeting->missing_count ? " " : "",
           missing, unseen, instead);
     for (size_t i = 0; i < s->stack_count; i++)
-        run_stack_tell(&s->stacks[i], look, watch->directory);
+        run_stack_tell(&s->stacks[i], reading, watch->directory);
     s->state = STALL_TOLD;
 }
 
@@ -162,32 +163,32 @@ static void tell_end(const stall *s, uint64_t now, bool solved) {
 
 /* ---- the course of a stall ---- */
 
-static void ask(const run_stall *watch, stall *s, const job_look *look, const job_meeting *meeting) {
+static void ask(const run_stall *watch, stall *s, const job_reading *reading, const job_meeting *meeting) {
     bool device = meeting->kind == LIVE_DEVICE;
     const size_t *asked = device ? meeting->waiting : meeting->missing;
     size_t count = device ? meeting->waiting_count : meeting->missing_count;
     s->stack_count = 0;
     for (size_t i = 0; i < count && s->stack_count < SHOWN_MAX; i++)
-        run_stack_ask(&s->stacks[s->stack_count++], &look->processes[asked[i]], watch->directory);
-    s->asked_ns = look->now_ns;
+        run_stack_ask(&s->stacks[s->stack_count++], &reading->processes[asked[i]], watch->directory);
+    s->asked_ns = reading->now_ns;
     s->state = STALL_ASKED;
 }
 
-static bool has_answers(const stall *s, const job_look *look) {
+static bool has_answers(const stall *s, const job_reading *reading) {
     for (size_t i = 0; i < s->stack_count; i++)
-        if (!run_stack_arrived(&s->stacks[i], look))
+        if (!run_stack_arrived(&s->stacks[i], reading))
             return false;
     return true;
 }
 
-static stall *stall_find(const run_stall *watch, const job_look *look, const job_meeting *meeting) {
+static stall *stall_find(const run_stall *watch, const job_reading *reading, const job_meeting *meeting) {
     for (size_t i = 0; i < watch->count; i++) {
         stall *s = &watch->stalls[i];
         if (s->kind == meeting->kind && s->ordinal == meeting->ordinal &&
             (s->kind == LIVE_DEVICE || strcmp(s->what, meeting->what) == 0) &&
             strcmp(s->group, meeting->group) == 0 &&
             (s->kind == LIVE_COLLECTIVE || s->kind == LIVE_DEVICE ||
-             (s->waiter_uid == look->processes[meeting->waiting[0]].uid &&
+             (s->waiter_uid == reading->processes[meeting->waiting[0]].uid &&
               (s->begin_ns == meeting->begin_ns || meeting->progress_ns != 0))))
             return s;
     }
@@ -195,8 +196,8 @@ static stall *stall_find(const run_stall *watch, const job_look *look, const job
 }
 
 /* The stall that the meeting is; NULL: it is seen for the first time. */
-static stall *stall_of(run_stall *watch, const job_look *look, const job_meeting *meeting) {
-    stall *known = stall_find(watch, look, meeting);
+static stall *stall_of(run_stall *watch, const job_reading *reading, const job_meeting *meeting) {
+    stall *known = stall_find(watch, reading, meeting);
     if (known != NULL)
         return known;
     stall *stalls = realloc(watch->stalls, (watch->count + 1) * sizeof *stalls);
@@ -205,23 +206,23 @@ static stall *stall_of(run_stall *watch, const job_look *look, const job_meeting
     watch->stalls = stalls;
     stall *s = &stalls[watch->count++];
     *s = (stall){.kind = meeting->kind, .ordinal = meeting->ordinal, .begin_ns = meeting->begin_ns};
-    s->waiter_uid = look->processes[meeting->waiting[0]].uid;
+    s->waiter_uid = reading->processes[meeting->waiting[0]].uid;
     memcpy(s->what, meeting->what, sizeof s->what);
     memcpy(s->group, meeting->group, sizeof s->group);
-    title_write(s, look, meeting);
+    title_write(s, reading, meeting);
     return NULL; /* seen for the first time */
 }
 
-static void advance(run_stall *watch, const job_look *look, const job_meeting *meeting) {
+static void advance(run_stall *watch, const job_reading *reading, const job_meeting *meeting) {
     size_t before = watch->count;
-    bool goes_on = meeting->held || meeting->progress_ns > look->now_ns - watch->limit_ns;
+    bool goes_on = meeting->held || meeting->progress_ns > reading->now_ns - watch->limit_ns;
     if (goes_on) { /* no stall; but one that was told is not solved because those who are ahead went further */
-        stall *told = stall_find(watch, look, meeting);
+        stall *told = stall_find(watch, reading, meeting);
         if (told != NULL)
             told->present = true;
         return;
     }
-    stall *s = stall_of(watch, look, meeting);
+    stall *s = stall_of(watch, reading, meeting);
     if (s == NULL) {
         if (watch->count > before)
             watch->stalls[before].present = true;
@@ -229,32 +230,33 @@ static void advance(run_stall *watch, const job_look *look, const job_meeting *m
     }
     s->present = true;
     if (s->state == STALL_SEEN)
-        ask(watch, s, look, meeting);
-    else if (s->state == STALL_ASKED && (has_answers(s, look) || look->now_ns - s->asked_ns > ANSWER_NS))
-        tell(watch, s, look, meeting);
+        ask(watch, s, reading, meeting);
+    else if (s->state == STALL_ASKED &&
+             (has_answers(s, reading) || reading->now_ns - s->asked_ns > ANSWER_NS))
+        tell(watch, s, reading, meeting);
 }
 
 /* A wait also ends with its process. */
-static bool waiter_is_gone(const stall *s, const job_look *look) {
-    for (size_t i = 0; i < look->count; i++)
-        if (look->processes[i].uid == s->waiter_uid)
-            return look->processes[i].state == JOB_EXITED || look->processes[i].state == JOB_DIED;
+static bool waiter_is_gone(const stall *s, const job_reading *reading) {
+    for (size_t i = 0; i < reading->count; i++)
+        if (reading->processes[i].uid == s->waiter_uid)
+            return reading->processes[i].state == JOB_EXITED || reading->processes[i].state == JOB_DIED;
     return true;
 }
 
-static void drop_solved(run_stall *watch, const job_look *look, uint64_t now) {
+static void drop_solved(run_stall *watch, const job_reading *reading, uint64_t now) {
     size_t kept = 0;
     for (size_t i = 0; i < watch->count; i++) {
         stall *s = &watch->stalls[i];
         if (s->present)
             watch->stalls[kept++] = *s;
         else if (s->state == STALL_TOLD)
-            tell_end(s, now, !waiter_is_gone(s, look));
+            tell_end(s, now, !waiter_is_gone(s, reading));
     }
     watch->count = kept;
 }
 
-void run_stall_look(run_stall *watch) {
+void run_stall_check(run_stall *watch) {
     uint64_t now = clock_ns(CLOCK_MONOTONIC);
     if (watch->limit_ns == 0 || now < watch->last_ns + watch->period_ns)
         return;
@@ -264,20 +266,20 @@ void run_stall_look(run_stall *watch) {
     watch->last_ns = now;
     if (now < watch->awake_ns + watch->limit_ns)
         return;
-    job_look look;
+    job_reading reading;
     job_meetings meetings = {0};
-    if (job_look_read(watch->directory, JOB_LOOK_LIVE, &look) &&
-        job_meetings_find(&look, look.now_ns - watch->limit_ns, &meetings)) {
+    if (job_reading_take(watch->directory, JOB_LOOK_LIVE, &reading) &&
+        job_meetings_find(&reading, reading.now_ns - watch->limit_ns, &meetings)) {
         for (size_t i = 0; i < watch->count; i++)
             watch->stalls[i].present = false;
         for (size_t i = 0; i < meetings.count; i++)
             if (meetings.rows[i].missing_count > 0 || meetings.rows[i].unseen > 0 ||
                 meetings.rows[i].kind == LIVE_DEVICE)
-                advance(watch, &look, &meetings.rows[i]);
-        drop_solved(watch, &look, now);
+                advance(watch, &reading, &meetings.rows[i]);
+        drop_solved(watch, &reading, now);
     }
     job_meetings_free(&meetings);
-    job_look_free(&look);
+    job_reading_free(&reading);
 }
 
 void run_stall_end(run_stall *watch) {

@@ -3,7 +3,7 @@
  * when the stall ends, or when the job ends first.
  *
  * It runs in castor, not in the ranks: one process sees all of them, so that each stall is reported once, and a rank that is
- * stuck or stopped need not do anything. It reads the live files of the log directory (launcher/job/look.h). */
+ * stuck or stopped need not do anything. It reads the live files of the log directory (launcher/job/reading.h). */
 #ifndef CASTOR_LAUNCHER_RUN_STALL_H
 #define CASTOR_LAUNCHER_RUN_STALL_H
 
@@ -15,18 +15,18 @@ typedef struct stall stall;
 typedef struct run_stall {
     const char *directory;
     uint64_t limit_ns;  /* 0: no watch */
-    uint64_t period_ns; /* between looks */
-    uint64_t last_ns;   /* of the last look */
-    uint64_t awake_ns;  /* since when the looks are regular */
+    uint64_t period_ns; /* between checks */
+    uint64_t last_ns;   /* of the last check */
+    uint64_t awake_ns;  /* since when the checks are regular */
     stall *stalls;
     size_t count;
 } run_stall;
 
 void run_stall_start(run_stall *watch, const char *directory, double limit_seconds);
-/* Milliseconds until the next look; -1: there is none. */
+/* Milliseconds until the next reading; -1: there is none. */
 int64_t run_stall_wait_ms(const run_stall *watch);
 /* Looks, when it is time. Does not wait. */
-void run_stall_look(run_stall *watch);
+void run_stall_check(run_stall *watch);
 void run_stall_end(run_stall *watch);
 
 #endif

@@ -31,16 +31,16 @@ static bool speaks_rather(const job_process *a, const job_process *b) {
     return a->counters->start_realtime_ns > b->counters->start_realtime_ns;
 }
 
-bool top_ranks_choose(const job_look *look, size_t **indices, size_t *count) {
+bool top_ranks_choose(const job_reading *reading, size_t **indices, size_t *count) {
     bool any_known = false;
     *count = 0;
-    *indices = malloc((look->count + 1) * sizeof **indices);
+    *indices = malloc((reading->count + 1) * sizeof **indices);
     if (*indices == NULL)
         return false;
-    for (size_t i = 0; i < look->count; i++)
-        any_known |= look->processes[i].counters != NULL && look->processes[i].rank >= 0;
-    for (size_t i = 0; i < look->count; i++) {
-        const job_process *process = &look->processes[i];
+    for (size_t i = 0; i < reading->count; i++)
+        any_known |= reading->processes[i].counters != NULL && reading->processes[i].rank >= 0;
+    for (size_t i = 0; i < reading->count; i++) {
+        const job_process *process = &reading->processes[i];
         if (process->counters == NULL)
             continue;
         if (process->rank < 0) {
@@ -50,9 +50,9 @@ bool top_ranks_choose(const job_look *look, size_t **indices, size_t *count) {
             continue;
         }
         size_t last = *count > 0 ? (*indices)[*count - 1] : SIZE_MAX;
-        if (last == SIZE_MAX || look->processes[last].rank != process->rank)
+        if (last == SIZE_MAX || reading->processes[last].rank != process->rank)
             (*indices)[(*count)++] = i;
-        else if (speaks_rather(process, &look->processes[last]))
+        else if (speaks_rather(process, &reading->processes[last]))
             (*indices)[*count - 1] = i;
     }
     return true;
@@ -82,12 +82,13 @@ static void add_operations(top_sample *sample, const trace_counters *counters) {
     }
 }
 
-bool top_history_add(top_history *history, const job_look *look, const size_t *ranks, size_t rank_count) {
-    top_sample sample = {.at_ns = look->now_ns, .ranks = calloc(rank_count + 1, sizeof *sample.ranks)};
+bool top_history_add(top_history *history, const job_reading *reading, const size_t *ranks,
+                     size_t rank_count) {
+    top_sample sample = {.at_ns = reading->now_ns, .ranks = calloc(rank_count + 1, sizeof *sample.ranks)};
     if (sample.ranks == NULL)
         return false;
     for (size_t i = 0; i < rank_count; i++) {
-        const job_process *process = &look->processes[ranks[i]];
+        const job_process *process = &reading->processes[ranks[i]];
         sample.ranks[sample.rank_count++] = (top_rank_sample){process->uid, top_steps(process->counters),
                                                               process->counters->gauges[GAUGE_WAIT_NS].last};
         add_operations(&sample, process->counters);
@@ -120,8 +121,8 @@ static double seconds_between(uint64_t from_ns, uint64_t to_ns) {
     return to_ns > from_ns ? (double)(to_ns - from_ns) / 1e9 : 0;
 }
 
-/* Between the first and the last look that saw new steps, so that a rate of steps longer than a look does not flicker; a
- * rank that makes none any more sinks. */
+/* Between the first and the last reading with new steps, so that the rate of steps that take longer than an update does not
+ * flicker; the rate of a rank that makes no more steps sinks. */
 double top_step_rate(const top_history *history, uint64_t uid) {
     uint64_t first_ns = 0, last_ns = 0, first_steps = 0, steps = 0, oldest_ns = 0, oldest_steps = 0;
     size_t changes = 0;

@@ -104,52 +104,52 @@ static int parse_arguments(int argc, char **argv, top_request *out) {
 
 /* ---- looking ---- */
 
-typedef enum look_status { LOOK_SEEN, LOOK_NOTHING, LOOK_FAILED } look_status;
+typedef enum reading_status { READING_ADDED, READING_EMPTY, READING_FAILED } reading_status;
 
 typedef struct watcher {
     top_job job;
-    job_look look;
+    job_reading reading;
     top_history history;
     char shown[PATH_MAX]; /* the directory's name, safe to print */
 } watcher;
 
-static bool is_running(const job_look *look) {
-    for (size_t i = 0; i < look->count; i++)
-        if (look->processes[i].state == JOB_RUNNING || look->processes[i].state == JOB_STOPPED)
+static bool is_running(const job_reading *reading) {
+    for (size_t i = 0; i < reading->count; i++)
+        if (reading->processes[i].state == JOB_RUNNING || reading->processes[i].state == JOB_STOPPED)
             return true;
     return false;
 }
 
-static look_status look_again(watcher *w, const char *directory) {
-    job_look_free(&w->look);
-    if (!job_look_read(directory, JOB_LOOK_LIVE | JOB_LOOK_COUNTERS, &w->look)) {
+static reading_status read_again(watcher *w, const char *directory) {
+    job_reading_free(&w->reading);
+    if (!job_reading_take(directory, JOB_LOOK_LIVE | JOB_LOOK_COUNTERS, &w->reading)) {
         LOG_E("top: %s cannot be read: %s", w->shown, strerror(errno));
-        return LOOK_FAILED;
+        return READING_FAILED;
     }
-    /* In this order: a run that ends between the two is found ended at the next look. */
-    w->job.ended = !is_running(&w->look);
+    /* In this order: a run that ends between the two is found ended at the next reading. */
+    w->job.ended = !is_running(&w->reading);
     w->job.in_use = job_directory_in_use(directory);
     w->job.ended &= !w->job.in_use;
     bool counters = false;
-    for (size_t i = 0; i < w->look.count; i++)
-        counters |= w->look.processes[i].counters != NULL;
+    for (size_t i = 0; i < w->reading.count; i++)
+        counters |= w->reading.processes[i].counters != NULL;
     if (!counters && w->job.ended)
-        return LOOK_NOTHING;
+        return READING_EMPTY;
     size_t *ranks, count;
-    bool added = top_ranks_choose(&w->look, &ranks, &count);
+    bool added = top_ranks_choose(&w->reading, &ranks, &count);
     if (added) {
-        added = top_history_add(&w->history, &w->look, ranks, count);
+        added = top_history_add(&w->history, &w->reading, ranks, count);
         free(ranks);
     }
     if (!added)
         LOG_E("top: out of memory");
-    return added ? LOOK_SEEN : LOOK_FAILED;
+    return added ? READING_ADDED : READING_FAILED;
 }
 
 static void show(watcher *w, top_screen *screen, bool hint) {
     top_text text = {0};
     size_t width = screen->full ? screen->width : 0;
-    top_view(&w->job, &w->look, &w->history, width, &text);
+    top_view(&w->job, &w->reading, &w->history, width, &text);
     if (screen->full && text.count >= screen->height) {
         while (text.count > 0 && text.count >= screen->height)
             free(text.lines[--text.count]);
@@ -166,8 +166,8 @@ static void show(watcher *w, top_screen *screen, bool hint) {
 }
 
 static int refuse_empty(const watcher *w) {
-    if (w->look.unreadable > 0)
-        LOG_E("top: %s holds no trace that can be read: %s", w->shown, w->look.message);
+    if (w->reading.unreadable > 0)
+        LOG_E("top: %s holds no trace that can be read: %s", w->shown, w->reading.message);
     else
         LOG_E("top: %s holds no trace; it is no log directory, or no process of the run used PyTorch",
               w->shown);
@@ -183,9 +183,9 @@ static void show_last(watcher *w, top_screen *screen) {
 }
 
 static int watch(watcher *w, const top_request *request) {
-    look_status seen = look_again(w, request->directory);
-    if (seen != LOOK_SEEN)
-        return seen == LOOK_NOTHING ? refuse_empty(w) : STATUS_NOTHING;
+    reading_status seen = read_again(w, request->directory);
+    if (seen != READING_ADDED)
+        return seen == READING_EMPTY ? refuse_empty(w) : STATUS_NOTHING;
     if (w->job.ended) {
         top_screen plain = {0};
         show(w, &plain, false);
@@ -195,7 +195,7 @@ static int watch(watcher *w, const top_request *request) {
     top_screen screen;
     int signal = 0, status = STATUS_SHOWN;
     top_screen_open(&screen, !request->once); /* what is shown once stays on the terminal */
-    uint64_t deadline_ns = w->look.now_ns + request->interval_ns;
+    uint64_t deadline_ns = w->reading.now_ns + request->interval_ns;
     for (;;) {
         if (!request->once || w->history.count >= 2)
             show(w, &screen, true);
@@ -206,12 +206,12 @@ static int watch(watcher *w, const top_request *request) {
             break;
         if (event == TOP_REDRAW)
             continue;
-        seen = look_again(w, request->directory);
-        if (seen != LOOK_SEEN) {
+        seen = read_again(w, request->directory);
+        if (seen != READING_ADDED) {
             top_screen_close(&screen);
-            return seen == LOOK_NOTHING ? refuse_empty(w) : STATUS_NOTHING;
+            return seen == READING_EMPTY ? refuse_empty(w) : STATUS_NOTHING;
         }
-        deadline_ns = w->look.now_ns + request->interval_ns;
+        deadline_ns = w->reading.now_ns + request->interval_ns;
         if (w->job.ended) {
             show_last(w, &screen);
             return STATUS_SHOWN;
@@ -234,6 +234,6 @@ int top_main(int argc, char **argv) {
     w.job.directory = w.shown;
     status = watch(&w, &request);
     top_history_free(&w.history);
-    job_look_free(&w.look);
+    job_reading_free(&w.reading);
     return status;
 }

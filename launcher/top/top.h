@@ -1,12 +1,12 @@
-/* `castor top [DIR]`: shows a running job, with a look about once a second.
+/* `castor top [DIR]`: shows a running job, with an update about once a second.
  *
- * top.c takes the command line and looks, sample.c turns looks into rates, view.c makes the lines, screen.c shows them on a
- * terminal. */
+ * top.c takes the command line and reads the job, sample.c turns readings into rates, view.c makes the lines, screen.c shows
+ * them on a terminal. */
 #ifndef CASTOR_LAUNCHER_TOP_H
 #define CASTOR_LAUNCHER_TOP_H
 
 #include <signal.h>
-#include "launcher/job/look.h"
+#include "launcher/job/reading.h"
 
 /* argv[0] is "top". 0: shown, also when the job had ended; 1: there is nothing to show; 2: bad arguments. */
 int top_main(int argc, char **argv);
@@ -26,7 +26,7 @@ typedef struct top_rank_sample {
     uint64_t uid, steps, wait_ns;
 } top_rank_sample;
 
-/* The counts of one look. */
+/* The counts of one reading. */
 typedef struct top_sample {
     uint64_t at_ns;
     top_rank_sample *ranks;
@@ -40,11 +40,12 @@ typedef struct top_history {
     size_t count;
 } top_history;
 
-/* Chooses the processes to show as ranks: indices of the look, by rank. False when memory is out. */
-bool top_ranks_choose(const job_look *look, size_t **indices, size_t *count);
+/* Chooses the processes to show as ranks: indices of the reading, by rank. False when memory is out. */
+bool top_ranks_choose(const job_reading *reading, size_t **indices, size_t *count);
 uint64_t top_steps(const trace_counters *counters);
 
-bool top_history_add(top_history *history, const job_look *look, const size_t *ranks, size_t rank_count);
+bool top_history_add(top_history *history, const job_reading *reading, const size_t *ranks,
+                     size_t rank_count);
 void top_history_free(top_history *history);
 /* Per second, over the samples; negative: not known yet. */
 double top_step_rate(const top_history *history, uint64_t uid);
@@ -67,7 +68,7 @@ typedef struct top_job {
 
 /* `width`: of the window; tables leave out columns that do not fit (0: none). The figures of an ended job, and of a job seen
  * once, are averages. */
-void top_view(const top_job *job, const job_look *look, const top_history *history, size_t width,
+void top_view(const top_job *job, const job_reading *reading, const top_history *history, size_t width,
               top_text *out);
 __attribute__((format(printf, 2, 3))) void top_text_add(top_text *text, const char *format, ...);
 /* Cuts each line to `width` characters, each of which takes one column; 0: does not cut. */

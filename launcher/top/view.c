@@ -124,11 +124,11 @@ static uint64_t gauge(const job_process *process, trace_gauge id) {
     return process->counters->gauges[id].last;
 }
 
-static void add_head(const top_job *job, const job_look *look, const size_t *ranks, size_t count,
+static void add_head(const top_job *job, const job_reading *reading, const size_t *ranks, size_t count,
                      top_text *out) {
     uint64_t start_ns = UINT64_MAX, end_ns = 0;
-    for (size_t i = 0; i < look->count; i++) {
-        const trace_counters *counters = look->processes[i].counters;
+    for (size_t i = 0; i < reading->count; i++) {
+        const trace_counters *counters = reading->processes[i].counters;
         if (counters == NULL)
             continue;
         uint64_t life_ns = counters->last_monotonic_ns > counters->start_monotonic_ns
@@ -140,10 +140,10 @@ static void add_head(const top_job *job, const job_look *look, const size_t *ran
             end_ns = counters->start_realtime_ns + life_ns;
     }
     if (!job->ended)
-        end_ns = look->now_realtime_ns;
+        end_ns = reading->now_realtime_ns;
     char spent[TEXT_FIGURE_MAX];
     text_seconds(spent, end_ns > start_ns ? (double)(end_ns - start_ns) / 1e9 : 0);
-    const trace_counters *first = count > 0 ? look->processes[ranks[0]].counters : NULL;
+    const trace_counters *first = count > 0 ? reading->processes[ranks[0]].counters : NULL;
     char ranks_text[32] = "";
     snprintf(ranks_text, sizeof ranks_text, "%zu %s", count, count == 1 ? "rank" : "ranks");
     top_text_add(out, "%s: %s %s, %s, plugin %s", job->directory, job->ended ? "ended, ran" : "running for",
@@ -167,7 +167,7 @@ static void format_bytes(char out[TEXT_FIGURE_MAX], uint64_t bytes) {
         text_bytes(out, bytes);
 }
 
-static void add_ranks(const top_job *job, const job_look *look, const top_history *history,
+static void add_ranks(const top_job *job, const job_reading *reading, const top_history *history,
                       const size_t *ranks, size_t count, size_t width, top_text *out) {
     static const column columns[] = {{"rank", 0},    {"pid", 5},   {"state", 4}, {"steps", 0},
                                      {"steps/s", 0}, {"param", 3}, {"grad", 3},  {"optim", 3},
@@ -175,12 +175,12 @@ static void add_ranks(const top_job *job, const job_look *look, const top_histor
     grid g = {.columns = columns, .column_count = sizeof columns / sizeof *columns};
     bool average = job->ended || history->count < 2;
     for (size_t i = 0; i < count; i++) {
-        const job_process *process = &look->processes[ranks[i]];
+        const job_process *process = &reading->processes[ranks[i]];
         const trace_counters *counters = process->counters;
         double rate = top_step_rate(history, process->uid), waits = top_wait_share(history, process->uid);
         uint64_t steps = top_steps(counters);
         if (average) {
-            uint64_t end_ns = job->ended ? counters->last_monotonic_ns : look->now_ns;
+            uint64_t end_ns = job->ended ? counters->last_monotonic_ns : reading->now_ns;
             double life = end_ns > counters->start_monotonic_ns
                               ? (double)(end_ns - counters->start_monotonic_ns) / 1e9
                               : 0;
@@ -214,13 +214,13 @@ static void add_ranks(const top_job *job, const job_look *look, const top_histor
 }
 
 /* The node store is the node's: each of its ranks tells the same. */
-static void add_nodes(const job_look *look, const size_t *ranks, size_t count, top_text *out) {
+static void add_nodes(const job_reading *reading, const size_t *ranks, size_t count, top_text *out) {
     for (size_t i = 0; i < count; i++) {
-        const job_process *process = &look->processes[ranks[i]];
+        const job_process *process = &reading->processes[ranks[i]];
         uint64_t private_bytes = 0;
         bool told = gauge(process, GAUGE_CHUNK_COUNT) == 0;
         for (size_t j = 0; j < count; j++) {
-            const job_process *other = &look->processes[ranks[j]];
+            const job_process *other = &reading->processes[ranks[j]];
             if (strcmp(other->counters->host, process->counters->host) != 0)
                 continue;
             told |= j < i && gauge(other, GAUGE_CHUNK_COUNT) > 0;
@@ -246,7 +246,8 @@ static void add_nodes(const job_look *look, const size_t *ranks, size_t count, t
 }
 
 /* Of all ranks. Where everything is in host RAM, the ranks' table says it. */
-static void add_tiers(const job_look *look, const size_t *ranks, size_t count, size_t width, top_text *out) {
+static void add_tiers(const job_reading *reading, const size_t *ranks, size_t count, size_t width,
+                      top_text *out) {
     enum { DEVICE, HOST, DISK, TIER_COUNT, KIND_COUNT = 4 };
     static const char *const names[TIER_COUNT] = {"device", "host RAM", "disk"};
     static const column columns[] = {
@@ -259,7 +260,7 @@ static void add_tiers(const job_look *look, const size_t *ranks, size_t count, s
     uint64_t bytes[TIER_COUNT][KIND_COUNT] = {0}, elsewhere = 0;
     for (size_t i = 0; i < count; i++)
         for (size_t kind = 0; kind < KIND_COUNT; kind++) {
-            const job_process *process = &look->processes[ranks[i]];
+            const job_process *process = &reading->processes[ranks[i]];
             bool model_data = kind < sizeof disk / sizeof *disk; /* `other` is of the host alone */
             uint64_t all = gauge(process, whole[kind]), on_device = gauge(process, device[kind]);
             uint64_t on_disk = model_data ? gauge(process, disk[kind]) : 0;
@@ -327,10 +328,10 @@ static void add_collectives(const top_job *job, const top_history *history, size
     grid_print(&g, width, out);
 }
 
-static void add_waits(const job_look *look, top_text *out) {
+static void add_waits(const job_reading *reading, top_text *out) {
     job_meetings meetings;
-    uint64_t before_ns = look->now_ns > WAIT_SHOWN_NS ? look->now_ns - WAIT_SHOWN_NS : 0;
-    if (!job_meetings_find(look, before_ns, &meetings))
+    uint64_t before_ns = reading->now_ns > WAIT_SHOWN_NS ? reading->now_ns - WAIT_SHOWN_NS : 0;
+    if (!job_meetings_find(reading, before_ns, &meetings))
         out->failed = true;
     size_t shown = 0;
     for (size_t i = 0; i < meetings.count; i++) {
@@ -342,9 +343,9 @@ static void add_waits(const job_look *look, top_text *out) {
             top_text_add(out, "%s", "");
             top_text_add(out, "waiting");
         }
-        job_ranks_text(look, meeting->waiting, meeting->waiting_count, who, sizeof who);
-        job_ranks_text(look, meeting->missing, meeting->missing_count, whom, sizeof whom);
-        text_seconds(spent, (double)(look->now_ns - meeting->begin_ns) / 1e9);
+        job_ranks_text(reading, meeting->waiting, meeting->waiting_count, who, sizeof who);
+        job_ranks_text(reading, meeting->missing, meeting->missing_count, whom, sizeof whom);
+        text_seconds(spent, (double)(reading->now_ns - meeting->begin_ns) / 1e9);
         job_group_text(meeting, group, sizeof group);
         const char *many = meeting->waiting_count > 1 ? "ranks" : "rank";
         const char *missing = meeting->missing_count == 0  ? ""
@@ -359,26 +360,26 @@ static void add_waits(const job_look *look, top_text *out) {
     job_meetings_free(&meetings);
 }
 
-void top_view(const top_job *job, const job_look *look, const top_history *history, size_t width,
+void top_view(const top_job *job, const job_reading *reading, const top_history *history, size_t width,
               top_text *out) {
     size_t *ranks, count;
-    if (!top_ranks_choose(look, &ranks, &count)) {
+    if (!top_ranks_choose(reading, &ranks, &count)) {
         out->failed = true;
         return;
     }
     if (count == 0) {
         top_text_add(out, "%s: no process of the job has used PyTorch yet", job->directory);
     } else {
-        add_head(job, look, ranks, count, out);
-        add_ranks(job, look, history, ranks, count, width, out);
-        add_tiers(look, ranks, count, width, out);
-        add_nodes(look, ranks, count, out);
+        add_head(job, reading, ranks, count, out);
+        add_ranks(job, reading, history, ranks, count, width, out);
+        add_tiers(reading, ranks, count, width, out);
+        add_nodes(reading, ranks, count, out);
         add_collectives(job, history, count, width, out);
         if (!job->ended)
-            add_waits(look, out);
+            add_waits(reading, out);
     }
-    if (look->unreadable > 0)
-        top_text_add(out, "%zu %s cannot be read: %s", look->unreadable,
-                     look->unreadable == 1 ? "file" : "files", look->message);
+    if (reading->unreadable > 0)
+        top_text_add(out, "%zu %s cannot be read: %s", reading->unreadable,
+                     reading->unreadable == 1 ? "file" : "files", reading->message);
     free(ranks);
 }

@@ -374,9 +374,9 @@ static void try_report(void) {
 
 static void try_top(void) {
     top_history history = {0};
-    job_look look;
+    job_reading look;
     size_t *ranks, count;
-    require(job_look_read(directory, JOB_LOOK_LIVE | JOB_LOOK_COUNTERS, &look));
+    require(job_reading_take(directory, JOB_LOOK_LIVE | JOB_LOOK_COUNTERS, &look));
     require(top_ranks_choose(&look, &ranks, &count));
     for (int i = 0; i < LOOKS; i++, look.now_ns += UINT64_C(1000000000))
         require(top_history_add(&history, &look, ranks, count));
@@ -393,7 +393,7 @@ static void try_top(void) {
         top_text_free(&text);
     }
     top_history_free(&history);
-    job_look_free(&look);
+    job_reading_free(&look);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -22,7 +22,7 @@ TEST(Api, RowsAreTheDeclarationsAndTheSizesOfStructures) {
                   "function castor_status castor_gather(castor_store *store, const void *data, size_t bytes, "
                   "void *out, const char *what)"),
               1u);
-    EXPECT_EQ(rows.count("callback void castor_place_teller(char *out, size_t size)"), 1u);
+    EXPECT_EQ(rows.count("callback void castor_line_reader(char *out, size_t size)"), 1u);
     EXPECT_EQ(
         rows.count("enum {CASTOR_MODE_PLAIN, CASTOR_MODE_OWNER, CASTOR_MODE_REPLICATED, CASTOR_MODE_LOCAL}"),
         1u);

@@ -240,8 +240,8 @@ TEST(Nodes, StatesAreReadWithoutTheOtherNodesScript) {
             params_register(here, params);
             uint64_t offset[2];
             void *alias[2];
-            ASSERT_EQ(castor_state_place(params[0].tensor, small * 4, &offset[0], &alias[0]), CASTOR_OK);
-            ASSERT_EQ(castor_state_place(params[0].tensor, large * 4, &offset[1], &alias[1]), CASTOR_OK);
+            ASSERT_EQ(castor_state_allocate(params[0].tensor, small * 4, &offset[0], &alias[0]), CASTOR_OK);
+            ASSERT_EQ(castor_state_allocate(params[0].tensor, large * 4, &offset[1], &alias[1]), CASTOR_OK);
             for (size_t i = 0; i < large; i++)
                 static_cast<float *>(alias[1])[i] = float(i);
             for (size_t i = 0; i < small; i++)

@@ -41,7 +41,7 @@ TEST(StoreFork, ChildSeesParametersGradientsAndStatesAsAtTheFork) {
         void *state_alias = nullptr, *state_view = nullptr;
         // The owner's state, and everybody's view of it.
         if (p[0].mine(r)) {
-            ASSERT_EQ(castor_state_place(p[0].tensor, 20000, &offset, &state_alias), CASTOR_OK);
+            ASSERT_EQ(castor_state_allocate(p[0].tensor, 20000, &offset, &state_alias), CASTOR_OK);
             memset(state_alias, 5, 20000);
         }
         uint64_t offsets[2];
@@ -206,7 +206,7 @@ TEST(StoreFork, ChildIsNoRank) {
                 {"castor_publish_end", castor_publish_end(r.store, &tensor, 1, flags)},
                 {"castor_publish_deduplicate",
                  castor_publish_deduplicate(r.store, &tensor, 1, "the end of a step")},
-                {"castor_state_place", castor_state_place(tensor, 64, &number, &address)},
+                {"castor_state_allocate", castor_state_allocate(tensor, 64, &number, &address)},
                 {"castor_state_view", castor_state_view(p[0].tensor, 0, 64, &address)},
                 {"castor_directory_put", castor_directory_put(r.store, &value, sizeof value)},
             };

@@ -32,7 +32,7 @@ float *copy_of(const Param<> &p) {
 
 bool away(const Param<> &p, void *address, uint64_t layout = LAYOUT) {
     uint8_t flag;
-    return castor_homes_look(&p.tensor, &address, &layout, 1, &flag) != 0;
+    return castor_homes_check(&p.tensor, &address, &layout, 1, &flag) != 0;
 }
 
 TEST(Home, IsTheBlockInItsLayoutAndNotTheAddress) {
@@ -148,7 +148,7 @@ TEST(Home, AStateKeepsWhatItShowsWhenItsParameterIsForgotten) {
         Param<> p = registered(r, 5000);
         uint64_t offset;
         void *alias, *view;
-        ASSERT_EQ(castor_state_place(p.tensor, 8192, &offset, &alias), CASTOR_OK);
+        ASSERT_EQ(castor_state_allocate(p.tensor, 8192, &offset, &alias), CASTOR_OK);
         memset(alias, 5, 8192);
         ASSERT_EQ(castor_state_view(p.tensor, offset, 8192, &view), CASTOR_OK);
         arena_free(p.data);

@@ -116,7 +116,7 @@ TEST(StoreMeeting, RanksThatPartedNameTheirPlacesOnEveryRank) {
     job.run([](Rank &r) {
         static int line;
         line = 10 + r.rank;
-        castor_place_teller_set(
+        castor_line_reader_set(
             [](char *out, size_t size) { snprintf(out, size, "train.py, line %d", line); });
         for (int round = 0; round < 3; round++)
             r.barrier();

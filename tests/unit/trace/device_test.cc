@@ -32,7 +32,7 @@ class DeviceTest : public TraceTest {
     static void enqueue(uint64_t now_ns) { call("cudaLaunchKernel", now_ns, now_ns + 1000); }
 
     live_device look(uint64_t now_ns) {
-        device_look(now_ns);
+        device_update(now_ns);
         auto names = files(LIVE_SUFFIX);
         if (names.empty())
             return {};
@@ -138,7 +138,7 @@ TEST_F(DeviceTest, AForkedChildWaitsForNothing) {
     device_call_begin("cudaDeviceSynchronize", 0, 2 * second);
     run_child([] {
         trace_fork_child();
-        device_look(9 * second);
+        device_update(9 * second);
     });
     EXPECT_TRUE(files(LIVE_SUFFIX).empty());
     EXPECT_EQ(look(9 * second).begin_ns, 2 * second);

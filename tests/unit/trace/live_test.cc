@@ -4,7 +4,7 @@
 
 extern "C" {
 #include "launcher/common/live_read.h"
-#include "launcher/job/look.h"
+#include "launcher/job/reading.h"
 #include "trace/live.h"
 }
 
@@ -40,7 +40,7 @@ char backend[8];
 TEST_F(LiveTest, NothingIsMadeBeforeItIsUsed) {
     live_wait_end(nullptr);
     live_group_ended(backend);
-    live_stack_look();
+    live_stack_update();
     EXPECT_TRUE(files("").empty());
 }
 
@@ -203,18 +203,18 @@ TEST_F(LiveTest, AStackIsToldOnceWhenItIsWanted) {
     EXPECT_EQ(read_live()->stack_able, 0u);
     live_stack_teller_set(tell);
     EXPECT_EQ(read_live()->stack_able, 1u);
-    live_stack_look();
+    live_stack_update();
     std::string file = path(files(LIVE_SUFFIX)[0]);
     ASSERT_TRUE(live_ask_stack(file.c_str(), 1));
     EXPECT_NE(read_live()->stack_given, 1u);
-    live_stack_look();
-    live_stack_look();
+    live_stack_update();
+    live_stack_update();
     for (int i = 0; i < 3000 && read_live()->stack_given != 1; i++)
         usleep(10000);
     EXPECT_EQ(read_live()->stack_given, 1u);
     EXPECT_EQ(told(), file.substr(0, file.size() - strlen(LIVE_SUFFIX)) + LIVE_STACK_SUFFIX);
     tell("");
-    live_stack_look(); /* nothing is wanted any more */
+    live_stack_update(); /* nothing is wanted any more */
     usleep(20000);
     EXPECT_EQ(told(), "");
     live_stack_teller_set(nullptr);
@@ -245,7 +245,7 @@ TEST(JobRanks, AreWrittenShortly) {
     for (int i = 0; i < 7; i++)
         processes[i].rank = ranks[i];
     processes[6].pid = 77;
-    job_look look = {};
+    job_reading look = {};
     look.processes = processes;
     look.count = 7;
     const size_t indices[] = {0, 1, 2, 3, 4, 5, 6};

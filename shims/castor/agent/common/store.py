@@ -321,7 +321,7 @@ def look(entries):
     pairs = [(e.parameter(), e) for e in entries]
     layouts = (ctypes.c_uint64 * len(pairs))(*[tensors.layout(p) for p, _ in pairs])
     away = (ctypes.c_uint8 * max(len(pairs), 1))()
-    found = core.homes_look(handles(entries), core.pointers([p.data_ptr() for p, _ in pairs]),
+    found = core.homes_check(handles(entries), core.pointers([p.data_ptr() for p, _ in pairs]),
                             layouts, len(pairs), away)
     return away if found else None
 

@@ -155,7 +155,7 @@ class OptimizerStates:
     def _place(self, group, entry, value):
         offset, alias = c_uint64(), c_void_p()
         nbytes = value.numel() * value.element_size()
-        core.state_place(entry.handle, nbytes, byref(offset), byref(alias))
+        core.state_allocate(entry.handle, nbytes, byref(offset), byref(alias))
         place = Place((offset.value, *layout_of(value)), entry.handle)
         place.alias_address = alias.value
         if place.paged:

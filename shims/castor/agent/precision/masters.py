@@ -226,7 +226,7 @@ def _place_masters(group, stepped):
         aliases.append(None)
         if entry.mine:
             offset, address = c_uint64(), c_void_p()
-            core.state_place(entry.handle, values.nbytes, byref(offset), byref(address))
+            core.state_allocate(entry.handle, values.nbytes, byref(offset), byref(address))
             aliases[-1] = tensors.tensor_at(address.value, values)
             aliases[-1].copy_(values)
             offsets[-1] = float(offset.value)

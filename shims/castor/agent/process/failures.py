@@ -163,11 +163,11 @@ def _wrap(hook, single_job):
     return excepthook
 
 
-_teller = core.PlaceTeller(_tell_place)  # ctypes keeps no reference to a callback
+_teller = core.LineReader(_tell_place)  # ctypes keeps no reference to a callback
 
 
 def install(single_job):
     """`single_job`: the ranks of a single-process script, None for other scripts."""
-    core.place_teller_set(_teller)
-    atexit.register(core.place_teller_set, core.PlaceTeller())  # nobody may call into an interpreter that ends
+    core.line_reader_set(_teller)
+    atexit.register(core.line_reader_set, core.LineReader())  # nobody may call into an interpreter that ends
     sys.excepthook = _wrap(sys.excepthook, single_job)

@@ -1,4 +1,4 @@
-#include "look.h"
+#include "reading.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -44,34 +44,34 @@ bool job_runs_here(const trace_counters *counters) {
 
 /* ---- the files ---- */
 
-static job_process *process_of(job_look *look, uint64_t uid) {
-    for (size_t i = 0; i < look->count; i++)
-        if (look->processes[i].uid == uid)
-            return &look->processes[i];
-    if (!array_grow(&look->processes, &look->capacity, look->count, sizeof *look->processes))
+static job_process *process_of(job_reading *reading, uint64_t uid) {
+    for (size_t i = 0; i < reading->count; i++)
+        if (reading->processes[i].uid == uid)
+            return &reading->processes[i];
+    if (!array_grow(&reading->processes, &reading->capacity, reading->count, sizeof *reading->processes))
         return NULL;
-    job_process *process = &look->processes[look->count++];
+    job_process *process = &reading->processes[reading->count++];
     *process = (job_process){.uid = uid, .rank = -1};
     return process;
 }
 
-static void note_unreadable(job_look *look, const char *name, const char *why) {
-    if (look->unreadable++ == 0) {
-        snprintf(look->message, sizeof look->message, "%s %s", name, why);
-        trace_read_clean(look->message, sizeof look->message);
+static void note_unreadable(job_reading *reading, const char *name, const char *why) {
+    if (reading->unreadable++ == 0) {
+        snprintf(reading->message, sizeof reading->message, "%s %s", name, why);
+        trace_read_clean(reading->message, sizeof reading->message);
     }
 }
 
 /* Each returns false when memory is out. */
-static bool read_counters(job_look *look, int fd, const char *name) {
+static bool read_counters(job_reading *reading, int fd, const char *name) {
     char message[TRACE_READ_MESSAGE_MAX];
     trace_counters *counters = malloc(sizeof *counters);
     if (counters == NULL)
         return false;
     trace_read_status status = trace_read_counters(fd, counters, message);
-    job_process *process = status == TRACE_READ_OK ? process_of(look, counters->uid) : NULL;
+    job_process *process = status == TRACE_READ_OK ? process_of(reading, counters->uid) : NULL;
     if (status == TRACE_READ_BAD)
-        note_unreadable(look, name, message);
+        note_unreadable(reading, name, message);
     if (process == NULL || process->counters != NULL) {
         free(counters);
         return status != TRACE_READ_OK || process != NULL;
@@ -81,12 +81,12 @@ static bool read_counters(job_look *look, int fd, const char *name) {
     return true;
 }
 
-static bool read_live(job_look *look, int fd, const char *name) {
+static bool read_live(job_reading *reading, int fd, const char *name) {
     live_file *live = malloc(sizeof *live);
     if (live == NULL)
         return false;
     bool valid = live_read(fd, live); /* one that is just being made is not yet */
-    job_process *process = valid ? process_of(look, live->process_uid) : NULL;
+    job_process *process = valid ? process_of(reading, live->process_uid) : NULL;
     if (process == NULL || process->live != NULL) {
         free(live);
         return !valid || process != NULL;
@@ -104,8 +104,8 @@ static int compare_processes(const void *left, const void *right) {
     return a->pid < b->pid ? -1 : a->pid > b->pid;
 }
 
-bool job_look_read(const char *directory, unsigned files, job_look *out) {
-    *out = (job_look){.now_ns = clock_ns(CLOCK_MONOTONIC), .now_realtime_ns = clock_ns(CLOCK_REALTIME)};
+bool job_reading_take(const char *directory, unsigned files, job_reading *out) {
+    *out = (job_reading){.now_ns = clock_ns(CLOCK_MONOTONIC), .now_realtime_ns = clock_ns(CLOCK_REALTIME)};
     DIR *listing = opendir(directory);
     if (listing == NULL)
         return false;
@@ -139,13 +139,13 @@ bool job_look_read(const char *directory, unsigned files, job_look *out) {
     return complete;
 }
 
-void job_look_free(job_look *look) {
-    for (size_t i = 0; i < look->count; i++) {
-        free(look->processes[i].counters);
-        free(look->processes[i].live);
+void job_reading_free(job_reading *reading) {
+    for (size_t i = 0; i < reading->count; i++) {
+        free(reading->processes[i].counters);
+        free(reading->processes[i].live);
     }
-    free(look->processes);
-    *look = (job_look){0};
+    free(reading->processes);
+    *reading = (job_reading){0};
 }
 
 /* Told by the kernel's list of locks: trying the lock could keep a run that starts now from getting it. */
