@@ -37,7 +37,11 @@ FULL = (  # tests that the short length leaves out
     "the disk has no room for optimizer state chunks (ddp)", "another shape of a parameter (ddp)", "another learning rate (single)",
     "forward raises (single)", "a rank leaves early (ddp)", "Ctrl-C to the process group (ddp)", "a rank is killed, of three (single)",
     "a hook in backward raises (ddp)", "the disk has no room for gradient chunks (single)", "another order of parameters (single)",
-    "a rank is stopped (ddp)", "Ctrl-C while a rank waits for a stopped one (single)", "a model outlives the modules, bf16 (single)", *disks.FULL, *faults.FULL,
+    "a rank is stopped (ddp)", "Ctrl-C while a rank waits for a stopped one (single)", "a model outlives the modules, bf16 (single)",
+    "a rank is ended by SIGSEGV (ddp)", "the optimizer's step raises (ddp)", "a rank calls exit(3) (single)",
+    "a DataLoader's worker is killed (ddp)", "SIGINT to castor alone (single)", "the disk has no room for parameter chunks (ddp)",
+    "a chunk does not fit into the address space (single)", "another number of parameters (single)",
+    *disks.FULL, *faults.FULL,
 )
 ENDED = r"rank 1 \(pid \d+\) has ended while other ranks wait for it: all ranks must take the same number of steps"
 JOINED = r"rank 1 has ended, with status 0, and has not joined the others, which wait for it: .* \(here: train\.py, line \d+\)$"

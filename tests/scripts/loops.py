@@ -317,6 +317,19 @@ def inside_backward(log):
 
 
 @record.case
+def listed_twice(log):
+    """PyTorch only warns where an optimizer lists a parameter twice, and steps it twice. Under Castor too."""
+    model = Classifier()
+    optimizer = torch.optim.Adam([*model.parameters(), model.deep.weight], lr=1e-3)
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
+@record.case
 def local_gradients_only(log):
     """autograd.grad, and an update written out: no backward(), no optimizer."""
     model = Classifier()

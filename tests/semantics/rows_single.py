@@ -41,6 +41,7 @@ TABLE = {
         "ema": sgd,
         "frozen_then_thawed": sgd,
         "closure": sgd,
+        "listed_twice": adaptive,
         "inside_backward": like(sgd, reason="parts of a batch give no whole gradient there", refused="inside a backward"),
         "local_gradients_only": like(sgd, reason="parts of a batch give no whole gradient there", refused="autograd.grad"),
         "sum_of_losses": like(

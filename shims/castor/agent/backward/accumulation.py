@@ -61,7 +61,7 @@ class Cycle:
 
     def parameters(self):
         optimizer = self.optimizer()
-        return [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        return [] if optimizer is None else store.parameters_of(optimizer)
 
     def end(self):
         """The step was made, or skipped after an overflow."""

@@ -211,6 +211,11 @@ def entry_of(p):
     return entry if entry is not None and entry.parameter() is p else None
 
 
+def parameters_of(optimizer):
+    """The optimizer's parameters in its order, each once: PyTorch only warns if a script lists one twice."""
+    return list(dict.fromkeys(p for group in optimizer.param_groups for p in group["params"]))
+
+
 def handles(entries):
     return core.pointers([e.handle for e in entries])
 

@@ -186,7 +186,7 @@ def _zero_grad(stock, parameters_of):
         hidden = [(p, p.grad) for p in accumulation.not_zeroed(parameters)]
         for p, _ in hidden:
             p.grad = None
-        pairs = [(p, store.entry_of(p)) for p in dict.fromkeys(parameters)] if zeroes else []
+        pairs = [(p, store.entry_of(p)) for p in parameters] if zeroes else []
         pairs = [(p, e) for p, e in pairs if e is not None and e.shared and e.shows_window(p.grad)]
         core.windows_zero(core.pointers([e.window for _, e in pairs]), len(pairs))
         for p, _ in pairs:
@@ -210,6 +210,5 @@ def install(single_job):
     patching.replace("torch.nn.utils.clip_grad.clip_grad_norm_", _clip_grad_norm)
     patching.replace("torch.nn.utils.clip_grad.clip_grad_value_", _clip_grad_value)
     patching.replace("torch.amp.GradScaler._unscale_grads_", _unscale)
-    patching.replace("torch.optim.Optimizer.zero_grad", functools.partial(
-        _zero_grad, parameters_of=lambda self: [p for g in self.param_groups for p in g["params"]]))
+    patching.replace("torch.optim.Optimizer.zero_grad", functools.partial(_zero_grad, parameters_of=store.parameters_of))
     patching.replace("torch.nn.Module.zero_grad", functools.partial(_zero_grad, parameters_of=lambda self: self.parameters()))

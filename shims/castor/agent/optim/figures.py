@@ -39,7 +39,7 @@ def _tell_model_data():
         device[kind] += 0 if tensor.device.type == "cpu" else tensor.nbytes
 
     for optimizer in list(_numbers):
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
+        for p in store.parameters_of(optimizer):
             entry = store.entry_of(p)
             if id(p) in seen or entry is not None and entry.shared:
                 continue

@@ -76,6 +76,11 @@ def _fits(*lists):
     return True
 
 
+def _each_once(parameters):
+    """PyTorch's functions step one parameter after another, so they can step one twice; the kernel's threads step all at once."""
+    return len({id(p) for p in parameters}) == len(parameters)
+
+
 def _ranges(places, parameters, gradients, states):
     """One range for each index in `places`: the whole tensor. `states`: a list for each kind."""
     ranges = (core.StepRange * len(places))()
@@ -220,8 +225,12 @@ def _step_by_stock(kind, stock, arguments):
     """PyTorch's function, and around it the other work of a kernel's pass."""
     params, grads = arguments["params"], arguments["grads"]
     states = [arguments[name] for name in kind.states]
-    wide = [p.float() if p.dtype in NARROW and any(i < len(k) and k[i] is not None and k[i].dtype is torch.float32 for k in states) else p
-            for i, p in enumerate(params)]  # those that a kernel stepped before
+    once = {}  # also where a parameter is listed twice
+    for i, p in enumerate(params):
+        stepped_before = p.dtype in NARROW and any(i < len(k) and k[i] is not None and k[i].dtype is torch.float32 for k in states)
+        if id(p) not in once:
+            once[id(p)] = p.float() if stepped_before else p
+    wide = [once[id(p)] for p in params]
     if _asked.factor != 1 or any(g.dtype in NARROW and p.dtype is torch.float32 for p, g in zip(wide, grads)):
         widened = [g.float() if p.dtype is torch.float32 else g for p, g in zip(wide, grads)]
         arguments = dict(arguments, grads=[g * _asked.factor for g in widened] if _asked.factor != 1 else widened)
@@ -244,7 +253,7 @@ def _replacement(kind, fused, stock):
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or not arguments["params"]:
             return stock(*args, **kwargs)
         try:
-            able = kind.can(**arguments)
+            able = _each_once(arguments["params"]) and kind.can(**arguments)
         except TypeError:  # a version of PyTorch that passes something else
             able = False
         if not able or _chosen == "native" or _chosen == "auto" and not _same_bits(kind, fused, stock, arguments):

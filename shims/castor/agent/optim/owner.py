@@ -45,13 +45,8 @@ class Running:
 
 def pairs_of(optimizer):
     """(parameter, entry) of the optimizer's registered parameters, in its order."""
-    found = []
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            entry = store.entry_of(p)
-            if entry is not None:
-                found.append((p, entry))
-    return found
+    pairs = ((p, store.entry_of(p)) for p in store.parameters_of(optimizer))
+    return [(p, entry) for p, entry in pairs if entry is not None]
 
 
 def closure_of(args, kwargs):
@@ -193,7 +188,7 @@ class _OwnerStep:
 
     def _not_shared(self):
         shared = {id(p) for _, p, _ in self.shared}
-        return (p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in shared)
+        return (p for p in store.parameters_of(self.optimizer) if id(p) not in shared)
 
     def _swap(self, t, alias):
         self.swapped.append((t, t.data, alias))

@@ -20,7 +20,7 @@ from . import figures, kernels, owner, states
 
 def _say_alone(optimizer):
     """Says that nothing is shared: to a script of one process at once, else at the end, since it may wrap its model later."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = store.parameters_of(optimizer)
     if any(hasattr(p, name) for p in parameters for name in ("placements", "_is_flat_param", "_fsdp_flattened")):
         why = b"PyTorch shares this model out itself (FSDP, tensor parallelism), which Castor leaves as it is"
     elif torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:

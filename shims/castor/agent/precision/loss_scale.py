@@ -84,7 +84,7 @@ def skips(optimizer):
     """Whether the step that is to begin has gradients that overflowed."""
     if _state is None:
         return False
-    pairs = [(p, store.entry_of(p)) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    pairs = [(p, store.entry_of(p)) for p in store.parameters_of(optimizer) if p.grad is not None]
     found = [(p, e) for p, e in pairs if e is not None and e.overflowed]
     # A parameter that was skipped and had no gradient since counts as long as the script keeps the old one.
     if not any(e.overflowed is LAST or not torch.isfinite(p.grad).all() for p, e in found):
@@ -96,7 +96,7 @@ def skips(optimizer):
 
 def stepped(optimizer):
     """A step was made."""
-    entries = (store.entry_of(p) for group in optimizer.param_groups for p in group["params"])
+    entries = map(store.entry_of, store.parameters_of(optimizer))
     first = next((e for e in entries if e is not None), None)
     if first is not None:
         core.loss_scale_stepped(_state, first.group.rank == 0)

@@ -245,7 +245,7 @@ def check_optimizer(optimizer, closure):
     """Before an optimizer's step: refuses optimizers that cannot step masters."""
     if dtype is None:
         return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = store.parameters_of(optimizer)
     if not store.groups() and any(p.dtype is torch.float32 for p in parameters):
         raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} works on models that "
                          "DistributedDataParallel wraps, and on scripts without a process group: wrap this one, or leave it at fp32")

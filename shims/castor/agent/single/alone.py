@@ -17,8 +17,7 @@ class Alone(process.Process):
     def adopt(self, optimizer):
         if self.distributed or not store.active():
             return
-        fresh = [p for group in optimizer.param_groups for p in group["params"]
-                 if p.requires_grad and store.is_fresh(p) and self._supports(p)]
+        fresh = [p for p in store.parameters_of(optimizer) if p.requires_grad and store.is_fresh(p) and self._supports(p)]
         if not fresh or self.synchronizer is None and not masters.serves_one_process(fresh):
             return
         if self.synchronizer is None:

@@ -62,7 +62,7 @@ class Job(process.Process):
 
     def adopt(self, optimizer):
         """Registers the parameters of an optimizer that need gradients and are not registered yet."""
-        self._adopt(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+        self._adopt(p for p in store.parameters_of(optimizer) if p.requires_grad)
 
     def _adopt_reached(self, nodes):
         """Registers leaves in no optimizer: they get the whole batch's gradient, too, since the script may step them by hand or
@@ -240,11 +240,10 @@ class Job(process.Process):
         if self.distributed or self.synchronizer is None:
             return []
         digest = 0.0
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                entry = store.entry_of(p)
-                if entry is not None and p.grad is not None and p.grad is not entry.shown_grad():
-                    digest += float(p.grad.double().sum()) + float(p.grad.double().abs().max())
+        for p in store.parameters_of(optimizer):
+            entry = store.entry_of(p)
+            if entry is not None and p.grad is not None and p.grad is not entry.shown_grad():
+                digest += float(p.grad.double().sum()) + float(p.grad.double().abs().max())
         clipped, self.clipped = self.clipped, 0
         return [float(clipped), digest]
 
