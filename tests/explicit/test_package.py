@@ -24,6 +24,16 @@ class Package(unittest.TestCase):
             "True", "True True", "16 72 [None, None, None] 0.0", "4 3 3 9", "gemini 4 -1 2.5 False", "identities have 64 bits",
             "castor: core.py lays castor_wrong out in 16 bytes, libcastor.so in 12"], done.stderr)
 
+    def test_errors_name_the_scripts_line(self):
+        script = """import json, torch
+from castor.agent.process import failures
+try:
+    json.loads("{")
+except ValueError as error:
+    print(failures._script_line(error.__traceback__))"""
+        done = jobs.start(["-c", script], jobs.GEMINI)
+        self.assertEqual(done.stdout, "<string>, line 4\n", done.stderr)
+
     def test_without_the_library(self):
         for module in ("castor.trainer.utils", "castor.utils.gradient_accumulation", "castor.engine", "castor.engine.schedule", "castor.engine.gradient_handler", "castor.gemini"):
             done = jobs.start(["-c", f"import castor\ntry:\n    import {module}\nexcept ImportError as error:\n    print(error)"], jobs.ALONE)

@@ -19,14 +19,20 @@ FIRST_SECONDS = 3.0  # the longest that a rank waits for the end of the rank whe
 LOST_SECONDS = 1.0  # ... and, after a closed connection, for news of the rank that has ended
 REASON_LETTERS = 300
 _own = (core.PACKAGE_FOLDER, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+_python = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def _is_script(code):
-    return not code.co_filename.startswith(("<frozen ", stacks.UNSEEN)) and not os.path.abspath(code.co_filename).startswith(_own)
+    """Code of the script, or of a package that it uses, and not Python's, PyTorch's or ours."""
+    path = os.path.abspath(code.co_filename)
+    if code.co_filename.startswith(("<frozen ", stacks.UNSEEN)) or path.startswith(_own):
+        return False
+    return not path.startswith(_python) or any(folder in path for folder in _installed)
 
 
 def _script_line(trace):
-    """Where the script was: the innermost line that is neither PyTorch's nor ours."""
+    """Where the script was: its innermost line."""
     place = ""
     while trace is not None:
         if _is_script(trace.tb_frame.f_code):
