@@ -35,9 +35,16 @@ except ValueError as error:
         self.assertEqual(done.stdout, "<string>, line 4\n", done.stderr)
 
     def test_without_the_library(self):
-        for module in ("castor.trainer.utils", "castor.utils.gradient_accumulation", "castor.engine", "castor.engine.schedule", "castor.engine.gradient_handler", "castor.gemini"):
-            done = jobs.start(["-c", f"import castor\ntry:\n    import {module}\nexcept ImportError as error:\n    print(error)"], jobs.ALONE)
-            self.assertEqual(done.stdout, "castor: libcastor.so is not in this process: start the script with `castor run -- python ...`\n", done.stderr)
+        modules = ("trainer.utils", "utils.gradient_accumulation", "engine", "engine.schedule", "engine.gradient_handler", "gemini")
+        script = """import importlib, sys
+for module in sys.argv[1:]:
+    try:
+        importlib.import_module(f"castor.{module}")
+    except ImportError as error:
+        print(error)"""
+        done = jobs.start(["-c", script, *modules], jobs.ALONE)
+        said = "castor: libcastor.so is not in this process: start the script with `castor run -- python ...`\n"
+        self.assertEqual(done.stdout, said * len(modules), done.stderr)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ def main():
     library, names = runner.arguments(__doc__, "--library", "build", "lib", "libcastor.so")
     # Its thread-local memory must be there from the start of the process.
     if os.environ.get("LD_PRELOAD") != library:
-        environment = dict(runner.environment(), LD_PRELOAD=library, CASTOR_LOG_LEVEL="error", OPTIMIZER_TEST_LIBRARY=library)
+        # Two tests at a time, each with threads: one that waits must not keep a core from the other.
+        environment = dict(runner.environment(), LD_PRELOAD=library, CASTOR_LOG_LEVEL="error", OPTIMIZER_TEST_LIBRARY=library,
+                           OMP_WAIT_POLICY="passive")
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     runner.run(runner.in_folder(FOLDER), names, runner.by_name)
 

@@ -39,6 +39,7 @@ class HabitsTest(PrecisionTest):
         job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "edit")
         self.same(job, self.plain("mlp", "adamw", 4, self.clamp))
 
+    @runner.long
     def test_edited_in_another_layout(self):
         plain = self.plain("mlp", "adamw", 4)
         self.clamp(plain)
@@ -49,6 +50,7 @@ class HabitsTest(PrecisionTest):
         job = jobs.start("--model", "gpt", "--optimizer", "adamw", "--habit", "loss inside")
         self.same(job, self.plain("gpt", "adamw", 4))
 
+    @runner.long
     def test_dataclass(self):
         job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "dataclass")
         self.same(job, self.plain("mlp", "adamw", 4))
@@ -199,6 +201,7 @@ class HabitsTest(PrecisionTest):
     def test_autocast_is_refused(self):
         self.refused("castor: .*autocast", "--model", "mlp", "--optimizer", "sgd", "--habit", "autocast")
 
+    @runner.long
     def test_autocast_around_a_method_is_refused(self):
         self.refused("castor: .*autocast", "--model", "mlp", "--optimizer", "sgd", "--method", "--autocast", single=True, ranks=1)
 

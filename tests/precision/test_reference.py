@@ -50,6 +50,7 @@ class ReferenceTest(PrecisionTest):
     def test_one_rank(self):
         self.check("mlp", "adamw", ranks=1)
 
+    @runner.long
     def test_ddp(self):
         self.check("mlp", "adamw", plugin="ddp")
 
@@ -86,6 +87,7 @@ class ReferenceTest(PrecisionTest):
     def test_float16_one_rank(self):
         self.check("gpt", "sgd", precision="fp16", ranks=1)
 
+    @runner.long
     def test_float16_zero1(self):
         self.check("mlp", "adamw", precision="fp16", plugin="zero1")
 

@@ -6,6 +6,8 @@ AT_4 = ("clip_ddp.py",)  # the order of sums depends on the number of ranks; pri
 # The suites rearranged, printed, precision and nodes have them too.
 OTHERS = {"ddp": ("loops.py",), "zero1": ("optimizers_ddp.py",), "zero2": ("gradients_ddp.py",), "none": ("gpt.py",)}
 EVERY_ROW = ("gpt.py", "gpt_ddp.py")
+# Each spawned worker imports PyTorch. batches.py's spawned_workers stands for these, their kin in forked workers for the rest of each.
+SPAWNED = ("augmented_by_spawned_workers", "spawned_and_persistent", "stream_of_spawned_workers", "spawned_collation")
 PLACED = ("loops.py", "gradients_ddp.py")  # one process, and ranks that share
 # (script, sort of its row): the script whose row of this sort comes through the same code.
 STAND_INS = {
@@ -30,7 +32,7 @@ def stays(plugin, ranks, row, first):
         return ranks <= 2 and row.script in OTHERS[plugin] and not row.sort
     if ranks > 2:
         return row.script in AT_4 and not row.sort
-    if (row.script, row.sort) in STAND_INS or (row.script, row.title) in STAND_INS:
+    if row.case in SPAWNED or (row.script, row.sort) in STAND_INS or (row.script, row.title) in STAND_INS:
         return False
     if row.script in EVERY_ROW:
         return True
@@ -43,5 +45,6 @@ def in_short(plan):
     first = {}
     found = [entry for entry in plan if stays(*entry, first)]
     scripts = {row.script for _, _, row in found}
+    assert {row.case for _, _, row in plan} >= set(SPAWNED), "a case of SPAWNED is gone"
     assert scripts >= set(STAND_INS.values()) | set(PLACED), "what stands in is left out itself"
     return found
