@@ -96,7 +96,8 @@ class Suite:
 
     def command(self, row, ranks, plugin, arguments, logs):
         program = [table.path_of(row.script), *arguments]
-        if row.distributed and (row.case or row.sort) and plugin != "plain" and self.args.hosts == 1 and not self.args.full:
+        by_torchrun = not (row.case or row.sort) or self.args.full and plugin == "gemini"
+        if row.distributed and plugin != "plain" and self.args.hosts == 1 and not by_torchrun:
             program = [self.python, *runner.ranks(ranks)[1:], *program]
         elif row.distributed:
             start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
