@@ -13,6 +13,7 @@ namespace {
 using namespace store_test;
 
 constexpr size_t kCell = NODE_CELL_BYTES;
+constexpr double kPatience = 120; // seconds: others may want the cores as well
 
 void sum_apply(void *, void *out, const void *a, const void *b, size_t numel) {
     auto *to = static_cast<float *>(out);
@@ -41,7 +42,8 @@ struct Group {
     int rank, world;
 
     explicit Group(Rank &r, const char *name = "group") : rank(r.rank), world(r.world) {
-        EXPECT_EQ(node_group_open(r.token.c_str(), name, r.rank, r.world, 20, &g), CASTOR_OK) << error_text();
+        EXPECT_EQ(node_group_open(r.token.c_str(), name, r.rank, r.world, kPatience, &g), CASTOR_OK)
+            << error_text();
     }
     ~Group() {
         if (g)
@@ -53,7 +55,7 @@ struct Group {
         std::vector<float> in(numel), out(numel, -1);
         for (size_t i = 0; i < numel; i++)
             in[i] = value(rank, tag, i);
-        node_call call = {channel, tag, 20};
+        node_call call = {channel, tag, kPatience};
         std::vector<float> &result = in_place ? in : out;
         ASSERT_EQ(node_allreduce(g, &call, in.data(), result.data(), numel, sizeof(float), &kSum), CASTOR_OK)
             << error_text();
@@ -65,7 +67,7 @@ struct Group {
         std::vector<float> data(numel, -1);
         for (size_t i = 0; rank == root && i < numel; i++)
             data[i] = value(root, tag, i);
-        node_call call = {0, tag, 20};
+        node_call call = {0, tag, kPatience};
         ASSERT_EQ(node_broadcast(g, &call, data.data(), numel * sizeof(float), root), CASTOR_OK)
             << error_text();
         for (size_t i = 0; i < numel; i++)
@@ -77,7 +79,7 @@ struct Group {
         float *own = in_place ? out.data() + numel * size_t(rank) : in.data();
         for (size_t i = 0; i < numel; i++)
             own[i] = value(rank, tag, i);
-        node_call call = {0, tag, 20};
+        node_call call = {0, tag, kPatience};
         ASSERT_EQ(node_allgather(g, &call, own, out.data(), numel * sizeof(float)), CASTOR_OK)
             << error_text();
         for (size_t i = 0; i < out.size(); i++)
@@ -88,7 +90,7 @@ struct Group {
         std::vector<float> in(numel), out(numel, -1);
         for (size_t i = 0; i < numel; i++)
             in[i] = value(rank, tag, i);
-        node_call call = {0, tag, 20};
+        node_call call = {0, tag, kPatience};
         std::vector<float> &result = in_place ? in : out;
         ASSERT_EQ(node_reduce(g, &call, in.data(), result.data(), numel, sizeof(float), &kSum, root),
                   CASTOR_OK)
@@ -103,7 +105,7 @@ struct Group {
         std::vector<float> out(rank == root ? numel * size_t(world) : 0, -1), in(numel);
         for (size_t i = 0; i < numel; i++)
             in[i] = value(rank, tag, i);
-        node_call call = {0, tag, 20};
+        node_call call = {0, tag, kPatience};
         ASSERT_EQ(node_gather(g, &call, in.data(), out.data(), numel * sizeof(float), root), CASTOR_OK)
             << error_text();
         for (size_t i = 0; i < out.size(); i++)
@@ -117,7 +119,7 @@ struct Group {
             in[i] = value(root, tag, i);
         for (size_t to = 0; rank == root && to < inputs.size(); to++)
             inputs[to] = in.data() + to * numel;
-        node_call call = {0, tag, 20};
+        node_call call = {0, tag, kPatience};
         ASSERT_EQ(node_scatter(g, &call, inputs.data(), out.data(), numel * sizeof(float), root), CASTOR_OK)
             << error_text();
         for (size_t i = 0; i < numel; i++)
@@ -128,7 +130,7 @@ struct Group {
         std::vector<float> in(numel * size_t(world)), out(in.size(), -1);
         for (size_t i = 0; i < in.size(); i++)
             in[i] = value(rank, tag, i);
-        node_call call = {0, tag, 20};
+        node_call call = {0, tag, kPatience};
         ASSERT_EQ(node_alltoall(g, &call, in.data(), out.data(), numel * sizeof(float)), CASTOR_OK)
             << error_text();
         for (size_t i = 0; i < out.size(); i++)
@@ -137,7 +139,7 @@ struct Group {
     }
 
     void barrier(uint32_t tag) {
-        node_call call = {0, tag, 20};
+        node_call call = {0, tag, kPatience};
         ASSERT_EQ(node_barrier(g, &call), CASTOR_OK) << error_text();
     }
 
