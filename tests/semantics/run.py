@@ -25,7 +25,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
@@ -42,15 +41,12 @@ import selftest  # noqa: E402
 import short  # noqa: E402
 from compare import compare_runs  # noqa: E402
 from complaints import last_words, refusal, what_is_wrong_with, what_it_says  # noqa: E402
-from gloo_words import without_gloo  # noqa: E402
+from references import References, arguments_of, part_of, recorded, slug  # noqa: E402
 
 ENGINES = table.ENGINES
 OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
 TESTED = ("shims/castor", "interpose", "kernels")
-COMPLETE = "complete"
 HOSTS = hosts.__file__
-PLAIN = os.path.join(ROOT, "tests", "plain.py")
-PLAIN_TRIES = 3
 
 
 class Suite:
@@ -60,7 +56,7 @@ class Suite:
         self.python = args.python
         self.torchrun = os.path.join(os.path.dirname(args.python), "torchrun")
         self.results = self.earlier() if args.resume else []
-        self.failed = {}  # what a plain run that fails says, by the key of its rows
+        self.references = References(self.work, self.python, args.jobs, self.seconds)
         self.lock = threading.Lock()  # of what is printed, and of the results
 
     # Results, kept between calls
@@ -86,13 +82,6 @@ class Suite:
             os.replace(path + ".new", path)
 
     # How a script is started
-
-    @staticmethod
-    def arguments_of(rows, arguments, under_castor):
-        """Of the script, for these cases of it and for this stage."""
-        expect, names = rows[0].expect, [row.case for row in rows]
-        case = ("--case", ",".join(names)) if names[0] else ()
-        return ["--out", "out", *expect.arguments, *(expect.under if under_castor else ()), *arguments, *case]
 
     def command(self, row, ranks, plugin, arguments, logs):
         program = [table.path_of(row.script), *arguments]
@@ -132,7 +121,7 @@ class Suite:
         for number, (who, arguments) in enumerate(first.stages):
             under = plugin if who == "castor" else "plain"
             logs = os.path.join(folder, f"logs{number}")
-            command = self.command(first, ranks, under, self.arguments_of(rows, arguments, under != "plain"), logs)
+            command = self.command(first, ranks, under, arguments_of(rows, arguments, under != "plain"), logs)
             finished = launch.run(command, folder, self.seconds(rows, ranks))
             printed += finished.printed
             if finished.status != 0 or finished.timed_out:
@@ -144,93 +133,11 @@ class Suite:
         """That a run of these cases may take."""
         return (45 + sum(row.expect.seconds for row in rows) * ranks / 2) * self.args.patience
 
-    # Plain runs, kept between calls
-
-    def key(self, row, ranks):
-        digest = hashlib.sha256()
-        for name in sorted({row.script, *table.HELPERS}):
-            with open(os.path.join(table.SCRIPTS, name), "rb") as file:
-                digest.update(file.read())
-        digest.update(f"{row.case} {row.expect.arguments} {row.expect.stages}".encode())
-        digest.update(f"{ranks if row.distributed else 1} {self.python} {os.path.getmtime(self.python)}".encode())
-        return os.path.join(self.work, "plain", f"{row.script[:-3]}-{slug(row.case)}-{digest.hexdigest()[:16]}")
-
-    def missing_references(self, plan):
-        """The plain runs that are missing: rows of one script that can share a process, whatever they need under Castor."""
-        groups, seen = {}, set()
-        for _, ranks, row in plan:
-            key = self.key(row, ranks)
-            if key in seen or os.path.exists(os.path.join(key, COMPLETE)):
-                continue
-            seen.add(key)
-            alike = row.script, ranks if row.distributed else 1, row.expect.arguments, row.expect.stages, bool(row.case)
-            groups.setdefault(alike, []).append(row)
-        return [(ranks, group) for (_, ranks, *_), group in groups.items()]
-
-    def references(self, groups, limit):
-        """Makes these plain runs, and those that fail again: a rank of PyTorch may abort at its exit (docs/decisions.md). Only
-        here, where nothing of Castor's is in the process."""
-        for left in range(PLAIN_TRIES - 1, -1, -1):
-            seconds = max(limit - time.monotonic(), 0)
-            if not groups or not seconds:
-                return
-            folder = tempfile.mkdtemp(dir=self.work, prefix="plain-")
-            try:
-                groups = self.make_references(groups, folder, seconds, last=not left)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def make_references(self, groups, folder, seconds, last):
-        """Returns those that fail, or, with the `last` try, keeps what they say."""
-        jobs = []
-        for number, (ranks, rows) in enumerate(groups):
-            stages = [self.arguments_of(rows, arguments, False) for _, arguments in rows[0].stages]
-            where = os.path.join(folder, str(number))
-            os.makedirs(where)
-            jobs.append({"script": table.path_of(rows[0].script), "stages": stages, "ranks": ranks if rows[0].distributed else 0,
-                         "folder": where, "seconds": self.seconds(rows, ranks) * len(stages)})
-        with open(os.path.join(folder, "jobs"), "w") as file:
-            file.writelines(json.dumps(job) + "\n" for job in jobs)
-        most = min(seconds, sum(job["seconds"] for job in jobs))
-        told = launch.run([self.python, PLAIN, "--jobs", str(self.args.jobs)], folder, most, given="jobs")
-        ended = {said["job"]: said["status"] for said in map(json.loads, told.printed.splitlines())}
-        if told.status and not told.timed_out:
-            sys.exit(f"run.py: {PLAIN} ends with status {told.status}\n{told.errors}")
-        failed = []
-        for number, (ranks, rows) in enumerate(groups):
-            if number not in ended:
-                continue  # the time is over
-            finished = launch.read(jobs[number]["folder"], ended[number])
-            if finished.status and not last:
-                print(f"        {rows[0].script}: plain PyTorch ended with status {finished.status}; it runs again", flush=True)
-                failed.append((ranks, rows))
-                continue
-            for row in rows:
-                if finished.status or not self.finished(row, jobs[number]["folder"], ranks if row.distributed else 1):
-                    self.failed[self.key(row, ranks)] = f"plain PyTorch fails: {last_words(finished)}"
-                else:
-                    self.keep(row, jobs[number]["folder"], finished.printed, self.key(row, ranks))
-        return failed
-
-    @staticmethod
-    def keep(row, folder, printed, target):
-        shutil.rmtree(target, ignore_errors=True)
-        os.makedirs(target)
-        shutil.copytree(os.path.join(folder, "out", row.case), os.path.join(target, "out"))
-        with open(os.path.join(target, "printed.txt"), "w") as file:
-            file.write(part_of(printed, row.case))
-        open(os.path.join(target, COMPLETE), "w").close()
-
-    @staticmethod
-    def finished(row, folder, ranks):
-        record = os.path.join(folder, "out", row.case, "record")
-        return all(os.path.exists(os.path.join(record, f"rank{rank}.pkl")) for rank in range(ranks))
-
     # Verdicts
 
     def verdict(self, row, ranks, plugin, folder, finished):
         """Compares one case of a run that wrote its records."""
-        reference = self.key(row, ranks)
+        reference = self.references.key(row, ranks)
         with open(os.path.join(reference, "printed.txt")) as file:
             printed = file.read(), part_of(finished.printed, row.case)
         tolerance = row.tolerance(ranks, plugin)
@@ -306,7 +213,7 @@ class Suite:
 
     def check(self, group, ranks, plugin):
         """Runs the rows of one script together, and those apart that a failure kept from being reached."""
-        failed = {row: self.failed[key] for row in group if (key := self.key(row, ranks)) in self.failed}
+        failed = {row: self.references.failed[key] for row in group if (key := self.references.key(row, ranks)) in self.references.failed}
         for row, text in failed.items():
             self.settle(row, ranks, plugin, False, text, 0)
         group = [row for row in group if row not in failed]
@@ -329,7 +236,7 @@ class Suite:
         clean = finished.status == 0 and not finished.timed_out
         missed, good = [], True
         for row in group:
-            if not self.finished(row, folder, written):
+            if not recorded(row, folder, written):
                 missed.append(row)
                 continue
             passed, text, outcome = self.verdict(row, ranks, plugin, folder, finished)
@@ -417,19 +324,6 @@ def written_by(row, ranks, plugin):
     """How many ranks leave a record at the end of a run."""
     ends_plain = plugin in ("none", "plain") or (row.expect.stages and row.expect.stages[-1][0] == "plain")
     return 1 if ends_plain and not row.distributed else ranks
-
-
-def slug(title):
-    return re.sub(r"\W+", "-", title)
-
-
-def part_of(printed, case):
-    """What one case printed: scripts with several cases announce each with a line of its own."""
-    printed = without_gloo(printed)
-    if not case:
-        return printed
-    found = re.findall(rf"^== {re.escape(case)}\n(.*?)(?=^== |\Z)", printed, re.MULTILINE | re.DOTALL)
-    return "".join(found)
 
 
 def chosen(args):
@@ -536,7 +430,7 @@ def main():
     plan = [entry for entry in chosen(args) if (entry[0], entry[1], entry[2].script, entry[2].title) not in done]
     if done:
         print(f"{len(done)} rows passed before", flush=True)
-    suite.references(suite.missing_references(plan), limit)
+    suite.references.make(suite.references.missing(plan), limit)
     runs = [
         (suite.check_and_store, group, ranks, plugin)
         for plugin in args.plugin
