@@ -54,6 +54,8 @@ def others():
         yield cls, {"differentiable": True}, {}
         yield cls, {"lr": torch.tensor(1e-2), "fused": True}, {}
         yield cls, {"fused": True}, {"scaled": True}
+        yield cls, {}, {"twice": True}  # a parameter is listed twice
+        yield cls, {}, {"alias": True}  # two parameters share their memory
     yield sgd, {"momentum": 0.9}, {"strides": True}
 
 
@@ -70,7 +72,10 @@ def trained(cls, options, do):
     if options.get("differentiable"):
         parameters = [p.detach().clone().requires_grad_() for p in parameters]
         parameters = [p * 1 for p in parameters]  # no leaves
-    optimizer = cls(parameters, **{"lr": 1e-2, **options})
+    if "alias" in do:
+        parameters.append(torch.nn.Parameter(parameters[-1].detach()))
+    listed = [*parameters, parameters[3]] if "twice" in do else parameters
+    optimizer = cls(listed, **{"lr": 1e-2, **options})
     if "scaled" in do:
         optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
     for step in range(STEPS):

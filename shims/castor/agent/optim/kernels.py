@@ -76,9 +76,11 @@ def _fits(*lists):
     return True
 
 
-def _each_once(parameters):
-    """PyTorch's functions step one parameter after another, so they can step one twice; the kernel's threads step all at once."""
-    return len({id(p) for p in parameters}) == len(parameters)
+def _are_apart(parameters):
+    """Whether no two of them share memory. PyTorch's functions step one parameter after another, so they can step the same memory
+    twice; a kernel's threads step all ranges at once."""
+    ranges = sorted((p.data_ptr(), p.data_ptr() + p.nbytes) for p in parameters)
+    return all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:]))
 
 
 def _ranges(places, parameters, gradients, states):
@@ -253,7 +255,7 @@ def _replacement(kind, fused, stock):
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or not arguments["params"]:
             return stock(*args, **kwargs)
         try:
-            able = _each_once(arguments["params"]) and kind.can(**arguments)
+            able = _are_apart(arguments["params"]) and kind.can(**arguments)
         except TypeError:  # a version of PyTorch that passes something else
             able = False
         if not able or _chosen == "native" or _chosen == "auto" and not _same_bits(kind, fused, stock, arguments):
