@@ -133,20 +133,25 @@ TABLE = {
     "construct_ddp.py": {
         name: like(adaptive, **LAZY)
         for name in (
-            "plain plain_adam applied truncated orthogonal kaiming constants sparse_initialization edited copied_from_numpy "
-            "read_while_it_is_made tied copies_of_a_half_built_module loaded parametrized other_types with_buffers seeded_inside "
+            "plain plain_adam applied truncated orthogonal kaiming sparse_initialization edited copied_from_numpy "
+            "read_while_it_is_made tied copies_of_a_half_built_module loaded parametrized with_buffers seeded_inside "
             "ranks_seed_apart one_rank_edits rank_0_loads made_by_threads sent_while_it_is_made lists_and_aliases frozen_parts "
             "forked_while_it_is_made"
         ).split()
+    }
+    | {
+        "constants": like(half, reason="equal weights: gradients cancel, and what remains is the rounding of sums", **LAZY),
+        "other_types": like(half, **LAZY),
     },
     "storages_ddp.py": {
         name: sgd
         for name in (
-            "wrapped_again_in_double wrapped_again_in_bfloat16 wrapped_again_after_half_and_back model_of_rank_0 "
+            "wrapped_again_in_double wrapped_again_after_half_and_back model_of_rank_0 "
             "other_memory_on_rank_0 other_values_on_each_rank memory_of_numpy_on_rank_1 part_beside_the_whole "
             "states_set_to_zero states_loaded_on_rank_0 kept_states"
         ).split()
-    },
+    }
+    | {"wrapped_again_in_bfloat16": half},
     "weights_ddp.py": {
         "ema_swapped_in_and_out": adaptive,
         "ema_swapped_on_rank_0": adaptive,
