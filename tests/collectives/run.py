@@ -117,6 +117,7 @@ class CollectivesTest(unittest.TestCase):
     def test_shapes_on_two_nodes(self):
         self.compare("shapes", 4, nodes=(0, 1, 1, 0))
 
+    @runner.long
     def test_groups_on_two_nodes(self):
         self.compare("groups", 4, nodes=(0, 0, 1, 1))
 

@@ -31,6 +31,7 @@ def recording(path):
 
 
 class Budget(unittest.TestCase):
+    @runner.long
     def test_where_data_is(self):
         ranks = jobs.job("budget_rank.py", RANKS, jobs.GEMINI, **SETTINGS)
         plain = jobs.job("budget_rank.py", RANKS, jobs.NONE)

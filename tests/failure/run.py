@@ -41,6 +41,8 @@ FULL = (  # tests that the short length leaves out
     "a rank is ended by SIGSEGV (ddp)", "the optimizer's step raises (ddp)", "a rank calls exit(3) (single)",
     "a DataLoader's worker is killed (ddp)", "SIGINT to castor alone (single)", "the disk has no room for parameter chunks (ddp)",
     "a chunk does not fit into the address space (single)", "another number of parameters (single)",
+    "the offload folder is on a tmpfs (single)", "another learning rate of the last of 12 groups (single)", "memory is out (single)",
+    "a Function's backward raises (single)", "the disk fills up in mid-run (single)",
     *disks.FULL, *faults.FULL,
 )
 ENDED = r"rank 1 \(pid \d+\) has ended while other ranks wait for it: all ranks must take the same number of steps"

@@ -93,6 +93,7 @@ class NodesTest(unittest.TestCase):
     def bytes_per_parameter(self, host):
         return self.report(host)["model_data"]["bytes_per_param"]
 
+    @runner.long
     def test_two_nodes_are_one_of_four_ranks(self):
         printed, _ = self.on_hosts()
         self.check_equal_losses(printed, 4)

@@ -69,6 +69,7 @@ class HabitsTest(PrecisionTest):
         job = jobs.start("--model", "mlp", "--optimizer", "adamw", "--habit", "write through")
         self.same(job, self.plain("mlp", "adamw", 4, halve))
 
+    @runner.long
     def test_written_through_state_dict_before_a_method(self):
         """Where the model itself is not called, but what is inside."""
 
@@ -149,6 +150,7 @@ class HabitsTest(PrecisionTest):
     def test_accumulated(self):
         self.check_accumulated("bf16", torch.bfloat16)
 
+    @runner.long
     def test_accumulated_float16(self):
         self.check_accumulated("fp16", torch.float16)
 

@@ -21,6 +21,7 @@ class ReferenceTest(PrecisionTest):
     def test_mlp_adagrad(self):
         self.check("mlp", "adagrad")
 
+    @runner.long
     def test_gpt_adamw(self):
         self.check("gpt", "adamw")
 

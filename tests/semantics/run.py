@@ -371,7 +371,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("--full", action="store_true")
-    parser.add_argument("--jobs", type=int, default=2, help="so many runs at a time")
+    parser.add_argument("--jobs", type=int, default=3, help="so many runs at a time")
     parser.add_argument("--continue", action="store_true", dest="resume")
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--script", type=words, default=[], help="comma separated, with or without .py")
