@@ -31,7 +31,6 @@ def recording(path):
 
 
 class Budget(unittest.TestCase):
-    @runner.long
     def test_where_data_is(self):
         ranks = jobs.job("budget_rank.py", RANKS, jobs.GEMINI, **SETTINGS)
         plain = jobs.job("budget_rank.py", RANKS, jobs.NONE)
@@ -51,6 +50,7 @@ class Budget(unittest.TestCase):
             self.assertGreaterEqual(memory["moved"], memory["moves"] * PAGE)
             self.assertTrue(0 <= memory["prefetch"]["hit_rate"] <= 1, memory["prefetch"])
 
+    @runner.long
     def test_shares_of_the_budget(self):
         def memory(warmup, steady, steps):
             settings = {"CASTOR_WARMUP_NON_MODEL_DATA_RATIO": warmup, "CASTOR_STEADY_CAP_RATIO": steady, **SETTINGS}

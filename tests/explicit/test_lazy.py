@@ -2,6 +2,7 @@
 import unittest
 
 import jobs
+import runner
 
 
 class LazyInit(unittest.TestCase):
@@ -21,6 +22,7 @@ class LazyInit(unittest.TestCase):
         trained = {found["trained"] for how in (jobs.NONE, jobs.GEMINI) for found in self.check(how)}
         self.assertEqual(len(trained), 1)
 
+    @runner.long
     def test_no_rank_holds_the_model_for_itself(self):
         for found in self.check(jobs.GEMINI):
             self.assertLess(found["own MiB"], 40)  # CASTOR_LAZY_BYTES, and what is there anyway

@@ -43,6 +43,9 @@ FULL = (  # tests that the short length leaves out
     "a chunk does not fit into the address space (single)", "another number of parameters (single)",
     "the offload folder is on a tmpfs (single)", "another learning rate of the last of 12 groups (single)", "memory is out (single)",
     "a Function's backward raises (single)", "the disk fills up in mid-run (single)",
+    "the offload folder is of a file system that has no O_TMPFILE", "the offload folder is read-only", "forward raises (ddp)",
+    "a rank leaves early (single)", "a rank is killed (single)", "Ctrl-C to the process group (single)",
+    "a rank is killed, with chunks on disk (budget)", "the disk fills up while its files are used (budget)",
     *disks.FULL, *faults.FULL,
 )
 ENDED = r"rank 1 \(pid \d+\) has ended while other ranks wait for it: all ranks must take the same number of steps"

@@ -2,6 +2,7 @@
 import ctypes.util
 import unittest
 
+import runner
 from preload import LIBRARY, PreloadTest
 
 # Prints how many of the tensors' blocks lie in one common range of page-aligned addresses, apart from the heap.
@@ -127,6 +128,7 @@ class AllocationTest(PreloadTest):
     def test_libc_functions_on_own_and_foreign_blocks(self):
         self.assertEqual(self.python(LIBC, CASTOR_ARENA=1), ("good\n", ""))
 
+    @runner.long
     def test_beside_another_allocator(self):
         for name in ("jemalloc", "mimalloc"):
             other = ctypes.util.find_library(name)

@@ -38,6 +38,7 @@ class ScaleTest(PrecisionTest):
             for mine, theirs in zip(told["outside"], plain.outside[rank]):
                 self.equal(mine, theirs, "the gradient of an input")
 
+    @runner.long
     def test_parameters_in_the_loss(self):
         self.run_both("penalty")
 

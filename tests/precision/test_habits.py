@@ -197,6 +197,7 @@ class HabitsTest(PrecisionTest):
     def test_float_parameters_are_refused(self):
         self.refused("castor: .*has made a parameter or buffer float32", "--model", "mlp", "--optimizer", "sgd", "--habit", "float")
 
+    @runner.long
     def test_closure_is_refused(self):
         self.refused("castor: .*LBFGS", "--model", "mlp", "--optimizer", "lbfgs")
 
@@ -213,6 +214,7 @@ class HabitsTest(PrecisionTest):
     def test_no_wrapper_is_refused(self):
         self.refused("castor: .*DistributedDataParallel", "--model", "mlp", "--optimizer", "sgd", "--habit", "bare")
 
+    @runner.long
     def test_none_says_so(self):
         job = jobs.start("--model", "mlp", "--optimizer", "sgd", plugin="none")
         self.assertEqual(job.status, 0, job.said)

@@ -96,5 +96,6 @@ class ReferenceTest(PrecisionTest):
     def test_float16_three_ranks(self):
         self.check("mlp", "adamw", precision="fp16", ranks=3)
 
+    @runner.long
     def test_convolution_sgd(self):
         self.check("convolution", "sgd")
