@@ -1,12 +1,12 @@
 """What the short length has of the suite (docs/testing.md): a row stays when it would catch a defect that no other row that
-stays catches. The default is to stay: what is left out is named here, with the rows of another script that stand for it."""
+stays catches. The default is to stay: what is left out is named here, with the rows of another script that stand for it; and where
+many cases of a script share a process, some stand for all."""
 import collections
 
 AT_4 = ("clip_ddp.py",)  # the order of sums depends on the number of ranks; printed, collectives and nodes have 4 as well
 # The other plugins are presets of the same engine: one script each shows that its name still leads there, in what it is about.
 # The suites rearranged, printed, precision and nodes have them too.
 OTHERS = {"ddp": ("loops.py",), "zero1": ("optimizers_ddp.py",), "zero2": ("gradients_ddp.py",), "none": ("gpt.py",)}
-EVERY_ROW = ("gpt.py", "gpt_ddp.py")
 # Each spawned worker imports PyTorch. batches.py's spawned_workers stands for these, their kin in forked workers for the rest of each.
 SPAWNED = ("augmented_by_spawned_workers", "spawned_and_persistent", "stream_of_spawned_workers", "spawned_collation")
 PLACED = ("loops.py", "gradients_ddp.py")  # one process, and ranks that share
@@ -57,8 +57,6 @@ def stays(plugin, ranks, row, place, first):
         return False
     if row.case in SPAWNED or (row.script, row.sort) in STAND_INS or (row.script, row.title) in STAND_INS:
         return False
-    if row.script in EVERY_ROW:
-        return True
     run = row.title if row.alone else row.expect.options
     return first.setdefault((row.script, row.sort), run) == run and (row.sort != "placed" or row.script in PLACED)
 

@@ -79,7 +79,7 @@ def _fits(*lists):
 def _are_apart(parameters):
     """Whether no two of them share memory. PyTorch's functions step one parameter after another, so they can step the same memory
     twice; a kernel's threads step all ranges at once."""
-    ranges = sorted((p.data_ptr(), p.data_ptr() + p.nbytes) for p in parameters)
+    ranges = sorted((start := p.data_ptr(), start + p.nbytes) for p in parameters)
     return all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:]))
 
 
@@ -227,12 +227,8 @@ def _step_by_stock(kind, stock, arguments):
     """PyTorch's function, and around it the other work of a kernel's pass."""
     params, grads = arguments["params"], arguments["grads"]
     states = [arguments[name] for name in kind.states]
-    once = {}  # also where a parameter is listed twice
-    for i, p in enumerate(params):
-        stepped_before = p.dtype in NARROW and any(i < len(k) and k[i] is not None and k[i].dtype is torch.float32 for k in states)
-        if id(p) not in once:
-            once[id(p)] = p.float() if stepped_before else p
-    wide = [once[id(p)] for p in params]
+    wide = [p.float() if p.dtype in NARROW and any(i < len(k) and k[i] is not None and k[i].dtype is torch.float32 for k in states) else p
+            for i, p in enumerate(params)]  # those that a kernel stepped before
     if _asked.factor != 1 or any(g.dtype in NARROW and p.dtype is torch.float32 for p, g in zip(wide, grads)):
         widened = [g.float() if p.dtype is torch.float32 else g for p, g in zip(wide, grads)]
         arguments = dict(arguments, grads=[g * _asked.factor for g in widened] if _asked.factor != 1 else widened)
