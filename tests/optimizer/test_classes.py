@@ -49,7 +49,7 @@ class Classes(unittest.TestCase):
         self.assertIn("torch.optim's own steps stay: a kernel gives other bits than _", said[0])
 
     def test_float_masters_of_16_bit_parameters(self):
-        for choice in ("auto", "hybrid", "native") if runner.LENGTH == "all" else ("hybrid", "native"):
+        for choice in ("auto", "hybrid", "native") if runner.LENGTH == "all" else ("hybrid",):
             found, said = run("masters.py", choice)
             self.assertEqual((found["differ"], said), ([], []), choice)
             self.assertEqual(found["calls"] > 0, choice != "native", choice)
