@@ -106,6 +106,7 @@ class CollectivesTest(unittest.TestCase):
     def test_shapes_on_four_ranks(self):
         self.compare("shapes", 4)
 
+    @runner.long
     def test_values_on_two_nodes(self):
         self.compare("values", 4, nodes=(0, 0, 1, 1))
 

@@ -45,6 +45,7 @@ FULL = (  # tests that the short length leaves out
     "a Function's backward raises (single)", "the disk fills up in mid-run (single)",
     "the offload folder is of a file system that has no O_TMPFILE", "the offload folder is read-only", "forward raises (ddp)",
     "a rank leaves early (single)", "a rank is killed (single)", "Ctrl-C to the process group (single)",
+    "another order of parameters (ddp)", "the kernel ends a rank that is out of memory (single)",
     "a rank is killed, with chunks on disk (budget)", "the disk fills up while its files are used (budget)",
     *disks.FULL, *faults.FULL,
 )

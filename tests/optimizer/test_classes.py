@@ -31,6 +31,7 @@ class Classes(unittest.TestCase):
         self.check(found)
         self.assertEqual(said, [])
 
+    @runner.long  # float masters are stepped by hybrid
     def test_hybrid_steps_bit_for_bit_too(self):
         self.check(run("classes.py", "hybrid")[0])
 

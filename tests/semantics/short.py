@@ -10,9 +10,9 @@ OTHERS = {"ddp": ("loops.py",), "zero1": ("optimizers_ddp.py",), "zero2": ("grad
 # Each spawned worker imports PyTorch. batches.py's spawned_workers stands for these, their kin in forked workers for the rest of each.
 SPAWNED = ("augmented_by_spawned_workers", "spawned_and_persistent", "stream_of_spawned_workers", "spawned_collation")
 PLACED = ("loops.py", "gradients_ddp.py")  # one process, and ranks that share
-# Of the cases of a script that share a process: so many stay, and of the rest every third. Scripts list cases of a kind together,
+# Of the cases of a script that share a process: so many stay, and of the rest every fourth. Scripts list cases of a kind together,
 # so each kind stays.
-CASES, EVERY = 8, 3
+CASES, EVERY = 6, 4
 STAY = ("spawned_workers",)
 CASES_OF_OTHERS = 4  # with other plugins
 # (script, sort or title of its row): the script whose row comes through the same code.
@@ -27,6 +27,7 @@ STAND_INS = {
     ("trainer_ddp.py", "arguments"): "accelerate_ddp.py",
     ("accelerate_ddp.py", "arguments"): "accelerate_ddp.py",
     ("trainer_ddp.py", ""): "accelerate_ddp.py",  # with which the Trainer wraps its model
+    ("accelerator.py", ""): "trainer.py",  # which is made of it
     ("fabric_ddp.py", ""): "lightning_ddp.py",  # which is made of it
     ("gpt_ddp.py", "small chunks on disk"): "gpt_ddp.py",
     ("gpt_ddp.py", "on disk"): "gradients_ddp.py",

@@ -47,11 +47,15 @@ def all_groups():
     two = {"devices": 2, "memory": "8G"}
     return [
         Group("symbols", "symbols.py", arguments=("{build}/lib/sim",), tests=2),
-        Group("driver memory", "driver_memory", {"devices": 4, "memory": "1G"}, {"CUDA_VISIBLE_DEVICES": "3,1"}, tests=12),
+        Group("driver memory", "driver_memory", {"devices": 4, "memory": "1G", "host_memory": "128M"}, {"CUDA_VISIBLE_DEVICES": "3,1"},
+              tests=14),
         Group("driver streams", "driver_streams", variables={"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=9),
         Group("runtime", "runtime", {"devices": 2, "memory": "1G"}, {"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=5),
         Group("nccl in C", "nccl_ranks", {"devices": 2}, tests=4),
         Group("torch", "inside_torch.py", two, tests=15),
+        Group("simulate", "simulates.py", tests=4),
+        Group("link", "inside_link.py", {**two, "link_bandwidth": "1G"}, tests=4),
+        Group("numbers", "inside_numbers.py", {**two, "numbers": True}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}, tests=15),
         Group("torch with expandable segments", "inside_torch.py", two,
               {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, tests=15),
         Group("torch under castor run", "inside_torch.py", two, tests=15, castor=True),

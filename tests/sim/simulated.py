@@ -56,12 +56,13 @@ def preload(build=None):
     return ":".join(os.path.join(libraries(build), name) for name in LIBRARIES)
 
 
-def environment(devices=1, memory="8G", base=None, build=None, preload_first=None, **settings):
+def environment(devices=1, memory="8G", base=None, build=None, preload_first=None, numbers=False, **settings):
     """The environment of a program on simulated devices.
 
     devices, memory: how many, and bytes of each ("8G", "512M"). settings: more of the simulation's variables without
     `SIM_` and in lower case, for instance fail="cudaMalloc:3:2", latency="launch:100". preload_first: a library that
-    stands in front of the simulation. base: the environment to start from (default: this process's).
+    stands in front of the simulation. numbers: PyTorch's kernels for the CPU compute what the device's would. base: the environment to
+    start from (default: this process's).
     """
     env = dict(os.environ if base is None else base)
     env.pop("CUDA_VISIBLE_DEVICES", None)  # of the real devices
@@ -69,6 +70,8 @@ def environment(devices=1, memory="8G", base=None, build=None, preload_first=Non
     env["LD_PRELOAD"] = ":".join(part for part in parts if part)
     env["SIM_DEVICES"] = str(devices)
     env["SIM_MEMORY"] = str(memory)
+    if numbers:
+        env["PYTHONPATH"] = ":".join(filter(None, (os.path.join(FOLDER, "numbers"), env.get("PYTHONPATH"))))
     for name, value in settings.items():
         env[f"SIM_{name.upper()}"] = str(value)
     return env

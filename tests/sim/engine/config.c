@@ -49,7 +49,7 @@ void sim_say(const char *format, ...) {
         return;
 }
 
-static size_t read_bytes(const char *text) {
+static double read_number(const char *name, const char *text, double otherwise) {
     char *end;
     double value = strtod(text, &end);
 
@@ -71,10 +71,10 @@ static size_t read_bytes(const char *text) {
         break;
     }
     if (end == text || *end || value < 1) {
-        sim_say("SIM_MEMORY=%s is no size; expected a number with K, M, G or T; using 80G", text);
-        return (size_t)80 << 30;
+        sim_say("%s=%s is no size; expected a number with K, M, G or T; using %.0f", name, text, otherwise);
+        return otherwise;
     }
-    return (size_t)value;
+    return value;
 }
 
 /* As CUDA reads it: numbers with commas between, up to the first that is no device. */
@@ -120,7 +120,11 @@ static void configure(void) {
     }
     read_visible(getenv("CUDA_VISIBLE_DEVICES"));
     if ((text = getenv("SIM_MEMORY")))
-        config.memory = read_bytes(text);
+        config.memory = (size_t)read_number("SIM_MEMORY", text, (double)config.memory);
+    if ((text = getenv("SIM_HOST_MEMORY")))
+        config.host_memory = (size_t)read_number("SIM_HOST_MEMORY", text, 0);
+    if ((text = getenv("SIM_LINK_BANDWIDTH")))
+        config.link_bandwidth = read_number("SIM_LINK_BANDWIDTH", text, 0);
     if ((text = getenv("SIM_COMPUTE")) && sscanf(text, "%d.%d", &config.major, &config.minor) != 2) {
         sim_say("SIM_COMPUTE=%s; expected for instance 9.0", text);
         config.major = 9;

@@ -38,6 +38,7 @@ static CUresult run_copy(void *arguments) {
     if (!reachable(copy->target, copy->target_pitch, copy->width, copy->rows) ||
         (!op->staged && !reachable(copy->source, copy->source_pitch, copy->width, copy->rows)))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
+    sim_link_copy(copy->target, copy->source, copy->width * copy->rows);
     for (size_t row = 0; row < copy->rows; row++)
         memmove((char *)copy->target + row * copy->target_pitch,
                 (const char *)copy->source + row * copy->source_pitch, copy->width);

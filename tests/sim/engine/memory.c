@@ -19,7 +19,7 @@ static struct {
     int fd; /* plus one */
     off_t end;
     size_t used;
-} devices[SIM_DEVICES_MAX + 1]; /* the last one is host memory, without a limit */
+} devices[SIM_DEVICES_MAX + 1]; /* the last one is host memory */
 
 uint64_t sim_next_id(void) {
     static atomic_ulong last;
@@ -96,7 +96,9 @@ static int account_of(const CUmemAllocationProp *prop) {
 bool sim_physical_charge(struct sim_allocation *physical) {
     int account = account_of(&physical->prop);
 
-    if (account < SIM_DEVICES_MAX && devices[account].used + physical->size > sim_config()->memory)
+    size_t limit = account < SIM_DEVICES_MAX ? sim_config()->memory : sim_config()->host_memory;
+
+    if (limit && devices[account].used + physical->size > limit)
         return false;
     devices[account].used += physical->size;
     physical->charged = true;

@@ -37,6 +37,8 @@ struct sim_config {
     int devices; /* SIM_DEVICES, default 1, less those that CUDA_VISIBLE_DEVICES leaves out */
     int visible[SIM_DEVICES_MAX]; /* the number of each among all of them */
     size_t memory;                /* SIM_MEMORY, bytes per device, default 80G */
+    size_t host_memory;           /* SIM_HOST_MEMORY, bytes that may be pinned, default 0: no limit */
+    double link_bandwidth;        /* SIM_LINK_BANDWIDTH, bytes per second each way, default 0: no time */
     int major, minor;             /* SIM_COMPUTE, default 9.0 */
     bool
         check_faults; /* SIM_CHECK=fault: a launch with a dangling pointer ends its context, as on a device */
@@ -275,6 +277,15 @@ CUresult sim_event_open(const void *handle64, CUevent *event) SIM_API;
 CUresult sim_event_elapsed(float *milliseconds, CUevent start, CUevent end) SIM_API;
 CUresult sim_stream_wait_event(CUstream stream, CUevent event, unsigned flags) SIM_API;
 int64_t sim_now_ns(void) SIM_API;
+
+/* ---- the link between a device and the host ---- */
+
+enum sim_direction { SIM_TO_DEVICE, SIM_TO_HOST };
+/* Returns when so many bytes have passed, behind those before them; or at once, where the link takes no time. */
+void sim_link_pass(int device, enum sim_direction direction, size_t bytes) SIM_API;
+void sim_link_copy(const void *target, const void *source, size_t bytes);
+/* That have passed; direction 0: to the device, 1: to the host. */
+unsigned long long sim_link_bytes(int device, int direction) SIM_API;
 
 /* ---- copies ---- */
 

@@ -63,9 +63,13 @@ CUresult sim_vmm_create(size_t size, const CUmemAllocationProp *prop, struct sim
     if (type == CU_MEM_LOCATION_TYPE_DEVICE) {
         if (prop->location.id < 0 || prop->location.id >= sim_config()->devices)
             return CUDA_ERROR_INVALID_DEVICE;
-    } else if (type != CU_MEM_LOCATION_TYPE_HOST && type != CU_MEM_LOCATION_TYPE_HOST_NUMA &&
-               type != CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
+    } else if (type == CU_MEM_LOCATION_TYPE_HOST) { /* no other process may have it */
+        if (prop->requestedHandleTypes)
+            return CUDA_ERROR_INVALID_VALUE;
+    } else if (type != CU_MEM_LOCATION_TYPE_HOST_NUMA) {
         return CUDA_ERROR_INVALID_VALUE;
+    } else if (prop->location.id != 0) { /* one node */
+        return CUDA_ERROR_INVALID_DEVICE;
     }
     if (prop->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -174,9 +178,9 @@ CUresult sim_vmm_map(CUdeviceptr address, size_t size, size_t offset, struct sim
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_rwlock_wrlock(&sim_memory_lock);
     struct sim_block *reservation = sim_space_find(&sim_reservations, address);
-    if (!reservation || !known(physical) || !size || size % SIM_GRANULE || address % SIM_GRANULE ||
-        offset % SIM_GRANULE || address + size > reservation->start + reservation->size ||
-        offset + size > physical->size || blocks_in(address, size, false, &first) != 0)
+    if (!reservation || !known(physical) || !size || size % SIM_GRANULE || address % SIM_GRANULE || offset ||
+        address + size > reservation->start + reservation->size || size > physical->size ||
+        blocks_in(address, size, false, &first) != 0)
         goto out;
     *block = (struct sim_block){.start = address, .size = size, .length = size, .kind = SIM_MAPPED};
     block->device = physical->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? physical->prop.location.id

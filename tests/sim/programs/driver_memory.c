@@ -181,6 +181,45 @@ static bool device_to_host_at_one_address(void) {
     return true;
 }
 
+static bool strict_as_the_driver(void) {
+    CUmemAllocationProp prop = located(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0);
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr range;
+
+    GIVES(cuMemCreate(&handle, GRANULE, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+    prop = located(CU_MEM_LOCATION_TYPE_HOST, 0);
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; /* no process shares it */
+    GIVES(cuMemCreate(&handle, GRANULE, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+    prop = located(CU_MEM_LOCATION_TYPE_HOST_NUMA, 1); /* one node */
+    GIVES(cuMemCreate(&handle, GRANULE, &prop, 0), CUDA_ERROR_INVALID_DEVICE);
+    prop = located(CU_MEM_LOCATION_TYPE_HOST_NUMA, 0);
+    WORKS(cuMemCreate(&handle, 2 * GRANULE, &prop, 0));
+    WORKS(cuMemAddressReserve(&range, 2 * GRANULE, 0, 0, 0));
+    GIVES(cuMemMap(range, GRANULE, GRANULE, handle, 0), CUDA_ERROR_INVALID_VALUE); /* offsets are zero */
+    WORKS(cuMemMap(range, GRANULE, 0, handle, 0)); /* of a handle its beginning */
+    WORKS(cuMemUnmap(range, GRANULE));
+    WORKS(cuMemRelease(handle));
+    WORKS(cuMemAddressFree(range, 2 * GRANULE));
+    return true;
+}
+
+/* SIM_HOST_MEMORY, of all that is pinned. */
+static bool host_memory_has_a_limit(void) {
+    CUmemAllocationProp prop = located(CU_MEM_LOCATION_TYPE_HOST_NUMA, 0);
+    CUmemGenericAllocationHandle handle;
+    void *pinned, *more;
+
+    WORKS(cuMemHostAlloc(&pinned, 40 * GRANULE, 0));
+    GIVES(cuMemHostAlloc(&more, 30 * GRANULE, 0), CUDA_ERROR_OUT_OF_MEMORY);
+    GIVES(cuMemCreate(&handle, 30 * GRANULE, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
+    WORKS(cuMemCreate(&handle, 20 * GRANULE, &prop, 0));
+    WORKS(cuMemFreeHost(pinned));
+    WORKS(cuMemHostAlloc(&more, 30 * GRANULE, 0));
+    WORKS(cuMemFreeHost(more));
+    WORKS(cuMemRelease(handle));
+    return true;
+}
+
 static bool shareable_handle(void) {
     CUmemAllocationProp prop = located(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     CUmemGenericAllocationHandle handle, again;
@@ -364,6 +403,8 @@ int main(int argc, char **argv) {
     failed += RUN(limits);
     failed += RUN(virtual_memory);
     failed += RUN(device_to_host_at_one_address);
+    failed += RUN(strict_as_the_driver);
+    failed += RUN(host_memory_has_a_limit);
     failed += RUN(shareable_handle);
     failed += RUN(registration);
     failed += RUN(stream_ordered);

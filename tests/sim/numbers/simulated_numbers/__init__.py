@@ -1,0 +1,27 @@
+"""Real numbers on the simulated devices: what a kernel of the wheel would have computed is computed by PyTorch's CPU kernel.
+
+`tests/sim/simulate --numbers` puts this package on PYTHONPATH, and PyTorch calls `on` at the end of `import torch`. It replaces the
+kernels that PyTorch's dispatcher has for CUDA, for every thread. A kernel's stand-in
+
+1. waits for the stream, so that what was ordered before has happened;
+2. computes the operator by its CPU kernel, on CPU tensors over the same bytes (device memory of the simulation can be read);
+3. calls the wheel's own kernel, which allocates and launches as on a device, and computes nothing;
+4. writes the numbers into what that kernel changed or returned.
+
+Products, plain copies and collectives stay the simulation's own, on their streams. Random numbers are those of the CPU's generator, so
+a script that draws on the device draws what it would draw on the CPU. What has no numbers raises an error that names the operator.
+"""
+import torch
+
+_library = None
+
+
+def on():
+    """Replaces the kernels; once in a process."""
+    global _library
+    if _library is not None or not torch.version.cuda:
+        return
+    from . import dispatch, operators
+
+    _library = torch.library.Library("aten", "IMPL")
+    dispatch.replace(_library, operators.stand_ins(), operators.ordinary)

@@ -1,0 +1,40 @@
+"""CPU tensors over the bytes of tensors on a simulated device."""
+import ctypes
+
+import torch
+
+
+def _shaped_as(tensor, storage):
+    view = torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    view = torch._conj(view) if tensor.is_conj() else view
+    return torch._neg_view(view) if tensor.is_neg() else view
+
+
+def over(tensor):
+    """A CPU tensor over the same bytes, with the same sizes and strides. It must not outlive the tensor."""
+    storage = tensor.untyped_storage()
+    size, first = storage.nbytes(), storage.data_ptr()
+    if not size:
+        return _shaped_as(tensor, torch.UntypedStorage(0))
+    return _shaped_as(tensor, torch.frombuffer((ctypes.c_uint8 * size).from_address(first), dtype=torch.uint8).untyped_storage())
+
+
+def copy_of(view):
+    """A CPU tensor with memory of its own, and the same bytes, sizes and strides."""
+    return _shaped_as(view, view.untyped_storage().clone())
+
+
+def mapped(function, value):
+    """`function` applied to each value in lists and tuples."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([mapped(function, one) for one in value])
+    return function(value)
+
+
+def leaves(values):
+    """The tensors among values and in their lists, in order."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from leaves(value)
