@@ -16,7 +16,7 @@ import runner  # noqa: E402
 def main():
     library, names = runner.arguments(__doc__, "--library", "build", "lib", "libcastor.so")
     os.environ["HOOKS_TEST_LIBRARY"] = library
-    runner.run(runner.in_folder(FOLDER), names)
+    runner.run(runner.in_folder(FOLDER), names, runner.by_class)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     env = simulated.environment(devices=2, memory="8G")
     subprocess.run([sys.executable, "script.py"], env=env)
 """
+import fcntl
 import importlib.util
 import os
 import re
@@ -41,13 +42,16 @@ def left_out(whole=False):
 
 
 def make(python, build=None, targets=("sim",)):
-    """Builds the libraries for the Python that has torch. Returns None, or why they cannot be built."""
+    """Builds the libraries for the Python that has torch, one process at a time. Returns None, or why they cannot be built."""
     make_command = os.environ.get("MAKE", "make").split()
     command = [*make_command, "-s", "-C", ROOT, *targets, f"PYTHON={python}"]
     if build:
         command.append(f"B={build}")
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    os.makedirs(build or os.path.join(ROOT, "build"), exist_ok=True)
+    with open(os.path.join(build or os.path.join(ROOT, "build"), "sim.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return None if done.returncode == 0 else done.stdout.strip()
 
 
