@@ -55,7 +55,7 @@ def all_groups():
         Group("torch", "inside_torch.py", two, tests=15),
         Group("simulate", "simulates.py", tests=4),
         Group("link", "inside_link.py", {**two, "link_bandwidth": "1G"}, tests=4),
-        Group("numbers", "inside_numbers.py", {**two, "numbers": True}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}, tests=15),
+        Group("numbers", "inside_numbers.py", {**two, "numbers": True}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}, tests=16),
         Group("torch with expandable segments", "inside_torch.py", two,
               {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, tests=15),
         Group("torch under castor run", "inside_torch.py", two, tests=15, castor=True),

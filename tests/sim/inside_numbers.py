@@ -196,6 +196,18 @@ def test_streams_devices_and_threads():
     assert all(torch.equal(one, values.cos() * 2) for one in found) and len(found) == 3
 
 
+def test_what_a_device_refuses_is_refused():
+    there, here = torch.ones(2, 3, 5, device="cuda"), torch.ones(2, 3, 5)
+    for function in (lambda: there + here, lambda: there.bmm(here.transpose(1, 2)), lambda: functional.conv1d(there, here), lambda: there.add_(here),
+                     lambda: torch.ones(2, 2, dtype=torch.long, device="cuda").mm(torch.ones(2, 2, dtype=torch.long, device="cuda"))):
+        try:
+            function()
+        except RuntimeError as error:
+            assert "same device" in str(error) or "not implemented" in str(error), error
+        else:
+            raise AssertionError("an error is expected")
+
+
 def test_launches_are_still_made():
     before = inside.engine.sim_launch_count()
     values = torch.ones(100, device="cuda")

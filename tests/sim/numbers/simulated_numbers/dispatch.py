@@ -1,4 +1,5 @@
 """Replaces the dispatcher's kernels for CUDA by stand-ins that give numbers (see __init__.py)."""
+import re
 import warnings
 
 import torch
@@ -13,6 +14,10 @@ NOTHING_COMPUTED = {
 }
 # Sizes of results depend on numbers, which the wheel's kernel would read from its own counts.
 BY_NUMBERS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+# What a kernel of the wheel fails with only here: libraries of NVIDIA's that do not start, products that are not simulated, and
+# numbers that it takes as tensors of the device, which no stand-in can be given.
+ONLY_HERE = re.compile(r"(?i:cu(solver|fft|dnn|sparse|rand))|CUBLAS_STATUS_NOT_SUPPORTED|pybind_utils\.cpp")
 
 
 class NoNumbers(NotImplementedError):
@@ -101,20 +106,26 @@ def _returned(result, own, lowered, device):
 
 
 def _own_results(kernel, keyset, args, kwargs, draws):
-    """The wheel's kernel: it allocates and launches. None where a library of NVIDIA's that does not start here is in its way. What it
-    is composed of may draw once more."""
+    """The wheel's kernel: it allocates, launches and refuses. None where it fails only here. What it is composed of may draw once more."""
     given = next((low_generator(value) for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
     generator = given or torch.default_generator
     state = generator.get_state() if draws else None
     try:
         return kernel.call_boxed(keyset, *args, **kwargs)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:
+    except RuntimeError as error:
+        if not ONLY_HERE.search(str(error)):
+            raise
         return None
     finally:
         if draws:
             generator.set_state(state)
+
+
+def _check_devices(func, tensors):
+    """As the wheel's kernel does, where it is not called."""
+    found = sorted({str(one.device) for one in tensors if one.is_cuda or one.dim()})
+    if len(found) > 1:
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {found[1]} and {found[0]}! ({func})")
 
 
 def _stand_in(func, own):
@@ -127,17 +138,21 @@ def _stand_in(func, own):
         if own.direct:
             return own.direct(*args, **kwargs)
         args = _numbers_as_tensors(func, args)
-        device, tensors = device_of(args, kwargs), leaves((*args, *kwargs.values()))
+        device, tensors = device_of(args, kwargs), list(leaves((*args, *kwargs.values())))
         if device is None or any(one.layout != torch.strided for one in tensors) or own.plain and own.plain(*args, **kwargs):
             return kernel.call_boxed(keyset, *args, **kwargs)
         if torch.cuda.is_current_stream_capturing():
             raise NoNumbers(f"{func}: numbers are not simulated in a graph of CUDA; leave out --numbers")
+        if not own.launches:
+            _check_devices(func, tensors)
         _wait(device)
         lowered = Lowered(func, args, kwargs)
         try:
             result = compute(*lowered.args, **lowered.kwargs)
         except NotImplementedError as error:
             raise NoNumbers(f"{func}: PyTorch has no kernel for the CPU, so its numbers are not simulated") from error
+        if any(one.layout != torch.strided for one in leaves((result,))):
+            raise NoNumbers(f"{func}: numbers of sparse tensors are not simulated")
         mine = None
         if launches:
             mine = _own_results(kernel, keyset, args, kwargs, draws)
