@@ -11,7 +11,7 @@ OTHERS = {"ddp": ("loops.py",), "zero1": ("optimizers_ddp.py",), "zero2": ("grad
 SPAWNED = ("augmented_by_spawned_workers", "spawned_and_persistent", "stream_of_spawned_workers", "spawned_collation")
 PLACED = ("loops.py", "gradients_ddp.py")  # one process, and ranks that share
 # Of the cases of a script that share a process: so many stay, and of the rest every fourth. Scripts list cases of a kind together,
-# so each kind stays.
+# so a kind of four and more stays.
 CASES, EVERY = 6, 4
 STAY = ("spawned_workers",)
 CASES_OF_OTHERS = 4  # with other plugins

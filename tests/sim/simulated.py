@@ -12,13 +12,14 @@ import subprocess
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
+BUILD = os.path.join(ROOT, "build")
 CUDA = "13.0"  # whose functions the libraries have
 LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2")
 
 
 def libraries(build=None):
     """The folder of the libraries, below the folder `build` (default: `build` in the root)."""
-    return os.path.join(build or os.path.join(ROOT, "build"), "lib", "sim")
+    return os.path.join(build or BUILD, "lib", "sim")
 
 
 def left_out(whole=False):
@@ -48,8 +49,8 @@ def make(python, build=None, targets=("sim",)):
     if build:
         command.append(f"B={build}")
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    os.makedirs(build or os.path.join(ROOT, "build"), exist_ok=True)
-    with open(os.path.join(build or os.path.join(ROOT, "build"), "sim.lock"), "w") as lock:
+    os.makedirs(build or BUILD, exist_ok=True)
+    with open(os.path.join(build or BUILD, "sim.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return None if done.returncode == 0 else done.stdout.strip()

@@ -7,18 +7,13 @@
 #include <errno.h>
 #include <time.h>
 
+enum direction { TO_DEVICE, TO_HOST };
+
 static struct engine {
-    pthread_mutex_t lock;
-    int64_t busy_until_ns;
+    int64_t busy_until_ns; /* guarded by the lock */
     atomic_ullong bytes;
 } engines[SIM_DEVICES_MAX][2];
-
-__attribute__((constructor)) static void prepare(void) {
-    for (int device = 0; device < SIM_DEVICES_MAX; device++) {
-        pthread_mutex_init(&engines[device][SIM_TO_DEVICE].lock, NULL);
-        pthread_mutex_init(&engines[device][SIM_TO_HOST].lock, NULL);
-    }
-}
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* nobody waits under it */
 
 /* The device on whose memory an address lies; -1: it is of the host. */
 static int device_at(const void *address) {
@@ -31,19 +26,20 @@ static int device_at(const void *address) {
     return pointer.block.kind == SIM_DEVICE_MEMORY ? pointer.block.device : -1;
 }
 
-void sim_link_pass(int device, enum sim_direction direction, size_t bytes) {
+/* Returns when so many bytes have passed, behind those before them; or at once, where the link takes no time. */
+static void pass(int device, enum direction direction, size_t bytes) {
     struct engine *engine = &engines[device][direction];
     double rate = sim_config()->link_bandwidth;
 
     atomic_fetch_add(&engine->bytes, bytes);
     if (rate <= 0)
         return;
-    pthread_mutex_lock(&engine->lock);
+    pthread_mutex_lock(&lock);
     int64_t now = sim_now_ns();
     int64_t end =
         (engine->busy_until_ns > now ? engine->busy_until_ns : now) + (int64_t)((double)bytes / rate * 1e9);
     engine->busy_until_ns = end;
-    pthread_mutex_unlock(&engine->lock);
+    pthread_mutex_unlock(&lock);
     struct timespec until = {end / 1000000000, end % 1000000000};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
         continue;
@@ -55,9 +51,9 @@ void sim_link_copy(const void *target, const void *source, size_t bytes) {
     if (to == from)
         return; /* within a device, or within the host */
     if (from >= 0)
-        sim_link_pass(from, SIM_TO_HOST, bytes);
+        pass(from, TO_HOST, bytes);
     if (to >= 0)
-        sim_link_pass(to, SIM_TO_DEVICE, bytes);
+        pass(to, TO_DEVICE, bytes);
 }
 
 unsigned long long sim_link_bytes(int device, int direction) {

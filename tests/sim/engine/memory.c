@@ -95,7 +95,6 @@ static int account_of(const CUmemAllocationProp *prop) {
 
 bool sim_physical_charge(struct sim_allocation *physical) {
     int account = account_of(&physical->prop);
-
     size_t limit = account < SIM_DEVICES_MAX ? sim_config()->memory : sim_config()->host_memory;
 
     if (limit && devices[account].used + physical->size > limit)

@@ -280,9 +280,7 @@ int64_t sim_now_ns(void) SIM_API;
 
 /* ---- the link between a device and the host ---- */
 
-enum sim_direction { SIM_TO_DEVICE, SIM_TO_HOST };
-/* Returns when so many bytes have passed, behind those before them; or at once, where the link takes no time. */
-void sim_link_pass(int device, enum sim_direction direction, size_t bytes) SIM_API;
+/* Returns when the link has passed what a copy needs of it. */
 void sim_link_copy(const void *target, const void *source, size_t bytes);
 /* That have passed; direction 0: to the device, 1: to the host. */
 unsigned long long sim_link_bytes(int device, int direction) SIM_API;
