@@ -99,10 +99,10 @@ class CollectivesTest(unittest.TestCase):
     def test_values_on_three_ranks(self):
         self.compare("values", 3)
 
-    @runner.long
     def test_shapes_on_two_ranks(self):
         self.compare("shapes", 2)
 
+    @runner.long
     def test_shapes_on_four_ranks(self):
         self.compare("shapes", 4)
 
@@ -185,13 +185,15 @@ class CollectivesTest(unittest.TestCase):
     def test_a_rank_without_memory(self):
         self.run_job("no_memory", 2)
 
+    @runner.long  # test_a_rank_that_does_not_come
     def test_a_rank_that_does_not_answer(self):
         self.run_job("absent", 2)
 
     def test_off(self):
-        for how in ({"plugin": "none"}, {"mode": "off"}):
+        for how in ({"mode": "off"}, {"plugin": "none"}) if runner.LENGTH == "all" else ({"mode": "off"},):
             self.run_job("none", 2, **how)
 
+    @runner.long  # failure looks at it as well
     def test_nothing_is_left(self):
         before = set(os.listdir("/dev/shm"))
         self.run_job("shapes", 2)

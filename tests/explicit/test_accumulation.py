@@ -6,7 +6,7 @@ import jobs
 
 class Alone(unittest.TestCase):
     def setUp(self):
-        self.ways = {how: jobs.once("accumulate_alone.py", 1, how)[0] for how in (jobs.NONE, jobs.GEMINI)}
+        self.ways = {how: jobs.once("accumulate_alone.py", 1, how)[0] for how in jobs.WAYS}
 
     def check(self, name, value):
         for how, found in self.ways.items():
@@ -71,7 +71,7 @@ class TwoRanks(unittest.TestCase):
     """Under DistributedDataParallel, with PyTorch's reducer and with Castor's."""
 
     def setUp(self):
-        self.ways = {how: jobs.once("accumulate_rank.py", 2, how, how) for how in (jobs.NONE, jobs.GEMINI)}
+        self.ways = {how: jobs.once("accumulate_rank.py", 2, how, how) for how in jobs.WAYS}
 
     def check(self, name, *values):
         """One value for both ranks, or one each."""

@@ -6,7 +6,7 @@ import jobs
 
 class Alone(unittest.TestCase):
     def setUp(self):
-        self.ways = {how: jobs.once("engine_rank.py", 1, how, "schedule")[0] for how in (jobs.NONE, jobs.GEMINI)}
+        self.ways = {how: jobs.once("engine_rank.py", 1, how, "schedule")[0] for how in jobs.WAYS}
 
     def check(self, name, value):
         for how, found in self.ways.items():
@@ -63,7 +63,7 @@ class Alone(unittest.TestCase):
 class TwoRanks(unittest.TestCase):
     def check(self, part, name, *values):
         """One value for both ranks, or one each."""
-        for how in (jobs.NONE, jobs.GEMINI):
+        for how in jobs.WAYS:
             ranks = jobs.once("engine_rank.py", 2, how, part)
             self.assertEqual([found[name] for found in ranks], list(values) * (2 // len(values)), how)
 

@@ -7,7 +7,7 @@ import jobs
 class Search(unittest.TestCase):
     def check(self, name, one, two):
         """What one process finds, and each of two ranks: sizes are rounded up to the number of ranks."""
-        for how in (jobs.NONE, jobs.GEMINI):
+        for how in jobs.WAYS:
             self.assertEqual(jobs.once("gemini_rank.py", 1, how)[0][name], one, how)
             self.assertEqual([found[name] for found in jobs.once("gemini_rank.py", 2, how)], [two, two], how)
 
@@ -28,7 +28,7 @@ class Search(unittest.TestCase):
         self.check("ignored by DDP", [10, 2], [10, 2])  # 6, and 4 in another of 6
 
     def test_bad_input(self):
-        found = jobs.once("gemini_rank.py", 1, jobs.NONE)[0]
+        found = jobs.once("gemini_rank.py", 1, jobs.WAYS[0])[0]
         for name, argument in (("range", "search_range_m"), ("interval", "search_interval"), ("minimum", "min_chunk_size_m")):
             self.assertIn(argument, found[f"bad {name}"])
         self.assertIn("the largest size of a chunk", found["too far"])

@@ -15,9 +15,10 @@ class LazyInit(unittest.TestCase):
         return ranks
 
     def test_values_are_those_without_it(self):
-        for how in (jobs.NONE, jobs.GEMINI):
+        for how in jobs.WAYS:
             self.check(how)
 
+    @runner.long
     def test_training_is_that_without_a_plugin(self):
         trained = {found["trained"] for how in (jobs.NONE, jobs.GEMINI) for found in self.check(how)}
         self.assertEqual(len(trained), 1)

@@ -8,7 +8,7 @@ class Alone(unittest.TestCase):
     """What needs no other rank; the same in every way of running."""
 
     def setUp(self):
-        self.ways = {how: jobs.once("utils_rank.py", 1, how)[0] for how in (jobs.NONE, jobs.GEMINI)}
+        self.ways = {how: jobs.once("utils_rank.py", 1, how)[0] for how in jobs.WAYS}
 
     def check(self, name, value):
         for how, found in self.ways.items():
@@ -39,7 +39,7 @@ class Alone(unittest.TestCase):
 
 class TwoRanks(unittest.TestCase):
     def setUp(self):
-        self.ways = {how: jobs.once("utils_rank.py", 2, how) for how in (jobs.NONE, jobs.GEMINI)}
+        self.ways = {how: jobs.once("utils_rank.py", 2, how) for how in jobs.WAYS}
 
     def check(self, name, *values):
         """One value for both ranks, or one each."""
@@ -57,7 +57,7 @@ class TwoRanks(unittest.TestCase):
         self.check("with a graph", [4.0, [0.5, 0.5], True])  # (0 + 8) / 2; (0 + 1) / 2
 
     def test_mean_of_integers_is_refused(self):
-        for found in self.ways[jobs.NONE]:
+        for found in self.ways[jobs.GEMINI]:
             total, text = found["integers"]
             self.assertEqual(total, [1, 10])
             self.assertIn("all_reduce_mean of a tensor of torch.int64", text)

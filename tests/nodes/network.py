@@ -2,7 +2,7 @@
 
 
 def sent():
-    """Bytes that left this network namespace by eth0."""
+    """Bytes that left this network namespace by eth0; 0 where there is none."""
     with open("/proc/net/dev") as file:
         lines = dict(line.split(":") for line in file if ":" in line)
-    return int(next(figures for name, figures in lines.items() if name.strip() == "eth0").split()[8])
+    return sum(int(figures.split()[8]) for name, figures in lines.items() if name.strip() == "eth0")

@@ -5,6 +5,7 @@
 Needs torch (the interpreter that runs this has it), iproute2 and the right to make network namespaces: without them it is
 left out, and says so. NAMEs select tests whose id contains one of them. The last line is `N passed, N failed`.
 """
+import functools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
 sys.path.append(os.path.dirname(FOLDER))
 import hosts  # noqa: E402
+import plain_jobs  # noqa: E402
 import runner  # noqa: E402
 from gloo_words import without_gloo  # noqa: E402
 
@@ -26,7 +28,7 @@ LIMIT_S = 300  # of one job; reached only by a failure
 NUMEL = 16 * 256 * 256  # of train.py's model
 GRADIENT_BYTES = 4 * NUMEL
 CASTOR = None
-PLAIN = {}  # by number of ranks: the losses without Castor
+PLAIN = []  # what makes the plain runs, once there is one
 
 
 class NodesTest(unittest.TestCase):
@@ -58,10 +60,18 @@ class NodesTest(unittest.TestCase):
         shell = f"case {{host}} in {counts} esac; exec {' '.join([*castor, '--', *torchrun])}"
         return self.run_job([sys.executable, hosts.__file__, str(len(ranks)), "sh", "-c", shell], status)
 
-    def plain(self, ranks, *arguments):
-        """train.py with plain PyTorch, all ranks on a host of their own."""
-        return self.run_job([sys.executable, hosts.__file__, "1", sys.executable, "-m", "torch.distributed.run", "--standalone",
-                             "--nproc-per-node", str(ranks), os.path.join(FOLDER, "train.py"), *map(str, arguments)])[0]
+    @staticmethod
+    @functools.cache
+    def plain(ranks):
+        """What train.py prints with plain PyTorch on this machine."""
+        if not PLAIN:
+            PLAIN.append(plain_jobs.PlainJobs())
+        with tempfile.TemporaryDirectory(prefix="castor-nodes-") as folder:
+            status = PLAIN[0].status(PLAIN[0].start(os.path.join(FOLDER, "train.py"), [], ranks, folder, LIMIT_S, {}))
+            with open(os.path.join(folder, "stdout.txt")) as printed, open(os.path.join(folder, "stderr.txt")) as said:
+                if status:
+                    raise AssertionError(f"plain PyTorch ended with status {status}\n{said.read()}")
+                return printed.read()
 
     def losses(self, printed):
         return [float(value) for value in re.findall(r"^loss (\S+)$", printed, re.MULTILINE)]
@@ -72,9 +82,7 @@ class NodesTest(unittest.TestCase):
         return json.loads(told.stdout)
 
     def check_equal_losses(self, printed, ranks):
-        if ranks not in PLAIN:
-            PLAIN[ranks] = self.losses(self.plain(ranks))
-        ours, plain = self.losses(printed), PLAIN[ranks]
+        ours, plain = self.losses(printed), self.losses(self.plain(ranks))
         self.assertEqual(len(ours), 6)
         for mine, theirs in zip(ours, plain):
             self.assertAlmostEqual(mine, theirs, delta=2e-5)

@@ -61,6 +61,7 @@ class Classes(unittest.TestCase):
         self.assertEqual((found["beyond"], found["native"]), ([], []))
         self.assertGreater(found["rows"], 50)
 
+    @runner.long  # test_auto_keeps_loops_that_round_otherwise
     def test_float_masters_where_loops_round_otherwise(self):
         found, _ = run("masters.py", "auto", "other bits")
         self.assertEqual(found["differ"], [])

@@ -14,6 +14,7 @@ class ReferenceTest(PrecisionTest):
     def test_mlp_adam(self):
         self.check("mlp", "adam")
 
+    @runner.long  # test_budget
     def test_mlp_adamw(self):
         self.check("mlp", "adamw")
 

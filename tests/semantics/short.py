@@ -10,9 +10,9 @@ OTHERS = {"ddp": ("loops.py",), "zero1": ("optimizers_ddp.py",), "zero2": ("grad
 # Each spawned worker imports PyTorch. batches.py's spawned_workers stands for these, their kin in forked workers for the rest of each.
 SPAWNED = ("augmented_by_spawned_workers", "spawned_and_persistent", "stream_of_spawned_workers", "spawned_collation")
 PLACED = ("loops.py", "gradients_ddp.py")  # one process, and ranks that share
-# Of the cases of a script that share a process: so many stay, and of the rest every fourth. Scripts list cases of a kind together,
-# so a kind of four and more stays.
-CASES, EVERY = 6, 4
+# Of the cases of a script that share a process: so many stay, and of the rest every sixth. Scripts list cases of a kind together,
+# so a kind of six and more stays.
+CASES, EVERY = 4, 6
 STAY = ("spawned_workers",)
 CASES_OF_OTHERS = 4  # with other plugins
 # (script, sort or title of its row): the script whose row comes through the same code.
@@ -23,10 +23,10 @@ STAND_INS = {
     ("checkpoint_ddp.py", "stages"): "nanogpt_ddp.py",
     ("trainer_ddp.py", "stages"): "nanogpt_ddp.py",
     ("batch_norm.py", "options"): "loops.py",  # CASTOR_LOSS=sum
-    # The same script with another argument: accelerate's own run accumulates, the trainer's does not.
-    ("trainer_ddp.py", "arguments"): "accelerate_ddp.py",
-    ("accelerate_ddp.py", "arguments"): "accelerate_ddp.py",
-    ("trainer_ddp.py", ""): "accelerate_ddp.py",  # with which the Trainer wraps its model
+    ("trainer_ddp.py", "arguments"): "lightning_ddp.py",
+    ("accelerate_ddp.py", "arguments"): "lightning_ddp.py",
+    ("accelerate_ddp.py", ""): "lightning_ddp.py",  # another library that wraps the model; trainer.py is made of accelerate
+    ("trainer_ddp.py", ""): "lightning_ddp.py",
     ("accelerator.py", ""): "trainer.py",  # which is made of it
     ("fabric_ddp.py", ""): "lightning_ddp.py",  # which is made of it
     ("gpt_ddp.py", "small chunks on disk"): "gpt_ddp.py",
@@ -44,6 +44,7 @@ STAND_INS = {
     ("stepping_ddp.py", "aside"): "sync_ddp.py",
     ("construct.py", "options"): "construct_ddp.py",
     ("gpt.py", "one process, on disk"): "loops.py",
+    ("gpt.py", "under a budget"): "gpt_ddp.py",
 }
 
 
