@@ -1,10 +1,13 @@
 """Plain runs by tests/plain.py, for suites that ask for them one by one."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import runner
+
+TRIES = 3
 
 
 class PlainJobs:
@@ -13,18 +16,36 @@ class PlainJobs:
     def __init__(self):
         command = [sys.executable, os.path.join(runner.ROOT, "tests", "plain.py")]
         self.process = subprocess.Popen(command, env=runner.environment("GLOO_"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.count, self.ended = 0, {}
+        self.given, self.ended = [], {}
 
     def start(self, script, arguments, ranks, folder, seconds, environment):
-        """Returns the job's number. `ranks`: 0 for a script of one process."""
+        """Returns the job's number. `ranks`: 0 for a script of one process. `folder`: the job's own, empty."""
         job = {"script": script, "stages": [arguments], "ranks": ranks, "folder": folder, "seconds": seconds, "environment": environment}
+        return self._give(job)
+
+    def finish(self, number):
+        """Waits for the job's end. Run again in its folder, emptied, when it fails: a rank of plain PyTorch may abort at its
+        exit (docs/decisions.md). Nothing of Castor's is in the process."""
+        for _ in range(TRIES - 1):
+            status = self._status(number)
+            if status == 0:
+                return
+            job = self.given[number]
+            print(f"{job['script']}: plain PyTorch ended with status {status}; it runs again", flush=True)
+            shutil.rmtree(job["folder"])
+            os.makedirs(job["folder"])
+            number = self._give(job)
+        if self._status(number):
+            with open(os.path.join(self.given[number]["folder"], "stderr.txt")) as said:
+                raise AssertionError(f"plain PyTorch ended with status {self._status(number)}\n{said.read()}")
+
+    def _give(self, job):
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
-        self.count += 1
-        return self.count - 1
+        self.given.append(job)
+        return len(self.given) - 1
 
-    def status(self, number):
-        """Waits for the job's end."""
+    def _status(self, number):
         while number not in self.ended:
             line = self.process.stdout.readline()
             if not line:

@@ -19,7 +19,6 @@ import plain_jobs  # noqa: E402
 import runner  # noqa: E402
 
 LIMIT_S = 240  # of one job; reached only by a failure
-PLAIN_TRIES = 3
 FOREIGN = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_", "GLOO_")
 CASTOR = None
 PLAIN = None  # what makes the plain runs, once there is one
@@ -66,16 +65,8 @@ class CollectivesTest(unittest.TestCase):
         folder = tempfile.mkdtemp(dir=self.folder)
         return PLAIN.start(os.path.join(FOLDER, "rank.py"), [case, folder], world, folder, LIMIT_S, environment), folder
 
-    def finish_plain(self, case, world, number, folder, **environment):
-        """Made again when it fails: a rank of plain PyTorch may abort at its exit (docs/decisions.md). Nothing of Castor's is
-        in the process."""
-        for _ in range(PLAIN_TRIES - 1):
-            status = PLAIN.status(number)
-            if status == 0:
-                break
-            print(f"{case}: plain PyTorch ended with status {status}; it runs again", flush=True)
-            number, folder = self.start_plain(case, world, **environment)
-        self.assertEqual(PLAIN.status(number), 0)
+    def finish_plain(self, world, number, folder):
+        PLAIN.finish(number)
         return self.told(folder, range(world), "")
 
     def run_job(self, case, world, **how):
@@ -86,7 +77,7 @@ class CollectivesTest(unittest.TestCase):
         """The same digests as plain PyTorch's."""
         environment = {name: value for name, value in how.items() if name.isupper()}
         plain, node = self.start_plain(case, world, **environment), self.start(case, world, **how)
-        plain, node = self.finish_plain(case, world, *plain, **environment), self.finish(*node, world)
+        plain, node = self.finish_plain(world, *plain), self.finish(*node, world)
         for rank in range(world):
             self.assertGreater(len(plain[rank]["results"]), 0)
             self.assertEqual(plain[rank]["results"], node[rank]["results"], f"rank {rank}")

@@ -65,11 +65,6 @@ class Expect:
     ignored: tuple = ()  # files whose bytes hold times or paths
     seconds: int = 15  # that one case may take, at most, on a busy machine
 
-    @property
-    def of_an_engine(self):
-        """Under the plugin none there is nothing of it to see: arguments of Castor's runs, or what Castor says."""
-        return bool(self.under or self.says)
-
 
 sgd, adaptive, half, agreement = Expect(SGD), Expect(ADAPTIVE), Expect(HALF), Expect(ANY)
 accumulated = Expect(SGD, exact_at_2=False, under=("--parts", "3"), options=("CASTOR_ACCUMULATE=3",), reason=ACCUMULATED)

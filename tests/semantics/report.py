@@ -64,7 +64,7 @@ def told(result, row):
 
 def result_of(by_key, row, plugin, ranks):
     """None: it was not run. A script that stays one process has one result, whatever the number of ranks."""
-    return by_key.get((row.script, row.title, plugin, 1 if row.expect.one_rank else ranks))
+    return by_key.get((row.script, row.title, plugin, row.ranks(ranks)))
 
 
 def cell(by_key, row, ranks):
@@ -85,10 +85,11 @@ def overview(by_key):
     columns = [(plugin, ranks) for plugin in table.ENGINES for ranks in RANKS] + [("none", RANKS[0])]
     lines = ["| script | " + " | ".join(f"{plugin}, N = {ranks}" for plugin, ranks in columns) + " |"]
     lines.append("| --- |" + " --: |" * len(columns))
+    every = table.rows()
     for script in table.TABLE:
         cells = []
         for plugin, ranks in columns:
-            rows = [row for row in table.rows() if row.script == script and not (plugin == "none" and row.expect.of_an_engine)]
+            rows = [row for row in every if row.script == script and row.shown_by(plugin)]
             found = [result for row in rows if (result := result_of(by_key, row, plugin, ranks))]
             good = sum(result["passed"] for result in found)
             bad = f", **{len(found) - good} FAILED**" if good < len(found) else ""

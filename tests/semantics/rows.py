@@ -50,6 +50,14 @@ class Row:
     def name(self):
         return f"{self.script} {self.title}" if self.title else self.script
 
+    def ranks(self, ranks):
+        """With how many it runs, where so many are asked for."""
+        return 1 if self.expect.one_rank else ranks
+
+    def shown_by(self, plugin):
+        """False: under the plugin none there is nothing of it to see, but arguments of Castor's runs or what Castor says."""
+        return plugin != "none" or not (self.expect.under or self.expect.says)
+
     @property
     def alone(self):
         """Rows that need a process of their own: whole scripts, and cases that Castor may end or leave to PyTorch."""

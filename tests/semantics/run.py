@@ -342,9 +342,8 @@ def chosen(args):
             for row in every:
                 if (plugin == "none" or row.expect.one_rank) and ranks != args.ranks[0]:
                     continue  # nothing of it depends on the number of ranks
-                if plugin == "none" and row.expect.of_an_engine:
-                    continue
-                plan.append((plugin, 1 if row.expect.one_rank else ranks, row))
+                if row.shown_by(plugin):
+                    plan.append((plugin, row.ranks(ranks), row))
     if not args.short:
         return plan
     stays = short.in_short(plan)
