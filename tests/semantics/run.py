@@ -344,6 +344,8 @@ def chosen(args):
                     continue  # nothing of it depends on the number of ranks
                 if row.shown_by(plugin):
                     plan.append((plugin, row.ranks(ranks), row))
+    if not plan:
+        sys.exit("run.py: these rows are not for the plugin none")
     if not args.short:
         return plan
     stays = short.in_short(plan)
