@@ -294,6 +294,13 @@ uint32_t chunk_manager_tier(chunk_manager *m, uint32_t chunk) {
     return tier;
 }
 
+uint64_t chunk_manager_key(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    uint64_t key = chunk < m->chunks_count ? chunk_key(m, chunk) : 0;
+    pthread_mutex_unlock(&m->lock);
+    return key;
+}
+
 void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out) {
     pthread_mutex_lock(&m->lock);
     *out = m->statistics;

@@ -43,6 +43,9 @@ void chunk_manager_destroy(chunk_manager *m);
 /* A chunk that lies on `tier`, where its room counts as taken. Any time. */
 castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_t bytes, uint32_t tier,
                                       uint32_t *chunk);
+/* A chunk that nobody uses becomes another one, of `bytes`, on the tier where it is: what is not needed any more gives its number
+ * to what comes. None of its uses is foreseen. CASTOR_ERR_ARGUMENT: it is in use, pinned, or on its way. */
+castor_status chunk_manager_reuse_chunk(chunk_manager *m, uint32_t chunk, uint64_t bytes);
 /* The static policy decides anew where chunks belong; the others go there in time. false in *whole: offload_param_frac is left
  * out, because the other shares are not 1. Nothing to do under auto. */
 castor_status chunk_manager_place(chunk_manager *m, bool *whole);
@@ -70,6 +73,8 @@ castor_status chunk_manager_pin(chunk_manager *m, uint32_t chunk);
 castor_status chunk_manager_unpin(chunk_manager *m, uint32_t chunk);
 
 uint32_t chunk_manager_tier(chunk_manager *m, uint32_t chunk);
+/* The chunk's place in the order of victims: higher leaves first; 0: it may not leave now. */
+uint64_t chunk_manager_key(chunk_manager *m, uint32_t chunk);
 void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out);
 /* The recording that is followed, or was last, as text (moments.h); false: there is none yet. */
 bool chunk_manager_write_recording(chunk_manager *m, moments_sink *sink, void *context);

@@ -117,6 +117,28 @@ castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_
     return status;
 }
 
+castor_status chunk_manager_reuse_chunk(chunk_manager *m, uint32_t chunk, uint64_t bytes) {
+    pthread_mutex_lock(&m->lock);
+    moves_collect(m);
+    managed_chunk *c = chunk < m->chunks_count ? &m->chunks[chunk] : NULL;
+    castor_status status = CASTOR_OK;
+    if (!c || bytes == 0 || c->users || c->pins || c->moving || c->loading) {
+        status =
+            error_set(CASTOR_ERR_ARGUMENT, "chunk %u cannot become one of %B: it is in use", chunk, bytes);
+    } else {
+        chunk_statistics_count(&m->statistics, c->kind, c->tier, c->bytes, -1);
+        chunk_statistics_count(&m->statistics, c->kind, c->tier, bytes, 1);
+        c->bytes = bytes;
+        c->last_use = m->uses;
+        c->prefetched = c->failed = false;
+        c->dirty = c->tier == 0;
+        moments_forget_chunk(&m->moments, chunk);
+        chunk_refresh(m, chunk);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
 castor_status chunk_manager_place(chunk_manager *m, bool *whole) {
     *whole = true;
     if (m->settings.placement.policy != PLACEMENT_STATIC)

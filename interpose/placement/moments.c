@@ -76,6 +76,12 @@ void moments_add_chunk(moments *m) {
     m->lost |= !m->following && m->position != MOMENT_NONE;
 }
 
+void moments_forget_chunk(moments *m, uint32_t chunk) {
+    m->next_use[chunk] = m->passed[chunk] = MOMENT_NONE;
+    for (uint32_t i = 0; i < MOMENT_RECORDINGS; i++)
+        m->recordings[i].first_use[chunk] = MOMENT_NONE;
+}
+
 /* From the present moment on, by the current recording. */
 static void follow(moments *m) {
     moment_recording *r = current_of(m);

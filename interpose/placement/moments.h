@@ -95,6 +95,8 @@ void moments_init(moments *m, const moments_settings *settings, void *tables, ui
 /* Goes on with tables for more chunks, of 2 + MOMENT_RECORDINGS elements for each. */
 void moments_grow(moments *m, uint32_t *tables, uint32_t chunks_room);
 void moments_add_chunk(moments *m);
+/* The chunk is another one from now on: what is recorded of its uses says nothing. */
+void moments_forget_chunk(moments *m, uint32_t chunk);
 
 /* What is known of the future has changed for: */
 typedef enum moments_change { MOMENTS_PASSED, MOMENTS_ALL } moments_change;

@@ -368,6 +368,45 @@ TEST_F(ChunkManagerSteps, UnderStaticChunksGoHomeAndComeInTime) {
     }
 }
 
+TEST_F(ChunkManagerSteps, ANumberThatIsUsedAgain) {
+    create(PLACEMENT_AUTO, 1000);
+    for (int i = 0; i < 4; i++)
+        add(CHUNK_PARAM, 300, 1);
+    for (int step = 0; step < 3; step++) {
+        for (uint32_t i = 0; i < 4; i++)
+            moment(MOMENT_FORWARD, i, {i}, 0, 1000);
+        end();
+    }
+    ASSERT_EQ(chunk_manager_access(m, 1, false), CASTOR_OK);
+    EXPECT_EQ(chunk_manager_key(m, 1), 0u);
+    EXPECT_EQ(chunk_manager_reuse_chunk(m, 1, 200), CASTOR_ERR_ARGUMENT);
+    ASSERT_EQ(chunk_manager_release(m, 1), CASTOR_OK);
+    ASSERT_EQ(chunk_manager_pin(m, 1), CASTOR_OK);
+    EXPECT_EQ(chunk_manager_reuse_chunk(m, 1, 200), CASTOR_ERR_ARGUMENT);
+    ASSERT_EQ(chunk_manager_unpin(m, 1), CASTOR_OK);
+    EXPECT_EQ(chunk_manager_reuse_chunk(m, 9, 200), CASTOR_ERR_ARGUMENT);
+    EXPECT_EQ(chunk_manager_key(m, 9), 0u);
+    ASSERT_EQ(chunk_manager_move(m, 1, 1), CASTOR_OK);
+    uint64_t bytes = statistics().tier_bytes[1];
+    EXPECT_EQ(chunk_manager_reuse_chunk(m, 1, 0), CASTOR_ERR_ARGUMENT);
+    ASSERT_EQ(chunk_manager_reuse_chunk(m, 1, 200), CASTOR_OK);
+    fake.room[1] -= 100; // that is the backend's to know
+    EXPECT_EQ(statistics().tier_bytes[1], bytes - 100);
+    check();
+    // Nobody foresees its use.
+    moment(MOMENT_FORWARD, 0, {0}, 0, 1000);
+    pass(1000);
+    EXPECT_EQ(chunk_manager_tier(m, 1), 1u);
+    moment(MOMENT_FORWARD, 1, {1}, 0, 1000);
+    EXPECT_EQ(chunk_manager_tier(m, 1), 0u);
+    // What is never used again leaves before what is.
+    EXPECT_GT(chunk_manager_key(m, 1), chunk_manager_key(m, 2));
+    moment(MOMENT_FORWARD, 2, {2}, 0, 1000);
+    moment(MOMENT_FORWARD, 3, {3}, 0, 1000);
+    end();
+    check();
+}
+
 TEST_F(ChunkManagerSteps, TheRecordingAsText) {
     create(PLACEMENT_AUTO, 1000);
     add(CHUNK_PARAM, 100, 0);
