@@ -1,0 +1,162 @@
+#include "devices.h"
+
+#include <pthread.h>
+#include "core/error.h"
+#include "core/machine.h"
+
+/* Of a budget: an eighth for slots, and as much for each of the three parts that are on the device at a time while an optimizer
+ * steps; homes get the rest. Without a budget these are smaller shares of the device's memory, and nothing of it is taken before a
+ * home lies on the host. */
+#define REGION_SHARE        8
+#define PART_SHARE          8
+#define REGION_SHARE_OF_ALL 16
+#define PART_SHARE_OF_ALL   32
+#define PARTS_AT_A_TIME     3
+#define REGION_LEAST        (UINT64_C(2) << 20)
+#define REGION_MOST         (UINT64_C(4) << 30)
+#define PART_LEAST          (UINT64_C(1) << 20)
+#define PART_MOST           (UINT64_C(512) << 20)
+#define RESERVED_LEAST      (UINT64_C(16) << 30)
+#define RESERVED_FACTOR     2 /* of the memory that homes can have: a range with holes still has room */
+
+typedef struct started_device {
+    homes *homes;
+    slots *slots;
+    uintptr_t first, end;
+    uint64_t part_bytes;
+} started_device;
+
+static started_device started[DEVICES_MAX]; /* each is complete before `end`, atomic, is set */
+static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+static device_driver driver; /* written once, before driver_known */
+static const device_driver *driver_known;
+uintptr_t devices_first;
+uint64_t devices_bytes;
+
+static uint64_t clamped(uint64_t bytes, uint64_t least, uint64_t most) {
+    return bytes < least ? least : bytes > most ? most : bytes;
+}
+
+static uint64_t units(uint64_t bytes, uint64_t unit) {
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static void range_widen(uintptr_t first, uintptr_t end) {
+    uintptr_t known_first = devices_first, known_end = devices_first + devices_bytes;
+    if (!devices_bytes)
+        known_first = first, known_end = end;
+    if (first < known_first)
+        known_first = first;
+    if (end > known_end)
+        known_end = end;
+    __atomic_store_n(&devices_bytes, known_end - known_first, __ATOMIC_RELAXED);
+    __atomic_store_n(&devices_first, known_first, __ATOMIC_RELEASE);
+}
+
+/* What a device's memory is divided into. */
+typedef struct division {
+    uint64_t reserved, homes, region, part;
+} division;
+
+static division divide(const devices_settings *settings, uint64_t unit, uint64_t total_bytes) {
+    bool bounded = settings->budget_bytes != UINT64_MAX;
+    uint64_t whole = bounded ? settings->budget_bytes : total_bytes;
+    uint64_t host = 0;
+    machine_meminfo("", "MemTotal", &host);
+    uint64_t reserved = settings->reserved_bytes;
+    if (!reserved)
+        reserved = clamped(RESERVED_FACTOR * (total_bytes + host), RESERVED_LEAST, UINT64_MAX / 4);
+    division d = {
+        .reserved = units(reserved, unit),
+        .region = units(
+            clamped(whole / (bounded ? REGION_SHARE : REGION_SHARE_OF_ALL), REGION_LEAST, REGION_MOST), unit),
+        .part = clamped(whole / (bounded ? PART_SHARE : PART_SHARE_OF_ALL), PART_LEAST, PART_MOST),
+        .homes = UINT64_MAX,
+    };
+    if (bounded) {
+        uint64_t others = d.region + PARTS_AT_A_TIME * d.part;
+        d.homes = whole > others ? whole - others : 0;
+    }
+    return d;
+}
+
+static castor_status start(int device, const devices_settings *settings) {
+    uint64_t unit = driver.granularity(driver.context, device);
+    if (!unit)
+        return CASTOR_ERR_UNSUPPORTED;
+    uint64_t free_bytes = 0, total_bytes = 0;
+    driver.room(driver.context, device, &free_bytes, &total_bytes);
+    division d = divide(settings, unit, total_bytes);
+    started_device *s = &started[device];
+    castor_status status = driver.reserve(driver.context, device, d.reserved, unit, &s->first);
+    if (status)
+        return status;
+    status = homes_create(&s->homes, &driver, device, s->first, d.reserved, d.homes);
+    if (!status)
+        status = slots_create(&s->slots, s->homes, &driver, device, d.region);
+    if (status) {
+        if (s->homes)
+            homes_destroy(s->homes);
+        driver.unreserve(driver.context, s->first, d.reserved);
+        *s = (started_device){0};
+        return status;
+    }
+    s->part_bytes = d.part;
+    range_widen(s->first, s->first + d.reserved);
+    __atomic_store_n(&s->end, s->first + d.reserved, __ATOMIC_RELEASE);
+    return CASTOR_OK;
+}
+
+castor_status devices_start(const device_driver *with, int device, const devices_settings *settings) {
+    if (device < 0 || device >= DEVICES_MAX)
+        return error_set(CASTOR_ERR_ARGUMENT, "device %d: Castor knows devices 0 to %d", device,
+                         DEVICES_MAX - 1);
+    pthread_mutex_lock(&starting);
+    castor_status status = CASTOR_OK;
+    if (!driver_known) {
+        driver = *with;
+        __atomic_store_n(&driver_known, &driver, __ATOMIC_RELEASE);
+    }
+    if (started[device].end)
+        status = error_set(CASTOR_ERR_ARGUMENT, "device %d was started before", device);
+    else
+        status = start(device, settings);
+    pthread_mutex_unlock(&starting);
+    return status;
+}
+
+static const started_device *started_of(int device) {
+    if (device < 0 || device >= DEVICES_MAX || !__atomic_load_n(&started[device].end, __ATOMIC_ACQUIRE))
+        return NULL;
+    return &started[device];
+}
+
+homes *devices_homes(int device) {
+    const started_device *s = started_of(device);
+    return s ? s->homes : NULL;
+}
+
+slots *devices_slots(int device) {
+    const started_device *s = started_of(device);
+    return s ? s->slots : NULL;
+}
+
+uint64_t devices_part_bytes(int device) {
+    const started_device *s = started_of(device);
+    return s ? s->part_bytes : 0;
+}
+
+const device_driver *devices_driver(void) {
+    return __atomic_load_n(&driver_known, __ATOMIC_ACQUIRE);
+}
+
+int devices_find(uintptr_t address) {
+    if (!devices_may_hold(address))
+        return -1;
+    for (int device = 0; device < DEVICES_MAX; device++) {
+        const started_device *s = started_of(device);
+        if (s && address - s->first < s->end - s->first)
+            return device;
+    }
+    return -1;
+}

@@ -1,0 +1,38 @@
+/* The homes and slots of each device of this process. A device is started once and never ends before the process. */
+#ifndef CASTOR_DEVICE_DEVICES_H
+#define CASTOR_DEVICE_DEVICES_H
+
+#include "homes.h"
+#include "slots.h"
+
+#define DEVICES_MAX 64
+
+typedef struct devices_settings {
+    uint64_t reserved_bytes; /* of addresses for homes; 0: of all that could ever lie there */
+    uint64_t
+        budget_bytes; /* of the device's memory for homes, slots and parts together; UINT64_MAX: what there is */
+} devices_settings;
+
+/* CASTOR_ERR_ARGUMENT: no such device, or it was started. CASTOR_ERR_UNSUPPORTED: it cannot map memory. */
+castor_status devices_start(const device_driver *with, int device, const devices_settings *settings);
+/* NULL: it was not started. Lock-free. */
+homes *devices_homes(int device);
+slots *devices_slots(int device);
+/* Bytes of the copies of one part, with which an optimizer steps what lies on the host. */
+uint64_t devices_part_bytes(int device);
+/* The driver of all; NULL before the first start. */
+const device_driver *devices_driver(void);
+
+/* All homes of all devices lie in [devices_first, devices_first + devices_bytes): one subtraction and comparison say that an address
+ * is none. 0 bytes before the first start. A start widens the range: the bytes are stored before the first address, and read after
+ * it, so that no reader ever misses a home. */
+extern uintptr_t devices_first; /* atomic */
+extern uint64_t devices_bytes;  /* atomic */
+static inline bool devices_may_hold(uintptr_t address) {
+    uintptr_t first = __atomic_load_n(&devices_first, __ATOMIC_ACQUIRE);
+    return address - first < __atomic_load_n(&devices_bytes, __ATOMIC_RELAXED);
+}
+/* The device whose range holds an address; -1: none's. Lock-free. */
+int devices_find(uintptr_t address);
+
+#endif

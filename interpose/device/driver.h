@@ -1,0 +1,67 @@
+/* The driver of a device, as homes and slots see it: the only way in which `device/` touches memory, streams or a clock.
+ *
+ * hooks/cuda/driver.c is the one of CUDA; tests/support/fake_device.h is one without a device.
+ *
+ * Vocabulary
+ *   pages    physical memory of a device or of the host (a "handle" of the CUDA driver), of one or more units
+ *   unit     the granularity: sizes and addresses of pages and maps are multiples of it
+ *   stream, event, as in CUDA, as numbers; stream 0 is the legacy default stream of the device
+ *
+ * What every driver guarantees
+ *   - the functions are safe from any thread, and none calls back into `device/`
+ *   - a function that fails has changed nothing and sets the error's text. A lack of memory is CASTOR_ERR_MEMORY, anything else
+ *     CASTOR_ERR_SYSTEM
+ *   - streams and events of a device are used with that device only */
+#ifndef CASTOR_DEVICE_DRIVER_H
+#define CASTOR_DEVICE_DRIVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "core/status.h"
+
+typedef enum device_tier { DEVICE_TIER_DEVICE, DEVICE_TIER_HOST, DEVICE_TIER_COUNT } device_tier;
+
+typedef struct device_driver {
+    void *context;
+
+    /* ---- memory ---- */
+    /* The unit in bytes, a power of two; 0: this device cannot map memory, and error_text says why. */
+    size_t (*granularity)(void *context, int device);
+    /* A range of addresses without pages, aligned to `alignment` (a power of two). */
+    castor_status (*reserve)(void *context, int device, size_t bytes, size_t alignment, uintptr_t *address);
+    castor_status (*unreserve)(void *context, uintptr_t address, size_t bytes);
+    castor_status (*create)(void *context, int device, device_tier tier, size_t bytes, uint64_t *pages);
+    void (*release)(void *context, uint64_t pages);
+    /* All of `pages` at `address`, readable and writable by the device. Pages may be mapped at two addresses. */
+    castor_status (*map)(void *context, int device, uintptr_t address, size_t bytes, uint64_t pages);
+    castor_status (*unmap)(void *context, uintptr_t address, size_t bytes);
+    /* Between mapped addresses, or the process's own memory; the caller waits until it is done. Not ordered with any stream. */
+    castor_status (*copy)(void *context, int device, uintptr_t to, uintptr_t from, size_t bytes);
+    /* Everything that was enqueued on the device is done. CASTOR_ERR_TIMEOUT: it is not, after a bounded wait. */
+    castor_status (*drain)(void *context, int device);
+    /* Bytes of the device's memory: free now, and in all. */
+    void (*room)(void *context, int device, uint64_t *free_bytes, uint64_t *total_bytes);
+    /* Bytes of host memory that may still become pages. */
+    uint64_t (*host_room)(void *context);
+
+    /* ---- streams ---- */
+    /* One that does not wait for the default stream. */
+    castor_status (*stream_make)(void *context, int device, uint64_t *stream);
+    void (*stream_end)(void *context, uint64_t stream);
+    /* True: what is enqueued there is captured into a graph. */
+    bool (*stream_captures)(void *context, int device, uint64_t stream);
+    castor_status (*event_make)(void *context, int device, uint64_t *event);
+    void (*event_end)(void *context, uint64_t event);
+    castor_status (*event_record)(void *context, int device, uint64_t event, uint64_t stream);
+    /* What is enqueued in `stream` from now on waits for the event's last record. */
+    castor_status (*event_wait)(void *context, int device, uint64_t stream, uint64_t event);
+    /* Whether the event's last record is done; true where it was never recorded. */
+    bool (*event_done)(void *context, uint64_t event);
+    castor_status (*copy_enqueue)(void *context, int device, uintptr_t to, uintptr_t from, size_t bytes,
+                                  uint64_t stream);
+
+    uint64_t (*now_ns)(void *context); /* never goes back */
+} device_driver;
+
+#endif

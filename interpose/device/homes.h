@@ -1,0 +1,82 @@
+/* Homes: where the model's data lies on a device, from birth to death.
+ *
+ * Vocabulary
+ *   home   a range of one reserved range of addresses, a whole number of units, backed by pages of the device or of the host
+ *   kind   of a home: parameters, gradients or optimizer states (placement/chunk.h)
+ *   piece  the pages of a home are created and mapped in pieces: of a power of two of units, HOMES_PIECE_UNITS at most
+ *   flip   a home's pages change from the device's to the host's or back, at the same address, with their bytes
+ *   budget the bytes of the device's memory that homes may take
+ *
+ * Invariants (homes_check)
+ *   - every address of a home is mapped, readable and writable by the device, from home_create to home_destroy, except
+ *     inside of a flip, before which the caller closes the gate (core/gate.h) and the device is drained
+ *   - a flip that fails leaves the home with its bytes where it was. If the driver does not let it, the text says whether the
+ *     home is lost, or only lies on both tiers; it is not flipped any more
+ *   - the bytes of a tier are the sum of its homes'
+ *   - homes of a device take at most the budget, if they were not larger before it was set
+ *
+ * A home is on the device while there is room under the budget and in the driver; else it is on the host. Host memory is bounded by
+ * driver->host_room. Safe from any thread: one lock for each device. Nothing here is called with the lock of slots held. Tables are
+ * mapped anonymously (mmap), sized by the reserved range; no malloc. After a fork the child's copy must not be used. */
+#ifndef CASTOR_DEVICE_HOMES_H
+#define CASTOR_DEVICE_HOMES_H
+
+#include "driver.h"
+#include "placement/chunk.h"
+
+#define HOMES_PIECE_UNITS 32
+
+typedef struct homes homes;
+
+typedef struct home {
+    uintptr_t address;
+    size_t bytes; /* whole units */
+    chunk_kind kind;
+    device_tier tier;
+} home;
+
+typedef struct homes_statistics {
+    uint64_t bytes[CHUNK_KIND_COUNT][DEVICE_TIER_COUNT], peak_bytes[CHUNK_KIND_COUNT][DEVICE_TIER_COUNT];
+    uint64_t count[CHUNK_KIND_COUNT];
+    uint64_t flips[DEVICE_TIER_COUNT], flipped_bytes[DEVICE_TIER_COUNT]; /* to that tier */
+
+    uint64_t budget_bytes; /* UINT64_MAX: none was set */
+    uint64_t flip_ns;      /* with the waits for the device */
+    uint64_t rescues;      /* calls of homes_evict that freed something */
+    uint64_t refused;      /* homes that could not be created */
+} homes_statistics;
+
+/* `address`, `reserved_bytes`: addresses without pages that the caller has reserved and keeps, whole units. `budget_bytes`:
+ * UINT64_MAX: what the driver has. The driver is copied, its context is not. CASTOR_ERR_UNSUPPORTED: the device cannot map memory. */
+castor_status homes_create(homes **out, const device_driver *driver, int device, uintptr_t address,
+                           uint64_t reserved_bytes, uint64_t budget_bytes);
+/* Destroys all homes first. No other thread may be inside. */
+void homes_destroy(homes *h);
+/* Homes that are larger than it stay: homes_evict moves them. */
+void homes_budget_set(homes *h, uint64_t budget_bytes);
+/* Of `bytes` at least. CASTOR_ERR_MEMORY, with a text that says what is missing where: neither the device nor the host has room,
+ * or no addresses are left. */
+castor_status home_create(homes *h, chunk_kind kind, size_t bytes, home *out);
+/* The device must be done with it: this waits for nothing. CASTOR_ERR_ARGUMENT: no home begins there. After the driver's errors the
+ * home is still there. */
+castor_status home_destroy(homes *h, uintptr_t address);
+/* The reserved range, [first, end). Constant. */
+void homes_range(const homes *h, uintptr_t *first, uintptr_t *end);
+/* The home that holds an address; false: none does. */
+bool home_find(homes *h, uintptr_t address, home *out);
+/* Whether a home there is on the host, as of now. Lock-free: a table with a byte for each unit. False where there is no home. */
+bool home_is_on_host(const homes *h, uintptr_t address);
+/* Moves the home that begins there. The caller has closed the gate; the device is drained here. CASTOR_ERR_MEMORY: no room there.
+ * CASTOR_ERR_TIMEOUT: the device did not come to rest. Nothing has changed then. */
+castor_status home_flip(homes *h, uintptr_t address, device_tier to);
+/* Flips homes to the host until `bytes` of the device's memory have become free, states first, then gradients, then
+ * parameters, of each kind the youngest first. The caller has closed the gate. Drains the device once. Returns the bytes that
+ * became free, which may be fewer, with error_text set if something failed. */
+uint64_t homes_evict(homes *h, uint64_t bytes);
+/* Bytes on the device that homes_evict could free. Lock-free. */
+uint64_t homes_evictable(const homes *h);
+void homes_statistics_get(homes *h, homes_statistics *out);
+/* CASTOR_ERR_MISMATCH: an invariant does not hold. */
+castor_status homes_check(homes *h);
+
+#endif

@@ -1,0 +1,75 @@
+/* What the parts of homes share: homes.c (birth, death, look-ups), homes_flip.c, homes_check.c.
+ *
+ * Vocabulary
+ *   unit     here: the number of a unit of the reserved range, from 0
+ *   moving   a table with the pages that change places with those of `pages` in a flip
+ *   stuck    a home of which a piece could neither change nor change back: it is found and destroyed as others are, and never
+ *            flipped. It is lost if a piece has no pages at all
+ *   given up a unit that could not be unmapped when a home was not created after all: nothing is mapped there again
+ *
+ * Every field is guarded by `lock` but those that are constant or atomic. A unit's entries in the tables are zero where no home is;
+ * the tables are mapped without memory, so that only entries that were used take some. */
+#ifndef CASTOR_DEVICE_HOMES_INSIDE_H
+#define CASTOR_DEVICE_HOMES_INSIDE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include "homes.h"
+
+#define OWNER_GIVEN_UP UINT32_MAX
+
+/* In the entry of its first unit. `older`, `younger`: homes of its kind, as their first unit + 1; 0: none. */
+typedef struct home_record {
+    uint32_t units, older, younger;
+    uint8_t kind, tier;
+    bool stuck;
+} home_record;
+
+struct homes {
+    pthread_mutex_t lock;
+    /* Constant. */
+    device_driver driver;
+    int device;
+    uintptr_t address;
+    size_t unit_bytes, mapped_bytes; /* mapped_bytes: of this structure with its tables */
+    uint32_t units;
+
+    uint32_t *owner;        /* by unit: the first unit of the home there, + 1; 0: none, or OWNER_GIVEN_UP */
+    home_record *records;   /* by first unit */
+    uint64_t *pages;        /* by first unit of a piece; 0 where a piece of a stuck home has none */
+    uint64_t *moving;       /* the same; zero outside of a flip */
+    _Atomic uint8_t *tiers; /* by unit: tier + 1; written under the lock, read without */
+
+    uint32_t youngest[CHUNK_KIND_COUNT]; /* first unit + 1 */
+    uint32_t hint;                       /* no unit before it is free */
+    uint64_t allowed_bytes;     /* on the device: the budget, or what was there when a smaller one was set */
+    uint64_t stuck_bytes;       /* of those on the device */
+    _Atomic uint64_t evictable; /* bytes on the device without stuck ones */
+    uintptr_t alias;            /* a range of one piece, for copies; 0: not reserved yet */
+    homes_statistics statistics;
+};
+
+static inline uintptr_t unit_address(const homes *h, uint32_t unit) {
+    return h->address + (uintptr_t)unit * h->unit_bytes;
+}
+/* The next piece of a home that has so many units left. */
+static inline uint32_t piece_units(uint32_t left) {
+    return left >= HOMES_PIECE_UNITS ? HOMES_PIECE_UNITS : 1u << (31 - __builtin_clz(left));
+}
+static inline uint64_t tier_bytes(const homes *h, device_tier tier) {
+    uint64_t sum = 0;
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        sum += h->statistics.bytes[kind][tier];
+    return sum;
+}
+/* The first unit of the home that begins at an address; UINT32_MAX: none does. */
+uint32_t home_unit(const homes *h, uintptr_t address);
+/* A home's bytes come to a tier, or leave it. */
+void tier_add(homes *h, const home_record *r, device_tier tier);
+void tier_subtract(homes *h, const home_record *r, device_tier tier);
+/* The tables of look-ups. `tier`: DEVICE_TIER_COUNT: none. */
+void tier_show(homes *h, uint32_t unit, uint32_t units, device_tier tier);
+/* A piece of the home could not be changed back: `lost`: it has no pages. Sets the text and returns `status`. */
+castor_status home_stick(homes *h, uint32_t unit, bool lost, castor_status status);
+
+#endif

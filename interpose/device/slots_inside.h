@@ -1,0 +1,134 @@
+/* What the parts of slots share: slots.c (uses and writers), slots_storages.c (which storage lies where), slots_region.c (the device
+ * memory and who has it), slots_backend.c (what the chunk manager asks for), slots_copy.c (events and copies), slots_check.c.
+ *
+ * Vocabulary
+ *   number    of a storage: its place in the table, and its chunk's number. Numbers of forgotten storages are used again
+ *   entry     a range of the region: a slot, or memory that a slot has left and whose uses may not be passed yet
+ *   mark      an event that the copy stream may have to wait for
+ *   ordered   of a storage: every writer that a copy must wait for is noted by a mark. Before its first copy, and after an error, a
+ *             storage is not: its next copy is made by a use, and waits for all that the use comes after
+ *   run       neighbours in the region that leave it together, to make one range
+ *
+ * Locks: `slots.lock` is the outer one, the manager's the inner one. The manager calls the backend with both held, and no wait of the
+ * manager's ever gives the outer one up: its moves are over when they begin. All fields are guarded by `lock` but for `units`. */
+#ifndef CASTOR_DEVICE_SLOTS_INSIDE_H
+#define CASTOR_DEVICE_SLOTS_INSIDE_H
+
+#include <pthread.h>
+#include "placement/chunk_manager.h"
+#include "slots.h"
+
+#define SLOTS_NONE UINT32_MAX
+/* A slot has its storage's address modulo this: what a library chooses by alignment is the same, and so are its results. */
+#define SLOTS_ALIGNMENT 512
+#define SLOTS_STREAMS   4 /* streams in which one slot is used; beyond, the copy stream waits at once */
+
+typedef struct slots_mark {
+    uint64_t event, stream;
+    bool made;    /* the event exists */
+    bool pending; /* it was recorded in `stream`, and the copy stream has not waited for that record */
+} slots_mark;
+
+typedef struct slots_entry {
+    uint64_t first, bytes;   /* in the region */
+    uint64_t key;            /* while a run is looked for (chunk_manager_key) */
+    uint32_t storage;        /* SLOTS_NONE: its storage has left it */
+    uint32_t next, previous; /* by address; `next` alone in the list of those without a range */
+    slots_mark used[SLOTS_STREAMS];
+    uint64_t ready; /* the event after its copy */
+    bool ready_made;
+    bool stale; /* a writer came after its copy: never to be read again */
+    bool ahead; /* its copy was not made by a use, and it had none yet */
+    bool kept;  /* a use could not be noted: never to be written again */
+} slots_entry;
+
+typedef struct slots_storage {
+    uintptr_t address;
+    size_t bytes;       /* 0: the number is free */
+    uint64_t room;      /* bytes in the region: the chunk's */
+    uint64_t ordered;   /* == slots.order: it is */
+    slots_mark writer;  /* its last writer */
+    uint32_t entry;     /* SLOTS_NONE: it has no slot */
+    uint32_t users;     /* uses that have begun and not ended */
+    uint32_t next_free; /* of free numbers */
+    bool forgotten;     /* not found by address any more; its number is free after its last use */
+    bool home_only;     /* a graph may write it, unseen: never in a slot */
+} slots_storage;
+
+/* Of those that are not forgotten, by address. */
+typedef struct slots_place {
+    uintptr_t address;
+    uint32_t number;
+} slots_place;
+
+struct slots {
+    pthread_mutex_t lock;
+    device_driver driver;
+    homes *homes;
+    int device;
+    uintptr_t first, end; /* of homes' addresses */
+    uint32_t unit_bits;   /* of the driver's unit */
+    uint32_t *units;      /* by unit of those addresses: storages that touch it. Atomic */
+    chunk_manager *manager;
+
+    slots_storage *storages;
+    slots_place *places;
+    slots_entry *entries;
+    uint32_t storages_room, storages_count, places_count; /* of entries there is twice the room */
+    uint32_t storages_free, entries_free, entries_first;  /* heads of lists */
+
+    uint64_t region_bytes;
+    uintptr_t region; /* 0: not made yet */
+    uint64_t region_pages, copy_stream;
+    bool region_failed; /* in this step: not tried again */
+    bool warned;
+
+    uint64_t order; /* what slots_storage.ordered has to be */
+    bool any_ordered;
+    slots_mark writers; /* the last writer of several storages */
+    slots_mark join;    /* what a use comes after */
+    uint32_t user;      /* the storage that a use wants now; SLOTS_NONE: none */
+    uint64_t user_stream;
+    bool used_copy;  /* a copy was made for it */
+    uint32_t wanted; /* a storage for which no range was found; SLOTS_NONE: none */
+    slots_statistics statistics;
+};
+
+/* ---- slots_storages.c ---- */
+/* True: a storage may lie there. Lock-free. */
+bool slots_touched(const slots *s, uintptr_t address, size_t bytes);
+/* The storage at an address; SLOTS_NONE: there is none. */
+uint32_t slots_find(const slots *s, uintptr_t address);
+/* The place of the first storage that ends after an address; places_count: none does. */
+uint32_t slots_place_after(const slots *s, uintptr_t address);
+/* The slot goes, if nobody uses it, and the number is free if the storage is forgotten. */
+void slots_storage_settle(slots *s, uint32_t number);
+void slots_tables_end(slots *s);
+
+/* ---- slots_region.c ---- */
+castor_status slots_region_make(slots *s);
+void slots_region_end(slots *s);
+/* CASTOR_ERR_MEMORY: no range of that many bytes is free. The copy stream waits for the uses of what lay there. */
+castor_status slots_range_take(slots *s, uint32_t number);
+void slots_range_leave(slots *s, uint32_t number);
+/* A range for a storage becomes free, by the run of idle slots whose soonest use is farthest, and later than what has `key`: 0: whatever it is. */
+bool slots_run_free(slots *s, uint32_t number, uint64_t key);
+
+/* ---- slots_copy.c ---- */
+/* Records the mark in a stream. An error: what it stood for before it still does. */
+castor_status slots_mark_record(slots *s, slots_mark *mark, uint64_t stream);
+/* The copy stream waits for it, if it has not. */
+castor_status slots_mark_wait(slots *s, slots_mark *mark);
+void slots_mark_end(slots *s, slots_mark *mark);
+/* Whether a copy may be made now, as far as the storage goes. */
+bool slots_copy_may(const slots *s, uint32_t number);
+/* Into the storage's slot. */
+castor_status slots_copy(slots *s, uint32_t number);
+
+/* ---- slots_backend.c ---- */
+castor_status slots_manager_make(slots *s);
+/* Zeroed memory; NULL: there is none. */
+void *slots_map(size_t bytes);
+void slots_unmap(void *memory, size_t bytes);
+
+#endif
