@@ -10,6 +10,8 @@
 #define CUDA_RUNTIME_LIBRARY "libcudart.so"
 #define CUDA_DRIVER_LIBRARY  "libcuda.so"
 #define NCCL_LIBRARY         "libnccl.so"
+#define CUBLAS_LIBRARY       "libcublas.so"
+#define CUBLASLT_LIBRARY     "libcublasLt.so"
 
 void *hook_real[HOOK_COUNT];
 
@@ -35,29 +37,28 @@ typedef struct hook_source {
     const char *library, *sign;
 } hook_source;
 
+static hook_source source_of_layer(hook_layer layer) {
+    static const hook_source sources[HOOK_LAYER_COUNT] = {
+        [HOOK_LAYER_GLOO] = {TORCH_CPU_LIBRARY, NULL},
+        [HOOK_LAYER_GLOO_WORK] = {TORCH_CPU_LIBRARY, NULL},
+        [HOOK_LAYER_GLOO_DATA] = {TORCH_CPU_LIBRARY, NULL},
+        [HOOK_LAYER_C10D_NCCL] = {TORCH_CUDA_LIBRARY, NULL},
+        [HOOK_LAYER_C10D_NCCL_END] = {TORCH_CUDA_LIBRARY, NULL},
+        [HOOK_LAYER_CUDA_RUNTIME] = {CUDA_RUNTIME_LIBRARY, "cudaMalloc"},
+        [HOOK_LAYER_CUDA_DRIVER] = {CUDA_DRIVER_LIBRARY, "cuInit"},
+        [HOOK_LAYER_NCCL] = {NCCL_LIBRARY, "ncclAllReduce"},
+        [HOOK_LAYER_CUBLAS] = {CUBLAS_LIBRARY, "cublasCreate_v2"},
+        [HOOK_LAYER_CUBLASLT] = {CUBLASLT_LIBRARY, "cublasLtCreate"},
+    };
+    return sources[layer];
+}
+
 static hook_source source_of(hook_id id) {
-    static const hook_source torch = {TORCH_CPU_LIBRARY, NULL}, torch_cuda = {TORCH_CUDA_LIBRARY, NULL},
-                             runtime = {CUDA_RUNTIME_LIBRARY, "cudaMalloc"},
-                             driver = {CUDA_DRIVER_LIBRARY, "cuInit"}, nccl = {NCCL_LIBRARY, "ncclAllReduce"};
-    switch (hook_table[id].layer) {
-    case HOOK_LAYER_GLOO:
-    case HOOK_LAYER_GLOO_WORK:
-    case HOOK_LAYER_GLOO_DATA:
-        return torch;
-    case HOOK_LAYER_C10D_NCCL:
-    case HOOK_LAYER_C10D_NCCL_END:
-        return torch_cuda;
-    case HOOK_LAYER_CUDA_RUNTIME:
-        return runtime;
-    case HOOK_LAYER_CUDA_DRIVER:
-        return driver;
-    case HOOK_LAYER_CUDA_LOOKUP:
-        return strncmp(hook_table[id].symbol, "cuda", 4) == 0 ? runtime : driver;
-    case HOOK_LAYER_NCCL:
-        return nccl;
-    default:
-        return (hook_source){NULL, NULL};
-    }
+    hook_layer layer = hook_table[id].layer;
+    if (layer == HOOK_LAYER_CUDA_LOOKUP)
+        layer =
+            strncmp(hook_table[id].symbol, "cuda", 4) == 0 ? HOOK_LAYER_CUDA_RUNTIME : HOOK_LAYER_CUDA_DRIVER;
+    return source_of_layer(layer);
 }
 
 /* A function of a library: what a call would reach without this library, if it is in the global scope; else, since
@@ -74,8 +75,16 @@ static bool library_is_loaded(hook_source source) {
     return (source.sign && loader_symbol(RTLD_NEXT, source.sign)) || loader_library(source.library);
 }
 
+void *hooks_layer_symbol(hook_layer layer, const char *symbol) {
+    return library_symbol(source_of_layer(layer), symbol);
+}
+
 void *hooks_runtime_symbol(const char *symbol) {
-    return library_symbol((hook_source){CUDA_RUNTIME_LIBRARY, ""}, symbol);
+    return hooks_layer_symbol(HOOK_LAYER_CUDA_RUNTIME, symbol);
+}
+
+void *hooks_driver_symbol(const char *symbol) {
+    return hooks_layer_symbol(HOOK_LAYER_CUDA_DRIVER, symbol);
 }
 
 void *hooks_find(hook_id id) {
@@ -109,12 +118,13 @@ static void name_row(hook_id id) {
         trace_name_set(TRACE_COLLECTIVE, id, nccl_operation(id));
 }
 
-/* An older libcudart, libcuda or libnccl lacks functions of the tables: nobody can call those, so they are not
+/* An older libcudart, libcuda, libnccl or libcublas lacks functions of the tables: nobody can call those, so they are not
  * missed. PyTorch's are, if their names have changed to ones that the table does not know. */
 static bool row_is_missed(hook_id id) {
     hook_layer layer = hook_table[id].layer;
     if (layer == HOOK_LAYER_CUDA_RUNTIME || layer == HOOK_LAYER_CUDA_DRIVER ||
-        layer == HOOK_LAYER_CUDA_LOOKUP || layer == HOOK_LAYER_NCCL)
+        layer == HOOK_LAYER_CUDA_LOOKUP || layer == HOOK_LAYER_NCCL || layer == HOOK_LAYER_CUBLAS ||
+        layer == HOOK_LAYER_CUBLASLT)
         return false;
     hook_id other = hook_other_name(id);
     return !hook_is_later(id) && (other == id || !hooks_find(other));

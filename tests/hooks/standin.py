@@ -1,4 +1,4 @@
-"""Libraries that stand for libcudart, libcuda and libnccl, and a program that calls each function of them: made from
+"""Libraries that stand for libcudart, libcuda, libnccl, libcublas and libcublasLt, and a program that calls each function of them: made from
 the tables. A function writes down that it was called and with what, and returns what it is told to."""
 import os
 import re
@@ -6,7 +6,7 @@ import re
 import cuda_rows
 from cuda_rows import ROOT
 
-PARTS = {"CUDA_RUNTIME": "libcudart.so.13", "CUDA_DRIVER": "libcuda.so.1", "NCCL": "libnccl.so.2"}
+PARTS = {"CUDA_RUNTIME": "libcudart.so.13", "CUDA_DRIVER": "libcuda.so.1", "NCCL": "libnccl.so.2", "CUBLAS": "libcublas.so.13", "CUBLASLT": "libcublasLt.so.13"}
 RESULTS = (0, 77)  # what the real functions return, first and second time
 
 HEADER = """
@@ -14,6 +14,7 @@ HEADER = """
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "shims/cuda/blas.h"
 #include "shims/nccl/types.h"
 struct seen { int id, calls, result; size_t used; unsigned char bytes[1024]; };
 extern struct seen seen;
@@ -32,7 +33,7 @@ def prototype(row):
 
 
 def library(layer):
-    """The source of one of the three libraries."""
+    """The source of one of the libraries."""
     text = HEADER + PUT
     rows = [row for row in cuda_rows.rows() if row.layer == layer]
     for number, row in enumerate(rows):
@@ -78,7 +79,7 @@ CALLER = """
 struct seen seen;
 static const unsigned char datatype_bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}; /* by ncclDataType_t */
 static int device_now;
-static unsigned char memory[16][4096], expected[1024];
+static unsigned char memory[24][4096], expected[1024];
 static size_t expected_used;
 static void expect(const void *value, size_t size) {
     memcpy(expected + expected_used, value, size);
@@ -111,8 +112,8 @@ FETCH = {
     # As cuBLAS does: dlopen, then dlsym for each function.
     "dlsym": """
 static void *fetch(int part, const char *name, const char *base, int version, int per_thread) {
-    static void *libraries[3];
-    static const char *const names[] = {"libcudart.so.13", "libcuda.so.1", "libnccl.so.2"};
+    static void *libraries[5];
+    static const char *const names[] = {NAMES};
     (void)base; (void)version; (void)per_thread;
     if (!libraries[part]) libraries[part] = dlopen(names[part], RTLD_NOW | RTLD_LOCAL);
     void *found = dlsym(libraries[part], name);
@@ -139,7 +140,7 @@ static void *fetch(int part, const char *name, const char *base, int version, in
 
 def caller(how, layers):
     """The source of a program that calls every function of the layers, linked or fetched."""
-    text = HEADER + CALLER + FETCH[how]
+    text = HEADER + CALLER + FETCH[how].replace("NAMES", ", ".join(f'"{name}"' for name in PARTS.values()))
     abis = {abi.symbol: abi for abi in cuda_rows.abis()}
     calls = []
     for layer in PARTS:
@@ -147,8 +148,8 @@ def caller(how, layers):
         for number, row in enumerate(rows):
             if layer not in layers:
                 continue
-            text += f"{prototype(row)};\nstatic void call_{row.id}(int result) {{\n"
-            text += "    expected_used = 0; memset(&seen, 0, sizeof seen); seen.result = result;\n"
+            text += f"{prototype(row)};\nstatic void call_{row.id}(int answer) {{\n"
+            text += "    expected_used = 0; memset(&seen, 0, sizeof seen); seen.result = answer;\n"
             for at, (parameter, name) in enumerate(zip(row.parameters, row.arguments)):
                 kind = re.sub(rf"\b{name}$", "", parameter).strip()
                 if kind.endswith("*"):
@@ -172,7 +173,7 @@ def caller(how, layers):
             if row.payload == "COUNT":
                 count, datatype, communicator, stream = row.facts
                 facts = [f"{count} * (size_t)datatype_bytes[{datatype}]", f"(unsigned long long){stream}", f"(unsigned long long){communicator}"]
-            text += f'    if (result == 0) show("{row.symbol}", {number}, (int)got, {", ".join(facts)});\n'
+            text += f'    if (answer == 0) show("{row.symbol}", {number}, (int)got, {", ".join(facts)});\n'
             text += f'    else show("{row.symbol}", {number}, (int)got, 0, 0, 0);\n}}\n'
             calls += [f"    call_{row.id}({result});\n" for result in RESULTS]
     return text + "int main(void) {\n" + "".join(calls) + "    return 0;\n}\n"

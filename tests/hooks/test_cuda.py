@@ -1,4 +1,4 @@
-"""The CUDA and NCCL rows by effect: each function is called, linked and fetched in the ways that libraries fetch it; its
+"""The rows of CUDA, NCCL and cuBLAS by effect: each function is called, linked and fetched in the ways that libraries fetch it; its
 arguments and its result pass through unchanged, and there is one record of it."""
 import unittest
 

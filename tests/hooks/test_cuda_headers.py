@@ -1,4 +1,4 @@
-"""The tables and the declarations of CUDA and NCCL against the real headers, where they are installed, by the toolkit or by wheels: a row whose
+"""The tables and the declarations of CUDA, NCCL and cuBLAS against the real headers, where they are installed, by the toolkit or by wheels: a row whose
 parameters are not those of the header, a wrong ABI version, a type of another size stop this test's build."""
 import os
 import re
@@ -27,6 +27,7 @@ def folder_of(*headers):
 
 
 TOOLKIT = folder_of("cuda.h", "cudaTypedefs.h", "cuda_runtime_api.h", "nccl.h")
+BLAS = TOOLKIT and folder_of("cublas_api.h", "cublasLt.h")
 
 # The names of the functions are macros in the headers (cuMemAlloc is cuMemAlloc_v2): rows are compared by the types of
 # cudaTypedefs.h, which every version and variant has.
@@ -48,10 +49,22 @@ RUNTIME_TYPES
     typedef CUresult row_##symbol##variant parameters; \\
     SAME(row_##symbol##variant *, PFN_##function##_v##version##variant, #symbol #variant)
 #include "interpose/hooks/table/cuda_driver.def"
+#define CALL(version, function, symbol, parameters) \\
+    typedef CUresult call_##symbol parameters; SAME(call_##symbol *, PFN_##function##_v##version, #symbol)
+#include "interpose/hooks/cuda/driver_calls.def"
 #define NCCL_CALL(function, parameters, ...) typedef ncclResult_t row_##function parameters; SAME(row_##function, __typeof__(function), #function)
 #define NCCL_COMMUNICATOR(function, parameters, ...) NCCL_CALL(function, parameters)
 #define NCCL_COLLECTIVE(function, operation, parameters, ...) NCCL_CALL(function, parameters)
 #include "interpose/hooks/table/nccl.def"
+"""
+
+BLAS_ROWS = """
+#include <cublas_api.h>
+#include <cublasLt.h>
+#define SAME(one, other, what) _Static_assert(__builtin_types_compatible_p(one, other), what " is not as in the header");
+#define CUBLAS(function, parameters, ...) typedef cublasStatus_t row_##function parameters; SAME(row_##function, __typeof__(function), #function)
+#define CUBLASLT(function, parameters, ...) CUBLAS(function, parameters)
+#include "interpose/hooks/table/cublas.def"
 """
 
 LAYOUT = """
@@ -62,7 +75,7 @@ HEADERS
 #define MEMBER(type, member) printf(#type "." #member " %zu %zu\\n", offsetof(type, member), sizeof(((type *)0)->member));
 #define VALUE(constant) printf(#constant " %d\\n", (int)constant);
 int main(void) {
-#include "shims/cuda/layout.def"
+#include "shims/cuda/TABLE.def"
 }
 """
 
@@ -73,7 +86,7 @@ class HeaderTest(PreloadTest):
         path = os.path.join(self.folder, name + ".c")
         with open(path, "w") as file:
             file.write(text)
-        includes = [flag for folder in dict.fromkeys(TOOLKIT) for flag in ("-isystem", folder)]
+        includes = [flag for folder in dict.fromkeys(TOOLKIT + (BLAS or [])) for flag in ("-isystem", folder)]
         done = subprocess.run(
             [os.environ.get("CC", "cc"), "-std=gnu11", "-I", ROOT, *includes, *flags, "-o", path[:-2], path], capture_output=True, text=True
         )
@@ -97,26 +110,41 @@ class HeaderTest(PreloadTest):
             "RUNTIME(cudaFree, (void *block, int more), (block, more), (0, 0, 0), \"\")",
             "DRIVER(3020, cuMemFree, cuMemFree_v2, (void *block), (block), (0, 0, 0), \"\")",
             "DRIVER(4000, cuMemFree, cuMemFree_v2, (CUdeviceptr block), (block), (0, 0, 0), \"\")",
+            "CALL(10020, cuMemUnmap, cuMemUnmap, (CUdeviceptr address))",
             "NCCL_CALL(ncclMemFree, (void *block, int more), (block, more), (0, 0, 0), \"\")",
         ):
             macro = wrong.split("(")[0]
-            table = {"RUNTIME": "cuda_runtime", "DRIVER": "cuda_driver", "NCCL_CALL": "nccl"}[macro]
-            include = f'#include "interpose/hooks/table/{table}.def"'
+            table = {"RUNTIME": "table/cuda_runtime", "DRIVER": "table/cuda_driver", "CALL": "cuda/driver_calls", "NCCL_CALL": "table/nccl"}[macro]
+            include = f'#include "interpose/hooks/{table}.def"'
             text = self.rows_text().replace(include, wrong + "\n")
             with self.subTest(row=wrong):
                 status, errors = self.compile("wrong", text, "-c")
                 self.assertNotEqual(status, 0)
                 self.assertRegex(errors, "is not as in the header|PFN_cuMemFree_v4000")
 
-    def test_types_are_as_in_the_headers(self):
-        real = "#include <cuda.h>\n#include <cuda_runtime_api.h>\n#include <nccl.h>"
+    def same_types(self, table, real, own, least):
         listings = []
-        for name, headers in (("real", real), ("own", '#include "shims/nccl/types.h"')):
-            status, errors = self.compile(name, LAYOUT.replace("HEADERS", headers))
+        for name, headers in (("real", real), ("own", own)):
+            status, errors = self.compile(name, LAYOUT.replace("HEADERS", headers).replace("TABLE", table))
             self.assertEqual(status, 0, errors)
             listings.append(self.run_program(os.path.join(self.folder, name), preload=())[0])
         self.assertEqual(*listings)
-        self.assertGreater(listings[0].count("\n"), 70)
+        self.assertGreater(listings[0].count("\n"), least)
+
+    def test_types_are_as_in_the_headers(self):
+        real = "#include <cuda.h>\n#include <cuda_runtime_api.h>\n#include <nccl.h>"
+        self.same_types("layout", real, '#include "shims/nccl/types.h"', 70)
+
+    @unittest.skipUnless(BLAS, "no headers of cuBLAS here")
+    def test_cublas_is_as_in_the_headers(self):
+        real = "#include <cublas_api.h>\n#include <cublasLt.h>"
+        self.same_types("layout_blas", real, '#include "shims/cuda/blas.h"', 60)
+        status, errors = self.compile("blas", BLAS_ROWS, "-c")
+        self.assertEqual(status, 0, errors)
+        wrong = "CUBLAS(cublasSdot_v2, (cublasHandle_t handle, int n), (handle, n), (), \"\")\n"
+        status, errors = self.compile("wrong_blas", BLAS_ROWS.replace('#include "interpose/hooks/table/cublas.def"', wrong), "-c")
+        self.assertNotEqual(status, 0)
+        self.assertIn("is not as in the header", errors)
 
     def test_no_abi_of_a_hooked_function_is_unknown(self):
         """cuGetProcAddress may be asked for each of them: from a row's version on, every ABI needs a row."""

@@ -88,8 +88,8 @@ ONCE = PRELUDE + r"""
 cudaError_t cudaMalloc(void **, size_t);
 cudaError_t cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, cudaStream_t);
 int main(void) {
-    void *block;
-    CUdeviceptr address;
+    void *block = &block; /* the stand-in allocates nothing */
+    CUdeviceptr address = 1;
     dim3 one = {1, 1, 1};
     printf("%d\n", cudaMalloc(&block, 100));
     seen.result = 3;

@@ -14,6 +14,8 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "launcher"))
 import schema  # noqa: E402
 import simulated  # noqa: E402
 
+CASTOR = os.path.join(os.path.dirname(os.path.dirname(LIBRARY)), "bin", "castor")
+
 TRAIN = """
 import ctypes, json, torch
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 8)).cuda()
@@ -27,6 +29,18 @@ torch.cuda.synchronize()
 launches = ctypes.CDLL("libcastor-sim.so").sim_launch_count
 launches.restype = ctypes.c_uint64
 print(json.dumps({"launches": launches(), "reserved": torch.cuda.memory_reserved(), "copies": 3 * data.nbytes + sum(p.nbytes for p in model.parameters())}))
+"""
+
+# Model data of 128 MiB, beside what the steps need.
+HOMES = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(5):
+    model(torch.ones(64, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.cuda.synchronize()
 """
 
 
@@ -81,6 +95,8 @@ class SimulatedTest(PreloadTest):
         numel, (param, grad, optim) = 64 * 64 + 64 + 2 * 64 + 64 * 8 + 8, (gauge.last for gauge in process.file.gauges[20:23])
         self.assertEqual((param, grad, optim), (4 * numel, 4 * numel, 8 * numel))
         self.assertEqual([gauge.last for gauge in process.file.gauges[2:5]], [param, grad, optim + 6 * 4])
+        # The rest of what PyTorch has allocated there.
+        self.assertEqual(process.file.gauges[23].last, plain["reserved"] - param - grad - optim)
 
     def test_questions_are_recorded_when_the_answer_is_yes(self):
         settings, libraries = self.simulated(1)
@@ -133,8 +149,7 @@ print(answers, event.query(), stream.query())
             self.assertEqual(calls["ncclReduceScatter"], (1, 2000))
 
     def made(self, format):
-        castor = os.path.join(os.path.dirname(os.path.dirname(LIBRARY)), "bin", "castor")
-        done = subprocess.run([castor, "report", self.log_dir, "--format", format], capture_output=True, text=True)
+        done = subprocess.run([CASTOR, "report", self.log_dir, "--format", format], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return done.stdout
 
@@ -188,6 +203,59 @@ print(answers, event.query(), stream.query())
         self.assertRegex(text, r"\n +allreduce +\S+ +2 ")
         self.assertIn("no process made an optimizer step or a backward pass", text)
         self.assertIn('"allreduce"', html)
+
+    def castor_run(self, memory, *options):
+        """The report of HOMES under gemini, as JSON, and what it looks like as text."""
+        self.run_program(CASTOR, "run", "--plugin", "gemini", "--log-dir", self.log_dir, *(f"--set={option}" for option in options), "--",
+                         sys.executable, "-c", HOMES, preload=(), **simulated.environment(memory=memory, base={}))
+        report = self.report("json")
+        with open(os.path.join(ROOT, "docs", "report.schema.json")) as file:
+            self.assertEqual(schema.errors(report, json.load(file)), [])
+        return report, self.made("text")
+
+    def test_homes_slots_and_parts_are_in_the_report(self):
+        report, text = self.castor_run("1G", "CASTOR_DEVICE_BUDGET=64M")
+        (rank,) = report["ranks"]
+        device, tiers, mib = rank["device"], rank["tiers"], 1 << 20
+        self.assertLessEqual(device["budget_bytes"], 64 * mib)
+        model = {kind: tiers["device"][kind] + tiers["host"][kind] for kind in ("param", "grad", "optim")}
+        for kind, least in (("param", 32), ("grad", 32), ("optim", 64)):
+            self.assertGreaterEqual(model[kind], least * mib, kind)
+            self.assertLess(model[kind], 2 * least * mib, kind)
+        self.assertLessEqual(sum(tiers["device"][kind] for kind in model), device["budget_bytes"])
+        self.assertGreater(sum(tiers["host"][kind] for kind in model), 64 * mib)
+        self.assertEqual(device["outside_bytes"], 0)
+        slots = device["slots"]
+        self.assertGreater(slots["uses"], 0)
+        self.assertEqual(slots["uses"], slots["home_reads"] + slots["in_time"] + slots["waits"])
+        # Slots, and each step's parts: what is on the host comes, and goes but for gradients.
+        self.assertGreater(device["link"]["to_device"]["bytes"], slots["copied_bytes"] + 4 * 64 * mib)
+        self.assertGreater(device["link"]["to_host"]["bytes"], 4 * 48 * mib)
+        self.assertIn("\nDevices\n  rank 0    homes: at most ", text)
+
+    def test_rescues_are_in_the_report(self):
+        report, text = self.castor_run("200M")
+        (rank,) = report["ranks"]
+        flips = rank["device"]["flips"]
+        self.assertIsNone(rank["device"]["budget_bytes"])
+        self.assertGreater(flips["rescues"], 0)
+        self.assertGreater(flips["to_host"]["bytes"], 0)
+        event = report["chunks"]["events"]["home to host, for an allocation"]
+        self.assertEqual((event["count"], event["bytes"]), (flips["to_host"]["count"], flips["to_host"]["bytes"]))
+        self.assertRegex(text, r"homes: \d+ moved to the host, .* MiB, since \d+ allocations? had no room; took ")
+        on_device = zip(*(rank["memory"]["bytes"][f"device_{kind}"] for kind in ("param", "grad", "optim")))
+        self.assertGreater(max(map(sum, on_device)), sum(rank["tiers"]["device"][kind] for kind in ("param", "grad", "optim")))
+
+    def test_the_doctor_tries_each_device(self):
+        for fails, state in (({}, "ok"), ({"SIM_HOST_MEMORY": "8M"}, "warn")):
+            settings = {**simulated.environment(devices=2, memory="1G", base={}), **fails}
+            out, _ = self.run_program(CASTOR, "doctor", "--format", "json", "--", sys.executable, preload=(), **settings)
+            checks = {check["name"]: (check["state"], check["value"], check["advice"]) for check in json.loads(out)["checks"]}
+            for device in (0, 1):
+                self.assertEqual(checks[f"{device}: pages"][0], "ok", checks)
+                self.assertEqual(checks[f"{device}: host pages"][0], state, checks)
+                self.assertEqual(f"{device}: flips" in checks and f"{device}: link" in checks, state == "ok")
+                self.assertEqual(bool(checks[f"{device}: host pages"][2]), state == "warn")
 
     def test_process_groups_are_the_same_on_all_ranks(self):
         settings, libraries = self.simulated(2)

@@ -1,6 +1,7 @@
-/* The CUDA runtime and driver: the wrappers, made from their tables. All of them observe: arguments and results
- * pass through unchanged. */
+/* The CUDA runtime, driver and cuBLAS: the wrappers, made from their tables. All of them observe: arguments and results
+ * pass through unchanged, unless a target is replaced (blas.c, launches.c, ...). */
 #include "hooks/table/observe.h"
+#include "shims/cuda/blas.h"
 #include "shims/cuda/types.h"
 
 #define RUNTIME(function, parameters, arguments, facts, doc)                                                 \
@@ -18,3 +19,11 @@
     OBSERVED(OBSERVE_DRIVER, OBSERVE_RUNTIME | OBSERVE_DRIVER, CUresult, CUDA_ERROR_NOT_SUPPORTED,           \
              symbol##variant, #symbol #variant, parameters, arguments, facts, OBSERVE_STREAM_PER_THREAD)
 #include "hooks/table/cuda_driver.def"
+
+#define CUBLAS(function, parameters, arguments, operands, doc)                                               \
+    OBSERVED(OBSERVE_BLAS, OBSERVE_BLAS, cublasStatus_t, CUBLAS_STATUS_NOT_SUPPORTED, function, #function,   \
+             parameters, arguments, (0, 0, handle), 0)
+#define CUBLASLT(function, parameters, arguments, operands, doc)                                             \
+    OBSERVED(OBSERVE_BLAS, OBSERVE_BLAS, cublasStatus_t, CUBLAS_STATUS_NOT_SUPPORTED, function, #function,   \
+             parameters, arguments, (0, stream, lightHandle), 0)
+#include "hooks/table/cublas.def"

@@ -4,6 +4,7 @@
 #include "hooks/c10d/collective.h"
 #include "hooks/c10d/group.h"
 #include "hooks/table/observe.h"
+#include "nccl.h"
 #include "shims/nccl/types.h"
 #include "trace/live.h"
 
@@ -16,6 +17,11 @@ static const struct {
     [ncclFloat64] = {8, 7}, [ncclBfloat16] = {2, 15}, [ncclFloat8e4m3] = {1, 24}, [ncclFloat8e5m2] = {1, 23},
 };
 
+uint64_t nccl_bytes(size_t count, ncclDataType_t datatype) {
+    bool known = (size_t)datatype < sizeof datatypes / sizeof *datatypes;
+    return known ? count * datatypes[datatype].bytes : 0;
+}
+
 typedef struct nccl_payload {
     size_t count;
     ncclDataType_t datatype;
@@ -27,10 +33,14 @@ typedef struct nccl_payload {
 static void collective_record(hook_id id, uint64_t begin_ns, ncclResult_t status, nccl_payload payload,
                               int peer) {
     bool known = (size_t)payload.datatype < sizeof datatypes / sizeof *datatypes;
-    uint64_t bytes = known ? payload.count * datatypes[payload.datatype].bytes : 0;
-    if (status == ncclSuccess)
+    uint64_t bytes = nccl_bytes(payload.count, payload.datatype);
+    observe_facts facts = {0};
+    if (status == ncclSuccess) {
+        facts = (observe_facts){bytes, (uint64_t)payload.stream, (uint64_t)payload.communicator};
         device_enqueued(hook_table[id].name, trace_now_ns(), bytes, (uint64_t)payload.stream);
+    }
     if (status == ncclSuccess && !collective_is_inside()) {
+        observe_tell(id, &facts);
         if (peer < 0)
             live_wait_end(live_collective_enqueue(payload.communicator, nccl_operation(id), bytes, begin_ns));
         else
@@ -42,9 +52,6 @@ static void collective_record(hook_id id, uint64_t begin_ns, ncclResult_t status
                            group_number(payload.communicator), (uint64_t)payload.stream);
         return;
     }
-    observe_facts facts = {0};
-    if (status == ncclSuccess)
-        facts = (observe_facts){bytes, (uint64_t)payload.stream, (uint64_t)payload.communicator};
     observe_record(id, begin_ns, (int)status, &facts);
 }
 
@@ -96,8 +103,10 @@ static uint64_t ranks_hash(const int *ranks, int count) {
         if (!target_)                                                                                        \
             return ncclSystemError;                                                                          \
         unsigned inside_ = observe_thread.inside;                                                            \
-        if (inside_ & OBSERVE_NCCL)                                                                          \
+        if (inside_ & OBSERVE_NCCL) {                                                                        \
+            target_ = hooks_real(HOOK_##function);                                                           \
             return target_ arguments;                                                                        \
+        }                                                                                                    \
         observe_thread.inside = inside_ | OBSERVE_NCCL;                                                      \
         uint64_t begin_ns_ = trace_now_ns();                                                                 \
         ncclResult_t status_ = target_ arguments;                                                            \
@@ -118,9 +127,9 @@ static uint64_t ranks_hash(const int *ranks, int count) {
 
 #define PAYLOAD(count, datatype, communicator, stream)                                                       \
     { count, datatype, communicator, stream }
-#define NCCL_COLLECTIVE(function, operation, parameters, arguments, payload, doc)                            \
+#define NCCL_COLLECTIVE(function, operation, parameters, arguments, payload, received, doc)                  \
     NCCL_OUTERMOST(function, parameters, arguments, WORK_DONE(function, payload, -1))
-#define NCCL_MESSAGE(function, operation, parameters, arguments, payload, doc)                               \
+#define NCCL_MESSAGE(function, operation, parameters, arguments, payload, received, doc)                     \
     NCCL_OUTERMOST(function, parameters, arguments, WORK_DONE(function, payload, peer))
 #define WORK_DONE(function, payload, peer)                                                                   \
     collective_record(HOOK_##function, begin_ns_, status_, (nccl_payload)PAYLOAD payload, peer)

@@ -6,6 +6,7 @@
 #include "objects.h"
 
 #define HOOK(layer, mode, result, id, ...) extern void wrap_##id(void);
+#include "hooks/table/cublas.def"
 #include "hooks/table/cuda_driver.def"
 #include "hooks/table/cuda_lookup.def"
 #include "hooks/table/cuda_runtime.def"
@@ -14,6 +15,7 @@
 
 static void (*const wrappers[HOOK_COUNT])(void) = {
 #define HOOK(layer, mode, result, id, ...) [HOOK_##id] = wrap_##id,
+#include "hooks/table/cublas.def"
 #include "hooks/table/cuda_driver.def"
 #include "hooks/table/cuda_lookup.def"
 #include "hooks/table/cuda_runtime.def"

@@ -1,9 +1,13 @@
 #include "observe.h"
 #include "core/start.h"
+#include "trace/device_memory.h"
 
 __thread observe_thread_state observe_thread __attribute__((tls_model("initial-exec"), visibility("hidden")));
 void *observe_target[HOOK_COUNT];
-static uint8_t actions[HOOK_COUNT]; /* device_action; written before observe_target */
+observe_enqueued_function observe_enqueued;
+static void *replacements[HOOK_COUNT]; /* atomic */
+/* device_action and device_memory_action; written before observe_target */
+static uint8_t actions[HOOK_COUNT], memory_actions[HOOK_COUNT];
 
 void *observe_target_find(hook_id id) {
     if (!start_is_awake())
@@ -14,8 +18,23 @@ void *observe_target_find(hook_id id) {
     if (real && !__atomic_exchange_n(&seen[hook_table[id].layer], true, __ATOMIC_RELAXED))
         hooks_resolve();
     actions[id] = (uint8_t)device_action_of(hook_table[id].name);
-    __atomic_store_n(&observe_target[id], real, __ATOMIC_RELAXED);
-    return real;
+    memory_actions[id] = (uint8_t)device_memory_action_of(hook_table[id].name);
+    if (!real)
+        return NULL;
+    void *replacement = __atomic_load_n(&replacements[id], __ATOMIC_ACQUIRE),
+         *target = replacement ? replacement : real, *known = NULL;
+    return __atomic_compare_exchange_n(&observe_target[id], &known, target, false, __ATOMIC_RELEASE,
+                                       __ATOMIC_RELAXED)
+               ? target
+               : known;
+}
+
+void *observe_target_replace(hook_id id, void *replacement) {
+    __atomic_store_n(&replacements[id], replacement, __ATOMIC_RELEASE);
+    if (!observe_target_find(id))
+        return NULL;
+    __atomic_store_n(&observe_target[id], replacement, __ATOMIC_RELEASE);
+    return hooks_find(id);
 }
 
 static void record(hook_id id, uint64_t begin_ns, uint64_t end_ns, int status, const observe_facts *facts) {
@@ -23,11 +42,33 @@ static void record(hook_id id, uint64_t begin_ns, uint64_t end_ns, int status, c
                        (uint64_t)(unsigned)status << 32 | (unsigned)observe_thread.device);
 }
 
+void observe_tell(hook_id id, const observe_facts *facts) {
+    observe_enqueued_function enqueued = __atomic_load_n(&observe_enqueued, __ATOMIC_ACQUIRE);
+    if (enqueued)
+        enqueued(id, facts);
+}
+
 void observe_record(hook_id id, uint64_t begin_ns, int status, const observe_facts *facts) {
+    if (status == 0)
+        observe_tell(id, facts);
     record(id, begin_ns, trace_now_ns(), status, facts);
 }
 
-void observe_cuda_end(hook_id id, uint64_t begin_ns, int status, const observe_facts *facts) {
+uint64_t observe_cuda_begin(hook_id id, bool gated) {
+    uint64_t begin_ns = trace_now_ns();
+    device_call_begin(hook_table[id].name, observe_thread.device, begin_ns);
+    if (gated)
+        gate_enter();
+    return begin_ns;
+}
+
+void observe_cuda_end(hook_id id, bool gated, uint64_t begin_ns, int status, const observe_facts *facts) {
+    if (status == 0)
+        observe_tell(id, facts);
+    if (gated)
+        gate_leave();
+    if (memory_actions[id] != DEVICE_MEMORY_NONE && status == 0)
+        device_memory_note(memory_actions[id], facts->object, facts->bytes);
     uint64_t end_ns = trace_now_ns();
     uint64_t handle = 0;
     if (actions[id] >= DEVICE_ASK) { /* `object` of another call may be what a failed one has left unset */

@@ -35,6 +35,8 @@ const char *const hook_layer_name[HOOK_LAYER_COUNT] = {
     [HOOK_LAYER_CUDA_RUNTIME] = "CUDA runtime",
     [HOOK_LAYER_CUDA_DRIVER] = "CUDA driver",
     [HOOK_LAYER_NCCL] = "NCCL",
+    [HOOK_LAYER_CUBLAS] = "cuBLAS",
+    [HOOK_LAYER_CUBLASLT] = "cuBLASLt",
 };
 
 hook_id hook_operation(hook_id id) {

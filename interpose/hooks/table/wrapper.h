@@ -32,6 +32,10 @@ void *hooks_find(hook_id id);
 
 /* Any function of the CUDA runtime. */
 void *hooks_runtime_symbol(const char *symbol);
+/* Any function of the CUDA driver. */
+void *hooks_driver_symbol(const char *symbol);
+/* Any function of the library of a layer; not of CUDA_LOOKUP, whose rows are of two. */
+void *hooks_layer_symbol(hook_layer layer, const char *symbol);
 
 /* The name of an NCCL collective in reports; NULL: the row is no collective. */
 const char *nccl_operation(hook_id id);

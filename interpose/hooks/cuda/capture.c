@@ -1,0 +1,68 @@
+#include "capture.h"
+
+#include "hooks/table/observe.h"
+#include "shims/cuda/types.h"
+
+static int captures; /* atomic */
+
+static void capture_begun(int status) {
+    if (status == 0)
+        __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+}
+
+/* An end that is refused leaves the capture as it was. One that had become invalid has ended, with an error. */
+static void capture_ended(int status) {
+    if (status == 1 || status == CUDA_ERROR_INVALID_HANDLE || status == CUDA_ERROR_ILLEGAL_STATE ||
+        status == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+        return;
+    int now = __atomic_load_n(&captures, __ATOMIC_RELAXED);
+    while (now > 0 &&
+           !__atomic_compare_exchange_n(&captures, &now, now - 1, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+        continue;
+}
+
+bool capture_runs(void) {
+    return __atomic_load_n(&captures, __ATOMIC_SEQ_CST) > 0;
+}
+
+/* The replacement of a row, and of its variant per thread. */
+#define COUNTED(result, function, parameters, arguments, after)                                              \
+    static result counted_##function parameters {                                                            \
+        result(*real) parameters = hooks_find(HOOK_##function);                                              \
+        result status = real arguments;                                                                      \
+        after((int)status);                                                                                  \
+        return status;                                                                                       \
+    }
+#define COUNTED_PAIR(result, function, parameters, arguments, after)                                         \
+    COUNTED(result, function, parameters, arguments, after)                                                  \
+    COUNTED(result, function##_ptsz, parameters, arguments, after)
+
+COUNTED_PAIR(cudaError_t, cudaStreamBeginCapture, (cudaStream_t stream, enum cudaStreamCaptureMode mode),
+             (stream, mode), capture_begun)
+COUNTED_PAIR(cudaError_t, cudaStreamBeginCaptureToGraph,
+             (cudaStream_t stream, cudaGraph_t graph, const cudaGraphNode_t *dependencies,
+              const cudaGraphEdgeData *data, size_t count, enum cudaStreamCaptureMode mode),
+             (stream, graph, dependencies, data, count, mode), capture_begun)
+COUNTED_PAIR(cudaError_t, cudaStreamEndCapture, (cudaStream_t stream, cudaGraph_t *graph), (stream, graph),
+             capture_ended)
+COUNTED_PAIR(CUresult, cuStreamBeginCapture, (CUstream stream), (stream), capture_begun)
+COUNTED_PAIR(CUresult, cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (stream, mode),
+             capture_begun)
+COUNTED_PAIR(CUresult, cuStreamBeginCaptureToGraph,
+             (CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *data,
+              size_t count, CUstreamCaptureMode mode),
+             (stream, graph, dependencies, data, count, mode), capture_begun)
+COUNTED_PAIR(CUresult, cuStreamEndCapture, (CUstream stream, CUgraph *graph), (stream, graph), capture_ended)
+
+void capture_install(void) {
+#define INSTALL(function)                                                                                    \
+    observe_target_replace(HOOK_##function, (void *)counted_##function);                                     \
+    observe_target_replace(HOOK_##function##_ptsz, (void *)counted_##function##_ptsz)
+    INSTALL(cudaStreamBeginCapture);
+    INSTALL(cudaStreamBeginCaptureToGraph);
+    INSTALL(cudaStreamEndCapture);
+    INSTALL(cuStreamBeginCapture);
+    INSTALL(cuStreamBeginCapture_v2);
+    INSTALL(cuStreamBeginCaptureToGraph);
+    INSTALL(cuStreamEndCapture);
+}

@@ -1,0 +1,193 @@
+#include "rescue.h"
+
+#include "capture.h"
+#include "core/error.h"
+#include "core/gate.h"
+#include "core/log.h"
+#include "core/start.h"
+#include "device/devices.h"
+#include "hooks/table/observe.h"
+#include "shims/cuda/types.h"
+
+#define GATE_NS UINT64_C(60000000000)
+#define SLACK_BYTES                                                                                          \
+    (UINT64_C(64) << 20) /* freed beyond what is asked for, at most: the next request is near */
+#define SLACK_PART    64 /* and of the device's memory */
+#define GRANULE_BYTES (UINT64_C(2) << 20) /* of what the driver takes for one allocation */
+
+/* ---- which device ---- */
+
+static int runtime_device(void) {
+    int device = observe_thread.device;
+    cudaError_t (*get)(int *) = hooks_runtime_symbol("cudaGetDevice");
+    return get && get(&device) == cudaSuccess ? device : observe_thread.device;
+}
+
+static int driver_device(void) {
+    CUdevice device = -1;
+    CUresult (*get)(CUdevice *) = hooks_driver_symbol("cuCtxGetDevice");
+    return get && get(&device) == CUDA_SUCCESS ? device : -1;
+}
+
+/* -1: the memory is not a device's. */
+static int property_device(const CUmemAllocationProp_v1 *property) {
+    return property && property->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? property->location.id : -1;
+}
+
+/* ---- a rescue ---- */
+
+typedef struct rescue {
+    int device;
+    homes *homes;
+    uint64_t bytes, rounds, freed;
+    homes_statistics before;
+} rescue;
+
+/* True: this device says it for the first time. */
+static bool first_time(bool said[DEVICES_MAX], int device) {
+    return !__atomic_exchange_n(&said[device], true, __ATOMIC_RELAXED);
+}
+
+static bool rescue_begin(rescue *r, int device, size_t bytes) {
+    static bool said[DEVICES_MAX];
+    *r = (rescue){.device = device, .homes = devices_homes(device)};
+    if (!r->homes || !homes_evictable(r->homes) || capture_runs())
+        return false;
+    if (gate_close(GATE_NS) != CASTOR_OK) {
+        if (first_time(said, device))
+            LOG_W("device %d is out of memory, and model data stays on it: %s", device, error_text());
+        return false;
+    }
+    r->bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
+    homes_statistics_get(r->homes, &r->before);
+    error_set(CASTOR_OK, "none of it can move"); /* unless homes_evict knows more */
+    return true;
+}
+
+/* Frees memory. In the first round what is missing by the driver's account; that may lie in pieces, so that later ones free as much as
+ * is asked for. False: nothing more could be freed. */
+static bool rescue_more(rescue *r) {
+    const device_driver *driver = devices_driver();
+    uint64_t free_bytes = 0, total_bytes = 0;
+    driver->room(driver->context, r->device, &free_bytes, &total_bytes);
+    uint64_t slack = total_bytes / SLACK_PART < SLACK_BYTES ? total_bytes / SLACK_PART : SLACK_BYTES;
+    uint64_t wanted = r->bytes + slack;
+    if (r->rounds++ == 0 && free_bytes < r->bytes)
+        wanted -= free_bytes;
+    uint64_t freed = homes_evict(r->homes, wanted);
+    r->freed += freed;
+    return freed > 0;
+}
+
+static void rescue_say(const rescue *r) {
+    static const struct {
+        chunk_kind kind;
+        const char *name;
+    } kinds[] = {{CHUNK_OPTIM, "optimizer states"}, {CHUNK_GRAD, "gradients"}, {CHUNK_PARAM, "parameters"}};
+    homes_statistics now;
+    char moved[160] = "";
+    size_t used = 0;
+    homes_statistics_get(r->homes, &now);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        uint64_t before = r->before.bytes[kinds[i].kind][DEVICE_TIER_HOST],
+                 after = now.bytes[kinds[i].kind][DEVICE_TIER_HOST];
+        if (after > before)
+            used += log_format(moved + used, sizeof moved - used, "%s%B of %s", used ? ", " : "",
+                               after - before, kinds[i].name);
+    }
+    LOG_I("device %d was out of memory: %s moved to host memory", r->device, moved);
+}
+
+static void rescue_end(const rescue *r) {
+    static bool said[DEVICES_MAX], said_not[DEVICES_MAX];
+    gate_open();
+    if (r->freed && first_time(said, r->device))
+        rescue_say(r);
+    else if (!r->freed && first_time(said_not, r->device))
+        LOG_W("device %d is out of memory, and model data stays on it: %s", r->device, error_text());
+}
+
+/* The runtime keeps its last error until it is asked for: PyTorch would find it. */
+static void error_forget(void) {
+    cudaError_t (*last)(void) = hooks_runtime_symbol("cudaGetLastError");
+    if (last)
+        last();
+}
+
+static void nothing(void) {}
+
+/* The replacement of a row. */
+#define RESCUED(result, memory_error, function, parameters, arguments, device, bytes, forget)                \
+    static result rescued_##function parameters {                                                            \
+        result(*real) parameters = hooks_find(HOOK_##function);                                              \
+        result status = real arguments;                                                                      \
+        rescue r;                                                                                            \
+        if (status != (memory_error) || !rescue_begin(&r, device, bytes))                                    \
+            return status;                                                                                   \
+        while (status == (memory_error) && rescue_more(&r)) {                                                \
+            forget();                                                                                        \
+            status = real arguments;                                                                         \
+        }                                                                                                    \
+        rescue_end(&r);                                                                                      \
+        return status;                                                                                       \
+    }
+#define RUNTIME(function, parameters, arguments)                                                             \
+    RESCUED(cudaError_t, cudaErrorMemoryAllocation, function, parameters, arguments, runtime_device(), size, \
+            error_forget)
+#define DRIVER(function, parameters, arguments, device)                                                      \
+    RESCUED(CUresult, CUDA_ERROR_OUT_OF_MEMORY, function, parameters, arguments, device, size, nothing)
+
+RUNTIME(cudaMalloc, (void **out, size_t size), (out, size))
+RUNTIME(cudaMallocAsync, (void **out, size_t size, cudaStream_t stream), (out, size, stream))
+RUNTIME(cudaMallocAsync_ptsz, (void **out, size_t size, cudaStream_t stream), (out, size, stream))
+DRIVER(cuMemAlloc_v2, (CUdeviceptr * out, size_t size), (out, size), driver_device())
+DRIVER(cuMemCreate,
+       (CUmemGenericAllocationHandle_v1 * handle, size_t size, const CUmemAllocationProp_v1 *property,
+        unsigned long long flags),
+       (handle, size, property, flags), property_device(property))
+
+/* ---- free memory ---- */
+
+static void free_add(int device, size_t *free, const size_t *total) {
+    homes *h = devices_homes(device);
+    if (!h || !free)
+        return;
+    const device_driver *driver = devices_driver();
+    uint64_t more = homes_evictable(h), host = driver->host_room(driver->context);
+    *free += more < host ? more : host;
+    if (total && *free > *total)
+        *free = *total;
+}
+
+static cudaError_t counted_cudaMemGetInfo(size_t *free, size_t *total) {
+    cudaError_t (*real)(size_t *, size_t *) = hooks_find(HOOK_cudaMemGetInfo);
+    cudaError_t status = real(free, total);
+    if (status == cudaSuccess)
+        free_add(runtime_device(), free, total);
+    return status;
+}
+
+static CUresult counted_cuMemGetInfo_v2(size_t *free, size_t *total) {
+    CUresult (*real)(size_t *, size_t *) = hooks_find(HOOK_cuMemGetInfo_v2);
+    CUresult status = real(free, total);
+    if (status == CUDA_SUCCESS)
+        free_add(driver_device(), free, total);
+    return status;
+}
+
+castor_status rescue_install(void) {
+    castor_status status = start_fork_register(NULL, NULL, gate_reset);
+    if (status != CASTOR_OK)
+        return error_set(status, "too many parts of the library want to hear of a fork");
+    capture_install();
+#define INSTALL(kind, function) observe_target_replace(HOOK_##function, (void *)kind##_##function)
+    if (!INSTALL(rescued, cudaMalloc))
+        return error_set(CASTOR_ERR_UNSUPPORTED, "there is no runtime of CUDA in this process");
+    INSTALL(rescued, cudaMallocAsync);
+    INSTALL(rescued, cudaMallocAsync_ptsz);
+    INSTALL(rescued, cuMemAlloc_v2);
+    INSTALL(rescued, cuMemCreate);
+    INSTALL(counted, cudaMemGetInfo);
+    INSTALL(counted, cuMemGetInfo_v2);
+    return CASTOR_OK;
+}

@@ -1,0 +1,117 @@
+/* Copies and sets, by the facts of their rows; graphs and batches. */
+#include "writers.h"
+
+#include <string.h>
+#include "core/gate.h"
+#include "hooks/table/observe.h"
+#include "shims/cuda/types.h"
+
+typedef enum writing {
+    WRITES_NOTHING, /* or what a replaced target notes */
+    WRITES_FACTS,   /* `bytes` at `object` */
+    WRITES_ROWS,    /* rows or boxes from `object` on, of which `bytes` are written */
+    WRITES_ALL,     /* any address */
+} writing;
+
+static uint8_t writings[HOOK_COUNT]; /* a writing; written before the first note */
+
+/* Arrays for textures and variables of modules are no homes: their address is nobody's here. */
+static writing writing_of(const char *function) {
+    if (strstr(function, "GraphLaunch") || strstr(function, "BatchMemOp") ||
+        strstr(function, "MultiDevice") || strstr(function, "3DBatch"))
+        return WRITES_ALL;
+    if (strstr(function, "MemcpyBatch"))
+        return WRITES_NOTHING;
+    if (strstr(function, "Memcpy") || strstr(function, "Memset"))
+        return strstr(function, "2D") || strstr(function, "3D") ? WRITES_ROWS : WRITES_FACTS;
+    return strstr(function, "StreamWriteValue") ? WRITES_FACTS : WRITES_NOTHING;
+}
+
+void writers_note_home(uintptr_t address, size_t bytes, uint64_t stream) {
+    int device = devices_find(address);
+    slots *s = devices_slots(device);
+    if (!s)
+        return;
+    gate_enter(); /* a flip looks at the same tables */
+    home h;
+    if (bytes == WRITERS_OPEN)
+        bytes = home_find(devices_homes(device), address, &h) ? h.address + h.bytes - address : 1;
+    slots_written(s, address, bytes, stream);
+    gate_leave();
+}
+
+void writers_note_all(uint64_t stream) {
+    if (!writers_matter())
+        return;
+    gate_enter();
+    for (int device = 0; device < DEVICES_MAX; device++) {
+        slots *s = devices_slots(device);
+        if (s)
+            slots_written_all(s, stream);
+    }
+    gate_leave();
+}
+
+static void enqueued(hook_id id, const observe_facts *facts) {
+    switch (writings[id]) {
+    case WRITES_FACTS:
+        if (facts->bytes)
+            writers_note((const void *)facts->object, facts->bytes, facts->stream);
+        break;
+    case WRITES_ROWS:
+        if (facts->bytes)
+            writers_note((const void *)facts->object, WRITERS_OPEN, facts->stream);
+        break;
+    case WRITES_ALL:
+        writers_note_all(facts->stream);
+        break;
+    default:
+        break;
+    }
+}
+
+/* ---- many copies in one call ---- */
+
+static void note_each(const CUdeviceptr *targets, const size_t *sizes, size_t count, uint64_t stream) {
+    for (size_t i = 0; i < count && writers_matter(); i++)
+        if (sizes[i])
+            writers_note((const void *)targets[i], sizes[i], stream);
+}
+
+/* A copy that failed may have been enqueued in part. */
+#define BATCH(id, default_stream, parameters, arguments)                                                     \
+    static CUresult batch_##id parameters {                                                                  \
+        CUresult(*real) parameters = hooks_real(HOOK_##id);                                                  \
+        CUresult status = real arguments;                                                                    \
+        note_each(dsts, sizes, count, hStream ? (uint64_t)hStream : (default_stream));                       \
+        return status;                                                                                       \
+    }
+#define BATCH_PTSZ(id, parameters, arguments)                                                                \
+    BATCH(id, 0, parameters, arguments)                                                                      \
+    BATCH(id##_ptsz, OBSERVE_STREAM_PER_THREAD, parameters, arguments)
+
+BATCH_PTSZ(cuMemcpyBatchAsync,
+           (CUdeviceptr * dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes_v1 *attrs,
+            size_t *attrIdxs, size_t numAttrs, size_t *failIdx, CUstream hStream),
+           (dsts, srcs, sizes, count, attrs, attrIdxs, numAttrs, failIdx, hStream))
+BATCH_PTSZ(cuMemcpyBatchAsync_v2,
+           (CUdeviceptr * dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes_v1 *attrs,
+            size_t *attrIdxs, size_t numAttrs, CUstream hStream),
+           (dsts, srcs, sizes, count, attrs, attrIdxs, numAttrs, hStream))
+
+castor_status writers_install(void) {
+    static bool installed; /* atomic */
+    if (__atomic_exchange_n(&installed, true, __ATOMIC_RELAXED))
+        return CASTOR_OK;
+    for (hook_id id = 0; id < HOOK_COUNT; id++)
+        if (hook_table[id].layer == HOOK_LAYER_CUDA_RUNTIME || hook_table[id].layer == HOOK_LAYER_CUDA_DRIVER)
+            writings[id] = (uint8_t)writing_of(hook_table[id].name);
+    __atomic_store_n(&observe_enqueued, enqueued, __ATOMIC_RELEASE);
+    observe_target_replace(HOOK_cuMemcpyBatchAsync, (void *)batch_cuMemcpyBatchAsync);
+    observe_target_replace(HOOK_cuMemcpyBatchAsync_ptsz, (void *)batch_cuMemcpyBatchAsync_ptsz);
+    observe_target_replace(HOOK_cuMemcpyBatchAsync_v2, (void *)batch_cuMemcpyBatchAsync_v2);
+    observe_target_replace(HOOK_cuMemcpyBatchAsync_v2_ptsz, (void *)batch_cuMemcpyBatchAsync_v2_ptsz);
+    launches_install();
+    receivers_install();
+    return CASTOR_OK;
+}

@@ -1,0 +1,525 @@
+/* Operands of products and writers of homes, by their effect, on simulated devices: a matrix with its home on the host is read from a slot,
+ * and after each way of writing it the next product reads what was written. Runs under the preloaded library with
+ * CASTOR_DEVICE_BUDGET=0, so that homes are on the host, and with SIM_KERNELS naming the bodies of tests/sim/programs. Prints
+ * `ok TEST` or `FAIL TEST: why`; arguments choose tests. UNKNOWN_LAYOUTS in the environment: nobody tells how kernels' parameters lie. */
+#include "check.h"
+
+#include <cublasLt.h>
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <nccl.h>
+#include "castor.h"
+#include "cubin.h"
+
+#define N     64
+#define BYTES (N * N * sizeof(float))
+#define CUDA(call)                                                                                           \
+    do {                                                                                                     \
+        int given_ = (int)(call);                                                                            \
+        if (given_) {                                                                                        \
+            snprintf(check_why, sizeof check_why, "line %d: %s gives %d", __LINE__, #call, given_);          \
+            return false;                                                                                    \
+        }                                                                                                    \
+    } while (0)
+
+static float *W, *other; /* in homes: the operand, and the parameter behind it */
+static float *X, *Y;     /* on the device */
+static float host[N * N], input[N * N], one = 1, zero;
+static cudaStream_t stream;
+static cublasHandle_t blas;
+static cublasLtHandle_t light;
+static char add_on_host;
+static CUfunction add_function;
+
+static __typeof__(castor_homes_get) *homes_get;
+
+static castor_homes counted(void) {
+    castor_homes now;
+    homes_get(0, &now);
+    return now;
+}
+
+static float value_of(int i) {
+    return (float)((i * 37 + 11) % 101 - 50) / 8;
+}
+
+void **__cudaRegisterFatBinary(void *wrapped);
+void __cudaRegisterFatBinaryEnd(void **handle);
+void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit,
+                            void *tid, void *bid, void *block, void *grid, int *size);
+
+static bool prepare(void) {
+    castor_status (*start)(int) = dlsym(RTLD_DEFAULT, "castor_device_start");
+    void *(*home)(int64_t, int, void *) = dlsym(RTLD_DEFAULT, "castor_home_of_parameter");
+    castor_status (*add)(int, const void *, uint64_t) = dlsym(RTLD_DEFAULT, "castor_storage_add");
+    homes_get = dlsym(RTLD_DEFAULT, "castor_homes_get");
+    CHECK(start && home && add && homes_get);
+    CUDA(cudaSetDevice(0));
+    CUDA(cudaFree(NULL));
+    CUDA(start(0));
+    CHECK((W = home(2 * BYTES, 0, NULL)));
+    other = W + N * N;
+    CUDA(add(0, W, BYTES));
+    CUDA(add(0, other, BYTES));
+    CUDA(cudaMalloc((void **)&X, BYTES));
+    CUDA(cudaMalloc((void **)&Y, 4 * BYTES));
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA(cublasCreate(&blas));
+    CUDA(cublasSetStream(blas, stream));
+    CUDA(cublasLtCreate(&light));
+    for (int i = 0; i < N * N; i++)
+        input[i] = value_of(i + 5), host[i] = value_of(i);
+    CUDA(cudaMemcpy(X, input, BYTES, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(W, host, BYTES, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(other, host, BYTES, cudaMemcpyHostToDevice));
+
+    static struct {
+        uint32_t magic, version;
+        const void *image, *unused;
+    } wrapped = {0x466243b1, 1, NULL, NULL};
+    wrapped.image = cubin_make("add");
+    void **handle = __cudaRegisterFatBinary(&wrapped);
+    __cudaRegisterFunction(handle, &add_on_host, &add_on_host, "add", -1, NULL, NULL, NULL, NULL, NULL);
+    __cudaRegisterFatBinaryEnd(handle);
+    CUDA(cudaGetFuncBySymbol((cudaFunction_t *)&add_function, &add_on_host));
+    return true;
+}
+
+/* Y = W * X, by columns, of what W holds now. */
+static bool right(const float *got) {
+    static float w[N * N];
+    CUDA(cudaMemcpy(w, W, BYTES, cudaMemcpyDeviceToHost));
+    for (int row = 0; row < N; row++)
+        for (int column = 0; column < N; column++) {
+            double sum = 0;
+            for (int k = 0; k < N; k++)
+                sum += (double)w[k * N + row] * input[column * N + k];
+            CHECK(fabs(got[column * N + row] - sum) <= 1e-4 * (fabs(sum) + 1));
+        }
+    return true;
+}
+
+static bool product(void) {
+    static float got[N * N];
+    CUDA(cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, W, N, X, N, &zero, Y, N));
+    CUDA(cudaMemcpyAsync(got, Y, BYTES, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    return right(got);
+}
+
+/* The product reads a slot, whose copy is `fresh` or was there before. */
+static bool product_by_slot(bool fresh) {
+    castor_homes before = counted();
+    if (!product())
+        return false;
+    castor_homes after = counted();
+    CHECK(after.uses == before.uses + 1 && after.home_reads == before.home_reads);
+    CHECK(after.copies == before.copies + fresh && after.hits == before.hits + !fresh);
+    return true;
+}
+
+/* ---- writers ---- */
+
+static bool write_memcpy(void) {
+    CUDA(cudaMemcpy(W + 7, input, 400, cudaMemcpyHostToDevice));
+    return true;
+}
+static bool write_memcpy_async(void) {
+    CUDA(cudaMemcpyAsync(W, X, BYTES / 2, cudaMemcpyDefault, stream));
+    return true;
+}
+static bool write_memset_async(void) {
+    CUDA(cudaMemsetAsync(W + 100, 0, 800, stream));
+    return true;
+}
+static bool write_memcpy_2d(void) {
+    /* `width * height` bytes from its address on would be in the storage before. */
+    CUDA(cudaMemcpy2DAsync(W + N, N * sizeof(float), X, N * sizeof(float), 8, N - 1, cudaMemcpyDefault,
+                           stream));
+    return true;
+}
+static bool write_memset_2d(void) {
+    CUDA(cudaMemset2DAsync(W + 4, N * sizeof(float), 0, 16, N, stream));
+    return true;
+}
+static bool write_memcpy_3d(void) {
+    struct cudaMemcpy3DParms parameters = {
+        .srcPtr = {X, N * sizeof(float), N, N},
+        .dstPtr = {W, N * sizeof(float), N, N},
+        .dstPos = {16, 30, 0},
+        .extent = {64, 20, 1},
+        .kind = cudaMemcpyDefault,
+    };
+    CUDA(cudaMemcpy3DAsync(&parameters, stream));
+    return true;
+}
+static bool write_driver_copy(void) {
+    CUDA(cuMemcpyHtoDAsync((CUdeviceptr)(W + 3), input, 64, stream));
+    return true;
+}
+static bool write_driver_set(void) {
+    CUDA(cuMemsetD32Async((CUdeviceptr)(W + 9), 0x40000000, 33, stream));
+    return true;
+}
+static bool write_driver_2d(void) {
+    CUDA_MEMCPY2D copy = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .srcDevice = (CUdeviceptr)X,
+                          .srcPitch = N * sizeof(float),
+                          .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .dstDevice = (CUdeviceptr)W,
+                          .dstPitch = N * sizeof(float),
+                          .dstY = 40,
+                          .WidthInBytes = 32,
+                          .Height = 20};
+    CUDA(cuMemcpy2DAsync(&copy, stream));
+    return true;
+}
+static bool write_value(void) {
+    CUDA(cuStreamWriteValue32(stream, (CUdeviceptr)(W + 77), 0x41200000, 0));
+    return true;
+}
+
+/* W's bits as integers: 1 << 23 more is twice the number. */
+static int doubled = 1 << 23;
+
+static bool write_launch(void) {
+    void *arguments[] = {&W, &W, &doubled};
+    CUDA(cudaLaunchKernel(&add_on_host, (dim3){N, 1, 1}, (dim3){N, 1, 1}, arguments, 0, stream));
+    return true;
+}
+static bool write_launch_inside(void) { /* an address inside of the storage */
+    float *from = W + N;
+    void *arguments[] = {&from, &from, &doubled};
+    CUDA(cudaLaunchKernel(&add_on_host, (dim3){1, 1, 1}, (dim3){N, 1, 1}, arguments, 0, stream));
+    return true;
+}
+static bool write_launch_ex(void) {
+    void *arguments[] = {&W, &W, &doubled};
+    cudaLaunchConfig_t config = {.gridDim = {N, 1, 1}, .blockDim = {N, 1, 1}, .stream = stream};
+    CUDA(cudaLaunchKernelExC(&config, &add_on_host, arguments));
+    return true;
+}
+static bool write_driver_launch(void) {
+    void *arguments[] = {&W, &W, &doubled};
+    CUDA(cuLaunchKernel(add_function, N, 1, 1, N, 1, 1, 0, stream, arguments, NULL));
+    return true;
+}
+static bool write_driver_block(void) {
+    struct {
+        float *out, *in;
+        int number;
+    } block = {W, W, 1 << 23};
+    size_t bytes = 20;
+    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &block, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                     CU_LAUNCH_PARAM_END};
+    CUDA(cuLaunchKernel(add_function, N, 1, 1, N, 1, 1, 0, stream, NULL, extra));
+    return true;
+}
+static bool write_driver_launch_ex(void) {
+    void *arguments[] = {&W, &W, &doubled};
+    CUlaunchConfig config = {.gridDimX = N,
+                             .gridDimY = 1,
+                             .gridDimZ = 1,
+                             .blockDimX = N,
+                             .blockDimY = 1,
+                             .blockDimZ = 1,
+                             .hStream = stream};
+    CUDA(cuLaunchKernelEx(&config, add_function, arguments, NULL));
+    return true;
+}
+static bool write_graph(void) {
+    cudaGraph_t graph;
+    cudaGraphExec_t ready;
+    static float *copy;
+    CUDA(cudaMalloc((void **)&copy,
+                    8)); /* what is captured says nothing of W: its address lies in the graph */
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CUDA(cudaMemsetAsync(copy, 0, 8, stream));
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiateWithFlags(&ready, graph, 0));
+    CUDA(cudaGraphLaunch(ready, stream));
+    CUDA(cudaGraphExecDestroy(ready));
+    CUDA(cudaGraphDestroy(graph));
+    return true;
+}
+
+static bool write_product(void) {
+    CUDA(cublasSgemm(blas, CUBLAS_OP_T, CUBLAS_OP_N, N, N, N, &one, X, N, X, N, &zero, W, N));
+    return true;
+}
+static bool write_product_ex(void) {
+    CUDA(cublasGemmEx(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, 3, N, &one, X, CUDA_R_32F, N, X, CUDA_R_32F, N,
+                      &zero, W + 5 * N, CUDA_R_32F, N, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    return true;
+}
+static bool write_product_strided(void) {
+    CUDA(cublasSgemmStridedBatched(blas, CUBLAS_OP_N, CUBLAS_OP_N, 4, 4, 4, &one, X, 4, 16, X, 4, 16, &zero,
+                                   W, 4, 1024, 4));
+    return true;
+}
+static bool write_product_batched(void) {
+    float *from[] = {X, X}, *to[] = {W + 64, W + 128};
+    float **array;
+    CUDA(cudaMalloc((void **)&array, sizeof from + sizeof to));
+    CUDA(cudaMemcpy(array, from, sizeof from, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(array + 2, to, sizeof to, cudaMemcpyHostToDevice));
+    CUDA(cublasSgemmBatched(blas, CUBLAS_OP_N, CUBLAS_OP_N, 4, 4, 4, &one, (const float *const *)array, 4,
+                            (const float *const *)array, 4, &zero, array + 2, 4, 2));
+    return true;
+}
+static bool write_vector(void) {
+    CUDA(cublasSgemv(blas, CUBLAS_OP_N, N, N, &one, X, N, X, 1, &zero, W + 2, 7));
+    return true;
+}
+static bool write_dot(void) {
+    CUDA(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_DEVICE));
+    CUDA(cublasSdot(blas, N, X, 1, X, 1, W + N * N - 1));
+    CUDA(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_HOST));
+    return true;
+}
+
+static bool light_product(const float *A, float *D, int columns) {
+    cublasLtMatmulDesc_t descriptor;
+    cublasLtMatrixLayout_t a, b, d;
+    CUDA(cublasLtMatmulDescCreate(&descriptor, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CUDA(cublasLtMatrixLayoutCreate(&a, CUDA_R_32F, N, N, N));
+    CUDA(cublasLtMatrixLayoutCreate(&b, CUDA_R_32F, N, columns, N));
+    CUDA(cublasLtMatrixLayoutCreate(&d, CUDA_R_32F, N, columns, N));
+    CUDA(cublasLtMatmul(light, descriptor, &one, A, a, X, b, &zero, D, d, D, d, NULL, NULL, 0, stream));
+    CUDA(cublasLtMatmulDescDestroy(descriptor));
+    CUDA(cublasLtMatrixLayoutDestroy(a));
+    CUDA(cublasLtMatrixLayoutDestroy(b));
+    CUDA(cublasLtMatrixLayoutDestroy(d));
+    return true;
+}
+static bool write_light(void) {
+    castor_homes before = counted();
+    if (!light_product(X, W, 2))
+        return false;
+    CHECK(counted().uses == before.uses); /* C is D: it is no operand */
+    return true;
+}
+
+static ncclComm_t communicator(void) {
+    static ncclComm_t comm;
+    int device = 0;
+    if (!comm && ncclCommInitAll(&comm, 1, &device))
+        return NULL;
+    return comm;
+}
+static bool write_collective(void) {
+    CHECK(communicator());
+    CUDA(ncclAllReduce(X, W, N * N, ncclFloat32, ncclSum, communicator(), stream));
+    return true;
+}
+/* The group's calls are enqueued at its end: what is noted before would be too early. */
+static bool write_collectives_in_groups(void) {
+    castor_homes before = counted();
+    CUDA(ncclGroupStart());
+    CUDA(ncclGroupStart());
+    for (int i = 0; i < 40; i++)
+        CUDA(ncclBroadcast(X, W + i, 1, ncclFloat32, 0, communicator(), stream));
+    CUDA(ncclGroupEnd());
+    CHECK(counted().stale == before.stale);
+    CUDA(ncclGroupEnd());
+    return true;
+}
+
+static const struct {
+    const char *name;
+    bool (*write)(void);
+    bool all; /* of any address: the other parameter's slot is stale too */
+} writers[] = {
+    {"memcpy", write_memcpy, false},
+    {"memcpy_async", write_memcpy_async, false},
+    {"memset_async", write_memset_async, false},
+    {"memcpy_2d", write_memcpy_2d, true}, /* to the end of the home */
+    {"memset_2d", write_memset_2d, true},
+    {"memcpy_3d", write_memcpy_3d, true},
+    {"driver_copy", write_driver_copy, false},
+    {"driver_set", write_driver_set, false},
+    {"driver_2d", write_driver_2d, true},
+    {"write_value", write_value, false},
+    {"launch", write_launch, false},
+    {"launch_inside", write_launch_inside, false},
+    {"launch_ex", write_launch_ex, false},
+    {"driver_launch", write_driver_launch, false},
+    {"driver_block", write_driver_block, false},
+    {"driver_launch_ex", write_driver_launch_ex, false},
+    {"graph", write_graph, true},
+    {"product", write_product, false},
+    {"product_ex", write_product_ex, false},
+    {"product_strided", write_product_strided, false},
+    {"product_batched", write_product_batched, true},
+    {"vector", write_vector, false},
+    {"dot", write_dot, false},
+    {"light", write_light, false},
+    {"collective", write_collective, false},
+    {"collectives_in_groups", write_collectives_in_groups, true},
+};
+
+static bool other_product(void) {
+    CUDA(cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, other, N, X, N, &zero, Y, N));
+    return true;
+}
+
+static bool a_writer(size_t number) {
+    for (int round = 0; round < 2; round++) {
+        if (!product() || !product_by_slot(false) || !other_product())
+            return false;
+        castor_homes before = counted();
+        if (!writers[number].write())
+            return false;
+        castor_homes after = counted();
+        bool unknown = getenv("UNKNOWN_LAYOUTS") && strstr(writers[number].name, "launch");
+        CHECK(after.stale == before.stale + 1 + (writers[number].all || unknown));
+        if (!product_by_slot(true))
+            return false;
+        CUDA(cudaMemcpy(W, host, BYTES, cudaMemcpyHostToDevice));
+    }
+    return true;
+}
+
+/* ---- readers ---- */
+
+/* What leaves slots as they are. */
+static bool nothing_is_written(void) {
+    static float got[N * N];
+    if (!product() || !other_product())
+        return false;
+    castor_homes before = counted();
+    CUDA(cudaMemcpyAsync(got, W, BYTES, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaMemcpyAsync(Y, W, BYTES, cudaMemcpyDeviceToDevice, stream));
+    CUDA(cudaMemsetAsync(X + N, 0, 0, stream));
+    CUDA(cudaMemcpyAsync(W, X, 0, cudaMemcpyDefault, stream));
+    void *arguments[] = {&Y, &Y, &doubled};
+    CUDA(cudaLaunchKernel(&add_on_host, (dim3){1, 1, 1}, (dim3){N, 1, 1}, arguments, 0, stream));
+    float *end = other + N * N; /* in the home, behind the storages */
+    void *behind[] = {&Y, &end, &doubled};
+    CUDA(cudaLaunchKernel(&add_on_host, (dim3){1, 1, 1}, (dim3){N, 1, 1}, behind, 0, stream));
+    bool unknown = getenv("UNKNOWN_LAYOUTS") != NULL;
+    CHECK(counted().stale == before.stale + 2 * unknown);
+    return product_by_slot(unknown);
+}
+
+#define READS(call)                                                                                          \
+    do {                                                                                                     \
+        castor_homes before_ = counted();                                                                    \
+        CUDA(call);                                                                                          \
+        castor_homes after_ = counted();                                                                     \
+        CHECK(after_.uses == before_.uses + 1 && after_.home_reads == before_.home_reads &&                  \
+              after_.hits == before_.hits + 1);                                                              \
+    } while (0)
+
+static bool every_product(void) {
+    float result;
+    static float got[N * N];
+    if (!product())
+        return false;
+    READS(cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, X, N, W, N, &zero, Y, N));
+    READS(cublasSgemm(blas, CUBLAS_OP_T, CUBLAS_OP_T, 5, N, N, &one, W, N, X, N, &zero, Y, N));
+    READS(cublasSgemmEx(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, W, CUDA_R_32F, N, X, CUDA_R_32F, N,
+                        &zero, Y, CUDA_R_32F, N));
+    READS(cublasGemmEx(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, W, CUDA_R_32F, N, X, CUDA_R_32F, N,
+                       &zero, Y, CUDA_R_32F, N, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    READS(cublasSgemmStridedBatched(blas, CUBLAS_OP_N, CUBLAS_OP_N, 4, 4, 4, &one, W, 4, 16, X, 4, 16, &zero,
+                                    Y, 4, 16, 256));
+    READS(cublasGemmStridedBatchedEx(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, W, CUDA_R_32F, N, 0, X,
+                                     CUDA_R_32F, N, 0, &zero, Y, CUDA_R_32F, N, N * N, 2, CUBLAS_COMPUTE_32F,
+                                     CUBLAS_GEMM_DEFAULT));
+    READS(cublasSgemv(blas, CUBLAS_OP_N, N, N, &one, W, N, X, 1, &zero, Y, 1));
+    READS(cublasSgemv(blas, CUBLAS_OP_N, N, N, &one, X, N, W, 1, &zero, Y, 1));
+    READS(cublasSdot(blas, N * N, W, 1, X, 1, &result));
+    READS(cublasDotEx(blas, N, X, CUDA_R_32F, 1, W, CUDA_R_32F, N, &result, CUDA_R_32F, CUDA_R_32F));
+    READS(!light_product(W, Y, N));
+    CUDA(cudaMemcpyAsync(got, Y, BYTES, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    return right(got);
+}
+
+/* Both operands are one matrix; and one of them reaches beyond its storage, so that it is read where it is. */
+static bool two_operands(void) {
+    if (!product())
+        return false;
+    castor_homes before = counted();
+    CUDA(cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_T, N, N, N, &one, W, N, W, N, &zero, Y, N));
+    CHECK(counted().uses == before.uses + 2);
+    before = counted();
+    CUDA(cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, W + 1, N, X, N, &zero, Y, N));
+    CHECK(counted().uses == before.uses && counted().copies == before.copies);
+    return true;
+}
+
+/* Another thread, with a stream of its own, and none at all. */
+static bool streams(void) {
+    CUDA(cublasSetStream(blas, NULL));
+    CUDA(cudaMemsetAsync(W, 0, 64, NULL));
+    static float got[N * N];
+    CUDA(cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, W, N, X, N, &zero, Y, N));
+    CUDA(cudaMemcpy(got, Y, BYTES, cudaMemcpyDeviceToHost));
+    CUDA(cublasSetStream(blas, stream));
+    return right(got);
+}
+
+/* While a stream is captured, products read the home, since they run when the graph does. */
+static bool captured(void) {
+    cudaGraph_t graph;
+    cudaGraphExec_t ready;
+    static float got[N * N];
+    if (!product())
+        return false;
+    castor_homes before = counted();
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CUDA(cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, W, N, X, N, &zero, Y, N));
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CHECK(counted().home_reads == before.home_reads + 1);
+    CUDA(cudaGraphInstantiateWithFlags(&ready, graph, 0));
+    CUDA(cudaMemcpy(W, input, BYTES, cudaMemcpyHostToDevice));
+    CUDA(cudaGraphLaunch(ready, stream));
+    CUDA(cudaMemcpyAsync(got, Y, BYTES, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    return right(got);
+}
+
+/* The runtime's last error is the script's. */
+static bool errors_of_the_runtime(void) {
+    void *arguments[] = {&Y, &Y, &doubled};
+    CUDA(cudaLaunchKernel(&add_on_host, (dim3){1, 1, 1}, (dim3){N, 1, 1}, arguments, 0, stream));
+    CUDA(cudaPeekAtLastError());
+    CHECK(cudaLaunchKernel(&add_on_host, (dim3){1, 1, 1}, (dim3){1025, 1, 1}, arguments, 0, stream) ==
+          cudaErrorInvalidConfiguration);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
+    return true;
+}
+
+static const struct {
+    const char *name;
+    bool (*run)(void);
+} tests[] = {
+    {"every_product", every_product}, {"nothing_is_written", nothing_is_written},
+    {"two_operands", two_operands},   {"streams", streams},
+    {"captured", captured},           {"errors_of_the_runtime", errors_of_the_runtime},
+};
+
+static bool chosen(int count, char **names, const char *name) {
+    bool found = count < 2;
+    for (int i = 1; i < count; i++)
+        found |= strcmp(names[i], name) == 0;
+    return found;
+}
+
+int main(int count, char **names) {
+    int failed = check_run("prepare", prepare);
+    for (size_t i = 0; !failed && i < sizeof writers / sizeof *writers; i++)
+        if (chosen(count, names, writers[i].name)) {
+            bool well = a_writer(i);
+            printf(well ? "ok %s\n" : "FAIL %s: %s\n", writers[i].name, check_why);
+            failed += !well;
+        }
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+        if (!failed && chosen(count, names, tests[i].name))
+            failed += check_run(tests[i].name, tests[i].run);
+    return failed != 0;
+}

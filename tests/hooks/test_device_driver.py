@@ -1,0 +1,65 @@
+"""interpose/hooks/cuda/driver.c on simulated devices: every function of device/driver.h, by its effect (device_driver.c)."""
+import os
+import subprocess
+import sys
+import unittest
+
+from cuda_rows import ROOT
+from preload import FOLDER, PreloadTest
+
+sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
+import simulated  # noqa: E402
+
+SOURCES = ["tests/hooks/device_driver.c", "interpose/hooks/cuda/driver.c",
+           *(f"interpose/core/{name}.c" for name in ("bounded", "error", "log", "machine", "thread"))]
+TESTS = ("memory", "limits", "contexts", "streams", "drains", "captures", "threads", "host")
+NOT_SUPPORTED, NO_MEMORY = 801, 2
+
+
+class DeviceDriverTest(PreloadTest):
+    @classmethod
+    def setUpClass(cls):
+        why = simulated.left_out()
+        if why:
+            raise unittest.SkipTest(why)
+        why = simulated.make(sys.executable)
+        if why:
+            raise AssertionError(why)
+
+    def program(self):
+        path = os.path.join(self.folder, "device_driver")
+        libraries = simulated.libraries()
+        done = subprocess.run(
+            [os.environ.get("CC", "cc"), "-std=gnu11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-DCUDA_DRAIN_NS=3000000000",
+             "-I.", "-Iinterpose", "-o", path, *SOURCES, f"-L{libraries}", "-l:libcuda.so.1", "-l:libcastor-sim.so",
+             f"-Wl,-rpath,{libraries}", "-ldl"],
+            cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return path
+
+    def test_every_function(self):
+        program = self.program()
+        for test in TESTS:
+            with self.subTest(test=test):
+                out, errors = self.run_program(program, test, preload=(), SIM_DEVICES=2, SIM_MEMORY="512M", SIM_HOST_MEMORY="128M")
+                self.assertEqual((out, errors), (f"ok {test}\n", ""))
+
+    def test_host_pages_are_of_the_kind_that_the_driver_takes(self):
+        program = self.program()
+        for fail, place in (
+            ("", "type 3 node 0\n"),
+            (f"cuMemCreate:1:{NOT_SUPPORTED}", "type 3 node 0\n"),
+            (f"cuMemCreate:1:{NOT_SUPPORTED},cuMemCreate:2:{NOT_SUPPORTED}", "type 2 node 0\n"),
+            (f"cuMemSetAccess:1:{NOT_SUPPORTED}", "type 3 node 0\n"),  # for the device alone
+        ):
+            with self.subTest(fail=fail):
+                out, errors = self.run_program(program, "place", preload=(), SIM_DEVICES=1, SIM_MEMORY="1G", SIM_FAIL=fail)
+                self.assertEqual((out, errors), (place + "ok place\n", ""))
+        out, _ = self.run_program(program, "place", preload=(), SIM_DEVICES=1, SIM_MEMORY="1G", SIM_FAIL=f"cuMemCreate:1*:{NOT_SUPPORTED}")
+        self.assertRegex(out, r"^none: device 0 does not map memory of the host: .*\(error 801\)\n")
+        out, _ = self.run_program(program, "place", preload=(), SIM_DEVICES=0, SIM_MEMORY="1G")
+        self.assertRegex(out, r"^none: cuInit on device 0: .*\(error 100\)\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
