@@ -11,17 +11,17 @@
 #include "trace/sample.h"
 #include "trace/trace.h"
 
-enum { HOST = 1, DISK = 2 }; /* tiers of castor_memory */
+enum { DEVICE = 0, HOST = 1, DISK = 2 }; /* tiers of castor_memory */
 
 #define NODE_INTERVAL_NS UINT64_C(100000000)
 
-static uint64_t import_bytes; /* set size when the agent attached */
-static _Atomic uint64_t outside[CHUNK_KIND_COUNT];
+static uint64_t import_bytes;                     /* set size when the agent attached */
+static _Atomic uint64_t on_cpu[CHUNK_KIND_COUNT]; /* outside the store */
 
 void gauges_model_data_set(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes) {
-    atomic_store(&outside[CHUNK_PARAM], param_bytes);
-    atomic_store(&outside[CHUNK_GRAD], grad_bytes);
-    atomic_store(&outside[CHUNK_OPTIM], optim_bytes);
+    atomic_store(&on_cpu[CHUNK_PARAM], param_bytes);
+    atomic_store(&on_cpu[CHUNK_GRAD], grad_bytes);
+    atomic_store(&on_cpu[CHUNK_OPTIM], optim_bytes);
 }
 
 /* Bytes of the chunks that this rank owns, by kind. */
@@ -84,16 +84,21 @@ static void sample_rank(void) {
         trace_gauge_set(GAUGE_DISK_GRAD_BYTES, own[CHUNK_GRAD]);
         trace_gauge_set(GAUGE_DISK_OPTIM_BYTES, own[CHUNK_OPTIM]);
     }
+    uint64_t device[CHUNK_KIND_COUNT][DEVICE_TIER_COUNT] = {0};
+    bool counted = gauges_devices_sample(device);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
-        own[kind] += atomic_load(&outside[kind]);
-    trace_gauge_set(GAUGE_PARAM_BYTES, own[CHUNK_PARAM]);
-    trace_gauge_set(GAUGE_GRAD_BYTES, own[CHUNK_GRAD]);
-    trace_gauge_set(GAUGE_OPTIM_BYTES, own[CHUNK_OPTIM]);
+        own[kind] += atomic_load(&on_cpu[kind]);
+    static const trace_gauge all[CHUNK_KIND_COUNT] = {[CHUNK_PARAM] = GAUGE_PARAM_BYTES,
+                                                      [CHUNK_GRAD] = GAUGE_GRAD_BYTES,
+                                                      [CHUNK_OPTIM] = GAUGE_OPTIM_BYTES};
+    for (int kind = 0; kind < CHUNK_KIND_COUNT && counted; kind++)
+        trace_gauge_set(all[kind],
+                        own[kind] + device[kind][DEVICE_TIER_DEVICE] + device[kind][DEVICE_TIER_HOST]);
     arena_stats arena;
     arena_get_stats(&arena);
     if (arena.live_peak_bytes) {
         trace_gauge_set(GAUGE_OTHER_BYTES, arena.live_bytes - arena.adopted_bytes);
-    } else {
+    } else { /* the set size has no pages of devices, nor those of homes on the host */
         uint64_t model = own[CHUNK_PARAM] + own[CHUNK_GRAD] + own[CHUNK_OPTIM], pss = sample_last_pss();
         if (pss > import_bytes + model)
             trace_gauge_set(GAUGE_OTHER_BYTES, pss - import_bytes - model);
@@ -143,10 +148,14 @@ void castor_memory_get(castor_memory *out) {
         pthread_mutex_unlock(&s->lock);
     }
     add_budgets(out);
+    uint64_t device[CHUNK_KIND_COUNT][DEVICE_TIER_COUNT] = {0};
+    gauges_devices_get(device);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
         uint64_t away = out->bytes[kind][DISK] < own[kind] ? out->bytes[kind][DISK] : own[kind];
         out->bytes[kind][DISK] = away;
-        out->bytes[kind][HOST] = own[kind] - away + atomic_load(&outside[kind]);
+        out->bytes[kind][HOST] =
+            own[kind] - away + atomic_load(&on_cpu[kind]) + device[kind][DEVICE_TIER_HOST];
+        out->bytes[kind][DEVICE] = device[kind][DEVICE_TIER_DEVICE];
     }
     arena_stats arena;
     arena_get_stats(&arena);
@@ -183,6 +192,7 @@ void gauges_backward(void) {
 
 void gauges_start(void) {
     import_bytes = sample_read_pss();
+    gauges_devices_start();
     sample_register(sample_node_before_steps);
     sample_register_often(sample_rank);
 }

@@ -2,11 +2,14 @@
 #ifndef CASTOR_API_GAUGES_H
 #define CASTOR_API_GAUGES_H
 
+#include <stdbool.h>
 #include <stdint.h>
+#include "device/driver.h"
+#include "placement/chunk.h"
 
 /* Starts telling. Called when the agent attaches: what the process takes until then is not the script's. */
 void gauges_start(void);
-/* Model data outside the store, counted by the agent. */
+/* Model data on the CPU outside the store, counted by the agent. */
 void gauges_model_data_set(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes);
 /* A step has ended: takes the node's gauges, if it is time. */
 void gauges_step(void);
@@ -14,5 +17,13 @@ void gauges_step(void);
 void gauges_backward(void);
 /* Takes the gauges now. */
 void gauges_sample(void);
+
+/* ---- device_gauges.c ---- */
+
+void gauges_devices_start(void);
+/* Adds the model data of this process in homes, and in devices' memory outside of homes, by kind and tier. */
+void gauges_devices_get(uint64_t bytes[CHUNK_KIND_COUNT][DEVICE_TIER_COUNT]);
+/* The same, and sets the gauges of devices. False: Python has ended, nothing was done. */
+bool gauges_devices_sample(uint64_t bytes[CHUNK_KIND_COUNT][DEVICE_TIER_COUNT]);
 
 #endif

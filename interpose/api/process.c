@@ -124,14 +124,6 @@ void castor_event_backward(uint64_t begin_ns, uint64_t end_ns, int synchronized)
     gauges_backward();
 }
 
-void castor_event_device_data(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes,
-                              uint64_t other_bytes) {
-    trace_gauge_set(GAUGE_DEVICE_PARAM_BYTES, param_bytes);
-    trace_gauge_set(GAUGE_DEVICE_GRAD_BYTES, grad_bytes);
-    trace_gauge_set(GAUGE_DEVICE_OPTIM_BYTES, optim_bytes);
-    trace_gauge_set(GAUGE_DEVICE_OTHER_BYTES, other_bytes);
-}
-
 void castor_event_model_data(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes) {
     gauges_model_data_set(param_bytes, grad_bytes, optim_bytes);
     gauges_sample();

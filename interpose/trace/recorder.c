@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include "counters.h"
 #include "device.h"
+#include "device_memory.h"
 #include "file.h"
 #include "live.h"
 #include "sample.h"
@@ -68,6 +69,7 @@ void trace_fork_child(void) {
     segment_reset();
     live_reset();
     device_reset();
+    device_memory_reset();
     this_thread = (segment_cursor){0};
     sample_fork_child();
 }

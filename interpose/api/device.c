@@ -1,0 +1,170 @@
+/* The exported functions about devices: thin, over interpose/device. */
+#include "castor.h"
+
+#include "core/error.h"
+#include "core/log.h"
+#include "core/options.h"
+#include "device/devices.h"
+#include "device/probe.h"
+#include "hooks/cuda/driver.h"
+#include "hooks/cuda/operands.h"
+
+#define PROBED_COPY_BYTES (UINT64_C(64) << 20)
+
+_Static_assert((int)CASTOR_HOME_DEVICE == (int)DEVICE_TIER_DEVICE &&
+                   (int)CASTOR_HOME_HOST == (int)DEVICE_TIER_HOST,
+               "one value, two names");
+_Static_assert((int)CASTOR_LEVEL_PAGES == (int)DEVICE_LEVEL_PAGES &&
+                   (int)CASTOR_LEVEL_FLIPS == (int)DEVICE_LEVEL_FLIPS,
+               "one value, two names");
+
+castor_status castor_device_start(int device) {
+    if (devices_homes(device))
+        return CASTOR_OK;
+    uint64_t budget = options()->device_budget;
+    devices_settings settings = {.budget_bytes = budget == OPTION_BYTES_AUTO ? UINT64_MAX : budget};
+    castor_status status = devices_start(cuda_driver(), device, &settings);
+    if (status)
+        return status;
+    return cuda_operands_install();
+}
+
+/* PyTorch's allocator calls these: NULL is its out-of-memory, and what is missing is said here. */
+static void *home_of(chunk_kind kind, int64_t size, int device) {
+    homes *h = devices_homes(device);
+    home made;
+    if (!h || size < 0 || home_create(h, kind, (size_t)size, &made)) {
+        LOG_W("%s", h ? error_text() : "a device has no homes yet");
+        return NULL;
+    }
+    return (void *)made.address;
+}
+
+void *castor_home_of_parameter(int64_t size, int device, void *stream) {
+    (void)stream;
+    return home_of(CHUNK_PARAM, size, device);
+}
+
+void *castor_home_of_gradient(int64_t size, int device, void *stream) {
+    (void)stream;
+    return home_of(CHUNK_GRAD, size, device);
+}
+
+void *castor_home_of_state(int64_t size, int device, void *stream) {
+    (void)stream;
+    return home_of(CHUNK_OPTIM, size, device);
+}
+
+void castor_home_free(void *address, int64_t size, int device, void *stream) {
+    (void)size, (void)stream;
+    homes *h = devices_homes(device);
+    home found;
+    if (!h || !home_find(h, (uintptr_t)address, &found))
+        return;
+    const device_driver *driver = devices_driver();
+    slots_forget(devices_slots(device), found.address, found.bytes);
+    /* What is enqueued may still use it, copies into slots included; cudaFree waits as well. */
+    if (driver->drain(driver->context, device)) {
+        LOG_W("%s: its memory is not freed", error_text());
+        return;
+    }
+    if (home_destroy(h, found.address))
+        LOG_W("%s", error_text());
+}
+
+castor_status castor_storage_add(int device, const void *address, uint64_t bytes) {
+    slots *s = devices_slots(device);
+    if (!s || devices_find((uintptr_t)address) != device)
+        return CASTOR_OK;
+    return slots_storage_add(s, (uintptr_t)address, bytes);
+}
+
+void castor_home_tiers(const uint64_t *addresses, uint32_t count, int8_t *tiers) {
+    for (uint32_t i = 0; i < count; i++) {
+        int device = devices_find(addresses[i]);
+        home found;
+        tiers[i] = -1;
+        if (device >= 0 && home_find(devices_homes(device), addresses[i], &found))
+            tiers[i] = (int8_t)found.tier;
+    }
+}
+
+int castor_homes_on_host(void) {
+    for (int device = 0; device < DEVICES_MAX; device++) {
+        homes *h = devices_homes(device);
+        if (!h)
+            continue;
+        homes_statistics found;
+        homes_statistics_get(h, &found);
+        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+            if (found.bytes[kind][DEVICE_TIER_HOST])
+                return 1;
+    }
+    return 0;
+}
+
+uint64_t castor_device_part_bytes(int device) {
+    return devices_part_bytes(device);
+}
+
+void castor_device_step_end(void) {
+    for (int device = 0; device < DEVICES_MAX; device++) {
+        slots *s = devices_slots(device);
+        if (s)
+            slots_step_end(s);
+    }
+}
+
+int castor_homes_get(int device, castor_homes *out) {
+    *out = (castor_homes){0};
+    homes *h = devices_homes(device);
+    if (!h)
+        return 0;
+    homes_statistics of_homes;
+    slots_statistics of_slots;
+    homes_statistics_get(h, &of_homes);
+    slots_statistics_get(devices_slots(device), &of_slots);
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        for (int tier = 0; tier < DEVICE_TIER_COUNT; tier++) {
+            out->bytes[kind][tier] = of_homes.bytes[kind][tier];
+            out->peak_bytes[kind][tier] = of_homes.peak_bytes[kind][tier];
+        }
+    out->budget_bytes = of_homes.budget_bytes;
+    for (int tier = 0; tier < DEVICE_TIER_COUNT; tier++) {
+        out->flips[tier] = of_homes.flips[tier];
+        out->flipped_bytes[tier] = of_homes.flipped_bytes[tier];
+    }
+    out->flip_ns = of_homes.flip_ns;
+    out->rescues = of_homes.rescues;
+    out->region_bytes = of_slots.region_bytes;
+    out->uses = of_slots.uses;
+    out->hits = of_slots.hits;
+    out->prefetched = of_slots.prefetched;
+    out->in_time = of_slots.in_time;
+    out->home_reads = of_slots.home_reads;
+    out->copies = of_slots.copies;
+    out->copied_bytes = of_slots.copied_bytes;
+    out->stale = of_slots.stale;
+    return 1;
+}
+
+castor_status castor_device_probe(int device, castor_probe *out) {
+    device_probe found;
+    castor_status status = device_probe_run(cuda_driver(), device, PROBED_COPY_BYTES, &found);
+    *out = (castor_probe){.level = found.level,
+                          .unit_bytes = found.unit_bytes,
+                          .free_bytes = found.free_bytes,
+                          .total_bytes = found.total_bytes,
+                          .host_bytes = found.host_bytes,
+                          .copy_bytes = found.copy_bytes,
+                          .copy_ns = {found.copy_ns[DEVICE_TIER_DEVICE], found.copy_ns[DEVICE_TIER_HOST]}};
+    return status;
+}
+
+castor_status castor_device_check(int device) {
+    homes *h = devices_homes(device);
+    if (!h)
+        return CASTOR_OK;
+    castor_status status = homes_check(h);
+    return status ? status : slots_check(devices_slots(device));
+}
