@@ -18,7 +18,8 @@ def memory_stats():
         budget: the node's CASTOR_MEMORY_BUDGET; 0: none.
         chunk_size: of one chunk; 0: there are none.
         parameters, gradients, optimizer_states: {"device", "host", "disk"}: the chunks that this rank owns, by tier: in memory
-            (host), or on disk only. Data in no chunk counts as host.
+            (host), or on disk only. Data in no chunk counts as host, or as device if it is in device memory; homes of devices
+            count where they lie.
         other: this rank's other CPU tensors.
         moments: {"forward", "backward", "gradient", "optimizer"}: {"model", "other"}: under a budget, the peak in memory during
             such moments, of this rank's chunks and of its share of the node's other data.

@@ -5,6 +5,7 @@ import torch
 
 from . import core, lazy
 from .backward import accumulation, reducer
+from .device import adoption
 from .nodes import remote
 from .optim import clipping, steps, swapping
 from .precision import checkpoints, loss_scale, masters
@@ -28,6 +29,8 @@ def install():
     ranks = job.install(rank, world, core.options.job) if is_rank and world > 1 else None
     trainer = alone.install() if is_alone else ranks
     observers = [] if trainer is None else [trainer]
+    if is_alone and torch.version.cuda:
+        adoption.install()
     if accumulation.active():  # after the ranks' observer, which decides whether this backward is synchronized
         observers.append(accumulation.Observer())
     if masters.install():

@@ -86,6 +86,11 @@ ROWS = (
     Row("torch.optim.lr_scheduler.*.step", "self, ...", "schedulers have no hooks, and one's step is left out with the optimizer's"),
     Row("torch.optim.lr_scheduler.LRScheduler.__init_subclass__", "<builtin_function_or_method>",
         "a script's own schedulers step likewise; a base class is told of them here only"),
+    # device
+    Row("torch.nn.Module._apply", "self, fn, recurse", "modules have no hook where they move their tensors"),
+    Row("torch.load", "f, map_location, pickle_module, ...", "what it loads to a device must be born in a home; it has no hooks", also=("torch.serialization",)),
+    Row("torch.nn.Parameter.__deepcopy__", "self, memo", "copies of models have no hook"),
+    Row("torch.Tensor.__deepcopy__", "self, memo", "copies of models have no hook"),
     # optim
     Row(_OPTIMIZER + "profile_hook_step", "func",
         "hooks around a step are not called when it raises, cannot leave it out, and stand inside the steps that wrappers nest"),

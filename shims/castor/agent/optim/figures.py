@@ -1,6 +1,7 @@
 """Records optimizer steps, and the sizes of models' data, in the trace."""
 import itertools
 import weakref
+from ctypes import c_uint8, c_uint64
 
 import torch
 
@@ -31,12 +32,15 @@ def stepped(optimizer, begin_ns, mode):
 
 
 def _tell_model_data():
-    """Records the bytes of the optimizers' parameters, gradients and states that are not in the store, and those on devices."""
-    seen, whole, device = set(), [0, 0, 0], [0, 0, 0]
+    """Records the bytes of the optimizers' parameters, gradients and states that are not in the store; homes count their own."""
+    seen, on_cpu, on_devices = set(), [0, 0, 0], []
 
     def add(kind, tensor):
-        whole[kind] += tensor.nbytes
-        device[kind] += 0 if tensor.device.type == "cpu" else tensor.nbytes
+        if tensor.is_cuda:
+            plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)  # others may have no address
+            on_devices.append((tensor.data_ptr() if plain else 0, tensor.nbytes, kind))
+        else:
+            on_cpu[kind] += tensor.nbytes
 
     for optimizer in list(_numbers):
         for p in store.parameters_of(optimizer):
@@ -50,7 +54,7 @@ def _tell_model_data():
             for value in optimizer.state.get(p, {}).values():
                 if isinstance(value, torch.Tensor):
                     add(2, value)
-    core.event_model_data(*whole)
-    if torch.cuda.is_initialized():
-        allocated = sum(torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count()))
-        core.event_device_data(*device, max(allocated - sum(device), 0))
+    count = len(on_devices)
+    addresses, sizes, kinds = zip(*on_devices) if count else ((), (), ())
+    core.event_device_data((c_uint64 * count)(*addresses), (c_uint64 * count)(*sizes), (c_uint8 * count)(*kinds), count)
+    core.event_model_data(*on_cpu)

@@ -2,7 +2,8 @@
 
 `Adam.step` and its like leave the arithmetic to one function for each implementation: a loop over tensors, foreach, fused.
 Only these functions are replaced: parameter groups, states, their layout and every check stay PyTorch's. PyTorch's function runs
-if a kernel cannot do the step, or (CASTOR_OPTIMIZER=auto) gave other bits when it was tried in this process.
+if a kernel cannot do the step, or (CASTOR_OPTIMIZER=auto) gave other bits when it was tried in this process. Parameters on CUDA devices
+have kernels of their own (cuda_kernels.py).
 
 A float parameter may then also have a 16-bit gradient: the step is that with the gradient widened."""
 import contextlib
@@ -18,10 +19,12 @@ import torch
 
 from .. import core, patching
 from ..common import tensors
+from . import cuda_kernels
 
 NO_DECAY, COUPLED, DECOUPLED = range(3)  # castor.h: CASTOR_DECAY_
 TRIED_SIZES = (1, 37, 1029)  # less than a vector, a tail, several vectors and a tail
 TRIED_STEPS = 2
+TRIED_COUNTS = (0.0, 9.0, 4999.0)  # steps done before, where a device computes the powers
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -126,8 +129,9 @@ def _step(fused, param_dtype, grad_dtype, decay_kind, decay, maximize, variation
     return core.Step(*dtypes, decay_kind, fused, separate, maximize, variation, 0, _asked.factor, 1.0, decay)
 
 
-def _adam(fused, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, amsgrad, beta1, beta2, lr,
+def _adam(form, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, amsgrad, beta1, beta2, lr,
           weight_decay, eps, maximize, decoupled_weight_decay):
+    fused = form == "fused"
     kind = NO_DECAY if weight_decay == 0 else DECOUPLED if decoupled_weight_decay else COUPLED
     decay = 1 - lr * weight_decay if kind == DECOUPLED else weight_decay
     root = math.sqrt if fused else lambda x: x**0.5  # as PyTorch's functions do
@@ -141,7 +145,7 @@ def _adam(fused, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_st
     _changed(fused, params, *states)
 
 
-def _adam_can(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, grad_scale, found_inf, amsgrad, has_complex,
+def _adam_can(form, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, grad_scale, found_inf, amsgrad, has_complex,
               beta1, beta2, lr, weight_decay, eps, capturable, differentiable, **more):
     numbers = all(type(x) in (float, int) for x in (beta1, beta2, lr, weight_decay, eps))
     plain = numbers and grad_scale is None and found_inf is None and not (has_complex or capturable or differentiable)
@@ -150,7 +154,8 @@ def _adam_can(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
         params, grads, exp_avgs, exp_avg_sqs, *states)
 
 
-def _sgd(fused, params, grads, momentum_buffer_list, *, weight_decay, momentum, lr, dampening, nesterov, maximize):
+def _sgd(form, params, grads, momentum_buffer_list, *, weight_decay, momentum, lr, dampening, nesterov, maximize):
+    fused = form == "fused"
     _widen_states([momentum_buffer_list] if momentum else [])
     first_of = [momentum != 0 and momentum_buffer_list[i] is None for i in range(len(params))]
     for (param_dtype, grad_dtype, first), here in _alike(params, grads, first_of):
@@ -164,7 +169,7 @@ def _sgd(fused, params, grads, momentum_buffer_list, *, weight_decay, momentum, 
     _changed(fused, params, momentum_buffer_list if momentum else ())
 
 
-def _sgd_can(params, grads, momentum_buffer_list, *, grad_scale, found_inf, weight_decay, momentum, lr, dampening, has_sparse_grad, **more):
+def _sgd_can(form, params, grads, momentum_buffer_list, *, grad_scale, found_inf, weight_decay, momentum, lr, dampening, has_sparse_grad, **more):
     numbers = all(type(x) in (float, int) for x in (weight_decay, momentum, lr, dampening))
     if not numbers or grad_scale is not None or found_inf is not None or has_sparse_grad:
         return False
@@ -174,52 +179,74 @@ def _sgd_can(params, grads, momentum_buffer_list, *, grad_scale, found_inf, weig
 
 class _Kind:
     """One functional of torch.optim: its name, the kernel's step, whether the kernel can step, the options on which its
-    arithmetic depends, how many of its arguments are lists of tensors, and which of these are states."""
+    arithmetic depends, how many of its arguments are lists of tensors, and which of these are states. `cuda`: the same, for parameters
+    on CUDA devices."""
 
-    def __init__(self, name, step, can, flags, lists, states):
+    def __init__(self, name, step, can, flags, lists, states, cuda=None):
         self.name, self.step, self.can, self.flags, self.lists, self.states = name, step, can, flags, lists, states
+        self.cuda = cuda
         self.keywords = [p.name for p in inspect.signature(step).parameters.values() if p.kind is p.KEYWORD_ONLY]
         self.names = ()  # of the arguments of PyTorch's functions
 
 
-ADAM = _Kind("adam", _adam, _adam_can, ("amsgrad", "maximize", "weight_decay", "decoupled_weight_decay"), 6,
-             ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"))
-SGD = _Kind("sgd", _sgd, _sgd_can, ("momentum", "dampening", "nesterov", "maximize", "weight_decay"), 3, ("momentum_buffer_list",))
+_adam_flags = ("amsgrad", "maximize", "weight_decay", "decoupled_weight_decay")
+_sgd_flags = ("momentum", "dampening", "nesterov", "maximize", "weight_decay")
+_adam_states, _sgd_states = ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"), ("momentum_buffer_list",)
+_scaled = ("grad_scale", "found_inf", "lr")  # tensors or none
+ADAM = _Kind("adam", _adam, _adam_can, _adam_flags, 6, _adam_states,
+             _Kind("adam", functools.partial(cuda_kernels.adam, _asked), cuda_kernels.adam_can, _adam_flags + _scaled, 6, _adam_states))
+SGD = _Kind("sgd", _sgd, _sgd_can, _sgd_flags, 3, _sgd_states,
+            _Kind("sgd", functools.partial(cuda_kernels.sgd, _asked), cuda_kernels.sgd_can, _sgd_flags + _scaled, 3, _sgd_states))
 
 
-def _same_bits(kind, fused, stock, arguments):
-    """Whether the kernel gives the bits of PyTorch's function, for the options of this call. Tried once."""
-    key = (stock, *(bool(arguments[name]) for name in kind.flags))
+def _same_bits(kind, form, stock, arguments):
+    """Whether the kernel gives the bits of PyTorch's function, for the options of this call, on this device. Tried once."""
+    p = arguments["params"][0]
+    values = (arguments[name] for name in kind.flags)
+    key = (stock, p.device, p.dtype, *(v is not None if v is None or isinstance(v, torch.Tensor) else bool(v) for v in values))
     if key not in _equal:
+        if p.is_cuda and torch.cuda.is_current_stream_capturing():  # where nothing can be compared
+            return False
         with publishing({}):
-            _equal[key] = _try(kind, fused, stock, arguments)
-        if not _equal[key] and stock not in _told:
-            _told.add(stock)
-            core.log(3, f"torch.optim's own steps stay: a kernel gives other bits than {stock.__name__} of torch {torch.__version__}".encode())
+            _equal[key] = _try(kind, form, stock, arguments)
+        if not _equal[key] and (stock, p.device) not in _told:
+            _told.add((stock, p.device))
+            where = f" on {p.device}" if p.is_cuda else ""
+            core.log(3, f"torch.optim's own steps stay{where}: a kernel gives other bits than {stock.__name__} of torch {torch.__version__}".encode())
     return _equal[key]
 
 
-def _try(kind, fused, stock, arguments):
+def _try(kind, form, stock, arguments):
     generator = torch.Generator().manual_seed(len(kind.flags))
     options = {name: value for name, value in arguments.items() if name not in kind.names[: kind.lists]}
+    device, dtype = arguments["params"][0].device, arguments["params"][0].dtype
+    cuda = device.type == "cuda"
+    dtype = dtype if cuda else torch.float32
+    for name, value in (("grad_scale", 1536.0), ("found_inf", 0.0)):  # the call's own may say that nothing is to be stepped
+        if isinstance(options.get(name), torch.Tensor):
+            options[name] = torch.tensor(value, device=device)
 
     def random(scale):
-        return [scale * torch.randn(size, generator=generator) for size in TRIED_SIZES]
+        return [(scale * torch.randn(size, generator=generator)).to(device, dtype) for size in TRIED_SIZES]
 
     parameters = random(1.0)
     sides = [[p.clone() for p in parameters] for _ in range(2)]
-    if kind is ADAM:
+    if kind.name == "adam":
         means = range(3 if arguments["amsgrad"] else 2)
         states = [[[torch.zeros_like(p) for p in side] for _ in means] for side in sides]
+        counts = [torch.tensor(TRIED_COUNTS[i] if cuda else 0.0, device=arguments["state_steps"][0].device) for i in range(len(parameters))]
         for of_side in states:
-            of_side += [[]] * (3 - len(means)) + [[torch.tensor(0.0) for _ in parameters]]
+            of_side += [[]] * (3 - len(means)) + [[t.clone() for t in counts]]
     else:
         states = [[[None] * len(side)] for side in sides]
+    pairs = []
     for _ in range(TRIED_STEPS):
         gradients = random(0.1)
-        stock(sides[0], [g.clone() for g in gradients], *states[0], **options)
-        kind.step(fused, sides[1], gradients, *states[1], **{name: options[name] for name in kind.keywords})
-    pairs = [*zip(*sides), *((a, b) for mine, theirs in zip(*states) for a, b in zip(mine, theirs) if a is not None)]
+        theirs = [g.clone() for g in gradients]
+        stock(sides[0], theirs, *states[0], **options)
+        kind.step(form, sides[1], gradients, *states[1], **{name: options[name] for name in kind.keywords})
+        pairs += zip(theirs, gradients) if isinstance(options.get("grad_scale"), torch.Tensor) else ()
+    pairs += [*zip(*sides), *((a, b) for mine, theirs in zip(*states) for a, b in zip(mine, theirs) if a is not None)]
     return all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -242,21 +269,22 @@ def _step_by_stock(kind, stock, arguments):
             working.copy_(p)
 
 
-def _replacement(kind, fused, stock):
-    names = kind.names = list(inspect.signature(stock).parameters)
+def _replacement(kind_, form, stock):
+    names = kind_.names = kind_.cuda.names = list(inspect.signature(stock).parameters)
 
     @functools.wraps(stock)
     def step(*args, **kwargs):
         arguments = dict(zip(names, args), **kwargs)
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or not arguments["params"]:
             return stock(*args, **kwargs)
+        kind = kind_.cuda if arguments["params"][0].is_cuda else kind_
         try:
-            able = _are_apart(arguments["params"]) and kind.can(**arguments)
+            able = _chosen != "native" and _are_apart(arguments["params"]) and kind.can(form=form, **arguments)
         except TypeError:  # a version of PyTorch that passes something else
             able = False
-        if not able or _chosen == "native" or _chosen == "auto" and not _same_bits(kind, fused, stock, arguments):
+        if not able or _chosen == "auto" and not _same_bits(kind, form, stock, arguments):
             return _step_by_stock(kind, stock, arguments)
-        return kind.step(fused, *(arguments[name] for name in names[: kind.lists]),
+        return kind.step(form, *(arguments[name] for name in names[: kind.lists]),
                          **{name: arguments[name] for name in kind.keywords})
 
     return step
@@ -273,5 +301,5 @@ def install(choice):
 @functools.cache
 def _replace_all():
     for kind in (ADAM, SGD):
-        for form, fused in (("single_tensor", False), ("multi_tensor", False), ("fused", True)):
-            patching.replace(f"torch.optim.{kind.name}._{form}_{kind.name}", functools.partial(_replacement, kind, fused))
+        for form in ("single_tensor", "multi_tensor", "fused"):
+            patching.replace(f"torch.optim.{kind.name}._{form}_{kind.name}", functools.partial(_replacement, kind, form))

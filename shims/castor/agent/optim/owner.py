@@ -7,6 +7,7 @@ import torch
 
 from .. import core
 from ..common import parts, store
+from ..device import parts as device_parts
 from ..nodes import remote
 from ..precision import masters
 from . import states
@@ -245,6 +246,18 @@ class _OwnerStep:
         self.states.fetch(self.optimizer, self.group, self.pairs, added)
 
 
+def _on_devices(func, optimizer, args, kwargs):
+    """A step of model data on devices, in parts. The classes here call a closure before anything else."""
+    closure = closure_of(args, kwargs)
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+        args, kwargs = _replace_closure(args, kwargs, None)
+    result = device_parts.step(optimizer, lambda: func(optimizer, *args, **kwargs))
+    return result if closure is None else loss
+
+
 def is_local(pairs):
     return any(p.grad is not None and not e.synced for p, e in pairs)
 
@@ -256,8 +269,10 @@ def by_owners(func, divisible=False):
     @functools.wraps(func)
     def step(self, *args, **kwargs):
         running = thread.running
-        if thread.in_owner_step or not store.groups() or not store.active():
+        if thread.in_owner_step or not store.active():
             return func(self, *args, **kwargs)
+        if not store.groups():
+            return _on_devices(func, self, args, kwargs) if divisible and device_parts.wanted(self) else func(self, *args, **kwargs)
         pairs = pairs_of(self)
         if running and running.optimizer is not self and len(pairs) != len(pairs_of(running.optimizer)):
             return func(self, *args, **kwargs)  # the outer one divides the parameters in its own way (ZeRO)

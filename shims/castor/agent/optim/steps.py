@@ -13,6 +13,7 @@ import torch
 from .. import core, patching, replaced
 from ..backward import accumulation
 from ..common import store
+from ..device import adoption
 from ..precision import loss_scale, masters
 from ..process import events, strays
 from . import figures, kernels, owner, states
@@ -21,6 +22,8 @@ from . import figures, kernels, owner, states
 def _say_alone(optimizer):
     """Says that nothing is shared: to a script of one process at once, else at the end, since it may wrap its model later."""
     parameters = store.parameters_of(optimizer)
+    if adoption.has(parameters):
+        return
     if any(hasattr(p, name) for p in parameters for name in ("placements", "_is_flat_param", "_fsdp_flattened")):
         why = b"PyTorch shares this model out itself (FSDP, tensor parallelism), which Castor leaves as it is"
     elif torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
@@ -72,6 +75,7 @@ def _outermost(wrapper):
             _end_replicated(self, running)
         if _job is not None:
             _job.step_ended()
+        adoption.step_ended()
         if figures.is_first_step() and not store.groups():
             _say_alone(self)
         figures.stepped(self, begin, running.mode)

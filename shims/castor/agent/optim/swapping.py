@@ -1,17 +1,19 @@
 """torch.utils.swap_tensors, which converts modules after torch.__future__.set_swap_module_params_on_conversion(True).
 
-It refuses tensors with weak references, which entries hold. Hooks stay with the parameter's old content, so it is hooked anew."""
+It refuses tensors with weak references, which entries and homes hold. Hooks stay with the parameter's old content, so it is hooked anew."""
 import functools
 
 from .. import core, patching
 from ..backward import accumulation
 from ..common import store
+from ..device import adoption
 from ..precision import masters
 
 
 def _wrap(stock):
     @functools.wraps(stock)
     def swap_tensors(t1, t2):
+        adoption.forget(t1, t2)
         held = [(t, store.entry_of(t)) for t in (t1, t2) if store.entry_of(t) is not None]
         shown = [entry for entry in store.entries() if any(entry.shown_grad() is t for t in (t1, t2))] if store.active() else []
         if not held and not shown:

@@ -4,6 +4,7 @@ This happens only if a memory budget or static shares place the data (core.place
 (CASTOR_PRECISION). Otherwise the script runs as in plain PyTorch."""
 from .. import core
 from ..common import store, tensors
+from ..device import adoption
 from ..precision import masters
 from . import process
 
@@ -17,7 +18,8 @@ class Alone(process.Process):
     def adopt(self, optimizer):
         if self.distributed or not store.active():
             return
-        fresh = [p for p in store.parameters_of(optimizer) if p.requires_grad and store.is_fresh(p) and self._supports(p)]
+        fresh = [p for p in store.parameters_of(optimizer)
+                 if p.requires_grad and store.is_fresh(p) and not adoption.serves(p) and self._supports(p)]
         if not fresh or self.synchronizer is None and not masters.serves_one_process(fresh):
             return
         if self.synchronizer is None:

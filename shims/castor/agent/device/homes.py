@@ -1,0 +1,87 @@
+"""Memory of homes: PyTorch's allocator takes it from the library while a pool is open."""
+import atexit
+import contextlib
+from ctypes import byref, c_int8, c_uint64
+
+import torch
+
+from .. import core
+from ..common import tensors
+
+PARAMETER, GRADIENT, STATE = range(3)  # as in castor_homes
+_ALLOCATES = ("castor_home_of_parameter", "castor_home_of_gradient", "castor_home_of_state")
+
+_pools = {}  # (kind, device): its MemPool
+_refused = set()  # devices without homes
+
+
+def available(device):
+    """Whether tensors of the device, a number, can have homes. The first call for a device prepares it."""
+    if (PARAMETER, device) in _pools:
+        return True
+    if device in _refused:
+        return False
+    try:
+        core.device_start(device)
+    except core.Error as error:
+        _refused.add(device)
+        core.passthrough(f"model data stays where the script has it: {str(error).removeprefix('castor: ')}".encode())
+        return False
+    if not _pools:
+        atexit.register(core.event_devices_end)
+    for kind, allocate in enumerate(_ALLOCATES):
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(None, allocate, "castor_home_free")
+        _pools[kind, device] = torch.cuda.MemPool(allocator.allocator())
+    return True
+
+
+def devices():
+    """The devices that have homes."""
+    return sorted({device for _, device in _pools})
+
+
+@contextlib.contextmanager
+def born(kind, device):
+    """What this thread allocates on the device gets homes of the kind. Never left open: PyTorch does not free its cached memory and
+    try again while it is."""
+    if not available(device) or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    with torch.cuda.use_mem_pool(_pools[kind, device], device):
+        yield
+
+
+def tiers(some):
+    """For each tensor: HOME_DEVICE, HOME_HOST, or HOME_NONE if it has no home."""
+    found = (c_int8 * len(some))()
+    core.home_tiers((c_uint64 * len(some))(*(t.data_ptr() for t in some)), len(some), found)
+    return list(found)
+
+
+def can_have(t):
+    return t.device.type == "cuda" and t.layout is torch.strided and type(t) in (torch.Tensor, torch.nn.Parameter) and t.numel() > 0
+
+
+def copied(t, kind):
+    """A copy of a tensor, in a home, with the same strides if it is dense."""
+    with born(kind, t.device.index):
+        there = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) if tensors.is_dense(t) else torch.empty_like(t)
+    return there.copy_(t)
+
+
+def move(t, kind):
+    """Gives the tensor's whole storage a home: every tensor over it, and what autograd has saved of it, follows. False: the storage
+    belongs to somebody else, or has no memory."""
+    storage = t.untyped_storage()
+    if not storage.resizable() or not storage.nbytes() or torch.cuda.is_current_stream_capturing():
+        return False
+    with torch.cuda.device(t.device), born(kind, t.device.index):
+        t.record_stream(torch.cuda.current_stream())  # the old memory is read there, whatever stream it comes from
+        storage.resize_(storage.nbytes())
+    return tiers([t])[0] != core.HOME_NONE
+
+
+def statistics(device):
+    found = core.Homes()
+    core.homes_get(device, byref(found))
+    return found

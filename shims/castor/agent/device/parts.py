@@ -1,0 +1,222 @@
+"""Optimizer steps in parts: what lies on the host is stepped in copies on the device.
+
+The script's own optimizer runs once for each part, on copies of its parameters, gradients and states, while the next part comes and
+the last one goes on streams of their own. The results have the bits of one whole step, since the optimizer treats each parameter on its
+own (steps.py). It sees the script's own tensors: their memory is exchanged for that time. Other classes step over the link."""
+import contextlib
+import weakref
+
+import torch
+
+from .. import core
+from ..common import store
+from . import adoption, homes
+
+AHEAD = 2  # parts that are on the device beside the one that is stepped: one comes, one goes (interpose/device/devices.c)
+
+# Classes whose step writes gradients only where _writes_gradients says so.
+_KNOWN = tuple(getattr(torch.optim, name) for name in ("Adam", "AdamW", "SGD"))
+_states_seen = weakref.WeakKeyDictionary()  # optimizer: how many parameters had states after its last step in parts
+
+
+def wanted(optimizer):
+    """Whether a step goes in parts: some of the data is on the host, or there may be states that have no home yet."""
+    if not homes.devices():
+        return False
+    if _states_seen.get(optimizer) == len(optimizer.state) and not core.homes_on_host():
+        return False
+    parameters = store.parameters_of(optimizer)
+    adoption.look(parameters)
+    adoption.gradients_come_home(parameters)
+    return any(p.is_cuda and p.grad is not None for p in parameters)
+
+
+def step(optimizer, run):
+    """Calls `run`, a step without a closure of a class that treats each parameter on its own, once for each part."""
+    pairs = [(p, p.grad) for p in store.parameters_of(optimizer) if p.grad is not None]
+    here = [(p, grad) for p, grad in pairs if p.is_cuda and grad.device == p.device and grad.layout is torch.strided]
+    parts = [_Part(optimizer, some) for some in _divided(optimizer, here)]
+    result = None
+    with _hidden(pairs):
+        if len(here) < len(pairs):
+            taken = {id(p) for p, _ in here}
+            with _shown([(p, grad) for p, grad in pairs if id(p) not in taken]):
+                result = run()
+        if parts:
+            result = _run_all(parts, run)
+    _states_seen[optimizer] = len(optimizer.state)
+    return result
+
+
+def _run_all(parts, run):
+    for index in {part.device.index for part in parts}:
+        _device(index).begin()
+    try:
+        parts[0].come()
+        for number, part in enumerate(parts):
+            if number >= AHEAD - 1 and number + 1 < len(parts):
+                parts[number + 1 - AHEAD].gone.synchronize()
+            if number + 1 < len(parts):
+                parts[number + 1].come()
+            with part.shown():
+                result = run()
+    finally:
+        for index in {part.device.index for part in parts}:
+            _device(index).end()
+    return result
+
+
+class _Device:
+    """A device's streams: what comes and goes beside the steps."""
+
+    def __init__(self, index):
+        self.index = index
+        self.comes, self.goes = torch.cuda.Stream(index), torch.cuda.Stream(index)
+
+    def begin(self):
+        """What the script has enqueued so far is done before anything comes."""
+        self.steps = torch.cuda.current_stream(self.index)
+        self.comes.wait_stream(self.steps)
+
+    def end(self):
+        """What the script enqueues next finds everything at home."""
+        self.steps.wait_stream(self.comes)
+        self.steps.wait_stream(self.goes)
+
+
+_devices = {}  # by number
+
+
+def _device(index):
+    if index not in _devices:
+        _devices[index] = _Device(index)
+    return _devices[index]
+
+
+def _tensors_of(optimizer, p, grad):
+    """A parameter, its gradient, and its states on the same device; numbers stay where they are."""
+    states = optimizer.state[p].values() if p in optimizer.state else ()
+    return [t for t in (p, grad, *states) if isinstance(t, torch.Tensor) and t.device == p.device and t.layout is torch.strided and t.dim()]
+
+
+def _divided(optimizer, pairs):
+    """The pairs in their order, in parts of one device each, by the bytes of their copies."""
+    parts, size, most = [], 0, 0
+    for p, grad in pairs:
+        more = sum(t.nbytes for t in _tensors_of(optimizer, p, grad))
+        if not parts or parts[-1][-1][0].device != p.device or size + more > most:
+            parts.append([])
+            size, most = 0, core.device_part_bytes(p.device.index)
+        parts[-1].append((p, grad))
+        size += more
+    return parts
+
+
+def _writes_gradients(optimizer):
+    return (type(optimizer) not in _KNOWN or getattr(optimizer, "grad_scale", None) is not None
+            or any(group.get("nesterov") for group in optimizer.param_groups))
+
+
+class _Copy:
+    """A copy, on the device, of a tensor whose home is on the host."""
+
+    def __init__(self, tensor):
+        self.tensor, self.home, self.version = tensor, tensor.data, tensor._version
+        self.copy = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        self.copy.copy_(self.home, non_blocking=True)
+
+    def show(self):
+        self.tensor.data = self.copy
+
+    def go(self, written, stream):
+        """The tensor has its own memory again, unless it was given another one meanwhile."""
+        if self.tensor.data_ptr() == self.copy.data_ptr():
+            self.tensor.data = self.home
+        if written or self.tensor._version != self.version:
+            self.home.copy_(self.copy, non_blocking=True)
+            core.event_device_copied(0, self.home.nbytes)
+        self.copy.record_stream(stream)
+
+
+class _Part:
+    """Some parameters of one device."""
+
+    def __init__(self, optimizer, pairs):
+        self.optimizer, self.pairs = optimizer, pairs
+        self.device = _device(pairs[0][0].device.index)
+        self.copies, self.gone = [], None
+
+    def come(self):
+        """Enqueues the copies. Without memory for them, or where one parameter is too large, the part is stepped where it is."""
+        some = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad)]
+        if sum(t.nbytes for t in some) > (1 + AHEAD) * core.device_part_bytes(self.device.index):
+            some = []
+        with torch.no_grad(), torch.cuda.stream(self.device.comes):
+            try:
+                for t, tier in zip(some, homes.tiers(some)):
+                    if tier == core.HOME_HOST:
+                        self.copies.append(_Copy(t))
+            except torch.OutOfMemoryError:
+                self.copies = []
+            core.event_device_copied(sum(copy.home.nbytes for copy in self.copies), 0)
+            self.arrived = self.device.comes.record_event()
+
+    @contextlib.contextmanager
+    def shown(self):
+        """The optimizer sees these parameters alone, and the copies of them."""
+        self.device.steps.wait_event(self.arrived)
+        with _shown(self.pairs):
+            for copy in self.copies:
+                copy.show()
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    self._go()
+
+    def _go(self):
+        gradients = {id(grad) for _, grad in self.pairs}
+        writes_gradients = _writes_gradients(self.optimizer)
+        for copy in self.copies:
+            copy.copy.record_stream(self.device.steps)
+        self.device.goes.wait_stream(self.device.steps)
+        with torch.cuda.stream(self.device.goes):
+            for copy in self.copies:
+                copy.go(writes_gradients or id(copy.tensor) not in gradients, self.device.goes)
+            self._states_come_home()
+            self.gone = self.device.goes.record_event()
+        self.copies = []
+
+    def _states_come_home(self):
+        """States that this step has made get homes."""
+        made = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad) if t is not p and t is not grad and homes.can_have(t)]
+        for t, tier in zip(made, homes.tiers(made)):
+            if tier == core.HOME_NONE:
+                made_at = t.data
+                t.data = homes.copied(made_at, homes.STATE)
+                made_at.record_stream(self.device.goes)
+
+
+@contextlib.contextmanager
+def _hidden(pairs):
+    """An optimizer does not see parameters that have no gradient."""
+    for p, _ in pairs:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, grad in pairs:
+            if p.grad is None:
+                p.grad = grad
+
+
+@contextlib.contextmanager
+def _shown(pairs):
+    for p, grad in pairs:
+        p.grad = grad
+    try:
+        yield
+    finally:
+        for p, grad in pairs:
+            if p.grad is grad:
+                p.grad = None
