@@ -1,7 +1,7 @@
 /* `castor doctor [-- PYTHON]`: what works here, what is missing, how to mend it.
  *
  * machine.c checks the machine. probe.c runs a small program under the Python in question, with the library and the agent as
- * under `castor run`. python.c judges the program's facts, doctor.c shows everything. */
+ * under `castor run`. python.c judges the program's facts, devices.c those of a second program about devices, doctor.c shows everything. */
 #ifndef CASTOR_LAUNCHER_DOCTOR_H
 #define CASTOR_LAUNCHER_DOCTOR_H
 
@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #define DOCTOR_FORMAT_VERSION 1
+#define DOCTOR_GROUP_DEVICES  "Devices"
 
 /* argv[0] is "doctor". 0: Castor can work here; 1: it cannot, or the answer could not be written; 2: bad arguments. */
 int doctor_main(int argc, char **argv);
@@ -23,7 +24,7 @@ typedef enum doctor_state {
 } doctor_state;
 
 typedef struct doctor_check {
-    const char *group, *name; /* constants, but for names of hook families */
+    const char *group, *name; /* constants, but for names of hook families and devices */
     doctor_state state;
     char *value, *advice; /* advice "": none */
 } doctor_check;
@@ -43,6 +44,8 @@ __attribute__((format(printf, 2, 3))) void doctor_advise(doctor_checks *checks, 
 
 void doctor_machine(doctor_checks *checks);
 /* `command`: NULL-terminated; NULL: python3 of PATH. It gets `limit_seconds` to answer. */
+/* What each device can do. Called by doctor_python where there are devices; the program gets as long again. */
+void doctor_devices(doctor_checks *checks, char *const *command, double limit_seconds);
 void doctor_python(doctor_checks *checks, char *const *command, double limit_seconds);
 
 /* ---- the program under Python ---- */
@@ -64,9 +67,12 @@ typedef struct doctor_probe {
     int status; /* of waitpid */
 } doctor_probe;
 
+typedef enum doctor_program_id { DOCTOR_PROGRAM_PYTHON, DOCTOR_PROGRAM_DEVICES } doctor_program_id;
+
 /* Runs `command` -c PROGRAM as `castor run` would, for `limit_seconds` at most. False: nothing could be run, and `probe->error`
  * says why. */
-bool doctor_probe_run(char *const *command, double limit_seconds, doctor_probe *probe);
+bool doctor_probe_run(char *const *command, doctor_program_id program, double limit_seconds,
+                      doctor_probe *probe);
 /* The next fact of that key after `after` (NULL: the first), or NULL. */
 const doctor_fact *doctor_probe_fact(const doctor_probe *probe, const char *key, const doctor_fact *after);
 void doctor_probe_free(doctor_probe *probe);

@@ -170,7 +170,10 @@ done:
     }
 }
 
-bool doctor_probe_run(char *const *command, double limit_seconds, doctor_probe *probe) {
+bool doctor_probe_run(char *const *command, doctor_program_id program, double limit_seconds,
+                      doctor_probe *probe) {
+    static const char *const programs[] = {
+        [DOCTOR_PROGRAM_PYTHON] = doctor_program, [DOCTOR_PROGRAM_DEVICES] = doctor_device_program};
     static char *const usual[] = {"python3", NULL};
     run_install install;
     run_environment environment = {0};
@@ -199,7 +202,7 @@ bool doctor_probe_run(char *const *command, double limit_seconds, doctor_probe *
     snprintf(probe->command, sizeof probe->command, "%s", path);
     memcpy(arguments, command, count * sizeof *arguments);
     arguments[count] = "-c";
-    arguments[count + 1] = (char *)doctor_program;
+    arguments[count + 1] = (char *)programs[program];
     converse(path, arguments, environment.entries, limit_seconds, errors_text, probe);
     if (probe->started && !parse(probe))
         probe->started = false;

@@ -65,6 +65,29 @@ static const char doctor_program[] =
     "    except Exception as error:\n"
     "        say('nccl', '', error)\n"
     "say('end')\n";
+
+/* The same, for each device: what it can do of what homes need. The probe makes a context on it, and a driver may fail in any way: so it
+ * is a program of its own. */
+static const char doctor_device_program[] =
+    "import sys\n"
+    "def say(*values):\n"
+    "    texts = [' '.join(str(value).split()) for value in values]\n"
+    "    sys.stdout.write('\\t'.join(['" DOCTOR_MARK "'] + texts) + '\\n')\n"
+    "    sys.stdout.flush()\n"
+    "from ctypes import byref\n"
+    "import torch\n"
+    "core = sys.modules['castor.agent.core']\n"
+    "for device in range(torch.cuda.device_count()):\n"
+    "    say('device', device, torch.cuda.get_device_name(device))\n"
+    "    found, why = core.Probe(), ''\n"
+    "    try:\n"
+    "        core.device_probe(device, byref(found))\n"
+    "    except core.Error as error:\n"
+    "        why = str(error).removeprefix('castor: ')\n"
+    "    say('level', device, found.level, why)\n"
+    "    say('memory', device, found.unit_bytes, found.total_bytes, found.host_bytes)\n"
+    "    say('copies', device, found.copy_bytes, *found.copy_ns)\n"
+    "say('end')\n";
 /* clang-format on */
 
 #endif

@@ -9,7 +9,7 @@
 #include "doctor.h"
 
 #define GROUP_PYTHON "Python and PyTorch"
-#define GROUP_DEVICE "Devices"
+#define GROUP_DEVICE DOCTOR_GROUP_DEVICES
 #define GROUP_HOOKS  "Functions that are intercepted"
 
 #define MISSING_SHOWN 4
@@ -138,6 +138,10 @@ static void check_agent(doctor_checks *checks, const doctor_probe *probe) {
 
 /* ---- devices ---- */
 
+static bool has_devices(const doctor_fact *devices) {
+    return devices != NULL && strtoul(field(devices, 1), NULL, 10) > 0;
+}
+
 static void check_devices(doctor_checks *checks, const doctor_probe *probe, const doctor_fact *torch) {
     const doctor_fact *driver = doctor_probe_fact(probe, "driver", NULL);
     const doctor_fact *devices = doctor_probe_fact(probe, "devices", NULL);
@@ -155,8 +159,10 @@ static void check_devices(doctor_checks *checks, const doctor_probe *probe, cons
     } else
         doctor_add(checks, GROUP_DEVICE, "driver", DOCTOR_NOTE,
                    "none (no libcuda.so.1): jobs run on the CPU");
-    if (devices != NULL)
+    if (has_devices(devices))
         doctor_add(checks, GROUP_DEVICE, "devices", DOCTOR_NOTE, "%s", field(devices, 1));
+    else
+        doctor_add(checks, GROUP_DEVICE, "devices", DOCTOR_NOTE, "no CUDA device");
     if (nccl != NULL && field(nccl, 1)[0] != '\0')
         doctor_add(checks, GROUP_DEVICE, "NCCL library", DOCTOR_OK, "%s", field(nccl, 1));
     else if (nccl != NULL)
@@ -173,7 +179,7 @@ static void check_devices(doctor_checks *checks, const doctor_probe *probe, cons
 
 /* Whether a family belongs to devices, whose libraries a CPU build has not. */
 static bool is_of_device(const char *layer) {
-    return strstr(layer, "CUDA") != NULL || strstr(layer, "NCCL") != NULL;
+    return strstr(layer, "CUDA") != NULL || strstr(layer, "NCCL") != NULL || strstr(layer, "BLAS") != NULL;
 }
 
 static void check_family(doctor_checks *checks, const doctor_probe *probe, const char *layer) {
@@ -234,7 +240,7 @@ static void check_replaced(doctor_checks *checks, const doctor_fact *replaced) {
 void doctor_python(doctor_checks *checks, char *const *command, double limit_seconds) {
     doctor_probe probe;
     check_options(checks);
-    if (!doctor_probe_run(command, limit_seconds, &probe)) {
+    if (!doctor_probe_run(command, DOCTOR_PROGRAM_PYTHON, limit_seconds, &probe)) {
         doctor_add(checks, GROUP_PYTHON, "Python", DOCTOR_FAIL, "%s: %s", probe.command, probe.error);
         doctor_advise(checks, "name the interpreter of your scripts: castor doctor -- PYTHON");
         doctor_probe_free(&probe);
@@ -259,6 +265,8 @@ void doctor_python(doctor_checks *checks, char *const *command, double limit_sec
         check_agent(checks, &probe);
     if (ended && torch != NULL) {
         check_devices(checks, &probe, torch);
+        if (has_devices(doctor_probe_fact(&probe, "devices", NULL)))
+            doctor_devices(checks, command, limit_seconds);
         if (is_set(doctor_probe_fact(&probe, "library", NULL), 1))
             check_hooks(checks, &probe);
         if (doctor_probe_fact(&probe, "replaced", NULL) != NULL)

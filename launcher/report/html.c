@@ -50,7 +50,7 @@ static void write_totals(json_writer *json, const report *report) {
     json_unsigned(json, "classes", report->matched->class_count);
     json_object_begin(json, "memory");
     for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++) {
-        static const char *const roles[] = {"stacked", "whole", "node"};
+        static const char *const roles[] = {"stacked", "whole", "node", "tier", "link"};
         json_string(json, report_memory_label(kind), roles[report_memory_role_of(kind)]);
     }
     json_object_end(json);

@@ -69,6 +69,8 @@ static void write_rank(json_writer *json, const report *report, const report_ran
     json_unsigned(json, "records", process->records);
     report_json_steps(json, rank, report, limits);
     report_json_memory(json, &rank->memory, limits);
+    report_json_tiers(json, rank);
+    report_json_device(json, rank);
     json_object_end(json);
 }
 

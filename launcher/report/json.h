@@ -13,6 +13,10 @@ typedef struct report_limits {
 
 void report_json_object(json_writer *json, const report *report, const report_limits *limits);
 
+/* Of a rank: its bytes by tier; its device, null without one. */
+void report_json_tiers(json_writer *json, const report_rank *rank);
+void report_json_device(json_writer *json, const report_rank *rank);
+
 /* The parts that are made from records. */
 void report_json_steps(json_writer *json, const report_rank *rank, const report *report,
                        const report_limits *limits);

@@ -49,7 +49,7 @@ static void write_peak(json_writer *json, const report_memory *memory) {
     json_string(json, "phase", memory->peak_phase);
     json_object_begin(json, "held");
     for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
-        if (memory->values[kind] != NULL)
+        if (memory->values[kind] != NULL && report_memory_role_of(kind) != REPORT_MEMORY_LINK)
             json_unsigned(json, report_memory_label(kind), memory->values[kind][memory->peak_bucket]);
     json_object_end(json);
     json_object_end(json);

@@ -3,6 +3,8 @@
 #include <string.h>
 #include "report.h"
 
+#define RATE_WINDOW_NS UINT64_C(500000000)
+
 void report_free_memory(report_memory *memory) {
     for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
         free(memory->values[kind]);
@@ -85,6 +87,27 @@ static void find_peak(const report_process *process, uint32_t optimizer, report_
         memory->peak_phase = "optimizer step";
 }
 
+/* The highest rate of `values`, bytes that were copied so far. Samples are a tenth of a second apart, or more: a shorter window would
+ * hold several samples' bytes, or none. */
+static double highest_rate(const report_memory *memory, const uint64_t *values) {
+    uint64_t window = RATE_WINDOW_NS / memory->width_ns;
+    window = window > 0 ? window : 1;
+    uint64_t most = 0;
+    for (uint64_t i = window; i < memory->buckets; i++)
+        if (values[i] > values[i - window] && values[i] - values[i - window] > most)
+            most = values[i] - values[i - window];
+    return (double)most * 1e9 / (double)(window * memory->width_ns);
+}
+
+static void find_devices(report_rank *rank) {
+    static const report_memory_kind link[2] = {REPORT_MEMORY_LINK_TO_DEVICE_BYTES,
+                                               REPORT_MEMORY_LINK_TO_HOST_BYTES};
+    device_figures_add(&rank->device, rank->process->counters);
+    for (int to = 0; to < 2; to++)
+        if (rank->memory.values[link[to]] != NULL)
+            rank->device.link_rates[to] = highest_rate(&rank->memory, rank->memory.values[link[to]]);
+}
+
 bool report_find_memory(report *report) {
     for (size_t i = 0; i < report->rank_count; i++) {
         report_rank *rank = &report->ranks[i];
@@ -92,6 +115,7 @@ bool report_find_memory(report *report) {
         if (!fill_grid(report, rank->process, &rank->memory))
             return false;
         find_peak(rank->process, rank->busiest_optimizer, &rank->memory);
+        find_devices(rank);
     }
     return true;
 }

@@ -331,7 +331,8 @@ static void write_memory(drawing *drawing, uint32_t number, uint64_t begin_ns, c
         if (record->id != (uint32_t)report_memory_gauge(kind))
             continue;
         char name[64];
-        snprintf(name, sizeof name, "memory: %s", report_memory_label(kind));
+        bool copied = report_memory_role_of(kind) == REPORT_MEMORY_LINK;
+        snprintf(name, sizeof name, copied ? "copied: %s" : "memory: %s", report_memory_label(kind));
         trace_event_begin(drawing->events, 'C', number, 0);
         trace_event_ns(drawing->events, "ts", begin_ns);
         trace_event_name(drawing->events, name);

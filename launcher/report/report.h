@@ -11,6 +11,7 @@
 
 #include <stdbool.h>
 #include <stdio.h>
+#include "launcher/common/tiers.h"
 #include "launcher/common/trace_read.h"
 #include "series.h"
 
@@ -54,7 +55,9 @@ typedef enum report_memory_kind {
 typedef enum report_memory_role {
     REPORT_MEMORY_STACKED,
     REPORT_MEMORY_WHOLE,
-    REPORT_MEMORY_NODE
+    REPORT_MEMORY_NODE,
+    REPORT_MEMORY_TIER,
+    REPORT_MEMORY_LINK
 } report_memory_role;
 
 /* One process of the job. */
@@ -101,6 +104,7 @@ typedef struct report_rank {
     double wait_seconds;
     double lived_seconds;
     report_memory memory;
+    device_figures device;
 } report_rank;
 
 /* One long call or collective. */

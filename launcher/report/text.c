@@ -242,6 +242,7 @@ void report_write_text(const report *report, FILE *out) {
         write_plain_ranks(report, out);
     write_times(report, out);
     report_text_memory(report, out);
+    report_text_devices(report, out);
     write_model_data(report, out);
     report_text_collectives(report, out);
     report_text_counters(&report->calls, "Calls (all ranks, by time)", "function", REPORT_TEXT_CALLS, out);

@@ -51,7 +51,8 @@ void report_text_memory(const report *report, FILE *out) {
     for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++) {
         const uint64_t *values = memory->values[kind];
         uint64_t highest = values == NULL ? 0 : highest_value(values, memory->buckets);
-        if (highest == 0 || report_memory_role_of(kind) == REPORT_MEMORY_NODE)
+        if (highest == 0 || report_memory_role_of(kind) == REPORT_MEMORY_NODE ||
+            report_memory_role_of(kind) == REPORT_MEMORY_LINK)
             continue;
         uint64_t held = values[memory->peak_bucket];
         text_table_add(&table, "%s", report_memory_label(kind));

@@ -89,8 +89,12 @@ bool top_history_add(top_history *history, const job_reading *reading, const siz
         return false;
     for (size_t i = 0; i < rank_count; i++) {
         const job_process *process = &reading->processes[ranks[i]];
-        sample.ranks[sample.rank_count++] = (top_rank_sample){process->uid, top_steps(process->counters),
-                                                              process->counters->gauges[GAUGE_WAIT_NS].last};
+        const trace_gauge_value *gauges = process->counters->gauges;
+        sample.ranks[sample.rank_count++] = (top_rank_sample){
+            .uid = process->uid,
+            .steps = top_steps(process->counters),
+            .wait_ns = gauges[GAUGE_WAIT_NS].last,
+            .link_bytes = {gauges[GAUGE_LINK_TO_DEVICE_BYTES].last, gauges[GAUGE_LINK_TO_HOST_BYTES].last}};
         add_operations(&sample, process->counters);
     }
     if (history->count == TOP_SAMPLES_MAX) {
@@ -166,6 +170,19 @@ double top_wait_share(const top_history *history, uint64_t uid) {
                    seconds_between(history->samples[i].at_ns, newest->at_ns);
     }
     return -1;
+}
+
+double top_link_rate(const top_history *history, int to) {
+    if (history->count < 2)
+        return -1;
+    const top_sample *oldest = &history->samples[0], *newest = &history->samples[history->count - 1];
+    double bytes = 0, seconds = seconds_between(oldest->at_ns, newest->at_ns);
+    for (size_t i = 0; i < newest->rank_count; i++) {
+        const top_rank_sample *now = &newest->ranks[i], *then = rank_in(oldest, now->uid);
+        if (then != NULL && now->link_bytes[to] > then->link_bytes[to])
+            bytes += (double)(now->link_bytes[to] - then->link_bytes[to]);
+    }
+    return seconds > 0 ? bytes / seconds : -1;
 }
 
 double top_operation_change(const top_history *history, const top_operation *total, top_operation *change) {

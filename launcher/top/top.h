@@ -24,6 +24,7 @@ typedef struct top_operation {
 
 typedef struct top_rank_sample {
     uint64_t uid, steps, wait_ns;
+    uint64_t link_bytes[2]; /* to devices, to the host */
 } top_rank_sample;
 
 /* The counts of one reading. */
@@ -50,6 +51,8 @@ void top_history_free(top_history *history);
 /* Per second, over the samples; negative: not known yet. */
 double top_step_rate(const top_history *history, uint64_t uid);
 double top_wait_share(const top_history *history, uint64_t uid);
+/* Of all ranks together, in bytes. */
+double top_link_rate(const top_history *history, int to);
 /* change: the increase of `total` since the oldest sample. Returns the seconds since then; 0 with one sample. */
 double top_operation_change(const top_history *history, const top_operation *total, top_operation *change);
 

@@ -4,6 +4,7 @@
 #include <string.h>
 #include "launcher/common/array.h"
 #include "launcher/common/text_table.h"
+#include "launcher/common/tiers.h"
 #include "top.h"
 
 #define WAIT_SHOWN_NS  UINT64_C(500000000) /* shorter ones are the ordinary course of a step */
@@ -245,49 +246,49 @@ static void add_nodes(const job_reading *reading, const size_t *ranks, size_t co
     }
 }
 
-/* Of all ranks. Where everything is in host RAM, the ranks' table says it. */
+/* Of all ranks. Where everything is on the host, the ranks' table says it. */
 static void add_tiers(const job_reading *reading, const size_t *ranks, size_t count, size_t width,
                       top_text *out) {
-    enum { DEVICE, HOST, DISK, TIER_COUNT, KIND_COUNT = 4 };
-    static const char *const names[TIER_COUNT] = {"device", "host RAM", "disk"};
-    static const column columns[] = {
-        {"memory of all ranks", 0}, {"param", 0}, {"grad", 0}, {"optim", 0}, {"other", 0}};
-    static const trace_gauge whole[KIND_COUNT] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
-                                                  GAUGE_OTHER_BYTES},
-                             device[KIND_COUNT] = {GAUGE_DEVICE_PARAM_BYTES, GAUGE_DEVICE_GRAD_BYTES,
-                                                   GAUGE_DEVICE_OPTIM_BYTES, GAUGE_DEVICE_OTHER_BYTES},
-                             disk[] = {GAUGE_DISK_PARAM_BYTES, GAUGE_DISK_GRAD_BYTES, GAUGE_DISK_OPTIM_BYTES};
-    uint64_t bytes[TIER_COUNT][KIND_COUNT] = {0}, elsewhere = 0;
+    tier_bytes sum = {0};
     for (size_t i = 0; i < count; i++)
-        for (size_t kind = 0; kind < KIND_COUNT; kind++) {
-            const job_process *process = &reading->processes[ranks[i]];
-            bool model_data = kind < sizeof disk / sizeof *disk; /* `other` is of the host alone */
-            uint64_t all = gauge(process, whole[kind]), on_device = gauge(process, device[kind]);
-            uint64_t on_disk = model_data ? gauge(process, disk[kind]) : 0;
-            uint64_t not_host = model_data ? on_device + on_disk : 0;
-            bytes[DEVICE][kind] += on_device;
-            bytes[DISK][kind] += on_disk;
-            bytes[HOST][kind] += all > not_host ? all - not_host : 0;
-            elsewhere += on_device + on_disk;
-        }
-    if (elsewhere == 0)
+        tier_bytes_add(&sum, reading->processes[ranks[i]].counters);
+    if (!tier_bytes_elsewhere(&sum))
         return;
-    grid g = {.columns = columns, .column_count = sizeof columns / sizeof *columns};
-    for (size_t tier = 0; tier < TIER_COUNT; tier++) {
-        uint64_t sum = 0;
-        for (size_t kind = 0; kind < KIND_COUNT; kind++)
-            sum += bytes[tier][kind];
-        if (sum == 0)
+    column columns[1 + TIER_KIND_COUNT] = {{"memory of all ranks", 0}};
+    grid g = {.columns = columns, .column_count = 1};
+    bool shown[TIER_KIND_COUNT];
+    for (int kind = 0; kind < TIER_KIND_COUNT; kind++) {
+        shown[kind] = kind != TIER_SLOTS || sum.bytes[TIER_DEVICE][TIER_SLOTS] > 0;
+        if (shown[kind])
+            columns[g.column_count++] = (column){tier_kind_names[kind], 0};
+    }
+    for (int tier = 0; tier < TIER_COUNT; tier++) {
+        if (tier_bytes_of(&sum, tier) == 0)
             continue;
-        grid_add(&g, out, "%s", names[tier]);
-        for (size_t kind = 0; kind < KIND_COUNT; kind++) {
+        grid_add(&g, out, "%s", tier_names[tier]);
+        for (int kind = 0; kind < TIER_KIND_COUNT; kind++) {
             char figure[TEXT_FIGURE_MAX];
-            format_bytes(figure, bytes[tier][kind]);
-            grid_add(&g, out, "%s", figure);
+            format_bytes(figure, sum.bytes[tier][kind]);
+            if (shown[kind])
+                grid_add(&g, out, "%s", figure);
         }
     }
     top_text_add(out, "%s", "");
     grid_print(&g, width, out);
+}
+
+/* Homes, slots and the link, of all ranks. */
+static void add_devices(const top_job *job, const job_reading *reading, const top_history *history,
+                        const size_t *ranks, size_t count, top_text *out) {
+    device_figures figures = {0};
+    for (size_t i = 0; i < count; i++)
+        device_figures_add(&figures, reading->processes[ranks[i]].counters);
+    for (int to = 0; to < 2 && !job->ended; to++)
+        figures.link_rates[to] = top_link_rate(history, to);
+    char lines[DEVICE_LINES_MAX][DEVICE_LINE_MAX];
+    size_t line_count = device_figures_lines(&figures, "now", lines);
+    for (size_t i = 0; i < line_count; i++)
+        top_text_add(out, "%s", lines[i]);
 }
 
 static void add_collectives(const top_job *job, const top_history *history, size_t rank_count, size_t width,
@@ -373,6 +374,7 @@ void top_view(const top_job *job, const job_reading *reading, const top_history 
         add_head(job, reading, ranks, count, out);
         add_ranks(job, reading, history, ranks, count, width, out);
         add_tiers(reading, ranks, count, width, out);
+        add_devices(job, reading, history, ranks, count, out);
         add_nodes(reading, ranks, count, out);
         add_collectives(job, history, count, width, out);
         if (!job->ended)

@@ -1,6 +1,7 @@
 """Log directories of jobs that never ran: counter files and live files, written by the layouts of interpose/trace."""
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,8 +12,8 @@ import trace_files  # noqa: E402
 
 COUNTERS_MAGIC, LIVE_MAGIC = int.from_bytes(b"castorct", "little"), int.from_bytes(b"castorlv", "little")
 COLLECTIVE_SLOT, STEP_SLOT = 1024, 2048  # where the ids of these kinds begin
-GAUGES = {"steps": 0, "micro_steps": 1, "param": 2, "grad": 3, "optim": 4, "other": 5, "pss": 6, "wait_ns": 16,
-          "device_param": 20, "device_grad": 21, "device_optim": 22, "device_other": 23, "disk_param": 24, "disk_grad": 25, "disk_optim": 26}
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), *[os.pardir] * 2, "interpose", "trace", "gauge.def")) as _file:
+    GAUGES = {name: number for number, name in enumerate(re.findall(r'^GAUGE\(\w+, "(\w+)"', _file.read(), re.MULTILINE))}
 COLLECTIVE, STORE, RECEIVE = 1, 2, 3
 SENT, RECEIVED = 1, 2
 NO_GROUP = 2**32 - 1
@@ -71,7 +72,7 @@ class Process:
         self.folder, self.name = folder, f"rank-{rank}.pid-{pid}"
         self.counters = trace_files.Counters(
             magic=COUNTERS_MAGIC, version=trace_files.VERSION, file_bytes=ctypes.sizeof(trace_files.Counters),
-            slot_count=trace_files.SLOT_MAX, gauge_count=27, pid=pid, rank=rank, uid=1000 + rank, start_clock_ticks=ticks,
+            slot_count=trace_files.SLOT_MAX, gauge_count=len(GAUGES), pid=pid, rank=rank, uid=1000 + rank, start_clock_ticks=ticks,
             start_monotonic_ns=now - 10**10, start_realtime_ns=time.time_ns() - 10**10, last_monotonic_ns=now,
             exit_state=0 if process else 1, names_used=1, host=os.uname().nodename.encode(), plugin=plugin.encode(),
             command=b"train.py",

@@ -26,6 +26,17 @@ nccl\t2.28.9
 end
 """
 
+DEVICES = """device\t0\tSome GPU
+level\t0\t3\t
+memory\t0\t2097152\t85899345920\t17179869184
+copies\t0\t67108864\t2684354\t5368709
+device\t1\tOther GPU
+level\t1\t1\tcuMemCreate of host memory, of 64.0 MiB on device 1: no (error 801)
+memory\t1\t2097152\t85899345920\t17179869184
+copies\t1\t67108864\t0\t0
+end
+"""
+
 
 class Doctor(CommandTest):
     def doctor(self, *arguments, status=0, **options):
@@ -38,6 +49,14 @@ class Doctor(CommandTest):
         self.assertEqual(answer["doctor_version"], 1)
         self.assertEqual(answer["works"], all(check["state"] != "fail" for check in answer["checks"]))
         return {check["name"]: (check["state"], check["value"], check["advice"]) for check in answer["checks"]}
+
+    def fake_devices(self, facts, end=""):
+        """A "Python" that says that all is well, and these facts when devices are probed."""
+        for name, text in (("good", GOOD), ("devices", facts)):
+            with open(self.path(name), "w") as file:
+                file.write("".join(f"castor-doctor\t{line}\n" for line in text.splitlines()))
+        return self.script("python", "#!/bin/sh\ncase $2 in\n"
+                                     f"*device_probe*) cat {self.path('devices')}; {end or ':'} ;;\n*) cat {self.path('good')} ;;\nesac\n")
 
     def fake(self, facts, end=""):
         """A "Python" that says these facts."""
@@ -58,6 +77,44 @@ class Doctor(CommandTest):
         self.assertEqual(checks["gloo"][:2], ("warn", "1 of 2; not c10d::ProcessGroupGloo::barrier"))
         for name in ("system", "glibc", "cores", "memory", "files in memory", "futex", "sockets"):
             self.assertIn(checks[name][0], ("ok", "warn"), name)
+
+    def test_what_devices_can_do(self):
+        checks = self.checks("--", self.fake_devices(DEVICES))
+        self.assertEqual(checks["0: pages"], ("ok", "Some GPU: units of 2.0 MiB, 80.0 GiB of memory", ""))
+        self.assertEqual(checks["0: host pages"], ("ok", "mapped at its addresses; at most 16.0 GiB now", ""))
+        self.assertEqual(checks["0: flips"], ("ok", "model data moves to the host and back at one address", ""))
+        self.assertEqual(checks["0: link"], ("ok", "25.00 GB/s to the device, 12.50 GB/s to the host (copies of 64.0 MiB)", ""))
+        self.assertEqual(checks["1: pages"][0], "ok")
+        self.assertEqual(checks["1: host pages"][:2], ("warn", "Other GPU: cuMemCreate of host memory, of 64.0 MiB on device 1: no (error 801)"))
+        self.assertIn("CUDA 12.2 or later", checks["1: host pages"][2])
+        self.assertNotIn("1: flips", checks)
+        self.assertNotIn("1: link", checks)
+
+    def test_a_device_where_nothing_works(self):
+        checks = self.checks("--", self.fake_devices("device\t0\tOld GPU\nlevel\t0\t0\tdevice 0 cannot map memory\nend\n"))
+        self.assertEqual(checks["0: pages"][:2], ("warn", "Old GPU: device 0 cannot map memory"))
+        self.assertIn("stays where scripts have it", checks["0: pages"][2])
+
+    def test_a_link_is_known_where_flips_fail(self):
+        checks = self.checks("--", self.fake_devices(DEVICES.replace("level\t0\t3\t", "level\t0\t2\tno room")))
+        self.assertEqual(checks["0: flips"][:2], ("warn", "Some GPU: no room"))
+        self.assertEqual(checks["0: link"][0], "ok")
+
+    def test_a_probe_of_devices_that_does_not_end_well(self):
+        half = DEVICES[:DEVICES.index("device\t1")] + "device\t1\tOther GPU\n"
+        checks = self.checks("--", self.fake_devices(half, "echo 'no such thing' >&2; kill -SEGV $$"))
+        self.assertEqual(checks["0: link"][0], "ok")
+        self.assertEqual(checks["1: pages"][:2], ("warn", "Other GPU: the probe ended by signal 11: no such thing"))
+        checks = self.checks("--timeout", "0.3", "--", self.fake_devices("", "sleep 600"))
+        self.assertEqual(checks["probe"][:2], ("warn", "no answer within 300.0 ms"))
+        checks = self.checks("--", self.fake_devices("", "exit 3"))
+        self.assertEqual(checks["probe"][:2], ("warn", "the probe ended with status 3"))
+
+    def test_no_device(self):
+        for facts in (GOOD.replace("devices\t2", "devices\t0"), GOOD.replace("devices\t2\n", "")):
+            checks = self.checks("--", self.fake(facts + DEVICES))
+            self.assertEqual(checks["devices"], ("note", "no CUDA device", ""))
+            self.assertNotIn("0: pages", checks)
 
     def test_text(self):
         out = self.doctor("--", self.fake(GOOD))

@@ -45,7 +45,8 @@ class Json(ReportTest):
             return json.load(file)
 
     def test_conforms_to_its_schema(self):
-        for name, arguments in (("plain", []), ("four", ["--ranks", "4", "--groups"]), ("died", ["--die"]), ("odd", ["--name", HOSTILE])):
+        for name, arguments in (("plain", []), ("four", ["--ranks", "4", "--groups"]), ("died", ["--die"]), ("odd", ["--name", HOSTILE]),
+                                ("devices", ["--devices"])):
             with self.subTest(name):
                 self.assertEqual(errors(self.json(self.trace(name, *arguments)), self.schema()), [])
 
@@ -80,6 +81,37 @@ class Json(ReportTest):
         self.assertEqual(slowest, sorted(slowest, reverse=True))
         self.assertAlmostEqual(slowest[0], max(row["max_seconds"] for row in report["calls"].values() if "max_seconds" in row), places=8)
 
+    def test_devices(self):
+        report = self.json(self.trace("run", "--devices", "--records", "2000"))
+        mib = 1 << 20
+        for rank in report["ranks"]:
+            self.assertEqual(rank["tiers"]["device"], {"param": 180 * mib, "grad": 0, "optim": 240 * mib, "slots": 48 * mib, "other": 80 * mib})
+            self.assertEqual(rank["tiers"]["host"], {"param": 60 * mib, "grad": 240 * mib, "optim": 240 * mib, "slots": 0, "other": 20 * mib})
+            self.assertEqual(set(rank["tiers"]["disk"].values()), {0})
+            device, steps = rank["device"], rank["steps"]
+            self.assertEqual((device["budget_bytes"], device["outside_bytes"], device["refused"]), (1 << 30, 12 * mib, 0))
+            self.assertEqual({kind: value for kind, value in device["peak_bytes"].items() if kind != "other"},
+                             {"param": 240 * mib, "grad": 240 * mib, "optim": 480 * mib, "slots": 48 * mib})
+            self.assertGreaterEqual(device["peak_bytes"]["other"], 400 * mib)
+            self.assertEqual(device["flips"], {"to_device": {"count": 0, "bytes": 0}, "to_host": {"count": 15, "bytes": 480 * mib}, "seconds": 0.061, "rescues": 2})
+            slots = device["slots"]
+            self.assertEqual([slots[name] for name in ("bytes", "uses", "hits", "in_time", "waits", "home_reads", "copied_bytes")],
+                             [48 * mib, *((steps - 3) * per_step for per_step in (24, 23, 21, 2, 1, 60 * mib))])
+            bytes, interval = rank["memory"]["bytes"], rank["memory"]["interval_seconds"]
+            for end in ("to_device", "to_host"):
+                copied, link = bytes["link_" + end], device["link"][end]
+                self.assertEqual(copied, sorted(copied))
+                self.assertEqual(copied[-1], link["bytes"])
+                window = round(0.5 / interval)  # the timeline may be thinner than what the rate is made of
+                fastest = max(later - earlier for earlier, later in zip(copied, copied[window:])) / (window * interval)
+                self.assertAlmostEqual(link["max_bytes_per_second"] / fastest, 1, delta=0.3)
+            peak = rank["memory"]["peak"]
+            self.assertEqual(peak["bytes"], sum(peak["held"].get(kind, 0) for kind in ("param", "grad", "optim", "private", "other", "device_slots", "device_other")))
+            self.assertNotIn("link_to_host", peak["held"])
+        without = self.json(self.trace("host"))["ranks"][0]
+        self.assertIsNone(without["device"])
+        self.assertEqual(set(without["tiers"]["device"].values()), {0})
+
     def test_groups_of_equal_numbers_are_told_apart(self):
         report = self.json(self.trace("run", "--ranks", "4", "--groups"))
         self.assertEqual([(group["label"], group["ranks"]) for group in report["groups"]],
@@ -95,6 +127,25 @@ class Text(ReportTest):
             self.assertIn(part, out)
         self.assertRegex(out, "optim .*[\u2581-\u2588]{8}")
         self.assertLess(max(map(len, out.splitlines())), 180)
+
+    def test_devices(self):
+        out = self.report(self.trace("run", "--devices", "--records", "2000"))
+        self.assertRegex(out, r"\nMemory by tier \(all ranks, at the end\)\n  tier +param +grad +optim +slots +other\n"
+                              r"  device +360\.0 MiB +- +480\.0 MiB +96\.0 MiB +160\.0 MiB\n"
+                              r"  host +120\.0 MiB +480\.0 MiB +480\.0 MiB +- +40\.0 MiB\n")
+        devices = out.partition("\nDevices\n")[2].splitlines()
+        self.assertEqual(devices[0], "  rank 0    homes: at most 1.0 GiB on the device; 15 moved to the host, 480.0 MiB, since 2 allocations had no room; took 61.0 ms")
+        self.assertRegex(devices[1], r"^            slots: 48\.0 MiB; 96% of \d+ uses read a copy \(52% prefetched, 91% in time\), \d+ the home; ")
+        self.assertRegex(devices[2], r"^            link: .* GiB to the device, up to .* GB/s; .* to the host, up to .*")
+        self.assertEqual(devices[3], "            outside: 12.0 MiB of model data on the device has no home, and stays there")
+        self.assertTrue(devices[4].startswith("  rank 1    homes: "))
+        self.assertRegex(out, r"\n  device_optim +240\.0 MiB +- +480\.0 MiB")
+        self.assertLess(max(map(len, out.splitlines())), 180)
+        without = self.report(self.trace("host"))
+        self.assertNotIn("Devices", without)
+        self.assertNotIn("by tier", without)
+        many = self.report(self.trace("many", "--devices", "--ranks", "10", "--records", "300"))
+        self.assertIn("\n  and 2 more ranks (--format json has all)\n", many)
 
     def test_no_control_character_reaches_a_terminal(self):
         out = self.report(self.trace("run", "--name", "evil\x1b]0;owned\x07\x9b31m\r\n\x7f" + "\u009b"))
@@ -125,6 +176,16 @@ class Perfetto(ReportTest):
             self.assertEqual({pid for (pid, _), track in tracks.items() if track == name}, {0, 1, 2}, tracks)
         self.assertEqual({event["name"] for event in by_phase["C"]}, {f"memory: {kind}" for kind in ("param", "grad", "optim", "other", "pss")})
         self.assertTrue({"backward", "optimizer step", "allreduce", "the step of the others", "cudaLaunchKernelExC"} <= {event["name"] for event in by_phase["X"]})
+
+    def test_counters_of_devices(self):
+        counters = collections.defaultdict(list)
+        for event in self.events("--devices", "--records", "2000"):
+            if event["ph"] == "C" and event["pid"] == 0:
+                counters[event["name"]].append(event["args"]["bytes"])
+        for name in ("memory: device_param", "memory: device_slots", "memory: device_other", "copied: link_to_device", "copied: link_to_host"):
+            self.assertIn(name, counters)
+        self.assertEqual(set(counters["memory: device_grad"]), {240 << 20, 0})
+        self.assertNotIn("memory: link_to_host", counters)
 
     def test_slices_of_a_track_nest(self):
         tracks = collections.defaultdict(list)
@@ -210,7 +271,7 @@ class Html(ReportTest):
 
     @unittest.skipUnless(BROWSER, "no browser (chromium) is installed: the page was not rendered")
     def test_a_browser_draws_it(self):
-        for arguments in (["--ranks", "3"], ["--ranks", "1"], ["--die"], ["--name", HOSTILE], ["--records", "1"], ["--ranks", "12"]):
+        for arguments in (["--ranks", "3"], ["--ranks", "1"], ["--ranks", "6", "--devices"], ["--devices", "--records", "1"], ["--die"], ["--name", HOSTILE], ["--records", "1"], ["--ranks", "12"]):
             with self.subTest(arguments), tempfile.TemporaryDirectory() as home:
                 shutil.rmtree(self.path("run"), ignore_errors=True)
                 ranks = int(arguments[1]) if arguments[0] == "--ranks" else 2
@@ -228,8 +289,10 @@ class Html(ReportTest):
                 self.assertEqual(page.tags["img"], 0)
                 self.assertIn('id="outcome"', dom)
                 self.assertNotIn(">NaN<", dom)
+                self.assertNotIn("NaN", "".join(re.findall(r' d="([^"]*)"', dom)))
+                self.assertEqual('id="devices"' in dom, "--devices" in arguments)
                 self.assertNotIn("undefined", re.sub(r"<script.*?</script>", "", dom, flags=re.S))
-                if arguments != ["--records", "1"]:
+                if arguments[-2:] != ["--records", "1"]:
                     self.assertGreaterEqual(dom.count('data-kind="param"'), min(ranks, 6))
                     self.assertIn('class="peak-dot"', dom)
                     for title in ("Memory over time", "Steps", "Collectives", "Calls", "Slowest calls", "Coverage"):

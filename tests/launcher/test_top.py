@@ -46,7 +46,7 @@ class Top(CommandTest):
             for name, bytes in (("param", 6), ("grad", 2), ("optim", 8), ("other", 1)):
                 process.gauge(name, bytes << 20)
             process.write()
-        self.assertNotIn("host RAM", self.top("log")[0])
+        self.assertNotIn("memory of all ranks", self.top("log")[0])
         for process in processes:
             for name, bytes in (("device_param", 4), ("device_grad", 2), ("device_other", 7), ("disk_param", 1), ("disk_optim", 8)):
                 process.gauge(name, bytes << 20)
@@ -54,8 +54,43 @@ class Top(CommandTest):
         out, _ = self.top("log")
         self.assertRegex(out, r"\nmemory of all ranks +param +grad +optim +other\n"
                               r"device +8\.0 MiB +4\.0 MiB +- +14\.0 MiB\n"
-                              r"host RAM +2\.0 MiB +- +- +2\.0 MiB\n"
+                              r"host +2\.0 MiB +- +- +2\.0 MiB\n"
                               r"disk +2\.0 MiB +- +16\.0 MiB +-\n")
+
+    def test_homes_slots_and_the_link(self):
+        processes = self.job(2)
+        for process in processes:
+            process.gauge("device_param", 4 << 20)
+            process.write()
+        self.assertNotIn("slots", self.top("log", "--once", "--interval", "0.1")[0])
+        for process in processes:
+            for name, value in (("device_slots", 3 << 20), ("device_budget", 1 << 30), ("flips_to_host", 6), ("flipped_to_host", 12 << 20), ("rescues", 1),
+                                ("slot_uses", 10), ("slot_hits", 9), ("slot_in_time", 6), ("slot_home_reads", 1), ("link_to_device", 5 << 20)):
+                process.gauge(name, value)
+            process.write()
+        out, _ = self.top("log", "--once", "--interval", "0.1")
+        self.assertRegex(out, r"memory of all ranks +param +grad +optim +slots +other\ndevice +8\.0 MiB +- +- +6\.0 MiB +-\n")
+        self.assertIn("homes: at most 2.0 GiB on the device; 12 moved to the host, 24.0 MiB, since 2 allocations had no room\n", out)
+        self.assertIn("slots: 6.0 MiB; 90% of 20 uses read a copy (0% prefetched, 67% in time), 2 the home; 0 copies, 0 B\n", out)
+        self.assertIn("link: 10.0 MiB to the device; 0 B to the host\n", out)
+
+    def test_the_link_now(self):
+        process = self.job(1)[0]
+        process.gauge("link_to_device", 1)
+        process.write()
+        running = self.start("top", "log", "--interval", "0.3")
+        lines = iter(running.stdout.readline, "")
+        while not next(lines).startswith("link: 1 B to the device; 0 B"):
+            pass
+        process.gauge("link_to_device", 1 + 30 * 10**6)
+        process.write()
+        text = ""
+        while "now" not in text:
+            text = next(lines)
+        rate = float(re.match(r"link: 28\.6 MiB to the device, now (\d+\.\d+) MB/s; 0 B to the host\n$", text)[1])
+        self.assertTrue(10 < rate < 101, text)
+        running.send_signal(signal.SIGTERM)
+        self.assertEqual(running.wait(timeout=LIMIT_S), 128 + signal.SIGTERM)
 
     def test_rates_come_from_two_looks(self):
         process = self.job(1)[0]

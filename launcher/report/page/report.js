@@ -149,7 +149,9 @@
   const describe = {
     param: "parameters", grad: "gradients", optim: "optimizer states", private: "private copies of shared pages",
     other: "activations, workspaces and other blocks", pss: "the whole process (PSS)",
+    device_slots: "on devices: copies of parameters that are on the host", device_other: "on devices: activations, workspaces, unused blocks",
   };
+  const labelOf = (kind) => ({ link_to_device: "to the device", link_to_host: "to the host" })[kind] || kind.replace("_", " ");
   const hidden = new Set();
   const frame = (width, height, margin) => {
     const canvas = svg("svg", { viewBox: "0 0 " + width + " " + height, role: "img" });
@@ -172,31 +174,49 @@
     return (event.clientX - area.left) / area.width * width;
   };
 
-  const memoryChart = (rank, mostSeconds, wide) => {
-    const memory = rank.memory, box = frame(wide ? 1120 : 560, wide ? 260 : 230, { left: 58, right: 12, top: 26, bottom: 24 });
-    const length = Math.max(...Object.values(memory.bytes).map((values) => values.length));
-    const visible = stacked.filter((kind) => memory.bytes[kind] && !hidden.has(kind));
-    const lines = whole.filter((kind) => memory.bytes[kind] && !hidden.has(kind));
-    const sums = Array.from({ length }, (_, i) => visible.reduce((sum, kind) => sum + memory.bytes[kind][i], 0));
-    const most = Math.max(1, ...sums, ...lines.flatMap((kind) => memory.bytes[kind])) * 1.04;
-    const { x, y } = axes(box, mostSeconds, most, (value) => round(seconds(value)), (value) => round(bytes(value)), true);
-    const time = (i) => memory.begin_seconds + i * memory.interval_seconds;
+  /* Areas on top of each other, and lines: series are {kind, values, dashed}, a value for each interval from `begin` on. */
+  const stackChart = ({ box, begin, interval, mostSeconds, stack, lines, format, binary, sum, title }) => {
+    const length = Math.max(0, ...stack.concat(lines).map((series) => series.values.length));
+    const sums = Array.from({ length }, (_, i) => stack.reduce((total, series) => total + series.values[i], 0));
+    const most = Math.max(1, ...sums, ...lines.flatMap((series) => series.values)) * 1.04;
+    const { x, y } = axes(box, mostSeconds, most, (value) => round(seconds(value)), (value) => round(format(value)), binary);
+    const time = (i) => begin + i * interval;
     const below = new Array(length).fill(0);
-    for (const kind of visible) {
+    for (const { kind, values } of stack) {
       const upper = [], lower = [];
       for (let i = 0; i < length; i++) {
         lower.push([x(time(i)), y(below[i])], [x(Math.min(time(i + 1), mostSeconds)), y(below[i])]);
-        below[i] += memory.bytes[kind][i];
+        below[i] += values[i];
         upper.push([x(time(i)), y(below[i])], [x(Math.min(time(i + 1), mostSeconds)), y(below[i])]);
       }
       const path = upper.concat(lower.reverse()).map(([px, py], i) => (i ? "L" : "M") + px.toFixed(1) + " " + py.toFixed(1)).join("");
       box.canvas.append(svg("path", { d: path + "Z", fill: colorOf(kind), "data-kind": kind }));
     }
-    for (const kind of lines) {
-      const path = memory.bytes[kind].map((value, i) => (i ? "L" : "M") + x(Math.min(time(i + 0.5), mostSeconds)).toFixed(1) + " " + y(value).toFixed(1)).join("");
-      box.canvas.append(svg("path", { d: path, fill: "none", stroke: colorOf(kind), "stroke-width": 1.4, "stroke-dasharray": "4 3", "data-kind": kind }));
+    for (const { kind, values, dashed } of lines) {
+      const path = values.map((value, i) => (i ? "L" : "M") + x(Math.min(time(i + 0.5), mostSeconds)).toFixed(1) + " " + y(value).toFixed(1)).join("");
+      box.canvas.append(svg("path", { d: path, fill: "none", stroke: colorOf(kind), "stroke-width": 1.4, "stroke-dasharray": dashed ? "4 3" : null, "data-kind": kind }));
     }
-    const peak = memory.peak;
+    const cursor = svg("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
+    box.canvas.append(cursor);
+    box.canvas.addEventListener("pointermove", (event) => {
+      const at = (atPointer(event, box.canvas, box.width) - box.left) / (box.right - box.left) * mostSeconds;
+      const i = Math.floor((at - begin) / interval);
+      if (i < 0 || i >= length) { cursor.setAttribute("visibility", "hidden"); hideTip(); return; }
+      put(cursor, { x1: x(time(i + 0.5)), x2: x(time(i + 0.5)), visibility: "visible" });
+      const rows = [...stack].reverse().concat(lines).map(({ kind, values }) => [labelOf(kind), format(values[i]), colorOf(kind)]);
+      showTip(event, title + " at " + seconds(time(i)), sum ? [[sum, format(sums[i])], ...rows] : rows);
+    });
+    box.canvas.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); hideTip(); });
+    return { x, y, time, length };
+  };
+
+  const memoryChart = (rank, mostSeconds, wide) => {
+    const memory = rank.memory, box = frame(wide ? 1120 : 560, wide ? 260 : 230, { left: 58, right: 12, top: 26, bottom: 24 });
+    const series = (kinds) => kinds.filter((kind) => memory.bytes[kind] && !hidden.has(kind)).map((kind) => ({ kind, values: memory.bytes[kind], dashed: true }));
+    const visible = series(stacked), peak = memory.peak;
+    const { x, y, time, length } = stackChart({
+      box, begin: memory.begin_seconds, interval: memory.interval_seconds, mostSeconds, stack: visible, lines: series(whole), format: bytes, binary: true,
+      sum: "tensors", title: who(rank.rank) });
     if (peak.bytes > 0 && !hidden.size && visible.length || peak.bytes > 0 && stacked.every((kind) => !hidden.has(kind))) {
       const index = Math.min(length - 1, Math.floor((peak.at_seconds - memory.begin_seconds) / memory.interval_seconds + 1e-6));
       const px = x(Math.min(time(index + 0.5), mostSeconds)), py = y(peak.bytes), end = px > (box.left + box.right) / 2;
@@ -205,17 +225,6 @@
         svg("line", { class: "peak", x1: px, x2: px, y1: py, y2: box.bottom }), svg("circle", { class: "peak-dot", cx: px, cy: py, r: 3.6 }),
         svg("text", { class: "peak-label", x: px + (end ? -8 : 8), y: Math.max(12, py - 8), "text-anchor": end ? "end" : "start" }, "peak " + bytes(peak.bytes) + place));
     }
-    const cursor = svg("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
-    box.canvas.append(cursor);
-    box.canvas.addEventListener("pointermove", (event) => {
-      const at = (atPointer(event, box.canvas, box.width) - box.left) / (box.right - box.left) * mostSeconds;
-      const i = Math.floor((at - memory.begin_seconds) / memory.interval_seconds);
-      if (i < 0 || i >= length) { cursor.setAttribute("visibility", "hidden"); hideTip(); return; }
-      put(cursor, { x1: x(time(i + 0.5)), x2: x(time(i + 0.5)), visibility: "visible" });
-      const rows = [...visible].reverse().concat(lines).map((kind) => [kind, bytes(memory.bytes[kind][i]), colorOf(kind)]);
-      showTip(event, who(rank.rank) + " at " + seconds(time(i)), [["tensors", bytes(sums[i])], ...rows]);
-    });
-    box.canvas.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); hideTip(); });
     box.canvas.setAttribute("aria-label", "memory of " + who(rank.rank) + " over time, peak " + bytes(peak.bytes));
     return box.canvas;
   };
@@ -226,7 +235,7 @@
     return [
       el("div", { class: "held" }, parts.map(([kind, value]) => el("i", { style: "width:" + (100 * value / sum).toFixed(2) + "%;background:" + colorOf(kind) }))),
       el("div", { class: "held-text" }, parts.map(([kind, value]) => el("span", {}, [
-        el("i", { class: "swatch", style: "background:" + colorOf(kind) }), kind + " " + bytes(value) + ", " + share(value, sum)])))];
+        el("i", { class: "swatch", style: "background:" + colorOf(kind) }), labelOf(kind) + " " + bytes(value) + ", " + share(value, sum)])))];
   };
 
   const memory = () => {
@@ -253,12 +262,107 @@
         event.currentTarget.setAttribute("aria-pressed", String(!hidden.has(kind)));
         draw();
       },
-    }, [el("i", whole.includes(kind) ? { class: "swatch rule" } : { class: "swatch", style: "background:" + colorOf(kind) }), kind, ]))));
+    }, [el("i", whole.includes(kind) ? { class: "swatch rule" } : { class: "swatch", style: "background:" + colorOf(kind) }), labelOf(kind)]))));
     page.append(charts);
     draw();
     if (shown < sampled.length)
       page.append(el("div", { class: "legend" }, el("button", { type: "button", onclick: (event) => { shown = sampled.length; draw(); event.currentTarget.remove(); } },
         "show all " + count(sampled.length) + " ranks")));
+  };
+
+  /* ---- devices ---- */
+  const MODEL_DATA = ["param", "grad", "optim"], TIERS = ["device", "host", "disk"];
+  const RATE_SECONDS = 0.5; /* samples are 0.1 s apart, or more */
+
+  /* What a tier holds, over time: on the host it is what is left. */
+  const tierSeries = (memory, tier) => {
+    const nothing = new Array(Math.max(0, ...Object.values(memory.bytes).map((values) => values.length))).fill(0);
+    const of = (kind) => memory.bytes[kind] || nothing;
+    const model = MODEL_DATA.map((kind) => ({ kind, values: tier === "device" ? of("device_" + kind)
+      : of(kind).map((value, i) => Math.max(0, value - of("device_" + kind)[i] - of("disk_" + kind)[i])) }));
+    const rest = tier === "device" ? ["device_slots", "device_other"] : ["private", "other"];
+    return model.concat(rest.map((kind) => ({ kind, values: of(kind) }))).filter(({ values }) => values.some((value) => value > 0));
+  };
+
+  /* Bytes per second, from the bytes copied so far. */
+  const linkSeries = (memory) => {
+    const together = Math.max(1, Math.ceil(RATE_SECONDS / memory.interval_seconds - 1e-6));
+    const series = ["link_to_device", "link_to_host"].filter((kind) => memory.bytes[kind]).map((kind) => {
+      const values = memory.bytes[kind], windows = Math.max(1, Math.floor(values.length / together)), rates = [];
+      for (let i = 0; i < windows; i++) { /* the last one has the rest */
+        const begin = i * together, end = i + 1 < windows ? begin + together : values.length;
+        rates.push((values[end - 1] - (begin > 0 ? values[begin - 1] : 0)) / ((end - begin) * memory.interval_seconds));
+      }
+      return { kind, values: rates };
+    });
+    return { series, interval: together * memory.interval_seconds };
+  };
+
+  const deviceCharts = (rank, mostSeconds) => {
+    const memory = rank.memory, begin = memory.begin_seconds;
+    const chart = (title, about, options) => {
+      const box = frame(380, 170, { left: 58, right: 8, top: 12, bottom: 24 });
+      const series = options.stack.concat(options.lines);
+      stackChart({ box, begin, mostSeconds, title: who(rank.rank) + ", " + title, ...options });
+      box.canvas.setAttribute("aria-label", title + " of " + who(rank.rank) + " over time");
+      return el("div", { class: "chart" }, [
+        el("header", {}, [el("h3", {}, who(rank.rank) + ": " + title), el("span", {}, about)]), box.canvas,
+        el("div", { class: "held-text" }, series.map(({ kind }) => el("span", { title: describe[kind] }, [
+          el("i", { class: "swatch", style: "background:" + colorOf(kind) }), labelOf(kind).replace("device ", "") + (options.amount ? ", " + bytes(options.amount[kind]) : "")])))]);
+    };
+    const tier = (name, about) => {
+      const stack = tierSeries(memory, name);
+      return stack.length ? [chart(name, about, { stack, lines: [], interval: memory.interval_seconds, format: bytes, binary: true, sum: "in all" })] : [];
+    };
+    const link = linkSeries(memory), device = rank.device;
+    const charts = tier("device", device.budget_bytes ? "homes: at most " + bytes(device.budget_bytes) : "no budget").concat(tier("host", ""));
+    if (link.series.length)
+      charts.push(chart("link", "", { stack: [], lines: link.series, interval: link.interval, format: rate, binary: false,
+        amount: { link_to_device: device.link.to_device.bytes, link_to_host: device.link.to_host.bytes } }));
+    return charts;
+  };
+
+  const devices = () => {
+    const sum = (tier, kind) => data.ranks.reduce((total, rank) => total + rank.tiers[tier][kind], 0);
+    const tiers = TIERS.map((tier) => ({ tier, ...Object.fromEntries(Object.keys(data.ranks[0] ? data.ranks[0].tiers[tier] : {}).map((kind) => [kind, sum(tier, kind)])) }))
+      .filter((row) => Object.values(row).some((value) => value > 0));
+    if (!tiers.some((row) => row.tier !== "host")) return;
+    const size = (name) => (row) => (row[name] > 0 ? bytes(row[name]) : null);
+    section("Memory by tier", "What all ranks hold at the end. Other, on a device, has the blocks that PyTorch keeps for reuse.");
+    table([["tier", (row) => row.tier, { left: true }], ...Object.keys(data.ranks[0].tiers.device).map((kind) => [kind, size(kind)])], tiers);
+    const ranks = data.ranks.filter((rank) => rank.device);
+    if (!ranks.length) return;
+    section("Devices", "Where each rank's data was over time, and what crossed the link: homes that moved, copies for slots, parts of optimizer steps.");
+    const sampled = ranks.filter((rank) => rank.memory), mostSeconds = Math.max(0, ...sampled.map((rank) => rank.memory.begin_seconds
+      + rank.memory.interval_seconds * Math.max(...Object.values(rank.memory.bytes).map((values) => values.length))));
+    const charts = el("div", { class: "charts three", id: "devices" }), shown = 4;
+    charts.append(...sampled.slice(0, shown).flatMap((rank) => deviceCharts(rank, mostSeconds)));
+    page.append(charts);
+    if (sampled.length > shown)
+      page.append(el("div", { class: "legend" }, el("button", { type: "button", onclick: (event) => {
+        charts.append(...sampled.slice(shown).flatMap((rank) => deviceCharts(rank, mostSeconds)));
+        event.currentTarget.remove();
+      } }, "show all " + count(sampled.length) + " ranks")));
+    const figure = (value) => (value > 0 ? count(value) : null), amount = (value) => (value > 0 ? bytes(value) : null);
+    const moved = (flip) => (flip.count > 0 ? count(flip.count) + ", " + bytes(flip.bytes) : null);
+    const reads = ({ uses, home_reads: home }) => Math.max(0, uses - home);
+    const part = (name) => ({ device: { slots } }) => (reads(slots) > 0 ? share(slots[name], reads(slots)) : null);
+    const fastest = (end) => ({ device: { link } }) => (link[end].max_bytes_per_second ? rate(link[end].max_bytes_per_second) : null);
+    if (ranks.some(({ device }) => device.budget_bytes || device.flips.to_host.count || device.slots.uses || device.outside_bytes || device.refused))
+      table([
+        ["rank", (row) => (row.rank === null ? "?" : String(row.rank)), { left: true }],
+        ["moved to the host", ({ device }) => moved(device.flips.to_host), { title: "homes, and their bytes" }],
+        ["rescues", ({ device }) => figure(device.flips.rescues), { title: "times that homes moved because an allocation had no room" }],
+        ["moved back", ({ device }) => moved(device.flips.to_device)], ["took", ({ device }) => (device.flips.seconds > 0 ? seconds(device.flips.seconds) : null)],
+        ["slot uses", ({ device }) => figure(device.slots.uses), { title: "of parameters on the host, by calls that only read them" }],
+        ["read a copy", ({ device: { slots } }) => (slots.uses > 0 ? share(reads(slots), slots.uses) : null)],
+        ["prefetched", part("prefetched")], ["in time", part("in_time"), { title: "others waited for the copy" }],
+        ["read at home", ({ device }) => figure(device.slots.home_reads), { title: "over the link" }], ["copied", ({ device }) => amount(device.slots.copied_bytes)],
+        ["link, up to", fastest("to_device"), { title: "to the device" }], ["and back", fastest("to_host"), { title: "to the host" }],
+        ["outside", ({ device }) => amount(device.outside_bytes), { title: "model data on the device that has no home, and stays there" }],
+        ["refused", ({ device }) => figure(device.refused), { title: "homes that had no room anywhere" }],
+      ].filter(([, value]) => ranks.some((row) => value(row) !== null)), ranks);
+    leftOut(ranks.length, totals.ranks, "rank");
   };
 
   /* ---- steps ---- */
@@ -388,7 +492,7 @@
     for (const problem of data.problems) page.append(el("div", { class: "note bad" }, "not read: " + problem));
   };
 
-  for (const part of [header, cards, notes, memory, steps, ranks, collectives,
+  for (const part of [header, cards, notes, memory, devices, steps, ranks, collectives,
     () => counters("Calls", "Intercepted functions of all processes, by time.", "function", data.calls, totals.calls), slowest,
     () => counters("Waits for other ranks", null, "for", data.waits), chunks, () => counters("Events", null, "event", data.events), coverage]) part();
   page.append(el("footer", {}, "Made by castor report from " + data.directory + ". This page holds all it shows; it loads nothing."));
