@@ -151,6 +151,18 @@ def test_training_in_half_precision():
     check_training(lambda parameters: torch.optim.SGD(parameters, lr=0.1), torch.float16, 0.03)
 
 
+def test_layers_in_half_precision():
+    def run(x):
+        torch.manual_seed(1)
+        network = nn.Sequential(nn.LayerNorm(9), nn.LayerNorm(9, elementwise_affine=False), nn.Tanh()).to(x)
+        x = x.requires_grad_()
+        out = network(x)
+        out.square().sum().backward()
+        return out, x.grad, *[p.grad for p in network.parameters()]
+    both(run, torch.randn(7, 9, dtype=torch.bfloat16))
+    both(run, torch.randn(7, 9, dtype=torch.float16))
+
+
 def test_images_with_channels_last():
     def run(x):
         torch.manual_seed(1)

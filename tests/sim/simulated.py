@@ -71,7 +71,7 @@ def environment(devices=1, memory="8G", base=None, build=None, preload_first=Non
     """
     env = dict(os.environ if base is None else base)
     env.pop("CUDA_VISIBLE_DEVICES", None)  # of the real devices
-    parts = [preload_first, preload(build), env.get("LD_PRELOAD")]
+    parts = [preload_first, env.get("LD_PRELOAD"), preload(build)]  # `castor run` before it: the library of Castor is in front, too
     env["LD_PRELOAD"] = ":".join(part for part in parts if part)
     env["SIM_DEVICES"] = str(devices)
     env["SIM_MEMORY"] = str(memory)

@@ -31,6 +31,12 @@ def test_numbers_and_what_a_device_has():
     assert (done.returncode, done.stdout) == (0, "6.0 160\n"), done
 
 
+def test_what_is_preloaded_stays_in_front():
+    names = ["libfirst.so", "libcuda.so.1"]
+    env = simulated.environment(base={"LD_PRELOAD": "/there/libfirst.so"})
+    assert [os.path.basename(part) for part in env["LD_PRELOAD"].split(":")][:2] == names, env["LD_PRELOAD"]
+
+
 def test_bad_input_is_one_error():
     for arguments, said in (((), "no COMMAND after --"), (("--memory", "much", "--", "true"), "'much' is no size"),
                             (("--devices", "17", "--", "true"), "--devices 17: 1 to 16"), (("--", "/nowhere"), "cannot start /nowhere")):

@@ -87,6 +87,12 @@ def batch_norm_backward(source, gradient, weight, mean, variance, saved, inverse
     return aten.native_batch_norm_backward(gradient, source, weight, mean, variance, saved, inverse, True, epsilon, [True] * 3)
 
 
+def layer_norm_backward(gradient, source, sizes, mean, inverse, weight, bias, wanted):
+    """The device keeps the mean of 16-bit numbers in 32 bits, where the CPU has it as its forward gave it: in the weight's type."""
+    kept = source.dtype if weight is None else weight.dtype
+    return aten.native_layer_norm_backward(gradient, source, sizes, mean.to(kept), inverse.to(kept), weight, bias, wanted)
+
+
 def stand_ins():
     """By the operator's name, for all its overloads."""
     products = dict.fromkeys(("mm", "bmm", "mv", "dot"), StandIn(plain=product_is_plain))
@@ -102,6 +108,7 @@ def stand_ins():
         "native_dropout": StandIn(dropout),
         "native_dropout_backward": StandIn(dropout_backward),
         **attentions,
+        "native_layer_norm_backward": StandIn(layer_norm_backward),
         "cudnn_batch_norm": StandIn(batch_norm, launches=False),
         "cudnn_batch_norm_backward": StandIn(batch_norm_backward, launches=False),
         "cudnn_grid_sampler": StandIn(grid_sampler, launches=False),
