@@ -1,0 +1,82 @@
+"""Which cases run.py trains, with which optimizers, and on which devices."""
+import dataclasses
+import random
+
+MIB = 1 << 20
+AMPLE = 8 << 30  # bytes of a device that holds everything
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Where the runs under Castor train. Their model data may have `share` of the device's memory; None: as much as there is.
+    `overflows`: the device is so small that plain PyTorch runs out of its memory."""
+    name: str
+    share: float = None
+    overflows: bool = False
+    link: str = ""  # bytes per second
+    latency: str = ""  # SIM_LATENCY
+    variables: tuple = ()  # more of the environment
+
+    @property
+    def alone(self):
+        """Each case needs a device of its own size."""
+        return self.overflows
+
+    def budget(self, model_bytes):
+        """Of cases with so much model data, for CASTOR_DEVICE_BUDGET; None: it is not set."""
+        return None if self.share is None else max(int(self.share * min(model_bytes)) // MIB, 1) * MIB
+
+    def memory(self, model_bytes, peak_bytes):
+        """Of a case that allocates so much at its peak: less by half of what may lie on the host."""
+        return (peak_bytes - int(model_bytes * (1 - (self.share or 0)) / 2)) // MIB * MIB if self.overflows else AMPLE
+
+
+def delayed(seed):
+    """Operations take their time, one kind longer than another."""
+    chance = random.Random(seed)
+    most = {"launch": 80, "copy": 3000, "blas": 600, "set": 200, "event": 60, "wait": 60, "cuMemMap": 500, "cudaMalloc": 1000}
+    chosen = sorted(chance.sample(sorted(most), chance.randint(2, 6)))
+    return Device(f"delays of seed {seed}", chance.choice((0.5, 0.25, 0.125)), latency=",".join(f"{kind}:{chance.randint(1, most[kind])}" for kind in chosen))
+
+
+SHARES = Device("a half", 0.5), Device("a quarter", 0.25), Device("an eighth", 0.125)
+SMALL = Device("a quarter, and plain PyTorch overflows", 0.25, overflows=True)
+UNBOUND = Device("what there is, and plain PyTorch overflows", overflows=True)
+SLOW = Device("a quarter, over a slow link", 0.25, link="2G", latency="copy:500,blas:50")
+ROOM = Device("all of it")
+EXPANDABLE = Device("a quarter, with expandable segments", 0.25, variables=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),))
+SEEDS = 1, 2, 3, 4, 5, 6
+
+# Of the short length, beside each case with one optimizer and one share: what waits, and what needs room.
+ALSO = {
+    SMALL: ("gpt:adamw", "wide:momentum", "batch_grows:adamw"),
+    UNBOUND: ("gpt:momentum",),
+    SLOW: ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
+    delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_within_a_step:sgd"),
+    delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
+    ROOM: ("mlp:adamw", "views_of_one_buffer:momentum"),
+    EXPANDABLE: ("batch_grows:momentum", "cache_emptied:adamw"),
+}
+# Cases whose subject has an optimizer; the others have one after the other.
+WITH = {"gpt": "adamw", "mlp": "momentum", "tied": "adamw", "convolution": "nesterov", "lstm": "adam",
+        "batch_grows": "adamw", "closure": "lbfgs", "scaled": "adamw-fused"}
+# Cases that need more room than a device has on which plain PyTorch runs out of memory: their peak is not of model data.
+ROOMY = ("after_a_failure", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty")
+
+
+def short(cases):
+    """(device, "case:optimizer") of the short length; `cases`: the optimizers of each case by its name."""
+    found = []
+    for number, (name, optimizers) in enumerate(cases.items()):
+        optimizer = WITH.get(name) or optimizers[number % len(optimizers)]
+        found.append((SHARES[number // len(SHARES) % len(SHARES)], f"{name}:{optimizer}"))
+    return found + [(device, word) for device, words in ALSO.items() for word in words]
+
+
+def everything(cases):
+    every = [f"{name}:{optimizer}" for name, optimizers in cases.items() for optimizer in optimizers]
+    found = [(device, word) for device in (*SHARES, EXPANDABLE) for word in every]
+    one_each = [word for _, word in short(cases)]
+    one_each = list(dict.fromkeys(one_each))
+    found += [(device, word) for device in (SLOW, ROOM, *map(delayed, SEEDS)) for word in one_each]
+    return found + [(device, word) for device in (SMALL, UNBOUND) for word in one_each if word.partition(":")[0] not in ROOMY]

@@ -1,0 +1,267 @@
+"""Scripts that train on a CUDA device, with Castor keeping what does not fit its budget on the host: all that they print must be what
+plain PyTorch prints, to the last bit of each tensor. On simulated devices with numbers (tests/sim).
+
+    tests/device/run.py [--castor build/bin/castor] [--plugin gemini|none|plain] [--jobs 2] [--device NAME] [--seed 1] [NAME]...
+
+NAMEs select cases: `gpt` the rows that the short length has of it, `gpt:adamw` each that there is with this optimizer. --device selects
+what they run on by a part of its name in rows.py. The plugin `plain` runs plain PyTorch a second time. Is left out on a torch that is not for the CUDA of the
+simulation. The last line is `N passed, N failed`.
+"""
+import argparse
+import concurrent.futures
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(FOLDER))
+sys.path[1:1] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests", "semantics"), os.path.join(ROOT, "tests", "sim")]
+import launch  # noqa: E402
+import rows  # noqa: E402
+import runner  # noqa: E402
+import simulated  # noqa: E402
+from complaints import last_words, what_is_wrong_with  # noqa: E402
+
+SIMULATE, TRAIN = os.path.join(ROOT, "tests", "sim", "simulate"), os.path.join(FOLDER, "train.py")
+TOGETHER = 10  # cases that share a process, for one `import torch`
+START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
+PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host$")
+RESCUED = re.compile(r"^castor: device \d+ was out of memory: .* moved to host memory$")
+# Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
+OPTIONS = ("CASTOR_DEBUG=1",)
+
+
+def placed(output):
+    """Bytes of model data that had homes on the host at most, by what Castor says on standard error at the end; None: it does not say."""
+    found = [int(match[1]) for match in map(PLACED.search, output.splitlines()) if match]
+    return max(found, default=None)
+
+
+def sections(printed):
+    """What each case printed, by its name and optimizer."""
+    found, lines = {}, []
+    for line in printed.splitlines():
+        if line.startswith("== "):
+            lines = found.setdefault(line[3:], [])
+        else:
+            lines.append(line)
+    return found
+
+
+def number_after(word, lines):
+    """In the last line that begins so."""
+    return next((int(line.split()[len(word.split())]) for line in reversed(lines) if line.startswith(word)), 0)
+
+
+def seen(lines):
+    return [line for line in lines if not line.startswith("# ")]
+
+
+def difference(plain, found):
+    """The first one; empty: there is none."""
+    for number, (a, b) in enumerate(zip(plain, found), 1):
+        if a != b:
+            more = sum(x != y for x, y in zip(plain, found)) - 1
+            return f"line {number}: {b}\n    plain PyTorch: {a}" + (f"\n    and {more} more lines" if more else "")
+    if len(plain) != len(found):
+        return f"{len(found)} lines instead of {len(plain)}; the last is {(found or [''])[-1]!r}"
+    return ""
+
+
+def proves_nothing(lines):
+    """Why what plain PyTorch printed is no reference; empty: it is one."""
+    raised = next((line for line in lines if line.startswith("raised ")), "")
+    losses = [float(line.split()[3]) for line in lines if line.startswith("step ")]
+    if raised or not number_after("model data", lines):
+        return f"plain PyTorch fails: {raised or 'it did not end'}"
+    if len(set(losses)) < 2 or not all(map(math.isfinite, losses)):
+        return f"the losses of plain PyTorch are {losses}"
+    left = re.search(r"^# memory .* at first ([1-9]\d*)$", "\n".join(lines), re.M)
+    return f"{left[1]} bytes of the case before are still there" if left else ""
+
+
+class Suite:
+    def __init__(self, args):
+        self.args, self.passed, self.failed = args, 0, 0
+        self.work = tempfile.mkdtemp(prefix="castor-device-")
+        self.plain = {}  # what plain PyTorch printed, by case and optimizer
+        self.lock = threading.Lock()
+
+    def settle(self, passed, device, words, why, seconds):
+        with self.lock:
+            self.passed, self.failed = self.passed + passed, self.failed + (not passed)
+            print(f"{'ok    ' if passed else 'FAILED'} {words:42} {device.name}{': ' * bool(why)}{why}  [{seconds:.1f} s]", flush=True)
+
+    def start(self, words, device, memory, under=()):
+        """Trains these cases in one process."""
+        with self.lock:
+            folder = tempfile.mkdtemp(dir=self.work)
+        simulation = [sys.executable, SIMULATE, "--memory", str(memory), "--numbers", *(["--link-bandwidth", device.link] if device.link and under else [])]
+        under = [part.format(folder=folder) for part in under]
+        command = [*under, *simulation, "--", sys.executable, TRAIN, "--seed", str(self.args.seed), *words]
+        environment = dict(device.variables) if under else {}
+        if device.latency and under:
+            environment["SIM_LATENCY"] = device.latency
+        finished = launch.run(command, folder, START_S + CASE_S * len(words), environment)
+        shutil.rmtree(folder, ignore_errors=True)
+        return finished
+
+    def train_plain(self, words):
+        finished = self.start(words, rows.ROOM, rows.AMPLE)
+        found = sections(finished.printed)
+        with self.lock:
+            self.plain.update(found)
+        why = {word: proves_nothing(found.get(word, [])) for word in words}
+        for word in filter(why.get, words):
+            del self.plain[word]
+            self.settle(False, rows.ROOM, word, f"{why[word]}\n{last_words(finished)}", finished.seconds)
+
+    def model_bytes(self, word):
+        return number_after("model data", self.plain[word])
+
+    def overflows(self, device, word, memory):
+        """Whether plain PyTorch runs out of the device's memory."""
+        return "raised OutOfMemoryError" in self.start([word], device, memory).printed
+
+    def under(self, budget):
+        if self.args.plugin == "plain":
+            return ["env"]
+        options = [*self.args.set]
+        if self.args.plugin != "none":
+            options += [*OPTIONS, *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
+        sets = [part for option in options for part in ("--set", option)]
+        return [self.args.castor, "run", "--plugin", self.args.plugin, "--log-dir", "{folder}/logs", *sets, "--"]
+
+    def compare(self, device, words):
+        """One process under Castor, and another one for what it did not reach."""
+        bytes_of = [self.model_bytes(word) for word in words]
+        budget = device.budget(bytes_of)
+        changed = self.args.plugin not in ("none", "plain")
+        memory = device.memory(bytes_of[0], number_after("# memory", self.plain[words[0]])) if changed else rows.AMPLE
+        if device.overflows and changed and not self.overflows(device, words[0], memory):
+            return self.settle(False, device, words[0], f"plain PyTorch trains in {memory >> 20} MiB", 0)
+        finished = self.start(words, device, memory, self.under(budget))
+        found = sections(finished.printed)
+        reached = [word for word in words if word in found] or words[:1]
+        must = (budget is not None and budget < max(bytes_of) or device.overflows) if changed else None
+        wrong = self.wrong(finished, must, device.overflows)
+        good = True
+        for word in reached:
+            differs = difference(seen(self.plain[word]), seen(found.get(word, [])))
+            ended = word != reached[-1] or finished.status == 0 or "raised" in finished.printed
+            why = differs or ("" if ended else f"status {finished.status}")
+            if why:
+                why += "".join(f"\n    {line}" for line in last_words(finished).splitlines())
+            good = good and not why
+            room = f" ({budget >> 20} MiB of {self.model_bytes(word) >> 20})" if budget is not None and changed else ""
+            self.settle(not why, device, word + room, why, finished.seconds / len(reached))
+        if wrong and good:
+            self.settle(False, device, " ".join(reached), wrong, finished.seconds)
+        if len(reached) < len(words):
+            self.compare(device, words[len(reached):])
+
+    @staticmethod
+    def wrong(finished, must_be_on_host, may_be_rescued):
+        """What is wrong with a run as a whole; empty: nothing. must_be_on_host: whether model data must have been there, or must not; None:
+        Castor has nothing to do with it."""
+        if finished.timed_out or finished.left_running:
+            return f"ran into {finished.seconds:.0f} s" if finished.timed_out else f"{finished.left_running} processes were left running"
+        on_host = placed(finished.errors)
+        if must_be_on_host is not None and on_host is None:
+            return "Castor does not say what lay on the host"
+        if must_be_on_host is not None and must_be_on_host != (on_host > 0):
+            return f"{on_host} bytes of model data lay on the host"
+        finished.errors = "\n".join(line for line in finished.errors.splitlines()
+                                    if not PLACED.search(line) and not (may_be_rescued and RESCUED.search(line)))
+        return what_is_wrong_with([], finished)
+
+    def grouped(self, plan):
+        """Cases that share a process: of one device, and of like amounts of model data, so that their budget is each one's."""
+        for device in dict.fromkeys(device for device, _ in plan):
+            words = sorted((word for one, word in plan if one == device and word in self.plain), key=self.model_bytes)
+            apart = 1 if device.alone else TOGETHER
+            yield from ((device, words[first : first + apart]) for first in range(0, len(words), apart))
+
+    def at_a_time(self, function, calls):
+        with concurrent.futures.ThreadPoolExecutor(self.args.jobs) as pool:
+            try:
+                for done in concurrent.futures.as_completed([pool.submit(function, *call) for call in calls]):
+                    done.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                launch.end_all()
+                raise
+
+    def go(self, plan):
+        words = list(dict.fromkeys(word for _, word in plan))
+        try:
+            self.at_a_time(self.train_plain, [(words[first : first + TOGETHER],) for first in range(0, len(words), TOGETHER)])
+            self.at_a_time(self.compare, list(self.grouped(plan)))
+        finally:
+            shutil.rmtree(self.work, ignore_errors=True)
+
+
+def cases_of_train():
+    """The optimizers of each case, by its name."""
+    told = subprocess.run([sys.executable, TRAIN, "--list"], check=True, capture_output=True, text=True, env=runner.environment()).stdout
+    return {name: optimizers for name, *optimizers in map(str.split, told.splitlines())}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
+    parser.add_argument("--plugin", default="gemini")
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for every run under Castor")
+    parser.add_argument("--jobs", type=int, default=2, help="so many processes at a time")
+    parser.add_argument("--device", default="")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    args = parser.parse_args()
+    args.castor = os.path.abspath(args.castor)
+    return args
+
+
+def chosen(args, cases):
+    """What runs, and how much is left to the other length."""
+    short, every = rows.short(cases), list(dict.fromkeys([*rows.short(cases), *rows.everything(cases)]))
+    if not (args.names or args.device):
+        plan = every if runner.LENGTH == "all" else short
+        return plan, len(every) - len(plan)
+    of = [row for row in every if not args.names or row[1] in args.names or row[1].partition(":")[0] in args.names and (row in short or args.device)]
+    return [row for row in of if args.device in row[0].name], 0
+
+
+def main():
+    args = arguments()
+    why = simulated.left_out(whole=True)
+    if why:
+        print(f"left out: {why}\n0 passed, 0 failed")
+        return
+    if args.plugin != "plain" and not os.access(args.castor, os.X_OK):
+        sys.exit(f"{args.castor} is missing; run make first")
+    why = simulated.make(sys.executable)
+    if why:
+        sys.exit(f"{why}\nthe simulated devices cannot be built")
+    clean = runner.environment("SIM_", "PYTORCH_", "CUDA_", "CUBLAS_")
+    os.environ.clear()
+    # A workspace of cuBLAS is of the device's memory, like all that a run needs beside model data.
+    os.environ.update(clean, PYTHON=sys.executable, CUBLAS_WORKSPACE_CONFIG=":4096:1")
+    plan, left = chosen(args, cases_of_train())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: what was started is ended
+    suite, began = Suite(args), time.monotonic()
+    suite.go(plan)
+    runner.leave(left, "rows")
+    print(f"device: {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{suite.passed} passed, {suite.failed} failed", flush=True)
+    sys.exit(1 if suite.failed or not suite.passed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Trains on a CUDA device, and prints all that there is to see of it, for run.py.
+
+    train.py [--optimizer adamw] [--seed 1] CASE[:OPTIMIZER]...
+    train.py --list
+
+Each case is a program of its own (cases/): it begins with the same random numbers and with an empty device, whatever came before it.
+A case that raises says so, and the next one runs. The simulated devices have no numbers for graphs of CUDA, kernels of Triton
+(torch.compile), sparse gradients, SyncBatchNorm and quantized tensors: these are no cases.
+"""
+import argparse
+import gc
+import sys
+import tempfile
+import traceback
+
+import torch
+
+from cases import CASES
+from cases.optimizers import OPTIMIZERS
+from shown import Log
+
+
+def run(name, optimizer, seed):
+    """Returns whether the case ended well."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was used
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.manual_seed(seed)
+    before = torch.cuda.memory_allocated()
+    print(f"== {name}:{optimizer}", flush=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="castor-device-") as folder:
+            CASES[name][0](Log(folder, optimizer), OPTIMIZERS[optimizer])
+        torch.cuda.synchronize()
+    except Exception as error:
+        print(f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", flush=True)
+        traceback.print_exc()
+        return False
+    print(f"# memory {torch.cuda.max_memory_allocated()} reserved {torch.cuda.max_memory_reserved()} at first {before}", flush=True)
+    return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--optimizer", default="adamw", choices=OPTIMIZERS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--list", action="store_true", help="the cases, and the optimizers that each may be run with")
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    args = parser.parse_args()
+    if args.list:
+        for name, (_, optimizers) in CASES.items():
+            print(name, *optimizers)
+        return
+    chosen = [(name, optimizer or args.optimizer) for name, _, optimizer in (word.partition(":") for word in args.cases)]
+    wrong = [f"{name}:{optimizer}" for name, optimizer in chosen if name not in CASES or optimizer not in CASES[name][1]]
+    if wrong or not chosen:
+        parser.error(f"no such case: {' '.join(wrong)}" if wrong else "name a case")
+    torch.set_num_threads(1)
+    sys.exit(0 if all([run(name, optimizer, args.seed) for name, optimizer in chosen]) else 1)
+
+
+if __name__ == "__main__":
+    main()
