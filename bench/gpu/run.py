@@ -1,34 +1,23 @@
 #!/usr/bin/env python3
-"""What docs/gpu.md asks a device to show: hooks by effect on the real driver, and what they cost.
+"""What docs/gpu.md asks a device to show: hooks by effect on the real driver, what they cost, and what the driver can do.
 
-    python bench/gpu/run.py [--python PYTHON] [--nvcc NVCC] [--rounds 5] [--output FILE]
+    python bench/gpu/run.py [--python PYTHON] [--nvcc NVCC] [--rounds 3] [--limit SECONDS] [--only WORD] [--output FILE]
     python bench/gpu/run.py --simulated      as far as simulated devices go; the result is no measurement
 
-Each check runs a program that knows what it calls, under `castor run`, and compares that with the trace. The result is
-written as JSON, findings included; the last line is `N passed, N failed`. Without a GPU nothing runs, and the status is 2.
+Each check of the hooks runs a program that knows what it calls, under `castor run`, and compares that with the trace. The checks of
+the probe (probe/) try the memory that the library relies on. The result is written as JSON after each check, findings included; the last line is
+`N passed, N failed, N left out`. Without a GPU nothing runs, and the status is 2.
 """
 import argparse
-import ctypes
 import json
 import os
-import platform
 import re
-import shutil
-import statistics
-import subprocess
 import sys
-import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path[:0] = [os.path.dirname(HERE), os.path.join(ROOT, "tests", "hooks"), os.path.join(ROOT, "tests", "sim")]
+from checks import CASTOR, HERE, ROOT, LeftOut, add_arguments, begin, expect, median, run_bounded, toolkit
+import probe
+import trace_files
 
-import simulated  # noqa: E402
-import trace_files  # noqa: E402
-from jobs import CASTOR, clean_environment  # noqa: E402
-
-NO_DEVICE = 2
-LIMIT_S = 300
 LAUNCH = re.compile(r"_*(cuda|cu)Launch(Cooperative)?Kernel")
 # What the runtime's calls become in the trace: the runtime's functions, or the driver's that a static runtime calls.
 KINDS = {
@@ -38,89 +27,7 @@ KINDS = {
     "copies": re.compile(r"cudaMemcpyAsync|cuMemcpyDtoHAsync|cuMemcpyAsync"),
     "sets": re.compile(r"cudaMemsetAsync|cuMemsetD8Async"),
 }
-
-
-class Finding(Exception):
-    """What was expected, and what was found."""
-
-
-def expect(condition, text):
-    if not condition:
-        raise Finding(text)
-
-
-# ---- the device ----
-
-
-def device():
-    """The first device and its driver, as a dictionary; a text where there is none."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "libcuda.so.1, the driver's library, is not installed"
-    status = driver.cuInit(0)
-    if status != 0:
-        return f"the driver finds no device it can use (cuInit: error {status})"
-    count, version, handle, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
-    name = ctypes.create_string_buffer(256)
-    driver.cuDeviceGetCount(ctypes.byref(count))
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    if count.value == 0:
-        return "the driver has no device"
-    driver.cuDeviceGet(ctypes.byref(handle), 0)
-    driver.cuDeviceGetName(name, len(name), handle)
-    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
-    try:
-        with open("/proc/driver/nvidia/version") as file:
-            kernel = file.readline().strip()
-    except OSError:
-        kernel = "unknown"
-    return {"name": name.value.decode(), "devices": count.value, "memory_bytes": memory.value,
-            "cuda": f"{version.value // 1000}.{version.value % 1000 // 10}", "driver": kernel}
-
-
-# ---- running ----
-
-
-class Checks:
-    def __init__(self, args):
-        self.args, self.results, self.failed = args, [], 0
-        self.work = os.path.join(args.build, "gpu")
-        shutil.rmtree(self.work, ignore_errors=True)
-        os.makedirs(self.work)
-
-    def environment(self, **extra):
-        environment = clean_environment(extra, threads=None)
-        return simulated.environment(devices=2, base=environment, build=self.args.build) if self.args.simulated else environment
-
-    def run(self, command, name, castor=True, **extra):
-        """Runs a command to its end; returns its output, and its folder of logs."""
-        logs = self.path(f"{name}.log")
-        if castor:
-            command = [CASTOR, "run", "--log-dir", logs, "--", *command]
-        done = subprocess.run(command, env=self.environment(**extra), cwd=self.work, capture_output=True, text=True, timeout=LIMIT_S)
-        expect(done.returncode == 0, f"status {done.returncode}: {(done.stderr.strip() or done.stdout.strip())[-400:]}")
-        return done.stdout, logs
-
-    def path(self, name):
-        return os.path.join(self.work, name)
-
-    def compile(self, output, source, *flags):
-        command = [self.args.nvcc, "-O2", "-o", self.path(output), os.path.join(HERE, source), *flags]
-        done = subprocess.run(command, capture_output=True, text=True)
-        expect(done.returncode == 0, f"nvcc fails: {done.stderr.strip()[-400:]}")
-
-    def check(self, name, function, *arguments):
-        figures = {}
-        try:
-            left_out = function(figures, *arguments)
-            verdict = "left out" if left_out else "ok"
-        except (Finding, OSError, subprocess.TimeoutExpired) as error:
-            verdict, left_out = "FAILED", str(error)
-            self.failed += 1
-        self.results.append({"check": name, "verdict": verdict, **({"why": left_out} if left_out else {}), **figures})
-        shown = {key: value for key, value in figures.items() if not isinstance(value, (dict, list))}
-        print(f"{verdict:8} {name}" + (f": {left_out}" if left_out else "") + (f"  {shown}" if shown else ""), flush=True)
+PARTS = ("elementwise", "cublas", "cublaslt", "batched", "cudnn", "attention", "optimizer", "training", "nccl")
 
 
 def calls_of(logs):
@@ -140,8 +47,14 @@ def expected_of(output):
 # ---- the checks ----
 
 
+def need(checks, program):
+    if not os.path.exists(checks.path(program)):
+        raise LeftOut(f"nvcc has not made {program}")
+
+
 def driver_functions(figures, checks, way):
     """Each function that the program has called is in the trace, as often and with as many bytes."""
+    need(checks, "driver")
     output, logs = checks.run([checks.path("driver"), way], f"driver-{way}")
     expected, found = expected_of(output), calls_of(logs)
     figures["functions"] = len(expected)
@@ -153,6 +66,7 @@ def driver_functions(figures, checks, way):
 def program_of_nvcc(figures, checks, runtime):
     if checks.args.simulated and runtime == "static":
         return "the simulation has no export tables, which a static runtime begins with"
+    need(checks, f"program-{runtime}")
     unchecked = ["unchecked"] if checks.args.simulated else []
     output, logs = checks.run([checks.path(f"program-{runtime}"), "calls", *unchecked], f"program-{runtime}")
     found = calls_of(logs)
@@ -172,17 +86,18 @@ def program_of_nvcc(figures, checks, runtime):
 
 def library(figures, checks, part):
     """The kernels that a library has run are launches of the trace."""
-    if checks.args.simulated and part in ("cublas", "cudnn"):
+    if checks.args.simulated and part == "cudnn":
         return "NVIDIA's library does not run on simulated devices"
     path = checks.path(f"{part}.json")
-    checks.run([checks.args.python, os.path.join(HERE, "libraries.py"), part, path], f"library-{part}")
+    numbers = checks.args.simulated and part in ("attention", "optimizer", "training")
+    checks.run([checks.args.python, os.path.join(HERE, "libraries.py"), part, path], f"library-{part}", numbers=numbers)
     with open(path) as file:
         figures.update(json.load(file))
     kernels, launches = figures["kernels"], figures["launches_in_the_trace"]
     if part == "nccl":
         called = figures["calls"].get("ncclAllReduce", 0)
         expect(called == figures["work_calls"], f"{called} of {figures['work_calls']} calls of ncclAllReduce are in the trace")
-    else:
+    elif not (checks.args.simulated and part in ("cublas", "cublaslt", "batched")):  # whose products are no kernels there
         expect(kernels >= figures["work_calls"], f"{kernels} kernels ran for {figures['work_calls']} calls")
     expect(launches >= kernels, f"{kernels} kernels ran, {launches} launches are in the trace: the others are hidden")
 
@@ -191,15 +106,16 @@ def cost_of_a_launch(figures, checks, runtime):
     """The host's time of a launch, plain and recorded, in interleaved rounds."""
     if checks.args.simulated:
         return "a simulated device's launch is no measurement"
+    need(checks, f"program-{runtime}")
     contenders = {"plain": {}, "counted only": {"CASTOR_TRACE": "0"}, "recorded": {"CASTOR_TRACE_MAX": "16G"}}
     samples = {name: [] for name in contenders}
     for _ in range(checks.args.rounds):
         for name, extra in contenders.items():
             command = [checks.path(f"program-{runtime}"), "launches", "100"]
             output, _ = checks.run(command, f"cost-{runtime}", castor=name != "plain", **extra)
-            samples[name].append(statistics.median(float(line) for line in output.split()))
-    figures["ns_per_launch"] = {name: round(statistics.median(values), 1) for name, values in samples.items()}
-    figures["overhead_ns"] = round(statistics.median(a - b for a, b in zip(samples["recorded"], samples["plain"])), 1)
+            samples[name].append(median(float(line) for line in output.split()))
+    figures["ns_per_launch"] = {name: round(median(values), 1) for name, values in samples.items()}
+    figures["overhead_ns"] = round(median(a - b for a, b in zip(samples["recorded"], samples["plain"])), 1)
     figures["samples_ns"] = samples
 
 
@@ -213,15 +129,15 @@ def launch_bound_step(figures, checks):
             checks.run([checks.args.python, os.path.join(HERE, "libraries.py"), "step", path], "step", castor=name != "plain")
             with open(path) as file:
                 samples[name].append(json.load(file)["step_ms"])
-    figures["step_ms"] = {name: statistics.median(values) for name, values in samples.items()}
-    figures["ratio"] = round(statistics.median(a / b for a, b in zip(samples["recorded"], samples["plain"])), 4)
+    figures["step_ms"] = {name: median(values) for name, values in samples.items()}
+    figures["ratio"] = round(median(a / b for a, b in zip(samples["recorded"], samples["plain"])), 4)
     figures["samples_ms"] = samples
 
 
 def report(figures, checks):
     """`castor report` reads what was recorded, and says what the hooks have covered."""
     logs = checks.path("library-elementwise.log")
-    done = subprocess.run([CASTOR, "report", logs, "--format", "json"], capture_output=True, text=True, timeout=LIMIT_S)
+    done = run_bounded([CASTOR, "report", logs, "--format", "json"], 60)
     expect(done.returncode == 0, f"status {done.returncode}: {done.stderr.strip()[-400:]}")
     figures["coverage"] = json.loads(done.stdout)["coverage"]
     expect(figures["coverage"]["hooked"] > 0, "no function is hooked")
@@ -234,75 +150,58 @@ def trace_gauge(name):
         return re.findall(r"^GAUGE\((\w+),", file.read(), re.M).index(name)
 
 
+def compiled(checks, output, source, *flags):
+    command = [checks.args.nvcc, "-O2", "-o", checks.path(output), os.path.join(HERE, source), *flags]
+    done = run_bounded(command, 100)
+    expect(done.returncode == 0, f"nvcc: {done.stderr.strip()[-400:]}")
+
+
+def driver_library(tools):
+    """How to link with the driver: the toolkit's stub, else the library that is installed."""
+    for folder in ("lib64/stubs", "lib/stubs", "targets/x86_64-linux/lib/stubs"):
+        if os.path.exists(os.path.join(tools, folder, "libcuda.so")):
+            return ["-L" + os.path.join(tools, folder), "-lcuda"]
+    with open("/proc/self/maps") as maps:  # checks.device has loaded it
+        found = re.findall(r"\S*/libcuda\.so\S*", maps.read())
+    expect(found, "neither a stub of the driver's library nor the library is there")
+    return [os.path.realpath(found[0])]
+
+
 def build(figures, checks):
-    libraries = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(checks.args.nvcc)))), "lib64")
-    # It has no kernels: as plain C++, so that nothing of the runtime is linked.
-    checks.compile("driver", "driver.cc", "-cudart", "none", "-L" + os.path.join(libraries, "stubs"), "-lcuda", "-ldl")
-    checks.compile("program-static", "program.cu", "-cudart", "static")
-    checks.compile("program-shared", "program.cu", "-cudart", "shared", "-Xlinker", "-rpath=" + libraries)
-    version = subprocess.run([checks.args.nvcc, "--version"], capture_output=True, text=True).stdout
+    """The programs of nvcc; the checks of each are left out where it is missing."""
+    tools = toolkit(checks.args.nvcc)
+    if not tools:
+        return f"{checks.args.nvcc} is missing: install the CUDA toolkit, or name nvcc with --nvcc"
+    version = run_bounded([checks.args.nvcc, "--version"], 30).stdout
     figures["nvcc"] = (re.findall(r"release ([\d.]+)", version) or ["unknown"])[0]
-
-
-def machine(found, python):
-    with open("/proc/cpuinfo") as info:
-        cpu = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "unknown")
-    text = "import torch; print(torch.__version__)"
-    torch = subprocess.run([python, "-c", text], capture_output=True, text=True).stdout.strip()
-    return {"cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release(), "gpu": found, "torch": torch}
+    # It has no kernels: as plain C++, so that nothing of the runtime is linked.
+    compiled(checks, "driver", "driver.cc", "-cudart", "none", *driver_library(tools), "-ldl")
+    compiled(checks, "program-static", "program.cu", "-cudart", "static")
+    libraries = next((path for path in (os.path.join(tools, name) for name in ("lib64", "lib", "targets/x86_64-linux/lib"))
+                      if os.path.isdir(path)), tools)
+    compiled(checks, "program-shared", "program.cu", "-cudart", "shared", "-L" + libraries, "-Xlinker", "-rpath=" + libraries)
+    return None
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="a Python with torch for CUDA")
-    parser.add_argument("--nvcc", default=shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--simulated", action="store_true")
-    parser.add_argument("--build", default=os.path.join(ROOT, "build"))
-    parser.add_argument("--output", help="default: bench/results/gpu.json; simulated: gpu-simulated.json in the build folder")
+    add_arguments(parser, limit_s=520)
     args = parser.parse_args()
-    args.build = os.path.abspath(args.build)
-    args.output = args.output or (
-        os.path.join(args.build, "gpu-simulated.json") if args.simulated else os.path.join(ROOT, "bench", "results", "gpu.json"))
-    found = {"name": "simulated"} if args.simulated else device()
-    if isinstance(found, str):
-        print(f"gpu-test: there is no GPU here: {found}", file=sys.stderr)
-        sys.exit(NO_DEVICE)
-    for program, advice in ((args.nvcc, "install the CUDA toolkit, or name nvcc with --nvcc"), (CASTOR, "run make first")):
-        if not shutil.which(program):
-            sys.exit(f"gpu-test: {program} is missing: {advice}")
-    why = simulated.make(args.python, args.build) if args.simulated else None
-    if why:
-        sys.exit(f"gpu-test: {why}")
-
-    checks = Checks(args)
-    checks.check("nvcc", build, checks)
+    checks = begin(args, "gpu-test", "hooks by effect, and what they cost: each check compares what a program has called with the trace of it; "
+                   "and the memory that the library relies on")
+    probe.run(checks, "levels", 120)
+    checks.check("nvcc", 150, build)
     for way in ("linked", "dlsym", "cuGetProcAddress"):
-        checks.check(f"driver functions, {way}", driver_functions, checks, way)
+        checks.check(f"driver functions, {way}", 30, driver_functions, way)
     for runtime in ("shared", "static"):
-        checks.check(f"program of nvcc, {runtime} runtime", program_of_nvcc, checks, runtime)
-    for part in ("elementwise", "cublas", "cudnn", "nccl"):
-        checks.check(f"PyTorch, {part}", library, checks, part)
+        checks.check(f"program of nvcc, {runtime} runtime", 30, program_of_nvcc, runtime)
+    for part in PARTS:
+        checks.check(f"PyTorch, {part}", 60, library, part)
+    checks.check("report", 60, report)
+    checks.check("launch-bound step", 150, launch_bound_step)
     for runtime in ("shared", "static"):
-        checks.check(f"cost of a launch, {runtime} runtime", cost_of_a_launch, checks, runtime)
-    checks.check("launch-bound step", launch_bound_step, checks)
-    checks.check("report", report, checks)
-
-    result = {
-        "what": "hooks by effect, and what they cost: each check compares what a program has called with the trace of it",
-        "command": "bench/gpu/run.py " + " ".join(argument for argument in sys.argv[1:] if "/" not in argument),
-        "date": time.strftime("%Y-%m-%d"),
-        "simulated": args.simulated,
-        "machine": machine(found, args.python),
-        "rounds": args.rounds,
-        "checks": checks.results,
-    }
-    with open(args.output, "w") as out:
-        json.dump(result, out, indent=1)
-        out.write("\n")
-    passed = sum(row["verdict"] == "ok" for row in checks.results)
-    print(f"{passed} passed, {checks.failed} failed", flush=True)
-    sys.exit(1 if checks.failed or not passed else 0)
+        checks.check(f"cost of a launch, {runtime} runtime", 90, cost_of_a_launch, runtime)
+    sys.exit(checks.close())
 
 
 if __name__ == "__main__":

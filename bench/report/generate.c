@@ -1,10 +1,11 @@
 /* Makes a log directory as a job leaves it, of any size, with the library's own recorder: for tests and measurements of
  * `castor report`. What is recorded is invented, and the same for the same arguments but for the host and the time.
  *
- *   make-trace DIR [--ranks N] [--records N] [--groups] [--die] [--slower PERCENT] [--plugin NAME] [--name TEXT]
+ *   make-trace DIR [--ranks N] [--records N] [--groups] [--devices] [--die] [--slower PERCENT] [--plugin NAME] [--name TEXT]
  *
  * --records  of each rank, at least so many; the last step is finished
  * --groups   ranks also meet in pairs, and every pair is its ranks' second group
+ * --devices  model data is in homes on a device each, and the third step's allocations move some of it to the host
  * --die      the last rank is killed instead of leaving in order
  * --slower   every time is longer by so much
  * --name     the name of one intercepted function (a test of what readers do with it) */
@@ -31,7 +32,7 @@ typedef struct job {
     const char *directory, *plugin, *name;
     unsigned ranks;
     uint64_t records, percent, begin_ns;
-    bool groups, die;
+    bool groups, devices, die;
 } job;
 
 struct rank_state;
@@ -108,6 +109,26 @@ static void record_memory(rank_state *rank) {
     sample(rank, GAUGE_GRAD_BYTES, rank->backward_end_ns, 240 * scale);
     sample(rank, GAUGE_OTHER_BYTES, rank->backward_begin_ns, (310 + 10 * draw(rank, 10)) * MIB);
     sample(rank, GAUGE_OTHER_BYTES, rank->backward_end_ns, 30 * MIB);
+    sample(rank, GAUGE_PSS_BYTES, rank->backward_end_ns, (900 + draw(rank, 40)) * MIB);
+}
+
+/* 960 MiB of model data in homes; half of the states, and then the gradients, leave the device. */
+static void record_devices(rank_state *rank) {
+    uint64_t at_ns = rank->step_begin_ns, step = rank->step;
+    uint64_t grad = step < 2 ? 240 : 0, optim = step == 0 ? 0 : step < 2 ? 480 : 240;
+    sample(rank, GAUGE_PARAM_BYTES, at_ns, 240 * MIB);
+    sample(rank, GAUGE_GRAD_BYTES, at_ns, 240 * MIB);
+    sample(rank, GAUGE_OPTIM_BYTES, at_ns, step == 0 ? 0 : 480 * MIB);
+    sample(rank, GAUGE_DEVICE_PARAM_BYTES, at_ns, step < 3 ? 240 * MIB : 180 * MIB);
+    sample(rank, GAUGE_DEVICE_GRAD_BYTES, at_ns, grad * MIB);
+    sample(rank, GAUGE_DEVICE_OPTIM_BYTES, at_ns, optim * MIB);
+    sample(rank, GAUGE_DEVICE_SLOTS_BYTES, at_ns, step < 3 ? 0 : 48 * MIB);
+    sample(rank, GAUGE_DEVICE_OTHER_BYTES, at_ns, 60 * MIB);
+    sample(rank, GAUGE_DEVICE_OTHER_BYTES, rank->backward_begin_ns, (400 + 10 * draw(rank, 10)) * MIB);
+    sample(rank, GAUGE_DEVICE_OTHER_BYTES, rank->backward_end_ns, 80 * MIB);
+    sample(rank, GAUGE_LINK_TO_DEVICE_BYTES, at_ns, step < 3 ? 0 : (step - 2) * 540 * MIB);
+    sample(rank, GAUGE_LINK_TO_HOST_BYTES, at_ns, step < 2 ? 0 : 480 * MIB + (step - 2) * 300 * MIB);
+    sample(rank, GAUGE_OTHER_BYTES, at_ns, 20 * MIB);
     sample(rank, GAUGE_PSS_BYTES, rank->backward_end_ns, (900 + draw(rank, 40)) * MIB);
 }
 
@@ -205,6 +226,24 @@ static void set_gauges(const rank_state *rank) {
     trace_gauge_set(GAUGE_HOOKS_MISSED, 2);
 }
 
+static void set_device_gauges(const rank_state *rank) {
+    uint64_t steps = rank->step > 3 ? rank->step - 3 : 0;
+    trace_gauge_set(GAUGE_DEVICE_BUDGET_BYTES, 1024 * MIB);
+    trace_gauge_set(GAUGE_DEVICE_OUTSIDE_BYTES, 12 * MIB);
+    trace_gauge_set(GAUGE_FLIPS_TO_HOST, 15);
+    trace_gauge_set(GAUGE_FLIPPED_TO_HOST_BYTES, 480 * MIB);
+    trace_gauge_set(GAUGE_FLIP_NS, 61000 * US);
+    trace_gauge_set(GAUGE_RESCUES, 2);
+    trace_gauge_set(GAUGE_SLOT_USES, steps * 24);
+    trace_gauge_set(GAUGE_SLOT_HITS, steps * 23);
+    trace_gauge_set(GAUGE_SLOT_PREFETCHED, steps * 12);
+    trace_gauge_set(GAUGE_SLOT_IN_TIME, steps * 21);
+    trace_gauge_set(GAUGE_SLOT_HOME_READS, steps);
+    trace_gauge_set(GAUGE_SLOT_COPIES, steps * 12);
+    trace_gauge_set(GAUGE_SLOT_COPIED_BYTES, steps * 60 * MIB);
+    trace_gauge_set(GAUGE_SLOT_STALE, steps * 12);
+}
+
 static int run_rank(const job *job, unsigned number) {
     trace_start(job->directory, UINT64_C(1) << 40, (int)number);
     name_everything(job);
@@ -214,10 +253,12 @@ static int run_rank(const job *job, unsigned number) {
                        .now_ns = job->begin_ns};
     uint64_t calls = job->records < 20000 ? 60 : 600;
     worker_start(&rank.collectives, &rank, "pt_gloo_runloop", record_collectives);
-    worker_start(&rank.memory, &rank, "castor-sample", record_memory);
+    worker_start(&rank.memory, &rank, "castor-sample", job->devices ? record_devices : record_memory);
     while (rank.records < job->records)
         record_step(&rank, calls);
     set_gauges(&rank);
+    if (job->devices)
+        set_device_gauges(&rank);
     if (job->die && number + 1 == job->ranks)
         kill(getpid(), SIGKILL);
     worker_end(&rank.collectives);
@@ -248,6 +289,7 @@ static bool parse(int argc, char **argv, job *job) {
         if (took)
             continue;
         job->groups |= strcmp(argv[i], "--groups") == 0;
+        job->devices |= strcmp(argv[i], "--devices") == 0;
         job->die |= strcmp(argv[i], "--die") == 0;
         if (argv[i][0] != '-')
             job->directory = argv[i];
@@ -258,7 +300,8 @@ static bool parse(int argc, char **argv, job *job) {
 int main(int argc, char **argv) {
     job job;
     if (!parse(argc, argv, &job)) {
-        fputs("usage: make-trace DIR [--ranks N] [--records N] [--groups] [--die] [--slower PERCENT] "
+        fputs("usage: make-trace DIR [--ranks N] [--records N] [--groups] [--devices] [--die] [--slower "
+              "PERCENT] "
               "[--plugin NAME] "
               "[--name TEXT]\n",
               stderr);
