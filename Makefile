@@ -9,7 +9,8 @@
 # make sim        the simulated devices of tests/sim
 # make fuzz       libFuzzer on the readers of traces, the report and the options, FUZZ_SECONDS (60) each; needs clang
 # make aarch64    the same bits from the kernels for AArch64, under emulation; needs a cross compiler and qemu
-# make gpu-test   what docs/gpu.md asks a machine with a GPU to show; result in bench/results/gpu.json
+# make gpu-test   what docs/gpu.md asks a machine with a GPU to show, in 9 minutes; result in bench/results/gpu-test.json
+# make gpu-bench  training under budgets of a GPU's memory, and what the driver's calls cost, in 9 minutes
 # make bench      the benchmarks (long); results in bench/results
 # make wheel      dist/castor-VERSION-py3-none-PLATFORM.whl, for pip install
 # make install    into PREFIX (/usr/local), below DESTDIR for packagers; make uninstall removes it
@@ -39,7 +40,10 @@ VERSION := $(shell sed -n 's/^.define CASTOR_VERSION "\(.*\)"/\1/p' $(VERSION_H)
 SONAME := $(shell sed -n 's/^.define CASTOR_SONAME "\(.*\)"/\1/p' $(VERSION_H))
 
 LIB_C := $(wildcard interpose/*.c interpose/*/*.c interpose/*/*/*.c kernels/*.c)
-LIB_O := $(LIB_C:%.c=$(B)/obj/%.o)
+LIB_O := $(LIB_C:%.c=$(B)/obj/%.o) $(B)/obj/kernels/cuda/image.o
+# The CUDA kernels are data of the library, and need nothing of CUDA where it runs without them. NVCC= builds without them.
+NVCC ?= $(shell command -v nvcc)
+NVCC_ARCHITECTURES ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
 LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options option_text log machine meeting plugin process)
 # The tests' own code is built once for all builds but that for ThreadSanitizer, which must see their atomics.
@@ -51,14 +55,24 @@ UNIT_C := $(wildcard tests/support/*.c tests/unit/support/*.c)
 UNIT_O := $(UNIT_CC:%.cc=$(UNIT_B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # The unit tests link the library's modules, but not its replacements of libc's functions nor its constructor;
 # tests/unit/support/store_inside.c stands in for what the exported functions need of them.
-UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
+UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/api/device.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup setup-tests demo aarch64 test test-all test-torch check bench gpu-test install uninstall wheel clean unit semantics tables sim fuzz
+.PHONY: all setup setup-tests demo aarch64 test test-all test-torch check bench gpu-test gpu-bench install uninstall wheel clean unit semantics tables sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -MMD -MP -c $< -o $@
+# Another nvcc, or none, makes another image.
+$(B)/obj/kernels/cuda/nvcc: FORCE
+	@mkdir -p $(@D)
+	@echo '$(NVCC) $(NVCC_ARCHITECTURES)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_ARCHITECTURES)' >$@
+.PHONY: FORCE
+$(B)/obj/kernels/cuda/kernels.fatbin: kernels/cuda/kernels.cu $(B)/obj/kernels/cuda/nvcc
+	$(NVCC) -std=c++17 -O3 $(NVCC_ARCHITECTURES) -fatbin -MD -MF $(@:.fatbin=.d) -o $@ $<
+$(B)/obj/kernels/cuda/image.o: kernels/cuda/image.S $(B)/obj/kernels/cuda/nvcc $(if $(NVCC),$(B)/obj/kernels/cuda/kernels.fatbin)
+	$(if $(NVCC),,@echo 'no nvcc: libcastor.so is built without the CUDA kernels (NVCC=PATH names one)')
+	$(CC) $(if $(NVCC),-DIMAGE='"$(B)/obj/kernels/cuda/kernels.fatbin"') -c $< -o $@
 # C++ exceptions pass through the wrappers, and their clean-up must run.
 $(B)/obj/interpose/hooks/%.o: CFLAGS_ALL += -fexceptions
 # AddressSanitizer's runtime looks up libc's functions, by these, before the memory is there that instrumented code needs.
@@ -159,8 +173,11 @@ demo: setup all
 	scripts/demo "$(PYTHON)"
 bench: setup all
 	bench/gpt_cpu/run.py --python "$(PYTHON)"
+# GPU_FLAGS="--only 7B": some checks alone.
 gpu-test: all
-	bench/gpu/run.py --python "$(PYTHON)"
+	bench/gpu/run.py --python "$(PYTHON)" $(GPU_FLAGS)
+gpu-bench: all
+	bench/gpu/bench.py --python "$(PYTHON)" $(GPU_FLAGS)
 tables: $(B)/bin/castor
 	@B="$(B)" scripts/tables
 clean:
@@ -178,6 +195,6 @@ wheel: all
 $(B)/obj/launcher/report/html.o $(B)/fuzz/obj/launcher/report/html.o: $(wildcard launcher/report/page/*)
 # The launcher suggests names as the options do, and prints the table of hooks.
 $(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/table/table.o
-$(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/table.o
+$(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/table.o $(B)/obj/interpose/hooks/cuda/layouts.o
 
 -include $(shell find $(sort $(B)/obj $(UNIT_B)/obj) -name '*.d' 2>/dev/null)
