@@ -111,6 +111,29 @@ def views_of_one_buffer(log, make):
 
 
 @case
+def written_through_one_buffer(log, make):
+    """Small parameters in one flat tensor, through which all of them are written between two passes."""
+    model = MLP(width=256).cuda()
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    for parameter, part in zip(model.parameters(), flat.split([parameter.numel() for parameter in model.parameters()])):
+        parameter.data = part.view_as(parameter)
+    optimizer = make(model.parameters())
+    for step in range(4):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        before = F.cross_entropy(model(x), y)
+        with torch.no_grad():
+            flat.mul_(0.9)
+            flat.add_(1e-3)
+        between = model(x).sum()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss, before=before, between=between)
+    log.end(model, optimizer)
+
+
+@case
 def one_flat_parameter(log, make):
     """Layers compute with views of a single parameter, which is the one that is stepped."""
     flat = nn.Parameter(torch.randn(FEATURES * 1024 + 1024 * 1024 + 1024 * CLASSES, device="cuda") / 32)
