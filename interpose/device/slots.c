@@ -204,14 +204,13 @@ static bool captures(const slots *s, uint64_t stream) {
 }
 
 void slots_written(slots *s, uintptr_t address, size_t bytes, uint64_t stream) {
-    if (!slots_touched(s, address, bytes))
+    if (!slots_touched(s, address, bytes ? bytes : 1))
         return;
     pthread_mutex_lock(&s->lock);
-    uintptr_t to = bytes > UINTPTR_MAX - address ? UINTPTR_MAX : address + bytes;
-    uint32_t first = slots_place_after(s, address), end = first, ordered = 0;
+    uint32_t end, first = slots_places(s, address, bytes, &end), ordered = 0;
     slots_mark *mark = NULL;
-    for (; end < s->places_count && s->places[end].address < to; end++) {
-        slots_storage *st = &s->storages[s->places[end].number];
+    for (uint32_t i = first; i < end; i++) {
+        slots_storage *st = &s->storages[s->places[i].number];
         if (st->ordered != s->order)
             continue;
         mark = ordered++ ? &s->writers : &st->writer;

@@ -64,12 +64,13 @@ slot_use slot_use_begin(slots *s, uintptr_t pointer, size_t bytes, uint64_t stre
 /* The call was enqueued, or has failed. */
 void slot_use_end(slots *s, const slot_use *use);
 
-/* What has just been enqueued in `stream`, or was done by the host, may write [address, address + bytes). Cheap where no
- * storage is there: one look at a table. */
+/* What has just been enqueued in `stream`, or was done by the host, may write [address, address + bytes); 0 bytes: anything in
+ * the home that holds the address, as far as any tensor over it can go, whatever storages are registered there. Cheap where no
+ * storage is in that home: one look at a table. */
 void slots_written(slots *s, uintptr_t address, size_t bytes, uint64_t stream);
 /* The same, of any storage: a writer whose addresses are unknown. */
 void slots_written_all(slots *s, uint64_t stream);
-/* Whether a storage lies at an address. Lock-free; for scans of launch arguments. */
+/* Whether a storage lies in the home that holds an address. Lock-free; for scans of launch arguments. */
 bool slots_may_hold(const slots *s, uintptr_t address);
 /* An optimizer step is over: the sequence of uses begins again. */
 void slots_step_end(slots *s);

@@ -17,7 +17,7 @@ static castor_status places_check(const slots *s) {
             return wrong(i, "storages are not in order, or not among the homes");
         at = st->address + st->bytes;
         bytes += st->bytes;
-        touches += ((at - 1 - s->first) >> s->unit_bits) - ((st->address - s->first) >> s->unit_bits) + 1;
+        touches += (st->home_end - st->home) >> s->unit_bits;
         if (!slots_touched(s, st->address, 1) || !slots_touched(s, at - 1, 1))
             return wrong(i, "a unit does not know its storage");
     }

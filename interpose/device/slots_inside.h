@@ -44,7 +44,8 @@ typedef struct slots_entry {
 
 typedef struct slots_storage {
     uintptr_t address;
-    size_t bytes;       /* 0: the number is free */
+    size_t bytes; /* 0: the number is free */
+    uintptr_t home, home_end;
     uint64_t room;      /* bytes in the region: the chunk's */
     uint64_t ordered;   /* == slots.order: it is */
     slots_mark writer;  /* its last writer */
@@ -68,7 +69,7 @@ struct slots {
     int device;
     uintptr_t first, end; /* of homes' addresses */
     uint32_t unit_bits;   /* of the driver's unit */
-    uint32_t *units;      /* by unit of those addresses: storages that touch it. Atomic */
+    uint32_t *units;      /* by unit of those addresses: storages of the home that it belongs to. Atomic */
     chunk_manager *manager;
 
     slots_storage *storages;
@@ -95,12 +96,14 @@ struct slots {
 };
 
 /* ---- slots_storages.c ---- */
-/* True: a storage may lie there. Lock-free. */
+/* True: a storage may lie in a home there. Lock-free. */
 bool slots_touched(const slots *s, uintptr_t address, size_t bytes);
 /* The storage at an address; SLOTS_NONE: there is none. */
 uint32_t slots_find(const slots *s, uintptr_t address);
 /* The place of the first storage that ends after an address; places_count: none does. */
 uint32_t slots_place_after(const slots *s, uintptr_t address);
+/* The places of the storages that overlap a range, [result, *end); 0 bytes: of the home that holds the address. */
+uint32_t slots_places(const slots *s, uintptr_t address, size_t bytes, uint32_t *end);
 /* The slot goes, if nobody uses it, and the number is free if the storage is forgotten. */
 void slots_storage_settle(slots *s, uint32_t number);
 void slots_tables_end(slots *s);

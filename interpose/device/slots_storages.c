@@ -34,6 +34,27 @@ uint32_t slots_place_after(const slots *s, uintptr_t address) {
     return low;
 }
 
+/* The first place of the home that holds an address; places_count: no storage is there. */
+static uint32_t place_of_home(const slots *s, uintptr_t address) {
+    uint32_t place = slots_place_after(s, address);
+    if (place == s->places_count || s->storages[s->places[place].number].home > address) {
+        if (place == 0 || s->storages[s->places[place - 1].number].home_end <= address)
+            return s->places_count;
+        place--;
+    }
+    return slots_place_after(s, s->storages[s->places[place].number].home);
+}
+
+uint32_t slots_places(const slots *s, uintptr_t address, size_t bytes, uint32_t *end) {
+    uint32_t first = bytes ? slots_place_after(s, address) : place_of_home(s, address);
+    uintptr_t to = bytes > UINTPTR_MAX - address ? UINTPTR_MAX : address + bytes;
+    if (!bytes && first < s->places_count)
+        to = s->storages[s->places[first].number].home_end;
+    for (*end = first; *end < s->places_count && s->places[*end].address < to; ++*end)
+        continue;
+    return first;
+}
+
 uint32_t slots_find(const slots *s, uintptr_t address) {
     uint32_t place = slots_place_after(s, address);
     return place < s->places_count && s->places[place].address <= address ? s->places[place].number
@@ -41,8 +62,8 @@ uint32_t slots_find(const slots *s, uintptr_t address) {
 }
 
 static void units_count(slots *s, const slots_storage *st, uint32_t by) {
-    uint64_t last = (st->address + st->bytes - 1 - s->first) >> s->unit_bits;
-    for (uint64_t unit = (st->address - s->first) >> s->unit_bits; unit <= last; unit++)
+    uint64_t last = (st->home_end - 1 - s->first) >> s->unit_bits;
+    for (uint64_t unit = (st->home - s->first) >> s->unit_bits; unit <= last; unit++)
         __atomic_fetch_add(&s->units[unit], by, __ATOMIC_RELAXED);
 }
 
@@ -146,7 +167,7 @@ static castor_status number_take(slots *s, uint64_t room, uint32_t *number) {
     return status;
 }
 
-static castor_status add(slots *s, uintptr_t address, size_t bytes) {
+static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *at) {
     uint32_t number = slots_find(s, address);
     if (number != SLOTS_NONE && s->storages[number].address == address && s->storages[number].bytes == bytes)
         return CASTOR_OK;
@@ -163,6 +184,8 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes) {
     writer.pending = false; /* it was of another one; the first copy of this one waits for all */
     *st = (slots_storage){.address = address,
                           .bytes = bytes,
+                          .home = at->address,
+                          .home_end = at->address + at->bytes,
                           .room = room,
                           .writer = writer,
                           .entry = SLOTS_NONE,
@@ -184,7 +207,7 @@ castor_status slots_storage_add(slots *s, uintptr_t address, size_t bytes) {
         return error_set(CASTOR_ERR_ARGUMENT, "%B at %p do not lie in one home", (uint64_t)bytes,
                          (void *)address);
     pthread_mutex_lock(&s->lock);
-    castor_status status = add(s, address, bytes);
+    castor_status status = add(s, address, bytes, &at);
     pthread_mutex_unlock(&s->lock);
     return status;
 }

@@ -92,7 +92,7 @@ static void note_word(uintptr_t address, void *context) {
     if (__builtin_expect(address - l->first >= l->end - l->first, 0))
         slots_change(l, address);
     if (l->slots && slots_may_hold(l->slots, address))
-        slots_written(l->slots, address, 1, l->stream); /* the storage that holds it */
+        slots_written(l->slots, address, 0, l->stream); /* how far the kernel goes is unknown */
 }
 
 /* Inside of a product or a collective the library's own arguments say more. */

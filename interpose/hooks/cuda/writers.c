@@ -33,9 +33,6 @@ void writers_note_home(uintptr_t address, size_t bytes, uint64_t stream) {
     if (!s)
         return;
     gate_enter(); /* a flip looks at the same tables */
-    home h;
-    if (bytes == WRITERS_OPEN)
-        bytes = home_find(devices_homes(device), address, &h) ? h.address + h.bytes - address : 1;
     slots_written(s, address, bytes, stream);
     gate_leave();
 }

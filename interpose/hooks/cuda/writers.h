@@ -12,7 +12,7 @@
 #include "core/status.h"
 #include "device/devices.h"
 
-#define WRITERS_OPEN 0 /* bytes: to the end of the home, since how many is unknown */
+#define WRITERS_OPEN 0 /* bytes: how many is unknown, anything in the home */
 
 /* From now on everything that writes homes is noted. More than one call is one. */
 castor_status writers_install(void);

@@ -80,8 +80,10 @@ TEST_F(SlotsTest, StoragesLieInOneHome) {
     EXPECT_EQ(slots_storage_add(s, base + UNIT, SIZE_MAX), CASTOR_ERR_ARGUMENT);
     EXPECT_EQ(slots_storage_add(s, range + 900 * UNIT, 16), CASTOR_ERR_ARGUMENT);
     EXPECT_EQ(slots_storage_add(s, base + UNIT, UNIT), CASTOR_OK);
+    // Whoever gets an address in the home may write the storage.
     EXPECT_TRUE(slots_may_hold(s, base + UNIT));
-    EXPECT_FALSE(slots_may_hold(s, base));
+    EXPECT_TRUE(slots_may_hold(s, base));
+    EXPECT_FALSE(slots_may_hold(s, base + 2 * UNIT));
 }
 
 // ---- writers ----
@@ -94,6 +96,26 @@ TEST_F(SlotsTest, AWriterBeforeTheFirstUse) {
         EXPECT_TRUE(use(a, 1));
         EXPECT_TRUE(use(b, 1)); // after an event
     });
+}
+
+// A kernel that gets an address in a home: the tensor there may go over storages that were registered for others.
+TEST_F(SlotsTest, AWriterOfUnknownLength) {
+    for (int where = 0; where < 4; where++)
+        seeds(16 * UNIT, 10, [&] {
+            uintptr_t base = home_make(4 * UNIT);
+            memory *a = memory_at(base + UNIT, 1024), *b = memory_at(base + 3 * UNIT, 1024), *c = add(UNIT);
+            EXPECT_EQ(slots_storage_add(s, a->address, a->bytes), CASTOR_OK);
+            EXPECT_EQ(slots_storage_add(s, b->address, b->bytes), CASTOR_OK);
+            for (memory *m : {a, b, c})
+                EXPECT_TRUE(use(m, 1));
+            write_unseen(a, 1);
+            write_unseen(b, 1);
+            const uintptr_t addresses[] = {base, a->address + 8, base + 2 * UNIT, base + 4 * UNIT - 1};
+            slots_written(s, addresses[where], 0, 1);
+            EXPECT_EQ(statistics().stale, 2u);
+            for (memory *m : {a, b, c})
+                EXPECT_TRUE(use(m, 1));
+        });
 }
 
 TEST_F(SlotsTest, AWriterAfterACopy) {

@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core, patching
-from ..common import store
+from ..common import store, tensors
 from . import homes
 
 _known = WeakTensorKeyDictionary()  # parameter: its address when it was last seen
@@ -57,8 +57,7 @@ def look(parameters):
             continue
         if tier == core.HOME_NONE and not _come_home(p):
             continue
-        # Whole, with what else lies there: a kernel that gets an address in it may write all of it.
-        core.storage_add(p.device.index, p.untyped_storage().data_ptr(), p.untyped_storage().nbytes())
+        core.storage_add(p.device.index, p.data_ptr(), tensors.extent(p))
         if p not in _known and p.requires_grad:
             p.register_post_accumulate_grad_hook(_gradient_accumulated)
         _known[p] = p.data_ptr()
