@@ -4,6 +4,7 @@ The script's own optimizer runs once for each part, on copies of its parameters,
 the last one goes on streams of their own. The results have the bits of one whole step, since the optimizer treats each parameter on its
 own (steps.py). It sees the script's own tensors: their memory is exchanged for that time. Other classes step over the link."""
 import contextlib
+import threading
 import weakref
 
 import torch
@@ -84,13 +85,14 @@ class _Device:
         self.steps.wait_stream(self.goes)
 
 
-_devices = {}  # by number
+_thread = threading.local()  # .devices: by number; threads step at once, each in the order of its streams
 
 
 def _device(index):
-    if index not in _devices:
-        _devices[index] = _Device(index)
-    return _devices[index]
+    found = _thread.__dict__.setdefault("devices", {})
+    if index not in found:
+        found[index] = _Device(index)
+    return found[index]
 
 
 def _tensors_of(optimizer, p, grad):
