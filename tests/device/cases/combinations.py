@@ -9,6 +9,34 @@ from . import case
 from .networks import MLP, batch, train
 
 
+@case(optimizers=("momentum", "adamw", "adagrad"))
+def one_memory_twice(log, make):
+    """Two weights over one storage, each of which is stepped, and a bias that is a part of it."""
+    model = MLP(width=512).cuda()
+    first, second = model.blocks[0][1], model.blocks[1][1]
+    second.weight.data = first.weight.data
+    second.bias.data = first.weight.data[5]
+    train(log, model, make(model.parameters()))
+
+
+@case(optimizers=("momentum", "adamw", "rmsprop"))
+def gradients_assigned(log, make):
+    """One gradient for two parameters, and gradients that repeat one element."""
+    model = MLP(width=512).cuda()
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        model.blocks[1][1].weight.grad = model.blocks[0][1].weight.grad
+        for p in (model.enter.weight, model.enter.bias):
+            p.grad = torch.full((), 0.01 * step, device="cuda").expand_as(p)
+        optimizer.step()
+        log.step(loss)
+    log.end(model, optimizer)
+
+
 @case(optimizers=("sgd", "momentum", "adamw", "adamw-fused"))
 def threads(log, make):
     """Two models train at once, each in its thread and on its stream."""
@@ -82,4 +110,24 @@ def copied_with_its_optimizer(log, make):
     leaf = torch.ones(70000, device="cuda", requires_grad=True)
     leaf.square().sum().backward()
     log.note("the gradient of a copy", copy.deepcopy(leaf).grad.sum())
+    log.end(model, optimizer)
+
+
+@case(optimizers=("momentum", "adamw"))
+def half_on_the_host(log, make):
+    """Half of the model is on the device."""
+    model = MLP(width=512)
+    model.blocks.cuda()
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        hidden = model.enter(x.cpu()).cuda()
+        for block in model.blocks:
+            hidden = hidden + block(hidden)
+        loss = F.cross_entropy(model.head(hidden.cpu()), y.cpu())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+        optimizer.step()
+        log.step(loss)
     log.end(model, optimizer)
