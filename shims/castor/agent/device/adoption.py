@@ -6,6 +6,7 @@ they come to an optimizer. Gradients get one as soon as they are accumulated, on
 import atexit
 import contextlib
 import functools
+import threading
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -58,7 +59,7 @@ def look(parameters):
         if tier == core.HOME_NONE and not _come_home(p):
             continue
         core.storage_add(p.device.index, p.data_ptr(), tensors.extent(p))
-        if p not in _known and p.requires_grad:
+        if p not in _known and p.requires_grad and p.is_leaf:
             p.register_post_accumulate_grad_hook(_gradient_accumulated)
         _known[p] = p.data_ptr()
 
@@ -120,20 +121,19 @@ def _device_of(fn, module):
 
 
 def _apply_in_homes(apply):
-    depth = 0
+    thread = threading.local()  # .within: it moves a module, and this is one of its submodules
 
     @functools.wraps(apply)
     def _apply(self, fn, recurse=True):
-        nonlocal depth
-        device = _device_of(fn, self) if not depth and store.active() else None
+        device = _device_of(fn, self) if not getattr(thread, "within", False) and store.active() else None
         if device is None:
             return apply(self, fn, recurse)
-        depth += 1
+        thread.within = True
         try:
             with homes.born(homes.PARAMETER, device):
                 result = apply(self, fn, recurse)
         finally:
-            depth -= 1
+            thread.within = False
         look(self.parameters())
         return result
 

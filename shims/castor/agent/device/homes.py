@@ -1,6 +1,7 @@
 """Memory of homes: PyTorch's allocator takes it from the library while a pool is open."""
 import atexit
 import contextlib
+import threading
 from ctypes import byref, c_int8, c_uint64
 
 import torch
@@ -11,16 +12,18 @@ from ..common import tensors
 PARAMETER, GRADIENT, STATE = range(3)  # as in castor_homes
 _ALLOCATES = ("castor_home_of_parameter", "castor_home_of_gradient", "castor_home_of_state")
 
-_pools = {}  # (kind, device): its MemPool
+_pools = {}  # (kind, device): its MemPools that are not open
 _refused = set()  # devices without homes
+_preparing = threading.Lock()
 
 
 def available(device):
     """Whether tensors of the device, a number, can have homes. The first call for a device prepares it."""
-    if (PARAMETER, device) in _pools:
-        return True
-    if device in _refused:
-        return False
+    with _preparing:
+        return (STATE, device) in _pools or device not in _refused and _prepare(device)
+
+
+def _prepare(device):
     try:
         core.device_start(device)
     except core.Error as error:
@@ -29,15 +32,19 @@ def available(device):
         return False
     if not _pools:
         atexit.register(core.event_devices_end)
-    for kind, allocate in enumerate(_ALLOCATES):
-        allocator = torch.cuda.memory.CUDAPluggableAllocator(None, allocate, "castor_home_free")
-        _pools[kind, device] = torch.cuda.MemPool(allocator.allocator())
+    for kind in (PARAMETER, GRADIENT, STATE):
+        _pools[kind, device] = [_new_pool(kind)]
     return True
+
+
+def _new_pool(kind):
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(None, _ALLOCATES[kind], "castor_home_free")
+    return torch.cuda.MemPool(allocator.allocator())
 
 
 def devices():
     """The devices that have homes."""
-    return sorted({device for _, device in _pools})
+    return sorted({device for _, device in list(_pools)})
 
 
 @contextlib.contextmanager
@@ -47,8 +54,16 @@ def born(kind, device):
     if not available(device) or torch.cuda.is_current_stream_capturing():
         yield
         return
-    with torch.cuda.use_mem_pool(_pools[kind, device], device):
-        yield
+    closed = _pools[kind, device]
+    try:
+        pool = closed.pop()
+    except IndexError:  # it is open in another thread, or further out in this one; PyTorch opens a pool once at a time
+        pool = _new_pool(kind)
+    try:
+        with torch.cuda.use_mem_pool(pool, device):
+            yield
+    finally:
+        closed.append(pool)
 
 
 def tiers(some):

@@ -4,12 +4,13 @@ The script's own optimizer runs once for each part, on copies of its parameters,
 the last one goes on streams of their own. The results have the bits of one whole step, since the optimizer treats each parameter on its
 own (steps.py). It sees the script's own tensors: their memory is exchanged for that time. Other classes step over the link."""
 import contextlib
+import threading
 import weakref
 
 import torch
 
 from .. import core
-from ..common import store
+from ..common import store, tensors
 from . import adoption, homes
 
 AHEAD = 2  # parts that are on the device beside the one that is stepped: one comes, one goes (interpose/device/devices.c)
@@ -21,7 +22,7 @@ _states_seen = weakref.WeakKeyDictionary()  # optimizer: how many parameters had
 
 def wanted(optimizer):
     """Whether a step goes in parts: some of the data is on the host, or there may be states that have no home yet."""
-    if not homes.devices():
+    if not homes.devices() or torch.cuda.is_current_stream_capturing():
         return False
     if _states_seen.get(optimizer) == len(optimizer.state) and not core.homes_on_host():
         return False
@@ -35,7 +36,8 @@ def step(optimizer, run):
     """Calls `run`, a step without a closure of a class that treats each parameter on its own, once for each part."""
     pairs = [(p, p.grad) for p in store.parameters_of(optimizer) if p.grad is not None]
     here = [(p, grad) for p, grad in pairs if p.is_cuda and grad.device == p.device and grad.layout is torch.strided]
-    parts = [_Part(optimizer, some) for some in _divided(optimizer, here)]
+    parts = _parts(optimizer, here)
+    known = set(optimizer.state)
     result = None
     with _hidden(pairs):
         if len(here) < len(pairs):
@@ -44,6 +46,10 @@ def step(optimizer, run):
                 result = run()
         if parts:
             result = _run_all(parts, run)
+    if len(optimizer.state) > len(known):  # the new ones come in the order of the parameters, wherever these are
+        for p in store.parameters_of(optimizer):
+            if p in optimizer.state and p not in known:
+                optimizer.state[p] = optimizer.state.pop(p)
     _states_seen[optimizer] = len(optimizer.state)
     return result
 
@@ -84,13 +90,14 @@ class _Device:
         self.steps.wait_stream(self.goes)
 
 
-_devices = {}  # by number
+_thread = threading.local()  # .devices: by number; threads step at once, each in the order of its streams
 
 
 def _device(index):
-    if index not in _devices:
-        _devices[index] = _Device(index)
-    return _devices[index]
+    found = _thread.__dict__.setdefault("devices", {})
+    if index not in found:
+        found[index] = _Device(index)
+    return found[index]
 
 
 def _tensors_of(optimizer, p, grad):
@@ -99,8 +106,32 @@ def _tensors_of(optimizer, p, grad):
     return [t for t in (p, grad, *states) if isinstance(t, torch.Tensor) and t.device == p.device and t.layout is torch.strided and t.dim()]
 
 
+def _parts(optimizer, pairs):
+    """The pairs in their order, in parts of one device each. Where tensors of a step share memory, each part is all that is on a device, and
+    is stepped there: it is the order of the optimizer's operations that counts then."""
+    if not _share_memory(optimizer, pairs):
+        return [_Part(optimizer, some) for some in _divided(optimizer, pairs)]
+    by_device = {}
+    for p, grad in pairs:
+        by_device.setdefault(p.device, []).append((p, grad))
+    return [_Part(optimizer, some, copies=False) for some in by_device.values()]
+
+
+def _share_memory(optimizer, pairs):
+    """Whether two of the tensors, of which one may be written, have addresses in common."""
+    writes_gradients = _writes_gradients(optimizer)
+    ranges = [(t.data_ptr(), tensors.extent(t), t is not grad or writes_gradients) for p, grad in pairs for t in _tensors_of(optimizer, p, grad)]
+    end = written_end = 0
+    for first, size, written in sorted(ranges):
+        if first < (end if written else written_end):
+            return True
+        end = max(end, first + size)
+        written_end = max(written_end, first + size) if written else written_end
+    return False
+
+
 def _divided(optimizer, pairs):
-    """The pairs in their order, in parts of one device each, by the bytes of their copies."""
+    """By the bytes of their copies."""
     parts, size, most = [], 0, 0
     for p, grad in pairs:
         more = sum(t.nbytes for t in _tensors_of(optimizer, p, grad))
@@ -141,14 +172,15 @@ class _Copy:
 class _Part:
     """Some parameters of one device."""
 
-    def __init__(self, optimizer, pairs):
-        self.optimizer, self.pairs = optimizer, pairs
+    def __init__(self, optimizer, pairs, copies=True):
+        self.optimizer, self.pairs, self.copied = optimizer, pairs, copies
         self.device = _device(pairs[0][0].device.index)
         self.copies, self.gone = [], None
 
     def come(self):
-        """Enqueues the copies. Without memory for them, or where one parameter is too large, the part is stepped where it is."""
-        some = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad)]
+        """Enqueues the copies. Without memory for them, or where one parameter is too large, the part is stepped where it is, and so is
+        what is no dense tensor: its elements may share memory."""
+        some = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad) if self.copied and tensors.is_dense(t)]
         if sum(t.nbytes for t in some) > (1 + AHEAD) * core.device_part_bytes(self.device.index):
             some = []
         with torch.no_grad(), torch.cuda.stream(self.device.comes):

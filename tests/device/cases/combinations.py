@@ -1,0 +1,133 @@
+"""Memory that parameters, gradients and states share, threads, and parameters that are no leaves or lie on several devices."""
+import copy
+import threading
+
+import torch
+import torch.nn.functional as F
+
+from . import case
+from .networks import MLP, batch, train
+
+
+@case(optimizers=("momentum", "adamw", "adagrad"))
+def one_memory_twice(log, make):
+    """Two weights over one storage, each of which is stepped, and a bias that is a part of it."""
+    model = MLP(width=512).cuda()
+    first, second = model.blocks[0][1], model.blocks[1][1]
+    second.weight.data = first.weight.data
+    second.bias.data = first.weight.data[5]
+    train(log, model, make(model.parameters()))
+
+
+@case(optimizers=("momentum", "adamw", "rmsprop"))
+def gradients_assigned(log, make):
+    """One gradient for two parameters, and gradients that repeat one element."""
+    model = MLP(width=512).cuda()
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        model.blocks[1][1].weight.grad = model.blocks[0][1].weight.grad
+        for p in (model.enter.weight, model.enter.bias):
+            p.grad = torch.full((), 0.01 * step, device="cuda").expand_as(p)
+        optimizer.step()
+        log.step(loss)
+    log.end(model, optimizer)
+
+
+@case(optimizers=("sgd", "momentum", "adamw", "adamw-fused"))
+def threads(log, make):
+    """Two models train at once, each in its thread and on its stream."""
+    models = [MLP(width=512) for _ in range(2)]
+    losses, optimizers, failed = [[], []], [None, None], []
+
+    def work(index):
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                model = models[index].cuda()
+                optimizer = optimizers[index] = make(model.parameters())
+                for step in range(3):
+                    x, y = batch(step + 10 * index)
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(model(x), y)
+                    loss.backward()
+                    optimizer.step()
+                    losses[index].append(loss.detach())
+        except Exception as error:
+            failed.append(error)
+
+    working = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in working:
+        thread.start()
+    for thread in working:
+        thread.join()
+    torch.cuda.synchronize()
+    if failed:
+        raise failed[0]
+    for a, b in zip(*losses):
+        log.step(a + b)
+    log.end({"a": models[0], "b": models[1]}, *optimizers)
+
+
+@case(optimizers=("momentum", "adamw", "adamw-capturable"))
+def no_leaves(log, make):
+    """An inner optimizer steps what was computed from the parameters, and keeps its gradient."""
+    model = MLP(width=512).cuda()
+    optimizer = make(model.parameters())
+    scale = torch.ones((), device="cuda", requires_grad=True)
+    for step in range(2):
+        x, y = batch(step)
+        fast = {name: p * scale for name, p in model.named_parameters()}
+        for p in fast.values():
+            p.retain_grad()
+        torch.func.functional_call(model, fast, (x,)).square().mean().backward()
+        make(list(fast.values())).step()
+        with torch.no_grad():
+            for p, moved in zip(model.parameters(), fast.values()):
+                p.copy_(moved)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss)
+    log.end(model, optimizer)
+
+
+@case(optimizers=("momentum", "adamw"))
+def copied_with_its_optimizer(log, make):
+    model = MLP(width=512).cuda()
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss)
+        model, optimizer = copy.deepcopy((model, optimizer))
+    leaf = torch.ones(70000, device="cuda", requires_grad=True)
+    leaf.square().sum().backward()
+    log.note("the gradient of a copy", copy.deepcopy(leaf).grad.sum())
+    log.end(model, optimizer)
+
+
+@case(optimizers=("momentum", "adamw"))
+def half_on_the_host(log, make):
+    """Half of the model is on the device."""
+    model = MLP(width=512)
+    model.blocks.cuda()
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        hidden = model.enter(x.cpu()).cuda()
+        for block in model.blocks:
+            hidden = hidden + block(hidden)
+        loss = F.cross_entropy(model.head(hidden.cpu()), y.cpu())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+        optimizer.step()
+        log.step(loss)
+    log.end(model, optimizer)
