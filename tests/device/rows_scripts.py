@@ -7,7 +7,6 @@ LEFT_OUT = {
     "groups.py": "its processes train, each by itself",
     "unseeded.py": "no two runs are alike",
     "loops.py:sparse_gradients": "no numbers for sparse tensors",
-    "batch_norm.py:bfloat16_model": "no numbers for a batch norm in bfloat16",
     **dict.fromkeys(("storages.py:memory_of_numpy", "storages.py:made_from_numpy", "files.py:arrays", "writes.py:by_hand"),
                     "numpy has the memory of parameters, which is the host's"),
 }
