@@ -6,6 +6,7 @@ import rows_single
 LEFT_OUT = {
     "groups.py": "its processes train, each by itself",
     "unseeded.py": "no two runs are alike",
+    **dict.fromkeys(("trainer.py", "accelerator.py"), "they choose the CPU themselves"),
     "loops.py:sparse_gradients": "no numbers for sparse tensors",
     **dict.fromkeys(("storages.py:memory_of_numpy", "storages.py:made_from_numpy", "files.py:arrays", "writes.py:by_hand"),
                     "numpy has the memory of parameters, which is the host's"),
