@@ -24,7 +24,7 @@ class Device:
 
     def budget(self, model_bytes):
         """Of cases with so much model data, for CASTOR_DEVICE_BUDGET; None: it is not set."""
-        return None if self.share is None else max(int(self.share * min(model_bytes)) // MIB, 1) * MIB
+        return None if self.share is None else int(self.share * min(model_bytes))
 
     def memory(self, model_bytes, peak_bytes):
         """Of a case that allocates so much at its peak: less by half of what may lie on the host."""

@@ -1,9 +1,10 @@
 """Scripts that train on a CUDA device, with Castor keeping what does not fit its budget on the host: all that they print must be what
 plain PyTorch prints, to the last bit of each tensor. On simulated devices with numbers (tests/sim).
 
-    tests/device/run.py [--castor build/bin/castor] [--plugin gemini|none|plain] [--jobs 2] [--device NAME] [--seed 1] [NAME]...
+    tests/device/run.py [--castor build/bin/castor] [--plugin gemini|none|plain] [--jobs 2] [--device NAME] [--scripts] [--seed 1] [NAME]...
 
-NAMEs select cases: `gpt` the rows that the short length has of it, `gpt:adamw` each that there is with this optimizer. --device selects
+Trains the cases of train.py, and scripts of tests/scripts (on_device.py). NAMEs select cases: `gpt` the rows that the short length has of
+it, `gpt:adamw` each that there is with this optimizer; and scripts: `loops.py`, `loops.py:adam`. --device selects
 what they run on by a part of its name in rows.py. The plugin `plain` runs plain PyTorch a second time. Is left out on a torch that is not for the CUDA of the
 simulation. The last line is `N passed, N failed`.
 """
@@ -25,12 +26,14 @@ ROOT = os.path.dirname(os.path.dirname(FOLDER))
 sys.path[1:1] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests", "semantics"), os.path.join(ROOT, "tests", "sim")]
 import launch  # noqa: E402
 import rows  # noqa: E402
+import rows_scripts  # noqa: E402
 import runner  # noqa: E402
 import simulated  # noqa: E402
 from complaints import last_words, what_is_wrong_with  # noqa: E402
 
-SIMULATE, TRAIN = os.path.join(ROOT, "tests", "sim", "simulate"), os.path.join(FOLDER, "train.py")
-TOGETHER = 10  # cases that share a process, for one `import torch`
+SIMULATE = os.path.join(ROOT, "tests", "sim", "simulate")
+TRAIN, ON_DEVICE = os.path.join(FOLDER, "train.py"), os.path.join(FOLDER, "on_device.py")
+TOGETHER, SCRIPTS_TOGETHER = 10, 40  # cases that share a process, for one `import torch`
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
 PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host$")
 RESCUED = re.compile(r"^castor: device \d+ was out of memory: .* moved to host memory$")
@@ -44,11 +47,11 @@ def placed(output):
     return max(found, default=None)
 
 
-def sections(printed):
-    """What each case printed, by its name and optimizer."""
+def sections(printed, words):
+    """What each of them printed."""
     found, lines = {}, []
     for line in printed.splitlines():
-        if line.startswith("== "):
+        if line.startswith("== ") and line[3:] in words:
             lines = found.setdefault(line[3:], [])
         else:
             lines.append(line)
@@ -58,6 +61,10 @@ def sections(printed):
 def number_after(word, lines):
     """In the last line that begins so."""
     return next((int(line.split()[len(word.split())]) for line in reversed(lines) if line.startswith(word)), 0)
+
+
+def is_script(word):
+    return word.partition(":")[0].endswith(".py")
 
 
 def seen(lines):
@@ -75,12 +82,14 @@ def difference(plain, found):
     return ""
 
 
-def proves_nothing(lines):
+def proves_nothing(word, lines):
     """Why what plain PyTorch printed is no reference; empty: it is one."""
     raised = next((line for line in lines if line.startswith("raised ")), "")
-    losses = [float(line.split()[3]) for line in lines if line.startswith("step ")]
     if raised or not number_after("model data", lines):
-        return f"plain PyTorch fails: {raised or 'it did not end'}"
+        return f"plain PyTorch fails: {raised or 'it did not end, or nothing of it was on the device'}"
+    if is_script(word):
+        return "" if any(line.startswith("saw ") for line in lines) else "it has seen nothing"
+    losses = [float(line.split()[3]) for line in lines if line.startswith("step ")]
     if len(set(losses)) < 2 or not all(map(math.isfinite, losses)):
         return f"the losses of plain PyTorch are {losses}"
     left = re.search(r"^# memory .* at first ([1-9]\d*)$", "\n".join(lines), re.M)
@@ -105,7 +114,8 @@ class Suite:
             folder = tempfile.mkdtemp(dir=self.work)
         simulation = [sys.executable, SIMULATE, "--memory", str(memory), "--numbers", *(["--link-bandwidth", device.link] if device.link and under else [])]
         under = [part.format(folder=folder) for part in under]
-        command = [*under, *simulation, "--", sys.executable, TRAIN, "--seed", str(self.args.seed), *words]
+        program = [ON_DEVICE] if is_script(words[0]) else [TRAIN, "--seed", str(self.args.seed)]
+        command = [*under, *simulation, "--", sys.executable, *program, *words]
         environment = dict(device.variables) if under else {}
         if device.latency and under:
             environment["SIM_LATENCY"] = device.latency
@@ -115,10 +125,10 @@ class Suite:
 
     def train_plain(self, words):
         finished = self.start(words, rows.ROOM, rows.AMPLE)
-        found = sections(finished.printed)
+        found = sections(finished.printed, words)
         with self.lock:
             self.plain.update(found)
-        why = {word: proves_nothing(found.get(word, [])) for word in words}
+        why = {word: proves_nothing(word, found.get(word, [])) for word in words}
         for word in filter(why.get, words):
             del self.plain[word]
             self.settle(False, rows.ROOM, word, f"{why[word]}\n{last_words(finished)}", finished.seconds)
@@ -148,7 +158,7 @@ class Suite:
         if device.overflows and changed and not self.overflows(device, words[0], memory):
             return self.settle(False, device, words[0], f"plain PyTorch trains in {memory >> 20} MiB", 0)
         finished = self.start(words, device, memory, self.under(budget))
-        found = sections(finished.printed)
+        found = sections(finished.printed, words)
         reached = [word for word in words if word in found] or words[:1]
         must = (budget is not None and budget < max(bytes_of) or device.overflows) if changed else None
         wrong = self.wrong(finished, must, device.overflows)
@@ -160,7 +170,7 @@ class Suite:
             if why:
                 why += "".join(f"\n    {line}" for line in last_words(finished).splitlines())
             good = good and not why
-            room = f" ({budget >> 20} MiB of {self.model_bytes(word) >> 20})" if budget is not None and changed else ""
+            room = f" ({budget >> 10} KiB of {self.model_bytes(word) >> 10})" if budget is not None and changed else ""
             self.settle(not why, device, word + room, why, finished.seconds / len(reached))
         if wrong and good:
             self.settle(False, device, " ".join(reached), wrong, finished.seconds)
@@ -183,10 +193,11 @@ class Suite:
         return what_is_wrong_with([], finished)
 
     def grouped(self, plan):
-        """Cases that share a process: of one device, and of like amounts of model data, so that their budget is each one's."""
-        for device in dict.fromkeys(device for device, _ in plan):
-            words = sorted((word for one, word in plan if one == device and word in self.plain), key=self.model_bytes)
-            apart = 1 if device.alone else TOGETHER
+        """Cases that share a process: of one program and device, and of like amounts of model data, so that their budget is each one's."""
+        for device, scripts in dict.fromkeys((device, is_script(word)) for device, word in plan):
+            words = [word for one, word in plan if one == device and is_script(word) == scripts and word in self.plain]
+            words.sort(key=self.model_bytes)
+            apart = 1 if device.alone else SCRIPTS_TOGETHER if scripts else TOGETHER
             yield from ((device, words[first : first + apart]) for first in range(0, len(words), apart))
 
     def at_a_time(self, function, calls):
@@ -201,8 +212,11 @@ class Suite:
 
     def go(self, plan):
         words = list(dict.fromkeys(word for _, word in plan))
+        cases, scripts = [word for word in words if not is_script(word)], [word for word in words if is_script(word)]
+        groups = [cases[first : first + TOGETHER] for first in range(0, len(cases), TOGETHER)]
+        groups += [scripts[first : first + SCRIPTS_TOGETHER] for first in range(0, len(scripts), SCRIPTS_TOGETHER)]
         try:
-            self.at_a_time(self.train_plain, [(words[first : first + TOGETHER],) for first in range(0, len(words), TOGETHER)])
+            self.at_a_time(self.train_plain, [(group,) for group in groups])
             self.at_a_time(self.compare, list(self.grouped(plan)))
         finally:
             shutil.rmtree(self.work, ignore_errors=True)
@@ -221,6 +235,7 @@ def arguments():
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for every run under Castor")
     parser.add_argument("--jobs", type=int, default=2, help="so many processes at a time")
     parser.add_argument("--device", default="")
+    parser.add_argument("--scripts", action="store_true", help="none but those of tests/scripts")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("names", nargs="*", metavar="NAME")
     args = parser.parse_args()
@@ -230,11 +245,14 @@ def arguments():
 
 def chosen(args, cases):
     """What runs, and how much is left to the other length."""
-    short, every = rows.short(cases), list(dict.fromkeys([*rows.short(cases), *rows.everything(cases)]))
+    short = rows.short(cases) + rows_scripts.short()
+    every = list(dict.fromkeys([*short, *rows.everything(cases), *rows_scripts.everything()]))
+    if args.scripts:
+        short, every = ([row for row in some if is_script(row[1])] for some in (short, every))
     if not (args.names or args.device):
         plan = every if runner.LENGTH == "all" else short
         return plan, len(every) - len(plan)
-    of = [row for row in every if not args.names or row[1] in args.names or row[1].partition(":")[0] in args.names and (row in short or args.device)]
+    of = [row for row in every if not args.names or row[1] in args.names or row[1].partition(":")[0] in args.names and (row in short or args.device or is_script(row[1]))]
     return [row for row in of if args.device in row[0].name], 0
 
 

@@ -154,7 +154,7 @@ def test_training_in_half_precision():
 def test_layers_in_half_precision():
     def run(x):
         torch.manual_seed(1)
-        network = nn.Sequential(nn.LayerNorm(9), nn.LayerNorm(9, elementwise_affine=False), nn.Tanh()).to(x)
+        network = nn.Sequential(nn.BatchNorm1d(9), nn.LayerNorm(9), nn.LayerNorm(9, elementwise_affine=False), nn.Tanh()).to(x)
         x = x.requires_grad_()
         out = network(x)
         out.square().sum().backward()

@@ -93,6 +93,13 @@ def layer_norm_backward(gradient, source, sizes, mean, inverse, weight, bias, wa
     return aten.native_layer_norm_backward(gradient, source, sizes, mean.to(kept), inverse.to(kept), weight, bias, wanted)
 
 
+def native_batch_norm_backward(gradient, source, weight, mean, variance, saved, inverse, train, epsilon, wanted):
+    """As layer_norm_backward's."""
+    kept = source.dtype if weight is None else weight.dtype
+    saved, inverse = (None if one is None else one.to(kept) for one in (saved, inverse))
+    return aten.native_batch_norm_backward(gradient, source, weight, mean, variance, saved, inverse, train, epsilon, wanted)
+
+
 def stand_ins():
     """By the operator's name, for all its overloads."""
     products = dict.fromkeys(("mm", "bmm", "mv", "dot"), StandIn(plain=product_is_plain))
@@ -109,6 +116,7 @@ def stand_ins():
         "native_dropout_backward": StandIn(dropout_backward),
         **attentions,
         "native_layer_norm_backward": StandIn(layer_norm_backward),
+        "native_batch_norm_backward": StandIn(native_batch_norm_backward),
         "cudnn_batch_norm": StandIn(batch_norm, launches=False),
         "cudnn_batch_norm_backward": StandIn(batch_norm_backward, launches=False),
         "cudnn_grid_sampler": StandIn(grid_sampler, launches=False),

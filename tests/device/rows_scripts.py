@@ -1,0 +1,36 @@
+"""Which scripts of tests/scripts run.py trains on a device (on_device.py), and with how much of its memory."""
+import rows
+import rows_single
+
+# By script, or script and case.
+LEFT_OUT = {
+    "groups.py": "its processes train, each by itself",
+    "unseeded.py": "no two runs are alike",
+    **dict.fromkeys(("trainer.py", "accelerator.py"), "they choose the CPU themselves"),
+    "loops.py:sparse_gradients": "no numbers for sparse tensors",
+    **dict.fromkeys(("storages.py:memory_of_numpy", "storages.py:made_from_numpy", "files.py:arrays", "writes.py:by_hand"),
+                    "numpy has the memory of parameters, which is the host's"),
+}
+SHORT = (
+    (rows.SHARES[0], ("loops.py:sgd_momentum", "gpt.py")),
+    (rows.SHARES[1], ("loops.py:two_networks", "storages.py:parts_of_one_tensor")),
+    (rows.SHARES[2], ("loops.py:adam", "files.py:checkpoints")),
+)
+# On devices that plain PyTorch overflows.
+LARGE = ("gpt.py", *(f"loops.py:{case}" for case in "sgd sgd_momentum adam adamw_fused clipped_by_norm accumulation two_networks ema".split()),
+         *(f"files.py:{case}" for case in "checkpoints best_of_all safetensors".split()))
+
+
+def words():
+    """Of the scripts of one process; titles of rows may say more than a case's name, after a colon."""
+    found = dict.fromkeys(f"{script}:{title.partition(':')[0]}".rstrip(":") for script, titles in rows_single.TABLE.items() for title in titles)
+    return [word for word in found if word not in LEFT_OUT and word.partition(":")[0] not in LEFT_OUT]
+
+
+def short():
+    return [(device, word) for device, some in SHORT for word in some]
+
+
+def everything():
+    found = [(device, word) for device in rows.SHARES for word in words()]
+    return found + [(device, word) for device in (rows.SMALL, rows.UNBOUND) for word in LARGE]
