@@ -8,6 +8,8 @@
 #include "device/probe.h"
 #include "hooks/cuda/driver.h"
 #include "hooks/cuda/operands.h"
+#include "hooks/cuda/returns.h"
+#include "placement_options.h"
 
 #define PROBED_COPY_BYTES (UINT64_C(64) << 20)
 
@@ -22,7 +24,13 @@ castor_status castor_device_start(int device) {
     if (devices_homes(device))
         return CASTOR_OK;
     uint64_t budget = options()->device_budget;
-    devices_settings settings = {.budget_bytes = budget == OPTION_BYTES_AUTO ? UINT64_MAX : budget};
+    devices_settings settings = {.budget_bytes = budget == OPTION_BYTES_AUTO ? UINT64_MAX : budget,
+                                 .placement = placement_of(options())};
+    if (placement_offloads(&settings.placement) && options()->offload_param_frac > 0 &&
+        !placement_moves_parameters(&settings.placement))
+        LOG_W("CASTOR_OFFLOAD_PARAM_FRAC counts as 0 on device %d: it needs CASTOR_SHARD_PARAM_FRAC=1 and "
+              "CASTOR_OFFLOAD_OPTIM_FRAC=1",
+              device);
     castor_status status = devices_start(cuda_driver(), device, &settings);
     if (status)
         return status;
@@ -112,6 +120,7 @@ void castor_device_step_end(void) {
         slots *s = devices_slots(device);
         if (s)
             slots_step_end(s);
+        cuda_homes_step_end(device);
     }
 }
 

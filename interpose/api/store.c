@@ -19,6 +19,7 @@
 #include "core/start.h"
 #include "hooks/table/hooks.h"
 #include "nodes/exchange.h"
+#include "placement_options.h"
 #include "store/demand.h"
 #include "store/home.h"
 #include "store/ranks.h"
@@ -62,16 +63,6 @@ castor_status rank_check(const store *s, const char *function) {
 
 castor_status castor_store_open(const char *group, int rank, int world, castor_store **out) {
     return castor_store_open_node(group, NULL, rank, world, world, out);
-}
-
-static placement_settings placement_of(const castor_options *o) {
-    return (placement_settings){.policy = o->placement == CASTOR_PLACEMENT_STATIC ? PLACEMENT_STATIC
-                                                                                  : PLACEMENT_AUTO,
-                                .shard_param_frac = o->shard_param_frac,
-                                .offload_optim_frac = o->offload_optim_frac,
-                                .offload_param_frac = o->offload_param_frac,
-                                .warmup_non_model_data_ratio = o->warmup_non_model_data_ratio,
-                                .steady_cap_ratio = o->steady_cap_ratio};
 }
 
 static void gradient_return_set(store *s) {

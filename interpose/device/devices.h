@@ -11,6 +11,7 @@ typedef struct devices_settings {
     uint64_t reserved_bytes; /* of addresses for homes; 0: of all that could ever lie there */
     uint64_t
         budget_bytes; /* of the device's memory for homes, slots and parts together; UINT64_MAX: what there is */
+    placement_settings placement;
 } devices_settings;
 
 /* CASTOR_ERR_ARGUMENT: no such device, or it was started. CASTOR_ERR_UNSUPPORTED: it cannot map memory. */

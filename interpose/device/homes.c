@@ -90,6 +90,13 @@ void tier_subtract(homes *h, const home_record *r, device_tier tier) {
     evictable_renew(h);
 }
 
+bool tier_has_room(const homes *h, device_tier tier, uint64_t bytes) {
+    if (tier == DEVICE_TIER_HOST)
+        return bytes <= h->driver.host_room(h->driver.context);
+    uint64_t there = tier_bytes(h, DEVICE_TIER_DEVICE), budget = h->statistics.budget_bytes;
+    return there <= budget && bytes <= budget - there;
+}
+
 void tier_show(homes *h, uint32_t unit, uint32_t units, device_tier tier) {
     uint8_t shown = tier == DEVICE_TIER_COUNT ? 0 : (uint8_t)(tier + 1);
     for (uint32_t i = unit; i < unit + units; i++)
@@ -225,16 +232,17 @@ static castor_status create_locked(homes *h, chunk_kind kind, uint64_t bytes, ui
                          "range has %B. Free homes, or start with more addresses",
                          bytes, chunk_kind_names[kind], (uint64_t)h->units * h->unit_bytes,
                          (uint64_t)longest * h->unit_bytes);
-    uint64_t there = tier_bytes(h, DEVICE_TIER_DEVICE), budget = h->statistics.budget_bytes;
-    device_tier tier = DEVICE_TIER_DEVICE;
+    device_tier tier = policy_birth(h, kind, bytes);
     castor_status status = CASTOR_ERR_MEMORY;
-    if (there <= budget && bytes <= budget - there)
+    if (tier_has_room(h, tier, bytes))
         status = home_back(h, unit, units, tier);
     if (status == CASTOR_ERR_MEMORY) {
-        tier = DEVICE_TIER_HOST;
+        if (tier == DEVICE_TIER_DEVICE)
+            homes_short(h);
+        tier = tier == DEVICE_TIER_DEVICE ? DEVICE_TIER_HOST : DEVICE_TIER_DEVICE;
         /* Units that were given up just now are not free any more. */
         unit = range_find(h, units, &longest);
-        if (unit != UINT32_MAX && bytes <= h->driver.host_room(h->driver.context))
+        if (unit != UINT32_MAX && tier_has_room(h, tier, bytes))
             status = home_back(h, unit, units, tier);
     }
     if (status == CASTOR_ERR_MEMORY)

@@ -16,15 +16,18 @@
  *   - homes of a device take at most the budget, if they were not larger before it was set
  *
  * A home is on the device while there is room under the budget and in the driver; else it is on the host. Host memory is bounded by
- * driver->host_room. Safe from any thread: one lock for each device. Nothing here is called with the lock of slots held. Tables are
+ * driver->host_room. The static policy begins with the host for its share of a kind. Under the automatic one, homes that are on the host
+ * come back between steps when there is lasting room (homes_policy.c). Safe from any thread: one lock for each device. Nothing here is called with the lock of slots held. Tables are
  * mapped anonymously (mmap), sized by the reserved range; no malloc. After a fork the child's copy must not be used. */
 #ifndef CASTOR_DEVICE_HOMES_H
 #define CASTOR_DEVICE_HOMES_H
 
 #include "driver.h"
-#include "placement/chunk.h"
+#include "placement/placement.h"
 
-#define HOMES_PIECE_UNITS 32
+#define HOMES_PIECE_UNITS  32
+#define HOMES_RETURN_BYTES (UINT64_C(256) << 20) /* or one home, if it is larger */
+#define HOMES_RETURN_STEPS 8                     /* for so many there must have been room */
 
 typedef struct homes homes;
 
@@ -54,6 +57,8 @@ castor_status homes_create(homes **out, const device_driver *driver, int device,
 void homes_destroy(homes *h);
 /* Homes that are larger than it stay: homes_evict moves them. */
 void homes_budget_set(homes *h, uint64_t budget_bytes);
+/* Before the first home. Without it there are no shares, and nothing comes back by itself. */
+void homes_placement_set(homes *h, const placement_settings *placement);
 /* Of `bytes` at least. CASTOR_ERR_MEMORY, with a text that says what is missing where: neither the device nor the host has room,
  * or no addresses are left. */
 castor_status home_create(homes *h, chunk_kind kind, size_t bytes, home *out);
@@ -75,6 +80,13 @@ castor_status home_flip(homes *h, uintptr_t address, device_tier to);
 uint64_t homes_evict(homes *h, uint64_t bytes);
 /* Bytes on the device that homes_evict could free. Lock-free. */
 uint64_t homes_evictable(const homes *h);
+/* The device had no memory for somebody: nothing comes back within the next steps. Lock-free. */
+void homes_short(homes *h);
+/* A step is over. Returns whether homes_return would move something. Asks the driver for its room only if a home is on the host. */
+bool homes_step_end(homes *h);
+/* Moves homes to the device where the last steps left room, up to HOMES_RETURN_BYTES: parameters, then gradients, then states, of each
+ * kind the smallest first. The caller has closed the gate. A lack of memory is no failure. */
+castor_status homes_return(homes *h);
 void homes_statistics_get(homes *h, homes_statistics *out);
 /* CASTOR_ERR_MISMATCH: an invariant does not hold. */
 castor_status homes_check(homes *h);

@@ -22,19 +22,14 @@ static castor_status alias_reserve(homes *h) {
 }
 
 static castor_status room_check(homes *h, device_tier to, uint64_t bytes) {
-    if (to == DEVICE_TIER_HOST) {
-        uint64_t left = h->driver.host_room(h->driver.context);
-        if (bytes <= left)
-            return CASTOR_OK;
-        return error_set(CASTOR_ERR_MEMORY, "a home of %B cannot move to the host, which has %B left", bytes,
-                         left);
-    }
-    uint64_t there = tier_bytes(h, DEVICE_TIER_DEVICE), budget = h->statistics.budget_bytes;
-    if (there <= budget && bytes <= budget - there)
+    if (tier_has_room(h, to, bytes))
         return CASTOR_OK;
+    if (to == DEVICE_TIER_HOST)
+        return error_set(CASTOR_ERR_MEMORY, "a home of %B cannot move to the host, which has %B left", bytes,
+                         h->driver.host_room(h->driver.context));
     return error_set(CASTOR_ERR_MEMORY,
                      "a home of %B cannot move to device %d: homes have %B there, of a budget of %B", bytes,
-                     h->device, there, budget);
+                     h->device, tier_bytes(h, DEVICE_TIER_DEVICE), h->statistics.budget_bytes);
 }
 
 /* Gives back the pages of `moving`. */
@@ -121,8 +116,7 @@ static castor_status home_change(homes *h, uint32_t unit, uint32_t end) {
     return stuck || lost ? home_stick(h, unit, lost, status) : status;
 }
 
-/* The device is at rest. */
-static castor_status flip_drained(homes *h, uint32_t unit, device_tier to, bool rescues) {
+castor_status flip_drained(homes *h, uint32_t unit, device_tier to, bool rescues) {
     home_record *r = &h->records[unit];
     uint64_t begin_ns = trace_now_ns();
     uint32_t end = unit + r->units;
@@ -211,6 +205,8 @@ uint64_t homes_evict(homes *h, uint64_t bytes) {
         for (int i = 0; i < CHUNK_KIND_COUNT && goes_on; i++)
             goes_on = evict_kind(h, order[i], bytes, &freed, &most);
         h->statistics.rescues += freed != 0;
+        if (freed)
+            policy_rescued(h);
         h->statistics.flip_ns += h->driver.now_ns(h->driver.context) - begin_ns;
     }
     pthread_mutex_unlock(&h->lock);

@@ -1,4 +1,4 @@
-/* What the parts of homes share: homes.c (birth, death, look-ups), homes_flip.c, homes_check.c.
+/* What the parts of homes share: homes.c (birth, death, look-ups), homes_flip.c, homes_policy.c, homes_check.c.
  *
  * Vocabulary
  *   unit     here: the number of a unit of the reserved range, from 0
@@ -25,6 +25,15 @@ typedef struct home_record {
     bool stuck;
 } home_record;
 
+/* What decides about returns to the device. Zero: nothing was seen yet. */
+typedef struct home_returns {
+    uint64_t room[HOMES_RETURN_STEPS]; /* the device's free bytes at the end of the last steps, as a ring */
+    uint32_t seen;                     /* of them are known */
+    uint64_t steps, resume;            /* nothing returns before step `resume` */
+    uint64_t pause;                    /* steps, of the last pause */
+    bool moved;                        /* something returned since the last rescue */
+} home_returns;
+
 struct homes {
     pthread_mutex_t lock;
     /* Constant. */
@@ -46,6 +55,9 @@ struct homes {
     uint64_t stuck_bytes;       /* of those on the device */
     _Atomic uint64_t evictable; /* bytes on the device without stuck ones */
     uintptr_t alias;            /* a range of one piece, for copies; 0: not reserved yet */
+    placement_settings placement;
+    home_returns returns;
+    _Atomic bool fell_short; /* since the last step's end */
     homes_statistics statistics;
 };
 
@@ -67,6 +79,14 @@ uint32_t home_unit(const homes *h, uintptr_t address);
 /* A home's bytes come to a tier, or leave it. */
 void tier_add(homes *h, const home_record *r, device_tier tier);
 void tier_subtract(homes *h, const home_record *r, device_tier tier);
+/* Whether so many bytes more may be there: under the budget, or in the host's memory. */
+bool tier_has_room(const homes *h, device_tier tier, uint64_t bytes);
+/* The device is at rest. `rescues`: for an allocation. */
+castor_status flip_drained(homes *h, uint32_t unit, device_tier to, bool rescues);
+/* Where a home of so many bytes is born, if there is room. */
+device_tier policy_birth(const homes *h, chunk_kind kind, uint64_t bytes);
+/* Homes have left for an allocation. */
+void policy_rescued(homes *h);
 /* The tables of look-ups. `tier`: DEVICE_TIER_COUNT: none. */
 void tier_show(homes *h, uint32_t unit, uint32_t units, device_tier tier);
 /* A piece of the home could not be changed back: `lost`: it has no pages. Sets the text and returns `status`. */

@@ -45,20 +45,28 @@ bool placement_offloads(const placement_settings *settings) {
            (settings->offload_optim_frac > 0 || settings->offload_param_frac > 0);
 }
 
+static bool parameters_may_leave(const placement_settings *settings) {
+    return settings->shard_param_frac == 1 && settings->offload_optim_frac == 1;
+}
+
 bool placement_moves_parameters(const placement_settings *settings) {
     return settings->policy != PLACEMENT_STATIC ||
-           (settings->offload_param_frac > 0 && settings->shard_param_frac == 1 &&
-            settings->offload_optim_frac == 1);
+           (settings->offload_param_frac > 0 && parameters_may_leave(settings));
+}
+
+double placement_share(const placement_settings *settings, chunk_kind kind) {
+    if (settings->policy != PLACEMENT_STATIC)
+        return 0;
+    if (kind == CHUNK_OPTIM)
+        return settings->offload_optim_frac;
+    return parameters_may_leave(settings) ? settings->offload_param_frac : 0;
 }
 
 bool placement_static(const placement_settings *settings, placement_chunk *chunks, uint32_t count) {
-    bool params_may = settings->shard_param_frac == 1 && settings->offload_optim_frac == 1;
-    double share[CHUNK_KIND_COUNT], wanted[CHUNK_KIND_COUNT], sharded = 0, wanted_sharded = 0;
+    double wanted[CHUNK_KIND_COUNT], sharded = 0, wanted_sharded = 0;
     double placed[CHUNK_KIND_COUNT] = {0};
-    share[CHUNK_OPTIM] = settings->offload_optim_frac;
-    share[CHUNK_PARAM] = share[CHUNK_GRAD] = params_may ? settings->offload_param_frac : 0;
     for (uint32_t kind = 0; kind < CHUNK_KIND_COUNT; kind++)
-        wanted[kind] = share[kind] * (double)bytes_of(chunks, count, kind);
+        wanted[kind] = placement_share(settings, (chunk_kind)kind) * (double)bytes_of(chunks, count, kind);
     wanted_sharded = settings->shard_param_frac * (double)bytes_of(chunks, count, CHUNK_PARAM);
     for (uint32_t i = 0; i < count; i++) {
         placement_chunk *c = &chunks[i];
@@ -67,7 +75,7 @@ bool placement_static(const placement_settings *settings, placement_chunk *chunk
         c->sharded = c->kind == CHUNK_PARAM && sharded < wanted_sharded;
         sharded += c->sharded ? (double)c->bytes : 0;
     }
-    return params_may || settings->offload_param_frac == 0;
+    return parameters_may_leave(settings) || settings->offload_param_frac == 0;
 }
 
 static uint64_t share_of(uint64_t capacity, double share) {

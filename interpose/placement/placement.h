@@ -32,6 +32,9 @@ bool placement_offloads(const placement_settings *settings);
 /* Whether parameters and gradients may leave the first tier, and not only states. */
 bool placement_moves_parameters(const placement_settings *settings);
 
+/* Of a kind's bytes, those that the static policy keeps on a slower tier. */
+double placement_share(const placement_settings *settings, chunk_kind kind);
+
 typedef struct placement_chunk {
     chunk_kind kind;
     uint64_t bytes;

@@ -51,7 +51,10 @@ static bool first_time(bool said[DEVICES_MAX], int device) {
 static bool rescue_begin(rescue *r, int device, size_t bytes) {
     static bool said[DEVICES_MAX];
     *r = (rescue){.device = device, .homes = devices_homes(device)};
-    if (!r->homes || !homes_evictable(r->homes) || capture_runs())
+    if (!r->homes)
+        return false;
+    homes_short(r->homes);
+    if (!homes_evictable(r->homes) || capture_runs())
         return false;
     if (gate_close(GATE_NS) != CASTOR_OK) {
         if (first_time(said, device))
