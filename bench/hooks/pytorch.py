@@ -61,12 +61,19 @@ def recorded_bytes(log):
     return records * ctypes.sizeof(trace_files.Record)
 
 
+def unmeasured(python):
+    """Why PyTorch cannot be measured; None: it can."""
+    why = simulated.make(python) if os.access(python, os.X_OK) else f"there is no {os.path.basename(python)} with torch"
+    if not why:
+        return None
+    print("PyTorch is not measured:", why.splitlines()[-1], file=sys.stderr)
+    return why.splitlines()[-1]
+
+
 def measure(python, library, folder, rounds):
     """The results, or a line that says why there are none."""
-    why = simulated.make(python) if os.access(python, os.X_OK) else f"there is no {os.path.basename(python)} with torch"
+    why = unmeasured(python)
     if why:
-        why = why.splitlines()[-1]
-        print("PyTorch is not measured:", why, file=sys.stderr)
         return {"not_measured": why}
     log = os.path.join(folder, "torch-log")
     rows = contenders(library, os.path.join(folder, "libempty.so"), log)

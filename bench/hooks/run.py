@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """What a recorded call costs: a loop of 2000 launches a step, plain, beside an empty preloaded library, and recorded; and
-what that comes to in PyTorch (pytorch.py).
+what that comes to in PyTorch (pytorch.py), and with homes in use (homes.py).
 
-    python bench/hooks/run.py [--rounds 7] [--steps 200] [--python INTERPRETER] [--output FILE]
+    python bench/hooks/run.py [--homes] [--rounds 7] [--steps 200] [--python INTERPRETER] [--output FILE]
 
 Every round runs each contender once, in turn. A step's figure is the mean time of its launches; a run's is the median of
 its steps; the overhead of a recorded call is the median over rounds of the difference from the empty library. The same for
 the processor time of the whole run, which has the making of trace files in it and does not depend on other programs. The start
 of `true` is measured in the same way. This part needs a C compiler alone; PyTorch is measured where INTERPRETER has the CUDA
-wheel of torch.
+wheel of torch. --homes measures the last part alone, and leaves the rest of FILE as it is.
 """
 import argparse
 import json
@@ -25,6 +25,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.dirname(HERE))
 
+import homes  # noqa: E402
 import pytorch  # noqa: E402
 from jobs import clean_environment  # noqa: E402
 
@@ -34,7 +35,7 @@ STARTS = 200
 
 def compile_all(folder, compiler):
     def one(output, source, *flags):
-        subprocess.run([compiler, "-O2", "-w", "-std=gnu11", "-o", os.path.join(folder, output), source, *flags], check=True)
+        subprocess.run([compiler, "-O2", "-w", "-std=gnu11", "-I", ROOT, "-o", os.path.join(folder, output), source, *flags], check=True)
 
     one("libcudart.so.13", os.path.join(HERE, "device.c"), "-shared", "-fPIC", "-Wl,-soname,libcudart.so.13")
     one("launches", os.path.join(HERE, "launches.c"), os.path.join(folder, "libcudart.so.13"), f"-Wl,-rpath,{folder}")
@@ -93,8 +94,15 @@ def cpu_name():
         return next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "unknown")
 
 
+def write(path, report):
+    with open(path, "w") as out:
+        json.dump(report, out, indent=1)
+        out.write("\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--homes", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--library", default=os.path.join(ROOT, "build", "lib", "libcastor.so"))
@@ -108,6 +116,11 @@ def main():
     disk, memory = tempfile.mkdtemp(dir=os.path.join(ROOT, "build")), tempfile.mkdtemp(dir="/dev/shm")
     try:
         compile_all(disk, os.environ.get("CC", "cc"))
+        with_homes = homes.measure(arguments.python, library, disk, arguments.rounds)
+        if arguments.homes:
+            with open(arguments.output) as old:
+                report = dict(json.load(old), homes=dict(with_homes, date=time.strftime("%Y-%m-%d")))
+            return write(arguments.output, report)
         rows = contenders(disk, library, os.path.join(disk, "log"), os.path.join(memory, "log"))
         runs, starts = {name: [] for name in rows}, {name: [] for name in ("plain", "an empty preloaded library", "castor")}
         for number in range(arguments.rounds):
@@ -154,10 +167,9 @@ def main():
         "samples_ns_per_launch": {name: [round(value, 1) for value in values] for name, values in medians.items()},
         "samples_cpu_ns_per_launch": whole,
         "torch": torch,
+        "homes": with_homes,
     }
-    with open(arguments.output, "w") as out:
-        json.dump(report, out, indent=1)
-        out.write("\n")
+    write(arguments.output, report)
 
 
 main()

@@ -4,6 +4,7 @@
 
 #define PLAN_ITEMS 64  /* moves that are looked ahead for */
 #define PLAN_LOOKS 512 /* uses that are looked at for them in one go */
+#define NEAR_USES  4
 
 static uint64_t capacity_of(chunk_manager *m, uint32_t tier) {
     return m->backend.capacity_bytes(m->backend.context, tier);
@@ -165,6 +166,7 @@ typedef struct plan {
     prefetch_item items[PLAN_ITEMS];
     uint32_t chunks[PLAN_ITEMS];
     uint64_t moments[PLAN_ITEMS];
+    uint64_t numbers[PLAN_ITEMS]; /* of the uses */
     uint64_t non_model[PLAN_ITEMS];
     uint32_t count;
 } plan;
@@ -194,14 +196,23 @@ static void look_ahead(chunk_manager *m, plan *p) {
         p->items[p->count] = (prefetch_item){c->bytes, use.begin_ns, 0};
         p->chunks[p->count] = use.chunk;
         p->moments[p->count] = use.moment;
+        p->numbers[p->count] = number;
         p->non_model[p->count++] = use.non_model_bytes;
     }
 }
 
-/* The victim that goes for what is needed in `moment`: only one that is needed later. */
-static uint32_t victim_for(const chunk_manager *m, uint64_t moment) {
+/* The victim that goes for the use of that number, in `moment`: only one that is needed later. Where nothing tells how long moves take,
+ * all that could come would come at once. Then a use that is not near waits while the one before it will leave a better victim: where
+ * each step goes through all chunks in the same order, the best one is always the last that was used, and what came too early would
+ * have sent away one that stays. */
+static uint32_t victim_for(const chunk_manager *m, uint64_t moment, uint64_t number) {
     uint32_t victim = victims_first(&m->victims[0]);
-    if (victim == VICTIM_NONE || moments_next_use(&m->moments, victim) <= moment)
+    uint64_t next = victim == VICTIM_NONE ? 0 : moments_next_use(&m->moments, victim);
+    if (next <= moment)
+        return VICTIM_NONE;
+    if (m->bandwidth[1][0].picoseconds_per_byte == 0 &&
+        number > moments_number_now(&m->moments) + NEAR_USES &&
+        moments_use_after(&m->moments, number - 1) > next)
         return VICTIM_NONE;
     return victim;
 }
@@ -254,7 +265,8 @@ static void prefetch(chunk_manager *m) {
         }
         held_up = true;
         while (!fits(held_after_moves(m, 0) + promised, bytes, limit)) {
-            uint32_t victim = outward(m) < at_a_time ? victim_for(m, p.moments[i]) : VICTIM_NONE;
+            uint32_t victim =
+                outward(m) < at_a_time ? victim_for(m, p.moments[i], p.numbers[i]) : VICTIM_NONE;
             if (victim == VICTIM_NONE)
                 return;
             victim_evict(m, victim);

@@ -29,10 +29,14 @@ static uint32_t uses_end(const moment_recording *r, uint32_t position) {
     return position + 1 < r->moments_count ? r->moments[position + 1].first_use : r->uses_count;
 }
 
-/* The recording that the next step is expected to follow; NULL: none. */
+/* The recording that the step after one of a complete recording is expected to follow. */
+static const moment_recording *after(const moments *m, const moment_recording *r) {
+    const moment_recording *next = &m->recordings[r->successor];
+    return next->complete ? next : r;
+}
+
 static const moment_recording *successor_of(const moments *m) {
-    const moment_recording *next = &m->recordings[m->recordings[m->current].successor];
-    return next->complete ? next : &m->recordings[m->current];
+    return after(m, &m->recordings[m->current]);
 }
 
 uint64_t moments_bytes(const moments_settings *settings) {
@@ -394,6 +398,22 @@ uint64_t moments_number_of(const moments *m, uint32_t chunk) {
         return m->next_use[chunk];
     uint32_t first = successor_of(m)->first_use[chunk];
     return first == MOMENT_NONE ? MOMENT_NEVER : (uint64_t)m->recordings[m->current].uses_count + first;
+}
+
+uint64_t moments_use_after(const moments *m, uint64_t number) {
+    const moment_recording *r = &m->recordings[m->current];
+    uint64_t before = m->base;
+    if (number >= r->uses_count) {
+        number -= r->uses_count;
+        before += r->moments_count;
+        r = successor_of(m);
+    }
+    const moment_use *use = &r->uses[number];
+    if (use->next != MOMENT_NONE)
+        return before + r->uses[use->next].moment;
+    const moment_recording *then = after(m, r);
+    uint32_t first = then->first_use[use->chunk];
+    return first == MOMENT_NONE ? MOMENT_NEVER : before + r->moments_count + then->uses[first].moment;
 }
 
 void moments_times(const moments *m, uint64_t *present_ns, uint64_t *next_ns) {

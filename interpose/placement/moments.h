@@ -133,6 +133,8 @@ bool moments_upcoming_get(const moments *m, uint64_t number, moments_upcoming *o
 /* The number of the first use of the present moment, and of a chunk's next one (MOMENT_NEVER: none). */
 uint64_t moments_number_now(const moments *m);
 uint64_t moments_number_of(const moments *m, uint32_t chunk);
+/* The moment of the next use of the same chunk after the use of that number, which is known; MOMENT_NEVER: there is none. */
+uint64_t moments_use_after(const moments *m, uint64_t number);
 /* When the present moment and the next one begin, since the step began. */
 void moments_times(const moments *m, uint64_t *present_ns, uint64_t *next_ns);
 

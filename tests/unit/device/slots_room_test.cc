@@ -260,3 +260,25 @@ TEST_F(SlotsStepTest, StoragesOfAnySize) {
     steps(units, 24, 0.9, 5, true);
     steps(units, 68, 0.97, 5, true);
 }
+
+// Nothing is written, and each step uses all from 0 on: most of what has room stays. The best choice of victims needs a copy for
+// what has no room and one more, 11 of 40; copies are made for 5 uses at a time.
+TEST_F(SlotsStepTest, TheSameOrderInEachStep) {
+    fresh(60 * UNIT, 7);
+    std::vector<memory *> all;
+    for (int i = 0; i < 40; i++)
+        all.push_back(add(2 * UNIT));
+    slots_statistics before = statistics();
+    for (int i = 0; i < 10; i++) {
+        if (i == 4)
+            before = statistics();
+        for (memory *m : all) {
+            use(m, 1);
+            run_some(6);
+        }
+        slots_step_end(s);
+    }
+    slots_statistics later = statistics();
+    EXPECT_LE(later.copies - before.copies, 6u * 16);
+    EXPECT_GE(later.hits - before.hits, 6u * 39);
+}

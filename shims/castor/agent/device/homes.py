@@ -81,6 +81,7 @@ def copied(t, kind):
     """A copy of a tensor, in a home, with the same strides if it is dense."""
     with born(kind, t.device.index):
         there = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) if tensors.is_dense(t) else torch.empty_like(t)
+    _count(there)
     return there.copy_(t)
 
 
@@ -93,7 +94,15 @@ def move(t, kind):
     with torch.cuda.device(t.device), born(kind, t.device.index):
         t.record_stream(torch.cuda.current_stream())  # the old memory is read there, whatever stream it comes from
         storage.resize_(storage.nbytes())
-    return tiers([t])[0] != core.HOME_NONE
+    return _count(t) != core.HOME_NONE
+
+
+def _count(t):
+    """The tier of a home that gets what was in the device's memory: on the host this passes the link."""
+    (tier,) = tiers([t])
+    if tier == core.HOME_HOST:
+        core.event_device_copied(0, t.untyped_storage().nbytes())
+    return tier
 
 
 def statistics(device):
