@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core, patching
-from ..common import store, tensors
+from ..common import store
 from . import homes
 
 _known = WeakTensorKeyDictionary()  # parameter: its address when it was last seen
@@ -57,7 +57,8 @@ def look(parameters):
             continue
         if tier == core.HOME_NONE and not _come_home(p):
             continue
-        core.storage_add(p.device.index, p.data_ptr(), tensors.extent(p))
+        storage = p.untyped_storage()  # a writer has a pointer into it, maybe not into the parameter's own part
+        core.storage_add(p.device.index, storage.data_ptr(), storage.nbytes())
         if p not in _known and p.requires_grad:
             p.register_post_accumulate_grad_hook(_gradient_accumulated)
         _known[p] = p.data_ptr()

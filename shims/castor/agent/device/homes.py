@@ -1,6 +1,7 @@
 """Memory of homes: PyTorch's allocator takes it from the library while a pool is open."""
 import atexit
 import contextlib
+import threading
 from ctypes import byref, c_int8, c_uint64
 
 import torch
@@ -13,6 +14,7 @@ _ALLOCATES = ("castor_home_of_parameter", "castor_home_of_gradient", "castor_hom
 
 _pools = {}  # (kind, device): its MemPool
 _refused = set()  # devices without homes
+_open = threading.local()  # `devices`: those on which this thread's allocations get homes now; a pool does not open twice
 
 
 def available(device):
@@ -42,13 +44,18 @@ def devices():
 
 @contextlib.contextmanager
 def born(kind, device):
-    """What this thread allocates on the device gets homes of the kind. Never left open: PyTorch does not free its cached memory and
-    try again while it is."""
-    if not available(device) or torch.cuda.is_current_stream_capturing():
+    """What this thread allocates on the device gets homes of the kind, or of the kind that is open already. Never left open: PyTorch
+    does not free its cached memory and try again while it is."""
+    here = vars(_open).setdefault("devices", set())
+    if device in here or not available(device) or torch.cuda.is_current_stream_capturing():
         yield
         return
-    with torch.cuda.use_mem_pool(_pools[kind, device], device):
-        yield
+    here.add(device)
+    try:
+        with torch.cuda.use_mem_pool(_pools[kind, device], device):
+            yield
+    finally:
+        here.remove(device)
 
 
 def tiers(some):
