@@ -8,6 +8,7 @@ LEFT_OUT = {
     "unseeded.py": "no two runs are alike",
     **dict.fromkeys(("trainer.py", "accelerator.py"), "they choose the CPU themselves"),
     "loops.py:sparse_gradients": "no numbers for sparse tensors",
+    "audited.py:larger_batches_are_refused": "it raises where castor run starts it",
     "without_optimizer.py:tensors_alone": "it has no module that .cuda() would move",
     **dict.fromkeys(("storages.py:memory_of_numpy", "storages.py:made_from_numpy", "files.py:arrays", "writes.py:by_hand"),
                     "numpy has the memory of parameters, which is the host's"),
