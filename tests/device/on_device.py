@@ -26,6 +26,7 @@ TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPTS = os.path.join(TESTS, "scripts")
 sys.path[1:1] = [SCRIPTS, os.path.join(TESTS, "semantics")]
 HIDDEN = 1024  # of model.py's Classifier: so wide that budgets leave a part of it on the device
+UNLIKE = (".metadata",)  # files that hold a number of their own
 # What goes between the host and the device by itself.
 CROSSING = {"copy_", "to", "type", "set_", "__set__", "__get__", "__getitem__", "__setitem__"}
 
@@ -121,6 +122,8 @@ def show(folder):
             for event, value in pickle.load(file):
                 print(f"saw {event} {digest(value)}")
     for name, path in sorted(files_of(folder).items()):
+        if os.path.basename(name) in UNLIKE:
+            continue
         value = contents(path)
         if value is None:
             with open(path, "rb") as file:

@@ -8,13 +8,15 @@ LEFT_OUT = {
     "unseeded.py": "no two runs are alike",
     **dict.fromkeys(("trainer.py", "accelerator.py"), "they choose the CPU themselves"),
     "loops.py:sparse_gradients": "no numbers for sparse tensors",
+    "audited.py:larger_batches_are_refused": "it raises where castor run starts it",
+    "without_optimizer.py:tensors_alone": "it has no module that .cuda() would move",
     **dict.fromkeys(("storages.py:memory_of_numpy", "storages.py:made_from_numpy", "files.py:arrays", "writes.py:by_hand"),
                     "numpy has the memory of parameters, which is the host's"),
 }
 SHORT = (
-    (rows.SHARES[0], ("loops.py:sgd_momentum", "gpt.py")),
-    (rows.SHARES[1], ("loops.py:two_networks", "storages.py:parts_of_one_tensor")),
-    (rows.SHARES[2], ("loops.py:adam", "files.py:checkpoints")),
+    (rows.SHARES[0], ("loops.py:adam", "files.py:checkpoints")),
+    (rows.SHARES[1], ("storages.py:parts_of_one_tensor", "storages.py:kept_states")),
+    (rows.SHARES[2], ("loops.py:sgd_momentum", "loops.py:clipped_by_norm")),
 )
 # On devices that plain PyTorch overflows.
 LARGE = ("gpt.py", *(f"loops.py:{case}" for case in "sgd sgd_momentum adam adamw_fused clipped_by_norm accumulation two_networks ema".split()),

@@ -192,12 +192,20 @@ class Suite:
                                     if not PLACED.search(line) and not (may_be_rescued and RESCUED.search(line)))
         return what_is_wrong_with([], finished)
 
+    def alike(self, device, word):
+        """What cases must have in common to share a process: the device, and of scripts, some of which are tiny, about the amount of model
+        data as well, since their budget is that of the least of them."""
+        return device, (self.model_bytes(word) >> 23).bit_length() if is_script(word) else None
+
     def grouped(self, plan):
-        """Cases that share a process: of one program and device, and of like amounts of model data, so that their budget is each one's."""
-        for device, scripts in dict.fromkeys((device, is_script(word)) for device, word in plan):
-            words = [word for one, word in plan if one == device and is_script(word) == scripts and word in self.plain]
+        """Cases that share a process: of like amounts of model data, so that their budget is each one's."""
+        groups = {}
+        for device, word in plan:
+            if word in self.plain:
+                groups.setdefault(self.alike(device, word), []).append(word)
+        for (device, scripts), words in groups.items():
             words.sort(key=self.model_bytes)
-            apart = 1 if device.alone else SCRIPTS_TOGETHER if scripts else TOGETHER
+            apart = 1 if device.alone else TOGETHER if scripts is None else SCRIPTS_TOGETHER
             yield from ((device, words[first : first + apart]) for first in range(0, len(words), apart))
 
     def at_a_time(self, function, calls):
