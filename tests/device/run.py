@@ -186,6 +186,9 @@ class Suite:
         """Cases that share a process: of one device, and of like amounts of model data, so that their budget is each one's."""
         for device in dict.fromkeys(device for device, _ in plan):
             words = sorted((word for one, word in plan if one == device and word in self.plain), key=self.model_bytes)
+            own = [word for word in words if word.partition(":")[0] in rows.APART]
+            yield from ((device, [word]) for word in own)
+            words = [word for word in words if word not in own]
             apart = 1 if device.alone else TOGETHER
             yield from ((device, words[first : first + apart]) for first in range(0, len(words), apart))
 
