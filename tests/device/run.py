@@ -112,7 +112,7 @@ class Suite:
         """Trains these cases in one process."""
         with self.lock:
             folder = tempfile.mkdtemp(dir=self.work)
-        simulation = [sys.executable, SIMULATE, "--memory", str(memory), "--numbers", *(["--link-bandwidth", device.link] if device.link and under else [])]
+        simulation = [sys.executable, SIMULATE, "--devices", "2", "--memory", str(memory), "--numbers", *(["--link-bandwidth", device.link] if device.link and under else [])]
         under = [part.format(folder=folder) for part in under]
         program = [ON_DEVICE] if is_script(words[0]) else [TRAIN, "--seed", str(self.args.seed)]
         command = [*under, *simulation, "--", sys.executable, *program, *words]
@@ -202,8 +202,9 @@ class Suite:
         groups = {}
         for device, word in plan:
             if word in self.plain:
-                groups.setdefault(self.alike(device, word), []).append(word)
-        for (device, scripts), words in groups.items():
+                own = word if word.partition(":")[0] in rows.APART else None
+                groups.setdefault((*self.alike(device, word), own), []).append(word)
+        for (device, scripts, _), words in groups.items():
             words.sort(key=self.model_bytes)
             apart = 1 if device.alone else TOGETHER if scripts is None else SCRIPTS_TOGETHER
             yield from ((device, words[first : first + apart]) for first in range(0, len(words), apart))

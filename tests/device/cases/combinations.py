@@ -131,3 +131,65 @@ def half_on_the_host(log, make):
         optimizer.step()
         log.step(loss)
     log.end(model, optimizer)
+
+
+@case(optimizers=("momentum", "adamw"))
+def on_two_devices(log, make):
+    """The first and the last layer on one device, the rest on another, where it is moved once more."""
+    model = MLP(width=512).cuda()
+    model.blocks.to("cuda:1")
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        hidden = model.enter(x).to("cuda:1")
+        for block in model.blocks:
+            hidden = hidden + block(hidden)
+        loss = F.cross_entropy(model.head(hidden.to("cuda:0")), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss)
+        if step == 1:
+            model.cpu().cuda().blocks.to("cuda:1")
+    log.end(model, optimizer)
+
+
+@case(optimizers=("momentum",))
+def states_of_the_script(log, make):
+    """States that the script makes itself, and looks at by other names."""
+    model = MLP(width=512).cuda()
+    optimizer = make(model.parameters())
+    velocity = torch.zeros(sum(p.numel() for p in model.parameters()), device="cuda")
+    first = 0
+    for p in model.parameters():
+        optimizer.state[p]["momentum_buffer"] = velocity[first : first + p.numel()].view_as(p)
+        first += p.numel()
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss, velocity=velocity.norm())
+    log.end(model, optimizer)
+
+
+@case(optimizers=("momentum", "adamw"))
+def captured(log, make):
+    """What was on the device when a graph was captured keeps its address: replays write there."""
+    model = MLP(width=512).cuda()
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, y = batch(step)
+        loss = F.cross_entropy(model(x), y)
+        for p, grad in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+            p.grad = grad
+        if step == 1:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):  # of nothing
+                pass
+        before = [t.data_ptr() for p in model.parameters() for t in (p, p.grad)]
+        optimizer.step()
+        if step:
+            log.note("moved", before != [t.data_ptr() for p in model.parameters() for t in (p, p.grad)])
+        log.step(loss)
+    log.end(model, optimizer)

@@ -7,7 +7,6 @@ from ctypes import byref, c_int8, c_uint64
 import torch
 
 from .. import core
-from ..common import tensors
 
 PARAMETER, GRADIENT, STATE = range(3)  # as in castor_homes
 _ALLOCATES = ("castor_home_of_parameter", "castor_home_of_gradient", "castor_home_of_state")
@@ -15,6 +14,7 @@ _ALLOCATES = ("castor_home_of_parameter", "castor_home_of_gradient", "castor_hom
 _pools = {}  # (kind, device): its MemPools that are not open
 _refused = set()  # devices without homes
 _preparing = threading.Lock()
+_captured = False  # a graph was captured
 
 
 def available(device):
@@ -33,13 +33,14 @@ def _prepare(device):
     if not _pools:
         atexit.register(core.event_devices_end)
     for kind in (PARAMETER, GRADIENT, STATE):
-        _pools[kind, device] = [_new_pool(kind)]
+        _pools[kind, device] = [_new_pool(kind, device)]
     return True
 
 
-def _new_pool(kind):
+def _new_pool(kind, device):
     allocator = torch.cuda.memory.CUDAPluggableAllocator(None, _ALLOCATES[kind], "castor_home_free")
-    return torch.cuda.MemPool(allocator.allocator())
+    with torch.cuda.device(device):  # a pool is of the device that is current when it is made
+        return torch.cuda.MemPool(allocator.allocator())
 
 
 def devices():
@@ -58,7 +59,7 @@ def born(kind, device):
     try:
         pool = closed.pop()
     except IndexError:  # it is open in another thread, or further out in this one; PyTorch opens a pool once at a time
-        pool = _new_pool(kind)
+        pool = _new_pool(kind, device)
     try:
         with torch.cuda.use_mem_pool(pool, device):
             yield
@@ -77,19 +78,17 @@ def can_have(t):
     return t.device.type == "cuda" and t.layout is torch.strided and type(t) in (torch.Tensor, torch.nn.Parameter) and t.numel() > 0
 
 
-def copied(t, kind):
-    """A copy of a tensor, in a home, with the same strides if it is dense."""
-    with born(kind, t.device.index):
-        there = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) if tensors.is_dense(t) else torch.empty_like(t)
-    _count(there)
-    return there.copy_(t)
+def keep_addresses():
+    """From now on a graph may hold the address of any tensor."""
+    global _captured
+    _captured = True
 
 
 def move(t, kind):
     """Gives the tensor's whole storage a home: every tensor over it, and what autograd has saved of it, follows. False: the storage
-    belongs to somebody else, or has no memory."""
+    belongs to somebody else, a graph may replay with its address, or it has no memory."""
     storage = t.untyped_storage()
-    if not storage.resizable() or not storage.nbytes() or torch.cuda.is_current_stream_capturing():
+    if _captured or not storage.resizable() or not storage.nbytes() or torch.cuda.is_current_stream_capturing():
         return False
     with torch.cuda.device(t.device), born(kind, t.device.index):
         t.record_stream(torch.cuda.current_stream())  # the old memory is read there, whatever stream it comes from
