@@ -23,9 +23,8 @@ class DeviceGauges : public TraceTest {
             fake_device *fake = fake_device_make(&settings, &driver);
             trace_start(directory.c_str(), 1 << 20, 0);
             gauges_start();
-            devices_settings of_device = {};
-            of_device.reserved_bytes = 1024 * UNIT;
-            of_device.budget_bytes = 160 * UNIT;
+            devices_settings of_device = {
+                .reserved_bytes = 1024 * UNIT, .budget_bytes = 160 * UNIT, .placement = {}};
             ASSERT_EQ(devices_start(&driver, 0, &of_device), CASTOR_OK) << castor_error();
             body(fake);
             trace_flush();
