@@ -266,6 +266,7 @@ uint64_t slots_region_give(slots *s) {
         if (region_empty(s) == CASTOR_OK && slots_region_end(s) == CASTOR_OK) {
             bytes = s->region_bytes;
             s->region_bytes = s->region_most;
+            s->warned = true; /* the caller says it */
         }
     }
     pthread_mutex_unlock(&s->lock);
