@@ -33,7 +33,7 @@ SIMULATE, TRAIN = os.path.join(ROOT, "tests", "sim", "simulate"), os.path.join(F
 TOGETHER = 10  # cases that share a process, for one `import torch`
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
 PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host$")
-RESCUED = re.compile(r"^castor: device \d+ was out of memory: .* moved to host memory$")
+RESCUED = re.compile(r"^castor: device \d+ was out of memory: ")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
 OPTIONS = ("CASTOR_DEBUG=1",)
 
@@ -58,6 +58,17 @@ def sections(printed):
 def number_after(word, lines):
     """In the last line that begins so."""
     return next((int(line.split()[len(word.split())]) for line in reversed(lines) if line.startswith(word)), 0)
+
+
+def whole(word):
+    """The case without the calls that fail."""
+    return word.partition("@")[0]
+
+
+def until_raised(plain, found):
+    """What plain PyTorch printed, as far as the case came before it raised."""
+    raised = [number for number, line in enumerate(found) if re.match(r"raised \w*Error: ", line)]
+    return (plain[:raised[0]], found[:raised[0]]) if raised else (plain, found)
 
 
 def seen(lines):
@@ -124,18 +135,18 @@ class Suite:
             self.settle(False, rows.ROOM, word, f"{why[word]}\n{last_words(finished)}", finished.seconds)
 
     def model_bytes(self, word):
-        return number_after("model data", self.plain[word])
+        return number_after("model data", self.plain[whole(word)])
 
     def overflows(self, device, word, memory):
         """Whether plain PyTorch runs out of the device's memory."""
         return "raised OutOfMemoryError" in self.start([word], device, memory).printed
 
-    def under(self, budget):
+    def under(self, budget, more):
         if self.args.plugin == "plain":
             return ["env"]
         options = [*self.args.set]
         if self.args.plugin != "none":
-            options += [*OPTIONS, *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
+            options += [*OPTIONS, *more, *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
         sets = [part for option in options for part in ("--set", option)]
         return [self.args.castor, "run", "--plugin", self.args.plugin, "--log-dir", "{folder}/logs", *sets, "--"]
 
@@ -144,17 +155,18 @@ class Suite:
         bytes_of = [self.model_bytes(word) for word in words]
         budget = device.budget(bytes_of)
         changed = self.args.plugin not in ("none", "plain")
-        memory = device.memory(bytes_of[0], number_after("# memory", self.plain[words[0]])) if changed else rows.AMPLE
+        memory = device.memory(bytes_of[0], number_after("# memory", self.plain[whole(words[0])])) if changed else rows.AMPLE
         if device.overflows and changed and not self.overflows(device, words[0], memory):
             return self.settle(False, device, words[0], f"plain PyTorch trains in {memory >> 20} MiB", 0)
-        finished = self.start(words, device, memory, self.under(budget))
+        finished = self.start(words, device, memory, self.under(budget, device.options))
         found = sections(finished.printed)
         reached = [word for word in words if word in found] or words[:1]
         must = (budget is not None and budget < max(bytes_of) or device.overflows) if changed else None
         wrong = self.wrong(finished, must, device.overflows)
         good = True
         for word in reached:
-            differs = difference(seen(self.plain[word]), seen(found.get(word, [])))
+            lines = seen(self.plain[whole(word)]), seen(found.get(word, []))
+            differs = difference(*(until_raised(*lines) if device.fails else lines))
             ended = word != reached[-1] or finished.status == 0 or "raised" in finished.printed
             why = differs or ("" if ended else f"status {finished.status}")
             if why:
@@ -162,7 +174,7 @@ class Suite:
             good = good and not why
             room = f" ({budget >> 20} MiB of {self.model_bytes(word) >> 20})" if budget is not None and changed else ""
             self.settle(not why, device, word + room, why, finished.seconds / len(reached))
-        if wrong and good:
+        if wrong and good and not (device.fails and finished.status >= 0 and not finished.timed_out):
             self.settle(False, device, " ".join(reached), wrong, finished.seconds)
         if len(reached) < len(words):
             self.compare(device, words[len(reached):])
@@ -185,7 +197,7 @@ class Suite:
     def grouped(self, plan):
         """Cases that share a process: of one device, and of like amounts of model data, so that their budget is each one's."""
         for device in dict.fromkeys(device for device, _ in plan):
-            words = sorted((word for one, word in plan if one == device and word in self.plain), key=self.model_bytes)
+            words = sorted((word for one, word in plan if one == device and whole(word) in self.plain), key=self.model_bytes)
             apart = 1 if device.alone else TOGETHER
             yield from ((device, words[first : first + apart]) for first in range(0, len(words), apart))
 
@@ -200,7 +212,7 @@ class Suite:
                 raise
 
     def go(self, plan):
-        words = list(dict.fromkeys(word for _, word in plan))
+        words = list(dict.fromkeys(whole(word) for _, word in plan))
         try:
             self.at_a_time(self.train_plain, [(words[first : first + TOGETHER],) for first in range(0, len(words), TOGETHER)])
             self.at_a_time(self.compare, list(self.grouped(plan)))
