@@ -76,7 +76,7 @@ void slots_step_end(slots *s);
 /* The region's memory goes back to the driver: parameters are read in their homes until a later step finds memory again. The
  * caller has closed the gate; the device is drained. Returns the bytes; 0: there is no region, it is in use, or the driver fails. */
 uint64_t slots_region_give(slots *s);
-bool slots_region_held(slots *s); /* it has memory */
+uint64_t slots_region_held(slots *s); /* bytes that it has now */
 
 void slots_statistics_get(slots *s, slots_statistics *out);
 castor_status slots_check(slots *s);

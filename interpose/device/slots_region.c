@@ -273,9 +273,9 @@ uint64_t slots_region_give(slots *s) {
     return bytes;
 }
 
-bool slots_region_held(slots *s) {
+uint64_t slots_region_held(slots *s) {
     pthread_mutex_lock(&s->lock);
-    bool held = s->region != 0;
+    uint64_t held = s->region ? s->region_bytes : 0;
     pthread_mutex_unlock(&s->lock);
     return held;
 }

@@ -50,20 +50,29 @@ static bool first_time(bool said[DEVICES_MAX], int device) {
     return !__atomic_exchange_n(&said[device], true, __ATOMIC_RELAXED);
 }
 
+/* PyTorch has freed what it caches, and the slots' memory is what is missing. */
+static bool slots_would_do(const rescue *r) {
+    const device_driver *driver = devices_driver();
+    uint64_t held = r->last ? slots_region_held(devices_slots(r->device)) : 0, free_bytes = 0, total_bytes;
+    if (held)
+        driver->room(driver->context, r->device, &free_bytes, &total_bytes);
+    return held && free_bytes + held >= r->bytes;
+}
+
 static bool rescue_begin(rescue *r, int device, size_t bytes, bool last) {
     static bool said[DEVICES_MAX];
     *r = (rescue){.device = device, .last = last, .homes = devices_homes(device)};
     if (!r->homes || capture_runs())
         return false;
     r->movable = homes_evictable(r->homes) != 0;
-    if (!r->movable && !(last && slots_region_held(devices_slots(device))))
+    r->bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
+    if (!r->movable && !slots_would_do(r))
         return false;
     if (gate_close(GATE_NS) != CASTOR_OK) {
         if (first_time(said, device))
             LOG_W("device %d is out of memory, and model data stays on it: %s", device, error_text());
         return false;
     }
-    r->bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
     homes_statistics_get(r->homes, &r->before);
     error_set(CASTOR_OK, "none of it can move"); /* unless homes_evict knows more */
     return true;
@@ -80,7 +89,7 @@ static bool rescue_more(rescue *r) {
     if (r->rounds++ == 0 && free_bytes < r->bytes)
         wanted -= free_bytes;
     uint64_t freed = homes_evict(r->homes, wanted), given = 0;
-    if (!freed && r->last)
+    if (!freed && slots_would_do(r))
         given = slots_region_give(devices_slots(r->device));
     r->freed += freed;
     r->given += given;
