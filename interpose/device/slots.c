@@ -19,14 +19,14 @@ castor_status slots_create(slots **out, homes *h, const device_driver *driver, i
                  .homes = h,
                  .device = device,
                  .unit_bits = (uint32_t)__builtin_ctzll(unit),
-                 .region_bytes = (region_bytes + unit - 1) / unit * unit,
+                 .region_most = (region_bytes + unit - 1) / unit * unit,
                  .storages_free = SLOTS_NONE,
                  .entries_free = SLOTS_NONE,
                  .entries_first = SLOTS_NONE,
                  .order = 1,
                  .user = SLOTS_NONE,
                  .wanted = SLOTS_NONE};
-    s->statistics.region_bytes = s->region_bytes;
+    s->statistics.region_bytes = s->region_bytes = s->region_most;
     homes_range(h, &s->first, &s->end);
     uint64_t units = (s->end - s->first + unit - 1) >> s->unit_bits;
     s->units = slots_map(units * sizeof *s->units);
@@ -49,7 +49,7 @@ void slots_destroy(slots *s) {
     const device_driver *d = &s->driver;
     chunk_manager_destroy(s->manager);
     /* What may still run there keeps its memory and its events. */
-    if (s->region && d->drain(d->context, s->device) == CASTOR_OK) {
+    if (d->drain(d->context, s->device) == CASTOR_OK) {
         for (uint32_t i = 0; i < s->storages_count; i++)
             slots_mark_end(s, &s->storages[i].writer);
         for (uint32_t i = 0; i < 2 * s->storages_room; i++) {
@@ -60,7 +60,10 @@ void slots_destroy(slots *s) {
         }
         slots_mark_end(s, &s->writers);
         slots_mark_end(s, &s->join);
-        slots_region_end(s);
+        if (s->copy_stream)
+            d->stream_end(d->context, s->copy_stream);
+        if (s->region)
+            slots_region_end(s);
     }
     slots_tables_end(s);
     slots_unmap(s->units, ((s->end - s->first) >> s->unit_bits) * sizeof *s->units);
@@ -97,7 +100,7 @@ static bool slot_may_be(slots *s, uint32_t number, uint64_t stream) {
     if (!s->warned)
         LOG_W("device %d: no memory for %B of slots (%s): parameters in host memory are read from there; "
               "lower CASTOR_DEVICE_BUDGET or the batch size",
-              s->device, s->region_bytes, error_text());
+              s->device, s->region_most, error_text());
     s->warned = true;
     return false;
 }
@@ -246,7 +249,9 @@ void slots_written_all(slots *s, uint64_t stream) {
 
 void slots_step_end(slots *s) {
     pthread_mutex_lock(&s->lock);
-    s->region_failed = false;
+    s->region_pause -= s->region_pause != 0;
+    if (s->copy_stream) /* there was a region */
+        slots_region_make(s);
     chunk_manager_step_end(s->manager);
     plan_again(s);
     pthread_mutex_unlock(&s->lock);

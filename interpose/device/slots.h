@@ -40,7 +40,7 @@ typedef struct slots_statistics {
 } slots_statistics;
 
 /* The region's memory comes from the driver, of the device's tier, when the first use needs it; `region_bytes`: its size, rounded up
- * to units. */
+ * to units; less where there is less. */
 castor_status slots_create(slots **out, homes *h, const device_driver *driver, int device,
                            uint64_t region_bytes);
 void slots_destroy(slots *s);
@@ -74,6 +74,10 @@ void slots_written_all(slots *s, uint64_t stream);
 bool slots_may_hold(const slots *s, uintptr_t address);
 /* An optimizer step is over: the sequence of uses begins again. */
 void slots_step_end(slots *s);
+/* The region's memory goes back to the driver: parameters are read in their homes until a later step finds memory again. The
+ * caller has closed the gate; the device is drained. Returns the bytes; 0: there is no region, it is in use, or the driver fails. */
+uint64_t slots_region_give(slots *s);
+uint64_t slots_region_held(slots *s); /* bytes that it has now */
 
 void slots_statistics_get(slots *s, slots_statistics *out);
 castor_status slots_check(slots *s);

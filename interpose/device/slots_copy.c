@@ -35,8 +35,8 @@ void slots_mark_end(slots *s, slots_mark *mark) {
 
 bool slots_copy_may(const slots *s, uint32_t number) {
     const slots_storage *st = &s->storages[number];
-    return st->bytes && !st->home_only && (st->ordered == s->order || number == s->user) &&
-           home_is_on_host(s->homes, st->address);
+    return s->region && !s->region_pause && st->bytes && !st->home_only &&
+           (st->ordered == s->order || number == s->user) && home_is_on_host(s->homes, st->address);
 }
 
 /* What the copy must come after has been enqueued before it: the writers. Readers of the memory were waited for when it was taken. */

@@ -78,10 +78,13 @@ struct slots {
     uint32_t storages_room, storages_count, places_count; /* of entries there is twice the room */
     uint32_t storages_free, entries_free, entries_first;  /* heads of lists */
 
-    uint64_t region_bytes;
-    uintptr_t region; /* 0: not made yet */
-    uint64_t region_pages, copy_stream;
-    bool region_failed; /* in this step: not tried again */
+    uint64_t region_most, region_bytes; /* what it may have; what it has, or may have if there is none */
+    uintptr_t region;                   /* 0: not made yet */
+    uint64_t region_pages,
+        copy_stream;       /* copy_stream: 0: not made yet; then for good, since marks refer to it */
+    uint32_t region_pause; /* steps that must end before it is tried again */
+    uint32_t
+        region_given; /* the last pause after its memory was given to others; each is longer than the one before */
     bool warned;
 
     uint64_t order; /* what slots_storage.ordered has to be */
@@ -110,7 +113,7 @@ void slots_tables_end(slots *s);
 
 /* ---- slots_region.c ---- */
 castor_status slots_region_make(slots *s);
-void slots_region_end(slots *s);
+castor_status slots_region_end(slots *s);
 /* CASTOR_ERR_MEMORY: no range of that many bytes is free. The copy stream waits for the uses of what lay there. */
 castor_status slots_range_take(slots *s, uint32_t number);
 void slots_range_leave(slots *s, uint32_t number);

@@ -1,50 +1,79 @@
-/* The region: device memory, cut into ranges by first fit. */
+/* The region: device memory, cut into ranges by first fit. If there is no memory for all of it, it is smaller, down to the largest
+ * storage; if there is none at all, the next step tries again. */
 #include "core/error.h"
 #include "slots_inside.h"
 
-castor_status slots_region_make(slots *s) {
+#define REGION_PAUSE_MOST 63 /* steps without a region, at most, after others needed its memory */
+
+static uint64_t whole_units(const slots *s, uint64_t bytes) {
+    uint64_t unit = UINT64_C(1) << s->unit_bits;
+    return (bytes + unit - 1) / unit * unit;
+}
+
+/* Of s->region_bytes. */
+static castor_status region_try(slots *s) {
     const device_driver *d = &s->driver;
     uintptr_t region = 0;
-    if (s->region)
-        return CASTOR_OK;
-    if (s->region_failed)
-        return error_set(CASTOR_ERR_MEMORY, "no memory for slots");
     castor_status status =
         d->reserve(d->context, s->device, s->region_bytes, UINT64_C(1) << s->unit_bits, &region);
     if (status != CASTOR_OK)
-        goto failed;
+        return status;
     status = d->create(d->context, s->device, DEVICE_TIER_DEVICE, s->region_bytes, &s->region_pages);
     if (status != CASTOR_OK)
         goto no_pages;
     status = d->map(d->context, s->device, region, s->region_bytes, s->region_pages);
     if (status != CASTOR_OK)
         goto no_map;
-    status = d->stream_make(d->context, s->device, &s->copy_stream);
+    if (!s->copy_stream)
+        status = d->stream_make(d->context, s->device, &s->copy_stream);
     if (status != CASTOR_OK)
         goto no_stream;
     s->region = region;
     return CASTOR_OK;
 no_stream:
     if (d->unmap(d->context, region, s->region_bytes) != CASTOR_OK)
-        goto failed; /* the addresses are not free */
+        return status; /* the addresses are not free */
 no_map:
     d->release(d->context, s->region_pages);
 no_pages:
     d->unreserve(d->context, region, s->region_bytes);
-failed:
-    s->region_failed = true;
     return status;
 }
 
-void slots_region_end(slots *s) {
-    const device_driver *d = &s->driver;
-    if (!s->region)
-        return;
-    d->stream_end(d->context, s->copy_stream);
-    if (d->unmap(d->context, s->region, s->region_bytes) == CASTOR_OK) {
-        d->release(d->context, s->region_pages);
-        d->unreserve(d->context, s->region, s->region_bytes);
+castor_status slots_region_make(slots *s) {
+    if (s->region)
+        return CASTOR_OK;
+    if (s->region_pause)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for slots");
+    uint64_t least = 1;
+    for (uint32_t i = 0; i < s->places_count; i++) {
+        uint64_t room = s->storages[s->places[i].number].room;
+        least = room > least && room <= s->region_most ? room : least;
     }
+    least = whole_units(s, least);
+    castor_status status = CASTOR_OK;
+    for (uint64_t bytes = s->region_most;; bytes = whole_units(s, bytes / 2)) {
+        s->region_bytes = bytes > least ? bytes : least;
+        status = region_try(s);
+        if (status != CASTOR_ERR_MEMORY || bytes <= least)
+            break;
+    }
+    s->region_pause = status != CASTOR_OK;
+    if (status != CASTOR_OK)
+        s->region_bytes = s->region_most;
+    s->statistics.region_bytes = s->region_bytes;
+    return status;
+}
+
+castor_status slots_region_end(slots *s) {
+    const device_driver *d = &s->driver;
+    castor_status status = d->unmap(d->context, s->region, s->region_bytes);
+    if (status != CASTOR_OK)
+        return status;
+    d->release(d->context, s->region_pages);
+    d->unreserve(d->context, s->region, s->region_bytes);
+    s->region = 0;
+    return CASTOR_OK;
 }
 
 static uint32_t held_from(const slots *s, uint32_t entry) {
@@ -198,4 +227,55 @@ bool slots_run_free(slots *s, uint32_t number, uint64_t key) {
             return false;
     }
     return range_find(s, bytes, &first);
+}
+
+/* Nothing is in use, and no use is unknown. */
+static bool region_idle(const slots *s) {
+    for (uint32_t i = s->entries_first; i != SLOTS_NONE; i = s->entries[i].next) {
+        const slots_entry *e = &s->entries[i];
+        if (e->storage != SLOTS_NONE && (e->kept || s->storages[e->storage].users))
+            return false;
+    }
+    return true;
+}
+
+/* The device is at rest: nobody waits for what is passed. */
+static castor_status region_empty(slots *s) {
+    for (uint32_t i = s->entries_first, next; i != SLOTS_NONE; i = next) {
+        slots_entry *e = &s->entries[i];
+        next = e->next;
+        for (uint32_t u = 0; u < SLOTS_STREAMS; u++)
+            e->used[u].pending = false;
+        if (e->storage == SLOTS_NONE) {
+            entry_remove(s, i);
+            continue;
+        }
+        castor_status status = chunk_manager_move(s->manager, e->storage, 1);
+        if (status != CASTOR_OK)
+            return status;
+    }
+    return CASTOR_OK;
+}
+
+uint64_t slots_region_give(slots *s) {
+    uint64_t bytes = 0;
+    pthread_mutex_lock(&s->lock);
+    if (s->region && region_idle(s) && s->driver.drain(s->driver.context, s->device) == CASTOR_OK) {
+        s->region_given = s->region_given < REGION_PAUSE_MOST ? 2 * s->region_given + 1 : s->region_given;
+        s->region_pause = s->region_given; /* from here on nothing is copied ahead */
+        if (region_empty(s) == CASTOR_OK && slots_region_end(s) == CASTOR_OK) {
+            bytes = s->region_bytes;
+            s->region_bytes = s->region_most;
+            s->warned = true; /* the caller says it */
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    return bytes;
+}
+
+uint64_t slots_region_held(slots *s) {
+    pthread_mutex_lock(&s->lock);
+    uint64_t held = s->region ? s->region_bytes : 0;
+    pthread_mutex_unlock(&s->lock);
+    return held;
 }

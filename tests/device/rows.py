@@ -18,6 +18,8 @@ class Device:
     latency: str = ""  # SIM_LATENCY
     variables: tuple = ()  # more of the environment
     options: tuple = ()  # of Castor
+    fails: bool = False  # calls fail: cases may raise
+    halved: bool = False  # half of the memory that a case needs
 
     @property
     def alone(self):
@@ -29,7 +31,9 @@ class Device:
         return None if self.share is None else int(self.share * min(model_bytes))
 
     def memory(self, model_bytes, peak_bytes):
-        """Of a case that allocates so much at its peak: less by a part of what may lie on the host."""
+        """Of a case that allocates so much at its peak: less by a part of what may lie on the host, or by half of all."""
+        if self.halved:
+            return peak_bytes // 2 // MIB * MIB
         return (peak_bytes - int(model_bytes * (1 - (self.share or 0)) * self.missing)) // MIB * MIB if self.overflows else AMPLE
 
 
@@ -49,6 +53,8 @@ SLOW = Device("a quarter, over a slow link", 0.25, link="2G", latency="copy:500,
 ROOM = Device("all of it")
 STATIC = Device("fixed shares", options=("CASTOR_PLACEMENT=static", "CASTOR_OFFLOAD_OPTIM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=0.5"))
 EXPANDABLE = Device("a quarter, with expandable segments", 0.25, variables=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),))
+OVERFLOW = Device("half of what it needs, and host memory for the rest", overflows=True, halved=True, options=("CASTOR_OVERFLOW=1G",))
+FAILS = Device("calls that fail", 0.25, fails=True)
 SEEDS = 1, 2, 3, 4, 5, 6
 
 # Of the short length, beside each case with one optimizer and one share: what waits, and what needs room.
@@ -61,7 +67,15 @@ ALSO = {
     delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
     ROOM: ("mlp:adamw", "views_of_one_buffer:momentum"),
     EXPANDABLE: ("batch_grows:momentum", "cache_emptied:adamw"),
+    OVERFLOW: ("batch_grows:momentum",),
+    FAILS: tuple(f"mlp:momentum@{fault}" for fault in ("cuMemCreate:1*:2", "cuMemMap:2:999", "cuMemcpyAsync:1:999", "cuStreamWaitEvent:1*:999", "cuMemUnmap:1:999")),
 }
+# Of the driver, what Castor calls while a script trains (interpose/hooks/cuda).
+CALLED = """cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSynchronize cuThreadExchangeStreamCaptureMode cuMemGetInfo_v2
+cuMemGetAllocationPropertiesFromHandle cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess
+cuMemcpyAsync cuStreamCreate cuStreamSynchronize cuStreamIsCapturing cuStreamWaitEvent cuEventCreate cuEventRecord cuEventQuery
+cuFuncGetParamInfo cuKernelGetParamInfo cudaGetKernel cudaPeekAtLastError""".split()
+EACH_FAILS = [(FAILS, f"mlp:momentum@{call}:{number}:{code}") for code in (2, 999) for number in ("1", "2", "3", "1*") for call in CALLED]
 # Cases whose subject has an optimizer; the others have one after the other.
 WITH = {"gpt": "adamw", "mlp": "momentum", "tied": "adamw", "convolution": "nesterov", "lstm": "adam",
         "batch_grows": "adamw", "closure": "lbfgs", "scaled": "adamw-fused"}
@@ -86,8 +100,8 @@ def short(cases):
 def everything(cases):
     every = [f"{name}:{optimizer}" for name, optimizers in cases.items() for optimizer in optimizers]
     found = [(device, word) for device in (*SHARES, EXPANDABLE) for word in every]
-    one_each = [word for _, word in short(cases)]
+    one_each = [word for _, word in short(cases) if "@" not in word]
     one_each = list(dict.fromkeys(one_each))
     found += [(NEARLY, f"{name}:momentum") for name in BACK]
     found += [(device, word) for device in (SLOW, ROOM, STATIC, *map(delayed, SEEDS)) for word in one_each]
-    return found + [(device, word) for device in (SMALL, UNBOUND) for word in one_each if word.partition(":")[0] not in (*ROOMY, *BACK)]
+    return found + EACH_FAILS + [(device, word) for device in (SMALL, UNBOUND) for word in one_each if word.partition(":")[0] not in (*ROOMY, *BACK)]

@@ -1,6 +1,6 @@
 """Trains on a CUDA device, and prints all that there is to see of it, for run.py.
 
-    train.py [--optimizer adamw] [--seed 1] CASE[:OPTIMIZER]...
+    train.py [--optimizer adamw] [--seed 1] CASE[:OPTIMIZER][@SIM_FAIL]...
     train.py --list
 
 Each case is a program of its own (cases/): it begins with the same random numbers and with an empty device, whatever came before it.
@@ -8,6 +8,7 @@ A case that raises says so, and the next one runs. The simulated devices have no
 (torch.compile), sparse gradients, SyncBatchNorm and quantized tensors: these are no cases.
 """
 import argparse
+import ctypes
 import gc
 import sys
 import tempfile
@@ -20,7 +21,12 @@ from cases.optimizers import OPTIMIZERS
 from shown import Log
 
 
-def run(name, optimizer, seed):
+def fail(faults):
+    """From here on these calls of the simulated device fail, as SIM_FAIL says."""
+    ctypes.CDLL("libcastor-sim.so").sim_fault_set(faults.encode(), None)
+
+
+def run(name, optimizer, faults, seed):
     """Returns whether the case ended well."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was used
@@ -28,8 +34,10 @@ def run(name, optimizer, seed):
     torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(seed)
     before = torch.cuda.memory_allocated()
-    print(f"== {name}:{optimizer}", flush=True)
+    print(f"== {name}:{optimizer}{'@' * bool(faults)}{faults}", flush=True)
     try:
+        if faults:
+            fail(faults)
         with tempfile.TemporaryDirectory(prefix="castor-device-") as folder:
             CASES[name][0](Log(folder, optimizer), OPTIMIZERS[optimizer])
         torch.cuda.synchronize()
@@ -37,6 +45,9 @@ def run(name, optimizer, seed):
         print(f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", flush=True)
         traceback.print_exc()
         return False
+    finally:
+        if faults:
+            fail("")
     print(f"# memory {torch.cuda.max_memory_allocated()} reserved {torch.cuda.max_memory_reserved()} at first {before}", flush=True)
     return True
 
@@ -52,12 +63,14 @@ def main():
         for name, (_, optimizers) in CASES.items():
             print(name, *optimizers)
         return
-    chosen = [(name, optimizer or args.optimizer) for name, _, optimizer in (word.partition(":") for word in args.cases)]
-    wrong = [f"{name}:{optimizer}" for name, optimizer in chosen if name not in CASES or optimizer not in CASES[name][1]]
+    words = [word.partition("@") for word in args.cases]
+    chosen = [(*case.partition(":")[::2], faults) for case, _, faults in words]
+    chosen = [(name, optimizer or args.optimizer, faults) for name, optimizer, faults in chosen]
+    wrong = [f"{name}:{optimizer}" for name, optimizer, _ in chosen if name not in CASES or optimizer not in CASES[name][1]]
     if wrong or not chosen:
         parser.error(f"no such case: {' '.join(wrong)}" if wrong else "name a case")
     torch.set_num_threads(1)
-    sys.exit(0 if all([run(name, optimizer, args.seed) for name, optimizer in chosen]) else 1)
+    sys.exit(0 if all([run(*one, args.seed) for one in chosen]) else 1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 #include "core/start.h"
 #include "device/devices.h"
 #include "hooks/table/observe.h"
+#include "overflow.h"
 #include "shims/cuda/types.h"
 
 #define GATE_NS UINT64_C(60000000000)
@@ -38,8 +39,9 @@ static int property_device(const CUmemAllocationProp_v1 *property) {
 
 typedef struct rescue {
     int device;
+    bool last, movable; /* the slots' memory is given too; there are homes to move */
     homes *homes;
-    uint64_t bytes, rounds, freed;
+    uint64_t bytes, rounds, freed, given;
     homes_statistics before;
 } rescue;
 
@@ -48,20 +50,32 @@ static bool first_time(bool said[DEVICES_MAX], int device) {
     return !__atomic_exchange_n(&said[device], true, __ATOMIC_RELAXED);
 }
 
-static bool rescue_begin(rescue *r, int device, size_t bytes) {
+/* PyTorch has freed what it caches, and the slots' memory is what is missing. */
+static bool slots_would_do(const rescue *r) {
+    const device_driver *driver = devices_driver();
+    uint64_t held = r->last ? slots_region_held(devices_slots(r->device)) : 0, free_bytes = 0, total_bytes;
+    if (held)
+        driver->room(driver->context, r->device, &free_bytes, &total_bytes);
+    return held && free_bytes + held >= r->bytes;
+}
+
+static bool rescue_begin(rescue *r, int device, size_t bytes, bool last) {
     static bool said[DEVICES_MAX];
-    *r = (rescue){.device = device, .homes = devices_homes(device)};
+    *r = (rescue){.device = device, .last = last, .homes = devices_homes(device)};
     if (!r->homes)
         return false;
     homes_short(r->homes);
-    if (!homes_evictable(r->homes) || capture_runs())
+    if (capture_runs())
+        return false;
+    r->movable = homes_evictable(r->homes) != 0;
+    r->bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
+    if (!r->movable && !slots_would_do(r))
         return false;
     if (gate_close(GATE_NS) != CASTOR_OK) {
         if (first_time(said, device))
             LOG_W("device %d is out of memory, and model data stays on it: %s", device, error_text());
         return false;
     }
-    r->bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
     homes_statistics_get(r->homes, &r->before);
     error_set(CASTOR_OK, "none of it can move"); /* unless homes_evict knows more */
     return true;
@@ -77,9 +91,12 @@ static bool rescue_more(rescue *r) {
     uint64_t wanted = r->bytes + slack;
     if (r->rounds++ == 0 && free_bytes < r->bytes)
         wanted -= free_bytes;
-    uint64_t freed = homes_evict(r->homes, wanted);
+    uint64_t freed = homes_evict(r->homes, wanted), given = 0;
+    if (!freed && slots_would_do(r))
+        given = slots_region_give(devices_slots(r->device));
     r->freed += freed;
-    return freed > 0;
+    r->given += given;
+    return freed + given > 0;
 }
 
 static void rescue_say(const rescue *r) {
@@ -102,11 +119,16 @@ static void rescue_say(const rescue *r) {
 }
 
 static void rescue_end(const rescue *r) {
-    static bool said[DEVICES_MAX], said_not[DEVICES_MAX];
+    static bool said[DEVICES_MAX], said_given[DEVICES_MAX], said_not[DEVICES_MAX];
     gate_open();
     if (r->freed && first_time(said, r->device))
         rescue_say(r);
-    else if (!r->freed && first_time(said_not, r->device))
+    else if (!r->freed && r->given && first_time(said_given, r->device))
+        LOG_I(
+            "device %d was out of memory: %B of slots are free now, and parameters are read from host memory "
+            "meanwhile",
+            r->device, r->given);
+    else if (r->movable && !r->freed && !r->given && first_time(said_not, r->device))
         LOG_W("device %d is out of memory, and model data stays on it: %s", r->device, error_text());
 }
 
@@ -119,35 +141,47 @@ static void error_forget(void) {
 
 static void nothing(void) {}
 
-/* The replacement of a row. */
-#define RESCUED(result, memory_error, function, parameters, arguments, device, bytes, forget)                \
+/* The replacement of a row. `otherwise`: the last resort has helped. */
+#define RESCUED(result, memory_error, function, parameters, arguments, device_, bytes, forget, otherwise)    \
     static result rescued_##function parameters {                                                            \
         result(*real) parameters = hooks_find(HOOK_##function);                                              \
         result status = real arguments;                                                                      \
         rescue r;                                                                                            \
-        if (status != (memory_error) || !rescue_begin(&r, device, bytes))                                    \
+        if (status == 0)                                                                                     \
+            overflow_not_needed();                                                                           \
+        if (status != (memory_error))                                                                        \
             return status;                                                                                   \
-        while (status == (memory_error) && rescue_more(&r)) {                                                \
-            forget();                                                                                        \
-            status = real arguments;                                                                         \
+        int device = device_;                                                                                \
+        bool last = device >= 0 && overflow_is_last(device, bytes);                                          \
+        if (rescue_begin(&r, device, bytes, last)) {                                                         \
+            while (status == (memory_error) && rescue_more(&r)) {                                            \
+                forget();                                                                                    \
+                status = real arguments;                                                                     \
+            }                                                                                                \
+            rescue_end(&r);                                                                                  \
         }                                                                                                    \
-        rescue_end(&r);                                                                                      \
+        if (last && status == (memory_error) && (otherwise)) {                                               \
+            forget();                                                                                        \
+            status = 0;                                                                                      \
+        }                                                                                                    \
         return status;                                                                                       \
     }
-#define RUNTIME(function, parameters, arguments)                                                             \
+#define RUNTIME(function, parameters, arguments, otherwise)                                                  \
     RESCUED(cudaError_t, cudaErrorMemoryAllocation, function, parameters, arguments, runtime_device(), size, \
-            error_forget)
-#define DRIVER(function, parameters, arguments, device)                                                      \
-    RESCUED(CUresult, CUDA_ERROR_OUT_OF_MEMORY, function, parameters, arguments, device, size, nothing)
+            error_forget, otherwise)
+#define DRIVER(function, parameters, arguments, device, otherwise)                                           \
+    RESCUED(CUresult, CUDA_ERROR_OUT_OF_MEMORY, function, parameters, arguments, device, size, nothing,      \
+            otherwise)
 
-RUNTIME(cudaMalloc, (void **out, size_t size), (out, size))
-RUNTIME(cudaMallocAsync, (void **out, size_t size, cudaStream_t stream), (out, size, stream))
-RUNTIME(cudaMallocAsync_ptsz, (void **out, size_t size, cudaStream_t stream), (out, size, stream))
-DRIVER(cuMemAlloc_v2, (CUdeviceptr * out, size_t size), (out, size), driver_device())
+RUNTIME(cudaMalloc, (void **out, size_t size), (out, size), overflow_allocate(device, size, out))
+RUNTIME(cudaMallocAsync, (void **out, size_t size, cudaStream_t stream), (out, size, stream), false)
+RUNTIME(cudaMallocAsync_ptsz, (void **out, size_t size, cudaStream_t stream), (out, size, stream), false)
+DRIVER(cuMemAlloc_v2, (CUdeviceptr * out, size_t size), (out, size), driver_device(), false)
 DRIVER(cuMemCreate,
        (CUmemGenericAllocationHandle_v1 * handle, size_t size, const CUmemAllocationProp_v1 *property,
         unsigned long long flags),
-       (handle, size, property, flags), property_device(property))
+       (handle, size, property, flags), property_device(property),
+       overflow_create(device, size, (uint64_t *)handle))
 
 /* ---- free memory ---- */
 
@@ -190,6 +224,7 @@ castor_status rescue_install(void) {
     INSTALL(rescued, cudaMallocAsync_ptsz);
     INSTALL(rescued, cuMemAlloc_v2);
     INSTALL(rescued, cuMemCreate);
+    overflow_install();
     INSTALL(counted, cudaMemGetInfo);
     INSTALL(counted, cuMemGetInfo_v2);
     return CASTOR_OK;

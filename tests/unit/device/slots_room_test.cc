@@ -33,6 +33,45 @@ TEST_F(SlotsRoomTest, NoMemoryForTheRegion) {
     EXPECT_TRUE(use(a, 1));
 }
 
+TEST_F(SlotsRoomTest, ARegionOfWhatThereIs) {
+    for (uint64_t left : {8, 5, 3, 2}) {
+        fresh(8 * UNIT, 1);
+        memory *a = add(3 * UNIT), *b = add(UNIT);
+        fake_device_others(fake, (4096 - left) * UNIT, 0);
+        EXPECT_EQ(use(a, 1), left >= 3) << left;
+        EXPECT_EQ(use(b, 1), left >= 3) << left;
+        EXPECT_EQ(statistics().region_bytes, (left == 5 ? 4 : left == 3 ? 3 : 8) * UNIT) << left;
+        check();
+    }
+}
+
+TEST_F(SlotsRoomTest, TheRegionIsGivenBack) {
+    seeds(8 * UNIT, 5, [&] {
+        memory *a = add(3 * UNIT), *b = add(2 * UNIT);
+        EXPECT_EQ(slots_region_give(s), 0u);
+        EXPECT_TRUE(use(a, 1));
+        EXPECT_TRUE(use(b, 2));
+        write(b, 1);
+        slot_use u = begin(a, 3);
+        read(a, u);
+        EXPECT_EQ(slots_region_give(s), 0u); // in use
+        end(a, u);
+        for (int pause : {1, 3, 7}) { // of so many steps
+            EXPECT_EQ(slots_region_give(s), 8 * UNIT);
+            EXPECT_EQ(fake_device_used(fake, DEVICE_TIER_DEVICE), 0u);
+            check();
+            for (int step = 0; step < pause; step++) {
+                EXPECT_FALSE(use(a, 1));
+                write(a, 2);
+                slots_step_end(s);
+            }
+            EXPECT_TRUE(use(a, 1));
+            EXPECT_TRUE(use(b, 1));
+            check();
+        }
+    });
+}
+
 TEST_F(SlotsRoomTest, OperandsOfOneCallDoNotEvictEachOther) {
     seeds(3 * UNIT, 20, [&] {
         memory *a = add(2 * UNIT), *b = add(2 * UNIT), *c = add(UNIT);
