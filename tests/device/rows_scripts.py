@@ -18,9 +18,8 @@ SHORT = (
     (rows.SHARES[1], ("storages.py:parts_of_one_tensor", "storages.py:kept_states")),
     (rows.SHARES[2], ("loops.py:sgd_momentum", "loops.py:clipped_by_norm")),
 )
-# On devices that plain PyTorch overflows.
-LARGE = ("gpt.py", *(f"loops.py:{case}" for case in "sgd sgd_momentum adam adamw_fused clipped_by_norm accumulation two_networks ema".split()),
-         *(f"files.py:{case}" for case in "checkpoints best_of_all safetensors".split()))
+# On devices that plain PyTorch overflows: a device must still hold a segment of PyTorch's allocator, of 20 MiB, beside the budget.
+LARGE = "gpt.py", "loops.py:adam", "loops.py:double_precision", "files.py:checkpoints"
 
 
 def words():
@@ -35,4 +34,4 @@ def short():
 
 def everything():
     found = [(device, word) for device in rows.SHARES for word in words()]
-    return found + [(device, word) for device in (rows.SMALL, rows.UNBOUND) for word in LARGE]
+    return found + [(rows.SMALL, word) for word in LARGE]
