@@ -112,7 +112,7 @@ class Suite:
         """Trains these cases in one process."""
         with self.lock:
             folder = tempfile.mkdtemp(dir=self.work)
-        simulation = [sys.executable, SIMULATE, "--memory", str(memory), "--numbers", *(["--link-bandwidth", device.link] if device.link and under else [])]
+        simulation = [sys.executable, SIMULATE, "--devices", "2", "--memory", str(memory), "--numbers", *(["--link-bandwidth", device.link] if device.link and under else [])]
         under = [part.format(folder=folder) for part in under]
         program = [ON_DEVICE] if is_script(words[0]) else [TRAIN, "--seed", str(self.args.seed)]
         command = [*under, *simulation, "--", sys.executable, *program, *words]

@@ -131,3 +131,24 @@ def half_on_the_host(log, make):
         optimizer.step()
         log.step(loss)
     log.end(model, optimizer)
+
+
+@case(optimizers=("momentum", "adamw"))
+def on_two_devices(log, make):
+    """The first and the last layer on one device, the rest on another, where it is moved once more."""
+    model = MLP(width=512).cuda()
+    model.blocks.to("cuda:1")
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        hidden = model.enter(x).to("cuda:1")
+        for block in model.blocks:
+            hidden = hidden + block(hidden)
+        loss = F.cross_entropy(model.head(hidden.to("cuda:0")), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss)
+        if step == 1:
+            model.cpu().cuda().blocks.to("cuda:1")
+    log.end(model, optimizer)

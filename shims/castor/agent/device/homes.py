@@ -33,13 +33,14 @@ def _prepare(device):
     if not _pools:
         atexit.register(core.event_devices_end)
     for kind in (PARAMETER, GRADIENT, STATE):
-        _pools[kind, device] = [_new_pool(kind)]
+        _pools[kind, device] = [_new_pool(kind, device)]
     return True
 
 
-def _new_pool(kind):
+def _new_pool(kind, device):
     allocator = torch.cuda.memory.CUDAPluggableAllocator(None, _ALLOCATES[kind], "castor_home_free")
-    return torch.cuda.MemPool(allocator.allocator())
+    with torch.cuda.device(device):  # a pool is of the device that is current when it is made
+        return torch.cuda.MemPool(allocator.allocator())
 
 
 def devices():
@@ -58,7 +59,7 @@ def born(kind, device):
     try:
         pool = closed.pop()
     except IndexError:  # it is open in another thread, or further out in this one; PyTorch opens a pool once at a time
-        pool = _new_pool(kind)
+        pool = _new_pool(kind, device)
     try:
         with torch.cuda.use_mem_pool(pool, device):
             yield
