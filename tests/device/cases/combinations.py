@@ -152,3 +152,23 @@ def on_two_devices(log, make):
         if step == 1:
             model.cpu().cuda().blocks.to("cuda:1")
     log.end(model, optimizer)
+
+
+@case(optimizers=("momentum",))
+def states_of_the_script(log, make):
+    """States that the script makes itself, and looks at by other names."""
+    model = MLP(width=512).cuda()
+    optimizer = make(model.parameters())
+    velocity = torch.zeros(sum(p.numel() for p in model.parameters()), device="cuda")
+    first = 0
+    for p in model.parameters():
+        optimizer.state[p]["momentum_buffer"] = velocity[first : first + p.numel()].view_as(p)
+        first += p.numel()
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss, velocity=velocity.norm())
+    log.end(model, optimizer)

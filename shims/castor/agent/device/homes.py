@@ -7,7 +7,6 @@ from ctypes import byref, c_int8, c_uint64
 import torch
 
 from .. import core
-from ..common import tensors
 
 PARAMETER, GRADIENT, STATE = range(3)  # as in castor_homes
 _ALLOCATES = ("castor_home_of_parameter", "castor_home_of_gradient", "castor_home_of_state")
@@ -76,14 +75,6 @@ def tiers(some):
 
 def can_have(t):
     return t.device.type == "cuda" and t.layout is torch.strided and type(t) in (torch.Tensor, torch.nn.Parameter) and t.numel() > 0
-
-
-def copied(t, kind):
-    """A copy of a tensor, in a home, with the same strides if it is dense."""
-    with born(kind, t.device.index):
-        there = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) if tensors.is_dense(t) else torch.empty_like(t)
-    _count(there)
-    return there.copy_(t)
 
 
 def move(t, kind):

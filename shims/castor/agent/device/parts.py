@@ -220,13 +220,11 @@ class _Part:
         self.copies = []
 
     def _states_come_home(self):
-        """States that this step has made get homes."""
+        """States that this step has made get homes, with whatever else of the script's looks at their memory."""
         made = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad) if t is not p and t is not grad and homes.can_have(t)]
         for t, tier in zip(made, homes.tiers(made)):
-            if tier == core.HOME_NONE:
-                made_at = t.data
-                t.data = homes.copied(made_at, homes.STATE)
-                made_at.record_stream(self.device.goes)
+            if tier == core.HOME_NONE and homes.tiers([t])[0] == core.HOME_NONE:  # not with another one's storage meanwhile
+                homes.move(t, homes.STATE)
 
 
 @contextlib.contextmanager
