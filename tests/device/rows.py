@@ -62,6 +62,8 @@ WITH = {"gpt": "adamw", "mlp": "momentum", "tied": "adamw", "convolution": "nest
         "batch_grows": "adamw", "closure": "lbfgs", "scaled": "adamw-fused"}
 # Cases that need more room than a device has on which plain PyTorch runs out of memory: their peak is not of model data.
 ROOMY = ("after_a_failure", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty")
+# Cases after which a process is not as it was before.
+APART = ("captured",)
 
 
 def short(cases):

@@ -90,6 +90,7 @@ ROWS = (
     Row("torch.nn.Module._apply", "self, fn, recurse", "modules have no hook where they move their tensors"),
     Row("torch.load", "f, map_location, pickle_module, ...", "what it loads to a device must be born in a home; it has no hooks", also=("torch.serialization",)),
     Row("torch.nn.Parameter.__deepcopy__", "self, memo", "copies of models have no hook"),
+    Row("torch.cuda.CUDAGraph.capture_begin", "self, pool, ...", "what a graph may hold by its address must not move; it has no hook"),
     Row("torch.Tensor.__deepcopy__", "self, memo", "copies of models have no hook"),
     # optim
     Row(_OPTIMIZER + "profile_hook_step", "func",

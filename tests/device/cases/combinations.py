@@ -172,3 +172,24 @@ def states_of_the_script(log, make):
         optimizer.step()
         log.step(loss, velocity=velocity.norm())
     log.end(model, optimizer)
+
+
+@case(optimizers=("momentum", "adamw"))
+def captured(log, make):
+    """What was on the device when a graph was captured keeps its address: replays write there."""
+    model = MLP(width=512).cuda()
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, y = batch(step)
+        loss = F.cross_entropy(model(x), y)
+        for p, grad in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+            p.grad = grad
+        if step == 1:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):  # of nothing
+                pass
+        before = [t.data_ptr() for p in model.parameters() for t in (p, p.grad)]
+        optimizer.step()
+        if step:
+            log.note("moved", before != [t.data_ptr() for p in model.parameters() for t in (p, p.grad)])
+        log.step(loss)
+    log.end(model, optimizer)

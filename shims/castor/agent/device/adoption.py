@@ -76,7 +76,7 @@ def _come_home(p):
     if homes.move(p, homes.PARAMETER):
         return True
     _tell(f"a parameter of shape {tuple(p.shape)} on {p.device} stays outside of the budget: its memory belongs to another library, "
-          "or a graph is being captured")
+          "or a graph was captured before it had a home")
     return False
 
 
@@ -181,6 +181,15 @@ def _look_after(function):
     return run
 
 
+def _keeps_addresses(capture_begin):
+    @functools.wraps(capture_begin)
+    def run(self, *args, **kwargs):
+        homes.keep_addresses()
+        return capture_begin(self, *args, **kwargs)
+
+    return run
+
+
 def _say_at_end():
     if not store.active():
         return
@@ -199,5 +208,6 @@ def install():
     patching.replace("torch.optim.Optimizer.load_state_dict", _born_on_current(homes.STATE))
     patching.replace("torch.nn.Parameter.__deepcopy__", _copied_in_homes)
     patching.replace("torch.Tensor.__deepcopy__", _copied_in_homes)
+    patching.replace("torch.cuda.CUDAGraph.capture_begin", _keeps_addresses)
     patching.replace("torch.optim.Optimizer.__init__", _look_after)
     patching.replace("torch.optim.Optimizer.add_param_group", _look_after)

@@ -14,6 +14,7 @@ _ALLOCATES = ("castor_home_of_parameter", "castor_home_of_gradient", "castor_hom
 _pools = {}  # (kind, device): its MemPools that are not open
 _refused = set()  # devices without homes
 _preparing = threading.Lock()
+_captured = False  # a graph was captured
 
 
 def available(device):
@@ -77,11 +78,17 @@ def can_have(t):
     return t.device.type == "cuda" and t.layout is torch.strided and type(t) in (torch.Tensor, torch.nn.Parameter) and t.numel() > 0
 
 
+def keep_addresses():
+    """From now on a graph may hold the address of any tensor."""
+    global _captured
+    _captured = True
+
+
 def move(t, kind):
     """Gives the tensor's whole storage a home: every tensor over it, and what autograd has saved of it, follows. False: the storage
-    belongs to somebody else, or has no memory."""
+    belongs to somebody else, a graph may replay with its address, or it has no memory."""
     storage = t.untyped_storage()
-    if not storage.resizable() or not storage.nbytes() or torch.cuda.is_current_stream_capturing():
+    if _captured or not storage.resizable() or not storage.nbytes() or torch.cuda.is_current_stream_capturing():
         return False
     with torch.cuda.device(t.device), born(kind, t.device.index):
         t.record_stream(torch.cuda.current_stream())  # the old memory is read there, whatever stream it comes from
