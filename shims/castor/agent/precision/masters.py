@@ -246,6 +246,10 @@ def check_optimizer(optimizer, closure):
     if dtype is None:
         return
     parameters = store.parameters_of(optimizer)
+    away = next((p for p in parameters if p.device.type != "cpu" and p.dtype is torch.float32), None)
+    if away is not None:
+        raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} works on parameters on the CPU, and this model has some on "
+                         f"{away.device}: leave it at fp32, and use torch.autocast, or a model of 16-bit parameters, there")
     if not store.groups() and any(p.dtype is torch.float32 for p in parameters):
         raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} works on models that "
                          "DistributedDataParallel wraps, and on scripts without a process group: wrap this one, or leave it at fp32")
