@@ -210,7 +210,9 @@ class Suite:
 
     def alike(self, device, word):
         """What cases must have in common to share a process: the device, and of scripts, some of which are tiny, about the amount of model
-        data as well, since their budget is that of the least of them."""
+        data as well, since their budget is that of the least of them. A case of rows.APART shares none."""
+        if word.partition(":")[0] in rows.APART:
+            return device, word
         return device, (self.model_bytes(word) >> 23).bit_length() if is_script(word) else None
 
     def grouped(self, plan):
