@@ -13,9 +13,11 @@ class Device:
     name: str
     share: float = None
     overflows: bool = False
+    missing: float = 0.5  # then, of what may lie on the host
     link: str = ""  # bytes per second
     latency: str = ""  # SIM_LATENCY
     variables: tuple = ()  # more of the environment
+    options: tuple = ()  # of Castor
 
     @property
     def alone(self):
@@ -27,8 +29,8 @@ class Device:
         return None if self.share is None else int(self.share * min(model_bytes))
 
     def memory(self, model_bytes, peak_bytes):
-        """Of a case that allocates so much at its peak: less by half of what may lie on the host."""
-        return (peak_bytes - int(model_bytes * (1 - (self.share or 0)) / 2)) // MIB * MIB if self.overflows else AMPLE
+        """Of a case that allocates so much at its peak: less by a part of what may lie on the host."""
+        return (peak_bytes - int(model_bytes * (1 - (self.share or 0)) * self.missing)) // MIB * MIB if self.overflows else AMPLE
 
 
 def delayed(seed):
@@ -42,8 +44,10 @@ def delayed(seed):
 SHARES = Device("a half", 0.5), Device("a quarter", 0.25), Device("an eighth", 0.125)
 SMALL = Device("a quarter, and plain PyTorch overflows", 0.25, overflows=True)
 UNBOUND = Device("what there is, and plain PyTorch overflows", overflows=True)
+NEARLY = Device("nearly enough, and plain PyTorch overflows", overflows=True, missing=0.125)
 SLOW = Device("a quarter, over a slow link", 0.25, link="2G", latency="copy:500,blas:50")
 ROOM = Device("all of it")
+STATIC = Device("fixed shares", options=("CASTOR_PLACEMENT=static", "CASTOR_OFFLOAD_OPTIM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=0.5"))
 EXPANDABLE = Device("a quarter, with expandable segments", 0.25, variables=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),))
 SEEDS = 1, 2, 3, 4, 5, 6
 
@@ -51,6 +55,8 @@ SEEDS = 1, 2, 3, 4, 5, 6
 ALSO = {
     SMALL: ("gpt:adamw", "wide:momentum", "batch_grows:adamw"),
     UNBOUND: ("gpt:momentum",),
+    NEARLY: ("memory_short_once:momentum",),
+    STATIC: ("gpt:adamw",),
     SLOW: ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
     delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_within_a_step:sgd"),
     delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
@@ -60,6 +66,9 @@ ALSO = {
 # Cases whose subject has an optimizer; the others have one after the other.
 WITH = {"gpt": "adamw", "mlp": "momentum", "tied": "adamw", "convolution": "nesterov", "lstm": "adam",
         "batch_grows": "adamw", "closure": "lbfgs", "scaled": "adamw-fused"}
+# How often homes come back to a device that has nearly enough: at least, and at most. These cases have rows of
+# their own.
+BACK = {"memory_short_once": (1, 20), "memory_short_each_second_step": (0, 20)}
 # Cases that need more room than a device has on which plain PyTorch runs out of memory: their peak is not of model data.
 ROOMY = ("after_a_failure", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty")
 
@@ -67,7 +76,7 @@ ROOMY = ("after_a_failure", "functional_calls", "gradients_kept", "line_search",
 def short(cases):
     """(device, "case:optimizer") of the short length; `cases`: the optimizers of each case by its name."""
     found = []
-    for number, (name, optimizers) in enumerate(cases.items()):
+    for number, (name, optimizers) in enumerate((name, cases[name]) for name in cases if name not in BACK):
         optimizer = WITH.get(name) or optimizers[number % len(optimizers)]
         found.append((SHARES[number // len(SHARES) % len(SHARES)], f"{name}:{optimizer}"))
     return found + [(device, word) for device, words in ALSO.items() for word in words]
@@ -78,5 +87,6 @@ def everything(cases):
     found = [(device, word) for device in (*SHARES, EXPANDABLE) for word in every]
     one_each = [word for _, word in short(cases)]
     one_each = list(dict.fromkeys(one_each))
-    found += [(device, word) for device in (SLOW, ROOM, *map(delayed, SEEDS)) for word in one_each]
-    return found + [(device, word) for device in (SMALL, UNBOUND) for word in one_each if word.partition(":")[0] not in ROOMY]
+    found.append((NEARLY, "memory_short_each_second_step:momentum"))
+    found += [(device, word) for device in (SLOW, ROOM, STATIC, *map(delayed, SEEDS)) for word in one_each]
+    return found + [(device, word) for device in (SMALL, UNBOUND) for word in one_each if word.partition(":")[0] not in (*ROOMY, *BACK)]

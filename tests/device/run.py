@@ -35,16 +35,17 @@ SIMULATE = os.path.join(ROOT, "tests", "sim", "simulate")
 TRAIN, ON_DEVICE = os.path.join(FOLDER, "train.py"), os.path.join(FOLDER, "on_device.py")
 TOGETHER, SCRIPTS_TOGETHER = 10, 40  # cases that share a process, for one `import torch`
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
-PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host$")
+PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host; (\d+) times some came back$")
 RESCUED = re.compile(r"^castor: device \d+ was out of memory: .* moved to host memory$")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
 OPTIONS = ("CASTOR_DEBUG=1",)
 
 
 def placed(output):
-    """Bytes of model data that had homes on the host at most, by what Castor says on standard error at the end; None: it does not say."""
-    found = [int(match[1]) for match in map(PLACED.search, output.splitlines()) if match]
-    return max(found, default=None)
+    """Bytes of model data that had homes on the host at most, and how often some came back to the device, by what Castor says on standard
+    error at the end; None: it does not say."""
+    found = [(int(match[1]), int(match[2])) for match in map(PLACED.search, output.splitlines()) if match]
+    return max(found, default=(None, 0))
 
 
 def sections(printed, words):
@@ -140,12 +141,12 @@ class Suite:
         """Whether plain PyTorch runs out of the device's memory."""
         return "raised OutOfMemoryError" in self.start([word], device, memory).printed
 
-    def under(self, budget):
+    def under(self, device, budget):
         if self.args.plugin == "plain":
             return ["env"]
         options = [*self.args.set]
         if self.args.plugin != "none":
-            options += [*OPTIONS, *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
+            options += [*OPTIONS, *device.options, *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
         sets = [part for option in options for part in ("--set", option)]
         return [self.args.castor, "run", "--plugin", self.args.plugin, "--log-dir", "{folder}/logs", *sets, "--"]
 
@@ -157,11 +158,12 @@ class Suite:
         memory = device.memory(bytes_of[0], number_after("# memory", self.plain[words[0]])) if changed else rows.AMPLE
         if device.overflows and changed and not self.overflows(device, words[0], memory):
             return self.settle(False, device, words[0], f"plain PyTorch trains in {memory >> 20} MiB", 0)
-        finished = self.start(words, device, memory, self.under(budget))
+        finished = self.start(words, device, memory, self.under(device, budget))
         found = sections(finished.printed, words)
         reached = [word for word in words if word in found] or words[:1]
-        must = (budget is not None and budget < max(bytes_of) or device.overflows) if changed else None
-        wrong = self.wrong(finished, must, device.overflows)
+        must = (budget is not None and budget < max(bytes_of) or device.overflows or bool(device.options)) if changed else None
+        back = rows.BACK.get(words[0].partition(":")[0]) if changed and device is rows.NEARLY else None
+        wrong = self.wrong(finished, must, device.overflows, back)
         good = True
         for word in reached:
             differs = difference(seen(self.plain[word]), seen(found.get(word, [])))
@@ -178,16 +180,18 @@ class Suite:
             self.compare(device, words[len(reached):])
 
     @staticmethod
-    def wrong(finished, must_be_on_host, may_be_rescued):
+    def wrong(finished, must_be_on_host, may_be_rescued, back):
         """What is wrong with a run as a whole; empty: nothing. must_be_on_host: whether model data must have been there, or must not; None:
-        Castor has nothing to do with it."""
+        Castor has nothing to do with it. back: how often some must have come back to the device, at least and at most; None: as often as it likes."""
         if finished.timed_out or finished.left_running:
             return f"ran into {finished.seconds:.0f} s" if finished.timed_out else f"{finished.left_running} processes were left running"
-        on_host = placed(finished.errors)
+        on_host, came_back = placed(finished.errors)
         if must_be_on_host is not None and on_host is None:
             return "Castor does not say what lay on the host"
         if must_be_on_host is not None and must_be_on_host != (on_host > 0):
             return f"{on_host} bytes of model data lay on the host"
+        if back and not back[0] <= came_back <= back[1]:
+            return f"{came_back} times model data came back to the device, not {back[0]} to {back[1]} times"
         finished.errors = "\n".join(line for line in finished.errors.splitlines()
                                     if not PLACED.search(line) and not (may_be_rescued and RESCUED.search(line)))
         return what_is_wrong_with([], finished)

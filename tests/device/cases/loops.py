@@ -253,6 +253,32 @@ def batch_grows(log, make):
     log.end(model, optimizer)
 
 
+def _beside(log, make, sizes):
+    """Each step needs so many mebibytes for a while, that are the driver's again before the optimizer steps."""
+    model = GPT(context=LENGTH).cuda()
+    optimizer = make(model.parameters())
+    for step, size in enumerate(sizes):
+        x, y = tokens(step)
+        optimizer.zero_grad()
+        _, loss = model(x, y)
+        loss.backward()
+        total = torch.ones(size << 18, device="cuda").sum()
+        torch.cuda.empty_cache()
+        optimizer.step()
+        log.step(loss, total=total)
+    log.end(model, optimizer)
+
+
+@case
+def memory_short_once(log, make):
+    _beside(log, make, [1, 96, *[1] * 10])
+
+
+@case
+def memory_short_each_second_step(log, make):
+    _beside(log, make, [1, 96] * 20)
+
+
 @case
 def recomputed(log, make):
     model = MLP(depth=3).cuda()

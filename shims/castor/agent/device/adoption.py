@@ -185,8 +185,9 @@ def _say_at_end():
     if not store.active():
         return
     for device in homes.devices():
-        peak = sum(kind[core.HOME_HOST] for kind in homes.statistics(device).peak_bytes)
-        core.log(2, f"device {device} had at most {peak} bytes of model data at a time on the host".encode())
+        found = homes.statistics(device)
+        peak, back = sum(kind[core.HOME_HOST] for kind in found.peak_bytes), found.flips[core.HOME_DEVICE]
+        core.log(2, f"device {device} had at most {peak} bytes of model data at a time on the host; {back} times some came back".encode())
 
 
 def install():
