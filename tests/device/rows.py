@@ -55,8 +55,7 @@ SEEDS = 1, 2, 3, 4, 5, 6
 ALSO = {
     SMALL: ("gpt:adamw", "wide:momentum", "batch_grows:adamw"),
     UNBOUND: ("gpt:momentum",),
-    NEARLY: ("memory_short_once:momentum",),
-    STATIC: ("gpt:adamw",),
+    STATIC: ("mlp:adamw",),
     SLOW: ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
     delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_within_a_step:sgd"),
     delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
@@ -87,6 +86,6 @@ def everything(cases):
     found = [(device, word) for device in (*SHARES, EXPANDABLE) for word in every]
     one_each = [word for _, word in short(cases)]
     one_each = list(dict.fromkeys(one_each))
-    found.append((NEARLY, "memory_short_each_second_step:momentum"))
+    found += [(NEARLY, f"{name}:momentum") for name in BACK]
     found += [(device, word) for device in (SLOW, ROOM, STATIC, *map(delayed, SEEDS)) for word in one_each]
     return found + [(device, word) for device in (SMALL, UNBOUND) for word in one_each if word.partition(":")[0] not in (*ROOMY, *BACK)]
