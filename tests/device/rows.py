@@ -23,8 +23,8 @@ class Device:
 
     @property
     def alone(self):
-        """Each case needs a device of its own size."""
-        return self.overflows
+        """Each case needs a device of its own size, or a process in which nothing is made yet."""
+        return self.overflows or self.fails
 
     def budget(self, model_bytes):
         """Of cases with so much model data, for CASTOR_DEVICE_BUDGET; None: it is not set."""
@@ -68,7 +68,7 @@ ALSO = {
     ROOM: ("mlp:adamw", "views_of_one_buffer:momentum"),
     EXPANDABLE: ("batch_grows:momentum", "cache_emptied:adamw"),
     OVERFLOW: ("batch_grows:momentum",),
-    FAILS: tuple(f"mlp:momentum@{fault}" for fault in ("cuMemCreate:1*:2", "cuMemMap:2:999", "cuMemcpyAsync:1:999", "cuStreamWaitEvent:1*:999", "cuMemUnmap:1:999")),
+    FAILS: tuple(f"mlp:momentum@{fault}" for fault in ("cuMemCreate:2:2", "cuMemMap:2:999", "cuStreamWaitEvent:1*:999")),
 }
 # Of the driver, what Castor calls while a script trains (interpose/hooks/cuda).
 CALLED = """cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSynchronize cuThreadExchangeStreamCaptureMode cuMemGetInfo_v2
