@@ -1,7 +1,8 @@
 """Steps of 2000 launches each of `x.add_(1)`, by what x is, in turn, on a simulated device: prints what each took, as JSON.
 
-Under a budget of which nothing is left for homes all model data lies on the host: then the gradient has a home that no product reads, the
-norm's weight one that could be read by a product, and the product's weight one that was read, in a slot. Without Castor all four are alike.
+Under a budget of which nothing is left for homes all model data lies on the host: the gradient in a home that no product reads, the norm's
+weight in one where parameters are registered and none was read by a product, and the product's weight, too large for the segment of
+PyTorch's allocator that holds the norm, in one that was copied into a slot. Without Castor all four are alike.
 """
 import json
 import sys
@@ -9,17 +10,17 @@ import time
 
 import torch
 
-LAUNCHES, SIZE = 2000, 64
+LAUNCHES, SIZE = 2000, 512
 steps = int(sys.argv[1])
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.LayerNorm(SIZE), torch.nn.Linear(SIZE, SIZE, bias=False)).to("cuda")
+model = torch.nn.Sequential(torch.nn.LayerNorm(SIZE), torch.nn.Linear(SIZE, SIZE + SIZE // 2, bias=False)).to("cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.ones(4, SIZE, device="cuda")).sum().backward()
 KINDS = {
     "no home": torch.ones(SIZE, device="cuda"),
     "a gradient's home": model[0].weight.grad,
     "a parameter's home": model[0].weight.data,
-    "a parameter's home, copied into a slot": model[1].weight.data[0],
+    "a parameter's home, in a slot": model[1].weight.data[0],
 }
 if "homes" in sys.argv[2:]:
     from castor.agent import core

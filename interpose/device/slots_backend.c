@@ -1,10 +1,10 @@
 /* The chunk manager's backend: tier 0 is the region, tier 1 are the homes.
  *
  * A move is over when it is begun. It says nothing of how long the copy takes: the host is ahead of the device, so its clock does not
- * tell when a copy must begin, and one begins as soon as there is room (prefetch.h). Only what is needed later gives room for it. Where
- * each step goes forward and back again, as training does, hardly more is copied than must be. Where it begins again at the front, as
- * an evaluation does, all of it is copied each time: the slots that are needed last are those that were used last, and they have to
- * go for what comes. */
+ * tell when a copy must begin, and one begins as soon as there is room (prefetch.h). Only what is needed later gives room for it, and
+ * not while what is used before that will give it better (chunk_room.c). So hardly more is copied than must be where each step goes forward
+ * and back again, as training does, or in the same order. An evaluation without optimizer steps has no sequence that begins again: all of
+ * it is copied each time. */
 #include <sys/mman.h>
 #include "core/error.h"
 #include "slots_inside.h"
