@@ -103,8 +103,6 @@ struct slots {
 bool slots_touched(const slots *s, uintptr_t address, size_t bytes);
 /* The storage at an address; SLOTS_NONE: there is none. */
 uint32_t slots_find(const slots *s, uintptr_t address);
-/* The place of the first storage that ends after an address; places_count: none does. */
-uint32_t slots_place_after(const slots *s, uintptr_t address);
 /* The places of the storages that overlap a range, [result, *end); 0 bytes: of the home that holds the address. */
 uint32_t slots_places(const slots *s, uintptr_t address, size_t bytes, uint32_t *end);
 /* The slot goes, if nobody uses it, and the number is free if the storage is forgotten. */

@@ -22,7 +22,7 @@ bool slots_may_hold(const slots *s, uintptr_t address) {
     return slots_touched(s, address, 1);
 }
 
-uint32_t slots_place_after(const slots *s, uintptr_t address) {
+static uint32_t place_after(const slots *s, uintptr_t address) {
     uint32_t low = 0, high = s->places_count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -36,17 +36,17 @@ uint32_t slots_place_after(const slots *s, uintptr_t address) {
 
 /* The first place of the home that holds an address; places_count: no storage is there. */
 static uint32_t place_of_home(const slots *s, uintptr_t address) {
-    uint32_t place = slots_place_after(s, address);
+    uint32_t place = place_after(s, address);
     if (place == s->places_count || s->storages[s->places[place].number].home > address) {
         if (place == 0 || s->storages[s->places[place - 1].number].home_end <= address)
             return s->places_count;
         place--;
     }
-    return slots_place_after(s, s->storages[s->places[place].number].home);
+    return place_after(s, s->storages[s->places[place].number].home);
 }
 
 uint32_t slots_places(const slots *s, uintptr_t address, size_t bytes, uint32_t *end) {
-    uint32_t first = bytes ? slots_place_after(s, address) : place_of_home(s, address);
+    uint32_t first = bytes ? place_after(s, address) : place_of_home(s, address);
     uintptr_t to = bytes > UINTPTR_MAX - address ? UINTPTR_MAX : address + bytes;
     if (!bytes && first < s->places_count)
         to = s->storages[s->places[first].number].home_end;
@@ -56,7 +56,7 @@ uint32_t slots_places(const slots *s, uintptr_t address, size_t bytes, uint32_t 
 }
 
 uint32_t slots_find(const slots *s, uintptr_t address) {
-    uint32_t place = slots_place_after(s, address);
+    uint32_t place = place_after(s, address);
     return place < s->places_count && s->places[place].address <= address ? s->places[place].number
                                                                           : SLOTS_NONE;
 }
@@ -98,7 +98,7 @@ static bool forget(slots *s, uintptr_t address, size_t bytes) {
     bool home_only = false;
     uintptr_t to = bytes > UINTPTR_MAX - address ? UINTPTR_MAX : address + bytes;
     for (uint32_t place;
-         (place = slots_place_after(s, address)) < s->places_count && s->places[place].address < to;) {
+         (place = place_after(s, address)) < s->places_count && s->places[place].address < to;) {
         home_only |= s->storages[s->places[place].number].home_only;
         place_forget(s, place);
     }
@@ -190,7 +190,7 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
                           .writer = writer,
                           .entry = SLOTS_NONE,
                           .home_only = home_only};
-    uint32_t place = slots_place_after(s, address);
+    uint32_t place = place_after(s, address);
     memmove(&s->places[place + 1], &s->places[place], (s->places_count - place) * sizeof *s->places);
     s->places[place] = (slots_place){address, number};
     s->places_count++;

@@ -128,8 +128,7 @@ static void option_name(int device, size_t bytes) {
         homes += found.count[kind];
     if (homes && driver->host_room(driver->context) > bytes && first_time(said, device))
         LOG_W("device %d is out of memory: with CASTOR_OVERFLOW=8G PyTorch's further memory would be host "
-              "memory, "
-              "read and written over the link",
+              "memory, read and written over the link",
               device);
 }
 
@@ -157,7 +156,7 @@ static bool make(int device, size_t bytes, bool mapped, segment *out) {
 }
 
 bool overflow_allocate(int device, size_t bytes, void **out) {
-    segment made;
+    segment made = {0};
     if (!make(device, bytes, true, &made))
         return false;
     *out = (void *)made.address;
@@ -166,7 +165,7 @@ bool overflow_allocate(int device, size_t bytes, void **out) {
 
 /* A segment of PyTorch is of many handles. Those that follow are of the host too, at once. */
 bool overflow_create(int device, size_t bytes, uint64_t *handle) {
-    segment made;
+    segment made = {0};
     if (!make(device, bytes, false, &made))
         return false;
     *handle = made.pages;
