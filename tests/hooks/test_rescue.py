@@ -138,7 +138,8 @@ for mib in (110, 20, 20, 20):
     print(malloc(mib)[0], on_host())
 """, SIM_HOST_MEMORY="70M")
         self.assertEqual(out, "0 [0, 0, 40]\n0 [0, 20, 40]\n2 [0, 20, 40]\n2 [0, 20, 40]\n")
-        moved, stays = errors.splitlines()
+        moved, stays, advice = errors.splitlines()
+        self.assertRegex(advice, "^castor: device 0 is out of memory: with CASTOR_OVERFLOW=")
         self.assertEqual(moved, "castor: device 0 was out of memory: 40.0 MiB of optimizer states moved to host memory")
         self.assertRegex(stays, "^castor: device 0 is out of memory, and model data stays on it: ")
 
