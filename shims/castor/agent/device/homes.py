@@ -90,8 +90,10 @@ def move(t, kind):
     storage = t.untyped_storage()
     if _captured or not storage.resizable() or not storage.nbytes() or torch.cuda.is_current_stream_capturing():
         return False
+    # The old memory is read there, whatever stream it comes from. Said before the pool is open: what PyTorch is told of streams while one
+    # is, it takes for a part of a graph, and forgets.
+    t.record_stream(torch.cuda.current_stream(t.device))
     with torch.cuda.device(t.device), born(kind, t.device.index):
-        t.record_stream(torch.cuda.current_stream())  # the old memory is read there, whatever stream it comes from
         storage.resize_(storage.nbytes())
     return _count(t) != core.HOME_NONE
 

@@ -61,7 +61,7 @@ def _run_all(parts, run):
         parts[0].come()
         for number, part in enumerate(parts):
             if number >= AHEAD - 1 and number + 1 < len(parts):
-                parts[number + 1 - AHEAD].gone.synchronize()
+                parts[number + 1 - AHEAD].forget()
             if number + 1 < len(parts):
                 parts[number + 1].come()
             with part.shown():
@@ -69,6 +69,8 @@ def _run_all(parts, run):
     finally:
         for index in {part.device.index for part in parts}:
             _device(index).end()
+        for part in parts:
+            part.copies = []
     return result
 
 
@@ -209,14 +211,18 @@ class _Part:
     def _go(self):
         gradients = {id(grad) for _, grad in self.pairs}
         writes_gradients = _writes_gradients(self.optimizer)
+        self._states_come_home()  # in the order of the steps, from which their memory comes
         for copy in self.copies:
             copy.copy.record_stream(self.device.steps)
         self.device.goes.wait_stream(self.device.steps)
         with torch.cuda.stream(self.device.goes):
             for copy in self.copies:
                 copy.go(writes_gradients or id(copy.tensor) not in gradients, self.device.goes)
-            self._states_come_home()
             self.gone = self.device.goes.record_event()
+
+    def forget(self):
+        """Waits until its copies are at home, and frees them."""
+        self.gone.synchronize()
         self.copies = []
 
     def _states_come_home(self):
