@@ -36,7 +36,8 @@ static bool find(void *library, const char *name, void *out) {
 }
 
 static castor_status driver_find(kernel_cuda_driver *driver) {
-    /* PyTorch has it open as soon as a tensor lies on a device. */
+    /* PyTorch has it open as soon as a tensor lies on a device. By dlsym, which gives the wrapper of the launch: it passes the gate, and
+     * what the kernels write ends the copies of operands. The real function (hooks_driver_symbol) would do neither. */
     void *library = dlopen(DRIVER, RTLD_NOLOAD | RTLD_LAZY);
     if (!library)
         return error_set(CASTOR_ERR_UNSUPPORTED, "the CUDA kernels: " DRIVER " is not loaded");

@@ -92,10 +92,10 @@ static castor_status start(int device, const devices_settings *settings) {
     if (status)
         return status;
     status = homes_create(&s->homes, &driver, device, s->first, d.reserved, d.homes);
-    if (!status)
+    if (!status) {
         homes_placement_set(s->homes, &settings->placement);
-    if (!status)
         status = slots_create(&s->slots, s->homes, &driver, device, d.region);
+    }
     if (status) {
         if (s->homes)
             homes_destroy(s->homes);
