@@ -28,6 +28,8 @@ parser.add_argument("--late", action="store_true")
 parser.add_argument("--last-rate", type=float, default=1e-3)
 args = parser.parse_args()
 
+if args.fail_at >= 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun may end the rank beside the killed one before it has said what it saw
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
