@@ -89,14 +89,6 @@ static void transform_add(collection *c, communication_pattern pattern, int32_t 
     c->status = communication_cost_of(c->mesh, c->from, &t->action, &t->cost);
 }
 
-static uint32_t axes_taken(const spec *s) {
-    uint32_t taken = 0;
-    for (int32_t dim = 0; dim < s->dims; dim++)
-        for (int32_t i = 0; i < s->counts[dim]; i++)
-            taken |= 1u << s->axes[dim][i];
-    return taken;
-}
-
 castor_status transforms_of(const mesh *m, const spec *s, int forward_only, double shard_cost, transform *out,
                             uint32_t *count) {
     castor_status status = spec_shape(m, s, NULL);
@@ -113,11 +105,10 @@ castor_status transforms_of(const mesh *m, const spec *s, int forward_only, doub
         for (int32_t to = 0; to < s->dims; to++)
             if (from != to && last[from] >= 0)
                 transform_add(&c, ALL2ALL_FWD_ALL2ALL_BWD, from, to, last[from]);
-    uint32_t taken = axes_taken(s);
     for (int32_t dim = 0; dim < s->dims; dim++)
         for (int32_t axis = 0; axis < m->axes; axis++)
-            if (!(taken & 1u << axis))
-                transform_add(&c, SPLIT_FWD_GATHER_BWD, -1, dim, axis);
+            transform_add(&c, SPLIT_FWD_GATHER_BWD, -1, dim,
+                          axis); /* one that divides already does not fit */
     *count = c.count;
     return c.status;
 }

@@ -35,7 +35,8 @@ Ints coordinates(const castor_mesh &m, int32_t rank) {
 Ints line(const castor_mesh &m, const Ints &axes, int32_t index) {
     int32_t lines = 0, length = 0;
     const auto count = static_cast<int32_t>(axes.size());
-    EXPECT_EQ(castor_mesh_line(&m, axes.data(), count, index, nullptr, &lines, &length), CASTOR_OK) << castor_error();
+    EXPECT_EQ(castor_mesh_line(&m, axes.data(), count, index, nullptr, &lines, &length), CASTOR_OK)
+        << castor_error();
     EXPECT_EQ(lines * length, m.count);
     Ints out(static_cast<size_t>(length), -1);
     EXPECT_EQ(castor_mesh_line(&m, axes.data(), count, index, out.data(), &lines, &length), CASTOR_OK);
@@ -78,20 +79,27 @@ TEST(Mesh, RanksInAnyOrder) {
     EXPECT_EQ(line(m, {0, 2}, 1), (Ints{12, 13, 22, 23}));
 }
 
+TEST(Mesh, OfTheMostRanks) {
+    EXPECT_EQ(coordinates(mesh({256, 256}), 65535), (Ints{255, 255}));
+}
+
 TEST(Mesh, EveryRankIsOnOneLineOfAnyAxes) {
-    for (const Ints &shape : {Ints{1}, {7}, {4096}, {64, 64}, {8, 1, 16}, {2, 3, 5, 7}, {2, 2, 2, 2, 2, 2, 2, 2}, {16, 16, 16}}) {
+    for (const Ints &shape :
+         {Ints{1}, {7}, {4096}, {64, 64}, {8, 1, 16}, {2, 3, 5, 7}, {2, 2, 2, 2, 2, 2, 2, 2}, {16, 16, 16}}) {
         Ints ranks(static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>())));
         for (size_t i = 0; i < ranks.size(); i++)
             ranks[i] = static_cast<int32_t>((i * 13) % ranks.size() * 2 + 1); // 13 divides none of the sizes
         const castor_mesh m = mesh(shape, ranks);
-        for (uint32_t mask = 0; mask < 1U << shape.size(); mask += shape.size() > 4 ? 5 : 1) {
+        for (uint32_t mask = 0; mask<1U << shape.size(); mask += shape.size()> 4 ? 5 : 1) {
             Ints axes;
             for (int32_t axis = m.axes - 1; axis >= 0; axis--)
                 if (mask >> axis & 1)
                     axes.push_back(axis);
             std::set<int32_t> seen;
             int32_t lines = 0, length = 0;
-            ASSERT_EQ(castor_mesh_line(&m, axes.data(), static_cast<int32_t>(axes.size()), 0, nullptr, &lines, &length), 0);
+            ASSERT_EQ(castor_mesh_line(&m, axes.data(), static_cast<int32_t>(axes.size()), 0, nullptr, &lines,
+                                       &length),
+                      0);
             for (int32_t index = 0; index < lines; index++) {
                 const Ints on = line(m, axes, index);
                 for (size_t place = 0; place < on.size(); place++) {
@@ -100,8 +108,8 @@ TEST(Mesh, EveryRankIsOnOneLineOfAnyAxes) {
                     if (ranks.size() > 1000 && (place + static_cast<size_t>(index)) % 16)
                         continue;
                     int32_t found = -1, position = -1;
-                    ASSERT_EQ(castor_mesh_line_of(&m, axes.data(), static_cast<int32_t>(axes.size()), on[place], &found,
-                                                  &position),
+                    ASSERT_EQ(castor_mesh_line_of(&m, axes.data(), static_cast<int32_t>(axes.size()),
+                                                  on[place], &found, &position),
                               CASTOR_OK);
                     ASSERT_EQ(found, index);
                     ASSERT_EQ(position, static_cast<int32_t>(place));
@@ -131,7 +139,8 @@ TEST(Mesh, EveryRankIsOnOneLineOfAnyAxes) {
 TEST(Mesh, WhatIsNoMeshIsAnError) {
     castor_mesh m = {};
     const Ints twice = {0, 1, 2, 1}, shape = {2, 2}, huge = {65536, 2}, zero = {0, 4}, nine(9, 1);
-    const double bad[] = {1, -1}, none[] = {std::nan(""), 1}, infinite[] = {1, std::numeric_limits<double>::infinity()};
+    const double bad[] = {1, -1}, none[] = {std::nan(""), 1},
+                 infinite[] = {1, std::numeric_limits<double>::infinity()};
     EXPECT_EQ(castor_mesh_make(&m, nullptr, 5, shape.data(), 2, nullptr, nullptr), CASTOR_ERR_ARGUMENT);
     EXPECT_TRUE(said("4 cells for 5 ranks")) << castor_error();
     EXPECT_EQ(castor_mesh_make(&m, twice.data(), 4, shape.data(), 2, nullptr, nullptr), CASTOR_ERR_ARGUMENT);
@@ -155,8 +164,9 @@ TEST(Mesh, WhatIsNotInItIsAnError) {
     for (const Ints &where : outside)
         EXPECT_EQ(castor_mesh_rank(&m, where.data(), &rank), CASTOR_ERR_ARGUMENT);
     for (const Ints &of : axes)
-        EXPECT_EQ(castor_mesh_line(&m, of.data(), static_cast<int32_t>(of.size()), 0, nullptr, &lines, &length),
-                  CASTOR_ERR_ARGUMENT);
+        EXPECT_EQ(
+            castor_mesh_line(&m, of.data(), static_cast<int32_t>(of.size()), 0, nullptr, &lines, &length),
+            CASTOR_ERR_ARGUMENT);
     const int32_t axis = 0;
     for (int32_t index : {-1, 4})
         EXPECT_EQ(castor_mesh_line(&m, &axis, 1, index, nullptr, &lines, &length), CASTOR_ERR_ARGUMENT);

@@ -64,7 +64,8 @@ TEST(RankLists, DegreesAreDeduced) {
 TEST(RankLists, DegreesWhoseProductIsNotTheSizeAreErrors) {
     struct {
         int32_t size, tp, dp;
-    } const rows[] = {{8, 3, 0}, {8, 0, 3}, {8, 2, 2}, {8, 16, 0}, {8, 0, 16}, {8, 65536, 65536}, {0, 0, 0}, {4, -2, -2}};
+    } const rows[] = {{8, 3, 0}, {8, 0, 3},  {8, 2, 2}, {8, 16, 0}, {8, 0, 16}, {65536, 65537, 65536},
+                      {0, 0, 0}, {4, -2, -2}};
     for (const auto &row : rows) {
         int32_t tp = row.tp, dp = row.dp;
         EXPECT_EQ(castor_ranks_degrees(row.size, &tp, &dp), CASTOR_ERR_ARGUMENT) << row.tp << ", " << row.dp;
@@ -87,7 +88,8 @@ TEST(RankLists, WhatIsNoListOfRanksIsAnError) {
     }
     Ranks ranks = {0, 1, 2, 3};
     for (int index : {-1, 2})
-        EXPECT_EQ(castor_ranks_list(CASTOR_LIST_DATA, ranks.data(), 2, 2, index, out.data()), CASTOR_ERR_ARGUMENT);
+        EXPECT_EQ(castor_ranks_list(CASTOR_LIST_DATA, ranks.data(), 2, 2, index, out.data()),
+                  CASTOR_ERR_ARGUMENT);
     EXPECT_EQ(castor_ranks_list(2, ranks.data(), 2, 2, 0, out.data()), CASTOR_ERR_ARGUMENT);
 }
 
@@ -124,8 +126,10 @@ TEST(RankLists, AnySubsetUpTo4096Ranks) {
             for (int32_t rank : ranks) {
                 int32_t tensor_place = -1, data_place = -1;
                 ASSERT_EQ(castor_ranks_find(ranks.data(), tp, dp, rank, &tensor_place, &data_place), 1);
-                ASSERT_EQ(tensor.at(static_cast<size_t>(data_place)).at(static_cast<size_t>(tensor_place)), rank);
-                ASSERT_EQ(data.at(static_cast<size_t>(tensor_place)).at(static_cast<size_t>(data_place)), rank);
+                ASSERT_EQ(tensor.at(static_cast<size_t>(data_place)).at(static_cast<size_t>(tensor_place)),
+                          rank);
+                ASSERT_EQ(data.at(static_cast<size_t>(tensor_place)).at(static_cast<size_t>(data_place)),
+                          rank);
             }
         }
     }
