@@ -72,6 +72,8 @@ static void transform_add(collection *c, communication_pattern pattern, int32_t 
     spec after = *c->from;
     if (from >= 0)
         axis_drop(&after, from);
+    if (to >= 0 && after.counts[to] == MESH_AXES) /* it has all axes */
+        return;
     if (to >= 0)
         axis_append(&after, to, axis);
     if (c->status || !spec_fits(c->mesh, &after))
