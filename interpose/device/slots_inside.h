@@ -1,5 +1,5 @@
 /* What the parts of slots share: slots.c (uses and writers), slots_storages.c (which storage lies where), slots_region.c (the device
- * memory and who has it), slots_backend.c (what the chunk manager asks for), slots_copy.c (events and copies), slots_check.c.
+ * memory and who has it), slots_kept.c (addresses that devices keep), slots_backend.c (what the chunk manager asks for), slots_copy.c (events and copies), slots_check.c.
  *
  * Vocabulary
  *   number    of a storage: its place in the table, and its chunk's number. Numbers of forgotten storages are used again
@@ -21,7 +21,8 @@
 #define SLOTS_NONE UINT32_MAX
 /* A slot has its storage's address modulo this: what a library chooses by alignment is the same, and so are its results. */
 #define SLOTS_ALIGNMENT 512
-#define SLOTS_STREAMS   4 /* streams in which one slot is used; beyond, the copy stream waits at once */
+#define SLOTS_KEPT      4096 /* addresses that devices keep; beyond, every storage may be written unseen */
+#define SLOTS_STREAMS   4    /* streams in which one slot is used; beyond, the copy stream waits at once */
 
 typedef struct slots_mark {
     uint64_t event, stream;
@@ -53,7 +54,7 @@ typedef struct slots_storage {
     uint32_t users;     /* uses that have begun and not ended */
     uint32_t next_free; /* of free numbers */
     bool forgotten;     /* not found by address any more; its number is free after its last use */
-    bool home_only;     /* a graph may write it, unseen: never in a slot */
+    bool home_only;     /* it may be written unseen: never in a slot */
 } slots_storage;
 
 /* Of those that are not forgotten, by address. */
@@ -87,6 +88,10 @@ struct slots {
         region_given; /* the last pause after its memory was given to others; each is longer than the one before */
     bool warned;
 
+    uintptr_t *kept; /* by address; NULL: none yet */
+    uint32_t kept_count;
+    bool kept_any; /* there were more */
+
     uint64_t order; /* what slots_storage.ordered has to be */
     bool any_ordered;
     slots_mark writers; /* the last writer of several storages */
@@ -98,6 +103,10 @@ struct slots {
     slots_statistics statistics;
 };
 
+/* ---- slots.c ---- */
+/* The slot does not hold what its home holds any more. */
+void slots_stale(slots *s, uint32_t number);
+
 /* ---- slots_storages.c ---- */
 /* True: a storage may lie in a home there. Lock-free. */
 bool slots_touched(const slots *s, uintptr_t address, size_t bytes);
@@ -108,6 +117,11 @@ uint32_t slots_places(const slots *s, uintptr_t address, size_t bytes, uint32_t 
 /* The slot goes, if nobody uses it, and the number is free if the storage is forgotten. */
 void slots_storage_settle(slots *s, uint32_t number);
 void slots_tables_end(slots *s);
+
+/* ---- slots_kept.c ---- */
+/* Whether the device keeps an address in a range; and forgets those. */
+bool slots_keeps(const slots *s, uintptr_t address, size_t bytes);
+void slots_kept_forget(slots *s, uintptr_t address, size_t bytes);
 
 /* ---- slots_region.c ---- */
 castor_status slots_region_make(slots *s);

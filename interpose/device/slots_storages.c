@@ -106,10 +106,10 @@ static bool forget(slots *s, uintptr_t address, size_t bytes) {
 }
 
 void slots_forget(slots *s, uintptr_t address, size_t bytes) {
-    if (!slots_touched(s, address, bytes))
-        return;
     pthread_mutex_lock(&s->lock);
-    forget(s, address, bytes);
+    slots_kept_forget(s, address, bytes);
+    if (slots_touched(s, address, bytes))
+        forget(s, address, bytes);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -171,7 +171,8 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
     uint32_t number = slots_find(s, address);
     if (number != SLOTS_NONE && s->storages[number].address == address && s->storages[number].bytes == bytes)
         return CASTOR_OK;
-    bool home_only = forget(s, address, bytes); /* the same memory: what may write it has not changed */
+    bool home_only = slots_keeps(s, address, bytes);
+    home_only |= forget(s, address, bytes); /* the same memory: what may write it has not changed */
     uint64_t room =
         (address % SLOTS_ALIGNMENT + bytes + SLOTS_ALIGNMENT - 1) / SLOTS_ALIGNMENT * SLOTS_ALIGNMENT;
     castor_status status = tables_room(s);
