@@ -66,7 +66,6 @@ void slots_destroy(slots *s) {
             slots_region_end(s);
     }
     slots_tables_end(s);
-    slots_unmap(s->kept, SLOTS_KEPT * sizeof *s->kept);
     slots_unmap(s->units, ((s->end - s->first) >> s->unit_bits) * sizeof *s->units);
     pthread_mutex_destroy(&s->lock);
     slots_unmap(s, sizeof *s);

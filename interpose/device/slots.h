@@ -71,8 +71,9 @@ void slot_use_end(slots *s, const slot_use *use);
 void slots_written(slots *s, uintptr_t address, size_t bytes, uint64_t stream);
 /* The same, of any storage: a writer whose addresses are unknown. */
 void slots_written_all(slots *s, uint64_t stream);
-/* The device keeps an address in its memory: kernels may write there, unseen. The storage that lies there, now or later, is read in its
- * home, until that is freed. Not `sure`: it may be a word that looks like an address, which counts if a storage begins there. */
+/* The device keeps an address in its memory: kernels may write anything in the home that holds it, unseen. The storages there, and those
+ * that come, are read in their home until it is freed. Not `sure`: it may be a word that looks like an address, which counts if
+ * a storage begins there. */
 void slots_kept(slots *s, uintptr_t address, bool sure);
 /* Whether a storage lies in the home that holds an address. Lock-free; for scans of launch arguments. */
 bool slots_may_hold(const slots *s, uintptr_t address);

@@ -1,5 +1,5 @@
 /* What the parts of slots share: slots.c (uses and writers), slots_storages.c (which storage lies where), slots_region.c (the device
- * memory and who has it), slots_kept.c (addresses that devices keep), slots_backend.c (what the chunk manager asks for), slots_copy.c (events and copies), slots_check.c.
+ * memory and who has it), slots_backend.c (what the chunk manager asks for), slots_copy.c (events and copies), slots_check.c.
  *
  * Vocabulary
  *   number    of a storage: its place in the table, and its chunk's number. Numbers of forgotten storages are used again
@@ -21,8 +21,8 @@
 #define SLOTS_NONE UINT32_MAX
 /* A slot has its storage's address modulo this: what a library chooses by alignment is the same, and so are its results. */
 #define SLOTS_ALIGNMENT 512
-#define SLOTS_KEPT      4096 /* addresses that devices keep; beyond, every storage may be written unseen */
-#define SLOTS_STREAMS   4    /* streams in which one slot is used; beyond, the copy stream waits at once */
+#define SLOTS_KEPT      (UINT32_C(1) << 31) /* of slots.units: the device keeps an address in the home there */
+#define SLOTS_STREAMS   4 /* streams in which one slot is used; beyond, the copy stream waits at once */
 
 typedef struct slots_mark {
     uint64_t event, stream;
@@ -70,7 +70,8 @@ struct slots {
     int device;
     uintptr_t first, end; /* of homes' addresses */
     uint32_t unit_bits;   /* of the driver's unit */
-    uint32_t *units;      /* by unit of those addresses: storages of the home that it belongs to. Atomic */
+    uint32_t *
+        units; /* by unit of those addresses: storages of the home that it belongs to, and SLOTS_KEPT. Atomic */
     chunk_manager *manager;
 
     slots_storage *storages;
@@ -87,10 +88,6 @@ struct slots {
     uint32_t
         region_given; /* the last pause after its memory was given to others; each is longer than the one before */
     bool warned;
-
-    uintptr_t *kept; /* by address; NULL: none yet */
-    uint32_t kept_count;
-    bool kept_any; /* there were more */
 
     uint64_t order; /* what slots_storage.ordered has to be */
     bool any_ordered;
@@ -117,11 +114,6 @@ uint32_t slots_places(const slots *s, uintptr_t address, size_t bytes, uint32_t 
 /* The slot goes, if nobody uses it, and the number is free if the storage is forgotten. */
 void slots_storage_settle(slots *s, uint32_t number);
 void slots_tables_end(slots *s);
-
-/* ---- slots_kept.c ---- */
-/* Whether the device keeps an address in a range; and forgets those. */
-bool slots_keeps(const slots *s, uintptr_t address, size_t bytes);
-void slots_kept_forget(slots *s, uintptr_t address, size_t bytes);
 
 /* ---- slots_region.c ---- */
 castor_status slots_region_make(slots *s);

@@ -169,6 +169,28 @@ static bool before_the_storage(void) {
     return product_at_home();
 }
 
+/* A product that reads W through an array that a kernel has made reads the home, whose slot is as good as before. */
+static bool by_array(void) {
+    static float got[N * N];
+    float *from[] = {W, X, Y};
+    float **array = table;
+    if (!parameter())
+        return false;
+    from[0] = W;
+    for (size_t at = 0; at < sizeof from; at += sizeof(int)) /* by halves: no copy carries an address */
+        CUDA(cudaMemcpy((char *)array + at, (char *)from + at, sizeof(int), cudaMemcpyHostToDevice));
+    for (int round = 0; round < 2; round++) {
+        castor_homes before = counted();
+        CUDA(cublasSgemmBatched(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, (const float *const *)array, N,
+                                (const float *const *)array + 1, N, &zero, array + 2, N, 1));
+        CUDA(cudaMemcpyAsync(got, Y, BYTES, cudaMemcpyDeviceToHost, stream));
+        CUDA(cudaStreamSynchronize(stream));
+        CHECK(right(got) && counted().uses == before.uses && counted().stale == before.stale + !round);
+        CUDA(cudaMemcpyAsync(W, X, BYTES, cudaMemcpyDefault, stream));
+    }
+    return product_by_slot(true);
+}
+
 /* Its memory is freed: what lies there next is another one's. */
 static bool freed(void) {
     if (!parameter())
@@ -220,19 +242,21 @@ static bool no_addresses(void) {
     return product_by_slot(false);
 }
 
-/* So many that they cannot be told apart: no parameter has a slot any more. */
-static bool too_many(void) {
-    static uintptr_t words[4100];
-    float *apart;
+/* How far a kernel writes from there is unknown: all parameters in the home are read there. */
+static bool neighbours(void) {
     if (!parameter())
         return false;
-    apart = W;
-    CHECK((W = home_of(64 << 10, 0, NULL)));
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        words[i] = (uintptr_t)W + 4 * i;
-    CUDA(cudaMemcpy(table, words, sizeof words, cudaMemcpyHostToDevice));
+    float *apart = W;
+    CHECK((W = home_of(2 * BYTES, 0, NULL)));
+    CUDA(storage_add(0, W, BYTES));
+    CUDA(storage_add(0, W + N * N, BYTES));
+    CUDA(cudaMemcpy(W + N * N, host, BYTES, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(table, &W, 8, cudaMemcpyHostToDevice));
+    W += N * N;
+    if (!product_at_home())
+        return false;
     W = apart;
-    return product_at_home();
+    return product_by_slot(false);
 }
 
 static const struct {
@@ -241,10 +265,11 @@ static const struct {
 } tests[] = {
     {"read_through", read_through},
     {"before_the_storage", before_the_storage},
+    {"by_array", by_array},
     {"freed", freed},
     {"in_long_copies", in_long_copies},
     {"no_addresses", no_addresses},
-    {"too_many", too_many},
+    {"neighbours", neighbours},
 };
 
 int main(int count, char **names) {

@@ -454,6 +454,9 @@ static bool at_home(void) {
     at[1] = W, at[2] = at[4] = X;
     fake_dnn.tensor_bytes = 0;
     CHECK(call_forward() && fake_dnn.pointers[1] == W && counted().uses == before.uses + 1);
+    at[0] = W, at[1] = X;
+    CHECK(call_forward() && fake_dnn.pointers[0] == W && counted().uses == before.uses + 1);
+    at[0] = X, at[1] = W;
     fake_dnn.tensor_bytes = BYTES + 4;
     CHECK(call_forward() && fake_dnn.pointers[1] == W && counted().uses == before.uses + 1);
     fake_dnn.tensor_bytes = BYTES;

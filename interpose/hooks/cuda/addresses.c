@@ -1,7 +1,7 @@
 /* Addresses in homes that a copy carries from the host to a device. Kernels may find them there and write through them, with nothing of it
- * among their arguments: what lies at such an address is read in its home from then on (slots_kept).
+ * among their arguments: what lies in such a home is read there from then on (slots_kept).
  *
- * A word that happens to look like an address costs its parameter the slot. So in a long copy an address counts that has another one
+ * A word that happens to look like an address costs its home the slots. So in a long copy an address counts that has another one
  * near it, as in a table, or that a parameter begins at; in a short one each does. */
 #include <string.h>
 #include "core/gate.h"

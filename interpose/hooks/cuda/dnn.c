@@ -125,8 +125,7 @@ static bool is_written(const plans_execution *e, uint32_t read) {
 
 static void execution_begin(operands *o, const plans_execution *e, plans_execution *elsewhere) {
     for (uint32_t i = 0; i < e->count && o->count < OPERANDS_MAX; i++)
-        if (devices_may_hold((uintptr_t)e->pointers[i]) && !e->written[i] && e->bytes[i] != PLANS_UNKNOWN &&
-            !is_written(e, i))
+        if (devices_may_hold((uintptr_t)e->pointers[i]) && !e->written[i] && !is_written(e, i))
             elsewhere->pointers[i] = (void *)operand_read(o, e->pointers[i], e->bytes[i]);
 }
 

@@ -4,8 +4,8 @@
  * (blas.c), what a collective receives (receivers.c). A launch is noted for each storage that an address among its arguments lies in
  * (launches.c): it may read it only. Where no address can be had, all storages are noted.
  *
- * Addresses that a kernel finds in the device's memory cannot be seen when it is launched. What a copy from the host has brought there
- * is read in its home from then on (addresses.c). Not noted at all: addresses that a kernel has stored itself, or finds in
+ * Addresses that a kernel finds in the device's memory cannot be seen when it is launched. Homes whose addresses a copy from the host
+ * has brought there have no slots from then on (addresses.c). Not noted at all: addresses that a kernel has stored itself, or finds in
  * memory of the host, and kernels that a library launches past the hooks. Private to hooks/cuda. */
 #ifndef CASTOR_HOOKS_CUDA_WRITERS_H
 #define CASTOR_HOOKS_CUDA_WRITERS_H
