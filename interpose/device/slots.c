@@ -192,8 +192,7 @@ void slot_use_end(slots *s, const slot_use *use) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The slot does not hold what its home holds any more. */
-static void stale(slots *s, uint32_t number) {
+void slots_stale(slots *s, uint32_t number) {
     uint32_t entry = s->storages[number].entry;
     if (entry == SLOTS_NONE)
         return;
@@ -225,7 +224,7 @@ void slots_written(slots *s, uintptr_t address, size_t bytes, uint64_t stream) {
         st->home_only |= captured;
         if (!noted)
             st->ordered = 0;
-        stale(s, s->places[i].number);
+        slots_stale(s, s->places[i].number);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -242,7 +241,7 @@ void slots_written_all(slots *s, uint64_t stream) {
     for (uint32_t i = s->entries_first, next; i != SLOTS_NONE; i = next) {
         next = s->entries[i].next;
         if (s->entries[i].storage != SLOTS_NONE)
-            stale(s, s->entries[i].storage);
+            slots_stale(s, s->entries[i].storage);
     }
     pthread_mutex_unlock(&s->lock);
 }

@@ -18,6 +18,7 @@
  *   - a slot's memory is written only after every use that was begun on it before has been passed on the device
  *   - a copy into a slot begins after every writer that was noted before it; a storage's first copy, which a use makes, begins after
  *     all that this use comes after instead: writers of what was never copied cost nothing
+ *   - what may be written unseen, by a graph or through an address in the device's memory, has no slot
  *   - the host never waits for the device here
  *
  * Safe from any thread: one lock, under which the driver is called; the chunk manager's lock comes after it. What may enqueue copies
@@ -70,6 +71,10 @@ void slot_use_end(slots *s, const slot_use *use);
 void slots_written(slots *s, uintptr_t address, size_t bytes, uint64_t stream);
 /* The same, of any storage: a writer whose addresses are unknown. */
 void slots_written_all(slots *s, uint64_t stream);
+/* The device keeps an address in its memory: kernels may write anything in the home that holds it, unseen. The storages there, and those
+ * that come, are read in their home until it is freed. Not `sure`: it may be a word that looks like an address, which counts if
+ * a storage begins there. */
+void slots_kept(slots *s, uintptr_t address, bool sure);
 /* Whether a storage lies in the home that holds an address. Lock-free; for scans of launch arguments. */
 bool slots_may_hold(const slots *s, uintptr_t address);
 /* An optimizer step is over: the sequence of uses begins again. */

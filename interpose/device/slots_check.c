@@ -22,7 +22,7 @@ static castor_status places_check(const slots *s) {
             return wrong(i, "a unit does not know its storage");
     }
     for (uint64_t unit = 0; unit < (s->end - s->first) >> s->unit_bits; unit++)
-        counted += __atomic_load_n(&s->units[unit], __ATOMIC_RELAXED);
+        counted += __atomic_load_n(&s->units[unit], __ATOMIC_RELAXED) & ~SLOTS_KEPT;
     if (touches != counted)
         return wrong(s->places_count, "units count storages that are none");
     return bytes == s->statistics.storage_bytes && s->places_count == s->statistics.storages

@@ -21,6 +21,7 @@
 #define SLOTS_NONE UINT32_MAX
 /* A slot has its storage's address modulo this: what a library chooses by alignment is the same, and so are its results. */
 #define SLOTS_ALIGNMENT 512
+#define SLOTS_KEPT      (UINT32_C(1) << 31) /* of slots.units: the device keeps an address in the home there */
 #define SLOTS_STREAMS   4 /* streams in which one slot is used; beyond, the copy stream waits at once */
 
 typedef struct slots_mark {
@@ -53,7 +54,7 @@ typedef struct slots_storage {
     uint32_t users;     /* uses that have begun and not ended */
     uint32_t next_free; /* of free numbers */
     bool forgotten;     /* not found by address any more; its number is free after its last use */
-    bool home_only;     /* a graph may write it, unseen: never in a slot */
+    bool home_only;     /* it may be written unseen: never in a slot */
 } slots_storage;
 
 /* Of those that are not forgotten, by address. */
@@ -69,7 +70,8 @@ struct slots {
     int device;
     uintptr_t first, end; /* of homes' addresses */
     uint32_t unit_bits;   /* of the driver's unit */
-    uint32_t *units;      /* by unit of those addresses: storages of the home that it belongs to. Atomic */
+    uint32_t *
+        units; /* by unit of those addresses: storages of the home that it belongs to, and SLOTS_KEPT. Atomic */
     chunk_manager *manager;
 
     slots_storage *storages;
@@ -97,6 +99,10 @@ struct slots {
     uint32_t wanted; /* a storage for which no range was found; SLOTS_NONE: none */
     slots_statistics statistics;
 };
+
+/* ---- slots.c ---- */
+/* The slot does not hold what its home holds any more. */
+void slots_stale(slots *s, uint32_t number);
 
 /* ---- slots_storages.c ---- */
 /* True: a storage may lie in a home there. Lock-free. */

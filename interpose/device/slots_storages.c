@@ -13,7 +13,7 @@ bool slots_touched(const slots *s, uintptr_t address, size_t bytes) {
         return false;
     uint64_t last = (to - 1 - s->first) >> s->unit_bits;
     for (uint64_t unit = (from - s->first) >> s->unit_bits; unit <= last; unit++)
-        if (__atomic_load_n(&s->units[unit], __ATOMIC_RELAXED))
+        if (__atomic_load_n(&s->units[unit], __ATOMIC_RELAXED) & ~SLOTS_KEPT)
             return true;
     return false;
 }
@@ -105,11 +105,57 @@ static bool forget(slots *s, uintptr_t address, size_t bytes) {
     return home_only;
 }
 
-void slots_forget(slots *s, uintptr_t address, size_t bytes) {
-    if (!slots_touched(s, address, bytes))
+/* ---- homes in which the device keeps an address ---- */
+
+static bool kept_is(const slots *s, const home *at) {
+    uint64_t last = (at->address + at->bytes - 1 - s->first) >> s->unit_bits;
+    for (uint64_t unit = (at->address - s->first) >> s->unit_bits; unit <= last; unit++)
+        if (__atomic_load_n(&s->units[unit], __ATOMIC_RELAXED) & SLOTS_KEPT)
+            return true;
+    return false;
+}
+
+static void kept_set(slots *s, const home *at) {
+    uint64_t last = (at->address + at->bytes - 1 - s->first) >> s->unit_bits;
+    for (uint64_t unit = (at->address - s->first) >> s->unit_bits; unit <= last; unit++)
+        __atomic_fetch_or(&s->units[unit], SLOTS_KEPT, __ATOMIC_RELAXED);
+}
+
+/* Units that are freed whole. */
+static void kept_forget(slots *s, uintptr_t address, size_t bytes) {
+    uintptr_t to = bytes > UINTPTR_MAX - address ? UINTPTR_MAX : address + bytes;
+    uint64_t all = (UINT64_C(1) << s->unit_bits) - 1;
+    address = address < s->first ? s->first : address;
+    to = to > s->end ? s->end : to;
+    for (uint64_t unit = (address - s->first + all) >> s->unit_bits;
+         address < to && unit < (to - s->first) >> s->unit_bits; unit++)
+        __atomic_fetch_and(&s->units[unit], ~SLOTS_KEPT, __ATOMIC_RELAXED);
+}
+
+void slots_kept(slots *s, uintptr_t address, bool sure) {
+    home at;
+    /* Before the lock: homes have their own. */
+    if (!home_find(s->homes, address, &at))
         return;
     pthread_mutex_lock(&s->lock);
-    forget(s, address, bytes);
+    uint32_t number = slots_find(s, address);
+    bool begins = number != SLOTS_NONE && s->storages[number].address == address;
+    if ((sure || begins) && !kept_is(s, &at)) {
+        kept_set(s, &at);
+        uint32_t end;
+        for (uint32_t i = slots_places(s, address, 0, &end); i < end; i++) {
+            s->storages[s->places[i].number].home_only = true;
+            slots_stale(s, s->places[i].number);
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void slots_forget(slots *s, uintptr_t address, size_t bytes) {
+    pthread_mutex_lock(&s->lock);
+    kept_forget(s, address, bytes);
+    if (slots_touched(s, address, bytes))
+        forget(s, address, bytes);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -171,7 +217,8 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
     uint32_t number = slots_find(s, address);
     if (number != SLOTS_NONE && s->storages[number].address == address && s->storages[number].bytes == bytes)
         return CASTOR_OK;
-    bool home_only = forget(s, address, bytes); /* the same memory: what may write it has not changed */
+    bool home_only = kept_is(s, at);
+    home_only |= forget(s, address, bytes); /* the same memory: what may write it has not changed */
     uint64_t room =
         (address % SLOTS_ALIGNMENT + bytes + SLOTS_ALIGNMENT - 1) / SLOTS_ALIGNMENT * SLOTS_ALIGNMENT;
     castor_status status = tables_room(s);

@@ -77,7 +77,7 @@ cuMemcpyAsync cuStreamCreate cuStreamSynchronize cuStreamIsCapturing cuStreamWai
 cuFuncGetParamInfo cuKernelGetParamInfo cudaGetKernel cudaPeekAtLastError""".split()
 EACH_FAILS = [(FAILS, f"mlp:momentum@{call}:{number}:{code}") for code in (2, 999) for number in ("1", "2", "3", "1*") for call in CALLED]
 # Cases whose subject has an optimizer; the others have one after the other.
-WITH = {"gpt": "adamw", "mlp": "momentum", "tied": "adamw", "convolution": "nesterov", "lstm": "adam",
+WITH = {"gpt": "adamw", "written_through_addresses": "adamw", "mlp": "momentum", "tied": "adamw", "convolution": "nesterov", "lstm": "adam",
         "batch_grows": "adamw", "closure": "lbfgs", "scaled": "adamw-fused"}
 # How often homes come back to a device that has nearly enough: at least, and at most. These cases have rows of
 # their own.

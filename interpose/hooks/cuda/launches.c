@@ -95,9 +95,9 @@ static void note_word(uintptr_t address, void *context) {
         slots_written(l->slots, address, 0, l->stream); /* how far the kernel goes is unknown */
 }
 
-/* Inside of a product or a collective the library's own arguments say more. */
+/* Inside of a product or a collective the library's own arguments say more. Not all calls of cuDNN are hooked. */
 static inline bool launch_matters(void) {
-    return writers_matter() && !(observe_thread.inside & OBSERVE_LIBRARIES);
+    return writers_matter() && !(observe_thread.inside & (OBSERVE_NCCL | OBSERVE_BLAS));
 }
 
 static void launched(const void *kernel, layouts_ask *ask, void *const *arguments, void *const *extra,

@@ -131,7 +131,19 @@ class SlotsPropertyTest : public SlotsTest {
         }
         fake_device_captures(fake, in, false);
     }
-    // Who frees memory has no graph any more that writes it.
+    // Known or not: who writes in that home later is not seen.
+    void keep() {
+        memory *m = any();
+        home at;
+        if (!m || pick(16))
+            return;
+        slots_kept(s, m->address + pick(uint32_t(m->bytes)), true);
+        ASSERT_TRUE(home_find(h, m->address, &at));
+        for (memory *other : places)
+            if (other->address - at.address < at.bytes)
+                seen.insert(other);
+    }
+    // Who frees memory has nothing any more that writes it.
     void forget_or_add() {
         memory *m = any();
         if (!m)
@@ -183,6 +195,7 @@ class SlotsPropertyTest : public SlotsTest {
             break;
         case 4:
             capture();
+            keep();
             break;
         case 5:
             slots_step_end(s);
