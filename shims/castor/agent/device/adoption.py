@@ -33,9 +33,9 @@ def serves(p):
     return _installed and p.is_cuda
 
 
-def has(parameters):
-    """Whether one of the parameters has a home on a device."""
-    return any(p in _known for p in parameters if p.is_cuda)
+def answers_for(parameters):
+    """Whether one of the parameters has a home on a device, or it was said why none has."""
+    return any(p in _known or homes.refused(p.device.index) for p in parameters if p.is_cuda)
 
 
 def step_ended():
