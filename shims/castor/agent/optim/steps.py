@@ -11,7 +11,7 @@ import functools
 import torch
 
 from .. import core, patching, replaced
-from ..backward import accumulation
+from ..backward import accumulation, reducer
 from ..common import store
 from ..device import adoption
 from ..precision import loss_scale, masters
@@ -33,7 +33,7 @@ def _say_alone(optimizer):
         return
 
     def tell():
-        if not store.groups():
+        if not store.groups() and not reducer.kept_pytorchs():
             core.passthrough(why)
 
     atexit.register(tell)
