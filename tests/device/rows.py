@@ -66,7 +66,7 @@ ALSO = {
     UNBOUND: ("gpt:momentum",),
     STATIC: ("mlp:adamw",),
     SLOW: ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
-    delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_within_a_step:sgd"),
+    delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_on_a_stream:adamw", "written_within_a_step:sgd"),
     delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
     ROOM: ("mlp:adamw", "views_of_one_buffer:momentum"),
     OTHER_ALLOCATORS[0]: ("mlp:adamw",),

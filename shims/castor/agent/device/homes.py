@@ -105,12 +105,15 @@ def keep_addresses():
     _captured = True
 
 
-def move(t, kind):
+def move(t, kind, drain=False):
     """Gives the tensor's whole storage a home: every tensor over it, and what autograd has saved of it, follows. False: the storage
-    belongs to somebody else, a graph may replay with its address, or it has no memory."""
+    belongs to somebody else, a graph may replay with its address, or it has no memory. drain: another stream than this one may still
+    write there; its writes would be lost."""
     storage = t.untyped_storage()
     if _captured or not storage.resizable() or not storage.nbytes() or torch.cuda.is_current_stream_capturing():
         return False
+    if drain:
+        torch.cuda.synchronize(t.device)
     # The old memory is read there, whatever stream it comes from. Said before the pool is open: what PyTorch is told of streams while one
     # is, it takes for a part of a graph, and forgets.
     t.record_stream(torch.cuda.current_stream(t.device))
