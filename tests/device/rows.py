@@ -20,6 +20,7 @@ class Device:
     options: tuple = ()  # of Castor
     fails: bool = False  # calls fail: cases may raise
     halved: bool = False  # half of the memory that a case needs
+    aside: str = ""  # why nothing has a home, as Castor says once
 
     @property
     def alone(self):
@@ -55,6 +56,8 @@ STATIC = Device("fixed shares", options=("CASTOR_PLACEMENT=static", "CASTOR_OFFL
 EXPANDABLE = Device("a quarter, with expandable segments", 0.25, variables=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),))
 OVERFLOW = Device("half of what it needs, and host memory for the rest", overflows=True, halved=True, options=("CASTOR_OVERFLOW=1G",))
 FAILS = Device("calls that fail", 0.25, fails=True)
+OTHER_ALLOCATORS = [Device(f"a quarter, but {name}", 0.25, variables=((name, value),), aside="PyTorch allocates ")
+                    for name, value in (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))]
 SEEDS = 1, 2, 3, 4, 5, 6
 
 # Of the short length, beside each case with one optimizer and one share: what waits, and what needs room.
@@ -63,9 +66,11 @@ ALSO = {
     UNBOUND: ("gpt:momentum",),
     STATIC: ("mlp:adamw",),
     SLOW: ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
-    delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_within_a_step:sgd"),
+    delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_on_a_stream:adamw",
+                 "written_within_a_step:sgd"),
     delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
     ROOM: ("mlp:adamw", "views_of_one_buffer:momentum"),
+    OTHER_ALLOCATORS[0]: ("mlp:adamw",),
     EXPANDABLE: ("batch_grows:momentum", "cache_emptied:adamw"),
     OVERFLOW: ("batch_grows:momentum",),
     FAILS: tuple(f"mlp:momentum@{fault}" for fault in ("cuMemCreate:2:2", "cuMemMap:2:999", "cuStreamWaitEvent:1*:999")),
@@ -104,4 +109,5 @@ def everything(cases):
     one_each = list(dict.fromkeys(one_each))
     found += [(NEARLY, f"{name}:momentum") for name in BACK]
     found += [(device, word) for device in (SLOW, ROOM, STATIC, *map(delayed, SEEDS)) for word in one_each]
+    found += [(device, "mlp:adamw") for device in OTHER_ALLOCATORS]
     return found + EACH_FAILS + [(device, word) for device in (SMALL, UNBOUND) for word in one_each if word.partition(":")[0] not in (*ROOMY, *BACK)]

@@ -33,9 +33,9 @@ def serves(p):
     return _installed and p.is_cuda
 
 
-def has(parameters):
-    """Whether one of the parameters has a home on a device."""
-    return any(p in _known for p in parameters if p.is_cuda)
+def answers_for(parameters):
+    """Whether one of the parameters has a home on a device, or it was said why none has."""
+    return any(p in _known or homes.refused(p.device.index) for p in parameters if p.is_cuda)
 
 
 def step_ended():
@@ -48,15 +48,16 @@ def step_ended():
             core.device_check(device)
 
 
-def look(parameters):
-    """Gives a home to those parameters on devices that have none, or another one than at the last look."""
+def look(parameters, in_step=False):
+    """Gives a home to those parameters on devices that have none, or another one than at the last look. in_step: this stream reads them
+    next; else others may still write to them."""
     here = [p for p in parameters if homes.can_have(p)]
     if not here:
         return
     for p, tier in zip(here, homes.tiers(here)):
         if _known.get(p) == p.data_ptr() and tier != core.HOME_NONE:
             continue
-        if tier == core.HOME_NONE and not _come_home(p):
+        if tier == core.HOME_NONE and not _come_home(p, in_step):
             continue
         core.storage_add(p.device.index, p.data_ptr(), tensors.extent(p))
         if p not in _known and p.requires_grad and p.is_leaf:
@@ -70,10 +71,10 @@ def forget(*some):
         _known.pop(t, None)
 
 
-def _come_home(p):
+def _come_home(p, in_step):
     if not homes.available(p.device.index):
         return False
-    if homes.move(p, homes.PARAMETER):
+    if homes.move(p, homes.PARAMETER, drain=not in_step):
         return True
     _tell(f"a parameter of shape {tuple(p.shape)} on {p.device} stays outside of the budget: its memory belongs to another library, "
           "or a graph was captured before it had a home")

@@ -20,12 +20,20 @@ _captured = False  # a graph was captured
 def available(device):
     """Whether tensors of the device, a number, can have homes. The first call for a device prepares it."""
     with _preparing:
-        return (STATE, device) in _pools or device not in _refused and _prepare(device)
+        return (STATE, device) in _pools or device not in _refused and not torch.cuda.is_current_stream_capturing() and _prepare(device)
+
+
+def refused(device):
+    """Whether it was said why tensors of the device have no homes."""
+    return device in _refused
 
 
 def _prepare(device):
     try:
         core.device_start(device)
+        if not _allocator_takes_pools(device):
+            raise core.Error("PyTorch allocates by cudaMallocAsync, without its cache, or by an allocator of the script's; homes need "
+                             "its own caching allocator (PYTORCH_CUDA_ALLOC_CONF=backend:native)")
     except core.Error as error:
         _refused.add(device)
         core.passthrough(f"model data stays where the script has it: {str(error).removeprefix('castor: ')}".encode())
@@ -35,6 +43,19 @@ def _prepare(device):
     for kind in (PARAMETER, GRADIENT, STATE):
         _pools[kind, device] = [_new_pool(kind, device)]
     return True
+
+
+def _allocator_takes_pools(device):
+    """Tried with a tensor, since allocators differ in what they do with a pool: some raise, some allocate past it."""
+    try:
+        pool = _new_pool(STATE, device)
+        with torch.cuda.use_mem_pool(pool, device):
+            tried = torch.empty(1, device=torch.device("cuda", device))
+    except torch.OutOfMemoryError:  # the pool was asked
+        return True
+    except RuntimeError:
+        return False
+    return tiers([tried])[0] != core.HOME_NONE
 
 
 def _new_pool(kind, device):
@@ -84,12 +105,15 @@ def keep_addresses():
     _captured = True
 
 
-def move(t, kind):
+def move(t, kind, drain=False):
     """Gives the tensor's whole storage a home: every tensor over it, and what autograd has saved of it, follows. False: the storage
-    belongs to somebody else, a graph may replay with its address, or it has no memory."""
+    belongs to somebody else, a graph may replay with its address, or it has no memory. drain: another stream than this one may still
+    write there; its writes would be lost."""
     storage = t.untyped_storage()
     if _captured or not storage.resizable() or not storage.nbytes() or torch.cuda.is_current_stream_capturing():
         return False
+    if drain:
+        torch.cuda.synchronize(t.device)
     # The old memory is read there, whatever stream it comes from. Said before the pool is open: what PyTorch is told of streams while one
     # is, it takes for a part of a graph, and forgets.
     t.record_stream(torch.cuda.current_stream(t.device))

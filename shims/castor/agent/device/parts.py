@@ -27,7 +27,7 @@ def wanted(optimizer):
     if _states_seen.get(optimizer) == len(optimizer.state) and not core.homes_on_host():
         return False
     parameters = store.parameters_of(optimizer)
-    adoption.look(parameters)
+    adoption.look(parameters, in_step=True)
     adoption.gradients_come_home(parameters)
     return any(p.is_cuda and p.grad is not None for p in parameters)
 

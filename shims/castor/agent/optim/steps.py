@@ -11,7 +11,7 @@ import functools
 import torch
 
 from .. import core, patching, replaced
-from ..backward import accumulation
+from ..backward import accumulation, reducer
 from ..common import store
 from ..device import adoption
 from ..precision import loss_scale, masters
@@ -22,7 +22,7 @@ from . import figures, kernels, owner, states
 def _say_alone(optimizer):
     """Says that nothing is shared: to a script of one process at once, else at the end, since it may wrap its model later."""
     parameters = store.parameters_of(optimizer)
-    if adoption.has(parameters):
+    if adoption.answers_for(parameters):
         return
     if any(hasattr(p, name) for p in parameters for name in ("placements", "_is_flat_param", "_fsdp_flattened")):
         why = b"PyTorch shares this model out itself (FSDP, tensor parallelism), which Castor leaves as it is"
@@ -33,7 +33,7 @@ def _say_alone(optimizer):
         return
 
     def tell():
-        if not store.groups():
+        if not store.groups() and not reducer.kept_pytorchs():
             core.passthrough(why)
 
     atexit.register(tell)
