@@ -17,8 +17,21 @@ _Static_assert((int)CASTOR_HOME_DEVICE == (int)DEVICE_TIER_DEVICE &&
                    (int)CASTOR_HOME_HOST == (int)DEVICE_TIER_HOST,
                "one value, two names");
 _Static_assert((int)CASTOR_LEVEL_PAGES == (int)DEVICE_LEVEL_PAGES &&
+                   (int)CASTOR_LEVEL_HOST_MEMORY == (int)DEVICE_LEVEL_HOST_MEMORY &&
                    (int)CASTOR_LEVEL_FLIPS == (int)DEVICE_LEVEL_FLIPS,
                "one value, two names");
+
+static void fixed_say(int device, bool budget) {
+    const device_driver *driver = devices_driver();
+    driver->maps_host(driver->context, device); /* why */
+    if (budget)
+        LOG_I("%s. Model data beyond CASTOR_DEVICE_BUDGET stays on the host, and the rest on the device",
+              error_text());
+    else
+        LOG_W("%s. What is on the host stays there, and nothing is moved when memory runs out: give "
+              "CASTOR_DEVICE_BUDGET",
+              error_text());
+}
 
 castor_status castor_device_start(int device) {
     if (devices_homes(device))
@@ -32,16 +45,18 @@ castor_status castor_device_start(int device) {
               "CASTOR_OFFLOAD_OPTIM_FRAC=1",
               device);
     castor_status status = devices_start(cuda_driver(), device, &settings);
-    if (status)
-        return status;
-    return cuda_operands_install();
+    if (!status)
+        status = cuda_operands_install();
+    if (!status && homes_are_fixed(devices_homes(device)))
+        fixed_say(device, budget != OPTION_BYTES_AUTO);
+    return status;
 }
 
 /* PyTorch's allocator calls these: NULL is its out-of-memory, and what is missing is said here. */
 static void *home_of(chunk_kind kind, int64_t size, int device) {
     homes *h = devices_homes(device);
     home made;
-    if (!h || size < 0 || home_create(h, kind, (size_t)size, &made)) {
+    if (!h || size < 0 || devices_home_create(device, kind, (size_t)size, &made)) {
         LOG_W("%s", h ? error_text() : "a device has no homes yet");
         return NULL;
     }

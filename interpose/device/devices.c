@@ -23,6 +23,7 @@ typedef struct started_device {
     homes *homes;
     slots *slots;
     uintptr_t first, end;
+    bool fixed; /* homes lie outside of the range as well */
     uint64_t part_bytes;
 } started_device;
 
@@ -104,6 +105,7 @@ static castor_status start(int device, const devices_settings *settings) {
         return status;
     }
     s->part_bytes = d.part;
+    s->fixed = homes_are_fixed(s->homes);
     range_widen(s->first, s->first + d.reserved);
     __atomic_store_n(&s->end, s->first + d.reserved, __ATOMIC_RELEASE);
     return CASTOR_OK;
@@ -133,6 +135,16 @@ static const started_device *started_of(int device) {
     return &started[device];
 }
 
+castor_status devices_home_create(int device, chunk_kind kind, size_t bytes, home *out) {
+    castor_status status = home_create(devices_homes(device), kind, bytes, out);
+    if (status == CASTOR_OK && started[device].fixed) {
+        pthread_mutex_lock(&starting);
+        range_widen(out->address, out->address + out->bytes);
+        pthread_mutex_unlock(&starting);
+    }
+    return status;
+}
+
 homes *devices_homes(int device) {
     const started_device *s = started_of(device);
     return s ? s->homes : NULL;
@@ -157,7 +169,8 @@ int devices_find(uintptr_t address) {
         return -1;
     for (int device = 0; device < DEVICES_MAX; device++) {
         const started_device *s = started_of(device);
-        if (s && address - s->first < s->end - s->first)
+        if (s && (address - s->first < s->end - s->first ||
+                  (s->fixed && homes_unit(s->homes, address) != HOMES_NO_UNIT)))
             return device;
     }
     return -1;

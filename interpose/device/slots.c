@@ -28,7 +28,8 @@ castor_status slots_create(slots **out, homes *h, const device_driver *driver, i
                  .wanted = SLOTS_NONE};
     s->statistics.region_bytes = s->region_bytes = s->region_most;
     homes_range(h, &s->first, &s->end);
-    uint64_t units = (s->end - s->first + unit - 1) >> s->unit_bits;
+    s->fixed = homes_are_fixed(h);
+    uint64_t units = homes_units(h);
     s->units = slots_map(units * sizeof *s->units);
     castor_status status = s->units ? slots_manager_make(s)
                                     : error_set(CASTOR_ERR_MEMORY, "no memory for a table of %llu units",
@@ -66,7 +67,7 @@ void slots_destroy(slots *s) {
             slots_region_end(s);
     }
     slots_tables_end(s);
-    slots_unmap(s->units, ((s->end - s->first) >> s->unit_bits) * sizeof *s->units);
+    slots_unmap(s->units, homes_units(s->homes) * sizeof *s->units);
     pthread_mutex_destroy(&s->lock);
     slots_unmap(s, sizeof *s);
 }

@@ -46,6 +46,7 @@ typedef struct slots_storage {
     uintptr_t address;
     size_t bytes; /* 0: the number is free */
     uintptr_t home, home_end;
+    uint32_t unit;      /* the home's first one */
     uint64_t room;      /* bytes in the region: the chunk's */
     uint64_t ordered;   /* == slots.order: it is */
     slots_mark writer;  /* its last writer */
@@ -67,9 +68,10 @@ struct slots {
     device_driver driver;
     homes *homes;
     int device;
-    uintptr_t first, end; /* of homes' addresses */
+    uintptr_t first, end; /* the homes' range */
     uint32_t unit_bits;   /* of the driver's unit */
-    uint32_t *units;      /* by unit of those addresses: storages of the home that it belongs to. Atomic */
+    uint32_t *units;      /* by unit of homes (homes_unit): storages of the home that it belongs to. Atomic */
+    bool fixed;           /* homes on the host lie outside of that range (homes.h) */
     chunk_manager *manager;
 
     slots_storage *storages;

@@ -126,7 +126,8 @@ static void option_name(int device, size_t bytes) {
     homes_statistics_get(devices_homes(device), &found);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         homes += found.count[kind];
-    if (homes && driver->host_room(driver->context) > bytes && first_time(said, device))
+    if (homes && driver->maps_host(driver->context, device) && driver->host_room(driver->context) > bytes &&
+        first_time(said, device))
         LOG_W("device %d is out of memory: with CASTOR_OVERFLOW=8G PyTorch's further memory would be host "
               "memory, read and written over the link",
               device);

@@ -38,6 +38,7 @@ struct sim_config {
     int visible[SIM_DEVICES_MAX]; /* the number of each among all of them */
     size_t memory;                /* SIM_MEMORY, bytes per device, default 80G */
     size_t host_memory;           /* SIM_HOST_MEMORY, bytes that may be pinned, default 0: no limit */
+    bool refuses_host_pages, refuses_host_alloc; /* SIM_REFUSES */
     double link_bandwidth;        /* SIM_LINK_BANDWIDTH, bytes per second each way, default 0: no time */
     int major, minor;             /* SIM_COMPUTE, default 9.0 */
     bool
