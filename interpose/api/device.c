@@ -11,6 +11,7 @@
 #include "hooks/cuda/returns.h"
 #include "placement_options.h"
 
+#define UNIT              (UINT64_C(1) << 20)
 #define PROBED_COPY_BYTES (UINT64_C(64) << 20)
 
 _Static_assert((int)CASTOR_HOME_DEVICE == (int)DEVICE_TIER_DEVICE &&
@@ -128,6 +129,31 @@ int castor_homes_on_host(void) {
 
 uint64_t castor_device_part_bytes(int device) {
     return devices_part_bytes(device);
+}
+
+uint64_t castor_slots_too_small(int device) {
+    slots *s = devices_slots(device);
+    uintptr_t address = 0;
+    return s && slots_too_large(s, &address) ? address : 0;
+}
+
+void castor_budget_too_small(int device, const char *operand, uint64_t operand_bytes, const char *step,
+                             uint64_t step_bytes) {
+    uint64_t slots_bytes, parts_bytes, budget = devices_budget_for(device, operand_bytes + UNIT, step_bytes);
+    char products[160] = "", steps[160] = "", would[64] = "No budget of this device would do";
+    devices_shares(device, &slots_bytes, &parts_bytes);
+    if (*operand)
+        log_format(products, sizeof products,
+                   "slots have %B, and products read a parameter of shape %s, %B, from host memory",
+                   slots_bytes, operand, operand_bytes);
+    if (*step)
+        log_format(steps, sizeof steps,
+                   "parts have %B, and the step of a parameter of shape %s, %B, goes over the link",
+                   parts_bytes, step, step_bytes);
+    if (budget)
+        log_format(would, sizeof would, "CASTOR_DEVICE_BUDGET=%lluM would do",
+                   (unsigned long long)((budget + UNIT - 1) / UNIT));
+    LOG_W("device %d: %s%s%s. %s", device, products, *operand && *step ? "; " : "", steps, would);
 }
 
 void castor_device_step_end(void) {

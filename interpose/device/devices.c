@@ -24,7 +24,7 @@ typedef struct started_device {
     slots *slots;
     uintptr_t first, end;
     bool fixed; /* homes lie outside of the range as well */
-    uint64_t part_bytes;
+    uint64_t region_bytes, part_bytes;
 } started_device;
 
 static started_device started[DEVICES_MAX]; /* each is complete before `end`, atomic, is set */
@@ -104,6 +104,7 @@ static castor_status start(int device, const devices_settings *settings) {
         *s = (started_device){0};
         return status;
     }
+    s->region_bytes = d.region;
     s->part_bytes = d.part;
     s->fixed = homes_are_fixed(s->homes);
     range_widen(s->first, s->first + d.reserved);
@@ -158,6 +159,24 @@ slots *devices_slots(int device) {
 uint64_t devices_part_bytes(int device) {
     const started_device *s = started_of(device);
     return s ? s->part_bytes : 0;
+}
+
+void devices_shares(int device, uint64_t *slots_bytes, uint64_t *parts_bytes) {
+    const started_device *s = started_of(device);
+    *slots_bytes = s ? s->region_bytes : 0;
+    *parts_bytes = s ? PARTS_AT_A_TIME * s->part_bytes : 0;
+}
+
+uint64_t devices_budget_for(int device, uint64_t slots_bytes, uint64_t parts_bytes) {
+    uint64_t free_bytes = 0, total_bytes = 0;
+    uint64_t part_bytes = (parts_bytes + PARTS_AT_A_TIME - 1) / PARTS_AT_A_TIME;
+    if (slots_bytes > REGION_MOST || part_bytes > PART_MOST)
+        return 0;
+    uint64_t budget = REGION_SHARE * slots_bytes;
+    if (PART_SHARE * part_bytes > budget)
+        budget = PART_SHARE * part_bytes;
+    driver.room(driver.context, device, &free_bytes, &total_bytes);
+    return budget < total_bytes ? budget : 0;
 }
 
 const device_driver *devices_driver(void) {

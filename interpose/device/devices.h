@@ -23,6 +23,10 @@ homes *devices_homes(int device);
 slots *devices_slots(int device);
 /* Bytes of the copies of one part, with which an optimizer steps what lies on the host. */
 uint64_t devices_part_bytes(int device);
+/* The bytes of slots, and of the parts that are on the device at a time. */
+void devices_shares(int device, uint64_t *slots_bytes, uint64_t *parts_bytes);
+/* The least budget that gives these so many bytes; 0: none of this device does. */
+uint64_t devices_budget_for(int device, uint64_t slots_bytes, uint64_t parts_bytes);
 /* The driver of all; NULL before the first start. */
 const device_driver *devices_driver(void);
 

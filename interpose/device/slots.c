@@ -93,6 +93,10 @@ static castor_status access_make(slots *s, uint32_t number) {
 
 static bool slot_may_be(slots *s, uint32_t number, uint64_t stream) {
     const slots_storage *st = &s->storages[number];
+    if (st->room > s->region_most && st->bytes > s->too_large_bytes) {
+        s->too_large = st->address;
+        s->too_large_bytes = st->bytes;
+    }
     if (st->home_only || st->room > s->region_bytes ||
         s->driver.stream_captures(s->driver.context, s->device, stream))
         return false;
@@ -256,6 +260,14 @@ void slots_step_end(slots *s) {
     chunk_manager_step_end(s->manager);
     plan_again(s);
     pthread_mutex_unlock(&s->lock);
+}
+
+uint64_t slots_too_large(slots *s, uintptr_t *address) {
+    pthread_mutex_lock(&s->lock);
+    uint64_t bytes = s->too_large_bytes;
+    *address = s->too_large;
+    pthread_mutex_unlock(&s->lock);
+    return bytes;
 }
 
 void slots_statistics_get(slots *s, slots_statistics *out) {

@@ -88,6 +88,8 @@ struct slots {
     uint32_t
         region_given; /* the last pause after its memory was given to others; each is longer than the one before */
     bool warned;
+    uintptr_t too_large; /* a storage's address (slots_too_large) */
+    uint64_t too_large_bytes;
 
     uint64_t order; /* what slots_storage.ordered has to be */
     bool any_ordered;

@@ -23,6 +23,11 @@ def available(device):
         return (STATE, device) in _pools or device not in _refused and _prepare(device)
 
 
+def refused(device):
+    """Whether its tensors have none, which was said."""
+    return device in _refused
+
+
 def _prepare(device):
     try:
         core.device_start(device)

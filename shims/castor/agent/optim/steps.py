@@ -22,7 +22,7 @@ from . import figures, kernels, owner, states
 def _say_alone(optimizer):
     """Says that nothing is shared: to a script of one process at once, else at the end, since it may wrap its model later."""
     parameters = store.parameters_of(optimizer)
-    if adoption.has(parameters):
+    if adoption.has(parameters) or adoption.refused(parameters):
         return
     if any(hasattr(p, name) for p in parameters for name in ("placements", "_is_flat_param", "_fsdp_flattened")):
         why = b"PyTorch shares this model out itself (FSDP, tensor parallelism), which Castor leaves as it is"
