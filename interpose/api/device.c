@@ -24,14 +24,15 @@ _Static_assert((int)CASTOR_LEVEL_PAGES == (int)DEVICE_LEVEL_PAGES &&
 
 static void fixed_say(int device, bool budget) {
     const device_driver *driver = devices_driver();
+    const char *overflow = options()->overflow ? "; CASTOR_OVERFLOW has no effect" : "";
     driver->maps_host(driver->context, device); /* why */
     if (budget)
-        LOG_I("%s. Model data beyond CASTOR_DEVICE_BUDGET stays on the host, and the rest on the device",
-              error_text());
+        LOG_I("%s. Model data beyond CASTOR_DEVICE_BUDGET stays on the host, and the rest on the device%s",
+              error_text(), overflow);
     else
         LOG_W("%s. What is on the host stays there, and nothing is moved when memory runs out: give "
-              "CASTOR_DEVICE_BUDGET",
-              error_text());
+              "CASTOR_DEVICE_BUDGET%s",
+              error_text(), overflow);
 }
 
 castor_status castor_device_start(int device) {

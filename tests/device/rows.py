@@ -77,11 +77,8 @@ ALSO = {
     EXPANDABLE: ("batch_grows:momentum", "cache_emptied:adamw"),
     OVERFLOW: ("batch_grows:momentum",),
     FIXED[0]: ("mlp:momentum", "written_by_a_copy:adamw"),
-    FIXED[1]: ("gpt:adamw", "tied:adamw", "views_of_one_buffer:momentum", "written_within_a_step:sgd"),
-    FIXED[2]: ("gpt:adamw", "wide:momentum"),
-    FIXED[4]: ("second_stream:adamw", "edited_in_place:adam"),
-    FIXED_ROOM: ("mlp:adamw",),
-    NO_HOMES: ("gpt:adamw", "mlp:momentum"),
+    FIXED[1]: ("tied:adamw", "written_within_a_step:sgd"),
+    NO_HOMES: ("mlp:momentum",),
     FAILS: tuple(f"mlp:momentum@{fault}" for fault in ("cuMemCreate:2:2", "cuMemMap:2:999", "cuStreamWaitEvent:1*:999")),
 }
 # Of the driver, what Castor calls while a script trains (interpose/hooks/cuda).

@@ -37,6 +37,7 @@ TOGETHER, SCRIPTS_TOGETHER = 10, 40  # cases that share a process, for one `impo
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
 PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host; (\d+) times some came back$")
 RESCUED = re.compile(r"^castor: device \d+ (was|is) out of memory: ")
+SMALL_SHARES = re.compile(r"^castor: device \d+: (slots|parts) have .*[.] (CASTOR_DEVICE_BUDGET=\d+M|No budget of this device) would do$")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
 OPTIONS = ("CASTOR_DEBUG=1",)
 
@@ -208,7 +209,7 @@ class Suite:
         if says and len(said) != 1:
             return f"says {says!r} {len(said)} times"
         finished.errors = "\n".join(line for line in finished.errors.splitlines() if line not in said
-                                    and not PLACED.search(line) and not (may_be_rescued and RESCUED.search(line)))
+                                    and not PLACED.search(line) and not SMALL_SHARES.search(line) and not (may_be_rescued and RESCUED.search(line)))
         return what_is_wrong_with([], finished)
 
     def alike(self, device, word):

@@ -126,8 +126,7 @@ static void option_name(int device, size_t bytes) {
     homes_statistics_get(devices_homes(device), &found);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         homes += found.count[kind];
-    if (homes && driver->maps_host(driver->context, device) && driver->host_room(driver->context) > bytes &&
-        first_time(said, device))
+    if (homes && driver->host_room(driver->context) > bytes && first_time(said, device))
         LOG_W("device %d is out of memory: with CASTOR_OVERFLOW=8G PyTorch's further memory would be host "
               "memory, read and written over the link",
               device);
@@ -136,8 +135,8 @@ static void option_name(int device, size_t bytes) {
 static bool make(int device, size_t bytes, bool mapped, segment *out) {
     static bool said[DEVICES_MAX], said_not[DEVICES_MAX];
     failed.bytes = 0;
-    if (device < 0 || !devices_homes(device) || capture_runs())
-        return false;
+    if (device < 0 || !devices_homes(device) || homes_are_fixed(devices_homes(device)) || capture_runs())
+        return false; /* where homes are fixed nothing of the host can be mapped, as was said at their start */
     if (!options()->overflow) {
         option_name(device, bytes);
         return false;
