@@ -162,7 +162,9 @@ static void record_remove(homes *h, uint32_t unit) {
     *r = (home_record){0};
 }
 
-uint32_t units_find(homes *h, device_tier tier, uint32_t units, uint32_t *longest) {
+/* The first free units, so many in a row, for a home of the tier; UINT32_MAX: there are none, and `longest` is how many there are in a
+ * row. */
+static uint32_t units_find(homes *h, device_tier tier, uint32_t units, uint32_t *longest) {
     bool fixed = h->fixed && tier == DEVICE_TIER_HOST, seen = false;
     uint32_t unit = h->hints[fixed], last = fixed ? h->units : h->range_units;
     *longest = 0;

@@ -85,9 +85,6 @@ static inline uint64_t tier_bytes(const homes *h, device_tier tier) {
 static inline uint32_t *unit_hint(homes *h, uint32_t unit) {
     return &h->hints[unit >= h->range_units];
 }
-/* The first free units, so many in a row, for a home of the tier; UINT32_MAX: there are none, and `longest` is how many there are in a
- * row. */
-uint32_t units_find(homes *h, device_tier tier, uint32_t units, uint32_t *longest);
 /* homes_fixed.c: the tables for as many fixed homes as the range holds, and their end. */
 castor_status fixed_tables_make(homes *h);
 void fixed_tables_end(homes *h);

@@ -11,6 +11,7 @@ from preload import FOLDER, LIBRARY, LIMIT_S, PreloadTest
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
 sys.path.insert(0, os.path.join(ROOT, "tests", "launcher"))
+import runner  # noqa: E402
 import schema  # noqa: E402
 import simulated  # noqa: E402
 
