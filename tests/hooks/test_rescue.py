@@ -161,8 +161,8 @@ print(on_host(), free_mib())
         level, *lines = errors.splitlines()
         self.assertRegex(level, r"^castor: device 0 maps no memory of the host at its addresses: .* \(error 801\)\. What is on the host stays there, and nothing is "
                                 r"moved when memory runs out: give CASTOR_DEVICE_BUDGET; CASTOR_OVERFLOW has no effect$")
-        self.assertEqual(lines, ["castor: device 0 is out of memory, and its driver moves no model data, of which it has 128.0 MiB: give a "
-                                 "smaller CASTOR_DEVICE_BUDGET"])
+        self.assertEqual(lines, ["castor: device 0 is out of memory: its driver moves no model data, of which it has 128.0 MiB; give a smaller "
+                                 "CASTOR_DEVICE_BUDGET"])
 
     def test_a_host_without_memory_for_homes(self):
         for refuses in ("", "host-pages"):

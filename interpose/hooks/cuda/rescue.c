@@ -68,9 +68,10 @@ static void fixed_say(const rescue *r) {
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         there += found.bytes[kind][DEVICE_TIER_DEVICE];
     if (there && first_time(said, r->device))
-        LOG_W("device %d is out of memory, and its driver moves no model data, of which it has %B: give a "
-              "smaller CASTOR_DEVICE_BUDGET",
-              r->device, there);
+        LOG_W(
+            "device %d is out of memory: its driver moves no model data, of which it has %B; give a smaller "
+            "CASTOR_DEVICE_BUDGET",
+            r->device, there);
 }
 
 static bool rescue_begin(rescue *r, int device, size_t bytes, bool last) {
