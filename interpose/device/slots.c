@@ -28,7 +28,8 @@ castor_status slots_create(slots **out, homes *h, const device_driver *driver, i
                  .wanted = SLOTS_NONE};
     s->statistics.region_bytes = s->region_bytes = s->region_most;
     homes_range(h, &s->first, &s->end);
-    uint64_t units = (s->end - s->first + unit - 1) >> s->unit_bits;
+    s->fixed = homes_are_fixed(h);
+    uint64_t units = homes_units(h);
     s->units = slots_map(units * sizeof *s->units);
     castor_status status = s->units ? slots_manager_make(s)
                                     : error_set(CASTOR_ERR_MEMORY, "no memory for a table of %llu units",
@@ -66,7 +67,7 @@ void slots_destroy(slots *s) {
             slots_region_end(s);
     }
     slots_tables_end(s);
-    slots_unmap(s->units, ((s->end - s->first) >> s->unit_bits) * sizeof *s->units);
+    slots_unmap(s->units, homes_units(s->homes) * sizeof *s->units);
     pthread_mutex_destroy(&s->lock);
     slots_unmap(s, sizeof *s);
 }
@@ -92,6 +93,10 @@ static castor_status access_make(slots *s, uint32_t number) {
 
 static bool slot_may_be(slots *s, uint32_t number, uint64_t stream) {
     const slots_storage *st = &s->storages[number];
+    if (st->room > s->region_most && st->bytes > s->too_large_bytes) {
+        s->too_large = st->address;
+        s->too_large_bytes = st->bytes;
+    }
     if (st->home_only || st->room > s->region_bytes ||
         s->driver.stream_captures(s->driver.context, s->device, stream))
         return false;
@@ -254,6 +259,14 @@ void slots_step_end(slots *s) {
     chunk_manager_step_end(s->manager);
     plan_again(s);
     pthread_mutex_unlock(&s->lock);
+}
+
+uint64_t slots_too_large(slots *s, uintptr_t *address) {
+    pthread_mutex_lock(&s->lock);
+    uint64_t bytes = s->too_large_bytes;
+    *address = s->too_large;
+    pthread_mutex_unlock(&s->lock);
+    return bytes;
 }
 
 void slots_statistics_get(slots *s, slots_statistics *out) {

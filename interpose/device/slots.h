@@ -85,6 +85,8 @@ uint64_t slots_region_give(slots *s);
 uint64_t slots_region_held(slots *s); /* bytes that it has now */
 
 void slots_statistics_get(slots *s, slots_statistics *out);
+/* The largest storage that uses have read in its home, since it is larger than a region may be; 0 bytes: none was. */
+uint64_t slots_too_large(slots *s, uintptr_t *address);
 castor_status slots_check(slots *s);
 
 #endif

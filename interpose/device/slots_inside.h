@@ -47,6 +47,7 @@ typedef struct slots_storage {
     uintptr_t address;
     size_t bytes; /* 0: the number is free */
     uintptr_t home, home_end;
+    uint32_t unit;      /* the home's first one */
     uint64_t room;      /* bytes in the region: the chunk's */
     uint64_t ordered;   /* == slots.order: it is */
     slots_mark writer;  /* its last writer */
@@ -68,10 +69,10 @@ struct slots {
     device_driver driver;
     homes *homes;
     int device;
-    uintptr_t first, end; /* of homes' addresses */
+    uintptr_t first, end; /* the homes' range */
     uint32_t unit_bits;   /* of the driver's unit */
-    uint32_t *
-        units; /* by unit of those addresses: storages of the home that it belongs to, and SLOTS_KEPT. Atomic */
+    uint32_t *units;      /* by unit of homes (homes_unit): storages of its home, and SLOTS_KEPT. Atomic */
+    bool fixed;           /* homes on the host lie outside of that range (homes.h) */
     chunk_manager *manager;
 
     slots_storage *storages;
@@ -88,6 +89,8 @@ struct slots {
     uint32_t
         region_given; /* the last pause after its memory was given to others; each is longer than the one before */
     bool warned;
+    uintptr_t too_large; /* a storage's address (slots_too_large) */
+    uint64_t too_large_bytes;
 
     uint64_t order; /* what slots_storage.ordered has to be */
     bool any_ordered;

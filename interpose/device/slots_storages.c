@@ -3,10 +3,26 @@
 #include "core/error.h"
 #include "slots_inside.h"
 
-#define STORAGES_FIRST 64 /* room at first */
+#define STORAGES_FIRST   64 /* room at first */
+#define FIXED_UNITS_MOST 65536
+
+/* More than homes are ever long is answered with yes. */
+static bool fixed_touched(const slots *s, uintptr_t address, uintptr_t to) {
+    uint64_t count = ((to - 1) >> s->unit_bits) - (address >> s->unit_bits) + 1;
+    if (count > FIXED_UNITS_MOST)
+        return true;
+    for (uintptr_t at = address; count-- > 0; at += (uintptr_t)1 << s->unit_bits) {
+        uint32_t unit = homes_unit(s->homes, at);
+        if (unit != HOMES_NO_UNIT && __atomic_load_n(&s->units[unit], __ATOMIC_RELAXED) & ~SLOTS_KEPT)
+            return true;
+    }
+    return false;
+}
 
 bool slots_touched(const slots *s, uintptr_t address, size_t bytes) {
     uintptr_t to = bytes > UINTPTR_MAX - address ? UINTPTR_MAX : address + bytes;
+    if (s->fixed)
+        return to > address && fixed_touched(s, address, to);
     uintptr_t from = address < s->first ? s->first : address;
     to = to > s->end ? s->end : to;
     if (from >= to)
@@ -62,9 +78,9 @@ uint32_t slots_find(const slots *s, uintptr_t address) {
 }
 
 static void units_count(slots *s, const slots_storage *st, uint32_t by) {
-    uint64_t last = (st->home_end - 1 - s->first) >> s->unit_bits;
-    for (uint64_t unit = (st->home - s->first) >> s->unit_bits; unit <= last; unit++)
-        __atomic_fetch_add(&s->units[unit], by, __ATOMIC_RELAXED);
+    uint64_t count = (st->home_end - st->home) >> s->unit_bits;
+    for (uint64_t i = 0; i < count; i++)
+        __atomic_fetch_add(&s->units[st->unit + i], by, __ATOMIC_RELAXED);
 }
 
 void slots_storage_settle(slots *s, uint32_t number) {
@@ -108,28 +124,28 @@ static bool forget(slots *s, uintptr_t address, size_t bytes) {
 /* ---- homes in which the device keeps an address ---- */
 
 static bool kept_is(const slots *s, const home *at) {
-    uint64_t last = (at->address + at->bytes - 1 - s->first) >> s->unit_bits;
-    for (uint64_t unit = (at->address - s->first) >> s->unit_bits; unit <= last; unit++)
-        if (__atomic_load_n(&s->units[unit], __ATOMIC_RELAXED) & SLOTS_KEPT)
-            return true;
-    return false;
+    return __atomic_load_n(&s->units[homes_unit(s->homes, at->address)], __ATOMIC_RELAXED) & SLOTS_KEPT;
 }
 
 static void kept_set(slots *s, const home *at) {
-    uint64_t last = (at->address + at->bytes - 1 - s->first) >> s->unit_bits;
-    for (uint64_t unit = (at->address - s->first) >> s->unit_bits; unit <= last; unit++)
-        __atomic_fetch_or(&s->units[unit], SLOTS_KEPT, __ATOMIC_RELAXED);
+    uint32_t first = homes_unit(s->homes, at->address);
+    for (uint64_t i = 0; i < at->bytes >> s->unit_bits; i++)
+        __atomic_fetch_or(&s->units[first + i], SLOTS_KEPT, __ATOMIC_RELAXED);
 }
 
 /* Units that are freed whole. */
 static void kept_forget(slots *s, uintptr_t address, size_t bytes) {
+    uintptr_t unit_bytes = (uintptr_t)1 << s->unit_bits;
     uintptr_t to = bytes > UINTPTR_MAX - address ? UINTPTR_MAX : address + bytes;
-    uint64_t all = (UINT64_C(1) << s->unit_bits) - 1;
-    address = address < s->first ? s->first : address;
-    to = to > s->end ? s->end : to;
-    for (uint64_t unit = (address - s->first + all) >> s->unit_bits;
-         address < to && unit < (to - s->first) >> s->unit_bits; unit++)
-        __atomic_fetch_and(&s->units[unit], ~SLOTS_KEPT, __ATOMIC_RELAXED);
+    if (!s->fixed) {
+        address = address < s->first ? s->first : address;
+        to = to > s->end ? s->end : to;
+    }
+    for (uintptr_t at = (address + unit_bytes - 1) & -unit_bytes; at < to && to - at >= unit_bytes; at += unit_bytes) {
+        uint32_t unit = homes_unit(s->homes, at);
+        if (unit != HOMES_NO_UNIT)
+            __atomic_fetch_and(&s->units[unit], ~SLOTS_KEPT, __ATOMIC_RELAXED);
+    }
 }
 
 void slots_kept(slots *s, uintptr_t address, bool sure) {
@@ -213,7 +229,8 @@ static castor_status number_take(slots *s, uint64_t room, uint32_t *number) {
     return status;
 }
 
-static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *at) {
+/* `unit`: the home's first one. */
+static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *at, uint32_t unit) {
     uint32_t number = slots_find(s, address);
     if (number != SLOTS_NONE && s->storages[number].address == address && s->storages[number].bytes == bytes)
         return CASTOR_OK;
@@ -233,6 +250,7 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
                           .bytes = bytes,
                           .home = at->address,
                           .home_end = at->address + at->bytes,
+                          .unit = unit,
                           .room = room,
                           .writer = writer,
                           .entry = SLOTS_NONE,
@@ -250,11 +268,13 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
 castor_status slots_storage_add(slots *s, uintptr_t address, size_t bytes) {
     home at;
     /* Before the lock: homes have their own. */
-    if (bytes == 0 || !home_find(s->homes, address, &at) || bytes > at.address + at.bytes - address)
+    bool found = bytes && home_find(s->homes, address, &at) && bytes <= at.address + at.bytes - address;
+    uint32_t unit = found ? homes_unit(s->homes, at.address) : HOMES_NO_UNIT;
+    if (unit == HOMES_NO_UNIT)
         return error_set(CASTOR_ERR_ARGUMENT, "%B at %p do not lie in one home", (uint64_t)bytes,
                          (void *)address);
     pthread_mutex_lock(&s->lock);
-    castor_status status = add(s, address, bytes, &at);
+    castor_status status = add(s, address, bytes, &at, unit);
     pthread_mutex_unlock(&s->lock);
     return status;
 }

@@ -20,7 +20,8 @@ class Device:
     options: tuple = ()  # of Castor
     fails: bool = False  # calls fail: cases may raise
     halved: bool = False  # half of the memory that a case needs
-    aside: str = ""  # why nothing has a home, as Castor says once
+    says: str = ""  # what Castor's line about the device begins with, once in each process
+    homes: bool = True
 
     @property
     def alone(self):
@@ -55,8 +56,14 @@ ROOM = Device("all of it")
 STATIC = Device("fixed shares", options=("CASTOR_PLACEMENT=static", "CASTOR_OFFLOAD_OPTIM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=0.5"))
 EXPANDABLE = Device("a quarter, with expandable segments", 0.25, variables=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),))
 OVERFLOW = Device("half of what it needs, and host memory for the rest", overflows=True, halved=True, options=("CASTOR_OVERFLOW=1G",))
+# Drivers that map no pages of the host, and those that allocate none there either.
+NO_PAGES = {"variables": (("SIM_REFUSES", "host-pages"),), "says": "device 0 maps no memory of the host at its addresses: "}
+FIXED = tuple(dataclasses.replace(device, name=f"{device.name}, in homes that stay", **NO_PAGES) for device in (*SHARES[:2], SMALL, SLOW, delayed(1), delayed(2), STATIC))
+FIXED_ROOM = dataclasses.replace(ROOM, name="all of it, in homes that stay", **NO_PAGES)
+NO_HOMES = Device("no memory of the host", 0.25, variables=(("SIM_REFUSES", "host-pages,host-alloc"),), homes=False,
+                  says="this process trains without the plugin: model data stays where the script has it: device 0 maps no memory of the host")
 FAILS = Device("calls that fail", 0.25, fails=True)
-OTHER_ALLOCATORS = [Device(f"a quarter, but {name}", 0.25, variables=((name, value),), aside="PyTorch allocates ")
+OTHER_ALLOCATORS = [Device(f"a quarter, but {name}", 0.25, variables=((name, value),), homes=False, says="this process trains without the plugin: model data stays where the script has it: PyTorch allocates ")
                     for name, value in (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))]
 SEEDS = 1, 2, 3, 4, 5, 6
 
@@ -73,6 +80,9 @@ ALSO = {
     OTHER_ALLOCATORS[0]: ("mlp:adamw",),
     EXPANDABLE: ("batch_grows:momentum", "cache_emptied:adamw"),
     OVERFLOW: ("batch_grows:momentum",),
+    FIXED[0]: ("mlp:momentum", "written_by_a_copy:adamw"),
+    FIXED[1]: ("tied:adamw", "written_within_a_step:sgd"),
+    NO_HOMES: ("mlp:momentum",),
     FAILS: tuple(f"mlp:momentum@{fault}" for fault in ("cuMemCreate:2:2", "cuMemMap:2:999", "cuStreamWaitEvent:1*:999")),
 }
 # Of the driver, what Castor calls while a script trains (interpose/hooks/cuda).
@@ -104,10 +114,10 @@ def short(cases):
 
 def everything(cases):
     every = [f"{name}:{optimizer}" for name, optimizers in cases.items() for optimizer in optimizers]
-    found = [(device, word) for device in (*SHARES, EXPANDABLE) for word in every]
+    found = [(device, word) for device in (*SHARES, EXPANDABLE, *FIXED[:2]) for word in every]
     one_each = [word for _, word in short(cases) if "@" not in word]
     one_each = list(dict.fromkeys(one_each))
     found += [(NEARLY, f"{name}:momentum") for name in BACK]
-    found += [(device, word) for device in (SLOW, ROOM, STATIC, *map(delayed, SEEDS)) for word in one_each]
+    found += [(device, word) for device in (SLOW, ROOM, STATIC, *map(delayed, SEEDS), *FIXED[3:], FIXED_ROOM, NO_HOMES) for word in one_each]
     found += [(device, "mlp:adamw") for device in OTHER_ALLOCATORS]
-    return found + EACH_FAILS + [(device, word) for device in (SMALL, UNBOUND) for word in one_each if word.partition(":")[0] not in (*ROOMY, *BACK)]
+    return found + EACH_FAILS + [(device, word) for device in (SMALL, UNBOUND, FIXED[2]) for word in one_each if word.partition(":")[0] not in (*ROOMY, *BACK)]

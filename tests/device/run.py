@@ -37,6 +37,7 @@ TOGETHER, SCRIPTS_TOGETHER = 10, 40  # cases that share a process, for one `impo
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
 PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host; (\d+) times some came back$")
 RESCUED = re.compile(r"^castor: device \d+ (was|is) out of memory: ")
+SMALL_SHARES = re.compile(r"^castor: device \d+: (slots|parts) have .*[.] (CASTOR_DEVICE_BUDGET=\d+M|No budget of this device) would do$")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
 OPTIONS = ("CASTOR_DEBUG=1",)
 
@@ -172,9 +173,9 @@ class Suite:
         finished = self.start(words, device, memory, self.under(device, budget))
         found = sections(finished.printed, words)
         reached = [word for word in words if word in found] or words[:1]
-        must = (budget is not None and budget < max(bytes_of) or device.overflows or bool(device.options)) if changed and not device.aside else None
+        must = (budget is not None and budget < max(bytes_of) or device.overflows or bool(device.options)) if changed and device.homes else None
         back = rows.BACK.get(words[0].partition(":")[0]) if changed and device is rows.NEARLY else None
-        wrong = self.wrong(finished, must, device.overflows, back, device.aside if changed else "")
+        wrong = self.wrong(finished, must, device.overflows, back, device.says if changed else "")
         good = True
         for word in reached:
             lines = seen(self.plain[whole(word)]), seen(found.get(word, []))
@@ -192,10 +193,9 @@ class Suite:
             self.compare(device, words[len(reached):])
 
     @staticmethod
-    def wrong(finished, must_be_on_host, may_be_rescued, back, aside):
+    def wrong(finished, must_be_on_host, may_be_rescued, back, says):
         """What is wrong with a run as a whole; empty: nothing. must_be_on_host: whether model data must have been there, or must not; None:
-        Castor has nothing to do with it. back: how often some must have come back to the device, at least and at most; None: as often as it likes.
-        aside: the only thing that must be said."""
+        Castor has nothing to do with it. back: how often some must have come back to the device, at least and at most; None: as often as it likes. says: what one line, and no other, must begin with."""
         if finished.timed_out or finished.left_running:
             return f"ran into {finished.seconds:.0f} s" if finished.timed_out else f"{finished.left_running} processes were left running"
         on_host, came_back = placed(finished.errors)
@@ -205,13 +205,11 @@ class Suite:
             return f"{on_host} bytes of model data lay on the host"
         if back and not back[0] <= came_back <= back[1]:
             return f"{came_back} times model data came back to the device, not {back[0]} to {back[1]} times"
-        if aside:
-            said = [line for line in finished.errors.splitlines() if line.startswith("castor: this process trains without the plugin: ")]
-            if len(said) != 1 or aside not in said[0]:
-                return f"Castor says {said}"
-            finished.errors = finished.errors.replace(said[0], "")
-        finished.errors = "\n".join(line for line in finished.errors.splitlines()
-                                    if not PLACED.search(line) and not (may_be_rescued and RESCUED.search(line)))
+        said = [line for line in finished.errors.splitlines() if says and line.startswith(f"castor: {says}")]
+        if says and len(said) != 1:
+            return f"says {says!r} {len(said)} times"
+        finished.errors = "\n".join(line for line in finished.errors.splitlines() if line not in said
+                                    and not PLACED.search(line) and not SMALL_SHARES.search(line) and not (may_be_rescued and RESCUED.search(line)))
         return what_is_wrong_with([], finished)
 
     def alike(self, device, word):

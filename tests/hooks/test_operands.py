@@ -58,6 +58,13 @@ class OperandsTest(PreloadTest):
         self.assertGreater(calls["cublasSgemm_v2"].count, 50)
         self.assertEqual(calls["cublasLtMatmul"].count, 3)
 
+    def test_every_writer_of_homes_that_stay(self):
+        """The driver maps no pages of the host."""
+        names = self.names()
+        out, errors = self.run_on(self.program(), preload=(LIBRARY,), CASTOR_DEVICE_BUDGET=0, SIM_REFUSES="host-pages")
+        self.assertEqual(out.splitlines(), [f"ok {name}" for name in ["prepare", *names]])
+        self.assertRegex(errors, r"^castor: device 0 maps no memory of the host at its addresses: [^\n]*\n$")
+
     def test_launches_whose_layout_is_unknown(self):
         """They count as writers of everything; the runtime's last error stays the script's."""
         program, names = self.program(), [name for name in self.names() if "launch" in name] + ["nothing_is_written", "errors_of_the_runtime"]

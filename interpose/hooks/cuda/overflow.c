@@ -135,8 +135,8 @@ static void option_name(int device, size_t bytes) {
 static bool make(int device, size_t bytes, bool mapped, segment *out) {
     static bool said[DEVICES_MAX], said_not[DEVICES_MAX];
     failed.bytes = 0;
-    if (device < 0 || !devices_homes(device) || capture_runs())
-        return false;
+    if (device < 0 || !devices_homes(device) || homes_are_fixed(devices_homes(device)) || capture_runs())
+        return false; /* where homes are fixed nothing of the host can be mapped, as was said at their start */
     if (!options()->overflow) {
         option_name(device, bytes);
         return false;

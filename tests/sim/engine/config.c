@@ -97,6 +97,19 @@ static void read_visible(const char *text) {
         config.devices = count;
 }
 
+static void read_refused(const char *text) {
+    while (text && *text) {
+        size_t length = strcspn(text, ",");
+        if (length == strlen("host-pages") && strncmp(text, "host-pages", length) == 0)
+            config.refuses_host_pages = true;
+        else if (length == strlen("host-alloc") && strncmp(text, "host-alloc", length) == 0)
+            config.refuses_host_alloc = true;
+        else
+            sim_say("SIM_REFUSES=%s; expected host-pages, host-alloc, or both with a comma", text);
+        text += length + (text[length] == ',');
+    }
+}
+
 static void in_child(void) {
     atomic_store(&forked, true);
 }
@@ -123,6 +136,7 @@ static void configure(void) {
         config.memory = (size_t)read_number("SIM_MEMORY", text, (double)config.memory);
     if ((text = getenv("SIM_HOST_MEMORY")))
         config.host_memory = (size_t)read_number("SIM_HOST_MEMORY", text, 0);
+    read_refused(getenv("SIM_REFUSES"));
     if ((text = getenv("SIM_LINK_BANDWIDTH")))
         config.link_bandwidth = read_number("SIM_LINK_BANDWIDTH", text, 0);
     if ((text = getenv("SIM_COMPUTE")) && sscanf(text, "%d.%d", &config.major, &config.minor) != 2) {

@@ -38,8 +38,9 @@ struct sim_config {
     int visible[SIM_DEVICES_MAX]; /* the number of each among all of them */
     size_t memory;                /* SIM_MEMORY, bytes per device, default 80G */
     size_t host_memory;           /* SIM_HOST_MEMORY, bytes that may be pinned, default 0: no limit */
-    double link_bandwidth;        /* SIM_LINK_BANDWIDTH, bytes per second each way, default 0: no time */
-    int major, minor;             /* SIM_COMPUTE, default 9.0 */
+    bool refuses_host_pages, refuses_host_alloc; /* SIM_REFUSES */
+    double link_bandwidth; /* SIM_LINK_BANDWIDTH, bytes per second each way, default 0: no time */
+    int major, minor;      /* SIM_COMPUTE, default 9.0 */
     bool
         check_faults; /* SIM_CHECK=fault: a launch with a dangling pointer ends its context, as on a device */
     bool verbose;     /* SIM_VERBOSE=1: a line for each call of the runtime that fails */

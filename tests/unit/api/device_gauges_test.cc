@@ -19,7 +19,7 @@ class DeviceGauges : public TraceTest {
     void run(const std::function<void(fake_device *)> &body) {
         run_child([&] {
             device_driver driver;
-            fake_device_settings settings = {UNIT, 256 * UNIT, 256 * UNIT, 1};
+            fake_device_settings settings = {UNIT, 256 * UNIT, 256 * UNIT, 1, FAKE_HOST_PAGES};
             fake_device *fake = fake_device_make(&settings, &driver);
             trace_start(directory.c_str(), 1 << 20, 0);
             gauges_start();

@@ -122,7 +122,7 @@ class SlotsTest : public testing::Test {
     void SetUp() override { fresh(16 * UNIT, 1); }
     void fresh(uint64_t region_bytes, uint64_t seed) {
         done();
-        fake_device_settings settings = {UNIT, 4096 * UNIT, 4096 * UNIT, seed};
+        fake_device_settings settings = {UNIT, 4096 * UNIT, 4096 * UNIT, seed, host};
         fake = fake_device_make(&settings, &real);
         counted = std::make_unique<counted_driver>();
         counted->real = real;
@@ -130,6 +130,9 @@ class SlotsTest : public testing::Test {
                   counted_granularity,
                   counted_reserve,
                   counted_unreserve,
+                  nullptr,
+                  nullptr,
+                  nullptr,
                   counted_create,
                   counted_release,
                   counted_map,
@@ -152,6 +155,7 @@ class SlotsTest : public testing::Test {
         ASSERT_EQ(homes_create(&h, &real, 0, range, 1024 * UNIT, 0), CASTOR_OK) << error_text();
         ASSERT_EQ(slots_create(&s, h, &driver, 0, region_bytes), CASTOR_OK) << error_text();
     }
+    fake_host host = FAKE_HOST_PAGES;
     void done() {
         if (!fake)
             return;

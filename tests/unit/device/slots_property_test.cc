@@ -221,6 +221,7 @@ class SlotsPropertyTest : public SlotsTest {
         seen.clear();
         known.clear();
         random.seed(seed);
+        host = seed % 3 == 0 ? FAKE_HOST_BLOCKS : FAKE_HOST_PAGES;
         fresh((1 + pick(12)) * UNIT, seed);
         for (int i = 0; i < 4; i++)
             home_add();

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core, patching
 from ..common import store, tensors
-from . import homes
+from . import homes, shortage
 
 _known = WeakTensorKeyDictionary()  # parameter: its address when it was last seen
 _pressed = core.options.device_budget != -1  # some model data is on the host, or may come to be there
@@ -43,6 +43,7 @@ def step_ended():
     if not homes.devices():
         return
     core.device_step_end()
+    shortage.tell(lambda: list(_known))
     if core.options.debug:
         for device in homes.devices():
             core.device_check(device)
@@ -203,6 +204,7 @@ def _say_at_end():
 def install():
     global _installed
     _installed = True
+    atexit.register(shortage.tell, lambda: list(_known), last=True)  # of passes without a step
     if core.options.debug:
         atexit.register(_say_at_end)
     patching.replace("torch.nn.Module._apply", _apply_in_homes)

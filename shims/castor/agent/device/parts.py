@@ -11,7 +11,7 @@ import torch
 
 from .. import core
 from ..common import store, tensors
-from . import adoption, homes
+from . import adoption, homes, shortage
 
 AHEAD = 2  # parts that are on the device beside the one that is stepped: one comes, one goes (interpose/device/devices.c)
 
@@ -183,7 +183,10 @@ class _Part:
         """Enqueues the copies. Without memory for them, or where one parameter is too large, the part is stepped where it is, and so is
         what is no dense tensor: its elements may share memory."""
         some = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad) if self.copied and tensors.is_dense(t)]
-        if sum(t.nbytes for t in some) > (1 + AHEAD) * core.device_part_bytes(self.device.index):
+        needed = sum(t.nbytes for t in some)
+        if needed > (1 + AHEAD) * core.device_part_bytes(self.device.index):
+            if core.HOME_HOST in homes.tiers(some):
+                shortage.step_of(self.device.index, self.pairs[0][0], needed)
             some = []
         with torch.no_grad(), torch.cuda.stream(self.device.comes):
             try:
