@@ -18,8 +18,12 @@ bool slots_touched(const slots *s, uintptr_t address, size_t bytes) {
     return false;
 }
 
-bool slots_may_hold(const slots *s, uintptr_t address) {
-    return slots_touched(s, address, 1);
+bool slots_may_hold(const slots *s, uintptr_t address, bool captured, uintptr_t *first, size_t *bytes) {
+    const uint32_t *table = captured ? s->units : s->copied;
+    uint64_t unit = (address - s->first) >> s->unit_bits;
+    *first = s->first + (unit << s->unit_bits);
+    *bytes = (size_t)1 << s->unit_bits;
+    return address - s->first < s->end - s->first && __atomic_load_n(&table[unit], __ATOMIC_RELAXED);
 }
 
 static uint32_t place_after(const slots *s, uintptr_t address) {
@@ -61,10 +65,16 @@ uint32_t slots_find(const slots *s, uintptr_t address) {
                                                                           : SLOTS_NONE;
 }
 
-static void units_count(slots *s, const slots_storage *st, uint32_t by) {
+static void units_count(const slots *s, uint32_t *table, const slots_storage *st, uint32_t by) {
     uint64_t last = (st->home_end - 1 - s->first) >> s->unit_bits;
     for (uint64_t unit = (st->home - s->first) >> s->unit_bits; unit <= last; unit++)
-        __atomic_fetch_add(&s->units[unit], by, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&table[unit], by, __ATOMIC_RELAXED);
+}
+
+void slots_storage_copied(slots *s, slots_storage *st) {
+    if (!st->copied)
+        units_count(s, s->copied, st, 1);
+    st->copied = true;
 }
 
 void slots_storage_settle(slots *s, uint32_t number) {
@@ -86,7 +96,9 @@ static void place_forget(slots *s, uint32_t place) {
     slots_storage *st = &s->storages[number];
     s->places_count--;
     memmove(&s->places[place], &s->places[place + 1], (s->places_count - place) * sizeof *s->places);
-    units_count(s, st, UINT32_MAX);
+    units_count(s, s->units, st, UINT32_MAX);
+    if (st->copied)
+        units_count(s, s->copied, st, UINT32_MAX);
     s->statistics.storages--;
     s->statistics.storage_bytes -= st->bytes;
     st->forgotten = true;
@@ -194,7 +206,7 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
     memmove(&s->places[place + 1], &s->places[place], (s->places_count - place) * sizeof *s->places);
     s->places[place] = (slots_place){address, number};
     s->places_count++;
-    units_count(s, st, 1);
+    units_count(s, s->units, st, 1);
     s->statistics.storages++;
     s->statistics.storage_bytes += bytes;
     return CASTOR_OK;

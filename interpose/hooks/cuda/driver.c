@@ -54,23 +54,31 @@ static castor_status failed(CUresult result, const char *call, int device, uint6
 
 /* What a thread has while a call of ours runs, and gets back. */
 typedef struct scope {
-    bool pushed;
+    bool pushed, relaxed;
     CUstreamCaptureMode mode;
 } scope;
 
-static void scope_begin(const cuda_device *d, scope *s) {
+/* For calls that no capture of another stream forbids: in a stream, or about it. */
+static void scope_begin_in_stream(const cuda_device *d, scope *s) {
     CUcontext current = NULL;
-    s->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    cu.cuThreadExchangeStreamCaptureMode(&s->mode);
+    s->relaxed = false;
     s->pushed = (cu.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != d->context) &&
                 cu.cuCtxPushCurrent(d->context) == CUDA_SUCCESS;
 }
 
+static void scope_begin(const cuda_device *d, scope *s) {
+    scope_begin_in_stream(d, s);
+    s->relaxed = true;
+    s->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    cu.cuThreadExchangeStreamCaptureMode(&s->mode);
+}
+
 static void scope_end(scope *s) {
     CUcontext popped;
+    if (s->relaxed)
+        cu.cuThreadExchangeStreamCaptureMode(&s->mode);
     if (s->pushed)
         cu.cuCtxPopCurrent(&popped);
-    cu.cuThreadExchangeStreamCaptureMode(&s->mode);
 }
 
 static castor_status calls_find(void) {
@@ -216,6 +224,13 @@ static cuda_device *device_enter(int device, scope *s) {
     if (d)
         scope_begin(d, s);
     return d;
+}
+
+static bool device_enter_in_stream(int device, scope *s) {
+    const cuda_device *d = device_find(device);
+    if (d)
+        scope_begin_in_stream(d, s);
+    return d != NULL;
 }
 
 /* ---- memory ---- */
@@ -374,19 +389,23 @@ static castor_status drain(void *context, int device) {
 
 /* ---- streams ---- */
 
-static castor_status stream_make(void *context, int device, uint64_t *stream) {
-    (void)context;
-    scope s;
-    if (!device_enter(device, &s))
-        return CASTOR_ERR_SYSTEM;
-    CUstream made = NULL;
-    CUresult result = cu.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING);
-    scope_end(&s);
-    if (result != CUDA_SUCCESS)
-        return failed(result, "cuStreamCreate", device, 0);
-    *stream = (uint64_t)made;
-    return CASTOR_OK;
-}
+/* A stream or an event, of the type `made`. */
+#define MAKE(name, made, call, flags)                                                                        \
+    static castor_status name(void *context, int device, uint64_t *out) {                                    \
+        (void)context;                                                                                       \
+        scope s;                                                                                             \
+        if (!device_enter(device, &s))                                                                       \
+            return CASTOR_ERR_SYSTEM;                                                                        \
+        made given = NULL;                                                                                   \
+        CUresult result = cu.call(&given, flags);                                                            \
+        scope_end(&s);                                                                                       \
+        if (result != CUDA_SUCCESS)                                                                          \
+            return failed(result, #call, device, 0);                                                         \
+        *out = (uint64_t)given;                                                                              \
+        return CASTOR_OK;                                                                                    \
+    }
+MAKE(stream_make, CUstream, cuStreamCreate, CU_STREAM_NON_BLOCKING)
+MAKE(event_make, CUevent, cuEventCreate, CU_EVENT_DISABLE_TIMING)
 
 static void stream_end(void *context, uint64_t stream) {
     (void)context;
@@ -397,26 +416,12 @@ static void stream_end(void *context, uint64_t stream) {
 static bool stream_captures(void *context, int device, uint64_t stream) {
     (void)context;
     scope s;
-    if (!device_enter(device, &s))
+    if (!device_enter_in_stream(device, &s))
         return true;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = cu.cuStreamIsCapturing((CUstream)stream, &status);
     scope_end(&s);
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-static castor_status event_make(void *context, int device, uint64_t *event) {
-    (void)context;
-    scope s;
-    if (!device_enter(device, &s))
-        return CASTOR_ERR_SYSTEM;
-    CUevent made = NULL;
-    CUresult result = cu.cuEventCreate(&made, CU_EVENT_DISABLE_TIMING);
-    scope_end(&s);
-    if (result != CUDA_SUCCESS)
-        return failed(result, "cuEventCreate", device, 0);
-    *event = (uint64_t)made;
-    return CASTOR_OK;
 }
 
 static void event_end(void *context, uint64_t event) {
@@ -427,7 +432,7 @@ static void event_end(void *context, uint64_t event) {
 static castor_status event_record(void *context, int device, uint64_t event, uint64_t stream) {
     (void)context;
     scope s;
-    if (!device_enter(device, &s))
+    if (!device_enter_in_stream(device, &s))
         return CASTOR_ERR_SYSTEM;
     CUresult result = cu.cuEventRecord((CUevent)event, (CUstream)stream);
     scope_end(&s);
@@ -437,7 +442,7 @@ static castor_status event_record(void *context, int device, uint64_t event, uin
 static castor_status event_wait(void *context, int device, uint64_t stream, uint64_t event) {
     (void)context;
     scope s;
-    if (!device_enter(device, &s))
+    if (!device_enter_in_stream(device, &s))
         return CASTOR_ERR_SYSTEM;
     CUresult result = cu.cuStreamWaitEvent((CUstream)stream, (CUevent)event, 0);
     scope_end(&s);
