@@ -3,7 +3,7 @@ products it made, as JSON. Nothing in them depends on Castor's agent: no autogra
 
 The static placement puts all model data on the host. The last kind is a training step of a residual network, bound by its launches:
 forward, backward, clipping and a fused AdamW, whose products copy the weights into slots again in each step; the one before it has the same
-launches without the products. The others are the worst that a launch can be, one after another: `x.add_(1)`, where x lies nowhere in homes, in
+launches, without the products and what makes copies for them. The others are the worst that a launch can be, one after another: `x.add_(1)`, where x lies nowhere in homes, in
 one that no product reads (a gradient's), in one where a parameter was never copied (a norm's), and in one where it was (a product's weight);
 and one operation on many parameters in one launch. Without Castor there are no homes, and the launches are the same. While a step is
 enqueued the device is held, so that its work is in nobody's way.
@@ -99,7 +99,7 @@ def training_step():
     torch._fused_adamw_(
         params, grads, means, squares, [], counts, lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False
     )
-    if core:
+    if core and products:
         core.device_step_end()
 
 
