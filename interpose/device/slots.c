@@ -30,12 +30,13 @@ castor_status slots_create(slots **out, homes *h, const device_driver *driver, i
     homes_range(h, &s->first, &s->end);
     s->fixed = homes_are_fixed(h);
     uint64_t units = homes_units(h);
-    s->units = slots_map(units * sizeof *s->units);
+    s->units = slots_map(2 * units * sizeof *s->units);
+    s->copied = s->units + units;
     castor_status status = s->units ? slots_manager_make(s)
                                     : error_set(CASTOR_ERR_MEMORY, "no memory for a table of %llu units",
                                                 (unsigned long long)units);
     if (status != CASTOR_OK) {
-        slots_unmap(s->units, units * sizeof *s->units);
+        slots_unmap(s->units, 2 * units * sizeof *s->units);
         slots_unmap(s, sizeof *s);
         return status;
     }
@@ -67,7 +68,7 @@ void slots_destroy(slots *s) {
             slots_region_end(s);
     }
     slots_tables_end(s);
-    slots_unmap(s->units, homes_units(s->homes) * sizeof *s->units);
+    slots_unmap(s->units, 2 * homes_units(s->homes) * sizeof *s->units);
     pthread_mutex_destroy(&s->lock);
     slots_unmap(s, sizeof *s);
 }
@@ -210,27 +211,62 @@ static bool captures(const slots *s, uint64_t stream) {
     return s->driver.stream_captures(s->driver.context, s->device, stream);
 }
 
+/* Places [first, end). */
+typedef struct written_places {
+    uint32_t first, end;
+} written_places;
+
+/* One writer of all that lies there. Its event is recorded once, before anything can wait for it. */
+static void places_written(slots *s, const written_places *places, uint32_t count, uint64_t stream) {
+    slots_mark *mark = NULL;
+    for (uint32_t n = 0; n < count; n++)
+        for (uint32_t i = places[n].first; i < places[n].end; i++) {
+            slots_storage *st = &s->storages[s->places[i].number];
+            if (st->ordered == s->order)
+                mark = mark ? &s->writers : &st->writer;
+        }
+    bool captured = captures(s, stream);
+    bool noted = captured || !mark || slots_mark_record(s, mark, stream) == CASTOR_OK;
+    for (uint32_t n = 0; n < count; n++)
+        for (uint32_t i = places[n].first; i < places[n].end; i++) {
+            slots_storage *st = &s->storages[s->places[i].number];
+            st->home_only |= captured;
+            if (!noted)
+                st->ordered = 0;
+            slots_stale(s, s->places[i].number);
+        }
+}
+
 void slots_written(slots *s, uintptr_t address, size_t bytes, uint64_t stream) {
     if (!slots_touched(s, address, bytes ? bytes : 1))
         return;
+    written_places places;
     pthread_mutex_lock(&s->lock);
-    uint32_t end, first = slots_places(s, address, bytes, &end), ordered = 0;
-    slots_mark *mark = NULL;
-    for (uint32_t i = first; i < end; i++) {
-        slots_storage *st = &s->storages[s->places[i].number];
-        if (st->ordered != s->order)
+    places.first = slots_places(s, address, bytes, &places.end);
+    if (places.end > places.first)
+        places_written(s, &places, 1, stream);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void slots_written_each(slots *s, const uintptr_t *addresses, uint32_t count, uint64_t stream) {
+    written_places places[SLOTS_ADDRESSES_MOST];
+    uint32_t found = 0;
+    uintptr_t home = 0, home_end = 0; /* of the last one that was found */
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < count; i++) {
+        if (addresses[i] >= home && addresses[i] < home_end)
             continue;
-        mark = ordered++ ? &s->writers : &st->writer;
+        written_places *p = &places[found];
+        p->first = slots_places(s, addresses[i], 0, &p->end);
+        if (p->first == p->end)
+            continue;
+        const slots_storage *st = &s->storages[s->places[p->first].number];
+        home = st->home;
+        home_end = st->home_end;
+        found++;
     }
-    bool captured = end > first && captures(s, stream);
-    bool noted = captured || !mark || slots_mark_record(s, mark, stream) == CASTOR_OK;
-    for (uint32_t i = first; i < end; i++) {
-        slots_storage *st = &s->storages[s->places[i].number];
-        st->home_only |= captured;
-        if (!noted)
-            st->ordered = 0;
-        slots_stale(s, s->places[i].number);
-    }
+    if (found)
+        places_written(s, places, found, stream);
     pthread_mutex_unlock(&s->lock);
 }
 

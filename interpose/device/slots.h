@@ -75,8 +75,12 @@ void slots_written_all(slots *s, uint64_t stream);
  * that come, are read in their home until it is freed. Not `sure`: it may be a word that looks like an address, which counts if
  * a storage begins there. */
 void slots_kept(slots *s, uintptr_t address, bool sure);
-/* Whether a storage lies in the home that holds an address. Lock-free; for scans of launch arguments. */
-bool slots_may_hold(const slots *s, uintptr_t address);
+/* The same as slots_written with 0 bytes at each of SLOTS_ADDRESSES_MOST addresses, or fewer, by one writer. */
+#define SLOTS_ADDRESSES_MOST 32
+void slots_written_each(slots *s, const uintptr_t *addresses, uint32_t count, uint64_t stream);
+/* Whether a writer must be noted there, for scans of launch arguments. Lock-free. The answer is that of all addresses in [*first,
+ * *first + *bytes). `captured`: the writer may be captured into a graph; any other one does not matter to what was never copied. */
+bool slots_may_hold(const slots *s, uintptr_t address, bool captured, uintptr_t *first, size_t *bytes);
 /* An optimizer step is over: the sequence of uses begins again. */
 void slots_step_end(slots *s);
 /* The region's memory goes back to the driver: parameters are read in their homes until a later step finds memory again. The

@@ -10,7 +10,7 @@
  *   run       neighbours in the region that leave it together, to make one range
  *
  * Locks: `slots.lock` is the outer one, the manager's the inner one. The manager calls the backend with both held, and no wait of the
- * manager's ever gives the outer one up: its moves are over when they begin. All fields are guarded by `lock` but for `units`. */
+ * manager's ever gives the outer one up: its moves are over when they begin. All fields are guarded by `lock` but for `units` and `copied`. */
 #ifndef CASTOR_DEVICE_SLOTS_INSIDE_H
 #define CASTOR_DEVICE_SLOTS_INSIDE_H
 
@@ -56,6 +56,7 @@ typedef struct slots_storage {
     uint32_t next_free; /* of free numbers */
     bool forgotten;     /* not found by address any more; its number is free after its last use */
     bool home_only;     /* it may be written unseen: never in a slot */
+    bool copied;        /* it was copied once, or begins to be */
 } slots_storage;
 
 /* Of those that are not forgotten, by address. */
@@ -71,8 +72,9 @@ struct slots {
     int device;
     uintptr_t first, end; /* the homes' range */
     uint32_t unit_bits;   /* of the driver's unit */
-    uint32_t *units;      /* by unit of homes (homes_unit): storages of its home, and SLOTS_KEPT. Atomic */
-    bool fixed;           /* homes on the host lie outside of that range (homes.h) */
+    /* By unit of homes (homes_unit), of its home: storages, and SLOTS_KEPT; how many of them were ever copied. Atomic */
+    uint32_t *units, *copied;
+    bool fixed; /* homes on the host lie outside of that range (homes.h) */
     chunk_manager *manager;
 
     slots_storage *storages;
@@ -117,6 +119,8 @@ uint32_t slots_places(const slots *s, uintptr_t address, size_t bytes, uint32_t 
 /* The slot goes, if nobody uses it, and the number is free if the storage is forgotten. */
 void slots_storage_settle(slots *s, uint32_t number);
 void slots_tables_end(slots *s);
+/* From now on its writers matter. */
+void slots_storage_copied(slots *s, slots_storage *st);
 
 /* ---- slots_region.c ---- */
 castor_status slots_region_make(slots *s);

@@ -34,8 +34,17 @@ bool slots_touched(const slots *s, uintptr_t address, size_t bytes) {
     return false;
 }
 
-bool slots_may_hold(const slots *s, uintptr_t address) {
-    return slots_touched(s, address, 1);
+bool slots_may_hold(const slots *s, uintptr_t address, bool captured, uintptr_t *first, size_t *bytes) {
+    const uint32_t *table = captured ? s->units : s->copied;
+    uint64_t unit = (address - s->first) >> s->unit_bits;
+    *bytes = (size_t)1 << s->unit_bits;
+    *first = address & -*bytes; /* homes are aligned to units */
+    if (address - s->first >= s->end - s->first) {
+        unit = s->fixed ? homes_unit(s->homes, address) : HOMES_NO_UNIT;
+        if (unit == HOMES_NO_UNIT)
+            return false;
+    }
+    return __atomic_load_n(&table[unit], __ATOMIC_RELAXED) & ~SLOTS_KEPT;
 }
 
 static uint32_t place_after(const slots *s, uintptr_t address) {
@@ -77,10 +86,16 @@ uint32_t slots_find(const slots *s, uintptr_t address) {
                                                                           : SLOTS_NONE;
 }
 
-static void units_count(slots *s, const slots_storage *st, uint32_t by) {
+static void units_count(const slots *s, uint32_t *table, const slots_storage *st, uint32_t by) {
     uint64_t count = (st->home_end - st->home) >> s->unit_bits;
     for (uint64_t i = 0; i < count; i++)
-        __atomic_fetch_add(&s->units[st->unit + i], by, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&table[st->unit + i], by, __ATOMIC_RELAXED);
+}
+
+void slots_storage_copied(slots *s, slots_storage *st) {
+    if (!st->copied)
+        units_count(s, s->copied, st, 1);
+    st->copied = true;
 }
 
 void slots_storage_settle(slots *s, uint32_t number) {
@@ -102,7 +117,9 @@ static void place_forget(slots *s, uint32_t place) {
     slots_storage *st = &s->storages[number];
     s->places_count--;
     memmove(&s->places[place], &s->places[place + 1], (s->places_count - place) * sizeof *s->places);
-    units_count(s, st, UINT32_MAX);
+    units_count(s, s->units, st, UINT32_MAX);
+    if (st->copied)
+        units_count(s, s->copied, st, UINT32_MAX);
     s->statistics.storages--;
     s->statistics.storage_bytes -= st->bytes;
     st->forgotten = true;
@@ -124,7 +141,11 @@ static bool forget(slots *s, uintptr_t address, size_t bytes) {
 /* ---- homes in which the device keeps an address ---- */
 
 static bool kept_is(const slots *s, const home *at) {
-    return __atomic_load_n(&s->units[homes_unit(s->homes, at->address)], __ATOMIC_RELAXED) & SLOTS_KEPT;
+    uint32_t first = homes_unit(s->homes, at->address);
+    for (uint64_t i = 0; i < at->bytes >> s->unit_bits; i++)
+        if (__atomic_load_n(&s->units[first + i], __ATOMIC_RELAXED) & SLOTS_KEPT)
+            return true;
+    return false;
 }
 
 static void kept_set(slots *s, const home *at) {
@@ -141,7 +162,8 @@ static void kept_forget(slots *s, uintptr_t address, size_t bytes) {
         address = address < s->first ? s->first : address;
         to = to > s->end ? s->end : to;
     }
-    for (uintptr_t at = (address + unit_bytes - 1) & -unit_bytes; at < to && to - at >= unit_bytes; at += unit_bytes) {
+    for (uintptr_t at = (address + unit_bytes - 1) & -unit_bytes; at < to && to - at >= unit_bytes;
+         at += unit_bytes) {
         uint32_t unit = homes_unit(s->homes, at);
         if (unit != HOMES_NO_UNIT)
             __atomic_fetch_and(&s->units[unit], ~SLOTS_KEPT, __ATOMIC_RELAXED);
@@ -259,7 +281,7 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
     memmove(&s->places[place + 1], &s->places[place], (s->places_count - place) * sizeof *s->places);
     s->places[place] = (slots_place){address, number};
     s->places_count++;
-    units_count(s, st, 1);
+    units_count(s, s->units, st, 1);
     s->statistics.storages++;
     s->statistics.storage_bytes += bytes;
     return CASTOR_OK;

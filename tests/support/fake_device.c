@@ -442,24 +442,24 @@ void fake_device_fail_with(fake_device *d, castor_status status) {
     fake_leave(d);
 }
 
-uint64_t fake_device_calls(fake_device *d) {
-    fake_enter(d);
-    uint64_t calls = d->calls;
-    fake_leave(d);
-    return calls;
-}
+/* What a test reads of the device. */
+#define READS(type, name, field)                                                                             \
+    type fake_device_##name(fake_device *d) {                                                                \
+        fake_enter(d);                                                                                       \
+        type found = d->field;                                                                               \
+        fake_leave(d);                                                                                       \
+        return found;                                                                                        \
+    }
+READS(uint64_t, calls, calls)
+READS(uint64_t, drains, drains)
+READS(uint64_t, copied, copied)
+READS(uint64_t, maps, map_count)
+READS(const char *, broken, broken)
 
 void fake_device_drain_hangs(fake_device *d, bool hangs) {
     fake_enter(d);
     d->hangs = hangs;
     fake_leave(d);
-}
-
-uint64_t fake_device_drains(fake_device *d) {
-    fake_enter(d);
-    uint64_t drains = d->drains;
-    fake_leave(d);
-    return drains;
 }
 
 void fake_device_others(fake_device *d, uint64_t device_bytes, uint64_t host_bytes) {
@@ -476,30 +476,9 @@ uint64_t fake_device_used(fake_device *d, device_tier tier) {
     return used;
 }
 
-uint64_t fake_device_copied(fake_device *d) {
-    fake_enter(d);
-    uint64_t copied = d->copied;
-    fake_leave(d);
-    return copied;
-}
-
-uint64_t fake_device_maps(fake_device *d) {
-    fake_enter(d);
-    uint64_t maps = d->map_count;
-    fake_leave(d);
-    return maps;
-}
-
 device_tier fake_device_tier(fake_device *d, uintptr_t address, size_t bytes) {
     fake_enter(d);
     device_tier tier = fake_tier_of(d, address, bytes);
     fake_leave(d);
     return tier;
-}
-
-const char *fake_device_broken(fake_device *d) {
-    fake_enter(d);
-    const char *broken = d->broken;
-    fake_leave(d);
-    return broken;
 }

@@ -204,19 +204,23 @@ static castor_status drain(void *context, int device) {
 
 /* ---- streams ---- */
 
-static castor_status stream_make(void *context, int device, uint64_t *stream) {
-    (void)context;
-    scope s;
-    if (!cuda_device_enter(device, &s))
-        return CASTOR_ERR_SYSTEM;
-    CUstream made = NULL;
-    CUresult result = cu.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING);
-    cuda_scope_end(&s);
-    if (result != CUDA_SUCCESS)
-        return cuda_failed(result, "cuStreamCreate", device, 0);
-    *stream = (uint64_t)made;
-    return CASTOR_OK;
-}
+/* A stream or an event, of the type `made`. */
+#define MAKE(name, made, call, flags)                                                                        \
+    static castor_status name(void *context, int device, uint64_t *out) {                                    \
+        (void)context;                                                                                       \
+        scope s;                                                                                             \
+        if (!cuda_device_enter(device, &s))                                                                  \
+            return CASTOR_ERR_SYSTEM;                                                                        \
+        made given = NULL;                                                                                   \
+        CUresult result = cu.call(&given, flags);                                                            \
+        cuda_scope_end(&s);                                                                                  \
+        if (result != CUDA_SUCCESS)                                                                          \
+            return cuda_failed(result, #call, device, 0);                                                    \
+        *out = (uint64_t)given;                                                                              \
+        return CASTOR_OK;                                                                                    \
+    }
+MAKE(stream_make, CUstream, cuStreamCreate, CU_STREAM_NON_BLOCKING)
+MAKE(event_make, CUevent, cuEventCreate, CU_EVENT_DISABLE_TIMING)
 
 static void stream_end(void *context, uint64_t stream) {
     (void)context;
@@ -227,26 +231,12 @@ static void stream_end(void *context, uint64_t stream) {
 static bool stream_captures(void *context, int device, uint64_t stream) {
     (void)context;
     scope s;
-    if (!cuda_device_enter(device, &s))
+    if (!cuda_device_enter_in_stream(device, &s))
         return true;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = cu.cuStreamIsCapturing((CUstream)stream, &status);
     cuda_scope_end(&s);
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-static castor_status event_make(void *context, int device, uint64_t *event) {
-    (void)context;
-    scope s;
-    if (!cuda_device_enter(device, &s))
-        return CASTOR_ERR_SYSTEM;
-    CUevent made = NULL;
-    CUresult result = cu.cuEventCreate(&made, CU_EVENT_DISABLE_TIMING);
-    cuda_scope_end(&s);
-    if (result != CUDA_SUCCESS)
-        return cuda_failed(result, "cuEventCreate", device, 0);
-    *event = (uint64_t)made;
-    return CASTOR_OK;
 }
 
 static void event_end(void *context, uint64_t event) {
@@ -257,7 +247,7 @@ static void event_end(void *context, uint64_t event) {
 static castor_status event_record(void *context, int device, uint64_t event, uint64_t stream) {
     (void)context;
     scope s;
-    if (!cuda_device_enter(device, &s))
+    if (!cuda_device_enter_in_stream(device, &s))
         return CASTOR_ERR_SYSTEM;
     CUresult result = cu.cuEventRecord((CUevent)event, (CUstream)stream);
     cuda_scope_end(&s);
@@ -267,7 +257,7 @@ static castor_status event_record(void *context, int device, uint64_t event, uin
 static castor_status event_wait(void *context, int device, uint64_t stream, uint64_t event) {
     (void)context;
     scope s;
-    if (!cuda_device_enter(device, &s))
+    if (!cuda_device_enter_in_stream(device, &s))
         return CASTOR_ERR_SYSTEM;
     CUresult result = cu.cuStreamWaitEvent((CUstream)stream, (CUevent)event, 0);
     cuda_scope_end(&s);

@@ -31,19 +31,26 @@ castor_status cuda_failed(CUresult result, const char *call, int device, uint64_
 
 /* ---- where calls run ---- */
 
-void cuda_scope_begin(const cuda_device *d, scope *s) {
+static void scope_begin_in_stream(const cuda_device *d, scope *s) {
     CUcontext current = NULL;
-    s->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    cu.cuThreadExchangeStreamCaptureMode(&s->mode);
+    s->relaxed = false;
     s->pushed = (cu.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != d->context) &&
                 cu.cuCtxPushCurrent(d->context) == CUDA_SUCCESS;
 }
 
+void cuda_scope_begin(const cuda_device *d, scope *s) {
+    scope_begin_in_stream(d, s);
+    s->relaxed = true;
+    s->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    cu.cuThreadExchangeStreamCaptureMode(&s->mode);
+}
+
 void cuda_scope_end(scope *s) {
     CUcontext popped;
+    if (s->relaxed)
+        cu.cuThreadExchangeStreamCaptureMode(&s->mode);
     if (s->pushed)
         cu.cuCtxPopCurrent(&popped);
-    cu.cuThreadExchangeStreamCaptureMode(&s->mode);
 }
 
 static castor_status calls_find(void) {
@@ -258,4 +265,11 @@ cuda_device *cuda_device_enter(int device, scope *s) {
     if (d)
         cuda_scope_begin(d, s);
     return d;
+}
+
+bool cuda_device_enter_in_stream(int device, scope *s) {
+    const cuda_device *d = cuda_device_find(device);
+    if (d)
+        scope_begin_in_stream(d, s);
+    return d != NULL;
 }

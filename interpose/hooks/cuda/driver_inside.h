@@ -30,13 +30,15 @@ cuda_device *cuda_device_find(int device);
 
 /* What a thread has while a call of ours runs, and gets back. */
 typedef struct scope {
-    bool pushed;
+    bool pushed, relaxed;
     CUstreamCaptureMode mode;
 } scope;
 void cuda_scope_begin(const cuda_device *d, scope *s);
 void cuda_scope_end(scope *s);
 /* The device of a call, and the thread's scope from here to cuda_scope_end. */
 cuda_device *cuda_device_enter(int device, scope *s);
+/* The same for calls that no capture of another stream forbids: in a stream, or about it. */
+bool cuda_device_enter_in_stream(int device, scope *s);
 
 const char *cuda_text(CUresult result);
 /* `bytes`: 0: the call has no size. */

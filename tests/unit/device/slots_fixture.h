@@ -263,6 +263,32 @@ class SlotsTest : public testing::Test {
         write_unseen(m, stream);
         slots_written(s, m->address, m->bytes, stream);
     }
+    bool may_hold(uintptr_t address, bool captured = true) {
+        uintptr_t first;
+        size_t bytes;
+        bool may = slots_may_hold(s, address, captured, &first, &bytes);
+        EXPECT_LT(address - first, bytes);
+        for (uintptr_t at : {first, first + bytes - 1}) { // they all say the same
+            uintptr_t again;
+            EXPECT_EQ(slots_may_hold(s, at, captured, &again, &bytes), may);
+            EXPECT_EQ(again, first);
+        }
+        return may;
+    }
+    // A kernel gets addresses in all of them, as hooks/cuda/launches.c notes it. Returns how many are noted.
+    size_t launch(const std::vector<memory *> &all, uint64_t stream) {
+        std::vector<uintptr_t> addresses;
+        for (memory *m : all) {
+            write_unseen(m, stream);
+            if (may_hold(m->address, false))
+                addresses.push_back(m->address);
+        }
+        for (size_t i = 0; i < addresses.size(); i += SLOTS_ADDRESSES_MOST)
+            slots_written_each(s, &addresses[i],
+                               uint32_t(std::min<size_t>(addresses.size() - i, SLOTS_ADDRESSES_MOST)),
+                               stream);
+        return addresses.size();
+    }
     void run() { fake_device_run_all(fake); }
     void run_some(uint32_t operations) {
         while (operations-- && fake_device_run(fake))

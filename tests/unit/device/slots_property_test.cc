@@ -99,6 +99,8 @@ class SlotsPropertyTest : public SlotsTest {
             written_all(m);
         else if (pick(6) == 0)
             written_with_others(m);
+        else if (pick(3) == 0)
+            launched(m);
         else
             write(m, stream());
     }
@@ -106,6 +108,16 @@ class SlotsPropertyTest : public SlotsTest {
         uint64_t in = stream();
         write_unseen(m, in);
         slots_written_all(s, in);
+    }
+    void launched(memory *m) {
+        std::vector<memory *> some = {m};
+        for (int i = 0; i < 3; i++)
+            if (memory *also = any(); also && !seen.count(also) && also != m && (!i || also != some.back()))
+                some.push_back(also);
+        for (memory *each : some)
+            for (const auto &o : open)
+                each->readers.push_back(now(o.second.stream));
+        launch(some, stream());
     }
     void written_with_others(memory *m) {
         uint64_t in = stream();
@@ -348,7 +360,7 @@ TEST_F(SlotsPropertyTest, Threads) {
                 else
                     slots_written(s, m->address, m->bytes, in);
             }
-            EXPECT_TRUE(slots_may_hold(s, mine[1 - which][0]->address));
+            EXPECT_TRUE(may_hold(mine[1 - which][0]->address));
             slots_step_end(s);
             if (round % 10 == 9) {
                 EXPECT_EQ(slots_storage_add(s, mine[which][0]->address, UNIT), CASTOR_OK);
