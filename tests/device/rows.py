@@ -20,6 +20,7 @@ class Device:
     options: tuple = ()  # of Castor
     fails: bool = False  # calls fail: cases may raise
     halved: bool = False  # half of the memory that a case needs
+    precision: str = ""  # CASTOR_PRECISION
 
     @property
     def alone(self):
@@ -55,6 +56,7 @@ STATIC = Device("fixed shares", options=("CASTOR_PLACEMENT=static", "CASTOR_OFFL
 EXPANDABLE = Device("a quarter, with expandable segments", 0.25, variables=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),))
 OVERFLOW = Device("half of what it needs, and host memory for the rest", overflows=True, halved=True, options=("CASTOR_OVERFLOW=1G",))
 FAILS = Device("calls that fail", 0.25, fails=True)
+TYPES = "bf16", "fp16"  # with which names of cases/halves.py begin
 SEEDS = 1, 2, 3, 4, 5, 6
 
 # Of the short length, beside each case with one optimizer and one share: what waits, and what needs room.
@@ -84,23 +86,45 @@ WITH = {"gpt": "adamw", "mlp": "momentum", "tied": "adamw", "convolution": "nest
 BACK = {"memory_short_once": (1, 20), "memory_short_each_second_step": (0, 20)}
 # Cases that need more room than a device has on which plain PyTorch runs out of memory: their peak is not of model data.
 ROOMY = ("after_a_failure", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty")
+# Of cases/halves.py; micro_steps has rows of its own.
+NARROW = "trained", "clipped", "overflowing", "accumulated", "convolved", "text", "written", "resumed"
 # Cases after which a process is not as it was before.
 APART = ("captured",)
+
+
+def narrow(precision, only_short):
+    """(device, "case:optimizer") of the cases that CASTOR_PRECISION is for."""
+    quarter = Device(f"a quarter, in {precision}", 0.25, precision=precision)
+    half = Device(f"a half, in {precision}", 0.5, precision=precision)
+    unbound = Device(f"what there is, in {precision}, and plain PyTorch overflows", overflows=True, precision=precision)
+    fourths = Device(f"a half, in {precision}, four micro-steps", 0.5, options=("CASTOR_ACCUMULATE=4",), precision=precision)
+    room = Device(f"all of it, in {precision}", precision=precision)
+    found = [(quarter, f"{precision}_{word}") for word in ("overflowing:momentum", "clipped:adamw")] + [(fourths, f"{precision}_micro_steps:momentum")]
+    if only_short:
+        return found
+    words = [f"{precision}_{name}" for name in NARROW]
+    every = [f"{word}:{optimizer}" for word in words for optimizer in ("momentum", "adamw")]
+    every += [f"{precision}_trained:{optimizer}" for optimizer in ("sgd", "nesterov", "adam", "adamw-fused", "adamw-single", "adagrad")]
+    found += [(device, word) for device in (room, half, quarter, dataclasses.replace(quarter, name=f"{quarter.name}, delayed", latency=delayed(1).latency)) for word in every]
+    found += [(unbound, f"{precision}_{word}") for word in ("clipped:adamw", "text:momentum")]
+    return found + [(fourths, f"{precision}_micro_steps:adamw")]
 
 
 def short(cases):
     """(device, "case:optimizer") of the short length; `cases`: the optimizers of each case by its name."""
     found = []
-    for number, (name, optimizers) in enumerate((name, cases[name]) for name in cases if name not in BACK):
+    for number, (name, optimizers) in enumerate((name, cases[name]) for name in cases if name not in BACK and not name.startswith(TYPES)):
         optimizer = WITH.get(name) or optimizers[number % len(optimizers)]
         found.append((SHARES[number // len(SHARES) % len(SHARES)], f"{name}:{optimizer}"))
-    return found + [(device, word) for device, words in ALSO.items() for word in words]
+    found += [(device, word) for device, words in ALSO.items() for word in words]
+    return found + [row for precision in TYPES for row in narrow(precision, True)]
 
 
 def everything(cases):
-    every = [f"{name}:{optimizer}" for name, optimizers in cases.items() for optimizer in optimizers]
+    every = [f"{name}:{optimizer}" for name, optimizers in cases.items() if not name.startswith(TYPES) for optimizer in optimizers]
     found = [(device, word) for device in (*SHARES, EXPANDABLE) for word in every]
-    one_each = [word for _, word in short(cases) if "@" not in word]
+    one_each = [word for device, word in short(cases) if "@" not in word and not device.precision]
+    found += [row for precision in TYPES for row in narrow(precision, False)]
     one_each = list(dict.fromkeys(one_each))
     found += [(NEARLY, f"{name}:momentum") for name in BACK]
     found += [(device, word) for device in (SLOW, ROOM, STATIC, *map(delayed, SEEDS)) for word in one_each]

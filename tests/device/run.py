@@ -157,7 +157,7 @@ class Suite:
             return ["env"]
         options = [*self.args.set]
         if self.args.plugin != "none":
-            options += [*OPTIONS, *device.options, *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
+            options += [*OPTIONS, *device.options, *([f"CASTOR_PRECISION={device.precision}"] if device.precision else []), *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
         sets = [part for option in options for part in ("--set", option)]
         return [self.args.castor, "run", "--plugin", self.args.plugin, "--log-dir", "{folder}/logs", *sets, "--"]
 

@@ -129,7 +129,7 @@ def _end_replicated(optimizer, running):
 
 def _step_in_backward(optimizer):
     pairs = owner.pairs_of(optimizer)
-    if any(masters.of(p) is not None for p, _ in pairs):
+    if any(masters.of(p) is not None for p in store.parameters_of(optimizer)):
         masters.refuse("an optimizer steps inside a backward pass")
     if _job is not None:
         _job.step_inside_backward()
