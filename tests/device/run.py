@@ -37,6 +37,7 @@ TOGETHER, SCRIPTS_TOGETHER = 10, 40  # cases that share a process, for one `impo
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
 PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host; (\d+) times some came back$")
 RESCUED = re.compile(r"^castor: device \d+ (was|is) out of memory: ")
+OVERFLOWED = re.compile(r"^castor: a gradient overflowed: ")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
 OPTIONS = ("CASTOR_DEBUG=1",)
 
@@ -174,7 +175,8 @@ class Suite:
         reached = [word for word in words if word in found] or words[:1]
         must = (budget is not None and budget < max(bytes_of) or device.overflows or bool(device.options)) if changed else None
         back = rows.BACK.get(words[0].partition(":")[0]) if changed and device is rows.NEARLY else None
-        wrong = self.wrong(finished, must, device.overflows, back)
+        expected = [PLACED, *[RESCUED] * device.overflows, *[OVERFLOWED] * (device.precision == "fp16")]
+        wrong = self.wrong(finished, must, expected, back)
         good = True
         for word in reached:
             lines = seen(self.plain[whole(word)]), seen(found.get(word, []))
@@ -192,9 +194,9 @@ class Suite:
             self.compare(device, words[len(reached):])
 
     @staticmethod
-    def wrong(finished, must_be_on_host, may_be_rescued, back):
+    def wrong(finished, must_be_on_host, expected, back):
         """What is wrong with a run as a whole; empty: nothing. must_be_on_host: whether model data must have been there, or must not; None:
-        Castor has nothing to do with it. back: how often some must have come back to the device, at least and at most; None: as often as it likes."""
+        Castor has nothing to do with it. expected: lines. back: how often some must have come back to the device, at least and at most; None: as often as it likes."""
         if finished.timed_out or finished.left_running:
             return f"ran into {finished.seconds:.0f} s" if finished.timed_out else f"{finished.left_running} processes were left running"
         on_host, came_back = placed(finished.errors)
@@ -205,7 +207,7 @@ class Suite:
         if back and not back[0] <= came_back <= back[1]:
             return f"{came_back} times model data came back to the device, not {back[0]} to {back[1]} times"
         finished.errors = "\n".join(line for line in finished.errors.splitlines()
-                                    if not PLACED.search(line) and not (may_be_rescued and RESCUED.search(line)))
+                                    if not any(pattern.search(line) for pattern in expected))
         return what_is_wrong_with([], finished)
 
     def alike(self, device, word):

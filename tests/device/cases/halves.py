@@ -23,6 +23,9 @@ class Script:
     def __init__(self, build, make, dtype):
         self.model = build().cuda()
         self.optimizer = make(self.model.parameters())
+        states = self.optimizer.state_dict()
+        if "castor_loss_scale" in states:  # as at first, whatever case came before
+            self.optimizer.load_state_dict({**states, "castor_loss_scale": {"scale": SCALE, "good": 0}})
 
     def __call__(self, x):
         return self.model(x)

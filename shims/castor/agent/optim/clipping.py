@@ -110,9 +110,9 @@ def _clip_in_float(gradients, max_norm, norm_type, error_if_nonfinite, foreach):
     total = torch.linalg.vector_norm(torch.stack(total), norm_type)
     if error_if_nonfinite:
         clip_grad._get_total_norm([total], norm_type, True)  # raises PyTorch's own error
-    coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0).item()
-    for (own,), _ in parts if coefficient != 1.0 else ():
-        torch._foreach_mul_(own, coefficient)
+    coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for t in gradients if coefficient.item() != 1.0 else ():
+        t.copy_(t.float() * coefficient) if t.dtype is masters.dtype else t.mul_(coefficient)
     return total
 
 
@@ -144,7 +144,7 @@ def _clip_grad_norm(stock):
         if coefficient.item() != 1.0:
             for own in gradients.mine():
                 if own and (foreach is None or foreach):
-                    torch._foreach_mul_(own, coefficient if masters.dtype is None else coefficient.item())
+                    torch._foreach_mul_(own, coefficient)  # a number would be rounded to 16 bits first
                 else:
                     for t in own:
                         t.mul_(coefficient)
