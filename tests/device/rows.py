@@ -96,7 +96,7 @@ def narrow(precision, only_short):
     """(device, "case:optimizer") of the cases that CASTOR_PRECISION is for."""
     quarter = Device(f"a quarter, in {precision}", 0.25, precision=precision)
     half = Device(f"a half, in {precision}", 0.5, precision=precision)
-    unbound = Device(f"what there is, in {precision}, and plain PyTorch overflows", overflows=True, precision=precision)
+    unbound = Device(f"what there is, in {precision}, and plain PyTorch overflows", overflows=True, missing=0.25, precision=precision)
     fourths = Device(f"a half, in {precision}, four micro-steps", 0.5, options=("CASTOR_ACCUMULATE=4",), precision=precision)
     room = Device(f"all of it, in {precision}", precision=precision)
     found = [(quarter, f"{precision}_{word}") for word in ("overflowing:momentum", "clipped:adamw")] + [(fourths, f"{precision}_micro_steps:momentum")]
@@ -106,7 +106,7 @@ def narrow(precision, only_short):
     every = [f"{word}:{optimizer}" for word in words for optimizer in ("momentum", "adamw")]
     every += [f"{precision}_trained:{optimizer}" for optimizer in ("sgd", "nesterov", "adam", "adamw-fused", "adamw-single", "adagrad")]
     found += [(device, word) for device in (room, half, quarter, dataclasses.replace(quarter, name=f"{quarter.name}, delayed", latency=delayed(1).latency)) for word in every]
-    found += [(unbound, f"{precision}_{word}") for word in ("clipped:adamw", "text:momentum")]
+    found += [(unbound, f"{precision}_{word}") for word in ("clipped:adamw", "clipped:momentum")]
     return found + [(fourths, f"{precision}_micro_steps:adamw")]
 
 

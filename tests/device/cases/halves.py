@@ -200,21 +200,21 @@ def clipped(log, make, dtype):
 def overflowing(log, make, dtype):
     """Steps that float16 leaves out, the first of them before there are states."""
     training = begin(MLP, make, dtype)
-    classify(log, training, steps=7, overflows=(0, 3, 4))
+    classify(log, training, steps=7, overflows=(0, 3, 4) if dtype is torch.float16 else ())
     end(training)
 
 
 def accumulated(log, make, dtype):
     """By the script; one of the passes overflows, and the sum with it."""
     training = begin(MLP, make, dtype)
-    classify(log, training, steps=12, micro_steps=3, accumulates=True, overflows=(4,))
+    classify(log, training, steps=12, micro_steps=3, accumulates=True, overflows=(4,) if dtype is torch.float16 else ())
     end(training)
 
 
 def micro_steps(log, make, dtype):
     """By CASTOR_ACCUMULATE=4."""
     training = begin(MLP, make, dtype)
-    classify(log, training, steps=12, micro_steps=4, overflows=(5,))
+    classify(log, training, steps=12, micro_steps=4, overflows=(5,) if dtype is torch.float16 else ())
     end(training)
 
 

@@ -33,6 +33,11 @@ def active():
     return _state is not None
 
 
+def in_backward():
+    """Whether a pass runs whose gradients are still to be checked, in any thread."""
+    return _inverse is not None
+
+
 def hook(p):
     """From here on the parameter's gradients are without the scale."""
     if p not in _hooked:

@@ -108,7 +108,7 @@ def _take_up(pairs):
 def _take_up_on_device(narrow, values):
     """The same without a wait, bit by bit: a script may write another zero."""
     written = narrow.view(torch.int16) != values.to(narrow.dtype).view(torch.int16)
-    values.copy_(torch.where(written, narrow.float(), values))
+    torch.where(written, narrow, values, out=values)
 
 
 def _check(narrow, values):
@@ -231,6 +231,8 @@ def _lower(group, parameters):
 
 
 def _why_not(p, places):
+    if of(p) is not None and of(p).tensor.device != p.device:
+        return f"it was moved to {p.device} after its optimizer was built: move the model before"
     if places.setdefault(p.data_ptr(), p) is not p and p.numel():
         return "another parameter has the same memory"
     if p.device.type == "cpu" and p.is_shared():
@@ -320,6 +322,8 @@ def check_optimizer(optimizer, closure):
 
 
 def _check_on_devices(parameters):
+    if loss_scale.in_backward():  # autograd has a thread for each device
+        refuse("an optimizer steps inside a backward pass")
     if any(store.entry_of(p) is not None for p in parameters):
         refuse("an optimizer steps parameters on the CPU and on a device, which takes one optimizer each")
     if torch.cuda.is_current_stream_capturing():
