@@ -99,15 +99,15 @@ def narrow(precision, only_short):
     unbound = Device(f"what there is, in {precision}, and plain PyTorch overflows", overflows=True, missing=0.25, precision=precision)
     fourths = Device(f"a half, in {precision}, four micro-steps", 0.5, options=("CASTOR_ACCUMULATE=4",), precision=precision)
     room = Device(f"all of it, in {precision}", precision=precision)
-    found = [(quarter, f"{precision}_{word}") for word in ("overflowing:momentum", "clipped:adamw")] + [(fourths, f"{precision}_micro_steps:momentum")]
     if only_short:
-        return found
+        return [(quarter, {"bf16": "bf16_clipped:adamw", "fp16": "fp16_overflowing:momentum"}[precision])]
     words = [f"{precision}_{name}" for name in NARROW]
     every = [f"{word}:{optimizer}" for word in words for optimizer in ("momentum", "adamw")]
     every += [f"{precision}_trained:{optimizer}" for optimizer in ("sgd", "nesterov", "adam", "adamw-fused", "adamw-single", "adagrad")]
-    found += [(device, word) for device in (room, half, quarter, dataclasses.replace(quarter, name=f"{quarter.name}, delayed", latency=delayed(1).latency)) for word in every]
+    slow = dataclasses.replace(quarter, name=f"{quarter.name}, delayed", latency=delayed(1).latency)
+    found = [(device, word) for device in (room, half, quarter, slow) for word in every]
     found += [(unbound, f"{precision}_{word}") for word in ("clipped:adamw", "clipped:momentum")]
-    return found + [(fourths, f"{precision}_micro_steps:adamw")]
+    return found + [(fourths, f"{precision}_micro_steps:{optimizer}") for optimizer in ("momentum", "adamw")]
 
 
 def short(cases):

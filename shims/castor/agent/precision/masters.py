@@ -18,7 +18,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import core
 from ..common import store, tensors
 from ..common.places import Place
-from ..device import homes
 from . import casts, loss_scale
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -154,15 +153,15 @@ def adopt(group, parameters):
     return entries
 
 
-def adopt_on_devices(parameters):
-    """The same for one process's parameters on devices: PyTorch's allocator has them and their masters, in homes."""
+def adopt_on_devices(parameters, narrow):
+    """The same for one process's parameters on devices, which PyTorch's allocator has, and their masters. `narrow`: as _narrow."""
     fresh = [p for p in parameters if p.requires_grad and p not in _on_devices]
     if dtype is None or not fresh:
         return
     for callback in at_adoption:
         callback()
     with torch.no_grad():
-        for p, values in _lower(None, fresh):
+        for p, values in _lower(None, fresh, narrow):
             Wide(p, values)
     _on_devices.update((p, True) for p in fresh)
 
@@ -173,20 +172,12 @@ def on_devices(optimizer):
 
 
 def _narrow(lowered):
-    """Makes (tensor, its float values) 16 bits. On devices the values move to homes of states before, all of them, so that the memory in which
-    they were is free for the 16-bit ones."""
-    devices = {values.device.index for _, values in lowered if values.is_cuda and homes.available(values.device.index)}
-    for _, values in lowered:
-        if values.device.index in devices:
-            homes.move(values, homes.STATE)
-    for device in devices:
-        homes.release(homes.PARAMETER, device)
+    """Makes tensors 16 bits. `lowered`: (tensor, its float values) each."""
     for t, values in lowered:
-        with homes.born(homes.PARAMETER, values.device.index) if values.device.index in devices else contextlib.nullcontext():
-            t.data = values.to(dtype)
+        t.data = values.to(dtype)
 
 
-def _lower(group, parameters):
+def _lower(group, parameters, narrow=_narrow):
     """Makes the working copies; `group`: of ranks, None on devices. Returns (parameter, its float values) of those that are to be stepped."""
     if all(p.dtype in casts.HALF and of(p) is None for p in parameters):
         raise core.Error(f"castor: the model's parameters are {str(parameters[0].dtype)[6:]} already: leave CASTOR_PRECISION at "
@@ -210,7 +201,7 @@ def _lower(group, parameters):
         stepped.append((p, values))
     # Tensors without dimensions stay float: they make nothing else float, and counters are such.
     kept = [(t, t.data) for t in others if id(t) not in ours and t.dim() and t.dtype is torch.float32 and of(t) is None]
-    _narrow(stepped + kept)
+    narrow(stepped + kept)
     for t, wide in kept:
         Wide(t, wide)
     for module, name in buffers:

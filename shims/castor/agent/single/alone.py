@@ -22,7 +22,7 @@ class Alone(process.Process):
         if self.distributed or not store.active():
             return
         self.optimizers.add(optimizer)
-        masters.adopt_on_devices([p for p in store.parameters_of(optimizer) if adoption.serves(p)])
+        adoption.adopt_masters(store.parameters_of(optimizer))
         fresh = [p for p in store.parameters_of(optimizer)
                  if p.requires_grad and store.is_fresh(p) and not adoption.serves(p) and self._supports(p)]
         if not fresh or self.synchronizer is None and not masters.serves_one_process(fresh):
