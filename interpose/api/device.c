@@ -8,6 +8,7 @@
 #include "device/probe.h"
 #include "hooks/cuda/driver.h"
 #include "hooks/cuda/operands.h"
+#include "hooks/cuda/overflow.h"
 #include "hooks/cuda/returns.h"
 #include "placement_options.h"
 
@@ -113,6 +114,10 @@ int castor_homes_on_host(void) {
 
 uint64_t castor_device_part_bytes(int device) {
     return devices_part_bytes(device);
+}
+
+void castor_device_optional(int optional) {
+    overflow_optional(optional != 0);
 }
 
 void castor_device_step_end(void) {

@@ -34,11 +34,6 @@ def serves(p):
     return _installed and p.is_cuda
 
 
-def has(parameters):
-    """Whether one of the parameters has a home on a device."""
-    return any(p in _known for p in parameters if p.is_cuda)
-
-
 def step_ended():
     """An optimizer step is over."""
     if not homes.devices():

@@ -111,7 +111,8 @@ def _tensors_of(optimizer, p, grad):
     """A parameter, its gradient, its master and its states on the same device; numbers stay where they are."""
     states = optimizer.state[p].values() if p in optimizer.state else ()
     wide = masters.of(p)
-    return [t for t in (p, grad, *(() if wide is None else (wide.tensor,)), *states) if isinstance(t, torch.Tensor) and t.device == p.device and t.layout is torch.strided and t.dim()]
+    some = p, grad, *(() if wide is None else (wide.tensor,)), *states
+    return [t for t in some if isinstance(t, torch.Tensor) and t.device == p.device and t.layout is torch.strided and t.dim()]
 
 
 def _parts(optimizer, pairs, divisible):
@@ -192,12 +193,15 @@ class _Part:
         if sum(t.nbytes for t in some) > (1 + AHEAD) * core.device_part_bytes(self.device.index):
             some = []
         with torch.no_grad(), torch.cuda.stream(self.device.comes):
+            core.device_optional(1)
             try:
                 for t, tier in zip(some, homes.tiers(some)):
                     if tier == core.HOME_HOST:
                         self.copies.append(_Copy(t))
             except torch.OutOfMemoryError:
                 self.copies = []
+            finally:
+                core.device_optional(0)
             core.event_device_copied(sum(copy.home.nbytes for copy in self.copies), 0)
             self.arrived = self.device.comes.record_event()
 

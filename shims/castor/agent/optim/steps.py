@@ -22,10 +22,13 @@ from . import figures, kernels, owner, states
 def _say_alone(optimizer):
     """Says that nothing is shared: to a script of one process at once, else at the end, since it may wrap its model later."""
     parameters = store.parameters_of(optimizer)
-    if adoption.has(parameters):
+    if any(map(adoption.serves, parameters)):
         return
+    device = next((p.device for p in parameters if p.device.type != "cpu"), None)
     if any(hasattr(p, name) for p in parameters for name in ("placements", "_is_flat_param", "_fsdp_flattened")):
         why = b"PyTorch shares this model out itself (FSDP, tensor parallelism), which Castor leaves as it is"
+    elif device is not None:
+        why = f"model data on {device.type} devices stays where the script has it, which is Castor's business in scripts of one process only".encode()
     elif torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         why = b"nothing is shared: the model is in no DistributedDataParallel"
     else:
