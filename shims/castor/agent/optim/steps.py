@@ -11,7 +11,7 @@ import functools
 import torch
 
 from .. import core, patching, replaced
-from ..backward import accumulation
+from ..backward import accumulation, reducer
 from ..common import store
 from ..device import adoption
 from ..precision import loss_scale, masters
@@ -22,7 +22,7 @@ from . import figures, kernels, owner, states
 def _say_alone(optimizer):
     """Says that nothing is shared: to a script of one process at once, else at the end, since it may wrap its model later."""
     parameters = store.parameters_of(optimizer)
-    if any(map(adoption.serves, parameters)):
+    if any(map(adoption.serves, parameters)) or reducer.said_why:
         return
     device = next((p.device for p in parameters if p.device.type != "cpu"), None)
     if any(hasattr(p, name) for p in parameters for name in ("placements", "_is_flat_param", "_fsdp_flattened")):
