@@ -8,6 +8,7 @@
 #include "device/probe.h"
 #include "hooks/cuda/driver.h"
 #include "hooks/cuda/operands.h"
+#include "hooks/cuda/overflow.h"
 #include "hooks/cuda/returns.h"
 #include "placement_options.h"
 
@@ -155,6 +156,10 @@ void castor_budget_too_small(int device, const char *operand, uint64_t operand_b
         log_format(would, sizeof would, "CASTOR_DEVICE_BUDGET=%lluM would do",
                    (unsigned long long)((budget + UNIT - 1) / UNIT));
     LOG_W("device %d: %s%s%s. %s", device, products, *operand && *step ? "; " : "", steps, would);
+}
+
+void castor_device_optional(int optional) {
+    overflow_optional(optional != 0);
 }
 
 void castor_device_step_end(void) {

@@ -22,6 +22,7 @@ class Device:
     halved: bool = False  # half of the memory that a case needs
     says: str = ""  # what Castor's line about the device begins with, once in each process
     homes: bool = True
+    precision: str = ""  # CASTOR_PRECISION
 
     @property
     def alone(self):
@@ -65,6 +66,7 @@ NO_HOMES = Device("no memory of the host", 0.25, variables=(("SIM_REFUSES", "hos
 FAILS = Device("calls that fail", 0.25, fails=True)
 OTHER_ALLOCATORS = [Device(f"a quarter, but {name}", 0.25, variables=((name, value),), homes=False, says="this process trains without the plugin: model data stays where the script has it: PyTorch allocates ")
                     for name, value in (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))]
+TYPES = "bf16", "fp16"  # with which names of cases/halves.py begin
 SEEDS = 1, 2, 3, 4, 5, 6
 
 # Of the short length, beside each case with one optimizer and one share: what waits, and what needs room.
@@ -99,23 +101,45 @@ WITH = {"gpt": "adamw", "written_through_addresses": "adamw", "mlp": "momentum",
 BACK = {"memory_short_once": (1, 20), "memory_short_each_second_step": (0, 20)}
 # Cases that need more room than a device has on which plain PyTorch runs out of memory: their peak is not of model data.
 ROOMY = ("after_a_failure", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty")
+# Of cases/halves.py; micro_steps has rows of its own.
+NARROW = "trained", "clipped", "overflowing", "accumulated", "convolved", "text", "written", "resumed"
 # Cases after which a process is not as it was before.
 APART = ("captured",)
+
+
+def narrow(precision, only_short):
+    """(device, "case:optimizer") of the cases that CASTOR_PRECISION is for."""
+    quarter = Device(f"a quarter, in {precision}", 0.25, precision=precision)
+    half = Device(f"a half, in {precision}", 0.5, precision=precision)
+    unbound = Device(f"what there is, in {precision}, and plain PyTorch overflows", overflows=True, missing=0.25, precision=precision)
+    fourths = Device(f"a half, in {precision}, four micro-steps", 0.5, options=("CASTOR_ACCUMULATE=4",), precision=precision)
+    room = Device(f"all of it, in {precision}", precision=precision)
+    if only_short:
+        return [(quarter, {"bf16": "bf16_clipped:adamw", "fp16": "fp16_overflowing:momentum"}[precision])]
+    words = [f"{precision}_{name}" for name in NARROW]
+    every = [f"{word}:{optimizer}" for word in words for optimizer in ("momentum", "adamw")]
+    every += [f"{precision}_trained:{optimizer}" for optimizer in ("sgd", "nesterov", "adam", "adamw-fused", "adamw-single", "adagrad")]
+    slow = dataclasses.replace(quarter, name=f"{quarter.name}, delayed", latency=delayed(1).latency)
+    found = [(device, word) for device in (room, half, quarter, slow) for word in every]
+    found += [(unbound, f"{precision}_{word}") for word in ("clipped:adamw", "clipped:momentum")]
+    return found + [(fourths, f"{precision}_micro_steps:{optimizer}") for optimizer in ("momentum", "adamw")]
 
 
 def short(cases):
     """(device, "case:optimizer") of the short length; `cases`: the optimizers of each case by its name."""
     found = []
-    for number, (name, optimizers) in enumerate((name, cases[name]) for name in cases if name not in BACK):
+    for number, (name, optimizers) in enumerate((name, cases[name]) for name in cases if name not in BACK and not name.startswith(TYPES)):
         optimizer = WITH.get(name) or optimizers[number % len(optimizers)]
         found.append((SHARES[number // len(SHARES) % len(SHARES)], f"{name}:{optimizer}"))
-    return found + [(device, word) for device, words in ALSO.items() for word in words]
+    found += [(device, word) for device, words in ALSO.items() for word in words]
+    return found + [row for precision in TYPES for row in narrow(precision, True)]
 
 
 def everything(cases):
-    every = [f"{name}:{optimizer}" for name, optimizers in cases.items() for optimizer in optimizers]
+    every = [f"{name}:{optimizer}" for name, optimizers in cases.items() if not name.startswith(TYPES) for optimizer in optimizers]
     found = [(device, word) for device in (*SHARES, EXPANDABLE, *FIXED[:2]) for word in every]
-    one_each = [word for _, word in short(cases) if "@" not in word]
+    one_each = [word for device, word in short(cases) if "@" not in word and not device.precision]
+    found += [row for precision in TYPES for row in narrow(precision, False)]
     one_each = list(dict.fromkeys(one_each))
     found += [(NEARLY, f"{name}:momentum") for name in BACK]
     found += [(device, word) for device in (SLOW, ROOM, STATIC, *map(delayed, SEEDS), *FIXED[3:], FIXED_ROOM, NO_HOMES) for word in one_each]

@@ -38,6 +38,7 @@ START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
 PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host; (\d+) times some came back$")
 RESCUED = re.compile(r"^castor: device \d+ (was|is) out of memory: ")
 SMALL_SHARES = re.compile(r"^castor: device \d+: (slots|parts) have .*[.] (CASTOR_DEVICE_BUDGET=\d+M|No budget of this device) would do$")
+OVERFLOWED = re.compile(r"^castor: a gradient overflowed: ")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
 OPTIONS = ("CASTOR_DEBUG=1",)
 
@@ -158,7 +159,7 @@ class Suite:
             return ["env"]
         options = [*self.args.set]
         if self.args.plugin != "none":
-            options += [*OPTIONS, *device.options, *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
+            options += [*OPTIONS, *device.options, *([f"CASTOR_PRECISION={device.precision}"] if device.precision else []), *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
         sets = [part for option in options for part in ("--set", option)]
         return [self.args.castor, "run", "--plugin", self.args.plugin, "--log-dir", "{folder}/logs", *sets, "--"]
 
@@ -175,7 +176,8 @@ class Suite:
         reached = [word for word in words if word in found] or words[:1]
         must = (budget is not None and budget < max(bytes_of) or device.overflows or bool(device.options)) if changed and device.homes else None
         back = rows.BACK.get(words[0].partition(":")[0]) if changed and device is rows.NEARLY else None
-        wrong = self.wrong(finished, must, device.overflows, back, device.says if changed else "")
+        expected = [PLACED, SMALL_SHARES, *[RESCUED] * device.overflows, *[OVERFLOWED] * (device.precision == "fp16")]
+        wrong = self.wrong(finished, must, expected, back, device.says if changed else "")
         good = True
         for word in reached:
             lines = seen(self.plain[whole(word)]), seen(found.get(word, []))
@@ -193,9 +195,10 @@ class Suite:
             self.compare(device, words[len(reached):])
 
     @staticmethod
-    def wrong(finished, must_be_on_host, may_be_rescued, back, says):
+    def wrong(finished, must_be_on_host, expected, back, says):
         """What is wrong with a run as a whole; empty: nothing. must_be_on_host: whether model data must have been there, or must not; None:
-        Castor has nothing to do with it. back: how often some must have come back to the device, at least and at most; None: as often as it likes. says: what one line, and no other, must begin with."""
+        Castor has nothing to do with it. expected: lines. back: how often some must have come back to the device, at least and at most;
+        None: as often as it likes. says: what one line, and no other, must begin with."""
         if finished.timed_out or finished.left_running:
             return f"ran into {finished.seconds:.0f} s" if finished.timed_out else f"{finished.left_running} processes were left running"
         on_host, came_back = placed(finished.errors)
@@ -208,8 +211,8 @@ class Suite:
         said = [line for line in finished.errors.splitlines() if says and line.startswith(f"castor: {says}")]
         if says and len(said) != 1:
             return f"says {says!r} {len(said)} times"
-        finished.errors = "\n".join(line for line in finished.errors.splitlines() if line not in said
-                                    and not PLACED.search(line) and not SMALL_SHARES.search(line) and not (may_be_rescued and RESCUED.search(line)))
+        finished.errors = "\n".join(line for line in finished.errors.splitlines()
+                                    if line not in said and not any(pattern.search(line) for pattern in expected))
         return what_is_wrong_with([], finished)
 
     def alike(self, device, word):

@@ -45,6 +45,12 @@ void overflow_not_needed(void) {
         failed.bytes = 0;
 }
 
+static __thread bool optional __attribute__((tls_model("initial-exec")));
+
+void overflow_optional(bool is) {
+    optional = is;
+}
+
 /* ---- segments ---- */
 
 static segment *segment_free(void) {
@@ -135,7 +141,8 @@ static void option_name(int device, size_t bytes) {
 static bool make(int device, size_t bytes, bool mapped, segment *out) {
     static bool said[DEVICES_MAX], said_not[DEVICES_MAX];
     failed.bytes = 0;
-    if (device < 0 || !devices_homes(device) || homes_are_fixed(devices_homes(device)) || capture_runs())
+    if (device < 0 || !devices_homes(device) || homes_are_fixed(devices_homes(device)) || capture_runs() ||
+        optional)
         return false; /* where homes are fixed nothing of the host can be mapped, as was said at their start */
     if (!options()->overflow) {
         option_name(device, bytes);

@@ -92,11 +92,7 @@ class Logger:
         return lambda *args, **kwargs: None
 
 
-_kept = False  # a model has PyTorch's own reducer, and it was said why
-
-
-def kept_pytorchs():
-    return _kept
+said_why = False  # a wrapper keeps PyTorch's reducer
 
 
 def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more):
@@ -105,8 +101,8 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     if reason is None:
         return Reducer(grouping.group_of(process_group), parameters)
     if process_group.size() > 1:
-        global _kept
-        _kept = True
+        global said_why
+        said_why = True
         core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
     elif dist.get_world_size() == 1:  # else the script made this group: the run as a whole is not plain
         core.passthrough(reason.encode())

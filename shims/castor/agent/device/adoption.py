@@ -13,6 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core, patching
 from ..common import store, tensors
+from ..precision import masters
 from . import homes, shortage
 
 _known = WeakTensorKeyDictionary()  # parameter: its address when it was last seen
@@ -31,11 +32,6 @@ def pressed():
 def serves(p):
     """Whether a parameter's data is this package's business."""
     return _installed and p.is_cuda
-
-
-def answers_for(parameters):
-    """Whether one of the parameters has a home on a device, or it was said why none has."""
-    return any(p in _known or homes.refused(p.device.index) for p in parameters if p.is_cuda)
 
 
 def step_ended():
@@ -70,6 +66,24 @@ def forget(*some):
     """These tensors get other contents (torch.utils.swap_tensors): the next look finds them anew."""
     for t in some:
         _known.pop(t, None)
+
+
+def adopt_masters(parameters):
+    """CASTOR_PRECISION: parameters on devices become 16 bits, with masters in homes of states."""
+    masters.adopt_on_devices([p for p in parameters if serves(p)], _narrow)
+
+
+def _narrow(lowered):
+    """masters._narrow. All float values move before, so that the memory in which they were is free for the 16-bit ones."""
+    devices = {values.device.index for _, values in lowered if values.is_cuda and homes.available(values.device.index)}
+    for _, values in lowered:
+        if values.device.index in devices:
+            homes.move(values, homes.STATE)
+    for device in devices:
+        homes.release(homes.PARAMETER, device)
+    for t, values in lowered:
+        with homes.born(homes.PARAMETER, values.device.index) if values.device.index in devices else contextlib.nullcontext():
+            t.data = values.to(masters.dtype)
 
 
 def _come_home(p, in_step):

@@ -88,6 +88,13 @@ def born(kind, device):
         closed.append(pool)
 
 
+def release(kind, device):
+    """Gives back what the pools of the kind keep and no tensor has, which PyTorch does only when a pool ends."""
+    closed = _pools[kind, device]
+    closed.clear()
+    closed.append(_new_pool(kind, device))
+
+
 def tiers(some):
     """For each tensor: HOME_DEVICE, HOME_HOST, or HOME_NONE if it has no home."""
     found = (c_int8 * len(some))()
