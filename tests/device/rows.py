@@ -37,36 +37,47 @@ class Device:
         return (peak_bytes - int(model_bytes * (1 - (self.share or 0)) * self.missing)) // MIB * MIB if self.overflows else AMPLE
 
 
-def delayed(seed):
+PARTS = {0.5: "a half", 0.25: "a quarter", 0.125: "an eighth"}
+
+
+def delayed(seed, share=0.25):
     """Operations take their time, one kind longer than another."""
     chance = random.Random(seed)
     most = {"launch": 80, "copy": 3000, "blas": 600, "set": 200, "event": 60, "wait": 60, "cuMemMap": 500, "cudaMalloc": 1000}
     chosen = sorted(chance.sample(sorted(most), chance.randint(2, 6)))
-    return Device(f"delays of seed {seed}", chance.choice((0.5, 0.25, 0.125)), latency=",".join(f"{kind}:{chance.randint(1, most[kind])}" for kind in chosen))
+    return Device(f"{PARTS[share]}, with delays of seed {seed}", share, latency=",".join(f"{kind}:{chance.randint(1, most[kind])}" for kind in chosen))
 
 
-SHARES = Device("a half", 0.5), Device("a quarter", 0.25), Device("an eighth", 0.125)
+def slow(share):
+    return Device(f"{PARTS[share]}, over a slow link", share, link="2G", latency="copy:500,blas:50")
+
+
+def expandable(share):
+    return Device(f"{PARTS[share]}, with expandable segments", share, variables=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),))
+
+
+SHARES = tuple(Device(name, share) for share, name in PARTS.items())
 SMALL = Device("a quarter, and plain PyTorch overflows", 0.25, overflows=True)
 UNBOUND = Device("what there is, and plain PyTorch overflows", overflows=True)
 NEARLY = Device("nearly enough, and plain PyTorch overflows", overflows=True, missing=0.125)
-SLOW = Device("a quarter, over a slow link", 0.25, link="2G", latency="copy:500,blas:50")
 ROOM = Device("all of it")
 STATIC = Device("fixed shares", options=("CASTOR_PLACEMENT=static", "CASTOR_OFFLOAD_OPTIM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=0.5"))
-EXPANDABLE = Device("a quarter, with expandable segments", 0.25, variables=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),))
 OVERFLOW = Device("half of what it needs, and host memory for the rest", overflows=True, halved=True, options=("CASTOR_OVERFLOW=1G",))
 FAILS = Device("calls that fail", 0.25, fails=True)
 SEEDS = 1, 2, 3, 4, 5, 6
+FAMILIES = ("sgd", "momentum", "nesterov", "sgd-fused"), ("adamw", "adam", "adamw-fused", "adamw-single", "adamw-capturable", "adamw-tensor", "amsgrad")
 
 # Of the short length, beside each case with one optimizer and one share: what waits, and what needs room.
 ALSO = {
     SMALL: ("gpt:adamw", "wide:momentum", "batch_grows:adamw"),
     UNBOUND: ("gpt:momentum",),
     STATIC: ("mlp:adamw",),
-    SLOW: ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
+    slow(0.25): ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
     delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_within_a_step:sgd"),
+    slow(0.125): ("streams_while_a_thread_moves:sgd", "streams_while_a_thread_moves:adamw"),
     delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
     ROOM: ("mlp:adamw", "views_of_one_buffer:momentum"),
-    EXPANDABLE: ("batch_grows:momentum", "cache_emptied:adamw"),
+    expandable(0.25): ("batch_grows:momentum", "cache_emptied:adamw"),
     OVERFLOW: ("batch_grows:momentum",),
     FAILS: tuple(f"mlp:momentum@{fault}" for fault in ("cuMemCreate:2:2", "cuMemMap:2:999", "cuStreamWaitEvent:1*:999")),
 }
@@ -97,11 +108,22 @@ def short(cases):
     return found + [(device, word) for device, words in ALSO.items() for word in words]
 
 
+def in_pairs(number, name, optimizers):
+    """Rows of one case: an eighth with an SGD and with an Adam, and each other kind of device once. Optimizers, shares and seeds change from
+    case to case, so that any two of device, share and optimizer meet in some case, and each case meets each kind of device."""
+    eighth = [some[number % len(some)] for family in FAMILIES for some in [[one for one in optimizers if one in family]] if some]
+    rest = [one for one in optimizers if one not in eighth] or optimizers
+    shares = [tuple(PARTS)[(number + k) % len(PARTS)] for k in range(3)]
+    kinds = SHARES[number % 2], expandable(shares[0]), slow(shares[1]), (STATIC, ROOM)[number // 2 % 2], delayed(SEEDS[number // 3 % len(SEEDS)], shares[2])
+    found = [(SHARES[-1], one) for one in eighth] + [(device, rest[(number + 3 * k) % len(rest)]) for k, device in enumerate(kinds)]
+    return [(device, f"{name}:{optimizer}") for device, optimizer in found]
+
+
 def everything(cases):
-    every = [f"{name}:{optimizer}" for name, optimizers in cases.items() for optimizer in optimizers]
-    found = [(device, word) for device in (*SHARES, EXPANDABLE) for word in every]
-    one_each = [word for _, word in short(cases) if "@" not in word]
-    one_each = list(dict.fromkeys(one_each))
+    """What the long length has beside the short one. All that there is of it is its own product, which takes many hours: rows of a case
+    differ in several things at once."""
+    found = [row for number, name in enumerate(cases) if name not in BACK for row in in_pairs(number, name, cases[name])]
+    one_each = list(dict.fromkeys(word for _, word in short(cases) if "@" not in word))
     found += [(NEARLY, f"{name}:momentum") for name in BACK]
-    found += [(device, word) for device in (SLOW, ROOM, STATIC, *map(delayed, SEEDS)) for word in one_each]
-    return found + EACH_FAILS + [(device, word) for device in (SMALL, UNBOUND) for word in one_each if word.partition(":")[0] not in (*ROOMY, *BACK)]
+    found += [((SMALL, UNBOUND)[number % 2], word) for number, word in enumerate(one_each) if word.partition(":")[0] not in (*ROOMY, *BACK)]
+    return found + EACH_FAILS

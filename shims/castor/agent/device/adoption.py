@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core, patching
 from ..common import store, tensors
-from . import homes
+from . import homes, pools
 
 _known = WeakTensorKeyDictionary()  # parameter: its address when it was last seen
 _pressed = core.options.device_budget != -1  # some model data is on the host, or may come to be there
@@ -204,6 +204,7 @@ def install():
     _installed = True
     if core.options.debug:
         atexit.register(_say_at_end)
+    pools.install()
     patching.replace("torch.nn.Module._apply", _apply_in_homes)
     patching.replace("torch.load", _born_on_current(homes.PARAMETER))
     patching.replace("torch.optim.Optimizer.load_state_dict", _born_on_current(homes.STATE))

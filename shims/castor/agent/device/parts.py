@@ -87,9 +87,11 @@ class _Device:
         self.comes.wait_stream(self.steps)
 
     def end(self):
-        """What the script enqueues next finds everything at home."""
+        """What the script enqueues next finds everything at home. The memory of copies may be had by what `comes` does next: after the steps
+        that used them, and after they went."""
         self.steps.wait_stream(self.comes)
         self.steps.wait_stream(self.goes)
+        self.comes.wait_stream(self.steps)
 
 
 _thread = threading.local()  # .devices: by number; threads step at once, each in the order of its streams
@@ -161,14 +163,13 @@ class _Copy:
     def show(self):
         self.tensor.data = self.copy
 
-    def go(self, written, stream):
+    def go(self, written):
         """The tensor has its own memory again, unless it was given another one meanwhile."""
         if self.tensor.data_ptr() == self.copy.data_ptr():
             self.tensor.data = self.home
         if written or self.tensor._version != self.version:
             self.home.copy_(self.copy, non_blocking=True)
             core.event_device_copied(0, self.home.nbytes)
-        self.copy.record_stream(stream)
 
 
 class _Part:
@@ -212,12 +213,10 @@ class _Part:
         gradients = {id(grad) for _, grad in self.pairs}
         writes_gradients = _writes_gradients(self.optimizer)
         self._states_come_home()  # in the order of the steps, from which their memory comes
-        for copy in self.copies:
-            copy.copy.record_stream(self.device.steps)
         self.device.goes.wait_stream(self.device.steps)
         with torch.cuda.stream(self.device.goes):
             for copy in self.copies:
-                copy.go(writes_gradients or id(copy.tensor) not in gradients, self.device.goes)
+                copy.go(writes_gradients or id(copy.tensor) not in gradients)
             self.gone = self.device.goes.record_event()
 
     def forget(self):
