@@ -81,12 +81,22 @@ ALSO = {
     OVERFLOW: ("batch_grows:momentum",),
     FAILS: tuple(f"mlp:momentum@{fault}" for fault in ("cuMemCreate:2:2", "cuMemMap:2:999", "cuStreamWaitEvent:1*:999")),
 }
-# Of the driver, what Castor calls while a script trains (interpose/hooks/cuda).
-CALLED = """cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSynchronize cuThreadExchangeStreamCaptureMode cuMemGetInfo_v2
-cuMemGetAllocationPropertiesFromHandle cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess
-cuMemcpyAsync cuStreamCreate cuStreamSynchronize cuStreamIsCapturing cuStreamWaitEvent cuEventCreate cuEventRecord cuEventQuery
-cuFuncGetParamInfo cuKernelGetParamInfo cudaGetKernel cudaPeekAtLastError""".split()
-EACH_FAILS = [(FAILS, f"mlp:momentum@{call}:{number}:{code}") for code in (2, 999) for number in ("1", "2", "3", "1*") for call in CALLED]
+# What Castor and PyTorch call while `mlp` trains, under a budget.
+CALLED = """cuInit cuDeviceGetAttribute cuDevicePrimaryCtxRetain cuCtxGetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2
+cuThreadExchangeStreamCaptureMode cuMemGetInfo_v2 cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle cuMemAddressReserve
+cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemcpyAsync cuStreamCreate cuStreamIsCapturing cuStreamWaitEvent
+cuEventCreate cuEventRecord cuEventQuery cuFuncGetParamInfo cuKernelGetParamInfo cuLibraryLoadData cuLibraryGetKernel cuLaunchKernel
+cudaMalloc cudaHostAlloc cudaMemcpyAsync cudaStreamSynchronize cudaStreamWaitEvent cudaStreamIsCapturing cudaStreamCreateWithPriority
+cudaEventCreateWithFlags cudaEventRecord cudaEventRecordWithFlags cudaEventQuery cudaEventSynchronize cudaEventDestroy cudaDeviceSynchronize
+cudaDeviceGetStreamPriorityRange __cudaLaunchKernel cublasCreate_v2 cublasSetStream_v2 cublasSetWorkspace_v2
+cublasSgemm_v2 cublasLtMatmul cublasLtMatmulDescCreate cublasLtMatrixLayoutCreate cublasLtMatmulAlgoGetHeuristic""".split()
+# PyTorch asks for these in destructors, and ends the process when they fail.
+ASK = "cuDevicePrimaryCtxGetState", "cudaGetDevice", "cudaSetDevice"
+MEMORY = "cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuStreamCreate", "cuEventCreate", "cudaMalloc", "cudaHostAlloc"
+# Which call fails, of so many. Not the last one of all: how often events are asked for changes from run to run.
+WHICH = {"first": lambda calls: 1, "late": lambda calls: calls - calls // 8, "each": lambda calls: "1*", "middle": lambda calls: (calls + 1) // 2}
+EACH_FAILS = [(FAILS, f"mlp:momentum@{call}:{which}:2") for which in ("first", "late", "each") for call in MEMORY]
+EACH_FAILS += [(FAILS, f"mlp:momentum@{call}:{which}:{13 if call.startswith('cublas') else 999}") for which in WHICH for call in CALLED]
 # Cases whose subject has an optimizer; the others have one after the other.
 WITH = {"gpt": "adamw", "mlp": "momentum", "tied": "adamw", "convolution": "nesterov", "lstm": "adam",
         "batch_grows": "adamw", "closure": "lbfgs", "scaled": "adamw-fused"}

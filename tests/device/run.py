@@ -39,6 +39,7 @@ PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data 
 RESCUED = re.compile(r"^castor: device \d+ (was|is) out of memory: ")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
 OPTIONS = ("CASTOR_DEBUG=1",)
+CLEAR = re.compile(r"raised (RuntimeError|AcceleratorError|OutOfMemoryError|Error): .*\w")  # of PyTorch or Castor
 
 
 def placed(output):
@@ -71,6 +72,17 @@ def is_script(word):
 def whole(word):
     """The case without the calls that fail."""
     return word.partition("@")[0]
+
+
+def called(lines):
+    """By function: its calls, and how many of them failed."""
+    words = [line.split() for line in lines if line.startswith("# called cu") or line.startswith("# called __cuda")]
+    return {name: (int(calls), int(failed)) for _, _, name, calls, failed in words}
+
+
+def fault_of(word):
+    """The function, which of its calls, and the code that it returns then; None: no call fails in this row."""
+    return word.partition("@")[2].split(":") if "@" in word else None
 
 
 def until_raised(plain, found):
@@ -179,6 +191,8 @@ class Suite:
         for word in reached:
             lines = seen(self.plain[whole(word)]), seen(found.get(word, []))
             differs = difference(*(until_raised(*lines) if device.fails else lines))
+            if device.fails:
+                differs = differs or self.failed_well(word, found.get(word, []), finished)
             ended = word != reached[-1] or finished.status == 0 or "raised" in finished.printed
             why = differs or ("" if ended else f"status {finished.status}")
             if why:
@@ -207,6 +221,43 @@ class Suite:
         finished.errors = "\n".join(line for line in finished.errors.splitlines()
                                     if not PLACED.search(line) and not (may_be_rescued and RESCUED.search(line)))
         return what_is_wrong_with([], finished)
+
+    @staticmethod
+    def failed_well(word, lines, finished):
+        """Why a run, a call of which failed, did not end as it must: with the numbers of plain PyTorch, or with one clear error; empty: it
+        did. Its numbers are compared elsewhere."""
+        function, _, _ = fault_of(word)
+        if not called(lines).get(function, (0, 0))[1]:
+            return f"no call of {function} failed, of {called(lines).get(function, (0,))[0]}"
+        raised = [line for line in lines if line.startswith("raised ")]
+        if raised and not CLEAR.match(raised[0]):
+            return f"its error says nothing: {raised[0]}"
+        return "" if finished.status == bool(raised) else f"status {finished.status}{' after ' * bool(raised)}{' '.join(raised)}"
+
+    def resolved(self, plan):
+        """The plan, with the number of the call in place of a word of rows.WHICH: by how often the case calls each function."""
+        counted = {}
+        for device, word in plan:
+            fault = fault_of(word)
+            if not fault or fault[1] not in rows.WHICH:
+                yield device, word
+                continue
+            case = whole(word)
+            if case in self.plain and (device, case) not in counted:
+                counted[device, case] = self.count(device, case)
+            calls = counted.get((device, case), {}).get(fault[0], (0, 0))[0]
+            if calls:
+                yield device, f"{case}@{fault[0]}:{rows.WHICH[fault[1]](calls)}:{fault[2]}"
+            elif case in self.plain:
+                self.settle(False, device, word, "it is never called", 0)
+
+    def count(self, device, case):
+        finished = self.start([f"{case}@all:0:0"], device, rows.AMPLE, self.under(device, device.budget([self.model_bytes(case)])))
+        found = called(finished.printed.splitlines())
+        missed = sorted(found.keys() - set(rows.CALLED) - set(rows.ASK))
+        if missed or not found:
+            self.settle(False, device, case, f"called, and in no row of calls that fail: {' '.join(missed) or 'nothing was called'}", finished.seconds)
+        return found
 
     def alike(self, device, word):
         """What cases must have in common to share a process: the device, and of scripts, some of which are tiny, about the amount of model
@@ -244,7 +295,7 @@ class Suite:
         groups += [scripts[first : first + SCRIPTS_TOGETHER] for first in range(0, len(scripts), SCRIPTS_TOGETHER)]
         try:
             self.at_a_time(self.train_plain, [(group,) for group in groups])
-            self.at_a_time(self.compare, list(self.grouped(plan)))
+            self.at_a_time(self.compare, list(self.grouped(dict.fromkeys(self.resolved(plan)))))
         finally:
             shutil.rmtree(self.work, ignore_errors=True)
 

@@ -26,6 +26,13 @@ def fail(faults):
     ctypes.CDLL("libcastor-sim.so").sim_fault_set(faults.encode(), None)
 
 
+def called():
+    """Since then: `NAME CALLS FAILED`, a line for each function."""
+    text = ctypes.create_string_buffer(1 << 16)
+    ctypes.CDLL("libcastor-sim.so").sim_fault_calls(text, ctypes.c_size_t(len(text)))
+    return text.value.decode().splitlines()
+
+
 def run(name, optimizer, faults, seed):
     """Returns whether the case ended well."""
     gc.collect()
@@ -47,6 +54,8 @@ def run(name, optimizer, faults, seed):
         return False
     finally:
         if faults:
+            for line in called():
+                print(f"# called {line}", flush=True)
             fail("")
     print(f"# memory {torch.cuda.max_memory_allocated()} reserved {torch.cuda.max_memory_reserved()} at first {before}", flush=True)
     return True
