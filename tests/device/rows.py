@@ -30,11 +30,15 @@ class Device:
         """Of cases with so much model data, for CASTOR_DEVICE_BUDGET; None: it is not set."""
         return None if self.share is None else int(self.share * min(model_bytes))
 
-    def memory(self, model_bytes, peak_bytes):
-        """Of a case that allocates so much at its peak: less by a part of what may lie on the host, or by half of all."""
+    def memory(self, model_bytes, peak_bytes, other_bytes=0):
+        """Of a case that allocates so much at its peak: less by a part of what may lie on the host, or by half of all; but as much as
+        everything else than model data takes, if that is not all."""
+        if not self.overflows:
+            return AMPLE
         if self.halved:
             return peak_bytes // 2 // MIB * MIB
-        return (peak_bytes - int(model_bytes * (1 - (self.share or 0)) * self.missing)) // MIB * MIB if self.overflows else AMPLE
+        least = min(other_bytes, peak_bytes - MIB)
+        return max(peak_bytes - int(model_bytes * (1 - (self.share or 0)) * self.missing), least) // MIB * MIB
 
 
 PARTS = {0.5: "a half", 0.25: "a quarter", 0.125: "an eighth"}

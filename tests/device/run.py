@@ -125,6 +125,7 @@ class Suite:
         self.args, self.passed, self.failed = args, 0, 0
         self.work = tempfile.mkdtemp(prefix="castor-device-")
         self.plain = {}  # what plain PyTorch printed, by case and optimizer
+        self.least = {}  # bytes that a device must have for what is no model data, by case and optimizer
         self.lock = threading.Lock()
 
     def settle(self, passed, device, words, why, seconds):
@@ -160,6 +161,12 @@ class Suite:
     def model_bytes(self, word):
         return number_after("model data", self.plain[whole(word)])
 
+    def measure(self, words):
+        """What these cases use of a device with all their model data on the host, in the segments that PyTorch's allocator takes."""
+        finished = self.start(words, rows.ROOM, rows.AMPLE, self.under(rows.ROOM, 0))
+        with self.lock:
+            self.least.update({word: number_after("# used", lines) for word, lines in sections(finished.printed, words).items()})
+
     def overflows(self, device, word, memory):
         """Whether plain PyTorch runs out of the device's memory."""
         return "raised OutOfMemoryError" in self.start([word], device, memory).printed
@@ -178,7 +185,7 @@ class Suite:
         bytes_of = [self.model_bytes(word) for word in words]
         budget = device.budget(bytes_of)
         changed = self.args.plugin not in ("none", "plain")
-        memory = device.memory(bytes_of[0], number_after("# memory", self.plain[whole(words[0])])) if changed else rows.AMPLE
+        memory = device.memory(bytes_of[0], number_after("# memory", self.plain[whole(words[0])]), self.least.get(words[0], 0)) if changed else rows.AMPLE
         if device.overflows and changed and not self.overflows(device, words[0], memory):
             return self.settle(False, device, words[0], f"plain PyTorch trains in {memory >> 20} MiB", 0)
         finished = self.start(words, device, memory, self.under(device, budget))
@@ -295,6 +302,9 @@ class Suite:
         groups += [scripts[first : first + SCRIPTS_TOGETHER] for first in range(0, len(scripts), SCRIPTS_TOGETHER)]
         try:
             self.at_a_time(self.train_plain, [(group,) for group in groups])
+            if self.args.plugin not in ("none", "plain"):
+                small = list(dict.fromkeys(word for device, word in plan if device.overflows and not device.halved and word in self.plain and not is_script(word)))
+                self.at_a_time(self.measure, [(small[first : first + TOGETHER],) for first in range(0, len(small), TOGETHER)])
             self.at_a_time(self.compare, list(self.grouped(dict.fromkeys(self.resolved(plan)))))
         finally:
             shutil.rmtree(self.work, ignore_errors=True)

@@ -33,6 +33,13 @@ def called():
     return text.value.decode().splitlines()
 
 
+def most_used():
+    """Bytes of the first device since the last call."""
+    peak = ctypes.CDLL("libcastor-sim.so").sim_memory_peak
+    peak.restype = ctypes.c_size_t
+    return peak(0)
+
+
 def run(name, optimizer, faults, seed):
     """Returns whether the case ended well."""
     gc.collect()
@@ -41,6 +48,7 @@ def run(name, optimizer, faults, seed):
     torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(seed)
     before = torch.cuda.memory_allocated()
+    most_used()
     print(f"== {name}:{optimizer}{'@' * bool(faults)}{faults}", flush=True)
     try:
         if faults:
@@ -57,6 +65,7 @@ def run(name, optimizer, faults, seed):
             for line in called():
                 print(f"# called {line}", flush=True)
             fail("")
+    print(f"# used {most_used()}")
     print(f"# memory {torch.cuda.max_memory_allocated()} reserved {torch.cuda.max_memory_reserved()} at first {before}", flush=True)
     return True
 

@@ -147,6 +147,7 @@ CUresult sim_memory_free(CUdeviceptr address) SIM_API; /* waits for the context'
 CUresult sim_memory_free_now(CUdeviceptr address) SIM_API;
 CUresult sim_memory_managed(size_t bytes, unsigned flags, CUdeviceptr *address) SIM_API;
 CUresult sim_memory_info(int device, size_t *free_bytes, size_t *total_bytes) SIM_API;
+size_t sim_memory_peak(int device) SIM_API; /* most bytes that were used at a time since the last call */
 CUresult sim_host_allocate(size_t bytes, unsigned flags, void **address) SIM_API;
 CUresult sim_host_free(void *address) SIM_API;
 CUresult sim_host_register(void *address, size_t bytes, unsigned flags) SIM_API;
