@@ -225,8 +225,11 @@ class _Part:
         self.copies = []
 
     def _states_come_home(self):
-        """States that this step has made get homes, with whatever else of the script's looks at their memory."""
-        made = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad) if t is not p and t is not grad and homes.can_have(t)]
+        """States that this step has made get homes, with whatever else of the script's looks at their memory. Those that are shown as copies
+        have one."""
+        copies = {copy.copy.data_ptr() for copy in self.copies}
+        made = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad)
+                if t is not p and t is not grad and homes.can_have(t) and t.data_ptr() not in copies]
         for t, tier in zip(made, homes.tiers(made)):
             if tier == core.HOME_NONE and homes.tiers([t])[0] == core.HOME_NONE:  # not with another one's storage meanwhile
                 homes.move(t, homes.STATE)
