@@ -85,17 +85,19 @@ ALSO = {
     OVERFLOW: ("batch_grows:momentum",),
     FAILS: tuple(f"mlp:momentum@{fault}" for fault in ("cuMemCreate:2:2", "cuMemMap:2:999", "cuStreamWaitEvent:1*:999")),
 }
-# What Castor and PyTorch call while `mlp` trains, under a budget.
+# What Castor and PyTorch call while `mlp` trains, under a budget. Any other call is an error of the row: cudaEventRecord and cudaEventQuery,
+# for instance, are of memory that a stream frees which did not allocate it, as copies of a step must not be.
 CALLED = """cuInit cuDeviceGetAttribute cuDevicePrimaryCtxRetain cuCtxGetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2
 cuThreadExchangeStreamCaptureMode cuMemGetInfo_v2 cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle cuMemAddressReserve
 cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemcpyAsync cuStreamCreate cuStreamIsCapturing cuStreamWaitEvent
 cuEventCreate cuEventRecord cuEventQuery cuFuncGetParamInfo cuKernelGetParamInfo cuLibraryLoadData cuLibraryGetKernel cuLaunchKernel
 cudaMalloc cudaHostAlloc cudaMemcpyAsync cudaStreamSynchronize cudaStreamWaitEvent cudaStreamIsCapturing cudaStreamCreateWithPriority
-cudaEventCreateWithFlags cudaEventRecord cudaEventRecordWithFlags cudaEventQuery cudaEventSynchronize cudaEventDestroy cudaDeviceSynchronize
+cudaEventCreateWithFlags cudaEventRecordWithFlags cudaEventSynchronize cudaEventDestroy cudaDeviceSynchronize
 cudaDeviceGetStreamPriorityRange __cudaLaunchKernel cublasCreate_v2 cublasSetStream_v2 cublasSetWorkspace_v2
-cublasSgemm_v2 cublasLtMatmul cublasLtMatmulDescCreate cublasLtMatrixLayoutCreate cublasLtMatmulAlgoGetHeuristic""".split()
-# PyTorch asks for these in destructors, and ends the process when they fail.
-ASK = "cuDevicePrimaryCtxGetState", "cudaGetDevice", "cudaSetDevice"
+cublasSgemm_v2 cublasLtMatmulDescCreate cublasLtMatrixLayoutCreate cublasLtMatmulAlgoGetHeuristic""".split()
+# PyTorch asks for the first three in destructors, and ends the process when they fail; where the last one fails it computes in another way,
+# by a kernel that has no numbers here.
+SPARED = "cuDevicePrimaryCtxGetState", "cudaGetDevice", "cudaSetDevice", "cublasLtMatmul"
 MEMORY = "cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuStreamCreate", "cuEventCreate", "cudaMalloc", "cudaHostAlloc"
 # Which call fails, of so many. Not the last one of all: how often events are asked for changes from run to run.
 WHICH = {"first": lambda calls: 1, "late": lambda calls: calls - calls // 8, "each": lambda calls: "1*", "middle": lambda calls: (calls + 1) // 2}

@@ -167,13 +167,6 @@ class Suite:
         with self.lock:
             self.least.update({word: number_after("# used", lines) for word, lines in sections(finished.printed, words).items()})
 
-    def reference(self, word):
-        """What plain PyTorch prints. Where a call of cuBLAS fails, which PyTorch may make again in another way: in the same row."""
-        fault = fault_of(word)
-        if not fault or not fault[0].startswith("cublas"):
-            return self.plain[whole(word)]
-        return sections(self.start([word], rows.ROOM, rows.AMPLE).printed, [word]).get(word, [])
-
     def overflows(self, device, word, memory):
         """Whether plain PyTorch runs out of the device's memory."""
         return "raised OutOfMemoryError" in self.start([word], device, memory).printed
@@ -203,7 +196,7 @@ class Suite:
         wrong = self.wrong(finished, must, device.overflows, back)
         good = True
         for word in reached:
-            lines = seen(self.reference(word)), seen(found.get(word, []))
+            lines = seen(self.plain[whole(word)]), seen(found.get(word, []))
             differs = difference(*(until_raised(*lines) if device.fails else lines))
             if device.fails:
                 differs = differs or self.failed_well(word, found.get(word, []), finished)
@@ -268,7 +261,7 @@ class Suite:
     def count(self, device, case):
         finished = self.start([f"{case}@all:0:0"], device, rows.AMPLE, self.under(device, device.budget([self.model_bytes(case)])))
         found = called(finished.printed.splitlines())
-        missed = sorted(found.keys() - set(rows.CALLED) - set(rows.ASK))
+        missed = sorted(found.keys() - set(rows.CALLED) - set(rows.SPARED))
         if missed or not found:
             self.settle(False, device, case, f"called, and in no row of calls that fail: {' '.join(missed) or 'nothing was called'}", finished.seconds)
         return found
