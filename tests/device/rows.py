@@ -31,14 +31,13 @@ class Device:
         return None if self.share is None else int(self.share * min(model_bytes))
 
     def memory(self, model_bytes, peak_bytes, other_bytes=0):
-        """Of a case that allocates so much at its peak: less by a part of what may lie on the host, or by half of all; but as much as
-        everything else than model data takes, if that is not all."""
+        """Of a case that allocates so much at its peak: less by a part of what may lie on the host, or by half of all; but no less than
+        everything else than model data takes."""
         if not self.overflows:
             return AMPLE
         if self.halved:
             return peak_bytes // 2 // MIB * MIB
-        least = min(other_bytes, peak_bytes - MIB)
-        return max(peak_bytes - int(model_bytes * (1 - (self.share or 0)) * self.missing), least) // MIB * MIB
+        return max(peak_bytes - int(model_bytes * (1 - (self.share or 0)) * self.missing), other_bytes) // MIB * MIB
 
 
 PARTS = {0.5: "a half", 0.25: "a quarter", 0.125: "an eighth"}
