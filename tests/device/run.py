@@ -36,7 +36,7 @@ TRAIN, ON_DEVICE = os.path.join(FOLDER, "train.py"), os.path.join(FOLDER, "on_de
 TOGETHER, SCRIPTS_TOGETHER = 10, 40  # cases that share a process, for one `import torch`
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
 PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host; (\d+) times some came back$")
-RESCUED = re.compile(r"^castor: device \d+ (was|is) out of memory: ")
+RESCUED = re.compile(r"^castor: device \d+(: no memory for .* of slots| (was|is) out of memory: )")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
 OPTIONS = ("CASTOR_DEBUG=1",)
 CLEAR = re.compile(r"raised (RuntimeError|AcceleratorError|OutOfMemoryError|Error): .*\w")  # of PyTorch or Castor
