@@ -4,6 +4,7 @@ import random
 
 MIB = 1 << 20
 AMPLE = 8 << 30  # bytes of a device that holds everything
+SEGMENTS = 24 * MIB  # one of PyTorch's allocator for large blocks, and two for small ones
 
 
 @dataclasses.dataclass(frozen=True)

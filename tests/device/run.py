@@ -168,11 +168,13 @@ class Suite:
             self.least.update({word: number_after("# used", lines) for word, lines in sections(finished.printed, words).items()})
 
     def memory_of(self, device, word, model_bytes):
-        """None: no size is too small for plain PyTorch. What a case uses of an ample device is more than it must have, where the allocator
-        keeps what it does not need; then it is what plain PyTorch cannot do with."""
+        """None: no size that holds a segment of the allocator is too small for plain PyTorch. What a case uses of an ample device is more
+        than it must have, where the allocator keeps what it does not need; then it is what plain PyTorch cannot do with."""
         peak, least = number_after("# memory", self.plain[whole(word)]), self.least.get(word, 0)
         sizes = dict.fromkeys(device.memory(model_bytes, peak, other) for other in (least, min(least, peak - rows.MIB)))
-        return next((size for size in sizes if not device.overflows or self.overflows(device, word, size)), None)
+        if not device.overflows or device.halved:
+            return next(iter(sizes))
+        return next((size for size in sizes if size >= rows.SEGMENTS and self.overflows(device, word, size)), None)
 
     def overflows(self, device, word, memory):
         """Whether plain PyTorch runs out of the device's memory."""
@@ -194,7 +196,7 @@ class Suite:
         changed = self.args.plugin not in ("none", "plain")
         memory = self.memory_of(device, words[0], bytes_of[0]) if changed else rows.AMPLE
         if memory is None:
-            return self.settle(False, device, words[0], "plain PyTorch trains in what everything else takes, and more", 0)
+            return print(f"left out {words[0]} {device.name}: plain PyTorch trains in what everything else takes", flush=True)
         finished = self.start(words, device, memory, self.under(device, budget))
         found = sections(finished.printed, words)
         reached = [word for word in words if word in found] or words[:1]
