@@ -111,7 +111,7 @@ WITH = {"gpt": "adamw", "mlp": "momentum", "tied": "adamw", "convolution": "nest
 # their own.
 BACK = {"memory_short_once": (1, 20), "memory_short_each_second_step": (0, 20)}
 # Cases that need more room than a device has on which plain PyTorch runs out of memory: their peak is not of model data.
-ROOMY = ("after_a_failure", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty")
+ROOMY = ("after_a_failure", "streams_while_a_thread_moves", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty")
 # Cases after which a process is not as it was before.
 APART = ("captured",)
 
