@@ -8,7 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define RULES_MAX 32
+#define RULES_MAX  32
+#define CALLED_MAX 512
 
 struct rule {
     char name[64];
@@ -29,7 +30,13 @@ static struct hang {
     atomic_ulong operations[SIM_DEVICES_MAX];
 } hangs[RULES_MAX];
 static size_t failure_count, latency_count, hang_count;
-static atomic_uint hangs_set; /* how often */
+static struct called {
+    const char *function;
+    unsigned long calls, failed;
+} called[CALLED_MAX]; /* since the failures were set, of each function; none without failures */
+static size_t called_count;
+static pthread_mutex_t called_lock = PTHREAD_MUTEX_INITIALIZER; /* of both */
+static atomic_uint hangs_set;                                   /* how often */
 static pthread_rwlock_t rules_lock = PTHREAD_RWLOCK_INITIALIZER;
 atomic_bool sim_faults_active;
 static atomic_bool forked;
@@ -194,6 +201,7 @@ static size_t read_rules(const char *text, struct rule *rules, bool failure) {
 
 int sim_fault_set(const char *failing, const char *slow) {
     pthread_rwlock_wrlock(&rules_lock);
+    called_count = 0;
     failure_count = read_rules(failing, failures, true);
     latency_count = read_rules(slow, latencies, false);
     atomic_store(&sim_faults_active, failure_count + latency_count + hang_count > 0);
@@ -237,6 +245,32 @@ void sim_hang_look(const char *kind, int device) {
     }
 }
 
+static void count(const char *function, bool failed) {
+    size_t i = 0;
+
+    pthread_mutex_lock(&called_lock);
+    while (i < called_count && strcmp(called[i].function, function) != 0)
+        i++;
+    if (i == called_count && i < CALLED_MAX)
+        called[called_count++] = (struct called){.function = function};
+    if (i < CALLED_MAX) {
+        called[i].calls++;
+        called[i].failed += failed;
+    }
+    pthread_mutex_unlock(&called_lock);
+}
+
+size_t sim_fault_calls(char *text, size_t size) {
+    size_t used = 0;
+
+    pthread_mutex_lock(&called_lock);
+    for (size_t i = 0; i < called_count && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s %lu %lu\n", called[i].function,
+                                 called[i].calls, called[i].failed);
+    pthread_mutex_unlock(&called_lock);
+    return used;
+}
+
 int sim_fault_look(const char *function) {
     unsigned long microseconds = 0;
     int code = 0;
@@ -253,6 +287,8 @@ int sim_fault_look(const char *function) {
         if (call == failures[i].from || (failures[i].onwards && call > failures[i].from))
             code = failures[i].code;
     }
+    if (failure_count)
+        count(function, code != 0);
     pthread_rwlock_unlock(&rules_lock);
     if (microseconds) {
         struct timespec time = {(time_t)(microseconds / 1000000), (long)(microseconds % 1000000) * 1000};

@@ -54,6 +54,9 @@ const struct sim_config *sim_config(void) SIM_API;
 extern atomic_bool sim_faults_active SIM_API;
 int sim_fault_look(const char *function) SIM_API;
 int sim_fault_set(const char *failures, const char *latencies) SIM_API;
+/* A line for each function that was called since failures were set: its name, the calls, and how many of them were made to fail. Returns
+ * the bytes of the text. NAME:0:0 makes none fail. */
+size_t sim_fault_calls(char *text, size_t size) SIM_API;
 /* SIM_HANG=KIND:NUMBER[:DEVICE][,...]: the op of that kind and number, counted on each device from here on, is never done, on
  * that device or on each. Setting others, or "", ends what hangs. */
 int sim_hang_set(const char *hangs) SIM_API;
@@ -145,6 +148,7 @@ CUresult sim_memory_free(CUdeviceptr address) SIM_API; /* waits for the context'
 CUresult sim_memory_free_now(CUdeviceptr address) SIM_API;
 CUresult sim_memory_managed(size_t bytes, unsigned flags, CUdeviceptr *address) SIM_API;
 CUresult sim_memory_info(int device, size_t *free_bytes, size_t *total_bytes) SIM_API;
+size_t sim_memory_peak(int device) SIM_API; /* most bytes that were used at a time since the last call */
 CUresult sim_host_allocate(size_t bytes, unsigned flags, void **address) SIM_API;
 CUresult sim_host_free(void *address) SIM_API;
 CUresult sim_host_register(void *address, size_t bytes, unsigned flags) SIM_API;

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import core, patching
 from ..common import store, tensors
 from ..precision import masters
-from . import homes, shortage
+from . import homes, pools, shortage
 
 _known = WeakTensorKeyDictionary()  # parameter: its address when it was last seen
 _pressed = core.options.device_budget != -1  # some model data is on the host, or may come to be there
@@ -221,6 +221,7 @@ def install():
     atexit.register(shortage.tell, lambda: list(_known), last=True)  # of passes without a step
     if core.options.debug:
         atexit.register(_say_at_end)
+    pools.install()
     patching.replace("torch.nn.Module._apply", _apply_in_homes)
     patching.replace("torch.load", _born_on_current(homes.PARAMETER))
     patching.replace("torch.optim.Optimizer.load_state_dict", _born_on_current(homes.STATE))

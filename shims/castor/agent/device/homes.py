@@ -7,6 +7,7 @@ from ctypes import byref, c_int8, c_uint64
 import torch
 
 from .. import core
+from . import pools
 
 PARAMETER, GRADIENT, STATE = range(3)  # as in castor_homes
 _ALLOCATES = ("castor_home_of_parameter", "castor_home_of_gradient", "castor_home_of_state")
@@ -82,7 +83,7 @@ def born(kind, device):
     except IndexError:  # it is open in another thread, or further out in this one; PyTorch opens a pool once at a time
         pool = _new_pool(kind, device)
     try:
-        with torch.cuda.use_mem_pool(pool, device):
+        with pools.opened(pool, device):
             yield
     finally:
         closed.append(pool)
@@ -121,11 +122,14 @@ def move(t, kind, drain=False):
         return False
     if drain:
         torch.cuda.synchronize(t.device)
-    # The old memory is read there, whatever stream it comes from. Said before the pool is open: what PyTorch is told of streams while one
-    # is, it takes for a part of a graph, and forgets.
-    t.record_stream(torch.cuda.current_stream(t.device))
+    # The old memory is read there, whatever stream it comes from. Where the allocator will forget that, the host waits until it was read:
+    # memory that other streams use is not given away while a pool is open, and ours is open as long.
+    stream = torch.cuda.current_stream(t.device)
+    told = pools.record(t, stream)
     with torch.cuda.device(t.device), born(kind, t.device.index):
         storage.resize_(storage.nbytes())
+        if not told:
+            stream.synchronize()
     return _count(t) != core.HOME_NONE
 
 

@@ -92,9 +92,11 @@ class _Device:
         self.comes.wait_stream(self.steps)
 
     def end(self):
-        """What the script enqueues next finds everything at home."""
+        """What the script enqueues next finds everything at home. The memory of copies may be had by what `comes` does next: after the steps
+        that used them, and after they went."""
         self.steps.wait_stream(self.comes)
         self.steps.wait_stream(self.goes)
+        self.comes.wait_stream(self.steps)
 
 
 _thread = threading.local()  # .devices: by number; threads step at once, each in the order of its streams
@@ -168,14 +170,13 @@ class _Copy:
     def show(self):
         self.tensor.data = self.copy
 
-    def go(self, written, stream):
+    def go(self, written):
         """The tensor has its own memory again, unless it was given another one meanwhile."""
         if self.tensor.data_ptr() == self.copy.data_ptr():
             self.tensor.data = self.home
         if written or self.tensor._version != self.version:
             self.home.copy_(self.copy, non_blocking=True)
             core.event_device_copied(0, self.home.nbytes)
-        self.copy.record_stream(stream)
 
 
 class _Part:
@@ -225,12 +226,10 @@ class _Part:
         gradients = {id(grad) for _, grad in self.pairs}
         writes_gradients = _writes_gradients(self.optimizer)
         self._states_come_home()  # in the order of the steps, from which their memory comes
-        for copy in self.copies:
-            copy.copy.record_stream(self.device.steps)
         self.device.goes.wait_stream(self.device.steps)
         with torch.cuda.stream(self.device.goes):
             for copy in self.copies:
-                copy.go(writes_gradients or id(copy.tensor) not in gradients, self.device.goes)
+                copy.go(writes_gradients or id(copy.tensor) not in gradients)
             self.gone = self.device.goes.record_event()
 
     def forget(self):
@@ -239,8 +238,11 @@ class _Part:
         self.copies = []
 
     def _states_come_home(self):
-        """States that this step has made get homes, with whatever else of the script's looks at their memory."""
-        made = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad) if t is not p and t is not grad and homes.can_have(t) and homes.available(t.device.index)]
+        """States that this step has made get homes, with whatever else of the script's looks at their memory. Those that are shown as copies
+        have one."""
+        copies = {copy.copy.data_ptr() for copy in self.copies}
+        made = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad)
+                if t is not p and t is not grad and homes.can_have(t) and homes.available(t.device.index) and t.data_ptr() not in copies]
         for t, tier in zip(made, homes.tiers(made)):
             if tier == core.HOME_NONE and homes.tiers([t])[0] == core.HOME_NONE:  # not with another one's storage meanwhile
                 homes.move(t, homes.STATE)
