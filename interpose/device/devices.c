@@ -22,6 +22,7 @@
 typedef struct started_device {
     homes *homes;
     slots *slots;
+    copies *copies;
     uintptr_t first, end;
     uint64_t part_bytes;
 } started_device;
@@ -103,6 +104,8 @@ static castor_status start(int device, const devices_settings *settings) {
         *s = (started_device){0};
         return status;
     }
+    s->copies = copies_create(&driver, device);
+    slots_copies_set(s->slots, s->copies);
     s->part_bytes = d.part;
     range_widen(s->first, s->first + d.reserved);
     __atomic_store_n(&s->end, s->first + d.reserved, __ATOMIC_RELEASE);
@@ -141,6 +144,11 @@ homes *devices_homes(int device) {
 slots *devices_slots(int device) {
     const started_device *s = started_of(device);
     return s ? s->slots : NULL;
+}
+
+copies *devices_copies(int device) {
+    const started_device *s = started_of(device);
+    return s ? s->copies : NULL;
 }
 
 uint64_t devices_part_bytes(int device) {

@@ -19,6 +19,7 @@ castor_status devices_start(const device_driver *with, int device, const devices
 /* NULL: it was not started. Lock-free. */
 homes *devices_homes(int device);
 slots *devices_slots(int device);
+copies *devices_copies(int device);
 /* Bytes of the copies of one part, with which an optimizer steps what lies on the host. */
 uint64_t devices_part_bytes(int device);
 /* The driver of all; NULL before the first start. */

@@ -66,6 +66,7 @@ struct slots {
     pthread_mutex_t lock;
     device_driver driver;
     homes *homes;
+    copies *copies; /* set before the first use */
     int device;
     uintptr_t first, end; /* of homes' addresses */
     uint32_t unit_bits;   /* of the driver's unit */
