@@ -1,4 +1,6 @@
-"""What a step must at least carry over a device's link, from sizes alone; and Belady's copies of a sequence of uses."""
+"""What a step must at least carry over a device's link, from sizes alone; Belady's copies of a sequence of uses; and how long the device
+waits for them at least."""
+import bisect
 
 
 def belady_bytes(uses, sizes, capacity):
@@ -29,17 +31,78 @@ def belady_bytes(uses, sizes, capacity):
     return copied
 
 
+def belady_seconds(uses, sizes, capacity, gaps, rate):
+    """How long the device waits for copies of `uses`: each comes `gaps` (seconds of compute) after the one before, from slots that begin
+    empty, over a link of `rate` bytes per second, which carries one copy at a time. Copies are made in the order of the uses, each as early
+    as there is room: what is needed last gives its room, if that is later than what comes. The sequence is known; a use takes no time."""
+    places = {}
+    for at, key in enumerate(uses):
+        places.setdefault(key, []).append(at)
+
+    def next_use(key, at):
+        found = places[key]
+        number = bisect.bisect_left(found, at)
+        return found[number] if number < len(found) else len(uses)
+
+    arrives, room, link, now, waited = {}, capacity, 0.0, 0.0, 0.0
+    for at, key in enumerate(uses):
+        ready = now + gaps[at]
+        while True:  # what the link does until this use
+            begin, wanted = max(link, now), next((n for n in range(at, len(uses)) if uses[n] not in arrives and sizes[uses[n]] <= capacity), None)
+            if wanted is None or wanted > at and begin >= ready:
+                break
+            coming = uses[wanted]
+            victims, freed = sorted(arrives, key=lambda held: next_use(held, at), reverse=True), room
+            gone = []
+            for victim in victims:
+                if freed >= sizes[coming] or next_use(victim, at) <= wanted:
+                    break
+                gone.append(victim)
+                freed += sizes[victim]
+            if freed < sizes[coming]:
+                break
+            for victim in gone:
+                del arrives[victim]
+            room = freed - sizes[coming]
+            arrives[coming] = link = begin + sizes[coming] / rate
+        if key in arrives:
+            now = max(ready, arrives[key])
+        else:  # larger than all slots: it is read over the link
+            now = max(ready, link) + sizes[key] / rate
+        waited += now - ready
+    return waited
+
+
 def operands(parameters):
     """Of matrix products, in the order of the forward pass, those that lie on the host: {name: bytes}."""
     return {p["name"]: p["bytes"] for p in parameters if p["param"] and p["dimensions"] == 2 and not p["name"].startswith(("tokens", "places"))}
+
+
+def sequence(parameters, micro_steps, evaluates):
+    """The operands of a step on the host, in the order of their uses."""
+    forward = list(operands(parameters))
+    return (forward if evaluates else forward + forward[::-1]) * micro_steps
+
+
+def waits(parameters, region, micro_steps, evaluates, compute, rate):
+    """Seconds that a step waits for operands at least; compute: seconds of a forward and a backward pass without its waits, shared evenly
+    by their uses."""
+    uses, sizes = sequence(parameters, micro_steps, evaluates), operands(parameters)
+    if not uses:
+        return 0.0
+    passes = micro_steps * (1 if evaluates else 2)
+    length = len(uses) // passes
+    gaps = [compute[number % 2 if not evaluates else 0] / length for number in range(passes) for _ in range(length)]
+    if not evaluates:
+        return belady_seconds(uses, sizes, region, gaps, rate)
+    return (belady_seconds(uses * 9, sizes, region, gaps * 9, rate) - belady_seconds(uses, sizes, region, gaps, rate)) / 8
 
 
 def step(parameters, region, micro_steps, evaluates=False):
     """Bytes of one step by what they are for. Of a parameter whose gradient is on the host the gradient leaves once; what lies on
     the host comes for the optimizer's step, and leaves if it has changed."""
     sizes = operands(parameters)
-    forward = list(sizes)
-    uses = (forward if evaluates else forward + forward[::-1]) * micro_steps
+    uses = sequence(parameters, micro_steps, evaluates)
     found = {"uses": len(uses), "operands_each_use": sum(sizes[key] for key in uses)}
     if evaluates:  # nothing is written: what the last pass has left is there
         found["operands_in"] = (belady_bytes(uses * 9, sizes, region) - belady_bytes(uses, sizes, region)) // 8
