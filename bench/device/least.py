@@ -1,5 +1,5 @@
 """What a step must at least carry over a device's link, from sizes alone; Belady's copies of a sequence of uses; and how long the device
-waits for them at least."""
+waits for them if they are made as early as Belady's choice gives room."""
 import bisect
 
 
@@ -85,7 +85,7 @@ def sequence(parameters, micro_steps, evaluates):
 
 
 def waits(parameters, region, micro_steps, evaluates, compute, rate):
-    """Seconds that a step waits for operands at least; compute: seconds of a forward and a backward pass without its waits, shared evenly
+    """Seconds that a step waits for operands by that choice; compute: seconds of a forward and a backward pass without its waits, shared evenly
     by their uses."""
     uses, sizes = sequence(parameters, micro_steps, evaluates), operands(parameters)
     if not uses:

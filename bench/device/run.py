@@ -77,14 +77,11 @@ def case(args, optimizer, micro_steps, share, pace, evaluates=False):
     on_host["states"] = sum(p["bytes"] * sum(p["states"]) for p in said["parameters"])
     after = range(WARM_UP, STEPS)
 
-    def of_phase(first, second, n):
-        return round(sum(second[k][n] - first[k][n] for k in after) / len(after))
-
-    # In units of the model's parameters: what slots were filled with, gradients, and the parts of the optimizer's step.
-    ends, middles = said["link"], said["link_before_step"]
-    phases = {"operands_in": of_phase(ends, middles, 0), "gradients_out": of_phase(ends, middles, 1),
-              "parts_in": of_phase(middles, ends[1:], 0), "parts_out": of_phase(middles, ends[1:], 1)}
-    in_parameters = {key: round(size / (4 * all_parameters), 3) for key, size in phases.items()}
+    # In units of the model's parameters: copies into slots, gradients, and the parts of the optimizer's step.
+    gradients = sum(said["link_before_step"][k][1] - said["link"][k][1] for k in after) / len(after)
+    by_use = {"operands_in": slots["copied_bytes"], "gradients_out": gradients,
+              "parts_in": link["in"] - slots["copied_bytes"], "parts_out": link["out"] - gradients}
+    in_parameters = {key: round(size / (4 * all_parameters), 3) for key, size in by_use.items()}
     ways = 1 if evaluates else 2
     of_pass = [[said["passes"][k][n] for k in after for n in range(way, len(said["passes"][k]), ways)] for way in range(ways)]
     compute = [sum(seconds - waited for seconds, waited in some) / len(some) for some in of_pass]
