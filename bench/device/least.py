@@ -78,31 +78,26 @@ def operands(parameters):
     return {p["name"]: p["bytes"] for p in parameters if p["param"] and p["dimensions"] == 2 and not p["name"].startswith(("tokens", "places"))}
 
 
-def sequence(parameters, micro_steps, evaluates):
-    """The operands of a step on the host, in the order of their uses."""
-    forward = list(operands(parameters))
-    return (forward if evaluates else forward + forward[::-1]) * micro_steps
-
-
-def waits(parameters, region, micro_steps, evaluates, compute, rate):
-    """Seconds that a step waits for operands by that choice; compute: seconds of a forward and a backward pass without its waits, shared evenly
-    by their uses."""
-    uses, sizes = sequence(parameters, micro_steps, evaluates), operands(parameters)
-    if not uses:
-        return 0.0
-    passes = micro_steps * (1 if evaluates else 2)
-    length = len(uses) // passes
-    gaps = [compute[number % 2 if not evaluates else 0] / length for number in range(passes) for _ in range(length)]
-    if not evaluates:
-        return belady_seconds(uses, sizes, region, gaps, rate)
-    return (belady_seconds(uses * 9, sizes, region, gaps * 9, rate) - belady_seconds(uses, sizes, region, gaps, rate)) / 8
+def waits(parameters, region, moments, rate):
+    """(seconds that the device waited, by Belady's choice, of compute) in the passes of a step; moments: (parameter, seconds, seconds waited so
+    far) of each use, and of the begin and the end."""
+    sizes = operands(parameters)
+    (_, begin, waited), (_, end, waited_at_end) = moments[0], moments[-1]
+    uses, gaps, now = [], [], begin - waited  # time without waits
+    for name, seconds, so_far in moments:
+        if name in sizes:
+            uses.append(name)
+            gaps.append(seconds - so_far - now)
+            now = seconds - so_far
+    return waited_at_end - waited, belady_seconds(uses, sizes, region, gaps, rate), end - begin - (waited_at_end - waited)
 
 
 def step(parameters, region, micro_steps, evaluates=False):
     """Bytes of one step by what they are for. Of a parameter whose gradient is on the host the gradient leaves once; what lies on
     the host comes for the optimizer's step, and leaves if it has changed."""
     sizes = operands(parameters)
-    uses = sequence(parameters, micro_steps, evaluates)
+    forward = list(sizes)
+    uses = (forward if evaluates else forward + forward[::-1]) * micro_steps
     found = {"uses": len(uses), "operands_each_use": sum(sizes[key] for key in uses)}
     if evaluates:  # nothing is written: what the last pass has left is there
         found["operands_in"] = (belady_bytes(uses * 9, sizes, region) - belady_bytes(uses, sizes, region)) // 8

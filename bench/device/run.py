@@ -82,14 +82,10 @@ def case(args, optimizer, micro_steps, share, pace, evaluates=False):
     by_use = {"operands_in": slots["copied_bytes"], "gradients_out": gradients,
               "parts_in": link["in"] - slots["copied_bytes"], "parts_out": link["out"] - gradients}
     in_parameters = {key: round(size / (4 * all_parameters), 3) for key, size in by_use.items()}
-    ways = 1 if evaluates else 2
-    of_pass = [[said["passes"][k][n] for k in after for n in range(way, len(said["passes"][k]), ways)] for way in range(ways)]
-    compute = [sum(seconds - waited for seconds, waited in some) / len(some) for some in of_pass]
     bandwidth = PACES[pace]["link_bandwidth"]
     rate = int(bandwidth[:-1]) * {"G": 1 << 30, "M": 1 << 20}[bandwidth[-1]]
-    waits = {"castor_seconds": sum(waited for some in of_pass for _, waited in some) / len(after),
-             "belady_seconds": least.waits(said["parameters"], region, micro_steps, evaluates, compute, rate),
-             "compute_seconds": sum(compute) * micro_steps}
+    of_steps = [least.waits(said["parameters"], region, said["moments"][k], rate) for k in after]
+    waits = {f"{key}_seconds": sum(one[n] for one in of_steps) / len(of_steps) for n, key in enumerate(("castor", "belady", "compute"))}
     row = {"name": name_of(optimizer, micro_steps, share, pace, evaluates), "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0],
            "in_parameters": in_parameters, "waits": waits, "touched_bytes": said["touched"], "optimizer": optimizer, "micro_steps": micro_steps, "share": share, "pace": pace, "evaluates": evaluates, "model_bytes": model,
            "budget_bytes": budget, "region_bytes": region, "on_host_bytes": on_host, "link_bytes": link, "whole_run_bytes": whole,

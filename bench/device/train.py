@@ -1,8 +1,8 @@
 """A plain GPT on one CUDA device, for run.py: train.py LAYERS HIDDEN OPTIMIZER MICRO_STEPS STEPS [--evaluate]
 
 Beside training it prints, as JSON, what the simulation counted on the device's link and what Castor counted in slots at the end of each
-step, how long its passes took and how long the device waited in them for events of other streams, and which of its model data lay on the host. One more step
-counts what operators other than products of matrices touch in homes on the host. --evaluate: passes forward only, nothing is written.
+step, when its matrices were used and how long the device had waited for events of other streams until then, and which of its model data lay
+on the host. One more step counts what operators other than products of matrices touch in homes on the host. --evaluate: passes forward only, nothing is written.
 """
 import argparse
 import ctypes
@@ -63,19 +63,16 @@ def link_bytes():
     return simulated("sim_link_bytes", 0, 0), simulated("sim_link_bytes", 0, 1)
 
 
-class Pass:
-    """Adds (seconds, seconds that the device waited) of a pass to a list of a step's."""
+def note_uses(model, steps):
+    """Adds to the last of `steps` (parameter, seconds, seconds that the device had waited) for each use of a matrix by a product. The
+    simulation with numbers computes when the host comes to it, so the times are the device's."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            def note(*_, name=name):
+                steps[-1].append((f"{name}.weight", time.perf_counter(), simulated("sim_waited_ns", 0) / 1e9))
 
-    def __init__(self, step):
-        self.step = step
-
-    def __enter__(self):
-        torch.cuda.synchronize()
-        self.begin, self.waited = time.perf_counter(), simulated("sim_waited_ns", 0)
-
-    def __exit__(self, *_):
-        torch.cuda.synchronize()
-        self.step.append((time.perf_counter() - self.begin, (simulated("sim_waited_ns", 0) - self.waited) / 1e9))
+            module.register_forward_pre_hook(note)
+            module.register_full_backward_pre_hook(note)
 
 
 class Touched(torch.utils._python_dispatch.TorchDispatchMode):
@@ -128,7 +125,8 @@ def main():
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     data = torch.randint(0, VOCABULARY, (64, LENGTH + 1), generator=torch.Generator().manual_seed(1))
-    link, counted, losses, seconds, before, passes = [link_bytes()], [slots()], [], [], [], []
+    link, counted, losses, seconds, before, moments = [link_bytes()], [slots()], [], [], [], []
+    note_uses(model, moments)
 
     def loss_of(number):
         ids = data[number % 32 * 2 :][:2].to("cuda")
@@ -136,13 +134,19 @@ def main():
         return F.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
 
     def train(step):
+        def moment(name):
+            torch.cuda.synchronize()
+            moments[-1].append((name, time.perf_counter(), simulated("sim_waited_ns", 0) / 1e9))
+
+        moments.append([])
+        moment("begin")
         optimizer.zero_grad()
         for micro in range(args.micro_steps):
-            with Pass(passes[-1]), torch.set_grad_enabled(not args.evaluate):
+            with torch.set_grad_enabled(not args.evaluate):
                 loss = loss_of(step * args.micro_steps + micro)
             if not args.evaluate:
-                with Pass(passes[-1]):
-                    (loss / args.micro_steps).backward()
+                (loss / args.micro_steps).backward()
+        moment("end")
         before.append(link_bytes())
         if not args.evaluate:
             optimizer.step()
@@ -150,13 +154,11 @@ def main():
 
     for step in range(args.steps):
         begin = time.perf_counter()
-        passes.append([])
         loss = train(step)
         link.append(link_bytes())
         counted.append(slots())
         seconds.append(time.perf_counter() - begin)
         losses.append(loss.item())
-    passes.append([])
     with Touched() as touched:
         train(args.steps)
     rows = []
@@ -169,7 +171,7 @@ def main():
         row["states"] = [next(hosts) for _ in of]
         rows.append(row)
     print(json.dumps({"link": link, "slots": counted, "losses": losses, "seconds": seconds, "parameters": rows,
-                      "link_before_step": before, "passes": passes, "touched": touched.bytes}))
+                      "link_before_step": before, "moments": moments, "touched": touched.bytes}))
 
 
 main()

@@ -92,6 +92,7 @@ static castor_status start(int device, const devices_settings *settings) {
     castor_status status = driver.reserve(driver.context, device, d.reserved, unit, &s->first);
     if (status)
         return status;
+    s->copies = copies_create(&driver, device);
     status = homes_create(&s->homes, &driver, device, s->first, d.reserved, d.homes);
     if (!status) {
         homes_placement_set(s->homes, &settings->placement);
@@ -100,11 +101,11 @@ static castor_status start(int device, const devices_settings *settings) {
     if (status) {
         if (s->homes)
             homes_destroy(s->homes);
+        copies_destroy(s->copies);
         driver.unreserve(driver.context, s->first, d.reserved);
         *s = (started_device){0};
         return status;
     }
-    s->copies = copies_create(&driver, device);
     slots_copies_set(s->slots, s->copies);
     s->part_bytes = d.part;
     range_widen(s->first, s->first + d.reserved);
