@@ -35,8 +35,11 @@ void tier_bytes_add(tier_bytes *sum, const trace_counters *counters) {
         add(&sum->bytes[TIER_HOST][kind], all > elsewhere ? all - elsewhere : 0);
     }
     add(&sum->bytes[TIER_DEVICE][TIER_SLOTS], last(counters, GAUGE_DEVICE_SLOTS_BYTES));
-    add(&sum->bytes[TIER_DEVICE][TIER_OTHER], last(counters, GAUGE_DEVICE_OTHER_BYTES));
+    uint64_t other = last(counters, GAUGE_DEVICE_OTHER_BYTES),
+             overflow = last(counters, GAUGE_OVERFLOW_BYTES);
+    add(&sum->bytes[TIER_DEVICE][TIER_OTHER], other > overflow ? other - overflow : 0);
     add(&sum->bytes[TIER_HOST][TIER_OTHER], last(counters, GAUGE_OTHER_BYTES));
+    add(&sum->bytes[TIER_HOST][TIER_OTHER], overflow);
 }
 
 uint64_t tier_bytes_of(const tier_bytes *sum, tier tier) {

@@ -85,8 +85,8 @@ class Json(ReportTest):
         report = self.json(self.trace("run", "--devices", "--records", "2000"))
         mib = 1 << 20
         for rank in report["ranks"]:
-            self.assertEqual(rank["tiers"]["device"], {"param": 180 * mib, "grad": 0, "optim": 240 * mib, "slots": 48 * mib, "other": 80 * mib})
-            self.assertEqual(rank["tiers"]["host"], {"param": 60 * mib, "grad": 240 * mib, "optim": 240 * mib, "slots": 0, "other": 20 * mib})
+            self.assertEqual(rank["tiers"]["device"], {"param": 180 * mib, "grad": 0, "optim": 240 * mib, "slots": 48 * mib, "other": 40 * mib})
+            self.assertEqual(rank["tiers"]["host"], {"param": 60 * mib, "grad": 240 * mib, "optim": 240 * mib, "slots": 0, "other": 60 * mib})
             self.assertEqual(set(rank["tiers"]["disk"].values()), {0})
             device, steps = rank["device"], rank["steps"]
             self.assertEqual((device["budget_bytes"], device["outside_bytes"], device["refused"]), (1 << 30, 12 * mib, 0))
@@ -132,8 +132,8 @@ class Text(ReportTest):
     def test_devices(self):
         out = self.report(self.trace("run", "--devices", "--records", "2000"))
         self.assertRegex(out, r"\nMemory by tier \(all ranks, at the end\)\n  tier +param +grad +optim +slots +other\n"
-                              r"  device +360\.0 MiB +- +480\.0 MiB +96\.0 MiB +160\.0 MiB\n"
-                              r"  host +120\.0 MiB +480\.0 MiB +480\.0 MiB +- +40\.0 MiB\n")
+                              r"  device +360\.0 MiB +- +480\.0 MiB +96\.0 MiB +80\.0 MiB\n"
+                              r"  host +120\.0 MiB +480\.0 MiB +480\.0 MiB +- +120\.0 MiB\n")
         devices = out.partition("\nDevices\n")[2].splitlines()
         self.assertEqual(devices[0], "  rank 0    homes: at most 1.0 GiB on the device; 15 moved to the host, 480.0 MiB, since 2 allocations had no room; took 61.0 ms")
         self.assertRegex(devices[1], r"^            slots: 48\.0 MiB; 96% of \d+ uses read a copy \(52% prefetched, 91% in time\), \d+ the home; ")
