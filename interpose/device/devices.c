@@ -22,6 +22,7 @@
 typedef struct started_device {
     homes *homes;
     slots *slots;
+    copies *copies;
     uintptr_t first, end;
     bool fixed; /* homes lie outside of the range as well */
     uint64_t region_bytes, part_bytes;
@@ -92,6 +93,7 @@ static castor_status start(int device, const devices_settings *settings) {
     castor_status status = driver.reserve(driver.context, device, d.reserved, unit, &s->first);
     if (status)
         return status;
+    s->copies = copies_create(&driver, device);
     status = homes_create(&s->homes, &driver, device, s->first, d.reserved, d.homes);
     if (!status) {
         homes_placement_set(s->homes, &settings->placement);
@@ -100,10 +102,12 @@ static castor_status start(int device, const devices_settings *settings) {
     if (status) {
         if (s->homes)
             homes_destroy(s->homes);
+        copies_destroy(s->copies);
         driver.unreserve(driver.context, s->first, d.reserved);
         *s = (started_device){0};
         return status;
     }
+    slots_copies_set(s->slots, s->copies);
     s->region_bytes = d.region;
     s->part_bytes = d.part;
     s->fixed = homes_are_fixed(s->homes);
@@ -154,6 +158,11 @@ homes *devices_homes(int device) {
 slots *devices_slots(int device) {
     const started_device *s = started_of(device);
     return s ? s->slots : NULL;
+}
+
+copies *devices_copies(int device) {
+    const started_device *s = started_of(device);
+    return s ? s->copies : NULL;
 }
 
 uint64_t devices_part_bytes(int device) {

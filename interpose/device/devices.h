@@ -21,6 +21,7 @@ castor_status devices_home_create(int device, chunk_kind kind, size_t bytes, hom
 /* NULL: it was not started. Lock-free. */
 homes *devices_homes(int device);
 slots *devices_slots(int device);
+copies *devices_copies(int device);
 /* Bytes of the copies of one part, with which an optimizer steps what lies on the host. */
 uint64_t devices_part_bytes(int device);
 /* The bytes of slots, and of the parts that are on the device at a time. */

@@ -45,6 +45,10 @@ castor_status slots_create(slots **out, homes *h, const device_driver *driver, i
     return CASTOR_OK;
 }
 
+void slots_copies_set(slots *s, copies *c) {
+    s->copies = c;
+}
+
 void slots_destroy(slots *s) {
     if (!s)
         return;
@@ -151,6 +155,7 @@ slot_use slot_use_begin(slots *s, uintptr_t pointer, size_t bytes, uint64_t stre
     slot_use use = {pointer, SLOT_USE_NONE, stream};
     if (!slots_touched(s, pointer, 1))
         return use;
+    copies_look(s->copies, false);
     pthread_mutex_lock(&s->lock);
     uint32_t number = slots_find(s, pointer);
     const slots_storage *st = number == SLOTS_NONE ? NULL : &s->storages[number];
@@ -288,6 +293,7 @@ void slots_written_all(slots *s, uint64_t stream) {
 }
 
 void slots_step_end(slots *s) {
+    copies_look(s->copies, true);
     pthread_mutex_lock(&s->lock);
     s->region_pause -= s->region_pause != 0;
     if (s->copy_stream) /* there was a region */

@@ -26,6 +26,7 @@
 #ifndef CASTOR_DEVICE_SLOTS_H
 #define CASTOR_DEVICE_SLOTS_H
 
+#include "copies.h"
 #include "homes.h"
 #include "placement/chunk_statistics.h"
 
@@ -45,6 +46,8 @@ typedef struct slots_statistics {
 castor_status slots_create(slots **out, homes *h, const device_driver *driver, int device,
                            uint64_t region_bytes);
 void slots_destroy(slots *s);
+/* Where its copies are noted from now on. */
+void slots_copies_set(slots *s, copies *c);
 
 /* A storage inside one home. Adding what was added before does nothing; one that overlaps others replaces them. */
 castor_status slots_storage_add(slots *s, uintptr_t address, size_t bytes);

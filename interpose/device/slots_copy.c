@@ -68,6 +68,7 @@ castor_status slots_copy(slots *s, uint32_t number) {
         status = d->event_record(d->context, s->device, e->ready, s->copy_stream);
     if (status != CASTOR_OK)
         return status;
+    copies_note(s->copies, COPY_SLOT, st->bytes, s->copy_stream);
     bool used = s->user == number;
     e->ahead = !used;
     s->used_copy |= used;

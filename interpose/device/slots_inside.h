@@ -69,6 +69,7 @@ struct slots {
     pthread_mutex_t lock;
     device_driver driver;
     homes *homes;
+    copies *copies; /* set before the first use */
     int device;
     uintptr_t first, end; /* the homes' range */
     uint32_t unit_bits;   /* of the driver's unit */

@@ -8,6 +8,7 @@
 #include "device/devices.h"
 #include "hooks/table/observe.h"
 #include "shims/cuda/types.h"
+#include "trace/trace.h"
 
 #define SEGMENTS_MAX 16384
 
@@ -20,8 +21,8 @@ typedef struct segment {
 
 static segment segments[SEGMENTS_MAX];
 static uint32_t segments_end; /* all after it are free. Atomic: 0: there never was one */
-static uint64_t segments_bytes;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the three */
+static uint64_t segments_bytes, segments_count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the four */
 
 /* ---- how often it was asked for ---- */
 
@@ -70,6 +71,22 @@ static segment *segment_find(uintptr_t address, uint64_t pages) {
     return NULL;
 }
 
+static void segment_add(segment *place, const segment *s) {
+    *place = *s;
+    segments_bytes += s->bytes;
+    segments_count++;
+    trace_gauge_set(GAUGE_OVERFLOW_BYTES, segments_bytes);
+    trace_gauge_set(GAUGE_OVERFLOW_SEGMENTS, segments_count);
+}
+
+static void segment_remove(segment *s) {
+    segments_bytes -= s->bytes;
+    segments_count--;
+    s->bytes = 0;
+    trace_gauge_set(GAUGE_OVERFLOW_BYTES, segments_bytes);
+    trace_gauge_set(GAUGE_OVERFLOW_SEGMENTS, segments_count);
+}
+
 static bool segments_any(void) {
     return __atomic_load_n(&segments_end, __ATOMIC_ACQUIRE) != 0;
 }
@@ -113,8 +130,8 @@ static castor_status segment_make(int device, size_t bytes, bool mapped, segment
         driver->release(driver->context, s.pages);
         return status;
     }
-    segments_bytes += s.bytes;
-    *out = *place = s;
+    segment_add(place, &s);
+    *out = s;
     return CASTOR_OK;
 }
 
@@ -193,8 +210,7 @@ static void segment_end(segment *s) {
     }
     driver->release(driver->context, s->pages);
     driver->unreserve(driver->context, s->address, s->bytes);
-    segments_bytes -= s->bytes;
-    s->bytes = 0;
+    segment_remove(s);
 }
 
 static cudaError_t freed_cudaFree(void *address) {
@@ -216,10 +232,8 @@ static CUresult freed_cuMemRelease(CUmemGenericAllocationHandle_v1 handle) {
     pthread_mutex_lock(&lock);
     segment *s = segment_find(0, handle);
     CUresult status = real(handle);
-    if (s && status == CUDA_SUCCESS) {
-        segments_bytes -= s->bytes;
-        s->bytes = 0;
-    }
+    if (s && status == CUDA_SUCCESS)
+        segment_remove(s);
     pthread_mutex_unlock(&lock);
     return status;
 }

@@ -137,7 +137,7 @@ def _count(t):
     """The tier of a home that gets what was in the device's memory: on the host this passes the link."""
     (tier,) = tiers([t])
     if tier == core.HOME_HOST:
-        core.event_device_copied(0, t.untyped_storage().nbytes())
+        core.event_device_copied(t.device.index, core.HOME_HOST, t.untyped_storage().nbytes(), None)
     return tier
 
 

@@ -171,12 +171,13 @@ class _Copy:
         self.tensor.data = self.copy
 
     def go(self, written):
-        """The tensor has its own memory again, unless it was given another one meanwhile."""
+        """The tensor has its own memory again, unless it was given another one meanwhile. Returns the bytes that are copied."""
         if self.tensor.data_ptr() == self.copy.data_ptr():
             self.tensor.data = self.home
-        if written or self.tensor._version != self.version:
+        goes = written or self.tensor._version != self.version
+        if goes:
             self.home.copy_(self.copy, non_blocking=True)
-            core.event_device_copied(0, self.home.nbytes)
+        return self.home.nbytes if goes else 0
 
 
 class _Part:
@@ -206,7 +207,7 @@ class _Part:
                 self.copies = []
             finally:
                 core.device_optional(0)
-            core.event_device_copied(sum(copy.home.nbytes for copy in self.copies), 0)
+            self._count(core.HOME_DEVICE, sum(copy.home.nbytes for copy in self.copies), self.device.comes)
             self.arrived = self.device.comes.record_event()
 
     @contextlib.contextmanager
@@ -228,9 +229,13 @@ class _Part:
         self._states_come_home()  # in the order of the steps, from which their memory comes
         self.device.goes.wait_stream(self.device.steps)
         with torch.cuda.stream(self.device.goes):
-            for copy in self.copies:
-                copy.go(writes_gradients or id(copy.tensor) not in gradients)
+            gone = sum(copy.go(writes_gradients or id(copy.tensor) not in gradients) for copy in self.copies)
+            self._count(core.HOME_HOST, gone, self.device.goes)
             self.gone = self.device.goes.record_event()
+
+    def _count(self, to, size, stream):
+        if size:
+            core.event_device_copied(self.device.index, to, size, stream.cuda_stream)
 
     def forget(self):
         """Waits until its copies are at home, and frees them."""
