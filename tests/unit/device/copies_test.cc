@@ -15,7 +15,7 @@ class Copies : public TraceTest {
     void run(const std::function<void(fake_device *, copies *)> &body) {
         run_child([&] {
             device_driver driver;
-            fake_device_settings settings = {65536, 1 << 20, 1 << 20, 1};
+            fake_device_settings settings = {65536, 1 << 20, 1 << 20, 1, FAKE_HOST_PAGES};
             fake_device *fake = fake_device_make(&settings, &driver);
             driver.now_ns = [](void *) { return clock_ns; };
             clock_ns = COPIES_LOOK_NS;

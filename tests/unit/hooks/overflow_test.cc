@@ -56,7 +56,7 @@ class Overflow : public TraceTest {
   protected:
     void run(const char *option, const std::function<void(fake_device *)> &body) {
         run_child([&] {
-            fake_device_settings settings = {UNIT, 64 * UNIT, 64 * UNIT, 1};
+            fake_device_settings settings = {UNIT, 64 * UNIT, 64 * UNIT, 1, FAKE_HOST_PAGES};
             fake_device *fake = fake_device_make(&settings, &driver);
             char message[256];
             std::string text = option;
