@@ -102,10 +102,14 @@ def _in_blocks(func, leaves, tree, first):
     """The call works on each element where it is, and its tensors lie alike: the blocks can be its operands."""
     name = _name(func)
     if name.startswith("_foreach_") and name != "_foreach_norm":
-        args, kwargs = tree_unflatten(leaves, tree)
-        lists = [one for one in (*args, *kwargs.values()) if isinstance(one, (list, tuple)) and any(isinstance(t, _Tensor) for t in one)]
-        return all(_alike(tensors, next((t for t in tensors if _is_sharded(t)), tensors[0])) for tensors in zip(*lists))
+        return all(_alike(tensors, next(filter(_is_sharded, tensors))) for tensors in _columns(leaves, tree) if any(map(_is_sharded, tensors)))
     return _of_elements(name) and _alike((leaf for leaf in leaves if isinstance(leaf, _Tensor)), first)
+
+
+def _columns(leaves, tree):
+    """For each index, the elements of the operands that are lists of tensors."""
+    args, kwargs = tree_unflatten(leaves, tree)
+    return zip(*(one for one in (*args, *kwargs.values()) if isinstance(one, (list, tuple)) and any(isinstance(t, _Tensor) for t in one)))
 
 
 def _is_sharded(tensor):
@@ -139,7 +143,10 @@ def _on_blocks(func, leaves, tree, first):
     args, kwargs = tree_unflatten([operand(leaf) for leaf in leaves], tree)
     with _outside():
         results = func(*args, **kwargs)
-    return tree_map_only(_Tensor, lambda result: result if isinstance(result, ColoTensor) else _with_spec(result, first), results)
+    if _name(func).startswith("_foreach_") and results is not None:
+        likes = (next((t for t in tensors if isinstance(t, ColoTensor)), first) for tensors in _columns(leaves, tree))
+        return [_with_spec(result, like) for result, like in zip(results, likes)]
+    return tree_map_only(_Tensor, lambda result: _with_spec(result, first), results)
 
 
 def _gathered(func, leaves, tree, first):
