@@ -79,7 +79,7 @@ $(B)/obj/interpose/hooks/%.o: CFLAGS_ALL += -fexceptions
 BEFORE_ASAN_C := $(wildcard interpose/hooks/*.c $(patsubst %,interpose/hooks/%/*.c,lookup table torch))
 $(BEFORE_ASAN_C:%.c=$(B)/obj/%.o): CFLAGS_ALL += $(if $(findstring address,$(SAN)),-fno-sanitize=address)
 # Python's arithmetic, to the bit.
-$(B)/obj/interpose/training/annealing.o: CFLAGS_ALL += -ffp-contract=off
+$(patsubst %,$(B)/obj/interpose/%.o,training/annealing parallel/mesh parallel/spec_path): CFLAGS_ALL += -ffp-contract=off
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
