@@ -1,16 +1,14 @@
 """Operators of ColoTensors on each rank, beside PyTorch's on whole tensors: see test_tensor.py."""
 import itertools
-import os
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-import castor
 from castor.tensor import ColoParameter, ColoTensor, ColoTensorSpec, ComputePattern, ComputeSpec, ProcessGroup, ReplicaSpec, ShardSpec
-from found import end, found, raised
+from found import end, found, launch, raised
 
-castor.launch(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), verbose=False)
+launch()
 world = dist.get_world_size()
 group = ProcessGroup(tp_degree=world)
 ROWS, COLUMNS, WHOLE = ShardSpec([0], [world]), ShardSpec([-1], [world]), ReplicaSpec()

@@ -2,21 +2,19 @@
 import copy
 import io
 import itertools
-import os
 import pickle
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-import castor
 from castor.tensor import (ColoParameter, ColoParamOpHook, ColoParamOpHookManager, ColoTensor, ColoTensorSpec, ComputePattern, ComputeSpec,
                            DistPlacementPattern, DistSpecManager, ProcessGroup, ReplicaSpec, ShardSpec, TensorType, named_params_with_colotensor)
-from found import end, found, raised
+from found import end, found, launch, raised
 
 found("before launch", raised(RuntimeError, ProcessGroup))
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-castor.launch(rank, world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), verbose=False)
+launch()
+rank, world = dist.get_rank(), dist.get_world_size()
 
 
 def shown(group):
@@ -69,7 +67,7 @@ for old, new in itertools.product(layouts, layouts):
     if not (torch.equal(moved, block) and moved.size_global() == x.shape and moved.numel_global() == 64 and torch.equal(whole, x) and torch.equal(leaf.grad, x)):
         wrong.append(f"{old} to {new}")
     with DistSpecManager.no_grad():
-        if DistSpecManager.handle_trans_spec(leaf, ReplicaSpec(), new, tensor_group).requires_grad:
+        if DistSpecManager.handle_trans_spec(leaf, ReplicaSpec(), new, tensor_group).grad_fn is not None:
             wrong.append(f"{new}: a graph inside no_grad()")
 found("moved wrongly", wrong)
 rows = ShardSpec([0], [world])
@@ -100,7 +98,7 @@ if world == 4:
     two = ColoTensor(torch.arange(24.0).view(2, 3, 4), ColoTensorSpec(square))
     found("tp 2 and dp 2", raised(RuntimeError, two.set_process_group, tensor_group))
     moved = two.redistribute(ShardSpec([0], [2])).redistribute(ShardSpec([-1], [4]), tensor_group)
-    found("between groups", [moved.is_sharded(), list(moved.shape), moved.flatten(0, 1)[:, 0].tolist(), moved.redistribute(ReplicaSpec(), alone).tolist() == two.tolist()])
+    found("between groups", [moved.is_sharded(), list(moved.shape), torch.equal(moved, torch.arange(24.0).view(2, 3, 4)[..., rank:rank + 1]), moved.redistribute(ReplicaSpec(), alone).tolist() == two.tolist()])
 
 # ---- what a ColoTensor is
 found("kinds", [isinstance(p, torch.nn.Parameter), isinstance(p, ColoTensor), type(p + 1) is ColoTensor, type(p.detach()) is ColoTensor, p.is_model_data(),
@@ -168,8 +166,6 @@ with ColoParamOpHookManager.use_hooks(Hook("outer")):
         result = F.linear(hidden, weight)
     with ColoParamOpHookManager.use_hooks():
         F.linear(hidden, weight)
-    with torch.no_grad():
-        weight.mul_(1)
 result.sum().backward()
 found("hooks", calls)
 found("hooks change no gradient", [weight.grad.to_replicate().sum().item() if isinstance(weight.grad, ColoTensor) else weight.grad.sum().item(), bias.grad.sum().item()])

@@ -1,10 +1,7 @@
 """Ranks in tensor-parallel and data-parallel groups (Colossal-AI: colossalai.tensor.process_group)."""
 import torch.distributed as dist
 
-from ..agent import core
-from ._lists import group_lists
-
-core.require()
+from .. import parallel
 
 __all__ = ["ProcessGroup"]
 
@@ -40,14 +37,13 @@ class ProcessGroup:
         self._rank = dist.get_rank()
         if rank is not None and rank != self._rank:
             raise ValueError(f"castor: ProcessGroup got rank {rank} in the process of rank {self._rank}")
-        self._rank_list = sorted(range(dist.get_world_size()) if ranks is None else ranks)
         self._backend = backend or dist.get_backend()
         self._has_cpu_groups = False
-        if len(set(self._rank_list)) != len(self._rank_list) or not self._rank_list or not (
-                0 <= self._rank_list[0] and self._rank_list[-1] < dist.get_world_size()):
-            raise ValueError(f"castor: ProcessGroup's ranks must be different ranks of the job's {dist.get_world_size()}: {self._rank_list}")
         degrees = _one_of("tp_degree", tp_degree, tp), _one_of("dp_degree", dp_degree, dp)
-        tensor_lists, data_lists = group_lists(self._rank_list, *degrees)
+        world = dist.get_world_size()
+        self._rank_list, tensor_lists, data_lists = parallel.group_lists(range(world) if ranks is None else ranks, *degrees)
+        if self._rank_list[-1] >= world:
+            raise ValueError(f"castor: rank {self._rank_list[-1]} of a ProcessGroup is none of the job's {world} ranks")
         self._tp_degree, self._dp_degree = len(tensor_lists[0]), len(data_lists[0])
         for ranks_of_one in (*tensor_lists, *data_lists):
             _torch_group(ranks_of_one, self._backend)
