@@ -85,7 +85,8 @@ class StageLink:
         layout, stage = _Layout.of(value), self._groups.stage + 1
         if microbatch == 0 and not self._given:
             self._outgoing = layout
-            packed = torch.frombuffer(bytearray(pickle.dumps((self._microbatches, layout.tree, layout.leaves))), dtype=torch.uint8).to(self._device)
+            nesting = tree_unflatten(range(len(layout.leaves)), layout.tree)
+            packed = torch.frombuffer(bytearray(pickle.dumps((self._microbatches, nesting, layout.leaves))), dtype=torch.uint8).to(self._device)
             for tensor in (torch.tensor([packed.numel()], device=self._device), packed):
                 self._sending.append((dist.isend(tensor, self._rank(stage)), tensor))
         elif [leaf[:2] for leaf in layout.leaves] != [leaf[:2] for leaf in self._outgoing.leaves]:
@@ -101,11 +102,11 @@ class StageLink:
         self._wait(dist.irecv(size, self._rank(stage)), stage, "its output")
         packed = torch.empty(int(size), dtype=torch.uint8, device=self._device)
         self._wait(dist.irecv(packed, self._rank(stage)), stage, "its output")
-        microbatches, tree, leaves = pickle.loads(packed.cpu().numpy().tobytes())
+        microbatches, nesting, leaves = pickle.loads(bytes(packed.tolist()))
         if microbatches != self._microbatches:
             raise ValueError(f"castor: pipeline stage {stage} has {microbatches} microbatches and stage {self._groups.stage} has {self._microbatches}: "
                              "pass the same num_microbatches on all ranks")
-        self._incoming = _Layout(tree, leaves)
+        self._incoming = _Layout(tree_flatten(nesting)[1], leaves)
 
     def receive_forward(self):
         """The next microbatch from the stage before. Its tensors need gradients where the sender's do."""
