@@ -130,6 +130,10 @@ $(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/
 $(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/support/fake_backend.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments placement prefetch victims) $(patsubst %,$(B)/obj/interpose/core/%.o,error file_bytes log)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
+# Decisions per second of interpose/parallel; bench/parallel.
+$(B)/bin/bench-parallel: $(B)/obj/bench/parallel/decisions.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/parallel/*.c) interpose/core/error.c interpose/core/log.c)
+	@mkdir -p $(@D)
+	$(CC) -pthread $(SANFLAGS) -o $@ $^
 .PHONY: tools
 tools: $(B)/bin/make-trace
 # Makes traces for the tests of `castor report` and for bench/report.

@@ -135,7 +135,7 @@ castor_status mesh_line(const mesh *m, const int32_t *axes, int32_t count, int32
                          l.lines);
     *lines = l.lines;
     *length = l.length;
-    int32_t coordinates[MESH_AXES];
+    int32_t coordinates[MESH_AXES] = {0};
     coordinates_set(m, l.others, l.others_count, index, coordinates);
     for (int32_t place = 0; out && place < l.length; place++) {
         coordinates_set(m, l.along, l.along_count, place, coordinates);
@@ -150,7 +150,7 @@ castor_status mesh_line_of(const mesh *m, const int32_t *axes, int32_t count, in
     castor_status status = line_axes_make(m, axes, count, &l);
     if (status)
         return status;
-    int32_t coordinates[MESH_AXES];
+    int32_t coordinates[MESH_AXES] = {0};
     if (!mesh_coordinates(m, rank, coordinates))
         return error_set(CASTOR_ERR_ARGUMENT, "rank %d is not in this mesh of %d ranks", rank, m->count);
     *index = index_of(m, l.others, l.others_count, coordinates);

@@ -48,7 +48,7 @@ static pipeline_operation operation_at(const pipeline *p, pipeline_pass pass, in
     int64_t round = (int64_t)p->stages * p->slices, within = index % round;
     int32_t slice = (int32_t)(within / p->stages);
     return (pipeline_operation){
-        .pass = (int32_t)pass,
+        .kind = (int32_t)pass,
         .microbatch = (int32_t)(index / round * p->stages + within % p->stages),
         .slice = pass == PASS_FORWARD ? slice : p->slices - 1 - slice,
     };
@@ -89,9 +89,9 @@ castor_status pipeline_operations(const pipeline *p, int32_t stage, pipeline_ope
 int64_t pipeline_alive(const pipeline_operation *operations, uint64_t count) {
     int64_t alive = 0, most = 0;
     for (uint64_t i = 0; i < count; i++) {
-        if (operations[i].pass == PASS_FORWARD)
+        if (operations[i].kind == PASS_FORWARD)
             alive++;
-        else if (operations[i].pass != PASS_BACKWARD_INPUT)
+        else if (operations[i].kind != PASS_BACKWARD_INPUT)
             alive--;
         most = alive > most ? alive : most;
     }

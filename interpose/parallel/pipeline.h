@@ -42,7 +42,7 @@ typedef struct pipeline {
 } pipeline;
 
 typedef struct pipeline_operation {
-    int32_t pass; /* pipeline_pass */
+    int32_t kind; /* pipeline_pass */
     int32_t microbatch, slice;
 } pipeline_operation;
 

@@ -31,7 +31,7 @@ static partition *find(partition *partitions, uint32_t count, int32_t dim) {
 castor_status partition_convert(int32_t dims, const partition *in, uint32_t count, partition *out) {
     castor_status status = dims_check(dims);
     for (uint32_t i = 0; i < count && !status; i++) {
-        int32_t dim;
+        int32_t dim = 0;
         status = dim_of(dims, &in[i], &dim);
         if (status)
             break;
@@ -51,7 +51,7 @@ castor_status partition_merge(int32_t dims, const partition *in, uint32_t count,
     castor_status status = dims_check(dims);
     uint32_t made = 0;
     for (uint32_t i = 0; i < count && !status; i++) {
-        int32_t dim;
+        int32_t dim = 0;
         status = dim_of(dims, &in[i], &dim);
         if (status)
             break;
@@ -90,7 +90,7 @@ castor_status spec_make(const int64_t *shape, int32_t dims, const partition *par
     spec made;
     castor_status status = whole(shape, dims, &made);
     for (uint32_t i = 0; i < count && !status; i++) {
-        int32_t dim;
+        int32_t dim = 0;
         status = dim_of(dims, &partitions[i], &dim);
         if (status)
             break;
@@ -99,7 +99,7 @@ castor_status spec_make(const int64_t *shape, int32_t dims, const partition *par
             return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d",
                              before + more, dim, (int)MESH_AXES);
         memcpy(made.axes[dim] + before, partitions[i].axes, (size_t)more);
-        made.counts[dim] = (int8_t)(before + more);
+        made.counts[dim] = (uint8_t)(before + more);
     }
     if (!status)
         *s = made;
@@ -116,11 +116,11 @@ static const char *dim_parse(const char *p, spec *s, int32_t dim) {
         return p + 1;
     if (*p++ != 'S')
         return NULL;
-    int8_t count = 0;
+    uint8_t count = 0;
     for (; *p >= '0' && *p < '0' + MESH_AXES; p++) {
         if (count == MESH_AXES)
             return NULL;
-        s->axes[dim][count++] = (int8_t)(*p - '0');
+        s->axes[dim][count++] = (uint8_t)(*p - '0');
     }
     s->counts[dim] = count;
     return count ? p : NULL;
@@ -166,11 +166,11 @@ castor_status spec_parse(const char *text, const int64_t *shape, int32_t dims, s
 static castor_status form_check(const spec *s) {
     castor_status status = dims_check(s->dims);
     for (int32_t dim = 0; dim < s->dims && !status; dim++) {
-        if (s->counts[dim] < 0 || s->counts[dim] > MESH_AXES)
+        if (s->counts[dim] > MESH_AXES)
             return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d",
                              s->counts[dim], dim, (int)MESH_AXES);
         for (int32_t i = 0; i < s->counts[dim]; i++)
-            if (s->axes[dim][i] < 0 || s->axes[dim][i] >= MESH_AXES)
+            if (s->axes[dim][i] >= MESH_AXES)
                 return error_set(CASTOR_ERR_ARGUMENT, "axis %d divides dimension %d: a mesh has axes 0 to %d",
                                  s->axes[dim][i], dim, MESH_AXES - 1);
     }
@@ -211,7 +211,7 @@ static misfit misfit_of(const mesh *m, const spec *s, int64_t *out, int32_t *dim
         int64_t parts = 1;
         for (int32_t i = 0; i < s->counts[*dim]; i++) {
             *axis = s->axes[*dim][i];
-            if (*axis < 0 || *axis >= m->axes)
+            if (*axis >= m->axes)
                 return NO_AXIS;
             if (taken & 1u << *axis)
                 return AXIS_TWICE;

@@ -17,13 +17,13 @@ enum { SPEC_DIMS = 16, SPEC_TEXT = 192 };
 
 typedef struct partition {
     int32_t dim, count; /* count: of axes */
-    int8_t axes[MESH_AXES];
+    uint8_t axes[MESH_AXES];
 } partition;
 
 typedef struct spec {
     int32_t dims;
-    int8_t counts[SPEC_DIMS]; /* of axes that divide each dimension; 0: it is whole */
-    int8_t axes[SPEC_DIMS][MESH_AXES];
+    uint8_t counts[SPEC_DIMS]; /* of axes that divide each dimension; 0: it is whole */
+    uint8_t axes[SPEC_DIMS][MESH_AXES];
     int64_t shape[SPEC_DIMS]; /* of the whole tensor */
 } spec;
 

@@ -63,7 +63,7 @@ static void axis_drop(spec *s, int32_t dim) {
 }
 
 static void axis_append(spec *s, int32_t dim, int32_t axis) {
-    s->axes[dim][s->counts[dim]++] = (int8_t)axis;
+    s->axes[dim][s->counts[dim]++] = (uint8_t)axis;
 }
 
 /* Moves `axis` from dimension `from` to dimension `to`, of which one may be -1. Adds the transform, if its result fits. */
@@ -72,6 +72,8 @@ static void transform_add(collection *c, communication_pattern pattern, int32_t 
     spec after = *c->from;
     if (from >= 0)
         axis_drop(&after, from);
+    if (to >= 0 && after.counts[to] == MESH_AXES) /* it has all axes */
+        return;
     if (to >= 0)
         axis_append(&after, to, axis);
     if (c->status || !spec_fits(c->mesh, &after))
@@ -95,7 +97,7 @@ castor_status transforms_of(const mesh *m, const spec *s, int forward_only, doub
     if (status)
         return status;
     collection c = {m, s, forward_only, shard_cost, out, 0, CASTOR_OK};
-    int32_t last[SPEC_DIMS]; /* axis of each dimension; -1: none */
+    int32_t last[SPEC_DIMS] = {0}; /* axis of each dimension; -1: none */
     for (int32_t dim = 0; dim < s->dims; dim++)
         last[dim] = s->counts[dim] ? s->axes[dim][s->counts[dim] - 1] : -1;
     for (int32_t dim = 0; dim < s->dims; dim++)

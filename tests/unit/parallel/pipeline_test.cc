@@ -32,7 +32,7 @@ std::string text(const castor_pipeline &p, int stage) {
     std::string made;
     for (const castor_operation &one : operations(p, stage)) {
         made += made.empty() ? "" : " ";
-        made += "FBIW"[one.pass] + std::to_string(one.microbatch);
+        made += "FBIW"[one.kind] + std::to_string(one.microbatch);
         if (p.slices > 1)
             made += "." + std::to_string(one.slice);
     }
@@ -103,23 +103,23 @@ Simulation simulate(const castor_pipeline &p, int64_t forward, int64_t backward)
                                          static_cast<size_t>(one.microbatch));
                 };
                 int64_t ready = 0, takes = forward;
-                if (one.pass == CASTOR_PASS_FORWARD) {
+                if (one.kind == CASTOR_PASS_FORWARD) {
                     ready = part ? end_of(CASTOR_PASS_FORWARD, part - 1) : 0;
-                } else if (one.pass == CASTOR_PASS_BACKWARD_WEIGHT) {
+                } else if (one.kind == CASTOR_PASS_BACKWARD_WEIGHT) {
                     ready = end_of(CASTOR_PASS_BACKWARD_INPUT, part);
                     takes = backward / 2;
                 } else {
-                    EXPECT_EQ(one.pass, halves);
+                    EXPECT_EQ(one.kind, halves);
                     ready = part == last_part ? end_of(CASTOR_PASS_FORWARD, part) : end_of(halves, part + 1);
-                    takes = one.pass == CASTOR_PASS_BACKWARD ? backward : backward / 2;
+                    takes = one.kind == CASTOR_PASS_BACKWARD ? backward : backward / 2;
                     if (end_of(CASTOR_PASS_FORWARD, part) < 0)
                         ready = -1;
                 }
                 if (ready < 0)
                     break; // waits
-                EXPECT_EQ(end_of(one.pass, part), -1) << "an operation is there twice";
+                EXPECT_EQ(end_of(one.kind, part), -1) << "an operation is there twice";
                 free[stage] = std::max(free[stage], ready) + takes;
-                end_of(one.pass, part) = free[stage];
+                end_of(one.kind, part) = free[stage];
                 made.length = std::max(made.length, free[stage]);
                 made.done++;
                 moved = true;
@@ -146,7 +146,7 @@ TEST(Pipeline, OneForwardOneBackwardInAllSmallCases) {
                 ASSERT_EQ(castor_pipeline_alive(made.data(), made.size()),
                           std::min(stages - stage, microbatches));
                 int warm_up = 0;
-                while (made[static_cast<size_t>(warm_up)].pass == CASTOR_PASS_FORWARD)
+                while (made[static_cast<size_t>(warm_up)].kind == CASTOR_PASS_FORWARD)
                     warm_up++;
                 // With a steady phase one more forward stands before the first backward.
                 ASSERT_EQ(warm_up,
@@ -204,12 +204,12 @@ TEST(Pipeline, ZeroBubbleInAllSmallCases) {
                     expected = operations(pipeline(CASTOR_PIPELINE_1F1B, stages, microbatches), stage);
                 std::copy_if(
                     made.begin(), made.end(), std::back_inserter(without),
-                    [](const castor_operation &one) { return one.pass != CASTOR_PASS_BACKWARD_WEIGHT; });
+                    [](const castor_operation &one) { return one.kind != CASTOR_PASS_BACKWARD_WEIGHT; });
                 ASSERT_EQ(without.size(), expected.size());
                 for (size_t i = 0; i < without.size(); i++) {
                     ASSERT_EQ(without[i].microbatch, expected[i].microbatch);
-                    ASSERT_EQ(without[i].pass == CASTOR_PASS_FORWARD,
-                              expected[i].pass == CASTOR_PASS_FORWARD);
+                    ASSERT_EQ(without[i].kind == CASTOR_PASS_FORWARD,
+                              expected[i].kind == CASTOR_PASS_FORWARD);
                 }
             }
         }

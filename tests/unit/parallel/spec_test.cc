@@ -29,7 +29,7 @@ std::vector<castor_partition> partitions(const Dict &dict) {
         castor_partition one = {};
         one.dim = dim;
         for (int axis : axes)
-            one.axes[one.count++] = static_cast<int8_t>(axis);
+            one.axes[one.count++] = static_cast<uint8_t>(axis);
         made.push_back(one);
     }
     return made;
@@ -129,7 +129,7 @@ TEST(Spec, TheLongestText) {
     std::string all = "[";
     for (int dim = 0; dim < 16; dim++) {
         spec.counts[dim] = 8;
-        for (int8_t axis = 0; axis < 8; axis++)
+        for (uint8_t axis = 0; axis < 8; axis++)
             spec.axes[dim][axis] = axis;
         all += dim ? ", S01234567" : "S01234567";
     }
@@ -202,7 +202,7 @@ TEST(Spec, WhatDoesNotFitIsAnError) {
     EXPECT_EQ(part(m, "[R, S01]", {8, 12}), error);
     EXPECT_TRUE(said("dimension 1 has length 12")) << castor_error();
     castor_spec broken = parsed("[S0, R]", {8, 8});
-    broken.axes[0][0] = -1;
+    broken.axes[0][0] = 8;
     EXPECT_EQ(castor_spec_shape(&m, &broken, nullptr), CASTOR_ERR_ARGUMENT);
     broken.counts[0] = 9;
     EXPECT_EQ(castor_spec_shape(&m, &broken, nullptr), CASTOR_ERR_ARGUMENT);
