@@ -118,7 +118,9 @@ class PipelineSchedule(BaseSchedule):
             self.load_batch(data_iter)
         device = self.device or torch.device("cpu")
         link = StageLink(groups, self.num_microbatches, device, self.tensor_shape, self.dtype, self._parts(groups))
-        loss = torch.zeros(1, device=device) if last and (return_loss or not forward_only) else None
+        parameter = next((p for p in engine.model.parameters()), None)
+        dtype = torch.float64 if parameter is not None and parameter.dtype is torch.float64 else torch.float32
+        loss = torch.zeros(1, device=device, dtype=dtype) if last and (return_loss or not forward_only) else None
         returned = [] if last and return_output_label else None
         try:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not forward_only):
