@@ -178,7 +178,7 @@ def operations(style, stages, microbatches, slices, stage):
     call(core.pipeline_operations, byref(pipeline), stage, None, 0, byref(count))
     out = (core.Operation * count.value)()
     call(core.pipeline_operations, byref(pipeline), stage, out, count, byref(count))
-    return [(getattr(one, "pass"), one.microbatch, one.slice) for one in out]
+    return [(one.kind, one.microbatch, one.slice) for one in out]
 
 
 def divide(costs, stages):
