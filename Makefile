@@ -199,6 +199,6 @@ wheel: all
 $(B)/obj/launcher/report/html.o $(B)/fuzz/obj/launcher/report/html.o: $(wildcard launcher/report/page/*)
 # The launcher suggests names as the options do, and prints the table of hooks.
 $(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/table/table.o
-$(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/table.o $(B)/obj/interpose/hooks/cuda/layouts.o
+$(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/table.o $(B)/obj/interpose/hooks/cuda/layouts.o $(B)/obj/interpose/hooks/cuda/overflow.o
 
 -include $(shell find $(sort $(B)/obj $(UNIT_B)/obj) -name '*.d' 2>/dev/null)

@@ -1,4 +1,6 @@
-"""What a step must at least carry over a device's link, from sizes alone; and Belady's copies of a sequence of uses."""
+"""What a step must at least carry over a device's link, from sizes alone; Belady's copies of a sequence of uses; and how long the device
+waits for them if they are made as early as Belady's choice gives room."""
+import bisect
 
 
 def belady_bytes(uses, sizes, capacity):
@@ -29,9 +31,65 @@ def belady_bytes(uses, sizes, capacity):
     return copied
 
 
+def belady_seconds(uses, sizes, capacity, gaps, rate):
+    """How long the device waits for copies of `uses`: each comes `gaps` (seconds of compute) after the one before, from slots that begin
+    empty, over a link of `rate` bytes per second, which carries one copy at a time. Copies are made in the order of the uses, each as early
+    as there is room: what is needed last gives its room, if that is later than what comes. The sequence is known; a use takes no time."""
+    places = {}
+    for at, key in enumerate(uses):
+        places.setdefault(key, []).append(at)
+
+    def next_use(key, at):
+        found = places[key]
+        number = bisect.bisect_left(found, at)
+        return found[number] if number < len(found) else len(uses)
+
+    arrives, room, link, now, waited = {}, capacity, 0.0, 0.0, 0.0
+    for at, key in enumerate(uses):
+        ready = now + gaps[at]
+        while True:  # what the link does until this use
+            begin, wanted = max(link, now), next((n for n in range(at, len(uses)) if uses[n] not in arrives and sizes[uses[n]] <= capacity), None)
+            if wanted is None or wanted > at and begin >= ready:
+                break
+            coming = uses[wanted]
+            victims, freed = sorted(arrives, key=lambda held: next_use(held, at), reverse=True), room
+            gone = []
+            for victim in victims:
+                if freed >= sizes[coming] or next_use(victim, at) <= wanted:
+                    break
+                gone.append(victim)
+                freed += sizes[victim]
+            if freed < sizes[coming]:
+                break
+            for victim in gone:
+                del arrives[victim]
+            room = freed - sizes[coming]
+            arrives[coming] = link = begin + sizes[coming] / rate
+        if key in arrives:
+            now = max(ready, arrives[key])
+        else:  # larger than all slots: it is read over the link
+            now = max(ready, link) + sizes[key] / rate
+        waited += now - ready
+    return waited
+
+
 def operands(parameters):
     """Of matrix products, in the order of the forward pass, those that lie on the host: {name: bytes}."""
     return {p["name"]: p["bytes"] for p in parameters if p["param"] and p["dimensions"] == 2 and not p["name"].startswith(("tokens", "places"))}
+
+
+def waits(parameters, region, moments, rate):
+    """(seconds that the device waited, by Belady's choice, of compute) in the passes of a step; moments: (parameter, seconds, seconds waited so
+    far) of each use, and of the begin and the end."""
+    sizes = operands(parameters)
+    (_, begin, waited), (_, end, waited_at_end) = moments[0], moments[-1]
+    uses, gaps, now = [], [], begin - waited  # time without waits
+    for name, seconds, so_far in moments:
+        if name in sizes:
+            uses.append(name)
+            gaps.append(seconds - so_far - now)
+            now = seconds - so_far
+    return waited_at_end - waited, belady_seconds(uses, sizes, region, gaps, rate), end - begin - (waited_at_end - waited)
 
 
 def step(parameters, region, micro_steps, evaluates=False):

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """What a step carries over a simulated device's link under CASTOR_DEVICE_BUDGET, beside the least possible; whether operands come in time;
-and what Belady would copy into slots.
+and what Belady's choice would copy into slots and wait for.
 
-    bench/device/run.py [--layers 16] [--hidden 256] [--shares 0.5,0.25,0.125] [--only WORD] [--check] [-o FILE]
+    bench/device/run.py [--layers 16] [--hidden 256] [--shares 0.5,0.25,0.125] [--only WORD] [--check] [-o FILE] [--continue] [--seconds S]
 
-The GPT of train.py on a simulated device with numbers (tests/sim). Figures are of a step, after the first WARM_UP ones. The simulation counts the bytes of copies, sets excepted; what kernels read and write in homes on the host passes the
-link as well and is counted by nobody. Bytes do not depend on the machine's load. --check: status 1 if a figure misses its target; without -o nothing
-is written.
+The GPT of train.py on a simulated device with numbers (tests/sim). Figures are of a step, after the first WARM_UP ones. The simulation
+counts the bytes of copies, sets excepted. What operators touch in homes on the host passes the link as well: train.py counts it for one step,
+by the sizes of their tensors. Bytes do not depend on the machine's load. Waits do: they are times of the simulation's threads, beside
+what least.py computes for the times between uses that were measured.
+--check: status 1 if a figure misses its target. -o: written after each case; without it nothing is. --continue: the cases that FILE has are
+not run again. --seconds: no case begins after so many; the status is 3 if some are left.
 """
 import argparse
 import json
@@ -57,8 +60,8 @@ def train(args, optimizer, micro_steps, budget, pace, evaluates):
 
 def case(args, optimizer, micro_steps, share, pace, evaluates=False):
     """A step's figures."""
-    parameters = args.layers * (12 * args.hidden**2 + 13 * args.hidden) + (2 * 256 + 32 + 2) * args.hidden
-    model = parameters * 4 * (1 if evaluates else 2 + STATES[optimizer])
+    all_parameters = args.layers * (12 * args.hidden**2 + 13 * args.hidden) + (2 * 256 + 32 + 2) * args.hidden
+    model = all_parameters * 4 * (1 if evaluates else 2 + STATES[optimizer])
     budget = int(model * share)
     said, told = train(args, optimizer, micro_steps, budget, PACES[pace], evaluates)
 
@@ -72,7 +75,19 @@ def case(args, optimizer, micro_steps, share, pace, evaluates=False):
     at_least = least.step(said["parameters"], region, micro_steps, evaluates)
     on_host = {kind: sum(p["bytes"] for p in said["parameters"] if p[kind]) for kind in ("param", "grad")}
     on_host["states"] = sum(p["bytes"] * sum(p["states"]) for p in said["parameters"])
-    row = {"optimizer": optimizer, "micro_steps": micro_steps, "share": share, "pace": pace, "evaluates": evaluates, "model_bytes": model,
+    after = range(WARM_UP, STEPS)
+
+    # In units of the model's parameters: copies into slots, gradients, and the parts of the optimizer's step.
+    gradients = sum(said["link_before_step"][k][1] - said["link"][k][1] for k in after) / len(after)
+    by_use = {"operands_in": slots["copied_bytes"], "gradients_out": gradients,
+              "parts_in": link["in"] - slots["copied_bytes"], "parts_out": link["out"] - gradients}
+    in_parameters = {key: round(size / (4 * all_parameters), 3) for key, size in by_use.items()}
+    bandwidth = PACES[pace]["link_bandwidth"]
+    rate = int(bandwidth[:-1]) * {"G": 1 << 30, "M": 1 << 20}[bandwidth[-1]]
+    of_steps = [least.waits(said["parameters"], region, said["moments"][k], rate) for k in after]
+    waits = {f"{key}_seconds": sum(one[n] for one in of_steps) / len(of_steps) for n, key in enumerate(("castor", "belady", "compute"))}
+    row = {"name": name_of(optimizer, micro_steps, share, pace, evaluates), "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0],
+           "in_parameters": in_parameters, "waits": waits, "touched_bytes": said["touched"], "optimizer": optimizer, "micro_steps": micro_steps, "share": share, "pace": pace, "evaluates": evaluates, "model_bytes": model,
            "budget_bytes": budget, "region_bytes": region, "on_host_bytes": on_host, "link_bytes": link, "whole_run_bytes": whole,
            "least_bytes": at_least, "slots": slots, "losses": said["losses"], "step_seconds": said["seconds"]}
     assert at_least["uses"] == slots["uses"], f"{slots['uses']} uses in a step, and {at_least['uses']} are known of"
@@ -112,34 +127,72 @@ def main():
     parser.add_argument("--python", default=os.environ.get("PYTHON", os.path.join(ROOT, ".venv", "bin", "python")))
     parser.add_argument("--check", action="store_true")
     parser.add_argument("-o", "--output")
+    parser.add_argument("--continue", action="store_true", dest="go_on")
+    parser.add_argument("--seconds", type=float, default=0)
     args = parser.parse_args()
+    if args.go_on and not args.output:
+        parser.error("--continue needs -o FILE")
     why = simulated.left_out(whole=True) if args.python == sys.executable else None
     why = why or simulated.make(args.python)
     if why:
         print(f"left out: {why.splitlines()[-1]}\n0 passed, 0 failed")
         return
-    rows, failed = [], 0
+    rows, failed, left = [], 0, 0
+    if args.go_on and os.path.exists(args.output):
+        with open(args.output) as file:
+            rows = kept(args, json.load(file))
+    begin = time.monotonic()
     for wanted in cases(args):
-        if args.only not in name_of(*wanted):
+        name = name_of(*wanted)
+        if args.only not in name or any(row["name"] == name for row in rows):
             continue
-        row = case(args, *wanted)
-        rows.append(row)
-        misses = wrong(row)
-        failed += bool(misses)
-        ratios = [row["link_bytes"][way] / row["least_bytes"][way] for way in WAYS if row["least_bytes"][way]]
-        at = row["slots"]
-        belady = row["least_bytes"]["operands_in"]
-        print(f"{name_of(*wanted):45} link x {' '.join(f'{ratio:.3f}' for ratio in ratios)}; slots {at['copied_bytes'] / 1e6:.1f} MB, Belady {belady / 1e6:.1f}; "
-              f"{at['uses']:.0f} uses, {at['hits']:.1f} hits, {at['prefetched']:.1f} ahead, {at['in_time']:.1f} in time, {at['home_reads']:.1f} at home",
-              *misses, sep="\n    MISSED " if misses else "", flush=True)
-    if args.output:
-        with open(args.output, "w") as out:
-            json.dump({"bench": "device", "what": __doc__.split("\n\n")[0], "date": time.strftime("%Y-%m-%d"),
-                       "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg()[0]},
-                       "layers": args.layers, "hidden": args.hidden, "steps": STEPS, "warm_up": WARM_UP, "paces": PACES, "cases": rows}, out, indent=1)
-            out.write("\n")
+        if args.seconds and time.monotonic() - begin > args.seconds:
+            left += 1
+            continue
+        rows.append(case(args, *wanted))
+        failed += show(rows[-1])
+        if args.output:
+            write(args, rows)
+    if left:
+        print(f"{left} cases are left: --continue")
     print(f"{len(rows) - failed} passed, {failed} failed")
-    sys.exit(1 if args.check and (failed or not rows) else 0)
+    sys.exit(1 if args.check and (failed or not rows) else 3 if left else 0)
+
+
+def show(row):
+    """Prints a case; whether it misses a target."""
+    misses = wrong(row)
+    ratios = [row["link_bytes"][way] / row["least_bytes"][way] for way in WAYS if row["least_bytes"][way]]
+    at, belady, waits = row["slots"], row["least_bytes"]["operands_in"], row["waits"]
+    print(f"{row['name']:45} link x {' '.join(f'{ratio:.3f}' for ratio in ratios)}; slots {at['copied_bytes'] / 1e6:.1f} MB, Belady {belady / 1e6:.1f}; "
+          f"{at['uses']:.0f} uses, {at['hits']:.1f} hits, {at['prefetched']:.1f} ahead, {at['in_time']:.1f} in time, {at['home_reads']:.1f} at home; "
+          f"waits {waits['castor_seconds'] * 1e3:.0f} ms, Belady {waits['belady_seconds'] * 1e3:.0f}, compute {waits['compute_seconds'] * 1e3:.0f}; "
+          f"x parameters: {', '.join(f'{key} {ratio:.2f}' for key, ratio in row['in_parameters'].items())}; "
+          f"touched {sum(row['touched_bytes'].values()) / 1e6:.1f} MB",
+          *misses, sep="\n    MISSED " if misses else "", flush=True)
+    return bool(misses)
+
+
+def header(args):
+    return {"layers": args.layers, "hidden": args.hidden, "steps": STEPS, "warm_up": WARM_UP, "paces": PACES}
+
+
+def kept(args, found):
+    """The cases of an earlier run of the same kind."""
+    same = all(found.get(key) == value for key, value in header(args).items())
+    return found["cases"] if same else []
+
+
+def write(args, rows):
+    """The cases in their order."""
+    order = [name_of(*wanted) for wanted in cases(args)]
+    rows = sorted(rows, key=lambda row: order.index(row["name"]) if row["name"] in order else len(order))
+    with open(args.output + ".part", "w") as out:
+        json.dump({"bench": "device", "what": __doc__.split("\n\n")[0], "date": time.strftime("%Y-%m-%d"),
+                   "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg()[0]},
+                   **header(args), "cases": rows}, out, indent=1)
+        out.write("\n")
+    os.replace(args.output + ".part", args.output)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "device/copies.h"
 #include "trace/trace.h"
 
 #define MIB   UINT64_C(1048576)
@@ -129,6 +130,11 @@ static void record_devices(rank_state *rank) {
     sample(rank, GAUGE_LINK_TO_DEVICE_BYTES, at_ns, step < 3 ? 0 : (step - 2) * 540 * MIB);
     sample(rank, GAUGE_LINK_TO_HOST_BYTES, at_ns, step < 2 ? 0 : 480 * MIB + (step - 2) * 300 * MIB);
     sample(rank, GAUGE_OTHER_BYTES, at_ns, 20 * MIB);
+    for (uint32_t kind = COPY_SLOT; kind < COPY_KIND_COUNT; kind++)
+        for (uint64_t i = 0; i < 4; i++) {
+            uint64_t copy_ns = at_ns + i * 500 * US;
+            record(rank, TRACE_COPY, kind, copy_ns, 400 * US, 5 * MIB, 0, copy_ns - 100 * US);
+        }
     sample(rank, GAUGE_PSS_BYTES, rank->backward_end_ns, (900 + draw(rank, 40)) * MIB);
 }
 
@@ -196,6 +202,9 @@ static void name_everything(const job *job) {
     trace_plugin_set(job->plugin);
     trace_name_set(TRACE_CALL, CALL_LAUNCH, "cudaLaunchKernelExC");
     trace_name_set(TRACE_CALL, CALL_COPY, "cudaMemcpyAsync");
+    trace_name_set(TRACE_COPY, COPY_SLOT, "copy into a slot");
+    trace_name_set(TRACE_COPY, COPY_PART_IN, "part of a step, to the device");
+    trace_name_set(TRACE_COPY, COPY_PART_OUT, "part of a step, to the host");
     trace_name_set(TRACE_CALL, CALL_ALLOCATE, "posix_memalign");
     trace_name_set(TRACE_CALL, CALL_NAMED, job->name);
     trace_name_set(TRACE_CALL, CALL_ALLREDUCE, "c10d::ProcessGroupGloo::allreduce");
@@ -234,6 +243,9 @@ static void set_device_gauges(const rank_state *rank) {
     trace_gauge_set(GAUGE_FLIPPED_TO_HOST_BYTES, 480 * MIB);
     trace_gauge_set(GAUGE_FLIP_NS, 61000 * US);
     trace_gauge_set(GAUGE_RESCUES, 2);
+    trace_gauge_set(GAUGE_OVERFLOW_BYTES, 60 * MIB);
+    trace_gauge_set(GAUGE_OVERFLOW_BYTES, 40 * MIB);
+    trace_gauge_set(GAUGE_OVERFLOW_SEGMENTS, 2);
     trace_gauge_set(GAUGE_SLOT_USES, steps * 24);
     trace_gauge_set(GAUGE_SLOT_HITS, steps * 23);
     trace_gauge_set(GAUGE_SLOT_PREFETCHED, steps * 12);

@@ -8,17 +8,33 @@
 #include "device/probe.h"
 #include "hooks/cuda/driver.h"
 #include "hooks/cuda/operands.h"
+#include "hooks/cuda/overflow.h"
 #include "hooks/cuda/returns.h"
 #include "placement_options.h"
 
+#define UNIT              (UINT64_C(1) << 20)
 #define PROBED_COPY_BYTES (UINT64_C(64) << 20)
 
 _Static_assert((int)CASTOR_HOME_DEVICE == (int)DEVICE_TIER_DEVICE &&
                    (int)CASTOR_HOME_HOST == (int)DEVICE_TIER_HOST,
                "one value, two names");
 _Static_assert((int)CASTOR_LEVEL_PAGES == (int)DEVICE_LEVEL_PAGES &&
+                   (int)CASTOR_LEVEL_HOST_MEMORY == (int)DEVICE_LEVEL_HOST_MEMORY &&
                    (int)CASTOR_LEVEL_FLIPS == (int)DEVICE_LEVEL_FLIPS,
                "one value, two names");
+
+static void fixed_say(int device, bool budget) {
+    const device_driver *driver = devices_driver();
+    const char *overflow = options()->overflow ? "; CASTOR_OVERFLOW has no effect" : "";
+    driver->maps_host(driver->context, device); /* why */
+    if (budget)
+        LOG_I("%s. Model data beyond CASTOR_DEVICE_BUDGET stays on the host, and the rest on the device%s",
+              error_text(), overflow);
+    else
+        LOG_W("%s. What is on the host stays there, and nothing is moved when memory runs out: give "
+              "CASTOR_DEVICE_BUDGET%s",
+              error_text(), overflow);
+}
 
 castor_status castor_device_start(int device) {
     if (devices_homes(device))
@@ -32,16 +48,18 @@ castor_status castor_device_start(int device) {
               "CASTOR_OFFLOAD_OPTIM_FRAC=1",
               device);
     castor_status status = devices_start(cuda_driver(), device, &settings);
-    if (status)
-        return status;
-    return cuda_operands_install();
+    if (!status)
+        status = cuda_operands_install();
+    if (!status && homes_are_fixed(devices_homes(device)))
+        fixed_say(device, budget != OPTION_BYTES_AUTO);
+    return status;
 }
 
 /* PyTorch's allocator calls these: NULL is its out-of-memory, and what is missing is said here. */
 static void *home_of(chunk_kind kind, int64_t size, int device) {
     homes *h = devices_homes(device);
     home made;
-    if (!h || size < 0 || home_create(h, kind, (size_t)size, &made)) {
+    if (!h || size < 0 || devices_home_create(device, kind, (size_t)size, &made)) {
         LOG_W("%s", h ? error_text() : "a device has no homes yet");
         return NULL;
     }
@@ -113,6 +131,35 @@ int castor_homes_on_host(void) {
 
 uint64_t castor_device_part_bytes(int device) {
     return devices_part_bytes(device);
+}
+
+uint64_t castor_slots_too_small(int device) {
+    slots *s = devices_slots(device);
+    uintptr_t address = 0;
+    return s && slots_too_large(s, &address) ? address : 0;
+}
+
+void castor_budget_too_small(int device, const char *operand, uint64_t operand_bytes, const char *step,
+                             uint64_t step_bytes) {
+    uint64_t slots_bytes, parts_bytes, budget = devices_budget_for(device, operand_bytes + UNIT, step_bytes);
+    char products[160] = "", steps[160] = "", would[64] = "No budget of this device would do";
+    devices_shares(device, &slots_bytes, &parts_bytes);
+    if (*operand)
+        log_format(products, sizeof products,
+                   "slots have %B, and products read a parameter of shape %s, %B, from host memory",
+                   slots_bytes, operand, operand_bytes);
+    if (*step)
+        log_format(steps, sizeof steps,
+                   "parts have %B, and the step of a parameter of shape %s, %B, goes over the link",
+                   parts_bytes, step, step_bytes);
+    if (budget)
+        log_format(would, sizeof would, "CASTOR_DEVICE_BUDGET=%lluM would do",
+                   (unsigned long long)((budget + UNIT - 1) / UNIT));
+    LOG_W("device %d: %s%s%s. %s", device, products, *operand && *step ? "; " : "", steps, would);
+}
+
+void castor_device_optional(int optional) {
+    overflow_optional(optional != 0);
 }
 
 void castor_device_step_end(void) {

@@ -23,9 +23,13 @@ void castor_event_device_data(const uint64_t *addresses, const uint64_t *bytes, 
         atomic_store(&outside[kind], found[kind]);
 }
 
-void castor_event_device_copied(uint64_t to_device_bytes, uint64_t to_host_bytes) {
-    atomic_fetch_add(&copied_by_agent[DEVICE_TIER_DEVICE], to_device_bytes);
-    atomic_fetch_add(&copied_by_agent[DEVICE_TIER_HOST], to_host_bytes);
+void castor_event_device_copied(int device, int to, uint64_t bytes, void *stream) {
+    if ((unsigned)to >= DEVICE_TIER_COUNT)
+        return;
+    atomic_fetch_add(&copied_by_agent[to], bytes);
+    if (stream)
+        copies_note(devices_copies(device), to == DEVICE_TIER_DEVICE ? COPY_PART_IN : COPY_PART_OUT, bytes,
+                    (uint64_t)stream);
 }
 
 /* Of all devices together. */
@@ -116,6 +120,8 @@ void gauges_devices_start(void) {
 
 void castor_event_devices_end(void) {
     gauges_sample();
+    for (int device = 0; device < DEVICES_MAX; device++)
+        copies_look(devices_copies(device), true);
     atomic_store(&ended, true);
 }
 

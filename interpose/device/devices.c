@@ -22,8 +22,10 @@
 typedef struct started_device {
     homes *homes;
     slots *slots;
+    copies *copies;
     uintptr_t first, end;
-    uint64_t part_bytes;
+    bool fixed; /* homes lie outside of the range as well */
+    uint64_t region_bytes, part_bytes;
 } started_device;
 
 static started_device started[DEVICES_MAX]; /* each is complete before `end`, atomic, is set */
@@ -91,6 +93,7 @@ static castor_status start(int device, const devices_settings *settings) {
     castor_status status = driver.reserve(driver.context, device, d.reserved, unit, &s->first);
     if (status)
         return status;
+    s->copies = copies_create(&driver, device);
     status = homes_create(&s->homes, &driver, device, s->first, d.reserved, d.homes);
     if (!status) {
         homes_placement_set(s->homes, &settings->placement);
@@ -99,11 +102,15 @@ static castor_status start(int device, const devices_settings *settings) {
     if (status) {
         if (s->homes)
             homes_destroy(s->homes);
+        copies_destroy(s->copies);
         driver.unreserve(driver.context, s->first, d.reserved);
         *s = (started_device){0};
         return status;
     }
+    slots_copies_set(s->slots, s->copies);
+    s->region_bytes = d.region;
     s->part_bytes = d.part;
+    s->fixed = homes_are_fixed(s->homes);
     range_widen(s->first, s->first + d.reserved);
     __atomic_store_n(&s->end, s->first + d.reserved, __ATOMIC_RELEASE);
     return CASTOR_OK;
@@ -133,6 +140,16 @@ static const started_device *started_of(int device) {
     return &started[device];
 }
 
+castor_status devices_home_create(int device, chunk_kind kind, size_t bytes, home *out) {
+    castor_status status = home_create(devices_homes(device), kind, bytes, out);
+    if (status == CASTOR_OK && started[device].fixed) {
+        pthread_mutex_lock(&starting);
+        range_widen(out->address, out->address + out->bytes);
+        pthread_mutex_unlock(&starting);
+    }
+    return status;
+}
+
 homes *devices_homes(int device) {
     const started_device *s = started_of(device);
     return s ? s->homes : NULL;
@@ -143,9 +160,32 @@ slots *devices_slots(int device) {
     return s ? s->slots : NULL;
 }
 
+copies *devices_copies(int device) {
+    const started_device *s = started_of(device);
+    return s ? s->copies : NULL;
+}
+
 uint64_t devices_part_bytes(int device) {
     const started_device *s = started_of(device);
     return s ? s->part_bytes : 0;
+}
+
+void devices_shares(int device, uint64_t *slots_bytes, uint64_t *parts_bytes) {
+    const started_device *s = started_of(device);
+    *slots_bytes = s ? s->region_bytes : 0;
+    *parts_bytes = s ? PARTS_AT_A_TIME * s->part_bytes : 0;
+}
+
+uint64_t devices_budget_for(int device, uint64_t slots_bytes, uint64_t parts_bytes) {
+    uint64_t free_bytes = 0, total_bytes = 0;
+    uint64_t part_bytes = (parts_bytes + PARTS_AT_A_TIME - 1) / PARTS_AT_A_TIME;
+    if (slots_bytes > REGION_MOST || part_bytes > PART_MOST)
+        return 0;
+    uint64_t budget = REGION_SHARE * slots_bytes;
+    if (PART_SHARE * part_bytes > budget)
+        budget = PART_SHARE * part_bytes;
+    driver.room(driver.context, device, &free_bytes, &total_bytes);
+    return budget < total_bytes ? budget : 0;
 }
 
 const device_driver *devices_driver(void) {
@@ -157,7 +197,8 @@ int devices_find(uintptr_t address) {
         return -1;
     for (int device = 0; device < DEVICES_MAX; device++) {
         const started_device *s = started_of(device);
-        if (s && address - s->first < s->end - s->first)
+        if (s && (address - s->first < s->end - s->first ||
+                  (s->fixed && homes_unit(s->homes, address) != HOMES_NO_UNIT)))
             return device;
     }
     return -1;

@@ -16,16 +16,23 @@ typedef struct devices_settings {
 
 /* CASTOR_ERR_ARGUMENT: no such device, or it was started. CASTOR_ERR_UNSUPPORTED: it cannot map memory. */
 castor_status devices_start(const device_driver *with, int device, const devices_settings *settings);
+/* home_create for a device that was started: the range below holds the home before anybody knows it. */
+castor_status devices_home_create(int device, chunk_kind kind, size_t bytes, home *out);
 /* NULL: it was not started. Lock-free. */
 homes *devices_homes(int device);
 slots *devices_slots(int device);
+copies *devices_copies(int device);
 /* Bytes of the copies of one part, with which an optimizer steps what lies on the host. */
 uint64_t devices_part_bytes(int device);
+/* The bytes of slots, and of the parts that are on the device at a time. */
+void devices_shares(int device, uint64_t *slots_bytes, uint64_t *parts_bytes);
+/* The least budget that gives these so many bytes; 0: none of this device does. */
+uint64_t devices_budget_for(int device, uint64_t slots_bytes, uint64_t parts_bytes);
 /* The driver of all; NULL before the first start. */
 const device_driver *devices_driver(void);
 
 /* All homes of all devices lie in [devices_first, devices_first + devices_bytes): one subtraction and comparison say that an address
- * is none. 0 bytes before the first start. A start widens the range: the bytes are stored before the first address, and read after
+ * is none. 0 bytes before the first start. A start widens the range, and so does a home that lies elsewhere: the bytes are stored before the first address, and read after
  * it, so that no reader ever misses a home. */
 extern uintptr_t devices_first; /* atomic */
 extern uint64_t devices_bytes;  /* atomic */

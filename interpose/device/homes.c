@@ -17,10 +17,14 @@ castor_status homes_create(homes **out, const device_driver *driver, int device,
     if (!unit_bytes)
         return CASTOR_ERR_UNSUPPORTED; /* the driver has set the text */
     uint64_t units = reserved_bytes / unit_bytes;
-    if (!units || units >= OWNER_GIVEN_UP - 1 || reserved_bytes % unit_bytes || address % unit_bytes)
+    if (!units || units >= OWNER_GIVEN_UP / 2 || reserved_bytes % unit_bytes || address % unit_bytes)
         return error_set(CASTOR_ERR_ARGUMENT,
                          "%B at %p for homes are not whole units of %zu bytes, one or more", reserved_bytes,
                          (void *)address, unit_bytes);
+    bool fixed = !driver->maps_host(driver->context, device);
+    uint32_t range_units = (uint32_t)units;
+    if (fixed)
+        units *= 2;
     size_t total = 0;
     table_place(&total, sizeof(homes));
     size_t owner = table_place(&total, units * sizeof(uint32_t));
@@ -40,12 +44,20 @@ castor_status homes_create(homes **out, const device_driver *driver, int device,
     h->unit_bytes = unit_bytes;
     h->mapped_bytes = total;
     h->units = (uint32_t)units;
+    h->range_units = range_units;
+    h->hints[1] = range_units;
+    h->fixed = fixed;
     h->owner = (uint32_t *)(all + owner);
     h->records = (home_record *)(all + records);
     h->pages = (uint64_t *)(all + pages);
     h->moving = (uint64_t *)(all + moving);
     h->tiers = (_Atomic uint8_t *)(all + tiers);
     h->statistics.budget_bytes = h->allowed_bytes = budget_bytes;
+    castor_status status = fixed ? fixed_tables_make(h) : CASTOR_OK;
+    if (status != CASTOR_OK) {
+        munmap(all, total);
+        return status;
+    }
     *out = h;
     return CASTOR_OK;
 }
@@ -61,15 +73,13 @@ void homes_budget_set(homes *h, uint64_t budget_bytes) {
 /* ---- tables ---- */
 
 uint32_t home_unit(const homes *h, uintptr_t address) {
-    uint64_t unit = (address - h->address) / h->unit_bytes;
-    if (address < h->address || unit >= h->units || address % h->unit_bytes || h->owner[unit] != unit + 1)
-        return UINT32_MAX;
-    return (uint32_t)unit;
+    uint32_t unit = homes_unit(h, address);
+    return unit == HOMES_NO_UNIT || address % h->unit_bytes || h->owner[unit] != unit + 1 ? UINT32_MAX : unit;
 }
 
 static void evictable_renew(homes *h) {
-    atomic_store_explicit(&h->evictable, tier_bytes(h, DEVICE_TIER_DEVICE) - h->stuck_bytes,
-                          memory_order_relaxed);
+    uint64_t movable = h->fixed ? 0 : tier_bytes(h, DEVICE_TIER_DEVICE) - h->stuck_bytes;
+    atomic_store_explicit(&h->evictable, movable, memory_order_relaxed);
 }
 
 void tier_add(homes *h, const home_record *r, device_tier tier) {
@@ -128,8 +138,8 @@ static void record_add(homes *h, uint32_t unit, uint32_t units, chunk_kind kind,
     h->youngest[kind] = unit + 1;
     for (uint32_t i = unit; i < unit + units; i++)
         h->owner[i] = unit + 1;
-    if (unit == h->hint)
-        h->hint += units;
+    if (unit == *unit_hint(h, unit))
+        *unit_hint(h, unit) += units;
     h->statistics.count[kind]++;
     tier_add(h, r, tier);
     tier_show(h, unit, units, tier);
@@ -147,26 +157,28 @@ static void record_remove(homes *h, uint32_t unit) {
     else
         h->youngest[r->kind] = r->older;
     memset(&h->owner[unit], 0, r->units * sizeof *h->owner);
-    h->hint = unit < h->hint ? unit : h->hint;
+    uint32_t *hint = unit_hint(h, unit);
+    *hint = unit < *hint ? unit : *hint;
     *r = (home_record){0};
 }
 
-/* The first free units, so many in a row; UINT32_MAX: there are none, and `longest` is how many there are in a row. */
-static uint32_t range_find(homes *h, uint32_t units, uint32_t *longest) {
-    uint32_t unit = h->hint;
-    bool seen = false;
+/* The first free units, so many in a row, for a home of the tier; UINT32_MAX: there are none, and `longest` is how many there are in a
+ * row. */
+static uint32_t units_find(homes *h, device_tier tier, uint32_t units, uint32_t *longest) {
+    bool fixed = h->fixed && tier == DEVICE_TIER_HOST, seen = false;
+    uint32_t unit = h->hints[fixed], last = fixed ? h->units : h->range_units;
     *longest = 0;
-    while (unit < h->units) {
+    while (unit < last) {
         uint32_t owner = h->owner[unit];
         if (owner) {
             unit = owner == OWNER_GIVEN_UP ? unit + 1 : owner - 1 + h->records[owner - 1].units;
             continue;
         }
         if (!seen)
-            h->hint = unit;
+            h->hints[fixed] = unit;
         seen = true;
         uint32_t end = unit;
-        while (end < h->units && !h->owner[end] && end - unit < units)
+        while (end < last && !h->owner[end] && end - unit < units)
             end++;
         if (end - unit == units)
             return unit;
@@ -224,26 +236,30 @@ static castor_status no_room(homes *h, chunk_kind kind, uint64_t bytes) {
         budget < total_bytes ? budget : total_bytes, free_bytes, h->driver.host_room(h->driver.context));
 }
 
+/* Units for a home, with pages of a tier. Those that a try before has given up are not free any more. */
+static castor_status tier_back(homes *h, device_tier tier, uint64_t bytes, uint32_t units, uint32_t *unit) {
+    uint32_t longest;
+    *unit = units_find(h, tier, units, &longest);
+    if (*unit == UINT32_MAX || !tier_has_room(h, tier, bytes))
+        return CASTOR_ERR_MEMORY;
+    return *unit < h->range_units ? home_back(h, *unit, units, tier) : fixed_back(h, *unit, units);
+}
+
 static castor_status create_locked(homes *h, chunk_kind kind, uint64_t bytes, uint32_t units, home *out) {
-    uint32_t longest, unit = range_find(h, units, &longest);
-    if (unit == UINT32_MAX)
+    uint32_t longest, unit;
+    if (units_find(h, DEVICE_TIER_DEVICE, units, &longest) == UINT32_MAX)
         return error_set(CASTOR_ERR_MEMORY,
                          "no addresses are left for a home of %B (%s): of %B, used in part, the longest free "
                          "range has %B. Free homes, or start with more addresses",
-                         bytes, chunk_kind_names[kind], (uint64_t)h->units * h->unit_bytes,
+                         bytes, chunk_kind_names[kind], (uint64_t)h->range_units * h->unit_bytes,
                          (uint64_t)longest * h->unit_bytes);
     device_tier tier = policy_birth(h, kind, bytes);
-    castor_status status = CASTOR_ERR_MEMORY;
-    if (tier_has_room(h, tier, bytes))
-        status = home_back(h, unit, units, tier);
+    castor_status status = tier_back(h, tier, bytes, units, &unit);
     if (status == CASTOR_ERR_MEMORY) {
         if (tier == DEVICE_TIER_DEVICE)
             homes_short(h);
         tier = tier == DEVICE_TIER_DEVICE ? DEVICE_TIER_HOST : DEVICE_TIER_DEVICE;
-        /* Units that were given up just now are not free any more. */
-        unit = range_find(h, units, &longest);
-        if (unit != UINT32_MAX && tier_has_room(h, tier, bytes))
-            status = home_back(h, unit, units, tier);
+        status = tier_back(h, tier, bytes, units, &unit);
     }
     if (status == CASTOR_ERR_MEMORY)
         return no_room(h, kind, bytes);
@@ -259,7 +275,7 @@ castor_status home_create(homes *h, chunk_kind kind, size_t bytes, home *out) {
         return error_set(CASTOR_ERR_ARGUMENT, "a home of %zu bytes and kind %d cannot be", bytes, (int)kind);
     uint64_t units = bytes / h->unit_bytes + (bytes % h->unit_bytes != 0);
     /* More than all addresses: the search says so. */
-    uint32_t wanted = units <= h->units ? (uint32_t)units : h->units + 1;
+    uint32_t wanted = units <= h->range_units ? (uint32_t)units : h->range_units + 1;
     pthread_mutex_lock(&h->lock);
     castor_status status = create_locked(h, kind, units * h->unit_bytes, wanted, out);
     h->statistics.refused += status != CASTOR_OK;
@@ -297,11 +313,12 @@ static castor_status unmap_all(homes *h, uint32_t unit) {
 }
 
 static castor_status destroy_locked(homes *h, uint32_t unit) {
-    castor_status status = unmap_all(h, unit);
+    uint32_t end = unit + h->records[unit].units;
+    bool fixed = unit >= h->range_units;
+    castor_status status = fixed ? fixed_end(h, unit, end - unit) : unmap_all(h, unit);
     if (status != CASTOR_OK)
         return status;
-    uint32_t end = unit + h->records[unit].units;
-    for (uint32_t at = unit; at < end; at += piece_units(end - at)) {
+    for (uint32_t at = unit; at < end && !fixed; at += piece_units(end - at)) {
         if (h->pages[at])
             h->driver.release(h->driver.context, h->pages[at]);
         h->pages[at] = 0;
@@ -329,6 +346,7 @@ void homes_destroy(homes *h) {
         }
     if (h->alias)
         h->driver.unreserve(h->driver.context, h->alias, HOMES_PIECE_UNITS * h->unit_bytes);
+    fixed_tables_end(h);
     pthread_mutex_destroy(&h->lock);
     munmap(h, h->mapped_bytes);
 }
@@ -337,15 +355,28 @@ void homes_destroy(homes *h) {
 
 void homes_range(const homes *h, uintptr_t *first, uintptr_t *end) {
     *first = h->address;
-    *end = unit_address(h, h->units);
+    *end = h->address + (uintptr_t)h->range_units * h->unit_bytes;
+}
+
+bool homes_are_fixed(const homes *h) {
+    return h->fixed;
+}
+
+uint32_t homes_units(const homes *h) {
+    return h->units;
+}
+
+uint32_t homes_unit(const homes *h, uintptr_t address) {
+    uint64_t unit = (address - h->address) / h->unit_bytes;
+    if (address >= h->address && unit < h->range_units)
+        return (uint32_t)unit;
+    return h->fixed ? fixed_unit(h, address) : HOMES_NO_UNIT;
 }
 
 bool home_find(homes *h, uintptr_t address, home *out) {
-    uint64_t unit = (address - h->address) / h->unit_bytes;
-    if (address < h->address || unit >= h->units)
-        return false;
     pthread_mutex_lock(&h->lock);
-    uint32_t owner = h->owner[unit];
+    uint32_t unit = homes_unit(h, address);
+    uint32_t owner = unit == HOMES_NO_UNIT ? 0 : h->owner[unit];
     bool found = owner && owner != OWNER_GIVEN_UP;
     if (found) {
         const home_record *r = &h->records[owner - 1];
@@ -356,8 +387,8 @@ bool home_find(homes *h, uintptr_t address, home *out) {
 }
 
 bool home_is_on_host(const homes *h, uintptr_t address) {
-    uint64_t unit = (address - h->address) / h->unit_bytes;
-    return address >= h->address && unit < h->units &&
+    uint32_t unit = homes_unit(h, address);
+    return unit != HOMES_NO_UNIT &&
            atomic_load_explicit(&h->tiers[unit], memory_order_relaxed) == DEVICE_TIER_HOST + 1;
 }
 

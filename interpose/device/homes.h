@@ -4,6 +4,8 @@
  *   home   a range of one reserved range of addresses, a whole number of units, backed by pages of the device or of the host
  *   kind   of a home: parameters, gradients or optimizer states (placement/chunk.h)
  *   piece  the pages of a home are created and mapped in pieces: of a power of two of units, HOMES_PIECE_UNITS at most
+ *   fixed  a home on the host where the driver maps no pages of the host: memory that the driver has allocated outside of the range,
+ *          at the same address for the device and the processors. It stays there until it dies, and so do those on the device
  *   flip   a home's pages change from the device's to the host's or back, at the same address, with their bytes
  *   budget the bytes of the device's memory that homes may take
  *
@@ -26,6 +28,7 @@
 #include "placement/placement.h"
 
 #define HOMES_PIECE_UNITS  32
+#define HOMES_NO_UNIT      UINT32_MAX
 #define HOMES_RETURN_BYTES (UINT64_C(256) << 20) /* or one home, if it is larger */
 #define HOMES_RETURN_STEPS 8                     /* for so many there must have been room */
 
@@ -65,6 +68,12 @@ castor_status home_create(homes *h, chunk_kind kind, size_t bytes, home *out);
 /* The device must be done with it: this waits for nothing. CASTOR_ERR_ARGUMENT: no home begins there. After the driver's errors the
  * home is still there. */
 castor_status home_destroy(homes *h, uintptr_t address);
+/* Whether its homes stay where they are born, and those on the host lie outside of the range. Constant. */
+bool homes_are_fixed(const homes *h);
+/* Homes lie in numbered units. How many there are. Constant. */
+uint32_t homes_units(const homes *h);
+/* The unit that holds an address; HOMES_NO_UNIT: none does. Lock-free. */
+uint32_t homes_unit(const homes *h, uintptr_t address);
 /* The reserved range, [first, end). Constant. */
 void homes_range(const homes *h, uintptr_t *first, uintptr_t *end);
 /* The home that holds an address; false: none does. */

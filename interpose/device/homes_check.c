@@ -13,8 +13,13 @@ static castor_status wrong(const homes *h, uint32_t unit, const char *what) {
 
 static castor_status check_home(const homes *h, chunk_kind kind, uint32_t unit, sums *s) {
     const home_record *r = &h->records[unit];
-    if (!r->units || r->units > h->units - unit || r->kind != kind || r->tier >= DEVICE_TIER_COUNT)
+    bool fixed = unit >= h->range_units;
+    if (!r->units || r->units > (fixed ? h->units : h->range_units) - unit || r->kind != kind ||
+        r->tier >= DEVICE_TIER_COUNT || fixed != (h->fixed && r->tier == DEVICE_TIER_HOST))
         return wrong(h, unit, "no such home can be");
+    castor_status status = fixed ? fixed_check(h, unit) : CASTOR_OK;
+    if (status != CASTOR_OK)
+        return status;
     uint32_t next_piece = unit, end = unit + r->units;
     for (uint32_t at = unit; at < end; at++) {
         if (h->owner[at] != unit + 1)
@@ -24,7 +29,7 @@ static castor_status check_home(const homes *h, chunk_kind kind, uint32_t unit, 
         if (h->moving[at])
             return wrong(h, at, "pages are left from a flip");
         if (at == next_piece) {
-            next_piece += piece_units(end - at);
+            next_piece += fixed ? end - at : piece_units(end - at);
             if (!h->pages[at] && !r->stuck)
                 return wrong(h, at, "a piece has no pages");
         } else if (h->pages[at]) {
@@ -62,7 +67,9 @@ static castor_status check_free(const homes *h, const sums *s) {
         else if (h->pages[unit] || h->moving[unit] || h->records[unit].units ||
                  atomic_load_explicit(&h->tiers[unit], memory_order_relaxed))
             return wrong(h, unit, "a table shows a home where none is");
-        if (unit < h->hint && !h->owner[unit])
+        if (unit >= h->range_units && !h->owner[unit] && h->fixed_addresses[unit - h->range_units])
+            return wrong(h, unit, "it has an address where no home is");
+        if (!h->owner[unit] && unit < h->hints[unit >= h->range_units])
             return wrong(h, unit, "the search overlooks it");
     }
     return owned == s->units ? CASTOR_OK : wrong(h, 0, "units belong to homes that do not exist");
@@ -82,7 +89,7 @@ static castor_status check_sums(const homes *h, const sums *s) {
             return wrong(h, 0, "homes are miscounted");
         there += s->bytes[kind][DEVICE_TIER_DEVICE];
     }
-    if (s->stuck_bytes != h->stuck_bytes || homes_evictable(h) != there - h->stuck_bytes)
+    if (s->stuck_bytes != h->stuck_bytes || homes_evictable(h) != (h->fixed ? 0 : there - h->stuck_bytes))
         return wrong(h, 0, "the bytes that can be evicted are miscounted");
     if (there > h->allowed_bytes)
         return error_set(CASTOR_ERR_MISMATCH, "homes of device %d: %B on the device, %B are allowed",

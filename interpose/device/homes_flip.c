@@ -148,6 +148,8 @@ static castor_status flip_locked(homes *h, uint32_t unit, device_tier to) {
     home_record *r = &h->records[unit];
     if (r->tier == to)
         return CASTOR_OK;
+    if (h->fixed)
+        return error_set(CASTOR_ERR_UNSUPPORTED, "the driver of device %d moves no homes", h->device);
     if (r->stuck)
         return error_set(CASTOR_ERR_SYSTEM, "the home at %p is moved no more, since moving it has failed",
                          (void *)unit_address(h, unit));

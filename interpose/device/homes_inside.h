@@ -1,7 +1,8 @@
-/* What the parts of homes share: homes.c (birth, death, look-ups), homes_flip.c, homes_policy.c, homes_check.c.
+/* What the parts of homes share: homes.c (birth, death, look-ups), homes_fixed.c, homes_flip.c, homes_policy.c, homes_check.c.
  *
  * Vocabulary
- *   unit     here: the number of a unit of the reserved range, from 0
+ *   unit     here: the number of a unit of the reserved range, from 0; fixed homes have the units after these, a number for each unit
+ *            of their bytes
  *   moving   a table with the pages that change places with those of `pages` in a flip
  *   stuck    a home of which a piece could neither change nor change back: it is found and destroyed as others are, and never
  *            flipped. It is lost if a piece has no pages at all
@@ -41,18 +42,24 @@ struct homes {
     int device;
     uintptr_t address;
     size_t unit_bytes, mapped_bytes; /* mapped_bytes: of this structure with its tables */
-    uint32_t units;
+    uint32_t units, range_units;     /* range_units: of the reserved range */
+    bool fixed;
+    /* Where homes are fixed, else NULL. */
+    _Atomic uint32_t
+        *fixed_units; /* by address / unit_bytes: the unit there + 1; written under the lock, read without */
+    uintptr_t *fixed_addresses; /* by unit - range_units */
 
-    uint32_t *owner;        /* by unit: the first unit of the home there, + 1; 0: none, or OWNER_GIVEN_UP */
-    home_record *records;   /* by first unit */
-    uint64_t *pages;        /* by first unit of a piece; 0 where a piece of a stuck home has none */
+    uint32_t *owner;      /* by unit: the first unit of the home there, + 1; 0: none, or OWNER_GIVEN_UP */
+    home_record *records; /* by first unit */
+    uint64_t *
+        pages; /* by first unit of a piece; 0 where a piece of a stuck home has none. Of a fixed home: the driver's block */
     uint64_t *moving;       /* the same; zero outside of a flip */
     _Atomic uint8_t *tiers; /* by unit: tier + 1; written under the lock, read without */
 
     uint32_t youngest[CHUNK_KIND_COUNT]; /* first unit + 1 */
-    uint32_t hint;                       /* no unit before it is free */
-    uint64_t allowed_bytes;     /* on the device: the budget, or what was there when a smaller one was set */
-    uint64_t stuck_bytes;       /* of those on the device */
+    uint32_t hints[2];      /* no unit of the range before the first is free, no other before the second */
+    uint64_t allowed_bytes; /* on the device: the budget, or what was there when a smaller one was set */
+    uint64_t stuck_bytes;   /* of those on the device */
     _Atomic uint64_t evictable; /* bytes on the device without stuck ones */
     uintptr_t alias;            /* a range of one piece, for copies; 0: not reserved yet */
     placement_settings placement;
@@ -62,7 +69,8 @@ struct homes {
 };
 
 static inline uintptr_t unit_address(const homes *h, uint32_t unit) {
-    return h->address + (uintptr_t)unit * h->unit_bytes;
+    return unit < h->range_units ? h->address + (uintptr_t)unit * h->unit_bytes
+                                 : h->fixed_addresses[unit - h->range_units];
 }
 /* The next piece of a home that has so many units left. */
 static inline uint32_t piece_units(uint32_t left) {
@@ -74,6 +82,17 @@ static inline uint64_t tier_bytes(const homes *h, device_tier tier) {
         sum += h->statistics.bytes[kind][tier];
     return sum;
 }
+static inline uint32_t *unit_hint(homes *h, uint32_t unit) {
+    return &h->hints[unit >= h->range_units];
+}
+/* homes_fixed.c: the tables for as many fixed homes as the range holds, and their end. */
+castor_status fixed_tables_make(homes *h);
+void fixed_tables_end(homes *h);
+uint32_t fixed_unit(const homes *h, uintptr_t address);
+/* Memory for a home, and its end. */
+castor_status fixed_back(homes *h, uint32_t unit, uint32_t units);
+castor_status fixed_end(homes *h, uint32_t unit, uint32_t units);
+castor_status fixed_check(const homes *h, uint32_t unit);
 /* The first unit of the home that begins at an address; UINT32_MAX: none does. */
 uint32_t home_unit(const homes *h, uintptr_t address);
 /* A home's bytes come to a tier, or leave it. */

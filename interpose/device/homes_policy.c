@@ -79,7 +79,7 @@ bool homes_step_end(homes *h) {
     home_returns *r = &h->returns;
     bool due = false, fell_short = atomic_exchange_explicit(&h->fell_short, false, memory_order_relaxed);
     r->steps++;
-    if (!tier_bytes(h, DEVICE_TIER_HOST)) {
+    if (h->fixed || !tier_bytes(h, DEVICE_TIER_HOST)) {
         r->seen = 0;
     } else {
         uint64_t free_bytes = 0, total_bytes = 0;

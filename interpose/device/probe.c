@@ -6,18 +6,19 @@
 
 #define PATTERN_BYTES ((size_t)1 << 16)
 
-/* Pages of one tier, mapped in one range. */
+/* Pages of one tier, mapped in one range; or a block of the driver's. */
 typedef struct probed_pages {
     uintptr_t address; /* 0: there is no range */
     size_t bytes;
     uint64_t pages;
-    bool created, mapped;
+    bool created, mapped, block;
 } probed_pages;
 
 typedef struct probing {
     const device_driver *driver;
     int device;
     uint64_t copy_bytes;
+    bool maps_host;
     uint8_t *written, *read; /* of the process, PATTERN_BYTES each */
 } probing;
 
@@ -25,6 +26,11 @@ static castor_status pages_make(const probing *p, device_tier tier, size_t bytes
                                 probed_pages *out) {
     const device_driver *v = p->driver;
     *out = (probed_pages){.bytes = bytes};
+    if (tier == DEVICE_TIER_HOST && !p->maps_host) {
+        castor_status status = v->host_make(v->context, p->device, bytes, &out->address, &out->pages);
+        out->block = status == CASTOR_OK;
+        return status;
+    }
     castor_status status = v->reserve(v->context, p->device, bytes, unit, &out->address);
     if (status != CASTOR_OK) {
         out->address = 0;
@@ -40,6 +46,11 @@ static castor_status pages_make(const probing *p, device_tier tier, size_t bytes
 
 static void pages_end(const probing *p, probed_pages *pages) {
     const device_driver *v = p->driver;
+    if (pages->block) {
+        if (v->host_end(v->context, p->device, pages->pages) != CASTOR_OK)
+            v->host_end(v->context, p->device, pages->pages); /* once more; else it is left to the process */
+        return;
+    }
     /* Once more; a range that is still mapped then is left to the process. */
     if (pages->mapped && v->unmap(v->context, pages->address, pages->bytes) != CASTOR_OK &&
         v->unmap(v->context, pages->address, pages->bytes) != CASTOR_OK)
@@ -100,6 +111,11 @@ static castor_status flips_try(const probing *p, homes *h, const home *made) {
     return status;
 }
 
+static castor_status fixed_try(const probing *p, const home *made) {
+    castor_status status = pattern_write(p, made->address, 3);
+    return status == CASTOR_OK ? pattern_check(p, made->address, "a home in the host's memory") : status;
+}
+
 static castor_status homes_try(const probing *p, size_t unit) {
     const device_driver *v = p->driver;
     uintptr_t address;
@@ -109,11 +125,11 @@ static castor_status homes_try(const probing *p, size_t unit) {
     castor_status status = v->reserve(v->context, p->device, 4 * unit, unit, &address);
     if (status != CASTOR_OK)
         return status;
-    status = homes_create(&h, v, p->device, address, 4 * unit, UINT64_MAX);
+    status = homes_create(&h, v, p->device, address, 4 * unit, p->maps_host ? UINT64_MAX : 0);
     if (status == CASTOR_OK) {
         status = home_create(h, CHUNK_PARAM, unit, &made);
         if (status == CASTOR_OK) {
-            status = flips_try(p, h, &made);
+            status = p->maps_host ? flips_try(p, h, &made) : fixed_try(p, &made);
             gone = home_destroy(h, made.address) == CASTOR_OK;
             if (!gone) /* once more; else the range is left to the process */
                 gone = home_destroy(h, made.address) == CASTOR_OK;
@@ -125,7 +141,7 @@ static castor_status homes_try(const probing *p, size_t unit) {
     return status;
 }
 
-static castor_status levels_try(const probing *p, device_probe *out) {
+static castor_status levels_try(probing *p, device_probe *out) {
     const device_driver *v = p->driver;
     size_t unit = v->granularity(v->context, p->device);
     if (!unit)
@@ -136,6 +152,7 @@ static castor_status levels_try(const probing *p, device_probe *out) {
     out->copy_bytes = (p->copy_bytes + unit - 1) / unit * unit;
     v->room(v->context, p->device, &out->free_bytes, &out->total_bytes);
     out->host_bytes = v->host_room(v->context);
+    p->maps_host = v->maps_host(v->context, p->device);
     probed_pages device = {0}, host = {0};
     castor_status status = pages_make(p, DEVICE_TIER_DEVICE, out->copy_bytes, unit, &device);
     if (status == CASTOR_OK)
@@ -145,21 +162,23 @@ static castor_status levels_try(const probing *p, device_probe *out) {
     out->level = DEVICE_LEVEL_PAGES;
     status = pages_make(p, DEVICE_TIER_HOST, out->copy_bytes, unit, &host);
     if (status == CASTOR_OK)
-        status = pages_try(p, &host, "pages of the host");
+        status = pages_try(p, &host, p->maps_host ? "pages of the host" : "memory of the host");
     if (status == CASTOR_OK)
         status = copy_time(p, &device, &host, &out->copy_ns[DEVICE_TIER_DEVICE]);
     if (status == CASTOR_OK)
         status = copy_time(p, &host, &device, &out->copy_ns[DEVICE_TIER_HOST]);
-    if (status == CASTOR_OK)
+    if (status == CASTOR_OK && p->maps_host)
         out->level = DEVICE_LEVEL_HOST_PAGES;
 end:
     pages_end(p, &host);
     pages_end(p, &device);
     if (status == CASTOR_OK)
         status = homes_try(p, unit);
-    if (status == CASTOR_OK)
-        out->level = DEVICE_LEVEL_FLIPS;
-    return status;
+    if (status != CASTOR_OK)
+        return status;
+    out->level = p->maps_host ? DEVICE_LEVEL_FLIPS : DEVICE_LEVEL_HOST_MEMORY;
+    /* Says why. */
+    return v->maps_host(v->context, p->device) ? CASTOR_OK : CASTOR_ERR_UNSUPPORTED;
 }
 
 castor_status device_probe_run(const device_driver *driver, int device, uint64_t copy_bytes,

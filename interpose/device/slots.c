@@ -28,19 +28,25 @@ castor_status slots_create(slots **out, homes *h, const device_driver *driver, i
                  .wanted = SLOTS_NONE};
     s->statistics.region_bytes = s->region_bytes = s->region_most;
     homes_range(h, &s->first, &s->end);
-    uint64_t units = (s->end - s->first + unit - 1) >> s->unit_bits;
-    s->units = slots_map(units * sizeof *s->units);
+    s->fixed = homes_are_fixed(h);
+    uint64_t units = homes_units(h);
+    s->units = slots_map(2 * units * sizeof *s->units);
+    s->copied = s->units + units;
     castor_status status = s->units ? slots_manager_make(s)
                                     : error_set(CASTOR_ERR_MEMORY, "no memory for a table of %llu units",
                                                 (unsigned long long)units);
     if (status != CASTOR_OK) {
-        slots_unmap(s->units, units * sizeof *s->units);
+        slots_unmap(s->units, 2 * units * sizeof *s->units);
         slots_unmap(s, sizeof *s);
         return status;
     }
     pthread_mutex_init(&s->lock, NULL);
     *out = s;
     return CASTOR_OK;
+}
+
+void slots_copies_set(slots *s, copies *c) {
+    s->copies = c;
 }
 
 void slots_destroy(slots *s) {
@@ -66,7 +72,7 @@ void slots_destroy(slots *s) {
             slots_region_end(s);
     }
     slots_tables_end(s);
-    slots_unmap(s->units, ((s->end - s->first) >> s->unit_bits) * sizeof *s->units);
+    slots_unmap(s->units, 2 * homes_units(s->homes) * sizeof *s->units);
     pthread_mutex_destroy(&s->lock);
     slots_unmap(s, sizeof *s);
 }
@@ -92,6 +98,10 @@ static castor_status access_make(slots *s, uint32_t number) {
 
 static bool slot_may_be(slots *s, uint32_t number, uint64_t stream) {
     const slots_storage *st = &s->storages[number];
+    if (st->room > s->region_most && st->bytes > s->too_large_bytes) {
+        s->too_large = st->address;
+        s->too_large_bytes = st->bytes;
+    }
     if (st->home_only || st->room > s->region_bytes ||
         s->driver.stream_captures(s->driver.context, s->device, stream))
         return false;
@@ -145,6 +155,7 @@ slot_use slot_use_begin(slots *s, uintptr_t pointer, size_t bytes, uint64_t stre
     slot_use use = {pointer, SLOT_USE_NONE, stream};
     if (!slots_touched(s, pointer, 1))
         return use;
+    copies_look(s->copies, false);
     pthread_mutex_lock(&s->lock);
     uint32_t number = slots_find(s, pointer);
     const slots_storage *st = number == SLOTS_NONE ? NULL : &s->storages[number];
@@ -192,8 +203,7 @@ void slot_use_end(slots *s, const slot_use *use) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The slot does not hold what its home holds any more. */
-static void stale(slots *s, uint32_t number) {
+void slots_stale(slots *s, uint32_t number) {
     uint32_t entry = s->storages[number].entry;
     if (entry == SLOTS_NONE)
         return;
@@ -206,27 +216,62 @@ static bool captures(const slots *s, uint64_t stream) {
     return s->driver.stream_captures(s->driver.context, s->device, stream);
 }
 
+/* Places [first, end). */
+typedef struct written_places {
+    uint32_t first, end;
+} written_places;
+
+/* One writer of all that lies there. Its event is recorded once, before anything can wait for it. */
+static void places_written(slots *s, const written_places *places, uint32_t count, uint64_t stream) {
+    slots_mark *mark = NULL;
+    for (uint32_t n = 0; n < count; n++)
+        for (uint32_t i = places[n].first; i < places[n].end; i++) {
+            slots_storage *st = &s->storages[s->places[i].number];
+            if (st->ordered == s->order)
+                mark = mark ? &s->writers : &st->writer;
+        }
+    bool captured = captures(s, stream);
+    bool noted = captured || !mark || slots_mark_record(s, mark, stream) == CASTOR_OK;
+    for (uint32_t n = 0; n < count; n++)
+        for (uint32_t i = places[n].first; i < places[n].end; i++) {
+            slots_storage *st = &s->storages[s->places[i].number];
+            st->home_only |= captured;
+            if (!noted)
+                st->ordered = 0;
+            slots_stale(s, s->places[i].number);
+        }
+}
+
 void slots_written(slots *s, uintptr_t address, size_t bytes, uint64_t stream) {
     if (!slots_touched(s, address, bytes ? bytes : 1))
         return;
+    written_places places;
     pthread_mutex_lock(&s->lock);
-    uint32_t end, first = slots_places(s, address, bytes, &end), ordered = 0;
-    slots_mark *mark = NULL;
-    for (uint32_t i = first; i < end; i++) {
-        slots_storage *st = &s->storages[s->places[i].number];
-        if (st->ordered != s->order)
+    places.first = slots_places(s, address, bytes, &places.end);
+    if (places.end > places.first)
+        places_written(s, &places, 1, stream);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void slots_written_each(slots *s, const uintptr_t *addresses, uint32_t count, uint64_t stream) {
+    written_places places[SLOTS_ADDRESSES_MOST];
+    uint32_t found = 0;
+    uintptr_t home = 0, home_end = 0; /* of the last one that was found */
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < count; i++) {
+        if (addresses[i] >= home && addresses[i] < home_end)
             continue;
-        mark = ordered++ ? &s->writers : &st->writer;
+        written_places *p = &places[found];
+        p->first = slots_places(s, addresses[i], 0, &p->end);
+        if (p->first == p->end)
+            continue;
+        const slots_storage *st = &s->storages[s->places[p->first].number];
+        home = st->home;
+        home_end = st->home_end;
+        found++;
     }
-    bool captured = end > first && captures(s, stream);
-    bool noted = captured || !mark || slots_mark_record(s, mark, stream) == CASTOR_OK;
-    for (uint32_t i = first; i < end; i++) {
-        slots_storage *st = &s->storages[s->places[i].number];
-        st->home_only |= captured;
-        if (!noted)
-            st->ordered = 0;
-        stale(s, s->places[i].number);
-    }
+    if (found)
+        places_written(s, places, found, stream);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -242,12 +287,13 @@ void slots_written_all(slots *s, uint64_t stream) {
     for (uint32_t i = s->entries_first, next; i != SLOTS_NONE; i = next) {
         next = s->entries[i].next;
         if (s->entries[i].storage != SLOTS_NONE)
-            stale(s, s->entries[i].storage);
+            slots_stale(s, s->entries[i].storage);
     }
     pthread_mutex_unlock(&s->lock);
 }
 
 void slots_step_end(slots *s) {
+    copies_look(s->copies, true);
     pthread_mutex_lock(&s->lock);
     s->region_pause -= s->region_pause != 0;
     if (s->copy_stream) /* there was a region */
@@ -255,6 +301,14 @@ void slots_step_end(slots *s) {
     chunk_manager_step_end(s->manager);
     plan_again(s);
     pthread_mutex_unlock(&s->lock);
+}
+
+uint64_t slots_too_large(slots *s, uintptr_t *address) {
+    pthread_mutex_lock(&s->lock);
+    uint64_t bytes = s->too_large_bytes;
+    *address = s->too_large;
+    pthread_mutex_unlock(&s->lock);
+    return bytes;
 }
 
 void slots_statistics_get(slots *s, slots_statistics *out) {

@@ -18,6 +18,7 @@
  *   - a slot's memory is written only after every use that was begun on it before has been passed on the device
  *   - a copy into a slot begins after every writer that was noted before it; a storage's first copy, which a use makes, begins after
  *     all that this use comes after instead: writers of what was never copied cost nothing
+ *   - what may be written unseen, by a graph or through an address in the device's memory, has no slot
  *   - the host never waits for the device here
  *
  * Safe from any thread: one lock, under which the driver is called; the chunk manager's lock comes after it. What may enqueue copies
@@ -25,6 +26,7 @@
 #ifndef CASTOR_DEVICE_SLOTS_H
 #define CASTOR_DEVICE_SLOTS_H
 
+#include "copies.h"
 #include "homes.h"
 #include "placement/chunk_statistics.h"
 
@@ -44,6 +46,8 @@ typedef struct slots_statistics {
 castor_status slots_create(slots **out, homes *h, const device_driver *driver, int device,
                            uint64_t region_bytes);
 void slots_destroy(slots *s);
+/* Where its copies are noted from now on. */
+void slots_copies_set(slots *s, copies *c);
 
 /* A storage inside one home. Adding what was added before does nothing; one that overlaps others replaces them. */
 castor_status slots_storage_add(slots *s, uintptr_t address, size_t bytes);
@@ -70,8 +74,16 @@ void slot_use_end(slots *s, const slot_use *use);
 void slots_written(slots *s, uintptr_t address, size_t bytes, uint64_t stream);
 /* The same, of any storage: a writer whose addresses are unknown. */
 void slots_written_all(slots *s, uint64_t stream);
-/* Whether a storage lies in the home that holds an address. Lock-free; for scans of launch arguments. */
-bool slots_may_hold(const slots *s, uintptr_t address);
+/* The device keeps an address in its memory: kernels may write anything in the home that holds it, unseen. The storages there, and those
+ * that come, are read in their home until it is freed. Not `sure`: it may be a word that looks like an address, which counts if
+ * a storage begins there. */
+void slots_kept(slots *s, uintptr_t address, bool sure);
+/* The same as slots_written with 0 bytes at each of SLOTS_ADDRESSES_MOST addresses, or fewer, by one writer. */
+#define SLOTS_ADDRESSES_MOST 32
+void slots_written_each(slots *s, const uintptr_t *addresses, uint32_t count, uint64_t stream);
+/* Whether a writer must be noted there, for scans of launch arguments. Lock-free. The answer is that of all addresses in [*first,
+ * *first + *bytes). `captured`: the writer may be captured into a graph; any other one does not matter to what was never copied. */
+bool slots_may_hold(const slots *s, uintptr_t address, bool captured, uintptr_t *first, size_t *bytes);
 /* An optimizer step is over: the sequence of uses begins again. */
 void slots_step_end(slots *s);
 /* The region's memory goes back to the driver: parameters are read in their homes until a later step finds memory again. The
@@ -80,6 +92,8 @@ uint64_t slots_region_give(slots *s);
 uint64_t slots_region_held(slots *s); /* bytes that it has now */
 
 void slots_statistics_get(slots *s, slots_statistics *out);
+/* The largest storage that uses have read in its home, since it is larger than a region may be; 0 bytes: none was. */
+uint64_t slots_too_large(slots *s, uintptr_t *address);
 castor_status slots_check(slots *s);
 
 #endif

@@ -7,23 +7,28 @@ static castor_status wrong(uint32_t number, const char *what) {
 }
 
 static castor_status places_check(const slots *s) {
-    uint64_t bytes = 0, touches = 0, counted = 0;
-    uintptr_t at = s->first;
+    uint64_t bytes = 0, touches = 0, counted = 0, copies = 0, counted_copies = 0;
+    uintptr_t at = 0;
     for (uint32_t i = 0; i < s->places_count; i++) {
         const slots_storage *st = &s->storages[s->places[i].number];
         if (st->address != s->places[i].address || st->bytes == 0 || st->forgotten)
             return wrong(i, "a place has another storage");
-        if (st->address < at || st->bytes > s->end - st->address)
-            return wrong(i, "storages are not in order, or not among the homes");
+        if (st->address < at || st->address < st->home || st->bytes > st->home_end - st->address)
+            return wrong(i, "storages are not in order, or not in their homes");
         at = st->address + st->bytes;
         bytes += st->bytes;
         touches += (st->home_end - st->home) >> s->unit_bits;
+        copies += st->copied ? (st->home_end - st->home) >> s->unit_bits : 0;
+        if (!st->copied && (st->entry != SLOTS_NONE || st->ordered == s->order))
+            return wrong(i, "it was copied, and nobody asks for its writers");
         if (!slots_touched(s, st->address, 1) || !slots_touched(s, at - 1, 1))
             return wrong(i, "a unit does not know its storage");
     }
-    for (uint64_t unit = 0; unit < (s->end - s->first) >> s->unit_bits; unit++)
-        counted += __atomic_load_n(&s->units[unit], __ATOMIC_RELAXED);
-    if (touches != counted)
+    for (uint32_t unit = 0; unit < homes_units(s->homes); unit++) {
+        counted += __atomic_load_n(&s->units[unit], __ATOMIC_RELAXED) & ~SLOTS_KEPT;
+        counted_copies += __atomic_load_n(&s->copied[unit], __ATOMIC_RELAXED);
+    }
+    if (touches != counted || copies != counted_copies)
         return wrong(s->places_count, "units count storages that are none");
     return bytes == s->statistics.storage_bytes && s->places_count == s->statistics.storages
                ? CASTOR_OK

@@ -54,6 +54,7 @@ castor_status slots_copy(slots *s, uint32_t number) {
     slots_storage *st = &s->storages[number];
     slots_entry *e = &s->entries[st->entry];
     const device_driver *d = &s->driver;
+    slots_storage_copied(s, st);
     castor_status status = writers_wait(s, st);
     if (status == CASTOR_OK && !e->ready_made) {
         status = d->event_make(d->context, s->device, &e->ready);
@@ -67,6 +68,7 @@ castor_status slots_copy(slots *s, uint32_t number) {
         status = d->event_record(d->context, s->device, e->ready, s->copy_stream);
     if (status != CASTOR_OK)
         return status;
+    copies_note(s->copies, COPY_SLOT, st->bytes, s->copy_stream);
     bool used = s->user == number;
     e->ahead = !used;
     s->used_copy |= used;

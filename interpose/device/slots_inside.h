@@ -10,7 +10,7 @@
  *   run       neighbours in the region that leave it together, to make one range
  *
  * Locks: `slots.lock` is the outer one, the manager's the inner one. The manager calls the backend with both held, and no wait of the
- * manager's ever gives the outer one up: its moves are over when they begin. All fields are guarded by `lock` but for `units`. */
+ * manager's ever gives the outer one up: its moves are over when they begin. All fields are guarded by `lock` but for `units` and `copied`. */
 #ifndef CASTOR_DEVICE_SLOTS_INSIDE_H
 #define CASTOR_DEVICE_SLOTS_INSIDE_H
 
@@ -21,6 +21,7 @@
 #define SLOTS_NONE UINT32_MAX
 /* A slot has its storage's address modulo this: what a library chooses by alignment is the same, and so are its results. */
 #define SLOTS_ALIGNMENT 512
+#define SLOTS_KEPT      (UINT32_C(1) << 31) /* of slots.units: the device keeps an address in the home there */
 #define SLOTS_STREAMS   4 /* streams in which one slot is used; beyond, the copy stream waits at once */
 
 typedef struct slots_mark {
@@ -46,6 +47,7 @@ typedef struct slots_storage {
     uintptr_t address;
     size_t bytes; /* 0: the number is free */
     uintptr_t home, home_end;
+    uint32_t unit;      /* the home's first one */
     uint64_t room;      /* bytes in the region: the chunk's */
     uint64_t ordered;   /* == slots.order: it is */
     slots_mark writer;  /* its last writer */
@@ -53,7 +55,8 @@ typedef struct slots_storage {
     uint32_t users;     /* uses that have begun and not ended */
     uint32_t next_free; /* of free numbers */
     bool forgotten;     /* not found by address any more; its number is free after its last use */
-    bool home_only;     /* a graph may write it, unseen: never in a slot */
+    bool home_only;     /* it may be written unseen: never in a slot */
+    bool copied;        /* it was copied once, or begins to be */
 } slots_storage;
 
 /* Of those that are not forgotten, by address. */
@@ -66,10 +69,13 @@ struct slots {
     pthread_mutex_t lock;
     device_driver driver;
     homes *homes;
+    copies *copies; /* set before the first use */
     int device;
-    uintptr_t first, end; /* of homes' addresses */
+    uintptr_t first, end; /* the homes' range */
     uint32_t unit_bits;   /* of the driver's unit */
-    uint32_t *units;      /* by unit of those addresses: storages of the home that it belongs to. Atomic */
+    /* By unit of homes (homes_unit), of its home: storages, and SLOTS_KEPT; how many of them were ever copied. Atomic */
+    uint32_t *units, *copied;
+    bool fixed; /* homes on the host lie outside of that range (homes.h) */
     chunk_manager *manager;
 
     slots_storage *storages;
@@ -86,6 +92,8 @@ struct slots {
     uint32_t
         region_given; /* the last pause after its memory was given to others; each is longer than the one before */
     bool warned;
+    uintptr_t too_large; /* a storage's address (slots_too_large) */
+    uint64_t too_large_bytes;
 
     uint64_t order; /* what slots_storage.ordered has to be */
     bool any_ordered;
@@ -98,6 +106,10 @@ struct slots {
     slots_statistics statistics;
 };
 
+/* ---- slots.c ---- */
+/* The slot does not hold what its home holds any more. */
+void slots_stale(slots *s, uint32_t number);
+
 /* ---- slots_storages.c ---- */
 /* True: a storage may lie in a home there. Lock-free. */
 bool slots_touched(const slots *s, uintptr_t address, size_t bytes);
@@ -108,6 +120,8 @@ uint32_t slots_places(const slots *s, uintptr_t address, size_t bytes, uint32_t 
 /* The slot goes, if nobody uses it, and the number is free if the storage is forgotten. */
 void slots_storage_settle(slots *s, uint32_t number);
 void slots_tables_end(slots *s);
+/* From now on its writers matter. */
+void slots_storage_copied(slots *s, slots_storage *st);
 
 /* ---- slots_region.c ---- */
 castor_status slots_region_make(slots *s);

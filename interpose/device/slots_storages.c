@@ -3,23 +3,48 @@
 #include "core/error.h"
 #include "slots_inside.h"
 
-#define STORAGES_FIRST 64 /* room at first */
+#define STORAGES_FIRST   64 /* room at first */
+#define FIXED_UNITS_MOST 65536
+
+/* More than homes are ever long is answered with yes. */
+static bool fixed_touched(const slots *s, uintptr_t address, uintptr_t to) {
+    uint64_t count = ((to - 1) >> s->unit_bits) - (address >> s->unit_bits) + 1;
+    if (count > FIXED_UNITS_MOST)
+        return true;
+    for (uintptr_t at = address; count-- > 0; at += (uintptr_t)1 << s->unit_bits) {
+        uint32_t unit = homes_unit(s->homes, at);
+        if (unit != HOMES_NO_UNIT && __atomic_load_n(&s->units[unit], __ATOMIC_RELAXED) & ~SLOTS_KEPT)
+            return true;
+    }
+    return false;
+}
 
 bool slots_touched(const slots *s, uintptr_t address, size_t bytes) {
     uintptr_t to = bytes > UINTPTR_MAX - address ? UINTPTR_MAX : address + bytes;
+    if (s->fixed)
+        return to > address && fixed_touched(s, address, to);
     uintptr_t from = address < s->first ? s->first : address;
     to = to > s->end ? s->end : to;
     if (from >= to)
         return false;
     uint64_t last = (to - 1 - s->first) >> s->unit_bits;
     for (uint64_t unit = (from - s->first) >> s->unit_bits; unit <= last; unit++)
-        if (__atomic_load_n(&s->units[unit], __ATOMIC_RELAXED))
+        if (__atomic_load_n(&s->units[unit], __ATOMIC_RELAXED) & ~SLOTS_KEPT)
             return true;
     return false;
 }
 
-bool slots_may_hold(const slots *s, uintptr_t address) {
-    return slots_touched(s, address, 1);
+bool slots_may_hold(const slots *s, uintptr_t address, bool captured, uintptr_t *first, size_t *bytes) {
+    const uint32_t *table = captured ? s->units : s->copied;
+    uint64_t unit = (address - s->first) >> s->unit_bits;
+    *bytes = (size_t)1 << s->unit_bits;
+    *first = address & -*bytes; /* homes are aligned to units */
+    if (address - s->first >= s->end - s->first) {
+        unit = s->fixed ? homes_unit(s->homes, address) : HOMES_NO_UNIT;
+        if (unit == HOMES_NO_UNIT)
+            return false;
+    }
+    return __atomic_load_n(&table[unit], __ATOMIC_RELAXED) & ~SLOTS_KEPT;
 }
 
 static uint32_t place_after(const slots *s, uintptr_t address) {
@@ -61,10 +86,16 @@ uint32_t slots_find(const slots *s, uintptr_t address) {
                                                                           : SLOTS_NONE;
 }
 
-static void units_count(slots *s, const slots_storage *st, uint32_t by) {
-    uint64_t last = (st->home_end - 1 - s->first) >> s->unit_bits;
-    for (uint64_t unit = (st->home - s->first) >> s->unit_bits; unit <= last; unit++)
-        __atomic_fetch_add(&s->units[unit], by, __ATOMIC_RELAXED);
+static void units_count(const slots *s, uint32_t *table, const slots_storage *st, uint32_t by) {
+    uint64_t count = (st->home_end - st->home) >> s->unit_bits;
+    for (uint64_t i = 0; i < count; i++)
+        __atomic_fetch_add(&table[st->unit + i], by, __ATOMIC_RELAXED);
+}
+
+void slots_storage_copied(slots *s, slots_storage *st) {
+    if (!st->copied)
+        units_count(s, s->copied, st, 1);
+    st->copied = true;
 }
 
 void slots_storage_settle(slots *s, uint32_t number) {
@@ -86,7 +117,9 @@ static void place_forget(slots *s, uint32_t place) {
     slots_storage *st = &s->storages[number];
     s->places_count--;
     memmove(&s->places[place], &s->places[place + 1], (s->places_count - place) * sizeof *s->places);
-    units_count(s, st, UINT32_MAX);
+    units_count(s, s->units, st, UINT32_MAX);
+    if (st->copied)
+        units_count(s, s->copied, st, UINT32_MAX);
     s->statistics.storages--;
     s->statistics.storage_bytes -= st->bytes;
     st->forgotten = true;
@@ -105,11 +138,62 @@ static bool forget(slots *s, uintptr_t address, size_t bytes) {
     return home_only;
 }
 
-void slots_forget(slots *s, uintptr_t address, size_t bytes) {
-    if (!slots_touched(s, address, bytes))
+/* ---- homes in which the device keeps an address ---- */
+
+static bool kept_is(const slots *s, const home *at) {
+    uint32_t first = homes_unit(s->homes, at->address);
+    for (uint64_t i = 0; i < at->bytes >> s->unit_bits; i++)
+        if (__atomic_load_n(&s->units[first + i], __ATOMIC_RELAXED) & SLOTS_KEPT)
+            return true;
+    return false;
+}
+
+static void kept_set(slots *s, const home *at) {
+    uint32_t first = homes_unit(s->homes, at->address);
+    for (uint64_t i = 0; i < at->bytes >> s->unit_bits; i++)
+        __atomic_fetch_or(&s->units[first + i], SLOTS_KEPT, __ATOMIC_RELAXED);
+}
+
+/* Units that are freed whole. */
+static void kept_forget(slots *s, uintptr_t address, size_t bytes) {
+    uintptr_t unit_bytes = (uintptr_t)1 << s->unit_bits;
+    uintptr_t to = bytes > UINTPTR_MAX - address ? UINTPTR_MAX : address + bytes;
+    if (!s->fixed) {
+        address = address < s->first ? s->first : address;
+        to = to > s->end ? s->end : to;
+    }
+    for (uintptr_t at = (address + unit_bytes - 1) & -unit_bytes; at < to && to - at >= unit_bytes;
+         at += unit_bytes) {
+        uint32_t unit = homes_unit(s->homes, at);
+        if (unit != HOMES_NO_UNIT)
+            __atomic_fetch_and(&s->units[unit], ~SLOTS_KEPT, __ATOMIC_RELAXED);
+    }
+}
+
+void slots_kept(slots *s, uintptr_t address, bool sure) {
+    home at;
+    /* Before the lock: homes have their own. */
+    if (!home_find(s->homes, address, &at))
         return;
     pthread_mutex_lock(&s->lock);
-    forget(s, address, bytes);
+    uint32_t number = slots_find(s, address);
+    bool begins = number != SLOTS_NONE && s->storages[number].address == address;
+    if ((sure || begins) && !kept_is(s, &at)) {
+        kept_set(s, &at);
+        uint32_t end;
+        for (uint32_t i = slots_places(s, address, 0, &end); i < end; i++) {
+            s->storages[s->places[i].number].home_only = true;
+            slots_stale(s, s->places[i].number);
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void slots_forget(slots *s, uintptr_t address, size_t bytes) {
+    pthread_mutex_lock(&s->lock);
+    kept_forget(s, address, bytes);
+    if (slots_touched(s, address, bytes))
+        forget(s, address, bytes);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -167,11 +251,13 @@ static castor_status number_take(slots *s, uint64_t room, uint32_t *number) {
     return status;
 }
 
-static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *at) {
+/* `unit`: the home's first one. */
+static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *at, uint32_t unit) {
     uint32_t number = slots_find(s, address);
     if (number != SLOTS_NONE && s->storages[number].address == address && s->storages[number].bytes == bytes)
         return CASTOR_OK;
-    bool home_only = forget(s, address, bytes); /* the same memory: what may write it has not changed */
+    bool home_only = kept_is(s, at);
+    home_only |= forget(s, address, bytes); /* the same memory: what may write it has not changed */
     uint64_t room =
         (address % SLOTS_ALIGNMENT + bytes + SLOTS_ALIGNMENT - 1) / SLOTS_ALIGNMENT * SLOTS_ALIGNMENT;
     castor_status status = tables_room(s);
@@ -186,6 +272,7 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
                           .bytes = bytes,
                           .home = at->address,
                           .home_end = at->address + at->bytes,
+                          .unit = unit,
                           .room = room,
                           .writer = writer,
                           .entry = SLOTS_NONE,
@@ -194,7 +281,7 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
     memmove(&s->places[place + 1], &s->places[place], (s->places_count - place) * sizeof *s->places);
     s->places[place] = (slots_place){address, number};
     s->places_count++;
-    units_count(s, st, 1);
+    units_count(s, s->units, st, 1);
     s->statistics.storages++;
     s->statistics.storage_bytes += bytes;
     return CASTOR_OK;
@@ -203,11 +290,13 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
 castor_status slots_storage_add(slots *s, uintptr_t address, size_t bytes) {
     home at;
     /* Before the lock: homes have their own. */
-    if (bytes == 0 || !home_find(s->homes, address, &at) || bytes > at.address + at.bytes - address)
+    bool found = bytes && home_find(s->homes, address, &at) && bytes <= at.address + at.bytes - address;
+    uint32_t unit = found ? homes_unit(s->homes, at.address) : HOMES_NO_UNIT;
+    if (unit == HOMES_NO_UNIT)
         return error_set(CASTOR_ERR_ARGUMENT, "%B at %p do not lie in one home", (uint64_t)bytes,
                          (void *)address);
     pthread_mutex_lock(&s->lock);
-    castor_status status = add(s, address, bytes, &at);
+    castor_status status = add(s, address, bytes, &at, unit);
     pthread_mutex_unlock(&s->lock);
     return status;
 }

@@ -12,6 +12,7 @@
 #define NCCL_LIBRARY         "libnccl.so"
 #define CUBLAS_LIBRARY       "libcublas.so"
 #define CUBLASLT_LIBRARY     "libcublasLt.so"
+#define CUDNN_LIBRARY        "libcudnn.so"
 
 void *hook_real[HOOK_COUNT];
 
@@ -49,6 +50,7 @@ static hook_source source_of_layer(hook_layer layer) {
         [HOOK_LAYER_NCCL] = {NCCL_LIBRARY, "ncclAllReduce"},
         [HOOK_LAYER_CUBLAS] = {CUBLAS_LIBRARY, "cublasCreate_v2"},
         [HOOK_LAYER_CUBLASLT] = {CUBLASLT_LIBRARY, "cublasLtCreate"},
+        [HOOK_LAYER_CUDNN] = {CUDNN_LIBRARY, "cudnnCreate"},
     };
     return sources[layer];
 }
@@ -118,13 +120,13 @@ static void name_row(hook_id id) {
         trace_name_set(TRACE_COLLECTIVE, id, nccl_operation(id));
 }
 
-/* An older libcudart, libcuda, libnccl or libcublas lacks functions of the tables: nobody can call those, so they are not
+/* An older libcudart, libcuda, libnccl, libcublas or libcudnn lacks functions of the tables: nobody can call those, so they are not
  * missed. PyTorch's are, if their names have changed to ones that the table does not know. */
 static bool row_is_missed(hook_id id) {
     hook_layer layer = hook_table[id].layer;
     if (layer == HOOK_LAYER_CUDA_RUNTIME || layer == HOOK_LAYER_CUDA_DRIVER ||
         layer == HOOK_LAYER_CUDA_LOOKUP || layer == HOOK_LAYER_NCCL || layer == HOOK_LAYER_CUBLAS ||
-        layer == HOOK_LAYER_CUBLASLT)
+        layer == HOOK_LAYER_CUBLASLT || layer == HOOK_LAYER_CUDNN)
         return false;
     hook_id other = hook_other_name(id);
     return !hook_is_later(id) && (other == id || !hooks_find(other));

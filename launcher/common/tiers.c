@@ -35,8 +35,11 @@ void tier_bytes_add(tier_bytes *sum, const trace_counters *counters) {
         add(&sum->bytes[TIER_HOST][kind], all > elsewhere ? all - elsewhere : 0);
     }
     add(&sum->bytes[TIER_DEVICE][TIER_SLOTS], last(counters, GAUGE_DEVICE_SLOTS_BYTES));
-    add(&sum->bytes[TIER_DEVICE][TIER_OTHER], last(counters, GAUGE_DEVICE_OTHER_BYTES));
+    uint64_t other = last(counters, GAUGE_DEVICE_OTHER_BYTES),
+             overflow = last(counters, GAUGE_OVERFLOW_BYTES);
+    add(&sum->bytes[TIER_DEVICE][TIER_OTHER], other > overflow ? other - overflow : 0);
     add(&sum->bytes[TIER_HOST][TIER_OTHER], last(counters, GAUGE_OTHER_BYTES));
+    add(&sum->bytes[TIER_HOST][TIER_OTHER], overflow);
 }
 
 uint64_t tier_bytes_of(const tier_bytes *sum, tier tier) {
@@ -75,15 +78,18 @@ void device_figures_add(device_figures *sum, const trace_counters *counters) {
         {&sum->stale, GAUGE_SLOT_STALE},
         {&sum->link_bytes[0], GAUGE_LINK_TO_DEVICE_BYTES},
         {&sum->link_bytes[1], GAUGE_LINK_TO_HOST_BYTES},
+        {&sum->overflow_bytes, GAUGE_OVERFLOW_BYTES},
+        {&sum->overflow_segments, GAUGE_OVERFLOW_SEGMENTS},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         add(rows[i].sum, last(counters, rows[i].gauge));
+    add(&sum->overflow_peak_bytes, counters->gauges[GAUGE_OVERFLOW_BYTES].max);
 }
 
 bool device_figures_any(const device_figures *figures) {
     return figures->budget_bytes || figures->slots_bytes || figures->outside_bytes || figures->flips[0] ||
            figures->flips[1] || figures->refused || figures->uses || figures->link_bytes[0] ||
-           figures->link_bytes[1];
+           figures->link_bytes[1] || figures->overflow_peak_bytes;
 }
 
 uint64_t device_figures_copy_reads(const device_figures *figures) {
@@ -159,6 +165,14 @@ static void say_link(line *line, const device_figures *f, const char *rates) {
     }
 }
 
+static void say_overflow(line *line, const device_figures *f) {
+    if (!f->overflow_peak_bytes)
+        return;
+    say(line, "overflow: %s of the host's memory under the device's addresses, in %s %s; %s at most",
+        text_bytes(FIGURE, f->overflow_bytes), text_count(FIGURE, f->overflow_segments),
+        f->overflow_segments == 1 ? "allocation" : "allocations", text_bytes(FIGURE, f->overflow_peak_bytes));
+}
+
 size_t device_figures_lines(const device_figures *f, const char *rates,
                             char lines[DEVICE_LINES_MAX][DEVICE_LINE_MAX]) {
     size_t count = 0;
@@ -171,10 +185,12 @@ size_t device_figures_lines(const device_figures *f, const char *rates,
             say_slots(&line, f);
         else if (what == 2)
             say_link(&line, f, rates);
-        else if (what == 3 && f->outside_bytes)
+        else if (what == 3)
+            say_overflow(&line, f);
+        else if (what == 4 && f->outside_bytes)
             say(&line, "outside: %s of model data on the device has no home, and stays there",
                 text_bytes(FIGURE, f->outside_bytes));
-        else if (what == 4 && f->refused)
+        else if (what == 5 && f->refused)
             say(&line, "refused: %s %s no room anywhere", text_count(FIGURE, f->refused),
                 f->refused == 1 ? "home had" : "homes had");
         count += line.used > 0;

@@ -9,7 +9,7 @@
 #define DEVICES_SHOWN 64
 
 /* As the library's probe counts them. */
-enum { LEVEL_NONE, LEVEL_PAGES, LEVEL_HOST_PAGES, LEVEL_FLIPS };
+enum { LEVEL_NONE, LEVEL_PAGES, LEVEL_HOST_MEMORY, LEVEL_HOST_PAGES, LEVEL_FLIPS };
 enum { LINE_PAGES, LINE_HOST_PAGES, LINE_FLIPS, LINE_LINK, LINE_COUNT };
 
 /* Names of checks live as long as the program. */
@@ -37,7 +37,7 @@ static const doctor_fact *fact_of(const doctor_probe *probe, const char *key, co
 }
 
 /* What to do where a line's level was not reached. */
-static void advise(doctor_checks *checks, int line) {
+static void advise(doctor_checks *checks, int line, uint64_t level) {
     static const char *const advice[] = {
         [LINE_PAGES] =
             "model data stays where scripts have it: the device and its driver must map memory (CUDA "
@@ -48,7 +48,13 @@ static void advise(doctor_checks *checks, int line) {
         [LINE_FLIPS] =
             "model data stays where scripts have it: see whether another process has filled the device",
     };
-    doctor_advise(checks, "%s", advice[line]);
+    doctor_advise(
+        checks, "%s",
+        level == LEVEL_HOST_MEMORY
+            ? "what is on the host stays there, and nothing is moved when memory runs out: give "
+              "CASTOR_DEVICE_BUDGET. A driver for CUDA 12.2 or later maps such pages; in a container, see "
+              "whether it may lock memory (ulimit -l)"
+            : advice[line]);
 }
 
 static void check_link(doctor_checks *checks, unsigned device, const doctor_fact *copies) {
@@ -67,6 +73,7 @@ static void check_link(doctor_checks *checks, unsigned device, const doctor_fact
 
 /* `why`: what the next level lacks. */
 static void check_levels(doctor_checks *checks, unsigned device, const doctor_probe *probe, const char *why) {
+    static const uint64_t reached[] = {LEVEL_PAGES, LEVEL_HOST_PAGES, LEVEL_FLIPS};
     char key[16], unit[TEXT_FIGURE_MAX], total[TEXT_FIGURE_MAX], host[TEXT_FIGURE_MAX];
     snprintf(key, sizeof key, "%u", device);
     const char *name = field(fact_of(probe, "device", key), 2);
@@ -77,9 +84,9 @@ static void check_levels(doctor_checks *checks, unsigned device, const doctor_pr
     text_bytes(host, number(memory, 4));
     for (int line = LINE_PAGES; line <= LINE_FLIPS; line++) {
         const char *label = name_of(device, line);
-        if (level < (uint64_t)line + LEVEL_PAGES) {
+        if (level < reached[line]) {
             doctor_add(checks, DOCTOR_GROUP_DEVICES, label, DOCTOR_WARN, "%s: %s", name, why);
-            advise(checks, line);
+            advise(checks, line, level);
             break;
         }
         if (line == LINE_PAGES)

@@ -59,6 +59,14 @@ static void write_link(json_writer *json, const device_figures *device) {
     json_object_end(json);
 }
 
+static void write_overflow(json_writer *json, const device_figures *device) {
+    json_object_begin(json, "overflow");
+    json_unsigned(json, "bytes", device->overflow_bytes);
+    json_unsigned(json, "peak_bytes", device->overflow_peak_bytes);
+    json_unsigned(json, "segments", device->overflow_segments);
+    json_object_end(json);
+}
+
 void report_json_device(json_writer *json, const report_rank *rank) {
     static const struct {
         const char *name;
@@ -90,5 +98,6 @@ void report_json_device(json_writer *json, const report_rank *rank) {
     write_flips(json, device);
     write_slots(json, device);
     write_link(json, device);
+    write_overflow(json, device);
     json_object_end(json);
 }

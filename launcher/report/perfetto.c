@@ -12,6 +12,8 @@
 #define TRACK_STEPS       5000000u
 #define TRACK_COLLECTIVES 6000000u
 #define TRACK_STREAMS     7000000u
+#define TRACK_COPIES      8000000u
+#define COPY_DEVICES      4096u /* beyond them a damaged file */
 #define LANES_PER_GROUP   32u
 #define OTHER_PROCESSES   1000000u /* processes that are no rank are numbered from here */
 #define LABEL_MAX         512
@@ -71,6 +73,11 @@ static void write_order(drawing *drawing, const char *what, uint32_t process, ui
     trace_event_arguments(drawing->events);
     trace_event_number(drawing->events, "sort_index", order);
     trace_event_end(drawing->events);
+}
+
+static void name_track(drawing *drawing, uint32_t process, uint32_t track, const char *name, uint64_t order) {
+    write_metadata(drawing, "thread_name", process, track, name);
+    write_order(drawing, "thread_sort_index", process, track, order);
 }
 
 static size_t find_track(const drawing *drawing, uint32_t process, uint32_t track) {
@@ -172,8 +179,7 @@ static void write_steps(drawing *drawing, const report_rank *rank) {
             continue;
         uint64_t end_ns = report_job_ns(drawing->report, process, step->begin_ns) + UINT64_C(1000) * step->us;
         if (count++ == 0) {
-            write_metadata(drawing, "thread_name", number, TRACK_STEPS, "steps");
-            write_order(drawing, "thread_sort_index", number, TRACK_STEPS, 0);
+            name_track(drawing, number, TRACK_STEPS, "steps", 0);
         } else {
             char name[32];
             snprintf(name, sizeof name, "step %" PRIu64, count);
@@ -213,8 +219,7 @@ static void write_collectives(drawing *drawing) {
         char name[LABEL_MAX], label[LABEL_MAX];
         if (is_new_track(drawing, number, track)) {
             snprintf(name, sizeof name, "collectives, group %s", group->label);
-            write_metadata(drawing, "thread_name", number, track, name);
-            write_order(drawing, "thread_sort_index", number, track, track);
+            name_track(drawing, number, track, name, track);
         }
         trace_event_escape(name, sizeof name, collectives->operations[key->operation]);
         trace_event_escape(label, sizeof label, group->label);
@@ -243,9 +248,7 @@ static uint32_t thread_track(drawing *drawing, const report_process *process, co
         if (thread == segment->thread && segment->thread_name[0] != '\0')
             own = segment->thread_name;
         snprintf(name, sizeof name, "%s %u", own, thread);
-        write_metadata(drawing, "thread_name", number, thread, name);
-        write_order(drawing, "thread_sort_index", number, thread,
-                    thread == process->counters->pid ? 1 : thread);
+        name_track(drawing, number, thread, name, thread == process->counters->pid ? 1 : thread);
     }
     return thread;
 }
@@ -275,8 +278,7 @@ static size_t add_stream(drawing *drawing, const stream_track *wanted, bool is_f
     else
         snprintf(full, sizeof full, "%s, by thread %u", name, wanted->thread);
     uint32_t track = TRACK_STREAMS + (uint32_t)index;
-    write_metadata(drawing, "thread_name", wanted->process, track, full);
-    write_order(drawing, "thread_sort_index", wanted->process, track, track);
+    name_track(drawing, wanted->process, track, full, track);
     return index;
 }
 
@@ -340,6 +342,28 @@ static void write_memory(drawing *drawing, uint32_t number, uint64_t begin_ns, c
         trace_event_number(drawing->events, "bytes", record->bytes);
         trace_event_end(drawing->events);
     }
+}
+
+/* Copies of one kind on one device follow each other. */
+static void write_copy(drawing *drawing, const report_process *process, uint32_t number,
+                       const trace_record *record) {
+    uint32_t kinds = trace_slot_ids(TRACE_COPY), kind = record->id < kinds ? record->id : kinds - 1;
+    uint32_t device = (uint32_t)(record->a % COPY_DEVICES), track = TRACK_COPIES + device * kinds + kind;
+    const char *name = label_of(drawing, process, TRACE_COPY, kind);
+    if (is_new_track(drawing, number, track)) {
+        char full[LABEL_MAX];
+        snprintf(full, sizeof full, "copies, device %" PRIu32 ": %s", device, name);
+        name_track(drawing, number, track, full, track);
+    }
+    begin_slice(drawing, "copy", name, number, track,
+                report_job_ns(drawing->report, process, record->begin_ns),
+                record->end_ns > record->begin_ns ? record->end_ns - record->begin_ns : 0);
+    trace_event_arguments(drawing->events);
+    trace_event_number(drawing->events, "bytes", record->bytes);
+    trace_event_ns(drawing->events, "queued_us",
+                   record->b < record->begin_ns ? record->begin_ns - record->b : 0);
+    trace_event_text(drawing->events, "end", "when it was seen done");
+    trace_event_end(drawing->events);
 }
 
 static void write_thread_name(drawing *drawing, uint32_t number, const trace_record *record) {
@@ -415,6 +439,10 @@ static void write_record(void *context, const report_process *process, const tra
     uint64_t begin_ns = report_job_ns(drawing->report, process, record->begin_ns);
     if (record->kind == TRACE_MEMORY) {
         write_memory(drawing, number, begin_ns, record);
+        return;
+    }
+    if (record->kind == TRACE_COPY) {
+        write_copy(drawing, process, number, record);
         return;
     }
     uint32_t track = record_track(drawing, process, segment, record, number);

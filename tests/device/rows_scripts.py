@@ -33,5 +33,5 @@ def short():
 
 
 def everything():
-    found = [(device, word) for device in rows.SHARES for word in words()]
+    found = [(rows.SHARES[number % len(rows.SHARES)], word) for number, word in enumerate(words())]
     return found + [(rows.SMALL, word) for word in LARGE]

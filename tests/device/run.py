@@ -36,9 +36,12 @@ TRAIN, ON_DEVICE = os.path.join(FOLDER, "train.py"), os.path.join(FOLDER, "on_de
 TOGETHER, SCRIPTS_TOGETHER = 10, 40  # cases that share a process, for one `import torch`
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
 PLACED = re.compile(r"^castor: device \d+ had at most (\d+) bytes of model data at a time on the host; (\d+) times some came back$")
-RESCUED = re.compile(r"^castor: device \d+ (was|is) out of memory: ")
+RESCUED = re.compile(r"^castor: device \d+(: no memory for .* of slots| (was|is) out of memory: )")
+SMALL_SHARES = re.compile(r"^castor: device \d+: (slots|parts) have .*[.] (CASTOR_DEVICE_BUDGET=\d+M|No budget of this device) would do$")
+OVERFLOWED = re.compile(r"^castor: a gradient overflowed: ")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
 OPTIONS = ("CASTOR_DEBUG=1",)
+CLEAR = re.compile(r"raised (RuntimeError|AcceleratorError|OutOfMemoryError|Error): .*\w")  # of PyTorch or Castor
 
 
 def placed(output):
@@ -71,6 +74,17 @@ def is_script(word):
 def whole(word):
     """The case without the calls that fail."""
     return word.partition("@")[0]
+
+
+def called(lines):
+    """By function: its calls, and how many of them failed."""
+    words = [line.split() for line in lines if line.startswith("# called cu") or line.startswith("# called __cuda")]
+    return {name: (int(calls), int(failed)) for _, _, name, calls, failed in words}
+
+
+def fault_of(word):
+    """The function, which of its calls, and the code that it returns then; None: no call fails in this row."""
+    return word.partition("@")[2].split(":") if "@" in word else None
 
 
 def until_raised(plain, found):
@@ -113,6 +127,7 @@ class Suite:
         self.args, self.passed, self.failed = args, 0, 0
         self.work = tempfile.mkdtemp(prefix="castor-device-")
         self.plain = {}  # what plain PyTorch printed, by case and optimizer
+        self.least = {}  # bytes that a device must have for what is no model data, by case and optimizer
         self.lock = threading.Lock()
 
     def settle(self, passed, device, words, why, seconds):
@@ -148,6 +163,21 @@ class Suite:
     def model_bytes(self, word):
         return number_after("model data", self.plain[whole(word)])
 
+    def measure(self, words):
+        """What these cases use of a device with all their model data on the host, in the segments that PyTorch's allocator takes."""
+        finished = self.start(words, rows.ROOM, rows.AMPLE, self.under(rows.ROOM, 0))
+        with self.lock:
+            self.least.update({word: number_after("# used", lines) for word, lines in sections(finished.printed, words).items()})
+
+    def memory_of(self, device, word, model_bytes):
+        """None: no size that holds a segment of the allocator is too small for plain PyTorch. What a case uses of an ample device is more
+        than it must have, where the allocator keeps what it does not need; then it is what plain PyTorch cannot do with."""
+        peak, least = number_after("# memory", self.plain[whole(word)]), self.least.get(word, 0)
+        sizes = dict.fromkeys(device.memory(model_bytes, peak, other) for other in (least, min(least, peak - rows.MIB)))
+        if not device.overflows or device.halved:
+            return next(iter(sizes))
+        return next((size for size in sizes if size >= rows.SEGMENTS and self.overflows(device, word, size)), None)
+
     def overflows(self, device, word, memory):
         """Whether plain PyTorch runs out of the device's memory."""
         return "raised OutOfMemoryError" in self.start([word], device, memory).printed
@@ -157,7 +187,7 @@ class Suite:
             return ["env"]
         options = [*self.args.set]
         if self.args.plugin != "none":
-            options += [*OPTIONS, *device.options, *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
+            options += [*OPTIONS, *device.options, *([f"CASTOR_PRECISION={device.precision}"] if device.precision else []), *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
         sets = [part for option in options for part in ("--set", option)]
         return [self.args.castor, "run", "--plugin", self.args.plugin, "--log-dir", "{folder}/logs", *sets, "--"]
 
@@ -166,19 +196,22 @@ class Suite:
         bytes_of = [self.model_bytes(word) for word in words]
         budget = device.budget(bytes_of)
         changed = self.args.plugin not in ("none", "plain")
-        memory = device.memory(bytes_of[0], number_after("# memory", self.plain[whole(words[0])])) if changed else rows.AMPLE
-        if device.overflows and changed and not self.overflows(device, words[0], memory):
-            return self.settle(False, device, words[0], f"plain PyTorch trains in {memory >> 20} MiB", 0)
+        memory = self.memory_of(device, words[0], bytes_of[0]) if changed else rows.AMPLE
+        if memory is None:
+            return print(f"left out {words[0]} {device.name}: plain PyTorch trains in what everything else takes", flush=True)
         finished = self.start(words, device, memory, self.under(device, budget))
         found = sections(finished.printed, words)
         reached = [word for word in words if word in found] or words[:1]
-        must = (budget is not None and budget < max(bytes_of) or device.overflows or bool(device.options)) if changed else None
+        must = (budget is not None and budget < max(bytes_of) or device.overflows or bool(device.options)) if changed and device.homes else None
         back = rows.BACK.get(words[0].partition(":")[0]) if changed and device is rows.NEARLY else None
-        wrong = self.wrong(finished, must, device.overflows, back)
+        expected = [PLACED, SMALL_SHARES, *[RESCUED] * device.overflows, *[OVERFLOWED] * (device.precision == "fp16")]
+        wrong = self.wrong(finished, must, expected, back, device.says if changed else "")
         good = True
         for word in reached:
             lines = seen(self.plain[whole(word)]), seen(found.get(word, []))
             differs = difference(*(until_raised(*lines) if device.fails else lines))
+            if device.fails:
+                differs = differs or self.failed_well(word, found.get(word, []), finished)
             ended = word != reached[-1] or finished.status == 0 or "raised" in finished.printed
             why = differs or ("" if ended else f"status {finished.status}")
             if why:
@@ -192,9 +225,10 @@ class Suite:
             self.compare(device, words[len(reached):])
 
     @staticmethod
-    def wrong(finished, must_be_on_host, may_be_rescued, back):
+    def wrong(finished, must_be_on_host, expected, back, says):
         """What is wrong with a run as a whole; empty: nothing. must_be_on_host: whether model data must have been there, or must not; None:
-        Castor has nothing to do with it. back: how often some must have come back to the device, at least and at most; None: as often as it likes."""
+        Castor has nothing to do with it. expected: lines. back: how often some must have come back to the device, at least and at most;
+        None: as often as it likes. says: what one line, and no other, must begin with."""
         if finished.timed_out or finished.left_running:
             return f"ran into {finished.seconds:.0f} s" if finished.timed_out else f"{finished.left_running} processes were left running"
         on_host, came_back = placed(finished.errors)
@@ -204,9 +238,49 @@ class Suite:
             return f"{on_host} bytes of model data lay on the host"
         if back and not back[0] <= came_back <= back[1]:
             return f"{came_back} times model data came back to the device, not {back[0]} to {back[1]} times"
+        said = [line for line in finished.errors.splitlines() if says and line.startswith(f"castor: {says}")]
+        if says and len(said) != 1:
+            return f"says {says!r} {len(said)} times"
         finished.errors = "\n".join(line for line in finished.errors.splitlines()
-                                    if not PLACED.search(line) and not (may_be_rescued and RESCUED.search(line)))
+                                    if line not in said and not any(pattern.search(line) for pattern in expected))
         return what_is_wrong_with([], finished)
+
+    @staticmethod
+    def failed_well(word, lines, finished):
+        """Why a run, a call of which failed, did not end as it must: with the numbers of plain PyTorch, or with one clear error; empty: it
+        did. Its numbers are compared elsewhere."""
+        function, _, _ = fault_of(word)
+        if not called(lines).get(function, (0, 0))[1]:
+            return f"no call of {function} failed, of {called(lines).get(function, (0,))[0]}"
+        raised = [line for line in lines if line.startswith("raised ")]
+        if raised and not CLEAR.match(raised[0]):
+            return f"its error says nothing: {raised[0]}"
+        return "" if finished.status == bool(raised) else f"status {finished.status}{' after ' * bool(raised)}{' '.join(raised)}"
+
+    def resolved(self, plan):
+        """The plan, with the number of the call in place of a word of rows.WHICH: by how often the case calls each function."""
+        counted = {}
+        for device, word in plan:
+            fault = fault_of(word)
+            if not fault or fault[1] not in rows.WHICH:
+                yield device, word
+                continue
+            case = whole(word)
+            if case in self.plain and (device, case) not in counted:
+                counted[device, case] = self.count(device, case)
+            calls = counted.get((device, case), {}).get(fault[0], (0, 0))[0]
+            if calls:
+                yield device, f"{case}@{fault[0]}:{rows.WHICH[fault[1]](calls)}:{fault[2]}"
+            elif case in self.plain:
+                self.settle(False, device, word, "it is never called", 0)
+
+    def count(self, device, case):
+        finished = self.start([f"{case}@all:0:0"], device, rows.AMPLE, self.under(device, device.budget([self.model_bytes(case)])))
+        found = called(finished.printed.splitlines())
+        missed = sorted(found.keys() - set(rows.CALLED) - set(rows.SPARED))
+        if missed or not found:
+            self.settle(False, device, case, f"called, and in no row of calls that fail: {' '.join(missed) or 'nothing was called'}", finished.seconds)
+        return found
 
     def alike(self, device, word):
         """What cases must have in common to share a process: the device, and of scripts, some of which are tiny, about the amount of model
@@ -244,7 +318,10 @@ class Suite:
         groups += [scripts[first : first + SCRIPTS_TOGETHER] for first in range(0, len(scripts), SCRIPTS_TOGETHER)]
         try:
             self.at_a_time(self.train_plain, [(group,) for group in groups])
-            self.at_a_time(self.compare, list(self.grouped(plan)))
+            if self.args.plugin not in ("none", "plain"):
+                small = list(dict.fromkeys(word for device, word in plan if device.overflows and not device.halved and word in self.plain and not is_script(word)))
+                self.at_a_time(self.measure, [(small[first : first + TOGETHER],) for first in range(0, len(small), TOGETHER)])
+            self.at_a_time(self.compare, list(self.grouped(dict.fromkeys(self.resolved(plan)))))
         finally:
             shutil.rmtree(self.work, ignore_errors=True)
 

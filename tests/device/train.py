@@ -26,6 +26,20 @@ def fail(faults):
     ctypes.CDLL("libcastor-sim.so").sim_fault_set(faults.encode(), None)
 
 
+def called():
+    """Since then: `NAME CALLS FAILED`, a line for each function."""
+    text = ctypes.create_string_buffer(1 << 16)
+    ctypes.CDLL("libcastor-sim.so").sim_fault_calls(text, ctypes.c_size_t(len(text)))
+    return text.value.decode().splitlines()
+
+
+def most_used():
+    """Bytes of the first device since the last call."""
+    peak = ctypes.CDLL("libcastor-sim.so").sim_memory_peak
+    peak.restype = ctypes.c_size_t
+    return peak(0)
+
+
 def run(name, optimizer, faults, seed):
     """Returns whether the case ended well."""
     gc.collect()
@@ -34,6 +48,7 @@ def run(name, optimizer, faults, seed):
     torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(seed)
     before = torch.cuda.memory_allocated()
+    most_used()
     print(f"== {name}:{optimizer}{'@' * bool(faults)}{faults}", flush=True)
     try:
         if faults:
@@ -47,7 +62,10 @@ def run(name, optimizer, faults, seed):
         return False
     finally:
         if faults:
+            for line in called():
+                print(f"# called {line}", flush=True)
             fail("")
+    print(f"# used {most_used()}")
     print(f"# memory {torch.cuda.max_memory_allocated()} reserved {torch.cuda.max_memory_reserved()} at first {before}", flush=True)
     return True
 

@@ -1,4 +1,4 @@
-"""The rows of the tables of CUDA, NCCL and cuBLAS, as the preprocessor sees them."""
+"""The rows of the tables of CUDA, NCCL, cuBLAS and cuDNN, as the preprocessor sees them."""
 import collections
 import os
 import subprocess
@@ -8,7 +8,7 @@ from preload import FOLDER
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
 
 HOOKS = os.path.join(ROOT, "interpose", "hooks", "table")
-LAYERS = ("CUDA_RUNTIME", "CUDA_DRIVER", "NCCL", "CUBLAS", "CUBLASLT")
+LAYERS = ("CUDA_RUNTIME", "CUDA_DRIVER", "NCCL", "CUBLAS", "CUBLASLT", "CUDNN")
 
 Row = collections.namedtuple("Row", "layer result id name symbol parameters arguments payload facts")
 Abi = collections.namedtuple("Abi", "version name symbol per_thread")

@@ -18,7 +18,19 @@
 #define MIB (1u << 20)
 
 void *hooks_driver_symbol(const char *symbol);
+static CUresult elsewhere(CUdeviceptr *on_device, void *address, unsigned flags) {
+    *on_device = (uintptr_t)address + 4096 + flags;
+    return CUDA_SUCCESS;
+}
+static CUresult nothing_set(CUdeviceptr address, unsigned value, size_t count, CUstream stream) {
+    (void)address, (void)value, (void)count, (void)stream;
+    return CUDA_SUCCESS;
+}
+/* BROKEN is of the test: what a driver does not do, though it says so. */
 void *hooks_driver_symbol(const char *symbol) {
+    const char *broken = getenv("BROKEN");
+    if (broken && strcmp(broken, symbol) == 0)
+        return strstr(symbol, "Memset") ? (void *)nothing_set : (void *)elsewhere;
     return dlsym(RTLD_DEFAULT, symbol);
 }
 
@@ -310,14 +322,48 @@ static bool host(void) {
     return true;
 }
 
-/* Which host memory the driver takes: argv says which calls of cuMemCreate fail. */
+/* Memory of the host at an address of the driver's. */
+static bool allocated(void) {
+    uintptr_t made[2], device;
+    uint64_t blocks[2], pages;
+    GIVES(d->create(d->context, 0, DEVICE_TIER_HOST, unit, &pages), CASTOR_ERR_UNSUPPORTED);
+    for (int i = 0; i < 2; i++) {
+        WORKS(d->host_make(d->context, 0, 3 * unit, &made[i], &blocks[i]));
+        CHECK(made[i] % unit == 0);
+        memset((void *)made[i], 3 + i, 3 * unit);
+    }
+    WORKS(d->reserve(d->context, 0, 3 * unit, unit, &device));
+    WORKS(d->create(d->context, 0, DEVICE_TIER_DEVICE, 3 * unit, &pages));
+    WORKS(d->map(d->context, 0, device, 3 * unit, pages));
+    WORKS(d->copy(d->context, 0, device, made[0], 3 * unit));
+    WORKS(d->copy_enqueue(d->context, 0, made[1], device, 3 * unit, 0));
+    WORKS(d->drain(d->context, 0));
+    CHECK(((char *)made[1])[0] == 3 && ((char *)made[1])[3 * unit - 1] == 3);
+    WORKS(d->unmap(d->context, device, 3 * unit));
+    d->release(d->context, pages);
+    for (int i = 0; i < 2; i++) {
+        WORKS(d->host_end(d->context, 0, blocks[i]));
+        CHECK(faults(made[i]));
+        GIVES(d->host_end(d->context, 0, blocks[i]), CASTOR_ERR_SYSTEM);
+    }
+    GIVES(d->host_make(d->context, 0, 256 * MIB, &made[0], &blocks[0]), CASTOR_ERR_MEMORY);
+    CHECK(strstr(error_text(), "cuMemHostAlloc of 256.0 MiB"));
+    return true;
+}
+
+/* Which host memory the driver takes: the environment says what fails. */
 static bool place(void) {
     uint64_t pages;
     if (d->granularity(d->context, 0) == 0) {
         printf("none: %s\n", error_text());
         return true;
     }
-    WORKS(d->create(d->context, 0, DEVICE_TIER_HOST, d->granularity(d->context, 0), &pages));
+    unit = d->granularity(d->context, 0);
+    if (!d->maps_host(d->context, 0)) {
+        printf("allocated: %s\n", error_text());
+        return allocated();
+    }
+    WORKS(d->create(d->context, 0, DEVICE_TIER_HOST, unit, &pages));
     printf("type %d node %d\n", (int)location(pages).type, location(pages).id);
     return true;
 }

@@ -1,4 +1,4 @@
-"""Libraries that stand for libcudart, libcuda, libnccl, libcublas and libcublasLt, and a program that calls each function of them: made from
+"""Libraries that stand for libcudart, libcuda, libnccl, libcublas, libcublasLt and libcudnn, and a program that calls each function of them: made from
 the tables. A function writes down that it was called and with what, and returns what it is told to."""
 import os
 import re
@@ -6,7 +6,8 @@ import re
 import cuda_rows
 from cuda_rows import ROOT
 
-PARTS = {"CUDA_RUNTIME": "libcudart.so.13", "CUDA_DRIVER": "libcuda.so.1", "NCCL": "libnccl.so.2", "CUBLAS": "libcublas.so.13", "CUBLASLT": "libcublasLt.so.13"}
+PARTS = {"CUDA_RUNTIME": "libcudart.so.13", "CUDA_DRIVER": "libcuda.so.1", "NCCL": "libnccl.so.2", "CUBLAS": "libcublas.so.13", "CUBLASLT": "libcublasLt.so.13",
+         "CUDNN": "libcudnn.so.9"}
 RESULTS = (0, 77)  # what the real functions return, first and second time
 
 HEADER = """
@@ -15,6 +16,7 @@ HEADER = """
 #include <stdlib.h>
 #include <string.h>
 #include "shims/cuda/blas.h"
+#include "shims/cuda/dnn.h"
 #include "shims/nccl/types.h"
 struct seen { int id, calls, result; size_t used; unsigned char bytes[1024]; };
 extern struct seen seen;
@@ -112,7 +114,7 @@ FETCH = {
     # As cuBLAS does: dlopen, then dlsym for each function.
     "dlsym": """
 static void *fetch(int part, const char *name, const char *base, int version, int per_thread) {
-    static void *libraries[5];
+    static void *libraries[6];
     static const char *const names[] = {NAMES};
     (void)base; (void)version; (void)per_thread;
     if (!libraries[part]) libraries[part] = dlopen(names[part], RTLD_NOW | RTLD_LOCAL);

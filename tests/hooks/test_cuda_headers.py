@@ -1,4 +1,4 @@
-"""The tables and the declarations of CUDA, NCCL and cuBLAS against the real headers, where they are installed, by the toolkit or by wheels: a row whose
+"""The tables and the declarations of CUDA, NCCL, cuBLAS and cuDNN against the real headers, where they are installed, by the toolkit or by wheels: a row whose
 parameters are not those of the header, a wrong ABI version, a type of another size stop this test's build."""
 import os
 import re
@@ -11,7 +11,7 @@ from cuda_rows import ROOT
 from preload import PreloadTest
 
 # The wheels of CUDA bring the headers with them.
-WHEELS = [os.path.join(path, "nvidia", part, "include") for path in sys.path for part in ("cu13", "nccl")]
+WHEELS = [os.path.join(path, "nvidia", part, "include") for path in sys.path for part in ("cu13", "nccl", "cudnn")]
 FOLDERS = ("/usr/local/cuda/include", "/usr/local/include", "/usr/include", *WHEELS)
 
 
@@ -28,6 +28,7 @@ def folder_of(*headers):
 
 TOOLKIT = folder_of("cuda.h", "cudaTypedefs.h", "cuda_runtime_api.h", "nccl.h")
 BLAS = TOOLKIT and folder_of("cublas_api.h", "cublasLt.h")
+DNN = TOOLKIT and folder_of("cudnn.h")
 
 # The names of the functions are macros in the headers (cuMemAlloc is cuMemAlloc_v2): rows are compared by the types of
 # cudaTypedefs.h, which every version and variant has.
@@ -67,6 +68,14 @@ BLAS_ROWS = """
 #include "interpose/hooks/table/cublas.def"
 """
 
+DNN_ROWS = """
+#include <cudnn.h>
+#define SAME(one, other, what) _Static_assert(__builtin_types_compatible_p(one, other), what " is not as in the header");
+#define CUDNN(function, parameters, ...) typedef cudnnStatus_t row_##function parameters; SAME(row_##function, __typeof__(function), #function)
+#define CUDNN_BACKEND(function, parameters, ...) CUDNN(function, parameters)
+#include "interpose/hooks/table/cudnn.def"
+"""
+
 LAYOUT = """
 HEADERS
 #include <stdio.h>
@@ -86,9 +95,9 @@ class HeaderTest(PreloadTest):
         path = os.path.join(self.folder, name + ".c")
         with open(path, "w") as file:
             file.write(text)
-        includes = [flag for folder in dict.fromkeys(TOOLKIT + (BLAS or [])) for flag in ("-isystem", folder)]
+        includes = [flag for folder in dict.fromkeys(TOOLKIT + (BLAS or []) + (DNN or [])) for flag in ("-isystem", folder)]
         done = subprocess.run(
-            [os.environ.get("CC", "cc"), "-std=gnu11", "-I", ROOT, *includes, *flags, "-o", path[:-2], path], capture_output=True, text=True
+            [os.environ.get("CC", "cc"), "-std=gnu11", "-Wno-deprecated-declarations", "-I", ROOT, *includes, *flags, "-o", path[:-2], path], capture_output=True, text=True
         )
         return done.returncode, done.stderr
 
@@ -143,6 +152,16 @@ class HeaderTest(PreloadTest):
         self.assertEqual(status, 0, errors)
         wrong = "CUBLAS(cublasSdot_v2, (cublasHandle_t handle, int n), (handle, n), (), \"\")\n"
         status, errors = self.compile("wrong_blas", BLAS_ROWS.replace('#include "interpose/hooks/table/cublas.def"', wrong), "-c")
+        self.assertNotEqual(status, 0)
+        self.assertIn("is not as in the header", errors)
+
+    @unittest.skipUnless(DNN, "no headers of cuDNN here")
+    def test_cudnn_is_as_in_the_headers(self):
+        self.same_types("layout_dnn", "#include <cudnn.h>", '#include "shims/cuda/dnn.h"', 60)
+        status, errors = self.compile("dnn", DNN_ROWS, "-c")
+        self.assertEqual(status, 0, errors)
+        wrong = "CUDNN_BACKEND(cudnnBackendExecute, (cudnnHandle_t handle, void *plan), (handle, plan), handle, \"\")\n"
+        status, errors = self.compile("wrong_dnn", DNN_ROWS.replace('#include "interpose/hooks/table/cudnn.def"', wrong), "-c")
         self.assertNotEqual(status, 0)
         self.assertIn("is not as in the header", errors)
 

@@ -10,7 +10,7 @@ from preload import FOLDER, PreloadTest
 sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
 import simulated  # noqa: E402
 
-SOURCES = ["tests/hooks/device_driver.c", "interpose/hooks/cuda/driver.c",
+SOURCES = ["tests/hooks/device_driver.c", "interpose/hooks/cuda/driver.c", "interpose/hooks/cuda/driver_find.c",
            *(f"interpose/core/{name}.c" for name in ("bounded", "error", "log", "machine", "thread"))]
 TESTS = ("memory", "limits", "contexts", "streams", "drains", "captures", "threads", "host")
 NOT_SUPPORTED, NO_MEMORY = 801, 2
@@ -55,10 +55,27 @@ class DeviceDriverTest(PreloadTest):
             with self.subTest(fail=fail):
                 out, errors = self.run_program(program, "place", preload=(), SIM_DEVICES=1, SIM_MEMORY="1G", SIM_FAIL=fail)
                 self.assertEqual((out, errors), (place + "ok place\n", ""))
-        out, _ = self.run_program(program, "place", preload=(), SIM_DEVICES=1, SIM_MEMORY="1G", SIM_FAIL=f"cuMemCreate:1*:{NOT_SUPPORTED}")
-        self.assertRegex(out, r"^none: device 0 does not map memory of the host: .*\(error 801\)\n")
         out, _ = self.run_program(program, "place", preload=(), SIM_DEVICES=0, SIM_MEMORY="1G")
         self.assertRegex(out, r"^none: cuInit on device 0: .*\(error 100\)\n")
+
+    def test_without_host_pages_the_driver_allocates(self):
+        program = self.program()
+        no_pages = r"device 0 maps no memory of the host at its addresses: .* \(error 801\)"
+        for end, fails in (
+            (rf"allocated: {no_pages}\nok place\n", {"SIM_REFUSES": "host-pages"}),
+            (rf"allocated: {no_pages}\nok place\n", {"SIM_FAIL": ",".join(f"cuMemSetAccess:{call}:{NOT_SUPPORTED}" for call in range(1, 7))}),
+            (rf"none: {no_pages}; cuMemHostAlloc of 2\.0 MiB on device 0: .* \(error 801\)\nok place\n", {"SIM_REFUSES": "host-pages,host-alloc"}),
+            (rf"none: {no_pages}; cuMemHostGetDevicePointer on device 0: .* \(error 999\)\nok place\n",
+             {"SIM_REFUSES": "host-pages", "SIM_FAIL": "cuMemHostGetDevicePointer_v2:1*:999"}),
+            (rf"none: {no_pages}; device 0 has memory of the host at other addresses than the processors\nok place\n",
+             {"SIM_REFUSES": "host-pages", "BROKEN": "cuMemHostGetDevicePointer_v2"}),
+            # The device's writes do not arrive: nothing of the host is used.
+            (rf"none: {no_pages}; a write to host memory on device 0: .* \(error 801\)\nok place\n", {"BROKEN": "cuMemsetD32Async"}),
+        ):
+            with self.subTest(fails=fails):
+                out, errors = self.run_program(program, "place", preload=(), SIM_DEVICES=1, SIM_MEMORY="1G", SIM_HOST_MEMORY="128M", **fails)
+                self.assertRegex(out, f"^{end}$")
+                self.assertEqual(errors, "")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from preload import FOLDER, LIBRARY, PreloadTest
 sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
 import simulated  # noqa: E402
 
-HEADERS = [os.path.join(path, "nvidia", part, "include") for path in sys.path for part in ("cu13", "nccl")]
+HEADERS = [os.path.join(path, "nvidia", part, "include") for path in sys.path for part in ("cu13", "nccl", "cudnn")]
 LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2")
 
 
@@ -25,21 +25,24 @@ class OperandsTest(PreloadTest):
         if why:
             raise AssertionError(why)
 
-    def program(self):
-        path, libraries = os.path.join(self.folder, "operands"), simulated.libraries()
+    def compile(self, path, *sources):
         includes = [flag for folder in HEADERS if os.path.isdir(folder) for flag in ("-isystem", folder)]
         done = subprocess.run(
             [os.environ.get("CC", "cc"), "-std=gnu11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-I.", "-Iinterpose",
-             "-Itests/sim/programs", *includes, "-o", path, os.path.join(FOLDER, "operands.c"), f"-L{libraries}",
-             *(f"-l:{name}" for name in LIBRARIES), f"-Wl,-rpath,{libraries}", "-ldl", "-lm"],
+             "-Itests/sim/programs", *includes, "-o", path, *sources],
             cwd=ROOT, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         return path
 
-    def names(self):
-        """The names in operands.c's two tables."""
-        with open(os.path.join(FOLDER, "operands.c")) as file:
-            tables = re.findall(r"\} (?:writers|tests)\[\] = \{(.*?)\n\};", file.read(), re.S)
+    def program(self, name="operands", *more):
+        path, libraries = os.path.join(self.folder, name), simulated.libraries()
+        return self.compile(path, os.path.join(FOLDER, name + ".c"), *more, "-Wl,--no-as-needed", f"-L{libraries}", *(f"-l:{name}" for name in LIBRARIES),
+                            f"-Wl,-rpath,{libraries}", "-ldl", "-lm")
+
+    def names(self, name="operands"):
+        """The names in a program's two tables."""
+        with open(os.path.join(FOLDER, name + ".c")) as file:
+            tables = re.findall(r"\} (?:writers|ways|tests)\[\] = \{(.*?)\n\};", file.read(), re.S)
         return re.findall(r'\{"(\w+)"', "".join(tables))
 
     def run_on(self, program, *names, **environment):
@@ -55,6 +58,13 @@ class OperandsTest(PreloadTest):
         self.assertGreater(calls["cublasSgemm_v2"].count, 50)
         self.assertEqual(calls["cublasLtMatmul"].count, 3)
 
+    def test_every_writer_of_homes_that_stay(self):
+        """The driver maps no pages of the host."""
+        names = self.names()
+        out, errors = self.run_on(self.program(), preload=(LIBRARY,), CASTOR_DEVICE_BUDGET=0, SIM_REFUSES="host-pages")
+        self.assertEqual(out.splitlines(), [f"ok {name}" for name in ["prepare", *names]])
+        self.assertRegex(errors, r"^castor: device 0 maps no memory of the host at its addresses: [^\n]*\n$")
+
     def test_launches_whose_layout_is_unknown(self):
         """They count as writers of everything; the runtime's last error stays the script's."""
         program, names = self.program(), [name for name in self.names() if "launch" in name] + ["nothing_is_written", "errors_of_the_runtime"]
@@ -63,6 +73,20 @@ class OperandsTest(PreloadTest):
                 settings = {"CASTOR_DEVICE_BUDGET": 0, "SIM_FAIL": fail, "UNKNOWN_LAYOUTS": 1}
                 out, errors = self.run_on(program, *names, preload=(LIBRARY,), **settings)
                 self.assertEqual((out.splitlines(), errors), ([f"ok {name}" for name in ["prepare", *names]], ""))
+
+    def test_addresses_in_the_memory_of_a_device(self):
+        names = self.names("addresses")
+        self.assertGreater(len(names), 10)
+        out, errors = self.run_on(self.program("addresses"), preload=(LIBRARY,), CASTOR_DEVICE_BUDGET=0)
+        self.assertEqual((out.splitlines(), errors), ([f"ok {name}" for name in ["prepare", *names]], ""))
+
+    def test_cudnn(self):
+        cudnn, names = os.path.join(self.folder, "libcudnn.so.9"), self.names("dnn")
+        self.assertGreater(len(names), 10)
+        self.compile(cudnn, "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9", "-Wno-deprecated-declarations", os.path.join(FOLDER, "fake_dnn.c"))
+        program = self.program("dnn", "-Wno-deprecated-declarations", cudnn, f"-Wl,-rpath,{self.folder}")
+        out, errors = self.run_on(program, preload=(LIBRARY,), CASTOR_DEVICE_BUDGET=0)
+        self.assertEqual((out.splitlines(), errors), ([f"ok {name}" for name in ["prepare", *names]], ""))
 
 
 if __name__ == "__main__":

@@ -143,6 +143,53 @@ for mib in (110, 20, 20, 20):
         self.assertEqual(moved, "castor: device 0 was out of memory: 40.0 MiB of optimizer states moved to host memory")
         self.assertRegex(stays, "^castor: device 0 is out of memory, and model data stays on it: ")
 
+    def test_a_driver_that_maps_no_pages_of_the_host(self):
+        """What does not fit is born on the host. Nothing moves, and an allocation that fails is PyTorch's affair, after one line."""
+        out, errors = self.run_text("""
+homes_of = [home("state", 64, 2), home("parameter", 64, 3), home("parameter", 64, 4)]
+print(on_host(), [kind[0] // MIB for kind in homes().bytes], free_mib())
+for mib in (24, 40, 40, 40, 40):
+    print(malloc(mib)[0], lib.cudaGetLastError(), on_host())
+print([holds(address, 64, 2 + i) for i, address in enumerate(homes_of)])
+attributes = (ctypes.c_uint64 * 4)()
+print([lib.cudaPointerGetAttributes(attributes, vp(address)) for address in homes_of])
+for address in homes_of:
+    lib.castor_home_free(address, 64 * MIB, 0, None)
+print(on_host(), free_mib())
+""", SIM_REFUSES="host-pages", CASTOR_OVERFLOW="1G")
+        self.assertEqual(out.splitlines(), ["[64, 0, 0] [64, 0, 64] 32", "0 0 [64, 0, 0]", *["2 2 [64, 0, 0]"] * 4, "[True, True, True]", "[0, 0, 0]", "[0, 0, 0] 136"])
+        level, *lines = errors.splitlines()
+        self.assertRegex(level, r"^castor: device 0 maps no memory of the host at its addresses: .* \(error 801\)\. What is on the host stays there, and nothing is "
+                                r"moved when memory runs out: give CASTOR_DEVICE_BUDGET; CASTOR_OVERFLOW has no effect$")
+        self.assertEqual(lines, ["castor: device 0 is out of memory: its driver moves no model data, of which it has 128.0 MiB; give a smaller "
+                                 "CASTOR_DEVICE_BUDGET"])
+
+    def test_a_host_without_memory_for_homes(self):
+        for refuses in ("", "host-pages"):
+            with self.subTest(refuses=refuses):
+                out, errors = self.run_text("""
+home("parameter", 120)
+print([lib.castor_home_of_parameter(64 * MIB, 0, None) for _ in range(2)], on_host())
+""", SIM_HOST_MEMORY="32M", SIM_REFUSES=refuses)
+                self.assertEqual(out, "[None, None] [0, 0, 0]\n")
+                lines = [line for line in errors.splitlines() if "maps no memory of the host" not in line]
+                self.assertEqual(len(set(lines)), 1, errors)
+                self.assertRegex(lines[0], r"^castor: no room for a home of 64\.0 MiB \(param\w*\): homes have 120\.0 MiB of device 0 .* Give the device a larger budget")
+
+    def test_drivers_without_homes(self):
+        """Each says in one line what is missing; nothing has changed."""
+        start = START.replace("assert lib.castor_device_start(0) == 0", "lib.castor_error.restype = ctypes.c_char_p\nprint(lib.castor_device_start(0), lib.castor_error().decode())")
+        for says, settings in (
+            (r"device 0 maps no memory of the host at its addresses: .* \(error 801\); cuMemHostAlloc of 2\.0 MiB on device 0: .* \(error 801\)", {"SIM_REFUSES": "host-pages,host-alloc"}),
+            (r"cuMemGetAllocationGranularity on device 0: .* \(error 801\)", {"SIM_FAIL": "cuMemGetAllocationGranularity:1*:801"}),  # as a driver that is older
+            (r"device 0 cannot map memory \(no virtual memory management\)", {"SIM_FAIL": "cuDeviceGetAttribute:1*:1"}),
+            (r"cuDevicePrimaryCtxRetain on device 0: .* \(error 46\)", {"SIM_FAIL": "cuDevicePrimaryCtxRetain:1*:46"}),  # of which a part is somebody else's
+        ):
+            with self.subTest(says=says):
+                out, errors = self.run_text("print(malloc(8)[0])", start, **settings)
+                self.assertRegex(out, rf"^[1-9]\d* {says}\n0\n$")
+                self.assertEqual(errors, "")
+
     def test_free_memory_counts_what_could_move(self):
         out, errors = self.run_text("""
 state = home("state", 64)

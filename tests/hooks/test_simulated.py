@@ -11,6 +11,7 @@ from preload import FOLDER, LIBRARY, LIMIT_S, PreloadTest
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
 sys.path.insert(0, os.path.join(ROOT, "tests", "launcher"))
+import runner  # noqa: E402
 import schema  # noqa: E402
 import simulated  # noqa: E402
 
@@ -40,6 +41,19 @@ for _ in range(5):
     model(torch.ones(64, 1024, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+torch.cuda.synchronize()
+"""
+
+WIDE = """
+import sys, torch
+model = torch.nn.Sequential(torch.nn.Linear(1024, 2048), torch.nn.Linear(2048, 512), torch.nn.Linear(512, 512)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    loss = model(torch.ones(64, 1024, device="cuda")).sum()
+    if not sys.argv[1]:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 torch.cuda.synchronize()
 """
 
@@ -256,6 +270,35 @@ print(answers, event.query(), stream.query())
                 self.assertEqual(checks[f"{device}: host pages"][0], state, checks)
                 self.assertEqual(f"{device}: flips" in checks and f"{device}: link" in checks, state == "ok")
                 self.assertEqual(bool(checks[f"{device}: host pages"][2]), state == "warn")
+
+    def test_the_doctor_says_what_a_driver_without_host_pages_does(self):
+        rows = (
+            ("host-pages", "0: host pages", r"what is on the host stays there, and nothing is moved when memory runs out: give CASTOR_DEVICE_BUDGET"),
+            ("host-pages,host-alloc", "0: pages", r"model data stays where scripts have it"),
+        )
+        for refuses, line, advice in rows if runner.LENGTH == "all" else rows[:1]:
+            settings = {**simulated.environment(memory="1G", base={}), "SIM_REFUSES": refuses}
+            out, _ = self.run_program(CASTOR, "doctor", "--format", "json", "--", sys.executable, preload=(), **settings)
+            checks = {check["name"]: (check["state"], check["value"], check["advice"]) for check in json.loads(out)["checks"]}
+            self.assertEqual(checks[line][0], "warn", checks)
+            self.assertRegex(checks[line][1], r"device 0 maps no memory of the host at its addresses: .* \(error 801\)")
+            self.assertRegex(checks[line][2], advice)
+            self.assertNotIn("0: flips", checks)
+
+    def test_a_budget_too_small_for_an_operand_or_a_part_is_told(self):
+        rows = (
+            ("24M", "", r"device 0: slots have 4\.0 MiB, and products read a parameter of shape \(2048, 1024\), 8\.0 MiB, from host memory; parts have 9\.0 MiB, and the step "
+                        r"of a parameter of shape \(2048, 1024\), 32\.0 MiB, goes over the link\. CASTOR_DEVICE_BUDGET=86M would do"),
+            ("80M", "", r"device 0: parts have 30\.0 MiB, and the step of a parameter of shape \(2048, 1024\), 32\.0 MiB, goes over the link\. CASTOR_DEVICE_BUDGET=86M would do"),
+            ("24M", "evaluates", r"device 0: slots have 4\.0 MiB, and products read a parameter of shape \(2048, 1024\), 8\.0 MiB, from host memory\. CASTOR_DEVICE_BUDGET=72M would do"),
+            ("auto", "", ""),
+            ("86M", "", ""),  # as it was told
+        )
+        for number, (budget, evaluates, line) in enumerate(rows if runner.LENGTH == "all" else (rows[0], rows[-1])):
+            with self.subTest(budget=budget, evaluates=evaluates):
+                _, errors = self.run_program(CASTOR, "run", "--plugin", "gemini", "--log-dir", f"{self.log_dir}-{number}", f"--set=CASTOR_DEVICE_BUDGET={budget}", "--",
+                                             sys.executable, "-c", WIDE, evaluates, preload=(), **simulated.environment(memory="4G", base={}))
+                self.assertRegex(errors, rf"^{'castor: ' if line else ''}{line}{chr(92) + 'n' if line else ''}castor: report: [^\n]*\n$")
 
     def test_process_groups_are_the_same_on_all_ranks(self):
         settings, libraries = self.simulated(2)

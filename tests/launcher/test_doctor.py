@@ -27,7 +27,7 @@ end
 """
 
 DEVICES = """device\t0\tSome GPU
-level\t0\t3\t
+level\t0\t4\t
 memory\t0\t2097152\t85899345920\t17179869184
 copies\t0\t67108864\t2684354\t5368709
 device\t1\tOther GPU
@@ -95,8 +95,16 @@ class Doctor(CommandTest):
         self.assertEqual(checks["0: pages"][:2], ("warn", "Old GPU: device 0 cannot map memory"))
         self.assertIn("stays where scripts have it", checks["0: pages"][2])
 
+    def test_a_driver_that_maps_no_host_pages(self):
+        why = "device 0 maps no memory of the host at its addresses: no (error 801)"
+        checks = self.checks("--", self.fake_devices(DEVICES.replace("level\t0\t4\t", f"level\t0\t2\t{why}")))
+        self.assertEqual(checks["0: host pages"][:2], ("warn", f"Some GPU: {why}"))
+        self.assertIn("what is on the host stays there, and nothing is moved when memory runs out: give CASTOR_DEVICE_BUDGET", checks["0: host pages"][2])
+        self.assertNotIn("0: flips", checks)
+        self.assertEqual(checks["0: link"][0], "ok")
+
     def test_a_link_is_known_where_flips_fail(self):
-        checks = self.checks("--", self.fake_devices(DEVICES.replace("level\t0\t3\t", "level\t0\t2\tno room")))
+        checks = self.checks("--", self.fake_devices(DEVICES.replace("level\t0\t4\t", "level\t0\t3\tno room")))
         self.assertEqual(checks["0: flips"][:2], ("warn", "Some GPU: no room"))
         self.assertEqual(checks["0: link"][0], "ok")
 

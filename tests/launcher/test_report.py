@@ -85,8 +85,8 @@ class Json(ReportTest):
         report = self.json(self.trace("run", "--devices", "--records", "2000"))
         mib = 1 << 20
         for rank in report["ranks"]:
-            self.assertEqual(rank["tiers"]["device"], {"param": 180 * mib, "grad": 0, "optim": 240 * mib, "slots": 48 * mib, "other": 80 * mib})
-            self.assertEqual(rank["tiers"]["host"], {"param": 60 * mib, "grad": 240 * mib, "optim": 240 * mib, "slots": 0, "other": 20 * mib})
+            self.assertEqual(rank["tiers"]["device"], {"param": 180 * mib, "grad": 0, "optim": 240 * mib, "slots": 48 * mib, "other": 40 * mib})
+            self.assertEqual(rank["tiers"]["host"], {"param": 60 * mib, "grad": 240 * mib, "optim": 240 * mib, "slots": 0, "other": 60 * mib})
             self.assertEqual(set(rank["tiers"]["disk"].values()), {0})
             device, steps = rank["device"], rank["steps"]
             self.assertEqual((device["budget_bytes"], device["outside_bytes"], device["refused"]), (1 << 30, 12 * mib, 0))
@@ -94,6 +94,7 @@ class Json(ReportTest):
                              {"param": 240 * mib, "grad": 240 * mib, "optim": 480 * mib, "slots": 48 * mib})
             self.assertGreaterEqual(device["peak_bytes"]["other"], 400 * mib)
             self.assertEqual(device["flips"], {"to_device": {"count": 0, "bytes": 0}, "to_host": {"count": 15, "bytes": 480 * mib}, "seconds": 0.061, "rescues": 2})
+            self.assertEqual(device["overflow"], {"bytes": 40 * mib, "peak_bytes": 60 * mib, "segments": 2})
             slots = device["slots"]
             self.assertEqual([slots[name] for name in ("bytes", "uses", "hits", "in_time", "waits", "home_reads", "copied_bytes")],
                              [48 * mib, *((steps - 3) * per_step for per_step in (24, 23, 21, 2, 1, 60 * mib))])
@@ -131,14 +132,15 @@ class Text(ReportTest):
     def test_devices(self):
         out = self.report(self.trace("run", "--devices", "--records", "2000"))
         self.assertRegex(out, r"\nMemory by tier \(all ranks, at the end\)\n  tier +param +grad +optim +slots +other\n"
-                              r"  device +360\.0 MiB +- +480\.0 MiB +96\.0 MiB +160\.0 MiB\n"
-                              r"  host +120\.0 MiB +480\.0 MiB +480\.0 MiB +- +40\.0 MiB\n")
+                              r"  device +360\.0 MiB +- +480\.0 MiB +96\.0 MiB +80\.0 MiB\n"
+                              r"  host +120\.0 MiB +480\.0 MiB +480\.0 MiB +- +120\.0 MiB\n")
         devices = out.partition("\nDevices\n")[2].splitlines()
         self.assertEqual(devices[0], "  rank 0    homes: at most 1.0 GiB on the device; 15 moved to the host, 480.0 MiB, since 2 allocations had no room; took 61.0 ms")
         self.assertRegex(devices[1], r"^            slots: 48\.0 MiB; 96% of \d+ uses read a copy \(52% prefetched, 91% in time\), \d+ the home; ")
         self.assertRegex(devices[2], r"^            link: .* GiB to the device, up to .* GB/s; .* to the host, up to .*")
-        self.assertEqual(devices[3], "            outside: 12.0 MiB of model data on the device has no home, and stays there")
-        self.assertTrue(devices[4].startswith("  rank 1    homes: "))
+        self.assertEqual(devices[3], "            overflow: 40.0 MiB of the host's memory under the device's addresses, in 2 allocations; 60.0 MiB at most")
+        self.assertEqual(devices[4], "            outside: 12.0 MiB of model data on the device has no home, and stays there")
+        self.assertTrue(devices[5].startswith("  rank 1    homes: "))
         self.assertRegex(out, r"\n  device_optim +240\.0 MiB +- +480\.0 MiB")
         self.assertLess(max(map(len, out.splitlines())), 180)
         without = self.report(self.trace("host"))
@@ -186,6 +188,20 @@ class Perfetto(ReportTest):
             self.assertIn(name, counters)
         self.assertEqual(set(counters["memory: device_grad"]), {240 << 20, 0})
         self.assertNotIn("memory: link_to_host", counters)
+
+    def test_copies_of_devices_have_tracks_of_their_own(self):
+        events = self.events("--devices", "--records", "3000")
+        tracks = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "thread_name" and event["pid"] == 0}
+        copies = collections.defaultdict(list)
+        for event in events:
+            if event.get("cat") == "copy" and event["pid"] == 0:
+                copies[tracks[event["tid"]]].append(event)
+        names = "copy into a slot", "part of a step, to the device", "part of a step, to the host"
+        self.assertEqual(sorted(copies), [f"copies, device 0: {name}" for name in names])
+        for name, slices in copies.items():
+            self.assertEqual({event["name"] for event in slices}, {name.partition(": ")[2]})
+            self.assertEqual({event["args"]["bytes"] for event in slices}, {5 << 20})
+            self.assertEqual({(event["dur"], event["args"]["queued_us"]) for event in slices}, {(400, 100)})
 
     def test_slices_of_a_track_nest(self):
         tracks = collections.defaultdict(list)

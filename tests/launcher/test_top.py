@@ -65,7 +65,8 @@ class Top(CommandTest):
         self.assertNotIn("slots", self.top("log", "--once", "--interval", "0.1")[0])
         for process in processes:
             for name, value in (("device_slots", 3 << 20), ("device_budget", 1 << 30), ("flips_to_host", 6), ("flipped_to_host", 12 << 20), ("rescues", 1),
-                                ("slot_uses", 10), ("slot_hits", 9), ("slot_in_time", 6), ("slot_home_reads", 1), ("link_to_device", 5 << 20)):
+                                ("slot_uses", 10), ("slot_hits", 9), ("slot_in_time", 6), ("slot_home_reads", 1), ("link_to_device", 5 << 20),
+                                ("overflow", 4 << 20), ("overflow_segments", 1)):
                 process.gauge(name, value)
             process.write()
         out, _ = self.top("log", "--once", "--interval", "0.1")
@@ -73,6 +74,7 @@ class Top(CommandTest):
         self.assertIn("homes: at most 2.0 GiB on the device; 12 moved to the host, 24.0 MiB, since 2 allocations had no room\n", out)
         self.assertIn("slots: 6.0 MiB; 90% of 20 uses read a copy (0% prefetched, 67% in time), 2 the home; 0 copies, 0 B\n", out)
         self.assertIn("link: 10.0 MiB to the device; 0 B to the host\n", out)
+        self.assertIn("overflow: 8.0 MiB of the host's memory under the device's addresses, in 2 allocations; 8.0 MiB at most\n", out)
 
     def test_the_link_now(self):
         process = self.job(1)[0]

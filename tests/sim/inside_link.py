@@ -61,6 +61,22 @@ def test_copies_within_a_device_do_not_use_it():
     assert (bytes_of(0, 0), bytes_of(0, 1)) == before
 
 
+def test_the_default_stream_counts_its_waits():
+    host, there, stream = made(), made("cuda:0"), torch.cuda.Stream(0)
+    torch.cuda.synchronize(0)
+    before = inside.engine.sim_waited_ns(0)
+    with torch.cuda.stream(stream):
+        there.copy_(host, non_blocking=True)
+    event = stream.record_event()
+    torch.cuda.default_stream(0).wait_event(event)
+    torch.cuda.synchronize(0)
+    waited = inside.engine.sim_waited_ns(0) - before
+    assert SECONDS / 2 <= waited / 1e9 < 5, waited
+    torch.cuda.default_stream(0).wait_event(event)  # it is done
+    assert inside.engine.sim_waited_ns(0) - before == waited
+
+
 if __name__ == "__main__":
+    inside.engine.sim_waited_ns.restype = inside.ctypes.c_ulonglong
     inside.engine.sim_link_bytes.restype = inside.ctypes.c_ulonglong
     inside.main(globals())

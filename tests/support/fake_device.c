@@ -61,7 +61,9 @@ static bool holds(range a, uintptr_t address, size_t bytes) {
 static size_t granularity(void *context, int device) {
     fake_device *d = fake_enter(context);
     fake_promise(d, device >= 0 && device < DEVICES, "there is no such device");
-    size_t unit = d->settings.unit_bytes;
+    size_t unit = d->settings.host == FAKE_HOST_NONE ? 0 : d->settings.unit_bytes;
+    if (!unit)
+        error_set(CASTOR_ERR_UNSUPPORTED, "the device takes no memory of the host");
     fake_leave(d);
     return unit;
 }
@@ -121,16 +123,12 @@ static void fill(const fake_device *d, const pages *p) {
             abort();
 }
 
-static castor_status create(void *context, int device, device_tier tier, size_t bytes, uint64_t *out) {
-    fake_device *d;
-    castor_status status = fake_begin(context, &d, true, "create");
-    (void)device;
-    if (status != CASTOR_OK)
-        return fake_end(d, status);
+/* With the lock. */
+static castor_status pages_make(fake_device *d, device_tier tier, size_t bytes, uint64_t *out) {
     if (!bytes || bytes % d->settings.unit_bytes || tier >= DEVICE_TIER_COUNT)
-        return fake_end(d, fake_breaks(d, "pages are created that are no whole units"));
+        return fake_breaks(d, "pages are created that are no whole units");
     if (bytes > free_bytes(d, tier))
-        return fake_end(d, error_set(CASTOR_ERR_MEMORY, "%zu bytes are more than are free", bytes));
+        return error_set(CASTOR_ERR_MEMORY, "%zu bytes are more than are free", bytes);
     d->pages = fake_grow(d->pages, &d->pages_count, sizeof *d->pages);
     pages *p = &d->pages[d->pages_count - 1];
     *p = (pages){.tier = tier, .bytes = bytes, .offset = d->file_bytes};
@@ -138,7 +136,18 @@ static castor_status create(void *context, int device, device_tier tier, size_t 
     fill(d, p);
     d->used[tier] += bytes;
     *out = d->pages_count;
-    return fake_end(d, CASTOR_OK);
+    return CASTOR_OK;
+}
+
+static castor_status create(void *context, int device, device_tier tier, size_t bytes, uint64_t *out) {
+    fake_device *d;
+    castor_status status = fake_begin(context, &d, true, "create");
+    (void)device;
+    if (status != CASTOR_OK)
+        return fake_end(d, status);
+    if (tier == DEVICE_TIER_HOST && d->settings.host != FAKE_HOST_PAGES)
+        return fake_end(d, fake_breaks(d, "pages of the host are created that there are not"));
+    return fake_end(d, pages_make(d, tier, bytes, out));
 }
 
 static void pages_end(fake_device *d, pages *p) {
@@ -281,6 +290,74 @@ static castor_status drain(void *context, int device) {
     return fake_end(d, CASTOR_OK);
 }
 
+/* ---- memory of the host at its own address ---- */
+
+static bool maps_host(void *context, int device) {
+    fake_device *d = fake_enter(context);
+    bool maps = d->settings.host == FAKE_HOST_PAGES;
+    (void)device;
+    if (!maps)
+        error_set(CASTOR_ERR_UNSUPPORTED, "the device maps no pages of the host");
+    fake_leave(d);
+    return maps;
+}
+
+/* Far apart, and each time somewhere else. */
+static void *somewhere(fake_device *d, size_t bytes) {
+    for (int tries = 0; tries < 100; tries++) {
+        d->random ^= d->random << 13, d->random ^= d->random >> 7, d->random ^= d->random << 17;
+        uintptr_t wanted = (UINT64_C(1) << 32) + d->random % (UINT64_C(1) << 46);
+        wanted -= wanted % d->settings.unit_bytes;
+        void *at = mmap((void *)wanted, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
+                        d->file, (off_t)d->pages[d->pages_count - 1].offset);
+        if (at == (void *)wanted)
+            return at;
+        if (at != MAP_FAILED)
+            munmap(at, bytes);
+    }
+    abort();
+}
+
+static castor_status host_make(void *context, int device, size_t bytes, uintptr_t *address, uint64_t *block) {
+    fake_device *d;
+    castor_status status = fake_begin(context, &d, true, "host_make");
+    (void)device;
+    if (status != CASTOR_OK)
+        return fake_end(d, status);
+    if (d->settings.host != FAKE_HOST_BLOCKS)
+        return fake_end(d, fake_breaks(d, "memory of the host is made that there is not"));
+    status = pages_make(d, DEVICE_TIER_HOST, bytes, block);
+    if (status != CASTOR_OK)
+        return fake_end(d, status);
+    void *at = somewhere(d, bytes);
+    d->pages[*block - 1].released = true; /* it ends with its map */
+    d->pages[*block - 1].maps = 1;
+    d->maps = fake_grow(d->maps, &d->map_count, sizeof *d->maps);
+    d->maps[d->map_count - 1] = (map){{(uintptr_t)at, bytes}, *block};
+    *address = (uintptr_t)at;
+    return fake_end(d, CASTOR_OK);
+}
+
+static castor_status host_end(void *context, int device, uint64_t block) {
+    fake_device *d;
+    castor_status status = fake_begin(context, &d, false, "host_end");
+    (void)device;
+    if (status != CASTOR_OK)
+        return fake_end(d, status);
+    for (size_t i = 0; i < d->map_count; i++) {
+        range at = d->maps[i].at;
+        if (d->maps[i].pages != block)
+            continue;
+        fake_promise(d, !fake_in_use(d, at.address, at.bytes), "a block ends that a copy in a stream needs");
+        d->maps[i] = d->maps[--d->map_count];
+        d->pages[block - 1].maps = 0;
+        pages_end(d, &d->pages[block - 1]);
+        munmap((void *)at.address, at.bytes);
+        return fake_end(d, CASTOR_OK);
+    }
+    return fake_end(d, fake_breaks(d, "a block ends that does not exist"));
+}
+
 static void room(void *context, int device, uint64_t *free_now, uint64_t *total) {
     fake_device *d = fake_enter(context);
     (void)device;
@@ -324,6 +401,9 @@ fake_device *fake_device_make(const fake_device_settings *settings, device_drive
                               .granularity = granularity,
                               .reserve = reserve,
                               .unreserve = unreserve,
+                              .maps_host = maps_host,
+                              .host_make = host_make,
+                              .host_end = host_end,
                               .create = create,
                               .release = release,
                               .map = map_pages,
@@ -362,24 +442,24 @@ void fake_device_fail_with(fake_device *d, castor_status status) {
     fake_leave(d);
 }
 
-uint64_t fake_device_calls(fake_device *d) {
-    fake_enter(d);
-    uint64_t calls = d->calls;
-    fake_leave(d);
-    return calls;
-}
+/* What a test reads of the device. */
+#define READS(type, name, field)                                                                             \
+    type fake_device_##name(fake_device *d) {                                                                \
+        fake_enter(d);                                                                                       \
+        type found = d->field;                                                                               \
+        fake_leave(d);                                                                                       \
+        return found;                                                                                        \
+    }
+READS(uint64_t, calls, calls)
+READS(uint64_t, drains, drains)
+READS(uint64_t, copied, copied)
+READS(uint64_t, maps, map_count)
+READS(const char *, broken, broken)
 
 void fake_device_drain_hangs(fake_device *d, bool hangs) {
     fake_enter(d);
     d->hangs = hangs;
     fake_leave(d);
-}
-
-uint64_t fake_device_drains(fake_device *d) {
-    fake_enter(d);
-    uint64_t drains = d->drains;
-    fake_leave(d);
-    return drains;
 }
 
 void fake_device_others(fake_device *d, uint64_t device_bytes, uint64_t host_bytes) {
@@ -396,30 +476,9 @@ uint64_t fake_device_used(fake_device *d, device_tier tier) {
     return used;
 }
 
-uint64_t fake_device_copied(fake_device *d) {
-    fake_enter(d);
-    uint64_t copied = d->copied;
-    fake_leave(d);
-    return copied;
-}
-
-uint64_t fake_device_maps(fake_device *d) {
-    fake_enter(d);
-    uint64_t maps = d->map_count;
-    fake_leave(d);
-    return maps;
-}
-
 device_tier fake_device_tier(fake_device *d, uintptr_t address, size_t bytes) {
     fake_enter(d);
     device_tier tier = fake_tier_of(d, address, bytes);
     fake_leave(d);
     return tier;
-}
-
-const char *fake_device_broken(fake_device *d) {
-    fake_enter(d);
-    const char *broken = d->broken;
-    fake_leave(d);
-    return broken;
 }

@@ -18,11 +18,15 @@ extern "C" {
 #endif
 
 typedef struct fake_device fake_device;
+/* What the driver makes of the host's memory: pages; blocks at addresses of its choice, of which some are below and some above what is
+ * reserved; or nothing, so that it has no granularity either. */
+typedef enum fake_host { FAKE_HOST_PAGES, FAKE_HOST_BLOCKS, FAKE_HOST_NONE } fake_host;
 typedef struct fake_device_settings {
     size_t unit_bytes;     /* 0: 64 KiB */
     uint64_t device_bytes; /* memory of the device */
     uint64_t host_bytes;   /* of the host that may become pages */
     uint64_t seed;
+    fake_host host;
 } fake_device_settings;
 
 fake_device *fake_device_make(const fake_device_settings *settings, device_driver *driver);
@@ -48,7 +52,7 @@ void fake_device_others(fake_device *d, uint64_t device_bytes, uint64_t host_byt
 uint64_t fake_device_used(fake_device *d, device_tier tier);
 /* Bytes that copy_enqueue has copied from one tier to the other. */
 uint64_t fake_device_copied(fake_device *d);
-/* Maps of pages that exist now. */
+/* Maps of pages that exist now; a block counts as one. */
 uint64_t fake_device_maps(fake_device *d);
 /* Whether pages of one tier lie under the whole range; DEVICE_TIER_COUNT: none or several do. */
 device_tier fake_device_tier(fake_device *d, uintptr_t address, size_t bytes);

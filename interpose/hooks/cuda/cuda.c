@@ -1,7 +1,8 @@
-/* The CUDA runtime, driver and cuBLAS: the wrappers, made from their tables. All of them observe: arguments and results
+/* The CUDA runtime, driver, cuBLAS and cuDNN: the wrappers, made from their tables. All of them observe: arguments and results
  * pass through unchanged, unless a target is replaced (blas.c, launches.c, ...). */
 #include "hooks/table/observe.h"
 #include "shims/cuda/blas.h"
+#include "shims/cuda/dnn.h"
 #include "shims/cuda/types.h"
 
 #define RUNTIME(function, parameters, arguments, facts, doc)                                                 \
@@ -27,3 +28,11 @@
     OBSERVED(OBSERVE_BLAS, OBSERVE_BLAS, cublasStatus_t, CUBLAS_STATUS_NOT_SUPPORTED, function, #function,   \
              parameters, arguments, (0, stream, lightHandle), 0)
 #include "hooks/table/cublas.def"
+
+#define CUDNN(function, parameters, arguments, operands, doc)                                                \
+    OBSERVED(OBSERVE_DNN, OBSERVE_DNN, cudnnStatus_t, CUDNN_STATUS_NOT_SUPPORTED, function, #function,       \
+             parameters, arguments, (0, 0, handle), 0)
+#define CUDNN_BACKEND(function, parameters, arguments, object, doc)                                          \
+    OBSERVED(OBSERVE_DNN, OBSERVE_DNN, cudnnStatus_t, CUDNN_STATUS_NOT_SUPPORTED, function, #function,       \
+             parameters, arguments, (0, 0, object), 0)
+#include "hooks/table/cudnn.def"

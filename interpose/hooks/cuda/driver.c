@@ -1,241 +1,37 @@
-#include "driver.h"
+/* The operations; driver_find.c finds the devices. */
+#include "driver_inside.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include "core/bounded.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/machine.h"
-#include "core/thread.h"
-#include "hooks/table/wrapper.h"
-#include "shims/cuda/types.h"
 
-#define DEVICES 64
 #ifndef CUDA_DRAIN_NS
 #define CUDA_DRAIN_NS UINT64_C(60000000000)
 #endif
 #define HOST_RESERVE_BYTES (UINT64_C(4) << 30) /* left to everybody else, at most */
 #define HOST_RESERVE_PART  16                  /* of the memory that there is */
 
-static struct {
-#define CALL(version, function, symbol, parameters) CUresult(*function) parameters;
-#include "driver_calls.def"
-} cu;
-
-typedef struct cuda_device {
-    CUcontext context; /* NULL: not found yet */
-    CUstream copies;   /* of copies that the caller waits for */
-    size_t unit;       /* 0: it cannot map memory */
-    CUmemLocation_v1 host;
-    bool host_is_mapped; /* the processors may access host pages */
-    bool rdma;
-} cuda_device;
-
-static cuda_device devices[DEVICES];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what is found once */
-
-static const char *text_of(CUresult result) {
-    const char *text = NULL;
-    return cu.cuGetErrorString(result, &text) == CUDA_SUCCESS && text ? text : "unknown error";
-}
-
-/* `bytes`: 0: the call has no size. */
-static castor_status failed(CUresult result, const char *call, int device, uint64_t bytes) {
-    castor_status status = result == CUDA_ERROR_OUT_OF_MEMORY ? CASTOR_ERR_MEMORY : CASTOR_ERR_SYSTEM;
-    char size[32] = "";
-    if (bytes)
-        log_format(size, sizeof size, " of %B", bytes);
-    return error_set(status, "%s%s on device %d: %s (error %d)", call, size, device, text_of(result),
-                     (int)result);
-}
-
-/* ---- where calls run ---- */
-
-/* What a thread has while a call of ours runs, and gets back. */
-typedef struct scope {
-    bool pushed;
-    CUstreamCaptureMode mode;
-} scope;
-
-static void scope_begin(const cuda_device *d, scope *s) {
-    CUcontext current = NULL;
-    s->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    cu.cuThreadExchangeStreamCaptureMode(&s->mode);
-    s->pushed = (cu.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != d->context) &&
-                cu.cuCtxPushCurrent(d->context) == CUDA_SUCCESS;
-}
-
-static void scope_end(scope *s) {
-    CUcontext popped;
-    if (s->pushed)
-        cu.cuCtxPopCurrent(&popped);
-    cu.cuThreadExchangeStreamCaptureMode(&s->mode);
-}
-
-static castor_status calls_find(void) {
-    static bool found;
-    if (found)
-        return CASTOR_OK;
-#define CALL(version, function, symbol, parameters)                                                          \
-    if (!(cu.function = (CUresult(*) parameters)hooks_driver_symbol(#symbol)))                               \
-        return error_set(CASTOR_ERR_UNSUPPORTED, "there is no %s in the driver of CUDA of this machine",     \
-                         #symbol);
-#include "driver_calls.def"
-    CUresult result = cu.cuInit(0);
-    if (result != CUDA_SUCCESS)
-        return failed(result, "cuInit", 0, 0);
-    found = true;
-    return CASTOR_OK;
-}
-
-/* ---- what a device can do, found by doing it ---- */
-
-static CUmemAllocationProp_v1 property_of(const cuda_device *d, CUmemLocation_v1 location) {
-    CUmemAllocationProp_v1 property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                       .requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE,
-                                       .location = location};
-    property.allocFlags.gpuDirectRDMACapable = location.type == CU_MEM_LOCATION_TYPE_DEVICE && d->rdma;
-    return property;
-}
-
-static CUmemLocation_v1 location_of(int device) {
-    return (CUmemLocation_v1){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
-}
-
-/* Makes mapped pages accessible for the device and, if their location is given, for the processors. */
-static CUresult access_set(uintptr_t address, size_t bytes, int device, const CUmemLocation_v1 *host) {
-    CUmemAccessDesc_v1 access[2] = {
-        {.location = location_of(device), .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
-        {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
-    };
-    if (host)
-        access[1].location = *host;
-    return cu.cuMemSetAccess(address, bytes, access, host ? 2 : 1);
-}
-
-/* One unit of host pages under an address of the device. */
-static CUresult host_try(cuda_device *d, int device, CUmemLocation_v1 host) {
-    CUmemAllocationProp_v1 property = property_of(d, host);
-    CUmemGenericAllocationHandle pages;
-    CUdeviceptr address;
-    size_t unit = 0;
-    CUresult result = cu.cuMemGetAllocationGranularity(&unit, &property, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-    if (result != CUDA_SUCCESS)
-        return result;
-    size_t bytes = unit > d->unit ? unit : d->unit;
-    if ((result = cu.cuMemCreate(&pages, bytes, &property, 0)) != CUDA_SUCCESS)
-        return result;
-    if ((result = cu.cuMemAddressReserve(&address, bytes, 0, 0, 0)) != CUDA_SUCCESS)
-        goto release;
-    if ((result = cu.cuMemMap(address, bytes, 0, pages, 0)) != CUDA_SUCCESS)
-        goto unreserve;
-    bool mapped = access_set(address, bytes, device, &host) == CUDA_SUCCESS;
-    if (!mapped)
-        result = access_set(address, bytes, device, NULL);
-    if (result == CUDA_SUCCESS) {
-        d->host = host;
-        d->host_is_mapped = mapped;
-        d->unit = bytes;
-    }
-    cu.cuMemUnmap(address, bytes);
-unreserve:
-    cu.cuMemAddressFree(address, bytes);
-release:
-    cu.cuMemRelease(pages);
-    return result;
-}
-
-static castor_status memory_find(cuda_device *d, int device) {
-    int able = 0, node = 0, rdma = 0;
-    CUmemAllocationProp_v1 property = property_of(d, location_of(device));
-    cu.cuDeviceGetAttribute(&able, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device);
-    if (!able)
-        return error_set(CASTOR_ERR_UNSUPPORTED, "device %d cannot map memory (no virtual memory management)",
-                         device);
-    CUresult result = cu.cuMemGetAllocationGranularity(&d->unit, &property, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-    if (result != CUDA_SUCCESS)
-        return failed(result, "cuMemGetAllocationGranularity", device, 0);
-    if (cu.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS || node < 0)
-        node = 0; /* no NUMA */
-    cu.cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
-    d->rdma = rdma != 0;
-    const CUmemLocation_v1 hosts[] = {{.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = node},
-                                      {.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = 0},
-                                      {.type = CU_MEM_LOCATION_TYPE_HOST, .id = 0}};
-    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
-        if ((result = host_try(d, device, hosts[i])) == CUDA_SUCCESS)
-            return CASTOR_OK;
-    d->unit = 0;
-    return error_set(CASTOR_ERR_UNSUPPORTED, "device %d does not map memory of the host: %s (error %d)",
-                     device, text_of(result), (int)result);
-}
-
-static castor_status device_open(cuda_device *d, int device) {
-    castor_status status = calls_find();
-    if (status != CASTOR_OK)
-        return status;
-    cuda_device found = {0};
-    CUresult result = cu.cuDevicePrimaryCtxRetain(&found.context, device);
-    if (result != CUDA_SUCCESS)
-        return failed(result, "cuDevicePrimaryCtxRetain", device, 0);
-    scope s;
-    scope_begin(&found, &s);
-    status = memory_find(&found, device);
-    if (status == CASTOR_OK &&
-        (result = cu.cuStreamCreate(&found.copies, CU_STREAM_NON_BLOCKING)) != CUDA_SUCCESS)
-        status = failed(result, "cuStreamCreate", device, 0);
-    scope_end(&s);
-    if (status != CASTOR_OK)
-        return status;
-    CUcontext context = found.context;
-    found.context = NULL;
-    *d = found;
-    __atomic_store_n(&d->context, context, __ATOMIC_RELEASE);
-    return CASTOR_OK;
-}
-
-/* The device, ready for calls. NULL: it is none, or cannot map memory; the error's text says why. */
-static cuda_device *device_find(int device) {
-    if (device < 0 || device >= DEVICES) {
-        error_set(CASTOR_ERR_SYSTEM, "there is no device %d", device);
-        return NULL;
-    }
-    cuda_device *d = &devices[device];
-    if (__atomic_load_n(&d->context, __ATOMIC_ACQUIRE))
-        return d;
-    pthread_mutex_lock(&lock);
-    castor_status status = d->context ? CASTOR_OK : device_open(d, device);
-    pthread_mutex_unlock(&lock);
-    return status == CASTOR_OK ? d : NULL;
-}
-
-/* The device of a call, and the thread's scope from here to scope_end. */
-static cuda_device *device_enter(int device, scope *s) {
-    cuda_device *d = device_find(device);
-    if (d)
-        scope_begin(d, s);
-    return d;
-}
-
 /* ---- memory ---- */
 
 static size_t granularity(void *context, int device) {
     (void)context;
-    cuda_device *d = device_find(device);
+    cuda_device *d = cuda_device_find(device);
     return d ? d->unit : 0;
 }
 
 static castor_status reserve(void *context, int device, size_t bytes, size_t alignment, uintptr_t *address) {
     (void)context;
     scope s;
-    if (!device_enter(device, &s))
+    if (!cuda_device_enter(device, &s))
         return CASTOR_ERR_SYSTEM;
     CUdeviceptr found = 0;
     CUresult result = cu.cuMemAddressReserve(&found, bytes, alignment, 0, 0);
-    scope_end(&s);
+    cuda_scope_end(&s);
     if (result != CUDA_SUCCESS)
-        return failed(result, "cuMemAddressReserve", device, bytes);
+        return cuda_failed(result, "cuMemAddressReserve", device, bytes);
     *address = (uintptr_t)found;
     return CASTOR_OK;
 }
@@ -245,23 +41,57 @@ static castor_status unreserve(void *context, uintptr_t address, size_t bytes) {
     CUresult result = cu.cuMemAddressFree(address, bytes);
     return result == CUDA_SUCCESS ? CASTOR_OK
                                   : error_set(CASTOR_ERR_SYSTEM, "cuMemAddressFree of %B: %s (error %d)",
-                                              (uint64_t)bytes, text_of(result), (int)result);
+                                              (uint64_t)bytes, cuda_text(result), (int)result);
+}
+
+/* ... and why not. */
+static bool maps_host(void *context, int device) {
+    (void)context;
+    const cuda_device *d = cuda_device_find(device);
+    if (!d || d->refused == CUDA_SUCCESS)
+        return d != NULL;
+    error_set(CASTOR_ERR_UNSUPPORTED, "%s", d->why);
+    return false;
+}
+
+static castor_status host_make(void *context, int device, size_t bytes, uintptr_t *address, uint64_t *block) {
+    (void)context;
+    scope s;
+    const cuda_device *d = cuda_device_enter(device, &s);
+    if (!d)
+        return CASTOR_ERR_SYSTEM;
+    castor_status status = cuda_host_make(device, bytes, d->unit, address, block);
+    cuda_scope_end(&s);
+    return status;
+}
+
+static castor_status host_end(void *context, int device, uint64_t block) {
+    (void)context;
+    scope s;
+    if (!cuda_device_enter(device, &s))
+        return CASTOR_ERR_SYSTEM;
+    CUresult result = cu.cuMemFreeHost((void *)block);
+    cuda_scope_end(&s);
+    return result == CUDA_SUCCESS ? CASTOR_OK : cuda_failed(result, "cuMemFreeHost", device, 0);
 }
 
 static castor_status create(void *context, int device, device_tier tier, size_t bytes, uint64_t *pages) {
     (void)context;
     scope s;
-    const cuda_device *d = device_enter(device, &s);
+    const cuda_device *d = cuda_device_find(device);
     if (!d)
         return CASTOR_ERR_SYSTEM;
+    if (tier == DEVICE_TIER_HOST && !maps_host(context, device))
+        return CASTOR_ERR_UNSUPPORTED;
+    cuda_scope_begin(d, &s);
     CUmemAllocationProp_v1 property =
-        property_of(d, tier == DEVICE_TIER_DEVICE ? location_of(device) : d->host);
+        cuda_property(d, tier == DEVICE_TIER_DEVICE ? cuda_location(device) : d->host);
     CUmemGenericAllocationHandle handle = 0;
     CUresult result = cu.cuMemCreate(&handle, bytes, &property, 0);
-    scope_end(&s);
+    cuda_scope_end(&s);
     if (result != CUDA_SUCCESS)
-        return failed(result, tier == DEVICE_TIER_DEVICE ? "cuMemCreate" : "cuMemCreate of host memory,",
-                      device, bytes);
+        return cuda_failed(result, tier == DEVICE_TIER_DEVICE ? "cuMemCreate" : "cuMemCreate of host memory,",
+                           device, bytes);
     *pages = (uint64_t)handle;
     return CASTOR_OK;
 }
@@ -270,13 +100,13 @@ static void release(void *context, uint64_t pages) {
     (void)context;
     CUresult result = cu.cuMemRelease(pages);
     if (result != CUDA_SUCCESS)
-        LOG_W("cuMemRelease: %s (error %d)", text_of(result), (int)result);
+        LOG_W("cuMemRelease: %s (error %d)", cuda_text(result), (int)result);
 }
 
 static castor_status map(void *context, int device, uintptr_t address, size_t bytes, uint64_t pages) {
     (void)context;
     scope s;
-    const cuda_device *d = device_enter(device, &s);
+    const cuda_device *d = cuda_device_enter(device, &s);
     if (!d)
         return CASTOR_ERR_SYSTEM;
     const char *call = "cuMemMap";
@@ -287,12 +117,12 @@ static castor_status map(void *context, int device, uintptr_t address, size_t by
                     cu.cuMemGetAllocationPropertiesFromHandle(&property, pages) == CUDA_SUCCESS &&
                     property.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
         call = "cuMemSetAccess";
-        result = access_set(address, bytes, device, host ? &d->host : NULL);
+        result = cuda_access_set(address, bytes, device, host ? &d->host : NULL);
         if (result != CUDA_SUCCESS)
             cu.cuMemUnmap(address, bytes);
     }
-    scope_end(&s);
-    return result == CUDA_SUCCESS ? CASTOR_OK : failed(result, call, device, bytes);
+    cuda_scope_end(&s);
+    return result == CUDA_SUCCESS ? CASTOR_OK : cuda_failed(result, call, device, bytes);
 }
 
 static castor_status unmap(void *context, uintptr_t address, size_t bytes) {
@@ -300,31 +130,31 @@ static castor_status unmap(void *context, uintptr_t address, size_t bytes) {
     CUresult result = cu.cuMemUnmap(address, bytes);
     return result == CUDA_SUCCESS ? CASTOR_OK
                                   : error_set(CASTOR_ERR_SYSTEM, "cuMemUnmap of %B: %s (error %d)",
-                                              (uint64_t)bytes, text_of(result), (int)result);
+                                              (uint64_t)bytes, cuda_text(result), (int)result);
 }
 
 static castor_status copy(void *context, int device, uintptr_t to, uintptr_t from, size_t bytes) {
     (void)context;
     scope s;
-    const cuda_device *d = device_enter(device, &s);
+    const cuda_device *d = cuda_device_enter(device, &s);
     if (!d)
         return CASTOR_ERR_SYSTEM;
     /* cuMemcpy does not wait for copies between pages of the device, and waits for the default stream. */
     CUresult result = cu.cuMemcpyAsync(to, from, bytes, d->copies);
     if (result == CUDA_SUCCESS)
         result = cu.cuStreamSynchronize(d->copies);
-    scope_end(&s);
-    return result == CUDA_SUCCESS ? CASTOR_OK : failed(result, "a copy", device, bytes);
+    cuda_scope_end(&s);
+    return result == CUDA_SUCCESS ? CASTOR_OK : cuda_failed(result, "a copy", device, bytes);
 }
 
 static void room(void *context, int device, uint64_t *free_bytes, uint64_t *total_bytes) {
     (void)context;
     size_t available = 0, total = 0;
     scope s;
-    if (device_enter(device, &s)) {
+    if (cuda_device_enter(device, &s)) {
         if (cu.cuMemGetInfo(&available, &total) != CUDA_SUCCESS)
             available = total = 0;
-        scope_end(&s);
+        cuda_scope_end(&s);
     }
     *free_bytes = available;
     *total_bytes = total;
@@ -350,9 +180,9 @@ static uint64_t host_room(void *context) {
 
 static int device_wait(const void *context) {
     scope s;
-    scope_begin(context, &s);
+    cuda_scope_begin(context, &s);
     CUresult result = cu.cuCtxSynchronize();
-    scope_end(&s);
+    cuda_scope_end(&s);
     return (int)result;
 }
 
@@ -360,7 +190,7 @@ static int device_wait(const void *context) {
 static castor_status drain(void *context, int device) {
     (void)context;
     int result = 0;
-    const cuda_device *d = device_find(device);
+    const cuda_device *d = cuda_device_find(device);
     if (!d)
         return CASTOR_ERR_SYSTEM;
     castor_status status = bounded_call(device_wait, d, CUDA_DRAIN_NS, &result);
@@ -368,25 +198,29 @@ static castor_status drain(void *context, int device) {
         return error_set(status, "device %d did not come to rest within %d s", device,
                          (int)(CUDA_DRAIN_NS / 1000000000u));
     if (status == CASTOR_OK && result != CUDA_SUCCESS)
-        status = failed((CUresult)result, "cuCtxSynchronize", device, 0);
+        status = cuda_failed((CUresult)result, "cuCtxSynchronize", device, 0);
     return status;
 }
 
 /* ---- streams ---- */
 
-static castor_status stream_make(void *context, int device, uint64_t *stream) {
-    (void)context;
-    scope s;
-    if (!device_enter(device, &s))
-        return CASTOR_ERR_SYSTEM;
-    CUstream made = NULL;
-    CUresult result = cu.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING);
-    scope_end(&s);
-    if (result != CUDA_SUCCESS)
-        return failed(result, "cuStreamCreate", device, 0);
-    *stream = (uint64_t)made;
-    return CASTOR_OK;
-}
+/* A stream or an event, of the type `made`. */
+#define MAKE(name, made, call, flags)                                                                        \
+    static castor_status name(void *context, int device, uint64_t *out) {                                    \
+        (void)context;                                                                                       \
+        scope s;                                                                                             \
+        if (!cuda_device_enter(device, &s))                                                                  \
+            return CASTOR_ERR_SYSTEM;                                                                        \
+        made given = NULL;                                                                                   \
+        CUresult result = cu.call(&given, flags);                                                            \
+        cuda_scope_end(&s);                                                                                  \
+        if (result != CUDA_SUCCESS)                                                                          \
+            return cuda_failed(result, #call, device, 0);                                                    \
+        *out = (uint64_t)given;                                                                              \
+        return CASTOR_OK;                                                                                    \
+    }
+MAKE(stream_make, CUstream, cuStreamCreate, CU_STREAM_NON_BLOCKING)
+MAKE(event_make, CUevent, cuEventCreate, CU_EVENT_DISABLE_TIMING)
 
 static void stream_end(void *context, uint64_t stream) {
     (void)context;
@@ -397,26 +231,12 @@ static void stream_end(void *context, uint64_t stream) {
 static bool stream_captures(void *context, int device, uint64_t stream) {
     (void)context;
     scope s;
-    if (!device_enter(device, &s))
+    if (!cuda_device_enter_in_stream(device, &s))
         return true;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = cu.cuStreamIsCapturing((CUstream)stream, &status);
-    scope_end(&s);
+    cuda_scope_end(&s);
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-static castor_status event_make(void *context, int device, uint64_t *event) {
-    (void)context;
-    scope s;
-    if (!device_enter(device, &s))
-        return CASTOR_ERR_SYSTEM;
-    CUevent made = NULL;
-    CUresult result = cu.cuEventCreate(&made, CU_EVENT_DISABLE_TIMING);
-    scope_end(&s);
-    if (result != CUDA_SUCCESS)
-        return failed(result, "cuEventCreate", device, 0);
-    *event = (uint64_t)made;
-    return CASTOR_OK;
 }
 
 static void event_end(void *context, uint64_t event) {
@@ -427,21 +247,21 @@ static void event_end(void *context, uint64_t event) {
 static castor_status event_record(void *context, int device, uint64_t event, uint64_t stream) {
     (void)context;
     scope s;
-    if (!device_enter(device, &s))
+    if (!cuda_device_enter_in_stream(device, &s))
         return CASTOR_ERR_SYSTEM;
     CUresult result = cu.cuEventRecord((CUevent)event, (CUstream)stream);
-    scope_end(&s);
-    return result == CUDA_SUCCESS ? CASTOR_OK : failed(result, "cuEventRecord", device, 0);
+    cuda_scope_end(&s);
+    return result == CUDA_SUCCESS ? CASTOR_OK : cuda_failed(result, "cuEventRecord", device, 0);
 }
 
 static castor_status event_wait(void *context, int device, uint64_t stream, uint64_t event) {
     (void)context;
     scope s;
-    if (!device_enter(device, &s))
+    if (!cuda_device_enter_in_stream(device, &s))
         return CASTOR_ERR_SYSTEM;
     CUresult result = cu.cuStreamWaitEvent((CUstream)stream, (CUevent)event, 0);
-    scope_end(&s);
-    return result == CUDA_SUCCESS ? CASTOR_OK : failed(result, "cuStreamWaitEvent", device, 0);
+    cuda_scope_end(&s);
+    return result == CUDA_SUCCESS ? CASTOR_OK : cuda_failed(result, "cuStreamWaitEvent", device, 0);
 }
 
 /* On a device that has failed, nothing will ever be done: nobody shall wait for it. */
@@ -459,11 +279,11 @@ static castor_status copy_enqueue(void *context, int device, uintptr_t to, uintp
                                   uint64_t stream) {
     (void)context;
     scope s;
-    if (!device_enter(device, &s))
+    if (!cuda_device_enter(device, &s))
         return CASTOR_ERR_SYSTEM;
     CUresult result = cu.cuMemcpyAsync(to, from, bytes, (CUstream)stream);
-    scope_end(&s);
-    return result == CUDA_SUCCESS ? CASTOR_OK : failed(result, "a copy", device, bytes);
+    cuda_scope_end(&s);
+    return result == CUDA_SUCCESS ? CASTOR_OK : cuda_failed(result, "a copy", device, bytes);
 }
 
 static uint64_t now_ns(void *context) {
@@ -476,6 +296,9 @@ const device_driver *cuda_driver(void) {
         .granularity = granularity,
         .reserve = reserve,
         .unreserve = unreserve,
+        .maps_host = maps_host,
+        .host_make = host_make,
+        .host_end = host_end,
         .create = create,
         .release = release,
         .map = map,

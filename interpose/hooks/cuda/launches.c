@@ -1,6 +1,7 @@
 /* Launches: the addresses among their arguments, and where the layout of these is known from. */
 #include "layouts.h"
 
+#include "capture.h"
 #include "hooks/table/observe.h"
 #include "shims/cuda/types.h"
 #include "writers.h"
@@ -73,31 +74,54 @@ static bool ask_host_function(const void *function, arguments_layout *layout) {
 
 /* ---- launches ---- */
 
-/* The slots of the device that holds the addresses [first, end): those of a launch are mostly of one. */
-typedef struct launch_slots {
-    slots *slots;
+/* What a launch may write: addresses that are noted together, with one event. */
+typedef struct written {
+    slots
+        *slots; /* of the device that holds the addresses [first, end): those of a launch are mostly of one */
     uintptr_t first, end;
+    uintptr_t
+        done; /* of [done, done + done_bytes) enough is known: addresses of one home mostly follow each other */
+    size_t done_bytes;
     uint64_t stream;
-} launch_slots;
+    uint32_t count;
+    uintptr_t addresses[SLOTS_ADDRESSES_MOST];
+} written;
 
-static void slots_change(launch_slots *l, uintptr_t address) {
+/* How far the kernel goes is unknown: each address stands for its home. */
+static void note_end(written *w) {
+    if (w->count)
+        slots_written_each(w->slots, w->addresses, w->count, w->stream);
+    w->count = 0;
+}
+
+static void slots_change(written *w, uintptr_t address) {
     int device = devices_find(address);
-    *l = (launch_slots){.slots = devices_slots(device), .stream = l->stream};
-    if (l->slots)
-        homes_range(devices_homes(device), &l->first, &l->end);
+    note_end(w);
+    w->slots = devices_slots(device);
+    w->first = w->end = 0;
+    if (w->slots)
+        homes_range(devices_homes(device), &w->first, &w->end);
 }
 
-static void note_word(uintptr_t address, void *context) {
-    launch_slots *l = context;
-    if (__builtin_expect(address - l->first >= l->end - l->first, 0))
-        slots_change(l, address);
-    if (l->slots && slots_may_hold(l->slots, address))
-        slots_written(l->slots, address, 0, l->stream); /* how far the kernel goes is unknown */
+static __attribute__((noinline)) void note(written *w, uintptr_t address) {
+    if (__builtin_expect(address - w->first >= w->end - w->first, 0))
+        slots_change(w, address);
+    if (!w->slots || !slots_may_hold(w->slots, address, capture_runs(), &w->done, &w->done_bytes))
+        return;
+    if (w->count == SLOTS_ADDRESSES_MOST)
+        note_end(w);
+    w->addresses[w->count++] = address;
 }
 
-/* Inside of a product or a collective the library's own arguments say more. */
+static inline void note_word(uintptr_t address, void *context) {
+    written *w = context;
+    if (address - w->done >= w->done_bytes)
+        note(w, address);
+}
+
+/* Inside of a product or a collective the library's own arguments say more. Not all calls of cuDNN are hooked. */
 static inline bool launch_matters(void) {
-    return writers_matter() && !(observe_thread.inside & OBSERVE_LIBRARIES);
+    return writers_matter() && !(observe_thread.inside & (OBSERVE_NCCL | OBSERVE_BLAS));
 }
 
 static void launched(const void *kernel, layouts_ask *ask, void *const *arguments, void *const *extra,
@@ -105,20 +129,25 @@ static void launched(const void *kernel, layouts_ask *ask, void *const *argument
     /* The first address before the bytes, as in devices_may_hold. */
     uintptr_t first = __atomic_load_n(&devices_first, __ATOMIC_ACQUIRE);
     uint64_t bytes = __atomic_load_n(&devices_bytes, __ATOMIC_RELAXED);
-    launch_slots known = {.stream = stream};
+    written all; /* the addresses are not set */
+    all.slots = NULL;
+    all.first = all.end = all.done = all.done_bytes = 0;
+    all.stream = stream;
+    all.count = 0;
     if (arguments) {
         arguments_layout layout;
         layouts_get(kernel, ask, &layout);
         if (layout.count == ARGUMENTS_UNKNOWN)
             writers_note_all(stream);
         else
-            arguments_scan(&layout, arguments, first, bytes, note_word, &known);
+            arguments_scan(&layout, arguments, first, bytes, note_word, &all);
     } else {
         const void *block;
         size_t block_bytes;
         if (arguments_block(extra, &block, &block_bytes))
-            arguments_scan_words(block, block_bytes / 8, first, bytes, note_word, &known);
+            arguments_scan_words(block, block_bytes / 8, first, bytes, note_word, &all);
     }
+    note_end(&all);
 }
 
 #define LAUNCH(result, id, default_stream, parameters, arguments, kernel, ask, values, extra, stream)        \

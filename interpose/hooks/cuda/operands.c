@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include "blas.h"
 #include "core/gate.h"
+#include "dnn.h"
 #include "rescue.h"
 #include "writers.h"
 
@@ -16,6 +17,8 @@ static void install(void) {
         outcome = writers_install();
     if (!outcome)
         outcome = blas_install();
+    if (!outcome)
+        outcome = dnn_install();
 }
 
 castor_status cuda_operands_install(void) {

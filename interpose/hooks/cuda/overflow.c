@@ -8,6 +8,7 @@
 #include "device/devices.h"
 #include "hooks/table/observe.h"
 #include "shims/cuda/types.h"
+#include "trace/trace.h"
 
 #define SEGMENTS_MAX 16384
 
@@ -20,8 +21,8 @@ typedef struct segment {
 
 static segment segments[SEGMENTS_MAX];
 static uint32_t segments_end; /* all after it are free. Atomic: 0: there never was one */
-static uint64_t segments_bytes;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the three */
+static uint64_t segments_bytes, segments_count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the four */
 
 /* ---- how often it was asked for ---- */
 
@@ -45,6 +46,12 @@ void overflow_not_needed(void) {
         failed.bytes = 0;
 }
 
+static __thread bool optional __attribute__((tls_model("initial-exec")));
+
+void overflow_optional(bool is) {
+    optional = is;
+}
+
 /* ---- segments ---- */
 
 static segment *segment_free(void) {
@@ -62,6 +69,22 @@ static segment *segment_find(uintptr_t address, uint64_t pages) {
         if (segments[i].bytes && segments[i].address == address && (address || segments[i].pages == pages))
             return &segments[i];
     return NULL;
+}
+
+static void segment_add(segment *place, const segment *s) {
+    *place = *s;
+    segments_bytes += s->bytes;
+    segments_count++;
+    trace_gauge_set(GAUGE_OVERFLOW_BYTES, segments_bytes);
+    trace_gauge_set(GAUGE_OVERFLOW_SEGMENTS, segments_count);
+}
+
+static void segment_remove(segment *s) {
+    segments_bytes -= s->bytes;
+    segments_count--;
+    s->bytes = 0;
+    trace_gauge_set(GAUGE_OVERFLOW_BYTES, segments_bytes);
+    trace_gauge_set(GAUGE_OVERFLOW_SEGMENTS, segments_count);
 }
 
 static bool segments_any(void) {
@@ -107,8 +130,8 @@ static castor_status segment_make(int device, size_t bytes, bool mapped, segment
         driver->release(driver->context, s.pages);
         return status;
     }
-    segments_bytes += s.bytes;
-    *out = *place = s;
+    segment_add(place, &s);
+    *out = s;
     return CASTOR_OK;
 }
 
@@ -135,8 +158,9 @@ static void option_name(int device, size_t bytes) {
 static bool make(int device, size_t bytes, bool mapped, segment *out) {
     static bool said[DEVICES_MAX], said_not[DEVICES_MAX];
     failed.bytes = 0;
-    if (device < 0 || !devices_homes(device) || capture_runs())
-        return false;
+    if (device < 0 || !devices_homes(device) || homes_are_fixed(devices_homes(device)) || capture_runs() ||
+        optional)
+        return false; /* where homes are fixed nothing of the host can be mapped, as was said at their start */
     if (!options()->overflow) {
         option_name(device, bytes);
         return false;
@@ -186,8 +210,7 @@ static void segment_end(segment *s) {
     }
     driver->release(driver->context, s->pages);
     driver->unreserve(driver->context, s->address, s->bytes);
-    segments_bytes -= s->bytes;
-    s->bytes = 0;
+    segment_remove(s);
 }
 
 static cudaError_t freed_cudaFree(void *address) {
@@ -209,10 +232,8 @@ static CUresult freed_cuMemRelease(CUmemGenericAllocationHandle_v1 handle) {
     pthread_mutex_lock(&lock);
     segment *s = segment_find(0, handle);
     CUresult status = real(handle);
-    if (s && status == CUDA_SUCCESS) {
-        segments_bytes -= s->bytes;
-        s->bytes = 0;
-    }
+    if (s && status == CUDA_SUCCESS)
+        segment_remove(s);
     pthread_mutex_unlock(&lock);
     return status;
 }

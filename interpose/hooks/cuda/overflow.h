@@ -18,6 +18,8 @@ void overflow_not_needed(void);
  * stream is captured. */
 bool overflow_allocate(int device, size_t bytes, void **out);     /* freed by cudaFree */
 bool overflow_create(int device, size_t bytes, uint64_t *handle); /* freed by cuMemRelease */
+/* This thread's allocations are of this kind until it says otherwise: its caller does without them, so they may fail, and nothing is said. */
+void overflow_optional(bool optional);
 void overflow_install(void);
 
 #endif

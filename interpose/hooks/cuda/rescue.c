@@ -59,6 +59,21 @@ static bool slots_would_do(const rescue *r) {
     return held && free_bytes + held >= r->bytes;
 }
 
+/* It is PyTorch's error. */
+static void fixed_say(const rescue *r) {
+    static bool said[DEVICES_MAX];
+    homes_statistics found;
+    uint64_t there = 0;
+    homes_statistics_get(r->homes, &found);
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        there += found.bytes[kind][DEVICE_TIER_DEVICE];
+    if (there && first_time(said, r->device))
+        LOG_W(
+            "device %d is out of memory: its driver moves no model data, of which it has %B; give a smaller "
+            "CASTOR_DEVICE_BUDGET",
+            r->device, there);
+}
+
 static bool rescue_begin(rescue *r, int device, size_t bytes, bool last) {
     static bool said[DEVICES_MAX];
     *r = (rescue){.device = device, .last = last, .homes = devices_homes(device)};
@@ -69,8 +84,11 @@ static bool rescue_begin(rescue *r, int device, size_t bytes, bool last) {
         return false;
     r->movable = homes_evictable(r->homes) != 0;
     r->bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
-    if (!r->movable && !slots_would_do(r))
+    if (!r->movable && !slots_would_do(r)) {
+        if (last && homes_are_fixed(r->homes))
+            fixed_say(r);
         return false;
+    }
     if (gate_close(GATE_NS) != CASTOR_OK) {
         if (first_time(said, device))
             LOG_W("device %d is out of memory, and model data stays on it: %s", device, error_text());

@@ -69,10 +69,13 @@ static void enqueued(hook_id id, const observe_facts *facts) {
 
 /* ---- many copies in one call ---- */
 
-static void note_each(const CUdeviceptr *targets, const size_t *sizes, size_t count, uint64_t stream) {
+static void note_each(const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes,
+                      size_t count, uint64_t stream) {
     for (size_t i = 0; i < count && writers_matter(); i++)
-        if (sizes[i])
+        if (sizes[i]) {
             writers_note((const void *)targets[i], sizes[i], stream);
+            addresses_carried((uintptr_t)targets[i], (const void *)sources[i], sizes[i]);
+        }
 }
 
 /* A copy that failed may have been enqueued in part. */
@@ -80,7 +83,7 @@ static void note_each(const CUdeviceptr *targets, const size_t *sizes, size_t co
     static CUresult batch_##id parameters {                                                                  \
         CUresult(*real) parameters = hooks_real(HOOK_##id);                                                  \
         CUresult status = real arguments;                                                                    \
-        note_each(dsts, sizes, count, hStream ? (uint64_t)hStream : (default_stream));                       \
+        note_each(dsts, srcs, sizes, count, hStream ? (uint64_t)hStream : (default_stream));                 \
         return status;                                                                                       \
     }
 #define BATCH_PTSZ(id, parameters, arguments)                                                                \
@@ -108,6 +111,7 @@ castor_status writers_install(void) {
     observe_target_replace(HOOK_cuMemcpyBatchAsync_ptsz, (void *)batch_cuMemcpyBatchAsync_ptsz);
     observe_target_replace(HOOK_cuMemcpyBatchAsync_v2, (void *)batch_cuMemcpyBatchAsync_v2);
     observe_target_replace(HOOK_cuMemcpyBatchAsync_v2_ptsz, (void *)batch_cuMemcpyBatchAsync_v2_ptsz);
+    addresses_install();
     launches_install();
     receivers_install();
     return CASTOR_OK;

@@ -1,10 +1,10 @@
 /* The wrapper of an observed C function: passes the call on and records it. Made from a row by OBSERVED.
  *
  * Each call of the script's is counted once: a driver call inside a runtime call is part of it, and so is an NCCL call
- * inside another one. So is a call of cuBLAS or cuBLASLt inside of another one; what it launches is recorded besides. Such an inner call goes to the real function at once.
+ * inside another one. So is a call of cuBLAS or cuBLASLt inside of another one, and one of cuDNN; what it launches is recorded besides. Such an inner call goes to the real function at once.
  *
  * A thread's outermost call of the runtime or the driver passes the gate (core/gate.h), unless it only waits for the device: the work
- * that it waits for may need a call of another thread. Calls of NCCL and of cuBLAS do not pass it, since they may wait for other ranks
+ * that it waits for may need a call of another thread. Calls of NCCL, cuBLAS and cuDNN do not pass it, since they may wait for other ranks
  * or for the device; those of the runtime and the driver inside of them do. Private to hooks/. */
 #ifndef CASTOR_HOOKS_TABLE_OBSERVE_H
 #define CASTOR_HOOKS_TABLE_OBSERVE_H
@@ -22,7 +22,8 @@ typedef enum observe_level {
     OBSERVE_DRIVER = 2,
     OBSERVE_NCCL = 4,
     OBSERVE_BLAS = 8,
-    OBSERVE_LIBRARIES = OBSERVE_NCCL | OBSERVE_BLAS, /* whose calls are made of those of CUDA */
+    OBSERVE_DNN = 16,
+    OBSERVE_LIBRARIES = OBSERVE_NCCL | OBSERVE_BLAS | OBSERVE_DNN, /* whose calls are made of those of CUDA */
 } observe_level;
 
 /* The recorded facts of a call. */

@@ -37,6 +37,7 @@ const char *const hook_layer_name[HOOK_LAYER_COUNT] = {
     [HOOK_LAYER_NCCL] = "NCCL",
     [HOOK_LAYER_CUBLAS] = "cuBLAS",
     [HOOK_LAYER_CUBLASLT] = "cuBLASLt",
+    [HOOK_LAYER_CUDNN] = "cuDNN",
 };
 
 hook_id hook_operation(hook_id id) {

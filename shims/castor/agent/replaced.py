@@ -92,6 +92,8 @@ ROWS = (
     Row("torch.nn.Parameter.__deepcopy__", "self, memo", "copies of models have no hook"),
     Row("torch.cuda.CUDAGraph.capture_begin", "self, pool, ...", "what a graph may hold by its address must not move; it has no hook"),
     Row("torch.Tensor.__deepcopy__", "self, memo", "copies of models have no hook"),
+    Row("torch.Tensor.record_stream", "<method_descriptor>", "the allocator forgets what it is told of streams while a pool is open"),
+    Row("torch.cuda.use_mem_pool", "pool, device", "a pool that a script opens counts as well; nothing tells whether one is open", also=("torch.cuda.memory",)),
     # optim
     Row(_OPTIMIZER + "profile_hook_step", "func",
         "hooks around a step are not called when it raises, cannot leave it out, and stand inside the steps that wrappers nest"),

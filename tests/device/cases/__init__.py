@@ -17,4 +17,4 @@ def case(function=None, *, optimizers=GENERAL, without=()):
     return function
 
 
-from . import combinations, loops, making, models, precision, stepping, writes  # noqa: E402, F401
+from . import combinations, halves, loops, making, models, precision, stepping, writes  # noqa: E402, F401

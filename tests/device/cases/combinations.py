@@ -71,6 +71,50 @@ def threads(log, make):
     log.end({"a": models[0], "b": models[1]}, *optimizers)
 
 
+@case(optimizers=("sgd", "adamw"))
+def streams_while_a_thread_moves(log, make):
+    """While a thread moves a model to the device, memory of one stream is read by another, comes to an optimizer or is freed; then its own
+    stream writes it. Over a slow link it was not read yet."""
+    own, reads, values = torch.cuda.Stream(), torch.cuda.Stream(), [torch.randn(512, 512).pin_memory() for _ in range(2)]
+    busy = torch.empty(16 << 20, device="cuda"), torch.empty(16 << 20).pin_memory()
+    model = torch.nn.Linear(512, 512)
+    for step in range(3):
+        moves, ends = threading.Event(), threading.Event()
+
+        def move(t):
+            if t.numel():
+                moves.set()
+                ends.wait(60)
+            return t.cuda()
+
+        with torch.cuda.stream(own):
+            weight, read = (torch.empty(512, 512, device="cuda").copy_(value, non_blocking=True) for value in values)
+        reads.wait_stream(own)
+        model.weight, model.bias.data = torch.nn.Parameter(weight), model.bias.data.cuda()
+        thread = threading.Thread(target=torch.nn.Linear(8, 8)._apply, args=(move,))
+        thread.start()
+        moves.wait(60)
+        seen = torch.empty(512, 512).pin_memory()
+        with torch.cuda.stream(reads):
+            busy[0].copy_(busy[1], non_blocking=True)
+            optimizer = make(model.parameters())
+            busy[0].copy_(busy[1], non_blocking=True)
+            seen.copy_(read, non_blocking=True)
+            read.record_stream(reads)
+        del weight, read
+        ends.set()
+        thread.join()
+        with torch.cuda.stream(own):
+            written = [torch.zeros(512, 512, device="cuda") for _ in values]
+        torch.cuda.current_stream().wait_stream(reads)
+        loss = model(batch(step, 2)[0].repeat(1, 2)).square().mean()
+        loss.backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        log.step(loss, seen=seen.norm(), written=sum(written).norm())
+    log.end(model, optimizer)
+
+
 @case(optimizers=("momentum", "adamw", "adamw-capturable"))
 def no_leaves(log, make):
     """An inner optimizer steps what was computed from the parameters, and keeps its gradient."""

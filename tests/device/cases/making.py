@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from . import case
-from .networks import MLP, Convolutions, batch, images, train
+from .networks import FEATURES, MLP, Convolutions, batch, images, train
 
 
 @case
@@ -26,6 +26,23 @@ def made_on_device_by_default(log, make):
     finally:
         torch.set_default_device(None)
     train(log, model, make(model.parameters()), 3)
+
+
+@case(optimizers=("momentum", "adamw"))
+def written_on_a_stream(log, make):
+    """Weights still come by another stream when the optimizer gets them."""
+    nn.Linear(FEATURES, FEATURES).cuda()  # what is done once for a device is done
+    with torch.device("cuda"):
+        model = MLP()
+    source = [torch.randn(parameter.shape).div_(16).pin_memory() for parameter in model.parameters()]
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside), torch.no_grad():
+        for parameter, values in reversed(list(zip(model.parameters(), source))):
+            parameter.copy_(values, non_blocking=True)
+    optimizer = make(model.parameters())
+    torch.cuda.current_stream().wait_stream(beside)
+    train(log, model, optimizer)
 
 
 @case

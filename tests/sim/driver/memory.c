@@ -64,6 +64,8 @@ CUresult cuMemAllocHost(void **pp, size_t bytesize) {
 
 CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags) {
     ENTER();
+    if (sim_config()->refuses_host_alloc)
+        return CUDA_ERROR_NOT_SUPPORTED;
     return sim_host_allocate(bytesize, Flags, pp);
 }
 
@@ -214,6 +216,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
     struct sim_allocation *physical = NULL;
 
     ENTER();
+    if (sim_config()->refuses_host_pages && prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED;
     CUresult result = flags ? CUDA_ERROR_INVALID_VALUE : sim_vmm_create(size, prop, &physical);
     if (!result)
         *handle = (uintptr_t)physical;

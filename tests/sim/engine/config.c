@@ -8,7 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define RULES_MAX 32
+#define RULES_MAX  32
+#define CALLED_MAX 512
 
 struct rule {
     char name[64];
@@ -29,7 +30,13 @@ static struct hang {
     atomic_ulong operations[SIM_DEVICES_MAX];
 } hangs[RULES_MAX];
 static size_t failure_count, latency_count, hang_count;
-static atomic_uint hangs_set; /* how often */
+static struct called {
+    const char *function;
+    unsigned long calls, failed;
+} called[CALLED_MAX]; /* since the failures were set, of each function; none without failures */
+static size_t called_count;
+static pthread_mutex_t called_lock = PTHREAD_MUTEX_INITIALIZER; /* of both */
+static atomic_uint hangs_set;                                   /* how often */
 static pthread_rwlock_t rules_lock = PTHREAD_RWLOCK_INITIALIZER;
 atomic_bool sim_faults_active;
 static atomic_bool forked;
@@ -97,6 +104,19 @@ static void read_visible(const char *text) {
         config.devices = count;
 }
 
+static void read_refused(const char *text) {
+    while (text && *text) {
+        size_t length = strcspn(text, ",");
+        if (length == strlen("host-pages") && strncmp(text, "host-pages", length) == 0)
+            config.refuses_host_pages = true;
+        else if (length == strlen("host-alloc") && strncmp(text, "host-alloc", length) == 0)
+            config.refuses_host_alloc = true;
+        else
+            sim_say("SIM_REFUSES=%s; expected host-pages, host-alloc, or both with a comma", text);
+        text += length + (text[length] == ',');
+    }
+}
+
 static void in_child(void) {
     atomic_store(&forked, true);
 }
@@ -123,6 +143,7 @@ static void configure(void) {
         config.memory = (size_t)read_number("SIM_MEMORY", text, (double)config.memory);
     if ((text = getenv("SIM_HOST_MEMORY")))
         config.host_memory = (size_t)read_number("SIM_HOST_MEMORY", text, 0);
+    read_refused(getenv("SIM_REFUSES"));
     if ((text = getenv("SIM_LINK_BANDWIDTH")))
         config.link_bandwidth = read_number("SIM_LINK_BANDWIDTH", text, 0);
     if ((text = getenv("SIM_COMPUTE")) && sscanf(text, "%d.%d", &config.major, &config.minor) != 2) {
@@ -180,6 +201,7 @@ static size_t read_rules(const char *text, struct rule *rules, bool failure) {
 
 int sim_fault_set(const char *failing, const char *slow) {
     pthread_rwlock_wrlock(&rules_lock);
+    called_count = 0;
     failure_count = read_rules(failing, failures, true);
     latency_count = read_rules(slow, latencies, false);
     atomic_store(&sim_faults_active, failure_count + latency_count + hang_count > 0);
@@ -223,6 +245,32 @@ void sim_hang_look(const char *kind, int device) {
     }
 }
 
+static void count(const char *function, bool failed) {
+    size_t i = 0;
+
+    pthread_mutex_lock(&called_lock);
+    while (i < called_count && strcmp(called[i].function, function) != 0)
+        i++;
+    if (i == called_count && i < CALLED_MAX)
+        called[called_count++] = (struct called){.function = function};
+    if (i < CALLED_MAX) {
+        called[i].calls++;
+        called[i].failed += failed;
+    }
+    pthread_mutex_unlock(&called_lock);
+}
+
+size_t sim_fault_calls(char *text, size_t size) {
+    size_t used = 0;
+
+    pthread_mutex_lock(&called_lock);
+    for (size_t i = 0; i < called_count && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s %lu %lu\n", called[i].function,
+                                 called[i].calls, called[i].failed);
+    pthread_mutex_unlock(&called_lock);
+    return used;
+}
+
 int sim_fault_look(const char *function) {
     unsigned long microseconds = 0;
     int code = 0;
@@ -239,6 +287,8 @@ int sim_fault_look(const char *function) {
         if (call == failures[i].from || (failures[i].onwards && call > failures[i].from))
             code = failures[i].code;
     }
+    if (failure_count)
+        count(function, code != 0);
     pthread_rwlock_unlock(&rules_lock);
     if (microseconds) {
         struct timespec time = {(time_t)(microseconds / 1000000), (long)(microseconds % 1000000) * 1000};

@@ -15,7 +15,10 @@
 struct event_arguments {
     CUevent event;
     uint64_t generation;
+    bool legacy; /* of a wait: the legacy stream waits */
 };
+
+static atomic_ullong waited_ns[SIM_DEVICES_MAX]; /* by legacy streams, for events of other streams */
 
 static void event_drop(CUevent event) {
     if (atomic_fetch_sub(&event->references, 1) == 1) {
@@ -167,9 +170,16 @@ static CUresult run_wait(void *arguments) {
     struct event_arguments *wait = arguments;
     CUevent event = wait->event;
 
+    int64_t begin_ns = sim_now_ns();
     await(event, wait->generation);
+    if (wait->legacy)
+        atomic_fetch_add(&waited_ns[event->ctx->device], (unsigned long long)(sim_now_ns() - begin_ns));
     event_drop(event);
     return CUDA_SUCCESS;
+}
+
+unsigned long long sim_waited_ns(int device) {
+    return device < 0 || device >= SIM_DEVICES_MAX ? 0 : atomic_load(&waited_ns[device]);
 }
 
 /* In a graph the event is recorded anew each time the graph runs. */
@@ -184,7 +194,7 @@ static CUresult run_record_external(void *arguments) {
 }
 
 CUresult sim_event_record(CUevent event, CUstream stream, unsigned flags) {
-    struct event_arguments record = {event, 0};
+    struct event_arguments record = {event, 0, false};
     CUresult result = sim_stream_resolve(&stream);
 
     if (result || !usable(event))
@@ -208,7 +218,7 @@ CUresult sim_event_record(CUevent event, CUstream stream, unsigned flags) {
 }
 
 CUresult sim_stream_wait_event(CUstream stream, CUevent event, unsigned flags) {
-    struct event_arguments wait = {event, 0};
+    struct event_arguments wait = {event, 0, false};
     CUresult result = sim_stream_resolve(&stream);
 
     (void)flags;
@@ -218,6 +228,7 @@ CUresult sim_stream_wait_event(CUstream stream, CUevent event, unsigned flags) {
         return result;
     pthread_mutex_lock(&event->wait.lock);
     wait.generation = recorded(event);
+    wait.legacy = stream == stream->ctx->legacy;
     bool over = completed(event) >= recorded(event);
     pthread_mutex_unlock(&event->wait.lock);
     if (over)

@@ -18,7 +18,7 @@ static uintptr_t zone_next = SIM_ZONE_START;
 static struct {
     int fd; /* plus one */
     off_t end;
-    size_t used;
+    size_t used, peak;
 } devices[SIM_DEVICES_MAX + 1]; /* the last one is host memory */
 
 uint64_t sim_next_id(void) {
@@ -100,6 +100,8 @@ bool sim_physical_charge(struct sim_allocation *physical) {
     if (limit && devices[account].used + physical->size > limit)
         return false;
     devices[account].used += physical->size;
+    if (devices[account].used > devices[account].peak)
+        devices[account].peak = devices[account].used;
     physical->charged = true;
     return true;
 }
@@ -360,6 +362,14 @@ bool sim_memory_given(uintptr_t address) {
     bool given = address >= SIM_ZONE_START && address < zone_next;
     pthread_rwlock_unlock(&sim_memory_lock);
     return given;
+}
+
+size_t sim_memory_peak(int device) {
+    pthread_rwlock_wrlock(&sim_memory_lock);
+    size_t peak = devices[device].peak;
+    devices[device].peak = devices[device].used;
+    pthread_rwlock_unlock(&sim_memory_lock);
+    return peak;
 }
 
 CUresult sim_memory_info(int device, size_t *free_bytes, size_t *total_bytes) {

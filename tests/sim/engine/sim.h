@@ -38,8 +38,9 @@ struct sim_config {
     int visible[SIM_DEVICES_MAX]; /* the number of each among all of them */
     size_t memory;                /* SIM_MEMORY, bytes per device, default 80G */
     size_t host_memory;           /* SIM_HOST_MEMORY, bytes that may be pinned, default 0: no limit */
-    double link_bandwidth;        /* SIM_LINK_BANDWIDTH, bytes per second each way, default 0: no time */
-    int major, minor;             /* SIM_COMPUTE, default 9.0 */
+    bool refuses_host_pages, refuses_host_alloc; /* SIM_REFUSES */
+    double link_bandwidth; /* SIM_LINK_BANDWIDTH, bytes per second each way, default 0: no time */
+    int major, minor;      /* SIM_COMPUTE, default 9.0 */
     bool
         check_faults; /* SIM_CHECK=fault: a launch with a dangling pointer ends its context, as on a device */
     bool verbose;     /* SIM_VERBOSE=1: a line for each call of the runtime that fails */
@@ -53,6 +54,9 @@ const struct sim_config *sim_config(void) SIM_API;
 extern atomic_bool sim_faults_active SIM_API;
 int sim_fault_look(const char *function) SIM_API;
 int sim_fault_set(const char *failures, const char *latencies) SIM_API;
+/* A line for each function that was called since failures were set: its name, the calls, and how many of them were made to fail. Returns
+ * the bytes of the text. NAME:0:0 makes none fail. */
+size_t sim_fault_calls(char *text, size_t size) SIM_API;
 /* SIM_HANG=KIND:NUMBER[:DEVICE][,...]: the op of that kind and number, counted on each device from here on, is never done, on
  * that device or on each. Setting others, or "", ends what hangs. */
 int sim_hang_set(const char *hangs) SIM_API;
@@ -144,6 +148,7 @@ CUresult sim_memory_free(CUdeviceptr address) SIM_API; /* waits for the context'
 CUresult sim_memory_free_now(CUdeviceptr address) SIM_API;
 CUresult sim_memory_managed(size_t bytes, unsigned flags, CUdeviceptr *address) SIM_API;
 CUresult sim_memory_info(int device, size_t *free_bytes, size_t *total_bytes) SIM_API;
+size_t sim_memory_peak(int device) SIM_API; /* most bytes that were used at a time since the last call */
 CUresult sim_host_allocate(size_t bytes, unsigned flags, void **address) SIM_API;
 CUresult sim_host_free(void *address) SIM_API;
 CUresult sim_host_register(void *address, size_t bytes, unsigned flags) SIM_API;
@@ -276,6 +281,8 @@ CUresult sim_event_export(CUevent event, void *handle64) SIM_API;
 CUresult sim_event_open(const void *handle64, CUevent *event) SIM_API;
 CUresult sim_event_elapsed(float *milliseconds, CUevent start, CUevent end) SIM_API;
 CUresult sim_stream_wait_event(CUstream stream, CUevent event, unsigned flags) SIM_API;
+/* That a device's legacy streams have waited for events of other streams. */
+unsigned long long sim_waited_ns(int device) SIM_API;
 int64_t sim_now_ns(void) SIM_API;
 
 /* ---- the link between a device and the host ---- */

@@ -19,7 +19,7 @@ class DeviceGauges : public TraceTest {
     void run(const std::function<void(fake_device *)> &body) {
         run_child([&] {
             device_driver driver;
-            fake_device_settings settings = {UNIT, 256 * UNIT, 256 * UNIT, 1};
+            fake_device_settings settings = {UNIT, 256 * UNIT, 256 * UNIT, 1, FAKE_HOST_PAGES};
             fake_device *fake = fake_device_make(&settings, &driver);
             trace_start(directory.c_str(), 1 << 20, 0);
             gauges_start();
@@ -48,7 +48,8 @@ TEST_F(DeviceGauges, HomesCountThemselves) {
         uint8_t kinds[] = {0, 0};
         device_memory_note(DEVICE_MEMORY_ALLOCATE, 4096, 1000);
         castor_event_device_data(addresses, bytes, kinds, 2);
-        castor_event_device_copied(11, 13);
+        castor_event_device_copied(0, CASTOR_HOME_DEVICE, 11, nullptr);
+        castor_event_device_copied(0, CASTOR_HOME_HOST, 13, nullptr);
         castor_event_model_data(5, 0, 0);
         castor_memory memory;
         castor_memory_get(&memory);
@@ -102,15 +103,25 @@ TEST_F(DeviceGauges, Slots) {
             slots_step_end(s);
         }
         slots_written(s, param.address, UNIT, 1);
-        gauges_sample();
+        castor_event_device_copied(0, CASTOR_HOME_DEVICE, 30, reinterpret_cast<void *>(2));
+        castor_event_device_copied(0, CASTOR_HOME_HOST, 40, reinterpret_cast<void *>(3));
+        fake_device_run_all(fake);
+        castor_event_devices_end();
     });
     EXPECT_EQ(last(GAUGE_SLOT_USES), 3u);
     EXPECT_GT(last(GAUGE_SLOT_HITS), 0u);
     EXPECT_GT(last(GAUGE_SLOT_COPIES), 0u);
     EXPECT_EQ(last(GAUGE_SLOT_COPIED_BYTES), last(GAUGE_SLOT_COPIES) * UNIT);
-    EXPECT_EQ(last(GAUGE_LINK_TO_DEVICE_BYTES), last(GAUGE_SLOT_COPIED_BYTES));
+    EXPECT_EQ(last(GAUGE_LINK_TO_DEVICE_BYTES), last(GAUGE_SLOT_COPIED_BYTES) + 30);
     EXPECT_GT(last(GAUGE_DEVICE_SLOTS_BYTES), 0u);
     EXPECT_EQ(last(GAUGE_SLOT_STALE), 1u);
+    /* Each copy is a record. */
+    uint64_t bytes[COPY_KIND_COUNT] = {};
+    for (const trace_record &record : read_records_of(TRACE_COPY))
+        bytes[record.id] += record.bytes;
+    EXPECT_EQ(bytes[COPY_SLOT], last(GAUGE_SLOT_COPIED_BYTES));
+    EXPECT_EQ(bytes[COPY_PART_IN], 30u);
+    EXPECT_EQ(bytes[COPY_PART_OUT], 40u);
 }
 
 /* Under the plugin none, say: other data alone. */

@@ -18,8 +18,8 @@ class Probe : public testing::Test {
     fake_device *fake = nullptr;
     device_probe found;
 
-    void make(uint64_t device_bytes, uint64_t host_bytes) {
-        fake_device_settings settings = {2 * MIB, device_bytes, host_bytes, 1};
+    void make(uint64_t device_bytes, uint64_t host_bytes, fake_host host = FAKE_HOST_PAGES) {
+        fake_device_settings settings = {2 * MIB, device_bytes, host_bytes, 1, host};
         fake = fake_device_make(&settings, &driver);
     }
     castor_status probe() { return device_probe_run(&driver, 0, 7 * MIB, &found); }
@@ -78,6 +78,21 @@ TEST_F(Probe, NoUnit) {
     EXPECT_EQ(found.level, DEVICE_LEVEL_NONE);
 }
 
+TEST_F(Probe, ADriverThatMapsNoPagesOfTheHost) {
+    make(100 * MIB, 80 * MIB, FAKE_HOST_BLOCKS);
+    EXPECT_EQ(probe(), CASTOR_ERR_UNSUPPORTED);
+    EXPECT_STREQ(error_text(), "the device maps no pages of the host");
+    EXPECT_EQ(found.level, DEVICE_LEVEL_HOST_MEMORY);
+    EXPECT_GT(found.copy_ns[DEVICE_TIER_DEVICE], 0u);
+    EXPECT_GT(found.copy_ns[DEVICE_TIER_HOST], 0u);
+}
+
+TEST_F(Probe, ADriverThatTakesNoMemoryOfTheHost) {
+    make(100 * MIB, 80 * MIB, FAKE_HOST_NONE);
+    EXPECT_EQ(probe(), CASTOR_ERR_UNSUPPORTED);
+    EXPECT_EQ(found.level, DEVICE_LEVEL_NONE);
+}
+
 /* A driver that says that it has copied, and has not. */
 TEST_F(Probe, BytesThatDoNotArrive) {
     make(100 * MIB, 80 * MIB);
@@ -107,16 +122,26 @@ TEST_F(Probe, FlipsThatLoseBytes) {
 
 /* Whatever fails, the probe says so and gives back what it took. */
 TEST_F(Probe, EachCallFails) {
-    make(100 * MIB, 80 * MIB);
-    ASSERT_EQ(probe(), CASTOR_OK);
-    uint64_t calls = fake_device_calls(fake);
-    for (uint64_t call = 1; call <= calls; call++) {
-        fake_device_fail(fake, fake_device_calls(fake) + call, false);
-        castor_status status = probe();
-        EXPECT_EQ(status == CASTOR_OK, found.level == DEVICE_LEVEL_FLIPS) << call;
-        fake_device_fail(fake, 0, false);
+    for (fake_host host : {FAKE_HOST_PAGES, FAKE_HOST_BLOCKS}) {
+        if (fake)
+            TearDown();
+        make(100 * MIB, 80 * MIB, host);
+        device_level most = host == FAKE_HOST_PAGES ? DEVICE_LEVEL_FLIPS : DEVICE_LEVEL_HOST_MEMORY;
+        probe();
+        ASSERT_EQ(found.level, most);
+        uint64_t calls = fake_device_calls(fake);
+        for (uint64_t call = 1; call <= calls; call++) {
+            fake_device_fail(fake, fake_device_calls(fake) + call, false);
+            castor_status status = probe();
+            if (host == FAKE_HOST_PAGES)
+                EXPECT_EQ(status == CASTOR_OK, found.level == most) << call;
+            else
+                EXPECT_NE(status, CASTOR_OK);
+            fake_device_fail(fake, 0, false);
+        }
+        probe();
+        ASSERT_EQ(found.level, most);
     }
-    ASSERT_EQ(probe(), CASTOR_OK);
 }
 
 } // namespace

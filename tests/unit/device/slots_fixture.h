@@ -122,7 +122,7 @@ class SlotsTest : public testing::Test {
     void SetUp() override { fresh(16 * UNIT, 1); }
     void fresh(uint64_t region_bytes, uint64_t seed) {
         done();
-        fake_device_settings settings = {UNIT, 4096 * UNIT, 4096 * UNIT, seed};
+        fake_device_settings settings = {UNIT, 4096 * UNIT, 4096 * UNIT, seed, host};
         fake = fake_device_make(&settings, &real);
         counted = std::make_unique<counted_driver>();
         counted->real = real;
@@ -130,6 +130,9 @@ class SlotsTest : public testing::Test {
                   counted_granularity,
                   counted_reserve,
                   counted_unreserve,
+                  nullptr,
+                  nullptr,
+                  nullptr,
                   counted_create,
                   counted_release,
                   counted_map,
@@ -152,6 +155,7 @@ class SlotsTest : public testing::Test {
         ASSERT_EQ(homes_create(&h, &real, 0, range, 1024 * UNIT, 0), CASTOR_OK) << error_text();
         ASSERT_EQ(slots_create(&s, h, &driver, 0, region_bytes), CASTOR_OK) << error_text();
     }
+    fake_host host = FAKE_HOST_PAGES;
     void done() {
         if (!fake)
             return;
@@ -258,6 +262,32 @@ class SlotsTest : public testing::Test {
     void write(memory *m, uint64_t stream) {
         write_unseen(m, stream);
         slots_written(s, m->address, m->bytes, stream);
+    }
+    bool may_hold(uintptr_t address, bool captured = true) {
+        uintptr_t first;
+        size_t bytes;
+        bool may = slots_may_hold(s, address, captured, &first, &bytes);
+        EXPECT_LT(address - first, bytes);
+        for (uintptr_t at : {first, first + bytes - 1}) { // they all say the same
+            uintptr_t again;
+            EXPECT_EQ(slots_may_hold(s, at, captured, &again, &bytes), may);
+            EXPECT_EQ(again, first);
+        }
+        return may;
+    }
+    // A kernel gets addresses in all of them, as hooks/cuda/launches.c notes it. Returns how many are noted.
+    size_t launch(const std::vector<memory *> &all, uint64_t stream) {
+        std::vector<uintptr_t> addresses;
+        for (memory *m : all) {
+            write_unseen(m, stream);
+            if (may_hold(m->address, false))
+                addresses.push_back(m->address);
+        }
+        for (size_t i = 0; i < addresses.size(); i += SLOTS_ADDRESSES_MOST)
+            slots_written_each(s, &addresses[i],
+                               uint32_t(std::min<size_t>(addresses.size() - i, SLOTS_ADDRESSES_MOST)),
+                               stream);
+        return addresses.size();
     }
     void run() { fake_device_run_all(fake); }
     void run_some(uint32_t operations) {

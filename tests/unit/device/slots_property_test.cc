@@ -99,6 +99,8 @@ class SlotsPropertyTest : public SlotsTest {
             written_all(m);
         else if (pick(6) == 0)
             written_with_others(m);
+        else if (pick(3) == 0)
+            launched(m);
         else
             write(m, stream());
     }
@@ -106,6 +108,16 @@ class SlotsPropertyTest : public SlotsTest {
         uint64_t in = stream();
         write_unseen(m, in);
         slots_written_all(s, in);
+    }
+    void launched(memory *m) {
+        std::vector<memory *> some = {m};
+        for (int i = 0; i < 3; i++)
+            if (memory *also = any(); also && !seen.count(also) && also != m && (!i || also != some.back()))
+                some.push_back(also);
+        for (memory *each : some)
+            for (const auto &o : open)
+                each->readers.push_back(now(o.second.stream));
+        launch(some, stream());
     }
     void written_with_others(memory *m) {
         uint64_t in = stream();
@@ -131,7 +143,19 @@ class SlotsPropertyTest : public SlotsTest {
         }
         fake_device_captures(fake, in, false);
     }
-    // Who frees memory has no graph any more that writes it.
+    // Known or not: who writes in that home later is not seen.
+    void keep() {
+        memory *m = any();
+        home at;
+        if (!m || pick(16))
+            return;
+        slots_kept(s, m->address + pick(uint32_t(m->bytes)), true);
+        ASSERT_TRUE(home_find(h, m->address, &at));
+        for (memory *other : places)
+            if (other->address - at.address < at.bytes)
+                seen.insert(other);
+    }
+    // Who frees memory has nothing any more that writes it.
     void forget_or_add() {
         memory *m = any();
         if (!m)
@@ -183,6 +207,7 @@ class SlotsPropertyTest : public SlotsTest {
             break;
         case 4:
             capture();
+            keep();
             break;
         case 5:
             slots_step_end(s);
@@ -208,6 +233,7 @@ class SlotsPropertyTest : public SlotsTest {
         seen.clear();
         known.clear();
         random.seed(seed);
+        host = seed % 3 == 0 ? FAKE_HOST_BLOCKS : FAKE_HOST_PAGES;
         fresh((1 + pick(12)) * UNIT, seed);
         for (int i = 0; i < 4; i++)
             home_add();
@@ -334,7 +360,7 @@ TEST_F(SlotsPropertyTest, Threads) {
                 else
                     slots_written(s, m->address, m->bytes, in);
             }
-            EXPECT_TRUE(slots_may_hold(s, mine[1 - which][0]->address));
+            EXPECT_TRUE(may_hold(mine[1 - which][0]->address));
             slots_step_end(s);
             if (round % 10 == 9) {
                 EXPECT_EQ(slots_storage_add(s, mine[which][0]->address, UNIT), CASTOR_OK);

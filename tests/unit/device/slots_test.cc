@@ -65,12 +65,12 @@ TEST_F(SlotsTest, WhatNoStorageHoldsWholeIsReadWhereItIs) {
     slot_use u = slot_use_begin(s, b->address + 8, 0, 1);
     EXPECT_NE(u.storage, SLOT_USE_NONE);
     slot_use_end(s, &u);
-    EXPECT_TRUE(slots_may_hold(s, b->address + 1023));
-    EXPECT_FALSE(slots_may_hold(s, base + 4 * UNIT));
-    EXPECT_FALSE(slots_may_hold(s, range - 1));
-    EXPECT_FALSE(slots_may_hold(s, range + 1024 * UNIT));
-    EXPECT_FALSE(slots_may_hold(s, 0));
-    EXPECT_FALSE(slots_may_hold(s, UINTPTR_MAX));
+    EXPECT_TRUE(may_hold(b->address + 1023));
+    EXPECT_FALSE(may_hold(base + 4 * UNIT));
+    EXPECT_FALSE(may_hold(range - 1));
+    EXPECT_FALSE(may_hold(range + 1024 * UNIT));
+    EXPECT_FALSE(may_hold(0));
+    EXPECT_FALSE(may_hold(UINTPTR_MAX));
 }
 
 TEST_F(SlotsTest, StoragesLieInOneHome) {
@@ -81,9 +81,9 @@ TEST_F(SlotsTest, StoragesLieInOneHome) {
     EXPECT_EQ(slots_storage_add(s, range + 900 * UNIT, 16), CASTOR_ERR_ARGUMENT);
     EXPECT_EQ(slots_storage_add(s, base + UNIT, UNIT), CASTOR_OK);
     // Whoever gets an address in the home may write the storage.
-    EXPECT_TRUE(slots_may_hold(s, base + UNIT));
-    EXPECT_TRUE(slots_may_hold(s, base));
-    EXPECT_FALSE(slots_may_hold(s, base + 2 * UNIT));
+    EXPECT_TRUE(may_hold(base + UNIT));
+    EXPECT_TRUE(may_hold(base));
+    EXPECT_FALSE(may_hold(base + 2 * UNIT));
 }
 
 // ---- writers ----
@@ -116,6 +116,63 @@ TEST_F(SlotsTest, AWriterOfUnknownLength) {
             for (memory *m : {a, b, c})
                 EXPECT_TRUE(use(m, 1));
         });
+}
+
+// What was never copied has no writers; after its first copy it has, whether or not it is in a slot.
+TEST_F(SlotsTest, ALaunchMattersToWhatWasCopied) {
+    seeds(16 * UNIT, 10, [&] {
+        memory *a = add(UNIT), *b = add(UNIT);
+        EXPECT_TRUE(may_hold(a->address));
+        EXPECT_EQ(launch({a, b}, 1), 0u);
+        EXPECT_TRUE(use(a, 1));
+        EXPECT_EQ(launch({a, b}, 2), 1u);
+        EXPECT_EQ(launch({b, a}, 1), 1u);
+        EXPECT_TRUE(use(a, 1));
+        EXPECT_TRUE(use(b, 2));
+        EXPECT_EQ(launch({a, b}, 1), 2u);
+        EXPECT_TRUE(use(b, 2));
+        EXPECT_TRUE(use(a, 2));
+        slots_forget(s, b->address, 1);
+        EXPECT_FALSE(may_hold(b->address, false));
+        EXPECT_TRUE(may_hold(a->address, false));
+        slots_forget(s, a->address, 1);
+        EXPECT_FALSE(may_hold(a->address, false));
+    });
+}
+
+// One event for all addresses of a launch, and each of them ends all copies of its home.
+TEST_F(SlotsTest, ALaunchWithManyAddresses) {
+    seeds(64 * UNIT, 10, [&] {
+        std::vector<memory *> all;
+        std::vector<uintptr_t> addresses;
+        for (int i = 0; i < 20; i++) {
+            uintptr_t base = home_make(2 * UNIT);
+            for (int half = 0; half < 2; half++) {
+                all.push_back(memory_at(base + half * UNIT, 1024));
+                EXPECT_EQ(slots_storage_add(s, all.back()->address, 1024), CASTOR_OK);
+            }
+        }
+        for (memory *m : all)
+            EXPECT_TRUE(use(m, 1));
+        for (size_t i = 0; i < SLOTS_ADDRESSES_MOST; i++) {
+            write_unseen(all[i], 1);
+            addresses.push_back(all[i]->address);
+        }
+        uint64_t calls = fake_device_calls(fake);
+        slots_written_each(s, addresses.data(), SLOTS_ADDRESSES_MOST, 1);
+        EXPECT_LE(fake_device_calls(fake), calls + 2); // an event is made and recorded
+        EXPECT_EQ(statistics().stale, uint64_t(SLOTS_ADDRESSES_MOST));
+        write_unseen(all[38], 1);
+        write_unseen(all[39], 1);
+        slots_written_each(s, &all[39]->address, 1, 1);
+        EXPECT_EQ(statistics().stale, uint64_t(SLOTS_ADDRESSES_MOST + 2));
+        for (memory *m : all)
+            EXPECT_TRUE(use(m, 2));
+        EXPECT_EQ(statistics().copies, 40u + SLOTS_ADDRESSES_MOST + 2);
+        EXPECT_EQ(launch(all, 2), 40u);
+        for (memory *m : all)
+            EXPECT_TRUE(use(m, 2));
+    });
 }
 
 TEST_F(SlotsTest, AWriterAfterACopy) {
@@ -303,7 +360,7 @@ TEST_F(SlotsTest, ForgottenWhileInUse) {
         slots_forget(s, a->address, 1);
         check();
         EXPECT_EQ(statistics().storages, 0u);
-        EXPECT_FALSE(slots_may_hold(s, a->address));
+        EXPECT_FALSE(may_hold(a->address));
         EXPECT_FALSE(use(a, 2));
         // The same addresses again, while the old copy is still in use.
         EXPECT_EQ(slots_storage_add(s, a->address, UNIT), CASTOR_OK);

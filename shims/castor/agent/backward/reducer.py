@@ -92,12 +92,17 @@ class Logger:
         return lambda *args, **kwargs: None
 
 
+said_why = False  # a wrapper keeps PyTorch's reducer
+
+
 def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more):
     parameters = list(parameters)
     reason = why_not(parameters, process_group, expect_sparse)
     if reason is None:
         return Reducer(grouping.group_of(process_group), parameters)
     if process_group.size() > 1:
+        global said_why
+        said_why = True
         core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
     elif dist.get_world_size() == 1:  # else the script made this group: the run as a whole is not plain
         core.passthrough(reason.encode())

@@ -50,9 +50,9 @@ def is_dense(t):
     return True
 
 
-def why_unsupported(p):
-    """Why the gradients of a parameter cannot be summed in the store; None when they can."""
-    if p.device.type != "cpu":
+def why_unsupported(p, device="cpu"):
+    """Why the gradients of a parameter cannot be summed in the store; None when they can. `device`: the type where it must be."""
+    if p.device.type != device:
         return f"it is on {p.device}"
     if p.layout is not torch.strided:
         return f"its layout is {p.layout}"

@@ -13,7 +13,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core, patching
 from ..common import store, tensors
-from . import homes
+from ..precision import masters
+from . import homes, pools, shortage
 
 _known = WeakTensorKeyDictionary()  # parameter: its address when it was last seen
 _pressed = core.options.device_budget != -1  # some model data is on the host, or may come to be there
@@ -33,30 +34,27 @@ def serves(p):
     return _installed and p.is_cuda
 
 
-def has(parameters):
-    """Whether one of the parameters has a home on a device."""
-    return any(p in _known for p in parameters if p.is_cuda)
-
-
 def step_ended():
     """An optimizer step is over."""
     if not homes.devices():
         return
     core.device_step_end()
+    shortage.tell(lambda: list(_known))
     if core.options.debug:
         for device in homes.devices():
             core.device_check(device)
 
 
-def look(parameters):
-    """Gives a home to those parameters on devices that have none, or another one than at the last look."""
+def look(parameters, in_step=False):
+    """Gives a home to those parameters on devices that have none, or another one than at the last look. in_step: this stream reads them
+    next; else others may still write to them."""
     here = [p for p in parameters if homes.can_have(p)]
     if not here:
         return
     for p, tier in zip(here, homes.tiers(here)):
         if _known.get(p) == p.data_ptr() and tier != core.HOME_NONE:
             continue
-        if tier == core.HOME_NONE and not _come_home(p):
+        if tier == core.HOME_NONE and not _come_home(p, in_step):
             continue
         core.storage_add(p.device.index, p.data_ptr(), tensors.extent(p))
         if p not in _known and p.requires_grad and p.is_leaf:
@@ -70,10 +68,28 @@ def forget(*some):
         _known.pop(t, None)
 
 
-def _come_home(p):
+def adopt_masters(parameters):
+    """CASTOR_PRECISION: parameters on devices become 16 bits, with masters in homes of states."""
+    masters.adopt_on_devices([p for p in parameters if serves(p)], _narrow)
+
+
+def _narrow(lowered):
+    """masters._narrow. All float values move before, so that the memory in which they were is free for the 16-bit ones."""
+    devices = {values.device.index for _, values in lowered if values.is_cuda and homes.available(values.device.index)}
+    for _, values in lowered:
+        if values.device.index in devices:
+            homes.move(values, homes.STATE)
+    for device in devices:
+        homes.release(homes.PARAMETER, device)
+    for t, values in lowered:
+        with homes.born(homes.PARAMETER, values.device.index) if values.device.index in devices else contextlib.nullcontext():
+            t.data = values.to(masters.dtype)
+
+
+def _come_home(p, in_step):
     if not homes.available(p.device.index):
         return False
-    if homes.move(p, homes.PARAMETER):
+    if homes.move(p, homes.PARAMETER, drain=not in_step):
         return True
     _tell(f"a parameter of shape {tuple(p.shape)} on {p.device} stays outside of the budget: its memory belongs to another library, "
           "or a graph was captured before it had a home")
@@ -202,8 +218,10 @@ def _say_at_end():
 def install():
     global _installed
     _installed = True
+    atexit.register(shortage.tell, lambda: list(_known), last=True)  # of passes without a step
     if core.options.debug:
         atexit.register(_say_at_end)
+    pools.install()
     patching.replace("torch.nn.Module._apply", _apply_in_homes)
     patching.replace("torch.load", _born_on_current(homes.PARAMETER))
     patching.replace("torch.optim.Optimizer.load_state_dict", _born_on_current(homes.STATE))

@@ -7,6 +7,7 @@ from ctypes import byref, c_int8, c_uint64
 import torch
 
 from .. import core
+from . import pools
 
 PARAMETER, GRADIENT, STATE = range(3)  # as in castor_homes
 _ALLOCATES = ("castor_home_of_parameter", "castor_home_of_gradient", "castor_home_of_state")
@@ -20,12 +21,20 @@ _captured = False  # a graph was captured
 def available(device):
     """Whether tensors of the device, a number, can have homes. The first call for a device prepares it."""
     with _preparing:
-        return (STATE, device) in _pools or device not in _refused and _prepare(device)
+        return (STATE, device) in _pools or device not in _refused and not torch.cuda.is_current_stream_capturing() and _prepare(device)
+
+
+def refused(device):
+    """Whether it was said why tensors of the device have no homes."""
+    return device in _refused
 
 
 def _prepare(device):
     try:
         core.device_start(device)
+        if not _allocator_takes_pools(device):
+            raise core.Error("PyTorch allocates by cudaMallocAsync, without its cache, or by an allocator of the script's; homes need "
+                             "its own caching allocator (PYTORCH_CUDA_ALLOC_CONF=backend:native)")
     except core.Error as error:
         _refused.add(device)
         core.passthrough(f"model data stays where the script has it: {str(error).removeprefix('castor: ')}".encode())
@@ -35,6 +44,19 @@ def _prepare(device):
     for kind in (PARAMETER, GRADIENT, STATE):
         _pools[kind, device] = [_new_pool(kind, device)]
     return True
+
+
+def _allocator_takes_pools(device):
+    """Tried with a tensor, since allocators differ in what they do with a pool: some raise, some allocate past it."""
+    try:
+        pool = _new_pool(STATE, device)
+        with torch.cuda.use_mem_pool(pool, device):
+            tried = torch.empty(1, device=torch.device("cuda", device))
+    except torch.OutOfMemoryError:  # the pool was asked
+        return True
+    except RuntimeError:
+        return False
+    return tiers([tried])[0] != core.HOME_NONE
 
 
 def _new_pool(kind, device):
@@ -61,10 +83,17 @@ def born(kind, device):
     except IndexError:  # it is open in another thread, or further out in this one; PyTorch opens a pool once at a time
         pool = _new_pool(kind, device)
     try:
-        with torch.cuda.use_mem_pool(pool, device):
+        with pools.opened(pool, device):
             yield
     finally:
         closed.append(pool)
+
+
+def release(kind, device):
+    """Gives back what the pools of the kind keep and no tensor has, which PyTorch does only when a pool ends."""
+    closed = _pools[kind, device]
+    closed.clear()
+    closed.append(_new_pool(kind, device))
 
 
 def tiers(some):
@@ -84,17 +113,23 @@ def keep_addresses():
     _captured = True
 
 
-def move(t, kind):
+def move(t, kind, drain=False):
     """Gives the tensor's whole storage a home: every tensor over it, and what autograd has saved of it, follows. False: the storage
-    belongs to somebody else, a graph may replay with its address, or it has no memory."""
+    belongs to somebody else, a graph may replay with its address, or it has no memory. drain: another stream than this one may still
+    write there; its writes would be lost."""
     storage = t.untyped_storage()
     if _captured or not storage.resizable() or not storage.nbytes() or torch.cuda.is_current_stream_capturing():
         return False
-    # The old memory is read there, whatever stream it comes from. Said before the pool is open: what PyTorch is told of streams while one
-    # is, it takes for a part of a graph, and forgets.
-    t.record_stream(torch.cuda.current_stream(t.device))
+    if drain:
+        torch.cuda.synchronize(t.device)
+    # The old memory is read there, whatever stream it comes from. Where the allocator will forget that, the host waits until it was read:
+    # memory that other streams use is not given away while a pool is open, and ours is open as long.
+    stream = torch.cuda.current_stream(t.device)
+    told = pools.record(t, stream)
     with torch.cuda.device(t.device), born(kind, t.device.index):
         storage.resize_(storage.nbytes())
+        if not told:
+            stream.synchronize()
     return _count(t) != core.HOME_NONE
 
 
@@ -102,7 +137,7 @@ def _count(t):
     """The tier of a home that gets what was in the device's memory: on the host this passes the link."""
     (tier,) = tiers([t])
     if tier == core.HOME_HOST:
-        core.event_device_copied(0, t.untyped_storage().nbytes())
+        core.event_device_copied(t.device.index, core.HOME_HOST, t.untyped_storage().nbytes(), None)
     return tier
 
 

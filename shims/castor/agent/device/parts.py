@@ -11,7 +11,8 @@ import torch
 
 from .. import core
 from ..common import store, tensors
-from . import adoption, homes
+from ..precision import masters
+from . import adoption, homes, shortage
 
 AHEAD = 2  # parts that are on the device beside the one that is stepped: one comes, one goes (interpose/device/devices.c)
 
@@ -20,29 +21,33 @@ _KNOWN = tuple(getattr(torch.optim, name) for name in ("Adam", "AdamW", "SGD"))
 _states_seen = weakref.WeakKeyDictionary()  # optimizer: how many parameters had states after its last step in parts
 
 
-def wanted(optimizer):
-    """Whether a step goes in parts: some of the data is on the host, or there may be states that have no home yet."""
-    if not homes.devices() or torch.cuda.is_current_stream_capturing():
-        return False
-    if _states_seen.get(optimizer) == len(optimizer.state) and not core.homes_on_host():
-        return False
+def wanted(optimizer, divisible):
+    """Whether a step is this file's business: there are masters; or it can go in parts, and some of the data is on the host, or there may be
+    states that have no home yet."""
+    if not masters.on_devices(optimizer):
+        if not divisible or not homes.devices() or torch.cuda.is_current_stream_capturing():
+            return False
+        if _states_seen.get(optimizer) == len(optimizer.state) and not core.homes_on_host():
+            return False
     parameters = store.parameters_of(optimizer)
-    adoption.look(parameters)
+    adoption.look(parameters, in_step=True)
     adoption.gradients_come_home(parameters)
     return any(p.is_cuda and p.grad is not None for p in parameters)
 
 
-def step(optimizer, run):
-    """Calls `run`, a step without a closure of a class that treats each parameter on its own, once for each part."""
+def step(optimizer, run, divisible):
+    """Calls `run`, a step without a closure of a class that treats each parameter on its own, once for each part; once for all of a device, if
+    it is not divisible."""
     pairs = [(p, p.grad) for p in store.parameters_of(optimizer) if p.grad is not None]
     here = [(p, grad) for p, grad in pairs if p.is_cuda and grad.device == p.device and grad.layout is torch.strided]
-    parts = _parts(optimizer, here)
+    parts = _parts(optimizer, here, divisible)
     known = set(optimizer.state)
     result = None
     with _hidden(pairs):
         if len(here) < len(pairs):
             taken = {id(p) for p, _ in here}
-            with _shown([(p, grad) for p, grad in pairs if id(p) not in taken]):
+            rest = [(p, grad) for p, grad in pairs if id(p) not in taken]
+            with _shown(rest), masters.shown(optimizer, rest):
                 result = run()
         if parts:
             result = _run_all(parts, run)
@@ -64,7 +69,7 @@ def _run_all(parts, run):
                 parts[number + 1 - AHEAD].forget()
             if number + 1 < len(parts):
                 parts[number + 1].come()
-            with part.shown():
+            with part.shown(), masters.shown(part.optimizer, part.pairs):
                 result = run()
     finally:
         for index in {part.device.index for part in parts}:
@@ -87,9 +92,11 @@ class _Device:
         self.comes.wait_stream(self.steps)
 
     def end(self):
-        """What the script enqueues next finds everything at home."""
+        """What the script enqueues next finds everything at home. The memory of copies may be had by what `comes` does next: after the steps
+        that used them, and after they went."""
         self.steps.wait_stream(self.comes)
         self.steps.wait_stream(self.goes)
+        self.comes.wait_stream(self.steps)
 
 
 _thread = threading.local()  # .devices: by number; threads step at once, each in the order of its streams
@@ -103,15 +110,17 @@ def _device(index):
 
 
 def _tensors_of(optimizer, p, grad):
-    """A parameter, its gradient, and its states on the same device; numbers stay where they are."""
+    """A parameter, its gradient, its master and its states on the same device; numbers stay where they are."""
     states = optimizer.state[p].values() if p in optimizer.state else ()
-    return [t for t in (p, grad, *states) if isinstance(t, torch.Tensor) and t.device == p.device and t.layout is torch.strided and t.dim()]
+    wide = masters.of(p)
+    some = p, grad, *(() if wide is None else (wide.tensor,)), *states
+    return [t for t in some if isinstance(t, torch.Tensor) and t.device == p.device and t.layout is torch.strided and t.dim()]
 
 
-def _parts(optimizer, pairs):
+def _parts(optimizer, pairs, divisible):
     """The pairs in their order, in parts of one device each. Where tensors of a step share memory, each part is all that is on a device, and
-    is stepped there: it is the order of the optimizer's operations that counts then."""
-    if not _share_memory(optimizer, pairs):
+    is stepped there: it is the order of the optimizer's operations that counts then. So it is without homes."""
+    if divisible and all(homes.available(p.device.index) for p, _ in pairs) and not _share_memory(optimizer, pairs):
         return [_Part(optimizer, some) for some in _divided(optimizer, pairs)]
     by_device = {}
     for p, grad in pairs:
@@ -133,10 +142,10 @@ def _share_memory(optimizer, pairs):
 
 
 def _divided(optimizer, pairs):
-    """By the bytes of their copies."""
+    """By the bytes of their copies, and of the float gradients that masters take."""
     parts, size, most = [], 0, 0
     for p, grad in pairs:
-        more = sum(t.nbytes for t in _tensors_of(optimizer, p, grad))
+        more = sum(t.nbytes for t in _tensors_of(optimizer, p, grad)) + (0 if masters.of(p) is None else 4 * grad.numel())
         if not parts or parts[-1][-1][0].device != p.device or size + more > most:
             parts.append([])
             size, most = 0, core.device_part_bytes(p.device.index)
@@ -161,14 +170,14 @@ class _Copy:
     def show(self):
         self.tensor.data = self.copy
 
-    def go(self, written, stream):
-        """The tensor has its own memory again, unless it was given another one meanwhile."""
+    def go(self, written):
+        """The tensor has its own memory again, unless it was given another one meanwhile. Returns the bytes that are copied."""
         if self.tensor.data_ptr() == self.copy.data_ptr():
             self.tensor.data = self.home
-        if written or self.tensor._version != self.version:
+        goes = written or self.tensor._version != self.version
+        if goes:
             self.home.copy_(self.copy, non_blocking=True)
-            core.event_device_copied(0, self.home.nbytes)
-        self.copy.record_stream(stream)
+        return self.home.nbytes if goes else 0
 
 
 class _Part:
@@ -183,16 +192,22 @@ class _Part:
         """Enqueues the copies. Without memory for them, or where one parameter is too large, the part is stepped where it is, and so is
         what is no dense tensor: its elements may share memory."""
         some = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad) if self.copied and tensors.is_dense(t)]
-        if sum(t.nbytes for t in some) > (1 + AHEAD) * core.device_part_bytes(self.device.index):
+        needed = sum(t.nbytes for t in some)
+        if needed > (1 + AHEAD) * core.device_part_bytes(self.device.index):
+            if core.HOME_HOST in homes.tiers(some):
+                shortage.step_of(self.device.index, self.pairs[0][0], needed)
             some = []
         with torch.no_grad(), torch.cuda.stream(self.device.comes):
+            core.device_optional(1)
             try:
                 for t, tier in zip(some, homes.tiers(some)):
                     if tier == core.HOME_HOST:
                         self.copies.append(_Copy(t))
             except torch.OutOfMemoryError:
                 self.copies = []
-            core.event_device_copied(sum(copy.home.nbytes for copy in self.copies), 0)
+            finally:
+                core.device_optional(0)
+            self._count(core.HOME_DEVICE, sum(copy.home.nbytes for copy in self.copies), self.device.comes)
             self.arrived = self.device.comes.record_event()
 
     @contextlib.contextmanager
@@ -212,13 +227,15 @@ class _Part:
         gradients = {id(grad) for _, grad in self.pairs}
         writes_gradients = _writes_gradients(self.optimizer)
         self._states_come_home()  # in the order of the steps, from which their memory comes
-        for copy in self.copies:
-            copy.copy.record_stream(self.device.steps)
         self.device.goes.wait_stream(self.device.steps)
         with torch.cuda.stream(self.device.goes):
-            for copy in self.copies:
-                copy.go(writes_gradients or id(copy.tensor) not in gradients, self.device.goes)
+            gone = sum(copy.go(writes_gradients or id(copy.tensor) not in gradients) for copy in self.copies)
+            self._count(core.HOME_HOST, gone, self.device.goes)
             self.gone = self.device.goes.record_event()
+
+    def _count(self, to, size, stream):
+        if size:
+            core.event_device_copied(self.device.index, to, size, stream.cuda_stream)
 
     def forget(self):
         """Waits until its copies are at home, and frees them."""
@@ -226,8 +243,11 @@ class _Part:
         self.copies = []
 
     def _states_come_home(self):
-        """States that this step has made get homes, with whatever else of the script's looks at their memory."""
-        made = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad) if t is not p and t is not grad and homes.can_have(t)]
+        """States that this step has made get homes, with whatever else of the script's looks at their memory. Those that are shown as copies
+        have one."""
+        copies = {copy.copy.data_ptr() for copy in self.copies}
+        made = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad)
+                if t is not p and t is not grad and homes.can_have(t) and homes.available(t.device.index) and t.data_ptr() not in copies]
         for t, tier in zip(made, homes.tiers(made)):
             if tier == core.HOME_NONE and homes.tiers([t])[0] == core.HOME_NONE:  # not with another one's storage meanwhile
                 homes.move(t, homes.STATE)

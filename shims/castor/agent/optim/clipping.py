@@ -7,6 +7,7 @@ import zlib
 
 import torch
 from torch.nn.utils import clip_grad
+from torch.utils import _foreach_utils
 
 from .. import core, patching
 from ..backward import accumulation
@@ -90,6 +91,31 @@ def _norms(gradients, norm_type, foreach):
     return norms
 
 
+def _have_masters(parameters):
+    """Whether some of their gradients are of 16 bits on a device, and the optimizer will see them as floats."""
+    return masters.dtype is not None and any(
+        p.is_cuda and p.grad is not None and p.grad.dtype is masters.dtype and masters.of(p) is not None for p in parameters)
+
+
+def _clip_in_float(gradients, max_norm, norm_type, error_if_nonfinite, foreach):
+    """As owners clip under CASTOR_PRECISION, on devices: norms and products are float, and the products are rounded once. The host waits for
+    the norm, since most gradients are not written then."""
+    parts, total = _foreach_utils._group_tensors_by_device_and_dtype([gradients], with_indices=True).values(), [None] * len(gradients)
+    for (own,), places in parts:
+        dtype = torch.float32 if own[0].dtype is masters.dtype else None
+        norms = torch._foreach_norm(own, norm_type, dtype=dtype) if foreach is not False else [
+            torch.linalg.vector_norm(t, norm_type, dtype=dtype) for t in own]
+        for place, norm in zip(places, norms):
+            total[place] = norm.to(gradients[0].device)
+    total = torch.linalg.vector_norm(torch.stack(total), norm_type)
+    if error_if_nonfinite:
+        clip_grad._get_total_norm([total], norm_type, True)  # raises PyTorch's own error
+    coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for t in gradients if coefficient.item() != 1.0 else ():
+        t.copy_(t.float() * coefficient) if t.dtype is masters.dtype else t.mul_(coefficient)
+    return total
+
+
 def _clip_grad_norm(stock):
     @functools.wraps(stock)
     @torch.no_grad()
@@ -101,6 +127,9 @@ def _clip_grad_norm(stock):
             max_norm, error_if_nonfinite = float("inf"), False  # the norm of the gradients so far
         if _job is not None and gradients is not None:
             _job.gradients_clipped("norm", float(max_norm), float(norm_type))
+        if _have_masters(listed):
+            made = [p.grad for p in listed if p.grad is not None]
+            return _clip_in_float(made, float(max_norm), float(norm_type), error_if_nonfinite, foreach)
         if gradients is None or not gradients.by_owners("norm", float(max_norm), float(norm_type), foreach):
             if not acts:
                 return clip_grad._get_total_norm([p.grad for p in listed if p.grad is not None], norm_type, False, foreach)
@@ -115,7 +144,7 @@ def _clip_grad_norm(stock):
         if coefficient.item() != 1.0:
             for own in gradients.mine():
                 if own and (foreach is None or foreach):
-                    torch._foreach_mul_(own, coefficient if masters.dtype is None else coefficient.item())
+                    torch._foreach_mul_(own, coefficient)  # a number would be rounded to 16 bits first
                 else:
                     for t in own:
                         t.mul_(coefficient)

@@ -246,7 +246,7 @@ class _OwnerStep:
         self.states.fetch(self.optimizer, self.group, self.pairs, added)
 
 
-def _on_devices(func, optimizer, args, kwargs):
+def _on_devices(func, optimizer, args, kwargs, divisible):
     """A step of model data on devices, in parts. The classes here call a closure before anything else."""
     closure = closure_of(args, kwargs)
     loss = None
@@ -254,7 +254,7 @@ def _on_devices(func, optimizer, args, kwargs):
         with torch.enable_grad():
             loss = closure()
         args, kwargs = _replace_closure(args, kwargs, None)
-    result = device_parts.step(optimizer, lambda: func(optimizer, *args, **kwargs))
+    result = device_parts.step(optimizer, lambda: func(optimizer, *args, **kwargs), divisible)
     return result if closure is None else loss
 
 
@@ -271,8 +271,10 @@ def by_owners(func, divisible=False):
         running = thread.running
         if thread.in_owner_step or not store.active():
             return func(self, *args, **kwargs)
-        if not store.groups():
-            return _on_devices(func, self, args, kwargs) if divisible and device_parts.wanted(self) else func(self, *args, **kwargs)
+        if not store.groups() or masters.on_devices(self):
+            if device_parts.wanted(self, divisible):
+                return _on_devices(func, self, args, kwargs, divisible)
+            return func(self, *args, **kwargs)
         pairs = pairs_of(self)
         if running and running.optimizer is not self and len(pairs) != len(pairs_of(running.optimizer)):
             return func(self, *args, **kwargs)  # the outer one divides the parameters in its own way (ZeRO)

@@ -11,7 +11,7 @@ import functools
 import torch
 
 from .. import core, patching, replaced
-from ..backward import accumulation
+from ..backward import accumulation, reducer
 from ..common import store
 from ..device import adoption
 from ..precision import loss_scale, masters
@@ -22,10 +22,13 @@ from . import figures, kernels, owner, states
 def _say_alone(optimizer):
     """Says that nothing is shared: to a script of one process at once, else at the end, since it may wrap its model later."""
     parameters = store.parameters_of(optimizer)
-    if adoption.has(parameters):
+    if any(map(adoption.serves, parameters)) or reducer.said_why:
         return
+    device = next((p.device for p in parameters if p.device.type != "cpu"), None)
     if any(hasattr(p, name) for p in parameters for name in ("placements", "_is_flat_param", "_fsdp_flattened")):
         why = b"PyTorch shares this model out itself (FSDP, tensor parallelism), which Castor leaves as it is"
+    elif device is not None:
+        why = f"model data on {device.type} devices stays where the script has it, which is Castor's business in scripts of one process only".encode()
     elif torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         why = b"nothing is shared: the model is in no DistributedDataParallel"
     else:
@@ -33,7 +36,7 @@ def _say_alone(optimizer):
         return
 
     def tell():
-        if not store.groups():
+        if not store.groups() and not reducer.said_why:
             core.passthrough(why)
 
     atexit.register(tell)
@@ -129,7 +132,7 @@ def _end_replicated(optimizer, running):
 
 def _step_in_backward(optimizer):
     pairs = owner.pairs_of(optimizer)
-    if any(masters.of(p) is not None for p, _ in pairs):
+    if any(masters.of(p) is not None for p in store.parameters_of(optimizer)):
         masters.refuse("an optimizer steps inside a backward pass")
     if _job is not None:
         _job.step_inside_backward()

@@ -123,7 +123,7 @@ def _narrow_inputs(module, args, kwargs):
 
 
 def _refuse_autocast():
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise core.Error(f"castor: the script uses autocast, and CASTOR_PRECISION={core.options.precision} casts as "
                          "well: leave CASTOR_PRECISION at fp32 for this script, or take the autocast out")
 

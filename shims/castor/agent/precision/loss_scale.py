@@ -8,6 +8,7 @@ import functools
 import os
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core, patching
 from ..common import graph, store
@@ -18,18 +19,32 @@ KEY = "castor_loss_scale"  # in an optimizer's state_dict(), beside what PyTorch
 
 _state = None  # core.LossScale, where fp16 was chosen
 _inverse = None  # of the running backward's scale
-_hooked = set()  # ids of the parameters that have a hook for good
+_hooked = WeakTensorKeyDictionary()  # the parameters that have a hook for good, with an _OnDevice
+_reached = []  # those on devices that the running backward gave a gradient
+
+
+class _OnDevice:
+    """What a parameter in the store has in its entry."""
+
+    overflowed = None
 
 
 def active():
     return _state is not None
 
 
+def in_backward():
+    """Whether a pass runs whose gradients are still to be checked, in any thread."""
+    return _inverse is not None
+
+
 def hook(p):
     """From here on the parameter's gradients are without the scale."""
-    if id(p) not in _hooked:
-        _hooked.add(id(p))
+    if p not in _hooked:
+        _hooked[p] = _OnDevice()
         p.register_hook(_unscaled)
+        if p.is_cuda:
+            p.register_post_accumulate_grad_hook(_reached.append)
 
 
 def _unscaled(grad):
@@ -47,7 +62,7 @@ class Observer(events.Observer):
         if create_graph:
             raise core.Error("castor: backward(create_graph=True) cannot be scaled: use CASTOR_PRECISION=bf16")
         _inverse = 1.0 / _state.scale
-        self.handles = [leaf.register_hook(_unscaled) for leaf in _leaves(outputs) if id(leaf) not in _hooked]
+        self.handles = [leaf.register_hook(_unscaled) for leaf in _leaves(outputs) if leaf not in _hooked]
 
     def scaled(self, roots):
         return roots if _inverse is None else tuple(root if root is None else root * _state.scale for root in roots)
@@ -58,6 +73,8 @@ class Observer(events.Observer):
         for handle in self.handles:
             handle.remove()
         self.handles = []
+        if _reached and store.active():
+            _check_on_devices()
 
 
 def _leaves(outputs):
@@ -80,11 +97,31 @@ def check(group, entries, used):
         core.loss_scale_overflowed(_state, group.rank == 0)
 
 
+@torch.no_grad()
+def _check_on_devices():
+    """The same for gradients on devices, with one wait for each device."""
+    reached = list(dict.fromkeys(_reached))
+    _reached.clear()
+    by_device = {}
+    for grad in (p.grad for p in reached if p.grad is not None and p.grad.numel()):
+        by_device.setdefault(grad.device, []).append(grad if grad.layout is torch.strided else grad._values())
+    norms = [torch.stack(torch._foreach_norm(grads, float("inf"))) for grads in by_device.values()]
+    overflowed = not all([bool(torch.isfinite(of_device).all()) for of_device in norms])
+    for p in reached:
+        _hooked[p].overflowed = LAST if overflowed else None
+    if overflowed:
+        core.loss_scale_overflowed(_state, 1)
+
+
+def _record_of(p):
+    return _hooked.get(p) if p.is_cuda else store.entry_of(p)
+
+
 def skips(optimizer):
     """Whether the step that is to begin has gradients that overflowed."""
     if _state is None:
         return False
-    pairs = [(p, store.entry_of(p)) for p in store.parameters_of(optimizer) if p.grad is not None]
+    pairs = [(p, _record_of(p)) for p in store.parameters_of(optimizer) if p.grad is not None]
     found = [(p, e) for p, e in pairs if e is not None and e.overflowed]
     # A parameter that was skipped and had no gradient since counts as long as the script keeps the old one.
     if not any(e.overflowed is LAST or not torch.isfinite(p.grad).all() for p, e in found):
@@ -96,10 +133,10 @@ def skips(optimizer):
 
 def stepped(optimizer):
     """A step was made."""
-    entries = map(store.entry_of, store.parameters_of(optimizer))
-    first = next((e for e in entries if e is not None), None)
+    records = map(_record_of, store.parameters_of(optimizer))
+    first = next((e for e in records if e is not None), None)
     if first is not None:
-        core.loss_scale_stepped(_state, first.group.rank == 0)
+        core.loss_scale_stepped(_state, isinstance(first, _OnDevice) or first.group.rank == 0)
 
 
 def _saving(stock):

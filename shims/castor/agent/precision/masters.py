@@ -2,15 +2,18 @@
 
 narrow  a parameter or buffer that the script computes with, after it became 16 bits
 wide    the float values behind it. If an optimizer steps the parameter, they are the master: the owner keeps it once on the
-        node, and every rank sees it. Otherwise (buffers, frozen parameters) each rank keeps them
+        node, and every rank sees it. Otherwise (buffers, frozen parameters) each rank keeps them. On a device they have homes
+        of optimizer states, which leave it first
 
 The wide values count as long as the narrow ones are their rounding. Narrow elements that the script has written count
 instead. If it has written the wide values, which state_dict() shows, all of those count."""
+import contextlib
 import gc
 import weakref
 from ctypes import byref, c_uint8, c_uint64, c_void_p
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core
 from ..common import store, tensors
@@ -25,6 +28,7 @@ PART_BYTES = 32 << 20
 
 dtype = None  # the working type; None: every tensor keeps its own
 _buffers = {}  # (id(module), name): weak references to the module and the buffer, of 16 bits, which the model has not written
+_on_devices = WeakTensorKeyDictionary()  # the parameters on devices that optimizers step, in a process alone
 at_adoption = []  # callbacks, called before parameters become 16 bits
 _wides = {}  # id(tensor): Wide; whose weak reference says whether the id is still that tensor's
 
@@ -77,7 +81,9 @@ def settle(pairs):
     for wide, narrow, values in pairs:
         if wide.written():
             narrow.copy_(values)
-        elif _check(narrow, values) and narrow.stride() == values.stride() and tensors.is_dense(values):
+        elif _check(narrow, values) and narrow.is_cuda:
+            _take_up_on_device(narrow, values)
+        elif narrow.stride() == values.stride() and tensors.is_dense(values):
             alike.append((narrow, values))
         else:  # the script has chosen another layout
             copy = values.contiguous()
@@ -98,12 +104,18 @@ def _take_up(pairs):
     return changed
 
 
+def _take_up_on_device(narrow, values):
+    """The same without a wait, bit by bit: a script may write another zero."""
+    written = narrow.view(torch.int16) != values.to(narrow.dtype).view(torch.int16)
+    torch.where(written, narrow, values, out=values)
+
+
 def _check(narrow, values):
     if narrow.dtype is dtype and narrow.shape == values.shape and narrow.device == values.device:
         return True
     raise core.Error(f"castor: the script has made a parameter or buffer {str(narrow.dtype)[6:]} of shape {tuple(narrow.shape)} on "
-                     f"{narrow.device}, and Castor keeps float values of shape {tuple(values.shape)} behind it: let "
-                     "CASTOR_PRECISION choose the type, and keep the shape")
+                     f"{narrow.device}, and Castor keeps float values of shape {tuple(values.shape)} on {values.device} behind it: let "
+                     "CASTOR_PRECISION choose the type, keep the shape, and move a model before its optimizer is built")
 
 
 def settle_written(module):
@@ -141,8 +153,32 @@ def adopt(group, parameters):
     return entries
 
 
-def _lower(group, parameters):
-    """Makes the working copies. Returns (parameter, its float values) of those that are to be stepped."""
+def adopt_on_devices(parameters, narrow):
+    """The same for one process's parameters on devices, which PyTorch's allocator has, and their masters. `narrow`: as _narrow."""
+    fresh = [p for p in parameters if p.requires_grad and p not in _on_devices]
+    if dtype is None or not fresh:
+        return
+    for callback in at_adoption:
+        callback()
+    with torch.no_grad():
+        for p, values in _lower(None, fresh, narrow):
+            Wide(p, values)
+    _on_devices.update((p, True) for p in fresh)
+
+
+def on_devices(optimizer):
+    """Whether it steps masters on devices."""
+    return bool(_on_devices) and any(p in _on_devices for p in store.parameters_of(optimizer))
+
+
+def _narrow(lowered):
+    """Makes tensors 16 bits. `lowered`: (tensor, its float values) each."""
+    for t, values in lowered:
+        t.data = values.to(dtype)
+
+
+def _lower(group, parameters, narrow=_narrow):
+    """Makes the working copies; `group`: of ranks, None on devices. Returns (parameter, its float values) of those that are to be stepped."""
     if all(p.dtype in casts.HALF and of(p) is None for p in parameters):
         raise core.Error(f"castor: the model's parameters are {str(parameters[0].dtype)[6:]} already: leave CASTOR_PRECISION at "
                          "fp32, or build the model in float (transformers: from_pretrained(..., dtype=torch.float32)), of which "
@@ -151,6 +187,7 @@ def _lower(group, parameters):
     ours = {id(p) for p in parameters}
     places = {}
     stepped = []
+    is_first = group is None or group.rank == 0
     for p in parameters:
         if id(p) not in of_modules or p.dtype is not torch.float32 and of(p) is None:
             continue
@@ -159,36 +196,37 @@ def _lower(group, parameters):
             raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot become {str(dtype)[6:]}: {why}. Leave "
                              "CASTOR_PRECISION at fp32 for this script")
         values = p.data if of(p) is None else of(p).shown()  # it was frozen until now
-        _of_rank_0(group, values)
-        p.data = values.to(dtype)
-        if loss_scale.active():
-            p.grad_dtype = torch.float32
+        if group is not None:
+            _of_rank_0(group, values)
         stepped.append((p, values))
-    for t in others:
-        # Tensors without dimensions stay float: they make nothing else float, and counters are such.
-        if id(t) not in ours and t.dim() and t.dtype is torch.float32 and of(t) is None:
-            wide = t.data
-            t.data = wide.to(dtype)
-            Wide(t, wide)
+    # Tensors without dimensions stay float: they make nothing else float, and counters are such.
+    kept = [(t, t.data) for t in others if id(t) not in ours and t.dim() and t.dtype is torch.float32 and of(t) is None]
+    narrow(stepped + kept)
+    for t, wide in kept:
+        Wide(t, wide)
     for module, name in buffers:
         t = module._buffers[name]
         if t is not None and of(t) is not None:
             module.__dict__.setdefault(FLOATS, set()).add(name)
-            if group.rank == 0:
+            if is_first:
                 _buffers.setdefault((id(module), name), (weakref.ref(module), weakref.ref(t)))
     if loss_scale.active():
+        for p, _ in stepped:
+            p.grad_dtype = torch.float32
         for p in parameters:
             loss_scale.hook(p)
-    if not stepped and group.rank == 0:
+    if not stepped and is_first:
         core.log(1, f"CASTOR_PRECISION={core.options.precision}: none of the {len(parameters)} parameters that "
                     "are trained is a float parameter of a module: they stay as they are".encode())
     return stepped
 
 
 def _why_not(p, places):
+    if of(p) is not None and of(p).tensor.device != p.device:
+        return f"it was moved to {p.device} after its optimizer was built: move the model before"
     if places.setdefault(p.data_ptr(), p) is not p and p.numel():
         return "another parameter has the same memory"
-    if p.is_shared():
+    if p.device.type == "cpu" and p.is_shared():
         return "its memory is shared with other processes"
     if type(p) is not torch.nn.Parameter:
         return f"it is a {type(p).__name__}"
@@ -197,7 +235,7 @@ def _why_not(p, places):
     if _looked_at(p if of(p) is None else of(p).tensor):
         return ("the script holds another tensor with the same memory (of state_dict(), .data or detach()), which would not follow: "
                 "take it after the model is wrapped and its optimizer built, or clone it")
-    return tensors.why_unsupported(p)
+    return tensors.why_unsupported(p, p.device.type)
 
 
 def _looked_at(t):
@@ -246,15 +284,23 @@ def check_optimizer(optimizer, closure):
     if dtype is None:
         return
     parameters = store.parameters_of(optimizer)
-    away = next((p for p in parameters if p.device.type != "cpu" and p.dtype is torch.float32), None)
-    if away is not None:
-        raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} works on parameters on the CPU, and this model has some on "
-                         f"{away.device}: leave it at fp32, and use torch.autocast, or a model of 16-bit parameters, there")
-    if not store.groups() and any(p.dtype is torch.float32 for p in parameters):
+    if on_devices(optimizer):
+        _check_on_devices(parameters)
+    else:
+        away = next((p for p in parameters if p.device.type != "cpu" and p.dtype is torch.float32), None)
+        if away is not None:
+            raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} works on {away.device.type} devices in one process that has no "
+                             "process group: leave it at fp32, and use torch.autocast, or a model of 16-bit parameters, there")
+    if not store.groups() and any(p.dtype is torch.float32 and p not in _on_devices for p in parameters if p.requires_grad):
         raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} works on models that "
                          "DistributedDataParallel wraps, and on scripts without a process group: wrap this one, or leave it at fp32")
     if not any(of(p) is not None for p in parameters):
         return
+    late = next((p for p in parameters if p.grad is not None and of(p) is not None and p not in _on_devices and store.entry_of(p) is None), None)
+    if late is not None:
+        raise core.Error(f"castor: a parameter of shape {tuple(late.shape)} was frozen when CASTOR_PRECISION={core.options.precision} made it 16 "
+                         "bits, and is stepped now: unfreeze it before the model is wrapped and its optimizer built, or give it to "
+                         "add_param_group()")
     name = type(optimizer).__name__
     if closure is not None:
         raise core.Error(f"castor: {name}.step() is called with a closure, which CASTOR_PRECISION cannot work with: call "
@@ -264,6 +310,15 @@ def check_optimizer(optimizer, closure):
                          f"own, and {name} is none of them: name it in CASTOR_SEPARABLE if it does, or leave "
                          "CASTOR_PRECISION at fp32")
     _tell_of_buffers()
+
+
+def _check_on_devices(parameters):
+    if loss_scale.in_backward():  # autograd has a thread for each device
+        refuse("an optimizer steps inside a backward pass")
+    if any(store.entry_of(p) is not None for p in parameters):
+        refuse("an optimizer steps parameters on the CPU and on a device, which takes one optimizer each")
+    if torch.cuda.is_current_stream_capturing():
+        refuse("an optimizer steps while a CUDA graph is captured, whose replays would not see what the script writes")
 
 
 def _tell_of_buffers():
@@ -328,6 +383,17 @@ class MastersShown:
             narrow.copy_(target)
             wide.seen()
         self.seen = []
+
+
+@contextlib.contextmanager
+@torch.no_grad()
+def shown(optimizer, pairs):
+    """The same for (parameter, gradient) pairs on devices."""
+    showing = MastersShown(optimizer, [(p, p.data, grad) for p, grad in pairs if of(p) is not None])
+    try:
+        yield
+    finally:
+        showing.leave()
 
 
 def _push(wides):

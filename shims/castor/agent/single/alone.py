@@ -2,6 +2,8 @@
 
 This happens only if a memory budget or static shares place the data (core.places), or if parameters become 16 bits
 (CASTOR_PRECISION). Otherwise the script runs as in plain PyTorch."""
+import weakref
+
 from .. import core
 from ..common import store, tensors
 from ..device import adoption
@@ -14,10 +16,13 @@ class Alone(process.Process):
 
     def __init__(self):
         super().__init__(0, 1)
+        self.optimizers = weakref.WeakSet()
 
     def adopt(self, optimizer):
         if self.distributed or not store.active():
             return
+        self.optimizers.add(optimizer)
+        adoption.adopt_masters(store.parameters_of(optimizer))
         fresh = [p for p in store.parameters_of(optimizer)
                  if p.requires_grad and store.is_fresh(p) and not adoption.serves(p) and self._supports(p)]
         if not fresh or self.synchronizer is None and not masters.serves_one_process(fresh):
@@ -33,11 +38,15 @@ class Alone(process.Process):
         return not why
 
     def backward_begun(self, outputs, create_graph):
-        if self.synchronizer is None or self.distributed:
+        if self.distributed or not store.active() or self.synchronizer is None and not masters.has_any():
             return
+        for optimizer in list(self.optimizers) if masters.has_any() else ():
+            self.adopt(optimizer)  # what was frozen until now
         if create_graph and masters.dtype is not None:
             masters.refuse("backward(create_graph=True) makes gradients of gradients, which the 16-bit parameters and their masters "
                              "do not have")
+        if self.synchronizer is None:
+            return
         if create_graph:
             self.say("backward(create_graph=True): these gradients and the optimizer's states stay in memory, outside of the "
                      "budget", 1)
