@@ -1,5 +1,6 @@
 """castor.launch, castor.launch_from_torch and castor.initialize: a job's ranks, and its engine (Colossal-AI:
 colossalai.initialize)."""
+import functools
 import importlib.util
 import os
 import random
@@ -9,17 +10,31 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .agent import core
-from .engine import Engine
-from .engine.gradient_handler import DataParallelGradientHandler
+from .engine import Engine, _groups
+from .engine._pipeline_schedule import PipelineSchedule
+from .engine.gradient_handler import BaseGradientHandler, DataParallelGradientHandler, TiedGradientHandler
 from .trainer.utils import is_rank_0
 from .utils.gradient_accumulation import accumulate_gradient
 
 core.require()
 
 _config = {}  # launch()'s `config`: defaults for initialize()
-_CONFIGURABLE = ("clip_grad_norm", "gradient_accumulation", "gradient_handler")
+_CONFIGURABLE = ("clip_grad_norm", "gradient_accumulation", "gradient_handler", "parallel")
 
 
+def _config_first(function):
+    """Takes a dict as the first argument for `config`, as Colossal-AI's functions do."""
+
+    @functools.wraps(function)
+    def called(*args, **kwargs):
+        if args and isinstance(args[0], dict):
+            args, kwargs = args[1:], {**kwargs, "config": args[0]}
+        return function(*args, **kwargs)
+
+    return called
+
+
+@_config_first
 def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=1024, verbose=True, config=None):
     """Starts torch.distributed and seeds the random generators.
 
@@ -29,8 +44,10 @@ def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=102
         backend: "gloo", "nccl", ...; by default nccl if CUDA is available, else gloo.
         local_rank: the index of this process's GPU; by default rank modulo the number of GPUs.
         seed: of Python's, NumPy's and PyTorch's generators; None leaves them alone.
-        config: a dict; `gradient_accumulation`, `clip_grad_norm` and `gradient_handler` are initialize()'s defaults. Names in
-            capitals are the script's own. ValueError: it holds another name.
+        config: a dict; `gradient_accumulation`, `clip_grad_norm` and `gradient_handler` are initialize()'s defaults. `parallel`:
+            {"pipeline": S, "tensor": {"size": t, "mode": "1d"}} divides the ranks into pipeline stages and tensor-parallel groups, and
+            with `NUM_MICRO_BATCHES` initialize() makes a PipelineSchedule. Other names in capitals are the script's own. A dict as
+            the first argument is taken too. ValueError: it holds another name, or the ranks do not divide.
 
     An existing process group is kept."""
     _configure(config)
@@ -40,18 +57,17 @@ def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=102
         address = f"[{host}]" if ":" in host else host
         dist.init_process_group(backend or ("nccl" if torch.cuda.is_available() else "gloo"), rank=rank, world_size=world_size,
                                 init_method=f"tcp://{address}:{port}")
+    if _config.get("parallel"):
+        _groups.configure(_config["parallel"])
     if seed is not None:
         _seed(seed)
     if verbose and is_rank_0():
         core.log(2, f"launched: {dist.get_world_size()} ranks, backend {dist.get_backend()}".encode())
 
 
+@_config_first
 def launch_from_torch(backend=None, seed=1024, verbose=True, config=None):
-    """launch() with the variables that torchrun sets in the environment. RuntimeError: one is missing.
-
-    A dict as the first argument is `config`."""
-    if isinstance(backend, dict):
-        backend, config = None, backend
+    """launch() with the variables that torchrun sets in the environment. RuntimeError: one is missing."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     if missing:
@@ -74,15 +90,22 @@ def initialize(model, optimizer, criterion=None, train_dataloader=None, test_dat
         schedule: the engine's.
 
     Call it on every rank. With several ranks the model is wrapped in DistributedDataParallel, unless it contains one already
-    or has nothing to train. With gradient handlers it is not wrapped, but gets rank 0's parameters and buffers."""
+    or has nothing to train. With gradient handlers it is not wrapped, but gets rank 0's parameters and buffers. With pipeline
+    stages (launch's `parallel`) `model` is this rank's stage; it is not wrapped either: a handler averages over the ranks of equal
+    stage, another one adds the gradients of parameters that several stages share (castor.pipeline.partition)."""
     accumulate_size = _chosen(gradient_accumulation, "gradient_accumulation", 1)
     clip_grad_norm = _chosen(clip_grad_norm, "clip_grad_norm", 0.0)
     if gradient_handlers is None and "gradient_handler" in _config:
         gradient_handlers = [_handler_named(row) for row in _config["gradient_handler"]]
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    groups = _groups.groups()
+    if groups is not None:
+        gradient_handlers = _stage_handlers(model, groups, gradient_handlers)
+        if schedule is None and groups.stages > 1:
+            schedule = PipelineSchedule(_config.get("NUM_MICRO_BATCHES", 1))
+    elif dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         model = _on_all_ranks(model, gradient_handlers)
     if gradient_handlers is not None:
-        gradient_handlers = [h(model, optimizer) if isinstance(h, type) else h for h in gradient_handlers]
+        gradient_handlers = [h if isinstance(h, BaseGradientHandler) or not callable(h) else h(model, optimizer) for h in gradient_handlers]
     if accumulate_size != 1:
         optimizer, cut, gradient_handlers, lr_scheduler = accumulate_gradient(
             model, optimizer, train_dataloader if train_dataloader is not None else (), accumulate_size, gradient_handlers, lr_scheduler)
@@ -128,6 +151,17 @@ def _on_all_ranks(model, gradient_handlers):
     devices = {p.device for p in parameters}
     device = devices.pop()
     return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" and not devices else None)
+
+
+def _stage_handlers(model, groups, handlers):
+    """The handlers of a pipeline's stage, whose ranks of equal stage get the first one's parameters and buffers."""
+    if groups.data_group is not None:
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), groups.data_ranks[0], group=groups.data_group)
+    tied = [TiedGradientHandler(model, groups)] if getattr(model, "castor_tied", None) else []
+    if handlers is None:
+        handlers = [] if groups.data_group is None else [functools.partial(DataParallelGradientHandler, process_group=groups.data_group)]
+    return [*tied, *handlers]
 
 
 def _seed(seed):

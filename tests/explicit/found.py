@@ -22,6 +22,18 @@ def raised(kind, function, *arguments, **named):
     raise AssertionError(f"{function} raised no {kind}")
 
 
+def launch():
+    """castor.launch with torchrun's variables; without them, as a job of one rank."""
+    import socket
+
+    import castor
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(os.environ.get("MASTER_PORT", free.getsockname()[1]))
+    castor.launch(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), os.environ.get("MASTER_ADDR", "127.0.0.1"), port, verbose=False)
+
+
 def end():
     """Ends the process groups, when nothing of the script's refers to them any more: their threads are joined then. Those of a
     group that lives on may still drop a tensor while the interpreter ends, and PyTorch then aborts the process."""

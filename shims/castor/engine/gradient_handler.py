@@ -8,7 +8,7 @@ from ..agent import core
 
 core.require()
 
-__all__ = ["BaseGradientHandler", "DataParallelGradientHandler"]
+__all__ = ["BaseGradientHandler", "DataParallelGradientHandler", "TiedGradientHandler"]
 
 
 class BaseGradientHandler(abc.ABC):
@@ -63,3 +63,28 @@ class DataParallelGradientHandler(BaseGradientHandler):
                 p.grad.copy_(mean)
             else:
                 p.grad = mean.clone(memory_format=torch.contiguous_format)
+
+
+class TiedGradientHandler(BaseGradientHandler):
+    """Adds the gradients of parameters that several pipeline stages share: `model.castor_tied` of castor.pipeline.partition. Made on
+    every rank; the stages get the first one's values. `groups`: the job's ParallelGroups."""
+
+    def __init__(self, model, groups):
+        super().__init__(model, None)
+        self._tied = []  # (parameter, PyTorch's group)
+        made = {}
+        for stages, parameter in model.castor_tied:
+            for pipeline in groups.pipelines:
+                ranks = tuple(pipeline[stage] for stage in stages)
+                if ranks not in made:
+                    made[ranks] = dist.new_group(list(ranks))
+                if parameter is not None and dist.get_rank() in ranks:
+                    dist.broadcast(parameter.detach(), ranks[0], group=made[ranks])
+                    self._tied.append((parameter, made[ranks]))
+
+    @torch.no_grad()
+    def handle_gradient(self):
+        for parameter, group in self._tied:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)

@@ -9,7 +9,7 @@ from ..trainer.utils import to_device
 
 core.require()
 
-__all__ = ["BaseSchedule", "NonPipelineSchedule"]
+__all__ = ["BaseSchedule", "NonPipelineSchedule", "PipelineSchedule"]
 
 
 class BaseSchedule(abc.ABC):
@@ -95,3 +95,11 @@ class NonPipelineSchedule(BaseSchedule):
 def _samples(data):
     """The length of the first tensor in a nesting; None: there is none."""
     return next((len(leaf) for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
+
+
+def __getattr__(name):
+    if name != "PipelineSchedule":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._pipeline_schedule import PipelineSchedule
+
+    return PipelineSchedule

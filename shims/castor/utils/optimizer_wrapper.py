@@ -57,9 +57,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return loss.backward(*args, **kwargs) if inner is None else inner(loss, *args, **kwargs)
 
     def backward_by_grad(self, tensor, grad):
-        """Adds to the leaves' gradients, given `grad`, the gradient of `tensor` (the same shape)."""
+        """Adds to the leaves' gradients, given `grad`, the gradient of `tensor` (the same shape); or lists of both."""
         inner = getattr(self.optim, "backward_by_grad", None)
-        return tensor.backward(gradient=grad) if inner is None else inner(tensor, grad)
+        return torch.autograd.backward(tensor, grad) if inner is None else inner(tensor, grad)
 
     def clip_grad_norm(self, model, max_norm):
         """Clips the gradients of the model's parameters to a total norm of `max_norm`. Returns the norm before clipping, a scalar

@@ -1,0 +1,1 @@
+"""Meshes of devices (Colossal-AI: colossalai.device)."""

@@ -1,0 +1,48 @@
+"""The job's ranks as data x pipeline x tensor, as castor.launch was told (`parallel` of its configuration)."""
+import torch.distributed as dist
+
+from ..cluster.process_group_mesh import ProcessGroupMesh
+
+_groups = None  # of the job
+
+
+class ParallelGroups:
+    """Rank d * S * t + s * t + i is replica d, stage s, tensor-parallel rank i.
+
+    stages, stage: the number of pipeline stages, and this rank's.
+    tensor_size, data_size: ranks of the other groups; tensor_group, data_group: PyTorch's groups; None: of one rank.
+    stage_ranks: the ranks of this rank's pipeline, by stage; pipelines: those of all."""
+
+    def __init__(self, stages, tensor):
+        world = dist.get_world_size()
+        if stages < 1 or tensor < 1 or world % (stages * tensor):
+            raise ValueError(f"castor: {stages} pipeline stages x {tensor} tensor-parallel ranks do not divide the job's {world} ranks")
+        mesh = ProcessGroupMesh(world // (stages * tensor), stages, tensor)
+        self.data_size, self.stages, self.tensor_size = mesh.shape
+        self.stage = mesh.coordinate(1)
+        self.pipelines = list(mesh._mesh.lines([1]))
+        self.stage_ranks = next(ranks for ranks in self.pipelines if mesh.rank in ranks)
+        self.tensor_group = mesh.create_group_along_axis(2) if self.tensor_size > 1 else None
+        self.data_group = mesh.create_group_along_axis(0) if self.data_size > 1 else None
+        self.data_ranks = mesh._mesh.line_of([0], mesh.rank)
+
+
+def configure(parallel):
+    """Makes the groups of launch's `parallel`: {"pipeline": S or {"size": S}, "tensor": {"size": t, "mode": "1d"}}. Every rank calls it."""
+    global _groups
+    unknown = sorted(set(parallel) - {"pipeline", "tensor"})
+    if unknown:
+        raise ValueError(f"castor: the configuration's parallel has {', '.join(map(repr, unknown))}: expected 'pipeline' and 'tensor'")
+    tensor = parallel.get("tensor") or {}
+    if isinstance(tensor, dict) and tensor.get("mode") not in (None, "1d"):
+        raise ValueError(f"castor: tensor parallelism of mode {tensor['mode']!r}: expected '1d'")
+    _groups = ParallelGroups(_size(parallel.get("pipeline")), _size(tensor))
+
+
+def _size(given):
+    return int((given.get("size", 1) if isinstance(given, dict) else given) or 1)
+
+
+def groups():
+    """None: castor.launch was told of no pipeline and no tensor parallelism."""
+    return _groups

@@ -1,0 +1,205 @@
+"""PipelineSchedule: a stage's part of a batch, in the order that the library computes (interpose/parallel/pipeline.h)."""
+import inspect
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from .. import parallel
+from ..agent import core
+from . import _groups
+from ._stage_link import StageLink
+from .schedule import BaseSchedule
+
+__all__ = ["PipelineSchedule"]
+
+
+class PipelineSchedule(BaseSchedule):
+    """Non-interleaved 1F1B over the stages of castor.launch(config={"parallel": {"pipeline": S}}). The engine's model is this rank's
+    stage. At most S - s microbatches of stage s are between their forward and backward.
+
+    Args:
+        num_microbatches: M; the batch's samples must divide by it. The same on all ranks.
+        batch_data_process_func: as for BaseSchedule.
+        tensor_shape: of what each stage but the last gives for one microbatch, if it is one tensor of this shape and float32; shapes are
+            not exchanged then. Otherwise a stage may give any nesting of tensors.
+        scatter_gather_tensors: each tensor-parallel rank sends its part of a tensor, and the parts are gathered on arrival. A tensor that
+            does not divide is sent whole by each.
+
+    Every stage passes an iterator of its own over the same batches. The first stage calls the model with the data. A later one calls it
+    with what the stage before gave, and where its forward takes more, with the microbatch's data as well: a dict by name, all else by
+    position. The criterion gets the last stage's output and the label."""
+
+    def __init__(self, num_microbatches, batch_data_process_func=None, tensor_shape=None, scatter_gather_tensors=False):
+        super().__init__(batch_data_process_func)
+        if not isinstance(num_microbatches, int) or num_microbatches < 1:
+            raise ValueError(f"castor: num_microbatches is {num_microbatches!r}: expected 1 or more")
+        self.num_microbatches = num_microbatches
+        self.tensor_shape = None if tensor_shape is None else torch.Size(tensor_shape)
+        self.scatter_gather_tensors = scatter_gather_tensors
+        self.dtype = torch.float32  # of tensors of tensor_shape
+        self._batch, self._microbatch = None, 0
+
+    # ---- the batch
+
+    def load_batch(self, data_iter, to_gpu=True):
+        """Keeps the next batch for load_micro_batch(), and returns it. ValueError: it does not divide."""
+        self._batch, self._microbatch = super().load_batch(data_iter, to_gpu), 0
+        if not self.batch_size or self.batch_size % self.num_microbatches:
+            raise ValueError(f"castor: a batch of {self.batch_size} samples does not divide into {self.num_microbatches} microbatches")
+        return self._batch
+
+    def load_micro_batch(self):
+        """(data, label) of the next batch_size / num_microbatches samples. What has no such number of samples is passed whole."""
+        size = self.batch_size // self.num_microbatches
+        begin, self._microbatch = self._microbatch * size, self._microbatch + 1
+
+        def part(value):
+            divided = isinstance(value, torch.Tensor) and value.dim() and len(value) == self.batch_size
+            return value[begin:begin + size] if divided else value
+
+        return tree_map(part, self._batch)
+
+    # ---- one microbatch
+
+    def forward_step(self, engine, input_tensor, return_tensors, return_output_label=True, accum_loss=None):
+        """Forward of the next microbatch. `input_tensor`: what the stage before gave; None on the first stage.
+
+        Returns the stage's output. The last stage appends (output, label) to the list `return_tensors` if `return_output_label`, and with
+        `accum_loss` (a tensor of shape (1,)) adds the loss / M to it in place and returns loss / M, a scalar tensor."""
+        groups = _stages()
+        data, label = self.load_micro_batch() if self._batch is not None else (None, None)
+        output = self._call_engine(engine, data) if groups.stage == 0 else _call_stage(engine, input_tensor, data)
+        if groups.stage < groups.stages - 1:
+            return output
+        if return_output_label:
+            return_tensors.append((tree_map(_detached, output), label))
+        if accum_loss is None:
+            return output
+        loss = self._call_criterion(engine, output, label) / self.num_microbatches
+        accum_loss.add_(loss.detach())
+        return loss
+
+    def backward_step(self, engine, input_tensor, output_tensor, output_tensor_grad):
+        """Backward of one microbatch: adds the parameters' gradients.
+
+        Args:
+            input_tensor, output_tensor: what forward_step() got and gave (on the last stage the loss).
+            output_tensor_grad: the gradients of the output's tensors that need some: one tensor, or a list in their order; None on the
+                last stage.
+
+        Returns those of the input likewise; None on the first stage."""
+        inputs = [leaf for leaf in tree_leaves(input_tensor) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        for leaf in inputs:
+            leaf.retain_grad()
+        if output_tensor_grad is None:
+            engine.backward(output_tensor)
+        else:
+            outputs = [leaf for leaf in tree_leaves(output_tensor) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            gradients = list(output_tensor_grad) if isinstance(output_tensor_grad, (list, tuple)) else [output_tensor_grad]
+            if outputs:
+                engine.backward_by_grad(*((outputs[0], gradients[0]) if len(outputs) == 1 else (outputs, gradients)))
+        if input_tensor is None:
+            return None
+        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in inputs]
+        return gradients[0] if isinstance(input_tensor, torch.Tensor) and gradients else gradients
+
+    # ---- one batch
+
+    def forward_backward_step(self, engine, data_iter, forward_only=False, return_loss=True, return_output_label=True):
+        """Runs a batch through the pipeline. It neither zeroes gradients nor steps.
+
+        Returns (output, label, loss) on the last stage: those of all microbatches put together on dimension 0, and a tensor of shape
+        (1,); each is None if it is not asked for. On the other stages: (None, None, None). With `forward_only` no graph is kept."""
+        groups = _stages()
+        self._follow(engine)
+        self._batch = None
+        last = groups.stage == groups.stages - 1
+        if data_iter is not None or groups.stage == 0 or last:
+            self.load_batch(data_iter)
+        device = self.device or torch.device("cpu")
+        link = StageLink(groups, self.num_microbatches, device, self.tensor_shape, self.dtype, self._parts(groups))
+        parameter = next((p for p in engine.model.parameters()), None)
+        dtype = torch.float64 if parameter is not None and parameter.dtype is torch.float64 else torch.float32
+        loss = torch.zeros(1, device=device, dtype=dtype) if last and (return_loss or not forward_only) else None
+        returned = [] if last and return_output_label else None
+        try:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not forward_only):
+                self._run(engine, groups, link, forward_only, returned, loss)
+            link.finish()
+        finally:
+            self._batch = None
+        if not last:
+            return None, None, None
+        output, label = _together(returned) if returned else (None, None)
+        return output, label, loss if return_loss else None
+
+    def _parts(self, groups):
+        if not self.scatter_gather_tensors or groups.tensor_size == 1:
+            return None
+        return groups.tensor_group, groups.tensor_size, torch.distributed.get_rank(groups.tensor_group)
+
+    def _run(self, engine, groups, link, forward_only, returned, loss):
+        kept = {}  # microbatch: (input, output), until its backward
+        for kind, microbatch, _ in parallel.operations(core.PIPELINE_1F1B, groups.stages, self.num_microbatches, 1, groups.stage):
+            if kind == core.PASS_FORWARD:
+                given = link.receive_forward() if groups.stage else None
+                output = self.forward_step(engine, given, returned, returned is not None, loss)
+                if groups.stage < groups.stages - 1:
+                    link.send_forward(output, microbatch)
+                if not forward_only:
+                    kept[microbatch] = given, output
+            elif not forward_only:
+                given, output = kept.pop(microbatch)
+                gradient = None if groups.stage == groups.stages - 1 else link.receive_backward()
+                gradient = self.backward_step(engine, given, output, gradient)
+                if groups.stage:
+                    link.send_backward(gradient if isinstance(gradient, list) else [gradient])
+
+
+def _stages():
+    groups = _groups.groups()
+    if groups is None:
+        raise RuntimeError('castor: a PipelineSchedule needs stages: call castor.launch(..., config={"parallel": {"pipeline": S}}) first')
+    return groups
+
+
+def _detached(value):
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _call_stage(engine, given, data):
+    """Calls a later stage's model with what the stage before gave, and with the data if its forward takes more."""
+    parameters = inspect.signature(_forward_of(engine.model)).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    spread = isinstance(given, (list, tuple)) and len(given) > 1 and (len(positional) >= len(given) or any(p.kind == p.VAR_POSITIONAL for p in parameters))
+    if isinstance(given, dict) and names >= set(given):
+        return engine(**given, **_named(data, names - set(given)))
+    args = list(given) if spread else [given]
+    if isinstance(data, dict):
+        return engine(*args, **_named(data, names - {p.name for p in positional[: len(args)]}))
+    more = [] if data is None else list(data) if isinstance(data, (list, tuple)) else [data]
+    return engine(*args, *more[: max(len(positional) - len(args), 0)])
+
+
+def _forward_of(model):
+    while isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = model.module
+    return model.forward if isinstance(model, torch.nn.Module) else model
+
+
+def _named(data, names):
+    return {name: value for name, value in data.items() if name in names} if isinstance(data, dict) else {}
+
+
+def _together(returned):
+    """Outputs and labels of all microbatches, each put together on dimension 0."""
+
+    def joined(values):
+        leaves, tree = zip(*(tree_flatten(value) for value in values))
+        together = [torch.cat(of_leaf) if isinstance(of_leaf[0], torch.Tensor) and of_leaf[0].dim() else
+                    torch.stack(of_leaf) if isinstance(of_leaf[0], torch.Tensor) else of_leaf[0] for of_leaf in zip(*leaves)]
+        return torch.utils._pytree.tree_unflatten(together, tree[0])
+
+    outputs, labels = zip(*returned)
+    return joined(outputs), joined(labels)

@@ -1,0 +1,174 @@
+"""Pipeline stages on each rank, beside the whole model on one batch: see test_pipeline.py."""
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import castor
+from castor.engine import schedule as schedules
+from castor.engine._groups import groups
+from castor.pipeline import partition
+from found import end, found, raised
+
+stages, tensor = int(sys.argv[1]), int(sys.argv[2])
+BATCH = 12
+
+
+class Decoder(nn.Module):
+    """The embedding's weight is the last layer's."""
+
+    def __init__(self, embedding):
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, x):
+        return F.linear(x, self.embedding.weight)
+
+
+class Pair(nn.Module):
+    """Gives a nesting of tensors, one of them without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = x if isinstance(x, torch.Tensor) else x["hidden"][0] * x["scale"] + x["hidden"][1]
+        return {"hidden": [self.inner(x), x], "scale": torch.full((1,), 2.0, dtype=x.dtype), "name": "pair"}
+
+
+def sequential():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 8))
+
+
+def tied():
+    embedding = nn.Embedding(11, 8)
+    return nn.Sequential(embedding, nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), Decoder(embedding))
+
+
+def nested():
+    return nn.Sequential(Pair(), Pair(), Pair(), Pair(), _Last())
+
+
+class _Last(nn.Module):
+    def forward(self, x):
+        return x["hidden"][0]
+
+
+def images():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 16), nn.Linear(16, 8))
+
+
+def batch(kind, count, generator):
+    if kind is tied:
+        return torch.randint(0, 11, (count, 5), generator=generator), torch.randint(0, 11, (count, 5), generator=generator)
+    shape = (count, 1, 8, 8) if kind is images else (count, 8)
+    return torch.randn(shape, generator=generator, dtype=torch.float64), torch.randn((count, 8), generator=generator, dtype=torch.float64)
+
+
+def criterion(output, label):
+    return F.mse_loss(output, label) if label.is_floating_point() else F.cross_entropy(output.flatten(0, -2), label.flatten())
+
+
+KINDS = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "adamw": lambda p: torch.optim.AdamW(p, lr=0.01)}
+wrong, compared = [], 0
+
+
+def same(name, got, expected):
+    global compared
+    compared += 1
+    if got is None or got.shape != expected.shape or not torch.allclose(got, expected, rtol=1e-9, atol=1e-9):
+        wrong.append(f"{name}: {got} instead of {expected}")
+
+
+def train(kind, optimizer, microbatches, **more):
+    """Three steps of this rank's stage beside the whole model's on the whole batch."""
+    job, generator = groups(), torch.Generator().manual_seed(3)
+    torch.manual_seed(1)
+    whole = kind().double()
+    torch.manual_seed(1 + 100 * dist.get_rank() * (job.data_size > 1))  # replicas and stages that share get the first one's values
+    part = partition(kind().double(), job.stages)[job.stage] if job.data_size > 1 else None
+    torch.manual_seed(1)
+    if part is None or job.stage_ranks[0] == 0:
+        part = partition(kind().double(), job.stages)[job.stage]
+    plain = KINDS[optimizer](whole.parameters())
+    schedule = schedules.PipelineSchedule(microbatches, **more)
+    schedule.dtype = torch.float64
+    engine, *_ = castor.initialize(part, KINDS[optimizer](part.parameters()), criterion, schedule=schedule, verbose=False)
+    replica = dist.get_rank() // (job.stages * job.tensor_size)
+    case = f"{kind.__name__}, {optimizer}, {microbatches} microbatches"
+    for step in range(3):
+        data, label = batch(kind, BATCH * job.data_size, generator)
+        own = slice(replica * BATCH, (replica + 1) * BATCH)
+        plain.zero_grad()
+        expected = whole(data)
+        criterion(expected, label).backward()
+        engine.zero_grad()
+        output, labels, loss = engine.execute_schedule(iter([(data[own], label[own])]))
+        if job.stage == job.stages - 1:
+            same(f"{case}: output {step}", output, expected[own].detach())
+            same(f"{case}: label {step}", labels.double(), label[own].double())
+            same(f"{case}: loss {step}", loss.double(), criterion(expected[own], label[own]).detach().view(1))
+        elif [output, labels, loss] != [None] * 3:
+            wrong.append(f"{case}: stage {job.stage} returned something")
+        engine.step()
+        for name, got, reference in zip(*_parameters(part, whole, job)):
+            same(f"{case}: gradient of {name} {step}", got.grad, reference.grad)
+        plain.step()
+        for name, got, reference in zip(*_parameters(part, whole, job)):
+            same(f"{case}: {name} {step}", got.detach(), reference.detach())
+
+
+def _parameters(part, whole, job):
+    named = dict(part.named_parameters())
+    return named.keys(), named.values(), partition(whole, job.stages)[job.stage].parameters()
+
+
+def main():
+    castor.launch_from_torch({"parallel": {"pipeline": stages, "tensor": {"size": tensor, "mode": "1d"}}, "NUM_MICRO_BATCHES": 3}, verbose=False)
+    torch.set_default_dtype(torch.float32)
+    job = groups()
+    found("groups", [job.data_size, job.stages, job.tensor_size, job.stage, job.stage_ranks])
+    for kind in (sequential, tied, nested, images):
+        train(kind, "sgd", 3)
+        train(kind, "adamw", 12)
+    for microbatches in (1, 2, 4, 6):
+        train(sequential, "adamw", microbatches)
+    if tensor > 1:
+        train(sequential, "sgd", 3, scatter_gather_tensors=True)
+    train(square, "sgd", 4, tensor_shape=(3, 8))
+    train(square, "sgd", 4, tensor_shape=torch.Size([3, 8]), scatter_gather_tensors=True)
+
+    # ---- what is returned, and evaluation
+    part = partition(sequential().double(), job.stages)[job.stage]
+    engine, *_ = castor.initialize(part, torch.optim.SGD(part.parameters(), lr=0.1), criterion, verbose=False)
+    found("made by initialize", [type(engine.schedule).__name__, engine.schedule.num_microbatches])
+    data = [batch(sequential, BATCH, torch.Generator().manual_seed(3))]
+    last = job.stage == job.stages - 1
+    for name, more in (("forward only", {"forward_only": True}), ("no loss", {"return_loss": False}), ("no outputs", {"return_output_label": False})):
+        engine.zero_grad()
+        found(name, [[value is None for value in engine.execute_schedule(iter(data), **more)] == ([name == "no outputs"] * 2 + [name == "no loss"] if last else [True] * 3),
+                     all(p.grad is None for p in part.parameters()) == (name == "forward only")])
+
+    # ---- bad input
+    schedule = schedules.PipelineSchedule(5)
+    schedule._follow(engine)
+    found("bad", [raised(ValueError, schedules.PipelineSchedule, 0), raised(ValueError, schedule.load_batch, iter(data)),
+                  raised(TypeError, partition, nn.Linear(2, 2), 2), raised(ValueError, partition, nn.Sequential(nn.Linear(2, 2)), 2),
+                  raised(ValueError, castor.launch_from_torch, {"parallel": {"pipeline": 3 * dist.get_world_size()}}, verbose=False),
+                  raised(ValueError, castor.launch_from_torch, {"parallel": {"tensor": {"size": 1, "mode": "2d"}}}, verbose=False)])
+    found("balanced", [[len(stage) for stage in partition([nn.Linear(1, n, bias=False) for n in (8, 1, 1, 1, 1, 4)], 2)],
+                       [len(stage) for stage in partition([nn.Linear(1, n, bias=False) for n in (8, 1, 1, 1, 1, 4)], 2, "layers")]])
+    found("wrong", wrong[:4])
+    found("compared", compared)
+    end()
+
+
+def square():
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+
+main()

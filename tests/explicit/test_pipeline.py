@@ -1,0 +1,48 @@
+"""Pipelines: stages on ranks beside the whole model on the whole batch; the order of passes is tested in tests/unit/parallel."""
+import unittest
+
+import jobs
+import runner
+
+# (ranks, stages, tensor-parallel ranks)
+SHAPES = ((2, 2, 1), (4, 4, 1), (4, 2, 1), (4, 2, 2)) if runner.LENGTH == "all" else ((4, 2, 2), (4, 4, 1))
+
+
+class Pipelines(unittest.TestCase):
+    def each(self):
+        for how in jobs.WAYS:
+            for shape in SHAPES:
+                ranks, stages, tensor = shape
+                for rank, found in enumerate(jobs.once("pipeline_rank.py", ranks, how, str(stages), str(tensor))):
+                    yield shape, rank, found
+
+    def test_stages_beside_the_whole_model(self):
+        for shape, rank, found in self.each():
+            self.assertEqual(found["wrong"], [], f"{shape}, rank {rank}")
+            self.assertGreater(found["compared"], 100)
+
+    def test_groups(self):
+        for (ranks, stages, tensor), rank, found in self.each():
+            stage = rank // tensor % stages
+            first = rank - stage * tensor
+            self.assertEqual(found["groups"], [ranks // stages // tensor, stages, tensor, stage, [first + tensor * s for s in range(stages)]])
+
+    def test_what_is_returned(self):
+        for _, _, found in self.each():
+            for name in ("forward only", "no loss", "no outputs"):
+                self.assertEqual(found[name], [True, True], name)
+            self.assertEqual(found["made by initialize"], ["PipelineSchedule", 3])
+
+    def test_bad_input(self):
+        for _, _, found in self.each():
+            parts = ("expected 1 or more", "does not divide into 5 microbatches", "partition() divides an nn.Sequential", "2 pipeline stages of a chain of 1 modules", "do not divide the job's", "expected '1d'")
+            for text, part in zip(found["bad"], parts, strict=True):
+                self.assertIn(part, text)
+
+    def test_balance(self):
+        for _, _, found in self.each():
+            self.assertEqual(found["balanced"], [[1, 5], [3, 3]])  # 8 and 8 bytes of 4; 3 and 3 layers
+
+
+if __name__ == "__main__":
+    unittest.main()
