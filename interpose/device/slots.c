@@ -72,7 +72,7 @@ void slots_destroy(slots *s) {
             slots_region_end(s);
     }
     slots_tables_end(s);
-    slots_unmap(s->units, 2 * homes_units(s->homes) * sizeof *s->units);
+    slots_unmap(s->units, 2 * sizeof *s->units * homes_units(s->homes));
     pthread_mutex_destroy(&s->lock);
     slots_unmap(s, sizeof *s);
 }

@@ -69,13 +69,12 @@ struct slots {
     pthread_mutex_t lock;
     device_driver driver;
     homes *homes;
-    copies *copies; /* set before the first use */
-    int device;
+    copies *copies;       /* set before the first use */
     uintptr_t first, end; /* the homes' range */
-    uint32_t unit_bits;   /* of the driver's unit */
+    int device;
+    uint32_t unit_bits; /* of the driver's unit */
     /* By unit of homes (homes_unit), of its home: storages, and SLOTS_KEPT; how many of them were ever copied. Atomic */
     uint32_t *units, *copied;
-    bool fixed; /* homes on the host lie outside of that range (homes.h) */
     chunk_manager *manager;
 
     slots_storage *storages;
@@ -92,16 +91,17 @@ struct slots {
     uint32_t
         region_given; /* the last pause after its memory was given to others; each is longer than the one before */
     bool warned;
+    bool fixed; /* homes on the host lie outside of their range (homes.h) */
+    bool any_ordered;
+    bool used_copy;      /* a copy was made for `user` */
     uintptr_t too_large; /* a storage's address (slots_too_large) */
     uint64_t too_large_bytes;
 
-    uint64_t order; /* what slots_storage.ordered has to be */
-    bool any_ordered;
+    uint64_t order;     /* what slots_storage.ordered has to be; any_ordered: some is */
     slots_mark writers; /* the last writer of several storages */
     slots_mark join;    /* what a use comes after */
     uint32_t user;      /* the storage that a use wants now; SLOTS_NONE: none */
     uint64_t user_stream;
-    bool used_copy;  /* a copy was made for it */
     uint32_t wanted; /* a storage for which no range was found; SLOTS_NONE: none */
     slots_statistics statistics;
 };

@@ -46,10 +46,10 @@ void overflow_not_needed(void) {
         failed.bytes = 0;
 }
 
-static __thread bool optional __attribute__((tls_model("initial-exec")));
+static __thread bool may_fail __attribute__((tls_model("initial-exec")));
 
-void overflow_optional(bool is) {
-    optional = is;
+void overflow_optional(bool optional) {
+    may_fail = optional;
 }
 
 /* ---- segments ---- */
@@ -159,7 +159,7 @@ static bool make(int device, size_t bytes, bool mapped, segment *out) {
     static bool said[DEVICES_MAX], said_not[DEVICES_MAX];
     failed.bytes = 0;
     if (device < 0 || !devices_homes(device) || homes_are_fixed(devices_homes(device)) || capture_runs() ||
-        optional)
+        may_fail)
         return false; /* where homes are fixed nothing of the host can be mapped, as was said at their start */
     if (!options()->overflow) {
         option_name(device, bytes);
