@@ -57,7 +57,7 @@ class Alone(unittest.TestCase):
     def test_launching_says_what_is_missing(self):
         for found in self.ways.values():
             self.assertIn("found no RANK and no WORLD_SIZE and no MASTER_ADDR and no MASTER_PORT", found["not started by torchrun"])
-            self.assertEqual(found["configurations"], "castor: the configuration has 'fp16': expected clip_grad_norm, gradient_accumulation, gradient_handler")
+            self.assertEqual(found["configurations"], "castor: the configuration has 'fp16': expected clip_grad_norm, gradient_accumulation, gradient_handler, parallel")
 
 
 class TwoRanks(unittest.TestCase):

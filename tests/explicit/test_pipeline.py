@@ -1,9 +1,16 @@
 """Pipelines: stages on ranks beside the whole model on the whole batch; the order of passes is tested in tests/unit/parallel."""
+import os
+import time
 import unittest
 
 import jobs
 import runner
 
+FAILURES = {
+    "microbatches": ("pipeline stage 0 has 2 microbatches and stage 1 has 4: pass the same num_microbatches", "stage 1 .*(has ended|cannot be reached)|neighbour"),
+    "dies": (r"pipeline stage 1 \(rank 1\) has ended or cannot be reached, and stage 0 waits for its gradient|a neighbour of pipeline stage 0 has ended",),
+    "shapes": (r"stage 0 gives float32\[2, 8\] for microbatch 1, and not float32\[1, 8\], which it gave for the first one: all microbatches must be alike",),
+}
 # (ranks, stages, tensor-parallel ranks)
 SHAPES = ((2, 2, 1), (4, 4, 1), (4, 2, 1), (4, 2, 2)) if runner.LENGTH == "all" else ((4, 2, 2), (4, 4, 1))
 
@@ -42,6 +49,17 @@ class Pipelines(unittest.TestCase):
     def test_balance(self):
         for _, _, found in self.each():
             self.assertEqual(found["balanced"], [[1, 5], [3, 3]])  # 8 and 8 bytes of 4; 3 and 3 layers
+
+    def test_a_pipeline_that_cannot_go_on(self):
+        script = os.path.join(jobs.FOLDER, "pipeline_failing_rank.py")
+        for how, parts in FAILURES.items():
+            with self.subTest(how=how):
+                began = time.monotonic()
+                done = jobs.start([*runner.ranks(2)[1:], script, how], jobs.GEMINI)
+                self.assertNotEqual(done.returncode, 0)
+                for part in parts:
+                    self.assertRegex(done.stderr, part)
+                self.assertLess(time.monotonic() - began, 60)  # waits without an end would take minutes
 
 
 if __name__ == "__main__":
