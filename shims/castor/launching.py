@@ -158,7 +158,7 @@ def _stage_handlers(model, groups, handlers):
     if groups.data_group is not None:
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.detach(), groups.data_ranks[0], group=groups.data_group)
-    tied = [TiedGradientHandler(model, groups)] if getattr(model, "castor_tied", None) else []
+    tied = [TiedGradientHandler(model, groups)] if TiedGradientHandler.of(model) else []
     if handlers is None:
         handlers = [] if groups.data_group is None else [functools.partial(DataParallelGradientHandler, process_group=groups.data_group)]
     return [*tied, *handlers]

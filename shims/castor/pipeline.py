@@ -39,5 +39,5 @@ def partition(model, stages, balance="bytes"):
     shared = [key for key, of in users.items() if len(of) > 1]
     for module in made:
         named = {id(p): p for p in module.parameters()}
-        module.castor_tied = [(users[key], named.get(key)) for key in shared]  # (stages, the parameter or None), alike on all ranks
+        module.castor_tied = [(users[key], named.get(key)) for key in shared]  # (parts, the parameter or None), alike on all ranks
     return made

@@ -63,7 +63,7 @@ def images():
 
 
 def batch(kind, count, generator):
-    if kind is tied:
+    if kind in (tied, deep_tied):
         return torch.randint(0, 11, (count, 5), generator=generator), torch.randint(0, 11, (count, 5), generator=generator)
     shape = (count, 1, 8, 8) if kind is images else (count, 8)
     return torch.randn(shape, generator=generator, dtype=torch.float64), torch.randn((count, 8), generator=generator, dtype=torch.float64)
@@ -84,28 +84,34 @@ def same(name, got, expected):
         wrong.append(f"{name}: {got} instead of {expected}")
 
 
-def train(kind, optimizer, microbatches, **more):
-    """Three steps of this rank's stage beside the whole model's on the whole batch."""
+def train(kind, optimizer, microbatches, chunks=0, clipped=0.0, **more):
+    """Three steps of this rank's stage beside the whole model's on the whole batch. chunks: of an interleaved schedule."""
+    def stage_of(model):
+        parts = partition(model, job.stages * max(chunks, 1))
+        return nn.ModuleList(parts[job.stage::job.stages]) if chunks else parts[job.stage]
+
     job, generator = groups(), torch.Generator().manual_seed(3)
     torch.manual_seed(1)
     whole = kind().double()
     torch.manual_seed(1 + 100 * dist.get_rank() * (job.data_size > 1))  # replicas and stages that share get the first one's values
-    part = partition(kind().double(), job.stages)[job.stage] if job.data_size > 1 else None
+    part = stage_of(kind().double()) if job.data_size > 1 else None
     torch.manual_seed(1)
     if part is None or job.stage_ranks[0] == 0:
-        part = partition(kind().double(), job.stages)[job.stage]
+        part = stage_of(kind().double())
     plain = KINDS[optimizer](whole.parameters())
-    schedule = schedules.PipelineSchedule(microbatches, **more)
+    schedule = schedules.InterleavedPipelineSchedule(microbatches, chunks, **more) if chunks else schedules.PipelineSchedule(microbatches, **more)
     schedule.dtype = torch.float64
-    engine, *_ = castor.initialize(part, KINDS[optimizer](part.parameters()), criterion, schedule=schedule, verbose=False)
+    engine, *_ = castor.initialize(part, KINDS[optimizer](part.parameters()), criterion, schedule=schedule, clip_grad_norm=clipped, verbose=False)
     replica = dist.get_rank() // (job.stages * job.tensor_size)
-    case = f"{kind.__name__}, {optimizer}, {microbatches} microbatches"
+    case = f"{kind.__name__}, {optimizer}, {microbatches} microbatches, {chunks} chunks{', clipped' * bool(clipped)}"
     for step in range(3):
         data, label = batch(kind, BATCH * job.data_size, generator)
         own = slice(replica * BATCH, (replica + 1) * BATCH)
         plain.zero_grad()
         expected = whole(data)
         criterion(expected, label).backward()
+        if clipped:
+            nn.utils.clip_grad_norm_(whole.parameters(), clipped)
         engine.zero_grad()
         output, labels, loss = engine.execute_schedule(iter([(data[own], label[own])]))
         if job.stage == job.stages - 1:
@@ -115,16 +121,16 @@ def train(kind, optimizer, microbatches, **more):
         elif [output, labels, loss] != [None] * 3:
             wrong.append(f"{case}: stage {job.stage} returned something")
         engine.step()
-        for name, got, reference in zip(*_parameters(part, whole, job)):
+        for name, got, reference in zip(*_parameters(part, stage_of(whole))):
             same(f"{case}: gradient of {name} {step}", got.grad, reference.grad)
         plain.step()
-        for name, got, reference in zip(*_parameters(part, whole, job)):
+        for name, got, reference in zip(*_parameters(part, stage_of(whole))):
             same(f"{case}: {name} {step}", got.detach(), reference.detach())
 
 
-def _parameters(part, whole, job):
+def _parameters(part, whole):
     named = dict(part.named_parameters())
-    return named.keys(), named.values(), partition(whole, job.stages)[job.stage].parameters()
+    return named.keys(), named.values(), whole.parameters()
 
 
 def main():
@@ -137,10 +143,18 @@ def main():
         train(kind, "adamw", 12)
     for microbatches in (1, 2, 4, 6):
         train(sequential, "adamw", microbatches)
+    train(tied, "sgd", 3, clipped=0.1)
+    train(deep_tied, "sgd", 12, 2, clipped=0.1)
     if tensor > 1:
         train(sequential, "sgd", 3, scatter_gather_tensors=True)
     train(square, "sgd", 4, tensor_shape=(3, 8))
     train(square, "sgd", 4, tensor_shape=torch.Size([3, 8]), scatter_gather_tensors=True)
+
+    for chunks in (1, 2, 3):
+        train(deep, "sgd", 12, chunks)
+    train(deep_tied, "sgd", 4, 2)
+    train(deep, "adamw", job.stages, 2)
+    train(narrow, "sgd", job.stages, 2, tensor_shape=(BATCH // job.stages, 8))
 
     # ---- what is returned, and evaluation
     part = partition(sequential().double(), job.stages)[job.stage]
@@ -156,6 +170,10 @@ def main():
     # ---- bad input
     schedule = schedules.PipelineSchedule(5)
     schedule._follow(engine)
+    accumulating, *_ = castor.initialize(part, torch.optim.SGD(part.parameters(), lr=0.1), criterion, gradient_accumulation=2, verbose=False)
+    found("accumulating", raised(ValueError, accumulating.execute_schedule, iter(data)))
+    found("bad chunks", [raised(ValueError, schedules.InterleavedPipelineSchedule, 4, 0),
+                         raised(TypeError, schedules.InterleavedPipelineSchedule(4, 2).forward_backward_step, engine, iter(data))])
     found("bad", [raised(ValueError, schedules.PipelineSchedule, 0), raised(ValueError, schedule.load_batch, iter(data)),
                   raised(TypeError, partition, nn.Linear(2, 2), 2), raised(ValueError, partition, nn.Sequential(nn.Linear(2, 2)), 2),
                   raised(ValueError, castor.launch_from_torch, {"parallel": {"pipeline": 3 * dist.get_world_size()}}, verbose=False),
@@ -165,6 +183,19 @@ def main():
     found("wrong", wrong[:4])
     found("compared", compared)
     end()
+
+
+def deep():
+    return nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(8, 8), nn.Tanh())))
+
+
+def deep_tied():
+    embedding = nn.Embedding(11, 8)
+    return nn.Sequential(embedding, *(layer for _ in range(10) for layer in (nn.Linear(8, 8), nn.Tanh())), Decoder(embedding))
+
+
+def narrow():
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
 
 
 def square():

@@ -44,6 +44,13 @@ for _ in range(5):
 torch.cuda.synchronize()
 """
 
+# The same, all of it on the device for longer than memory is sampled at most (trace/sample.c), until something needs its room.
+SHORT_LATE = HOMES + """
+import time
+time.sleep(3)
+torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+"""
+
 WIDE = """
 import sys, torch
 model = torch.nn.Sequential(torch.nn.Linear(1024, 2048), torch.nn.Linear(2048, 512), torch.nn.Linear(512, 512)).cuda()
@@ -218,10 +225,10 @@ print(answers, event.query(), stream.query())
         self.assertIn("no process made an optimizer step or a backward pass", text)
         self.assertIn('"allreduce"', html)
 
-    def castor_run(self, memory, *options):
-        """The report of HOMES under gemini, as JSON, and what it looks like as text."""
+    def castor_run(self, memory, *options, script=HOMES):
+        """The report of a script under gemini, as JSON, and what it looks like as text."""
         self.run_program(CASTOR, "run", "--plugin", "gemini", "--log-dir", self.log_dir, *(f"--set={option}" for option in options), "--",
-                         sys.executable, "-c", HOMES, preload=(), **simulated.environment(memory=memory, base={}))
+                         sys.executable, "-c", script, preload=(), **simulated.environment(memory=memory, base={}))
         report = self.report("json")
         with open(os.path.join(ROOT, "docs", "report.schema.json")) as file:
             self.assertEqual(schema.errors(report, json.load(file)), [])
@@ -248,7 +255,7 @@ print(answers, event.query(), stream.query())
         self.assertIn("\nDevices\n  rank 0    homes: at most ", text)
 
     def test_rescues_are_in_the_report(self):
-        report, text = self.castor_run("200M")
+        report, text = self.castor_run("480M", script=SHORT_LATE)
         (rank,) = report["ranks"]
         flips = rank["device"]["flips"]
         self.assertIsNone(rank["device"]["budget_bytes"])

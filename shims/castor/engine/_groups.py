@@ -10,7 +10,7 @@ class ParallelGroups:
     """Rank d * S * t + s * t + i is replica d, stage s, tensor-parallel rank i.
 
     stages, stage: the number of pipeline stages, and this rank's.
-    tensor_size, data_size: ranks of the other groups; tensor_group, data_group: PyTorch's groups; None: of one rank.
+    tensor_size, data_size: ranks of the other groups. stage_group, tensor_group, data_group: PyTorch's groups; None: of one rank.
     stage_ranks: the ranks of this rank's pipeline, by stage; pipelines: those of all."""
 
     def __init__(self, stages, tensor):
@@ -22,6 +22,7 @@ class ParallelGroups:
         self.stage = mesh.coordinate(1)
         self.pipelines = list(mesh._mesh.lines([1]))
         self.stage_ranks = next(ranks for ranks in self.pipelines if mesh.rank in ranks)
+        self.stage_group = mesh.create_group_along_axis(1) if self.stages > 1 else None
         self.tensor_group = mesh.create_group_along_axis(2) if self.tensor_size > 1 else None
         self.data_group = mesh.create_group_along_axis(0) if self.data_size > 1 else None
         self.data_ranks = mesh._mesh.line_of([0], mesh.rank)

@@ -1,4 +1,4 @@
-"""PipelineSchedule: a stage's part of a batch, in the order that the library computes (interpose/parallel/pipeline.h)."""
+"""Pipeline schedules: a stage's part of a batch, in the order that the library computes (interpose/parallel/pipeline.h)."""
 import inspect
 
 import torch
@@ -6,11 +6,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from .. import parallel
 from ..agent import core
+from ..utils.gradient_accumulation import GradAccumOptimizer
 from . import _groups
 from ._stage_link import StageLink
 from .schedule import BaseSchedule
 
-__all__ = ["PipelineSchedule"]
+__all__ = ["InterleavedPipelineSchedule", "PipelineSchedule"]
 
 
 class PipelineSchedule(BaseSchedule):
@@ -50,12 +51,17 @@ class PipelineSchedule(BaseSchedule):
 
     def load_micro_batch(self):
         """(data, label) of the next batch_size / num_microbatches samples. What has no such number of samples is passed whole."""
+        self._microbatch += 1
+        return self._micro_batch(self._microbatch - 1)
+
+    def _micro_batch(self, number):
+        if self._batch is None:
+            return None, None
         size = self.batch_size // self.num_microbatches
-        begin, self._microbatch = self._microbatch * size, self._microbatch + 1
 
         def part(value):
             divided = isinstance(value, torch.Tensor) and value.dim() and len(value) == self.batch_size
-            return value[begin:begin + size] if divided else value
+            return value[number * size:(number + 1) * size] if divided else value
 
         return tree_map(part, self._batch)
 
@@ -67,12 +73,16 @@ class PipelineSchedule(BaseSchedule):
         Returns the stage's output. The last stage appends (output, label) to the list `return_tensors` if `return_output_label`, and with
         `accum_loss` (a tensor of shape (1,)) adds the loss / M to it in place and returns loss / M, a scalar tensor."""
         groups = _stages()
-        data, label = self.load_micro_batch() if self._batch is not None else (None, None)
-        output = self._call_engine(engine, data) if groups.stage == 0 else _call_stage(engine, input_tensor, data)
+        data, label = self.load_micro_batch()
+        output = self._call_engine(engine, data) if groups.stage == 0 else _call_stage(engine.model, engine, input_tensor, data)
         if groups.stage < groups.stages - 1:
             return output
-        if return_output_label:
-            return_tensors.append((tree_map(_detached, output), label))
+        return self._end(engine, output, label, return_tensors if return_output_label else None, accum_loss)
+
+    def _end(self, engine, output, label, returned, accum_loss):
+        """What the last stage makes of its output."""
+        if returned is not None:
+            returned.append((tree_map(_detached, output), label))
         if accum_loss is None:
             return output
         loss = self._call_criterion(engine, output, label) / self.num_microbatches
@@ -111,21 +121,22 @@ class PipelineSchedule(BaseSchedule):
         Returns (output, label, loss) on the last stage: those of all microbatches put together on dimension 0, and a tensor of shape
         (1,); each is None if it is not asked for. On the other stages: (None, None, None). With `forward_only` no graph is kept."""
         groups = _stages()
+        if isinstance(engine.optimizer, GradAccumOptimizer) or core.options.accumulate > 1:
+            raise ValueError("castor: each microbatch of a pipeline is a backward, so its optimizer cannot accumulate gradients over batches: give the "
+                             "schedule more microbatches of a larger batch instead")
         self._follow(engine)
         self._batch = None
         last = groups.stage == groups.stages - 1
         if data_iter is not None or groups.stage == 0 or last:
             self.load_batch(data_iter)
         device = self.device or torch.device("cpu")
-        link = StageLink(groups, self.num_microbatches, device, self.tensor_shape, self.dtype, self._parts(groups))
         parameter = next((p for p in engine.model.parameters()), None)
         dtype = torch.float64 if parameter is not None and parameter.dtype is torch.float64 else torch.float32
         loss = torch.zeros(1, device=device, dtype=dtype) if last and (return_loss or not forward_only) else None
         returned = [] if last and return_output_label else None
         try:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not forward_only):
-                self._run(engine, groups, link, forward_only, returned, loss)
-            link.finish()
+                self._run(engine, groups, device, forward_only, returned, loss)
         finally:
             self._batch = None
         if not last:
@@ -133,12 +144,17 @@ class PipelineSchedule(BaseSchedule):
         output, label = _together(returned) if returned else (None, None)
         return output, label, loss if return_loss else None
 
-    def _parts(self, groups):
-        if not self.scatter_gather_tensors or groups.tensor_size == 1:
-            return None
-        return groups.tensor_group, groups.tensor_size, torch.distributed.get_rank(groups.tensor_group)
+    def _link(self, groups, device, part, parts, tags=(0, 0, 0, 0)):
+        """The ends of one of the model's parts; part p is on stage p mod S."""
+        parallel = None
+        if self.scatter_gather_tensors and groups.tensor_size > 1:
+            parallel = groups.tensor_group, groups.tensor_size, torch.distributed.get_rank(groups.tensor_group)
+        before = groups.stage_ranks[(part - 1) % groups.stages] if part else None
+        after = groups.stage_ranks[(part + 1) % groups.stages] if part < parts - 1 else None
+        return StageLink(part, before, after, self.num_microbatches, device, self.tensor_shape, self.dtype, parallel, tags)
 
-    def _run(self, engine, groups, link, forward_only, returned, loss):
+    def _run(self, engine, groups, device, forward_only, returned, loss):
+        link = self._link(groups, device, groups.stage, groups.stages)
         kept = {}  # microbatch: (input, output), until its backward
         for kind, microbatch, _ in parallel.operations(core.PIPELINE_1F1B, groups.stages, self.num_microbatches, 1, groups.stage):
             if kind == core.PASS_FORWARD:
@@ -149,11 +165,58 @@ class PipelineSchedule(BaseSchedule):
                 if not forward_only:
                     kept[microbatch] = given, output
             elif not forward_only:
-                given, output = kept.pop(microbatch)
-                gradient = None if groups.stage == groups.stages - 1 else link.receive_backward()
-                gradient = self.backward_step(engine, given, output, gradient)
-                if groups.stage:
-                    link.send_backward(gradient if isinstance(gradient, list) else [gradient])
+                self._backward(engine, link, *kept.pop(microbatch), groups.stage == 0, groups.stage == groups.stages - 1)
+        link.finish()
+
+    def _backward(self, engine, link, given, output, first, last):
+        gradient = self.backward_step(engine, given, output, None if last else link.receive_backward())
+        if not first:
+            link.send_backward(gradient if isinstance(gradient, list) else [gradient])
+
+
+class InterleavedPipelineSchedule(PipelineSchedule):
+    """Interleaved 1F1B: each stage has several model chunks, so that a microbatch passes all stages as often, and stages wait less. The
+    engine's model is an nn.ModuleList of this rank's chunks: chunk c of stage s is part c * S + s of the model's S * num_model_chunks
+    parts.
+
+    num_microbatches: a multiple of S. num_model_chunks: 1 or more. The others are PipelineSchedule's. Over gloo alone, since messages have
+    tags."""
+
+    def __init__(self, num_microbatches, num_model_chunks, batch_data_process_func=None, tensor_shape=None, scatter_gather_tensors=False):
+        super().__init__(num_microbatches, batch_data_process_func, tensor_shape, scatter_gather_tensors)
+        if not isinstance(num_model_chunks, int) or num_model_chunks < 1:
+            raise ValueError(f"castor: num_model_chunks is {num_model_chunks!r}: expected 1 or more")
+        self.num_model_chunks = num_model_chunks
+
+    def _run(self, engine, groups, device, forward_only, returned, loss):
+        chunks, stages, stage = self.num_model_chunks, groups.stages, groups.stage
+        if not isinstance(engine.model, torch.nn.ModuleList) or len(engine.model) != chunks:
+            raise TypeError(f"castor: an InterleavedPipelineSchedule of {chunks} model chunks needs an engine whose model is an nn.ModuleList of {chunks}")
+        if torch.distributed.get_backend() == "nccl":
+            raise RuntimeError("castor: an InterleavedPipelineSchedule needs messages with tags, which NCCL does not have: use a PipelineSchedule")
+        parts, links = chunks * stages, []
+        for chunk in range(chunks):
+            to, origin = chunk + (stage == stages - 1), chunk - (stage == 0)  # chunks of the parts next to it
+            links.append(self._link(groups, device, chunk * stages + stage, parts, (2 * to, 2 * chunk, 2 * origin + 1, 2 * chunk + 1)))
+        kept = {}  # (microbatch, chunk): (input, output)
+        for kind, microbatch, chunk in parallel.operations(core.PIPELINE_INTERLEAVED, stages, self.num_microbatches, chunks, stage):
+            part, link = chunk * stages + stage, links[chunk]
+            if kind == core.PASS_FORWARD:
+                given = link.receive_forward() if part else None
+                output = self._forward(engine, engine.model[chunk], given, microbatch, part, parts, returned, loss)
+                if part < parts - 1:
+                    link.send_forward(output, microbatch)
+                if not forward_only:
+                    kept[microbatch, chunk] = given, output
+            elif not forward_only:
+                self._backward(engine, link, *kept.pop((microbatch, chunk)), part == 0, part == parts - 1)
+        for link in links:
+            link.finish()
+
+    def _forward(self, engine, model, given, microbatch, part, parts, returned, loss):
+        data, label = self._micro_batch(microbatch)
+        output = self._call_engine(model, data) if part == 0 else _call_stage(model, model, given, data)
+        return self._end(engine, output, label, returned, loss) if part == parts - 1 else output
 
 
 def _stages():
@@ -167,19 +230,19 @@ def _detached(value):
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _call_stage(engine, given, data):
-    """Calls a later stage's model with what the stage before gave, and with the data if its forward takes more."""
-    parameters = inspect.signature(_forward_of(engine.model)).parameters.values()
+def _call_stage(model, call, given, data):
+    """Calls a later stage's model, by `call`, with what the stage before gave, and with the data if its forward takes more."""
+    parameters = inspect.signature(_forward_of(model)).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     spread = isinstance(given, (list, tuple)) and len(given) > 1 and (len(positional) >= len(given) or any(p.kind == p.VAR_POSITIONAL for p in parameters))
     if isinstance(given, dict) and names >= set(given):
-        return engine(**given, **_named(data, names - set(given)))
+        return call(**given, **_named(data, names - set(given)))
     args = list(given) if spread else [given]
     if isinstance(data, dict):
-        return engine(*args, **_named(data, names - {p.name for p in positional[: len(args)]}))
+        return call(*args, **_named(data, names - {p.name for p in positional[: len(args)]}))
     more = [] if data is None else list(data) if isinstance(data, (list, tuple)) else [data]
-    return engine(*args, *more[: max(len(positional) - len(args), 0)])
+    return call(*args, *more[: max(len(positional) - len(args), 0)])
 
 
 def _forward_of(model):

@@ -66,21 +66,31 @@ class DataParallelGradientHandler(BaseGradientHandler):
 
 
 class TiedGradientHandler(BaseGradientHandler):
-    """Adds the gradients of parameters that several pipeline stages share: `model.castor_tied` of castor.pipeline.partition. Made on
-    every rank; the stages get the first one's values. `groups`: the job's ParallelGroups."""
+    """Adds the gradients of parameters that several pipeline stages share: `castor_tied` of castor.pipeline.partition's parts. Made on
+    every rank; the stages get the first one's values.
+
+    model: a part, or an nn.ModuleList of several. groups: the job's ParallelGroups; part p is on stage p mod S."""
 
     def __init__(self, model, groups):
         super().__init__(model, None)
         self._tied = []  # (parameter, PyTorch's group)
         made = {}
-        for stages, parameter in model.castor_tied:
-            for pipeline in groups.pipelines:
+        for parts, parameter in self.of(model):
+            stages = sorted({part % groups.stages for part in parts})
+            for pipeline in groups.pipelines if len(stages) > 1 else ():
                 ranks = tuple(pipeline[stage] for stage in stages)
                 if ranks not in made:
                     made[ranks] = dist.new_group(list(ranks))
                 if parameter is not None and dist.get_rank() in ranks:
                     dist.broadcast(parameter.detach(), ranks[0], group=made[ranks])
                     self._tied.append((parameter, made[ranks]))
+
+    @staticmethod
+    def of(model):
+        """[(the parts that share a parameter, the parameter, or None where the model has none of these parts)], alike on all ranks."""
+        parts = list(model) if isinstance(model, torch.nn.ModuleList) else [model]
+        each = zip(*(getattr(part, "castor_tied", ()) for part in parts))
+        return [(of_parts[0][0], next((p for _, p in of_parts if p is not None), None)) for of_parts in each]
 
     @torch.no_grad()
     def handle_gradient(self):

@@ -9,7 +9,7 @@ from ..trainer.utils import to_device
 
 core.require()
 
-__all__ = ["BaseSchedule", "NonPipelineSchedule", "PipelineSchedule"]
+__all__ = ["BaseSchedule", "InterleavedPipelineSchedule", "NonPipelineSchedule", "PipelineSchedule"]
 
 
 class BaseSchedule(abc.ABC):
@@ -98,8 +98,8 @@ def _samples(data):
 
 
 def __getattr__(name):
-    if name != "PipelineSchedule":
+    if name not in ("InterleavedPipelineSchedule", "PipelineSchedule"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._pipeline_schedule import PipelineSchedule
+    from . import _pipeline_schedule
 
-    return PipelineSchedule
+    return getattr(_pipeline_schedule, name)

@@ -69,4 +69,22 @@ class WrappedOptimizer(torch.optim.Optimizer):
             return inner(model, max_norm)
         if max_norm <= 0:
             return None
+        return _clip(model, max_norm)
+
+
+def _clip(model, max_norm):
+    """torch.nn.utils.clip_grad_norm_; where the model is a pipeline's stage, by the norm of all stages, of which each rank's optimizer
+    clips its own gradients. A parameter that stages share counts once."""
+    from ..engine import _groups, gradient_handler
+
+    groups = _groups.groups()
+    if groups is None or groups.stages == 1:
         return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    elsewhere = {id(p) for parts, p in gradient_handler.TiedGradientHandler.of(model) if min(part % groups.stages for part in parts) != groups.stage}
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    first = next(model.parameters())
+    square = torch.nn.utils.get_total_norm([p.grad for p in parameters if id(p) not in elsewhere]).to(first.device, torch.float64).square()
+    torch.distributed.all_reduce(square, group=groups.stage_group)
+    norm = square.sqrt().to(first.dtype)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
