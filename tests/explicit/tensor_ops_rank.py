@@ -146,6 +146,12 @@ for (kind, optimizer), (name, layout), foreach in itertools.product(KINDS.items(
     for got, expected in zip(mine, plain):
         same(f"{kind} {name} {foreach}", whole(got.detach()), expected.detach())
 
+# ---- activations of another group
+alone = ProcessGroup(tp_degree=1)
+for layout in (ROWS, COLUMNS):
+    activation = ColoTensor.from_torch_tensor(X.clone(), ColoTensorSpec(alone))
+    same(f"linear of another group {layout}", whole(F.linear(activation, made(W, layout), made(B, WHOLE))), F.linear(X, W, B))
+
 sharded = made(SQUARE, ROWS)
 with torch.no_grad():
     found("written otherwise", raised(NotImplementedError, sharded.index_fill_, 0, torch.tensor([0]), 1.0) if world > 1 else "writes to a sharded ColoTensor")

@@ -26,10 +26,6 @@ def _otherwise(func, *args, **kwargs):
     return _sharded.call(func, leaves, tree, colo)
 
 
-def _is_divided(tensor):
-    return isinstance(tensor, ColoTensor) and not tensor.is_replicate()
-
-
 def _made(local, pg, spec, weight):
     """The result of a product: sharded on its last dimension, or whole if the parameter's compute pattern wants it so."""
     result = ColoTensor.from_torch_tensor(local, ColoTensorSpec(pg, spec))
@@ -41,11 +37,11 @@ def _lying(tensor, spec, pg):
     """The block under `spec` of an operand; a plain tensor is whole."""
     if not isinstance(tensor, ColoTensor):
         tensor = ColoTensor.from_torch_tensor(tensor, ColoTensorSpec(pg))
-    return _local(tensor.redistribute(spec))
+    return _local(tensor.redistribute(spec, pg))
 
 
-def _columns(product, x, weight, bias, dim):
-    """product(x, weight, bias) for a weight whose outputs are divided. `dim`: the bias's divided dimension."""
+def _columns(product, x, weight, bias):
+    """product(x, weight, bias) for a weight whose outputs are divided."""
     pg = weight.process_group
     last = ShardSpec([-1], [pg.tp_world_size()])
     x = reduce_grad(_lying(x, ReplicaSpec(), pg), pg)
@@ -63,16 +59,16 @@ def _rows(product, x, weight, bias):
     return _made(total, pg, ReplicaSpec(), weight)
 
 
-def _fits(x, bias):
-    """Activations that are whole or divided at the last dimension, and a bias of one dimension."""
-    return not _is_divided(x) or x.is_shard_1dcol()
+def _fits(x):
+    """Activations that are whole or divided at the last dimension."""
+    return not _sharded.is_sharded(x) or x.is_shard_1dcol()
 
 
 @colo_op_impl(F.linear)
 def _linear(input, weight, bias=None):
-    if _is_divided(weight) and weight.dim() == 2 and _fits(input, bias):
+    if _sharded.is_sharded(weight) and weight.dim() == 2 and _fits(input):
         if weight.is_shard_1drow():
-            return _columns(F.linear, input, weight, bias, 0)
+            return _columns(F.linear, input, weight, bias)
         if weight.is_shard_1dcol():
             return _rows(F.linear, input, weight, bias)
     return _otherwise(F.linear, input, weight, bias)
@@ -83,10 +79,10 @@ def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
     def product(x, weight, bias):
         return alpha * torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight, beta=beta, alpha=alpha)
 
-    if out is None and _is_divided(mat2) and _fits(mat1, input) and (input.dim() == 1 or not _is_divided(input)):
+    if out is None and _sharded.is_sharded(mat2) and _fits(mat1) and (input.dim() == 1 or not _sharded.is_sharded(input)):
         whole = not isinstance(input, ColoTensor) or input.is_replicate() or input.dim() == 1
         if mat2.is_shard_1dcol() and whole and _last_of(input) == mat2.size_global(1):
-            return _columns(product, mat1, mat2, input, 0)
+            return _columns(product, mat1, mat2, input)
         if mat2.is_shard_1drow() and whole and beta == 1:
             return _rows(product, mat1, mat2, input)
     return _otherwise(torch.addmm, input, mat1, mat2, beta=beta, alpha=alpha, **({} if out is None else {"out": out}))
@@ -99,12 +95,12 @@ def _last_of(tensor):
 def _matmul_form(func, reversed_=False):
     def implementation(input, other, **more):
         input, other = (other, input) if reversed_ else (input, other)
-        if not more and _is_divided(other) and other.dim() == 2 and input.dim() >= 2 and _fits(input, None):
+        if not more and _sharded.is_sharded(other) and other.dim() == 2 and input.dim() >= 2 and _fits(input):
             def product(x, weight, _):
                 return torch.matmul(x, weight)
 
             if other.is_shard_1dcol():
-                return _columns(product, input, other, None, 0)
+                return _columns(product, input, other, None)
             if other.is_shard_1drow():
                 return _rows(product, input, other, None)
         return _otherwise(torch.matmul if reversed_ else func, input, other, **more)
@@ -119,10 +115,10 @@ colo_op_impl(_Tensor.__rmatmul__)(_matmul_form(_Tensor.__rmatmul__, True))
 
 @colo_op_impl(F.embedding)
 def _embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    divided = _is_divided(weight)
+    divided = _sharded.is_sharded(weight)
     if divided and max_norm is not None:
         raise NotImplementedError("castor: an embedding with max_norm changes its weight, which is sharded here: make it a replicated one")
-    if not divided or sparse or scale_grad_by_freq or _is_divided(input):
+    if not divided or sparse or scale_grad_by_freq or _sharded.is_sharded(input):
         return _otherwise(F.embedding, input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     pg = weight.process_group
     index = _local(input) if isinstance(input, ColoTensor) else input
@@ -150,10 +146,10 @@ def _check_index(index, rows):
 @colo_op_impl(F.embedding_bag)
 def _embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
                    per_sample_weights=None, include_last_offset=False, padding_idx=None):
-    if _is_divided(weight) and max_norm is not None:
+    if _sharded.is_sharded(weight) and max_norm is not None:
         raise NotImplementedError("castor: an embedding_bag with max_norm changes its weight, which is sharded here: make it a replicated one")
     arguments = offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
-    if _is_divided(weight) and weight.is_shard_1dcol() and not sparse and per_sample_weights is None and not _is_divided(input):
+    if _sharded.is_sharded(weight) and weight.is_shard_1dcol() and not sparse and per_sample_weights is None and not _sharded.is_sharded(input):
         pg = weight.process_group
         index = _local(input) if isinstance(input, ColoTensor) else input
         return _made(F.embedding_bag(index, _local(weight), *arguments), pg, ShardSpec([-1], [pg.tp_world_size()]), weight)
@@ -163,7 +159,7 @@ def _embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scal
 @colo_op_impl(_Tensor.view)
 def _view(self, *size):
     """`size` is the whole tensor's. What is sharded by rows or columns stays so if these stay whole; all else is gathered."""
-    if not _is_divided(self) or len(size) == 1 and isinstance(size[0], torch.dtype):
+    if not _sharded.is_sharded(self) or len(size) == 1 and isinstance(size[0], torch.dtype):
         return _otherwise(_Tensor.view, self, *size)
     old = self.size_global()
     new = list(torch.empty(old, device="meta").view(*size).shape)

@@ -102,7 +102,7 @@ def _in_blocks(func, leaves, tree, first):
     """The call works on each element where it is, and its tensors lie alike: the blocks can be its operands."""
     name = _name(func)
     if name.startswith("_foreach_") and name != "_foreach_norm":
-        return all(_alike(tensors, next(filter(_is_sharded, tensors))) for tensors in _columns(leaves, tree) if any(map(_is_sharded, tensors)))
+        return all(_alike(tensors, next(filter(is_sharded, tensors))) for tensors in _columns(leaves, tree) if any(map(is_sharded, tensors)))
     return _of_elements(name) and _alike((leaf for leaf in leaves if isinstance(leaf, _Tensor)), first)
 
 
@@ -112,7 +112,7 @@ def _columns(leaves, tree):
     return zip(*(one for one in (*args, *kwargs.values()) if isinstance(one, (list, tuple)) and any(isinstance(t, _Tensor) for t in one)))
 
 
-def _is_sharded(tensor):
+def is_sharded(tensor):
     from .colo_tensor import ColoTensor
 
     return isinstance(tensor, ColoTensor) and not tensor.is_replicate()
@@ -121,12 +121,12 @@ def _is_sharded(tensor):
 def _alike(tensors, first):
     """Each of the tensors is divided as `first`, is a block of its shape, or a single number."""
     for tensor in tensors:
-        if _is_sharded(tensor) and _is_sharded(first):
+        if is_sharded(tensor) and is_sharded(first):
             if tensor.dim() != first.dim() or tensor.shape != first.shape or (
                     tensor.dist_spec.positive_dims(tensor.dim()), tensor.dist_spec.num_partitions) != (
                     first.dist_spec.positive_dims(first.dim()), first.dist_spec.num_partitions):
                 return False
-        elif _is_sharded(tensor) or tensor.numel() != 1 and (type(tensor) is not _Tensor or tensor.shape != first.shape):
+        elif is_sharded(tensor) or tensor.numel() != 1 and (type(tensor) is not _Tensor or tensor.shape != first.shape):
             return False
     return True
 
@@ -136,7 +136,7 @@ def _on_blocks(func, leaves, tree, first):
 
     def operand(leaf):
         """A single number that is to get a gradient gets those of all blocks."""
-        if torch.is_grad_enabled() and isinstance(leaf, _Tensor) and leaf.requires_grad and leaf.numel() == 1 and not _is_sharded(leaf):
+        if torch.is_grad_enabled() and isinstance(leaf, _Tensor) and leaf.requires_grad and leaf.numel() == 1 and not is_sharded(leaf):
             return reduce_grad(_local(leaf), first.process_group)
         return leaf
 
