@@ -7,22 +7,19 @@
 #include <string.h>
 #include "core/error.h"
 #include "kernels/cuda.h"
+#include "same.h"
 
-#define SAME(outer, inner, last)                                                                             \
-    _Static_assert(sizeof(outer) == sizeof(inner) && offsetof(outer, last) == offsetof(inner, last),         \
-                   "one layout, two names")
 SAME(castor_cuda_tensor, kernel_cuda_tensor, negative_step);
 SAME(castor_cuda_step, kernel_cuda_step, clip);
 SAME(castor_cuda_adam, kernel_cuda_adam, epsilon);
 SAME(castor_cuda_sgd, kernel_cuda_sgd, first);
 SAME(castor_cuda_pair, kernel_cuda_pair, numel);
 SAME(castor_cuda_each, kernel_cuda_each, from_dtype);
-_Static_assert((int)CASTOR_CUDA_FOREACH == (int)KERNEL_CUDA_FOREACH &&
-                   (int)CASTOR_CUDA_SINGLE == (int)KERNEL_CUDA_SINGLE &&
-                   (int)CASTOR_CUDA_FUSED == (int)KERNEL_CUDA_FUSED &&
-                   (int)CASTOR_CUDA_SCALE_ADD == (int)KERNEL_CUDA_SCALE_ADD &&
-                   (int)CASTOR_CUDA_CHECK == (int)KERNEL_CUDA_CHECK,
-               "one value, two names");
+EQUAL(CASTOR_CUDA_FOREACH, KERNEL_CUDA_FOREACH);
+EQUAL(CASTOR_CUDA_SINGLE, KERNEL_CUDA_SINGLE);
+EQUAL(CASTOR_CUDA_FUSED, KERNEL_CUDA_FUSED);
+EQUAL(CASTOR_CUDA_SCALE_ADD, KERNEL_CUDA_SCALE_ADD);
+EQUAL(CASTOR_CUDA_CHECK, KERNEL_CUDA_CHECK);
 
 #define DRIVER "libcuda.so.1"
 

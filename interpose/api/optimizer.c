@@ -6,19 +6,17 @@
 #include <stdbool.h>
 #include "core/error.h"
 #include "kernels/optimizer.h"
+#include "same.h"
 
-#define SAME(outer, inner, last)                                                                             \
-    _Static_assert(sizeof(outer) == sizeof(inner) && offsetof(outer, last) == offsetof(inner, last),         \
-                   "one layout, two names")
 SAME(castor_step_range, kernel_range, numel);
 SAME(castor_step, kernel_step, decay);
 SAME(castor_adam, kernel_adam, negative_step);
 SAME(castor_sgd, kernel_sgd, first);
 SAME(castor_lion, kernel_lion, negative_lr);
-_Static_assert((int)CASTOR_DTYPE_F32 == (int)KERNEL_F32 && (int)CASTOR_DTYPE_F16 == (int)KERNEL_F16 &&
-                   (int)CASTOR_DTYPE_BF16 == (int)KERNEL_BF16 &&
-                   (int)CASTOR_DECAY_DECOUPLED == (int)KERNEL_DECAY_DECOUPLED,
-               "one value, two names");
+EQUAL(CASTOR_DTYPE_F32, KERNEL_F32);
+EQUAL(CASTOR_DTYPE_F16, KERNEL_F16);
+EQUAL(CASTOR_DTYPE_BF16, KERNEL_BF16);
+EQUAL(CASTOR_DECAY_DECOUPLED, KERNEL_DECAY_DECOUPLED);
 
 #define TORCH_CPU "libtorch_cpu.so"
 

@@ -7,10 +7,8 @@
 #include "parallel/spec.h"
 #include "parallel/spec_path.h"
 #include "parallel/stages.h"
+#include "same.h"
 
-#define SAME(outer, inner, last)                                                                             \
-    _Static_assert(sizeof(outer) == sizeof(inner) && offsetof(outer, last) == offsetof(inner, last),         \
-                   "one layout, two names")
 SAME(castor_mesh, mesh, beta);
 SAME(castor_partition, partition, axes);
 SAME(castor_spec, spec, shape);
@@ -20,7 +18,6 @@ SAME(castor_transform, transform, cost);
 SAME(castor_pipeline, pipeline, slices);
 SAME(castor_operation, pipeline_operation, slice);
 
-#define EQUAL(outer, inner) _Static_assert((int)(outer) == (int)(inner), "one value, two names")
 EQUAL(CASTOR_RANKS_MOST, RANKS_MOST);
 EQUAL(CASTOR_LIST_DATA, RANK_LIST_DATA);
 EQUAL(CASTOR_MESH_AXES, MESH_AXES);

@@ -259,10 +259,7 @@ static bool neighbours(void) {
     return product_by_slot(false);
 }
 
-static const struct {
-    const char *name;
-    bool (*run)(void);
-} tests[] = {
+static const named_test tests[] = {
     {"read_through", read_through},
     {"before_the_storage", before_the_storage},
     {"by_array", by_array},
@@ -275,13 +272,7 @@ static const struct {
 int main(int count, char **names) {
     int failed = check_run("prepare", prepare_tables);
     for (size_t i = 0; !failed && i < sizeof ways / sizeof *ways; i++)
-        if (chosen(count, names, ways[i].name)) {
-            bool well = a_way(ways[i].carry);
-            printf(well ? "ok %s\n" : "FAIL %s: %s\n", ways[i].name, check_why);
-            failed += !well;
-        }
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        if (!failed && chosen(count, names, tests[i].name))
-            failed += check_run(tests[i].name, tests[i].run);
-    return failed != 0;
+        if (chosen(count, names, ways[i].name))
+            failed += ended(ways[i].name, a_way(ways[i].carry));
+    return failed || tests_run(count, names, tests, sizeof tests / sizeof *tests);
 }

@@ -463,10 +463,7 @@ static bool at_home(void) {
     return true;
 }
 
-static const struct {
-    const char *name;
-    bool (*run)(void);
-} tests[] = {
+static const named_test tests[] = {
     {"forward", forward},
     {"backward_data", backward_data},
     {"backward_filter", backward_filter},
@@ -488,8 +485,5 @@ static const struct {
 
 int main(int count, char **names) {
     int failed = check_run("prepare", prepare_dnn);
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        if (!failed && chosen(count, names, tests[i].name))
-            failed += check_run(tests[i].name, tests[i].run);
-    return failed != 0;
+    return failed || tests_run(count, names, tests, sizeof tests / sizeof *tests);
 }

@@ -138,4 +138,24 @@ static bool chosen(int count, char **names, const char *name) {
     return found;
 }
 
+/* Says how a test has ended; 1: it has failed. */
+static int ended(const char *name, bool well) {
+    printf(well ? "ok %s\n" : "FAIL %s: %s\n", name, check_why);
+    return !well;
+}
+
+typedef struct named_test {
+    const char *name;
+    bool (*run)(void);
+} named_test;
+
+/* Those that are chosen; returns how many have failed. */
+static int tests_run(int count, char **names, const named_test *tests, size_t tests_count) {
+    int failed = 0;
+    for (size_t i = 0; i < tests_count; i++)
+        if (chosen(count, names, tests[i].name))
+            failed += check_run(tests[i].name, tests[i].run);
+    return failed;
+}
+
 #endif

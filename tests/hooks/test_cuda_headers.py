@@ -140,6 +140,16 @@ class HeaderTest(PreloadTest):
         self.assertEqual(*listings)
         self.assertGreater(listings[0].count("\n"), least)
 
+    def same_rows(self, name, program, table, wrong):
+        """The rows of a table are as in the headers; and a row that is not is found."""
+        status, errors = self.compile(name, program, "-c")
+        self.assertEqual(status, 0, errors)
+        row = f'#include "interpose/hooks/table/{table}"'
+        self.assertIn(row, program)
+        status, errors = self.compile(f"wrong_{name}", program.replace(row, wrong + "\n"), "-c")
+        self.assertNotEqual(status, 0)
+        self.assertIn("is not as in the header", errors)
+
     def test_types_are_as_in_the_headers(self):
         real = "#include <cuda.h>\n#include <cuda_runtime_api.h>\n#include <nccl.h>"
         self.same_types("layout", real, '#include "shims/nccl/types.h"', 70)
@@ -148,22 +158,13 @@ class HeaderTest(PreloadTest):
     def test_cublas_is_as_in_the_headers(self):
         real = "#include <cublas_api.h>\n#include <cublasLt.h>"
         self.same_types("layout_blas", real, '#include "shims/cuda/blas.h"', 60)
-        status, errors = self.compile("blas", BLAS_ROWS, "-c")
-        self.assertEqual(status, 0, errors)
-        wrong = "CUBLAS(cublasSdot_v2, (cublasHandle_t handle, int n), (handle, n), (), \"\")\n"
-        status, errors = self.compile("wrong_blas", BLAS_ROWS.replace('#include "interpose/hooks/table/cublas.def"', wrong), "-c")
-        self.assertNotEqual(status, 0)
-        self.assertIn("is not as in the header", errors)
+        self.same_rows("blas", BLAS_ROWS, "cublas.def", "CUBLAS(cublasSdot_v2, (cublasHandle_t handle, int n), (handle, n), (), \"\")")
 
     @unittest.skipUnless(DNN, "no headers of cuDNN here")
     def test_cudnn_is_as_in_the_headers(self):
         self.same_types("layout_dnn", "#include <cudnn.h>", '#include "shims/cuda/dnn.h"', 60)
-        status, errors = self.compile("dnn", DNN_ROWS, "-c")
-        self.assertEqual(status, 0, errors)
-        wrong = "CUDNN_BACKEND(cudnnBackendExecute, (cudnnHandle_t handle, void *plan), (handle, plan), handle, \"\")\n"
-        status, errors = self.compile("wrong_dnn", DNN_ROWS.replace('#include "interpose/hooks/table/cudnn.def"', wrong), "-c")
-        self.assertNotEqual(status, 0)
-        self.assertIn("is not as in the header", errors)
+        wrong = "CUDNN_BACKEND(cudnnBackendExecute, (cudnnHandle_t handle, void *plan), (handle, plan), handle, \"\")"
+        self.same_rows("dnn", DNN_ROWS, "cudnn.def", wrong)
 
     def test_no_abi_of_a_hooked_function_is_unknown(self):
         """cuGetProcAddress may be asked for each of them: from a row's version on, every ABI needs a row."""

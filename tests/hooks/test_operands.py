@@ -42,7 +42,7 @@ class OperandsTest(PreloadTest):
     def names(self, name="operands"):
         """The names in a program's two tables."""
         with open(os.path.join(FOLDER, name + ".c")) as file:
-            tables = re.findall(r"\} (?:writers|ways|tests)\[\] = \{(.*?)\n\};", file.read(), re.S)
+            tables = re.findall(r"(?:writers|ways|tests)\[\] = \{(.*?)\n\};", file.read(), re.S)
         return re.findall(r'\{"(\w+)"', "".join(tables))
 
     def run_on(self, program, *names, **environment):

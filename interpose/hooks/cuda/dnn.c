@@ -19,21 +19,15 @@ static bool handle_stream(cudnnHandle_t handle, uint64_t *stream) {
 /* ---- calls with pointers ---- */
 
 /* More than any home has where nobody says it: then the tensor is read where it is. */
-static size_t tensor_extent(cudnnTensorDescriptor_t tensor) {
-    static void *known; /* atomic */
-    cudnnStatus_t (*get)(cudnnTensorDescriptor_t, size_t *) =
-        function_of(&known, HOOK_LAYER_CUDNN, "cudnnGetTensorSizeInBytes");
-    size_t bytes = 0;
-    return get && tensor && get(tensor, &bytes) == CUDNN_STATUS_SUCCESS && bytes ? bytes : SIZE_MAX;
-}
-
-static size_t filter_extent(cudnnFilterDescriptor_t filter) {
-    static void *known; /* atomic */
-    cudnnStatus_t (*get)(cudnnFilterDescriptor_t, size_t *) =
-        function_of(&known, HOOK_LAYER_CUDNN, "cudnnGetFilterSizeInBytes");
-    size_t bytes = 0;
-    return get && filter && get(filter, &bytes) == CUDNN_STATUS_SUCCESS && bytes ? bytes : SIZE_MAX;
-}
+#define EXTENT(name, descriptor, function)                                                                   \
+    static size_t name(descriptor of) {                                                                      \
+        static void *known; /* atomic */                                                                     \
+        cudnnStatus_t (*get)(descriptor, size_t *) = function_of(&known, HOOK_LAYER_CUDNN, #function);       \
+        size_t bytes = 0;                                                                                    \
+        return get && of && get(of, &bytes) == CUDNN_STATUS_SUCCESS && bytes ? bytes : SIZE_MAX;             \
+    }
+EXTENT(tensor_extent, cudnnTensorDescriptor_t, cudnnGetTensorSizeInBytes)
+EXTENT(filter_extent, cudnnFilterDescriptor_t, cudnnGetFilterSizeInBytes)
 
 #define CUDNN(function, parameters, arguments, list, doc)                                                    \
     CALL(cudnnStatus_t, function, parameters, arguments, list, handle_stream(handle, &operands_.stream))

@@ -9,23 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "castor.h"
+#include "specs.h"
 
 namespace {
-
-using Ints = std::vector<int32_t>;
-
-castor_mesh mesh(const Ints &shape, const Ints &ranks = {}, const std::vector<double> &alpha = {},
-                 const std::vector<double> &beta = {}) {
-    castor_mesh made = {};
-    int32_t count = std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
-    EXPECT_EQ(castor_mesh_make(&made, ranks.empty() ? nullptr : ranks.data(), count, shape.data(),
-                               static_cast<int32_t>(shape.size()), alpha.empty() ? nullptr : alpha.data(),
-                               beta.empty() ? nullptr : beta.data()),
-              CASTOR_OK)
-        << castor_error();
-    return made;
-}
 
 Ints coordinates(const castor_mesh &m, int32_t rank) {
     Ints out(static_cast<size_t>(m.axes), -1);
@@ -41,10 +27,6 @@ Ints line(const castor_mesh &m, const Ints &axes, int32_t index) {
     Ints out(static_cast<size_t>(length), -1);
     EXPECT_EQ(castor_mesh_line(&m, axes.data(), count, index, out.data(), &lines, &length), CASTOR_OK);
     return out;
-}
-
-bool said(const char *words) {
-    return std::string(castor_error()).find(words) != std::string::npos;
 }
 
 // 0 1 2 3

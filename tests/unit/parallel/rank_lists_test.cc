@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "castor.h"
+#include "specs.h"
 
 namespace {
 
@@ -17,10 +17,6 @@ Ranks list(int kind, const Ranks &ranks, int tp, int dp, int index) {
     Ranks out(static_cast<size_t>(kind == CASTOR_LIST_TENSOR ? tp : dp), -1);
     EXPECT_EQ(castor_ranks_list(kind, ranks.data(), tp, dp, index, out.data()), CASTOR_OK) << castor_error();
     return out;
-}
-
-bool said(const char *words) {
-    return std::string(castor_error()).find(words) != std::string::npos;
 }
 
 // Eight ranks, tp 2: neighbours share a model; every other one holds the same part of it.

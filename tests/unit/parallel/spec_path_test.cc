@@ -9,46 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "castor.h"
+#include "specs.h"
 
 namespace {
 
-using Shape = std::vector<int64_t>;
 using Texts = std::vector<std::string>;
 using Lists = std::vector<std::vector<int>>; // the axes of each dimension
 
-castor_mesh mesh(const std::vector<int32_t> &shape, const std::vector<double> &alpha = {},
-                 const std::vector<double> &beta = {}) {
-    castor_mesh made = {};
-    int32_t count = 1;
-    for (int32_t length : shape)
-        count *= length;
-    EXPECT_EQ(castor_mesh_make(&made, nullptr, count, shape.data(), static_cast<int32_t>(shape.size()),
-                               alpha.empty() ? nullptr : alpha.data(), beta.empty() ? nullptr : beta.data()),
-              CASTOR_OK);
-    return made;
-}
-
-castor_spec parsed(const std::string &text, const Shape &shape) {
-    castor_spec spec = {};
-    EXPECT_EQ(castor_spec_parse(text.c_str(), shape.data(), static_cast<int32_t>(shape.size()), &spec),
-              CASTOR_OK)
-        << castor_error();
-    return spec;
-}
-
-std::string printed(const castor_spec &spec) {
-    char text[CASTOR_SPEC_TEXT];
-    EXPECT_EQ(castor_spec_print(&spec, text, sizeof text), CASTOR_OK) << castor_error();
-    return text;
-}
-
-bool said(const char *words) {
-    return std::string(castor_error()).find(words) != std::string::npos;
-}
-
 struct Costs : testing::Test {
-    const castor_mesh m = mesh({2, 4}, {2, 3}, {0.25, 0.5});
+    const castor_mesh m = mesh({2, 4}, {}, {2, 3}, {0.25, 0.5});
     const castor_spec spec = parsed("[S0, R]", {16, 8}); // a part has 64 elements
 
     castor_cost cost(int32_t pattern, int32_t axis, bool forward_only = false, double shard_cost = 0) {

@@ -4,24 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "castor.h"
+#include "specs.h"
 
 namespace {
 
-using Shape = std::vector<int64_t>;
 using Axes = std::vector<int>;
 using Dict = std::vector<std::pair<int, Axes>>; // as Python's: in order of insertion
-
-castor_mesh mesh(const std::vector<int32_t> &shape) {
-    castor_mesh made = {};
-    int32_t count = 1;
-    for (int32_t length : shape)
-        count *= length;
-    EXPECT_EQ(castor_mesh_make(&made, nullptr, count, shape.data(), static_cast<int32_t>(shape.size()),
-                               nullptr, nullptr),
-              0);
-    return made;
-}
 
 std::vector<castor_partition> partitions(const Dict &dict) {
     std::vector<castor_partition> made;
@@ -60,24 +48,6 @@ Dict merged(int dims, const Dict &from) {
         castor_partitions_merge(dims, in.data(), static_cast<uint32_t>(in.size()), out.data(), &count);
     EXPECT_EQ(dict(in, in.size()), from); // the original changes its argument
     return status ? Dict{} : dict(out, count);
-}
-
-castor_spec parsed(const std::string &text, const Shape &shape) {
-    castor_spec spec = {};
-    EXPECT_EQ(castor_spec_parse(text.c_str(), shape.data(), static_cast<int32_t>(shape.size()), &spec),
-              CASTOR_OK)
-        << castor_error();
-    return spec;
-}
-
-std::string printed(const castor_spec &spec) {
-    char text[CASTOR_SPEC_TEXT];
-    EXPECT_EQ(castor_spec_print(&spec, text, sizeof text), CASTOR_OK) << castor_error();
-    return text;
-}
-
-bool said(const char *words) {
-    return std::string(castor_error()).find(words) != std::string::npos;
 }
 
 TEST(Partitions, NegativeDimensionsBecomePositive) {
