@@ -1,5 +1,4 @@
 """Pipeline stages on each rank, beside the whole model on one batch: see test_pipeline.py."""
-import os
 import sys
 
 import torch

@@ -5,6 +5,8 @@ import os
 
 import torch.distributed as dist
 
+from .groups import require
+
 __all__ = ["DistCoordinator"]
 
 
@@ -15,8 +17,7 @@ class DistCoordinator:
 
     def __new__(cls):
         if cls._one is None:
-            if not (dist.is_available() and dist.is_initialized()):
-                raise RuntimeError("castor: a DistCoordinator needs torch.distributed: call castor.launch or castor.launch_from_torch first")
+            require("DistCoordinator")
             cls._one = super().__new__(cls)
         return cls._one
 

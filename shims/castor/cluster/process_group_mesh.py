@@ -5,6 +5,7 @@ import math
 import torch.distributed as dist
 
 from ..parallel import Mesh
+from .groups import group_of, require
 
 __all__ = ["ProcessGroupMesh"]
 
@@ -16,14 +17,12 @@ class ProcessGroupMesh:
     RuntimeError: torch.distributed is not initialized. ValueError: the product of the sizes is not the number of ranks."""
 
     def __init__(self, *size):
-        if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError("castor: a ProcessGroupMesh needs torch.distributed: call castor.launch or castor.launch_from_torch first")
+        require("ProcessGroupMesh")
         if math.prod(size) != dist.get_world_size():
             raise ValueError(f"castor: a mesh of {' x '.join(map(str, size))} has not the job's {dist.get_world_size()} ranks")
         self._shape, self._rank = tuple(size), dist.get_rank()
         self._mesh = Mesh(range(dist.get_world_size()), self._shape)
         self._coordinate = tuple(self._mesh.coordinates(self._rank))
-        self._groups, self._ranks_of = {}, {}
 
     @property
     def shape(self):
@@ -62,16 +61,10 @@ class ProcessGroupMesh:
 
     def get_group(self, ranks_in_group, backend=None):
         """PyTorch's group of these ranks, made if there is none. Every rank of the job calls it then."""
-        ranks = sorted(ranks_in_group)
-        key = tuple(ranks), backend
-        if key not in self._groups:
-            self._groups[key] = dist.new_group(ranks, backend=backend)
-            self._ranks_of[self._groups[key]] = ranks
-        return self._groups[key]
+        return group_of(ranks_in_group, backend)
 
     def get_ranks_in_group(self, group):
-        """The ranks of a group that this mesh has made."""
-        return list(self._ranks_of[group])
+        return dist.get_process_group_ranks(group)
 
     @staticmethod
     def get_coords_along_axis(base_coord, axis, indices_at_axis):
@@ -86,27 +79,18 @@ class ProcessGroupMesh:
         return found
 
     def create_group_along_axis(self, axis, indices_at_axis=None, backend=None):
-        """Makes the groups of ranks whose coordinates differ on `axis` only (an int, or a list of ints), of these indices only if
-        given. Every rank of the job calls it. Returns this rank's; None: it is in none of them."""
-        axes = [axis] if isinstance(axis, int) else list(axis)
-        if indices_at_axis is not None and isinstance(axis, int):
-            indices_at_axis = [indices_at_axis]
+        """The groups of ranks whose coordinates differ on `axis` only (an int, or a list of ints), of these indices only if given; made if
+        there are none. Every rank of the job calls it then. Returns this rank's; None: it is in none of them."""
+        axes, indices = ([axis], [indices_at_axis]) if isinstance(axis, int) else (list(axis), indices_at_axis)
         own = None
         for line in self._mesh.lines(axes):
-            ranks = [rank for rank in line if indices_at_axis is None or self._chosen(rank, axes, indices_at_axis)]
-            group = self.get_group(ranks, backend)
+            ranks = [rank for rank in line if indices_at_axis is None or self._chosen(rank, axes, indices)]
+            group = group_of(ranks, backend)
             own = group if self._rank in ranks else own
         return own
+
+    get_group_along_axis = create_group_along_axis
 
     def _chosen(self, rank, axes, indices):
         coordinates = self._mesh.coordinates(rank)
         return all(coordinates[one] in allowed for one, allowed in zip(axes, indices))
-
-    def get_group_along_axis(self, axis, indices_at_axis=None, backend=None):
-        """This rank's group of create_group_along_axis(), which is called if it was not made yet."""
-        axes = [axis] if isinstance(axis, int) else list(axis)
-        chosen = [indices_at_axis] if indices_at_axis is not None and isinstance(axis, int) else indices_at_axis
-        ranks = sorted(rank for rank in self._mesh.line_of(axes, self._rank) if chosen is None or self._chosen(rank, axes, chosen))
-        if (tuple(ranks), backend) not in self._groups:
-            return self.create_group_along_axis(axis, indices_at_axis, backend)
-        return self._groups[tuple(ranks), backend]

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from ..agent import core
+from ..cluster.groups import group_of
 from ..parallel import Mesh
 
 __all__ = ["DeviceMesh"]
@@ -52,7 +53,7 @@ class DeviceMesh:
         self.flatten_device_mesh = self.flatten() if need_flatten else None
         self.init_process_group = init_process_group
         self.process_groups_dict = self.create_process_groups_for_logical_mesh() if init_process_group else None
-        self._whole_group = dist.new_group(self._mesh.ranks) if init_process_group else None
+        self._whole_group = group_of(self._mesh.ranks) if init_process_group else None
 
     @property
     def shape(self):
@@ -97,7 +98,7 @@ class DeviceMesh:
 
     def create_process_groups_for_logical_mesh(self):
         """PyTorch's groups along each axis: {axis: [(ranks, group), ...]}. Every rank of the job calls it."""
-        return {axis: [(ranks, dist.new_group(ranks)) for ranks in self._mesh.lines([axis])] for axis in range(len(self.mesh_shape))}
+        return {axis: [(ranks, group_of(ranks)) for ranks in self._mesh.lines([axis])] for axis in range(len(self.mesh_shape))}
 
     def group_along(self, axis):
         """(PyTorch's group, its ranks in the order of the mesh) that this rank is in along an axis; a list of axes: of the whole mesh.

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from ..agent import core
+from ..cluster.groups import group_of
 
 core.require()
 
@@ -74,16 +75,14 @@ class TiedGradientHandler(BaseGradientHandler):
     def __init__(self, model, groups):
         super().__init__(model, None)
         self._tied = []  # (parameter, PyTorch's group)
-        made = {}
         for parts, parameter in self.of(model):
             stages = sorted({part % groups.stages for part in parts})
             for pipeline in groups.pipelines if len(stages) > 1 else ():
-                ranks = tuple(pipeline[stage] for stage in stages)
-                if ranks not in made:
-                    made[ranks] = dist.new_group(list(ranks))
+                ranks = [pipeline[stage] for stage in stages]
+                group = group_of(ranks)
                 if parameter is not None and dist.get_rank() in ranks:
-                    dist.broadcast(parameter.detach(), ranks[0], group=made[ranks])
-                    self._tied.append((parameter, made[ranks]))
+                    dist.broadcast(parameter.detach(), ranks[0], group=group)
+                    self._tied.append((parameter, group))
 
     @staticmethod
     def of(model):

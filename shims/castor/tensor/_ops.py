@@ -4,10 +4,9 @@ A parameter that is divided by rows or columns of the product stays where it is.
 the tensor-parallel group. All results and gradients are those of whole tensors. What fits no form here goes the way of all operators."""
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_flatten
 
 from . import _sharded
-from .colo_tensor import ColoTensor, _local, _outside, _wrapped
+from .colo_tensor import ColoTensor, _local
 from .dist_spec_mgr import reduce_grad, reduce_input
 from .distspec import ReplicaSpec, ShardSpec
 from .op_wrapper import colo_op_impl
@@ -18,12 +17,7 @@ _Tensor = torch.Tensor
 
 def _otherwise(func, *args, **kwargs):
     """The way of operators without a form of their own."""
-    leaves, tree = tree_flatten((args, kwargs))
-    colo = [leaf for leaf in leaves if isinstance(leaf, ColoTensor)]
-    if all(tensor.is_replicate() for tensor in colo):
-        with _outside():
-            return _wrapped(func(*args, **kwargs), colo[0], leaves)
-    return _sharded.call(func, leaves, tree, colo)
+    return _sharded.call(func, args, kwargs)
 
 
 def _made(local, pg, spec, weight):

@@ -2,7 +2,7 @@
 (_dtensor.py), and what that refuses on gathered operands."""
 import torch
 from torch.overrides import get_default_nowrap_functions
-from torch.utils._pytree import tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from .dist_spec_mgr import reduce_grad
 
@@ -43,13 +43,19 @@ def lies_alike(func):
     return func in _ALIKE or _attribute(func) in _ATTRIBUTES_ALIKE
 
 
-def call(func, leaves, tree, colo):
-    """What `func` gives of operands (`leaves` of the pytree `tree`), of which `colo` are ColoTensors, one at least sharded."""
+def call(func, args, kwargs):
+    """What `func` gives of operands some of which are ColoTensors. Whole operands: PyTorch's own operator."""
+    from .colo_tensor import ColoTensor, _wrapped
+
+    leaves, tree = tree_flatten((args, kwargs))
+    colo = [leaf for leaf in leaves if isinstance(leaf, ColoTensor)]
+    if all(tensor.is_replicate() for tensor in colo):
+        with _outside():
+            return _wrapped(func(*args, **kwargs), colo[0], leaves)
     groups = {tensor.process_group for tensor in colo if not tensor.is_replicate()}
     if len(groups) > 1:
         raise ValueError(f"castor: {_name(func)} of tensors that are sharded over different groups: {groups}: redistribute one of them")
     first = next(tensor for tensor in colo if not tensor.is_replicate())
-    args, kwargs = tree_unflatten(leaves, tree)
     if _in_blocks(func, leaves, tree, first):
         return _on_blocks(func, leaves, tree, first)
     if _writes(func, kwargs):
@@ -122,9 +128,7 @@ def _alike(tensors, first):
     """Each of the tensors is divided as `first`, is a block of its shape, or a single number."""
     for tensor in tensors:
         if is_sharded(tensor) and is_sharded(first):
-            if tensor.dim() != first.dim() or tensor.shape != first.shape or (
-                    tensor.dist_spec.positive_dims(tensor.dim()), tensor.dist_spec.num_partitions) != (
-                    first.dist_spec.positive_dims(first.dim()), first.dist_spec.num_partitions):
+            if tensor.shape != first.shape or tensor.dist_spec.divisions(tensor.dim()) != first.dist_spec.divisions(first.dim()):
                 return False
         elif is_sharded(tensor) or tensor.numel() != 1 and (type(tensor) is not _Tensor or tensor.shape != first.shape):
             return False

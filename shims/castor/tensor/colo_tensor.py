@@ -10,7 +10,7 @@ PyTorch gives with whole tensors. They are found in this order:
 import copy
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from . import _sharded
 from .compute_spec import ComputeSpec
@@ -103,7 +103,7 @@ class ColoTensor(torch.Tensor):
         """The shape of the whole tensor (torch.Size), or the size of one dimension of it."""
         shape = list(self.shape)
         if not is_whole(self.dist_spec, self.process_group):
-            for divided, parts in zip(self.dist_spec.positive_dims(len(shape)), self.dist_spec.num_partitions):
+            for divided, parts in self.dist_spec.divisions(len(shape)):
                 shape[divided] *= parts
         return torch.Size(shape) if dim is None else shape[dim]
 
@@ -201,12 +201,7 @@ class ColoTensor(torch.Tensor):
             with _outside():
                 result = func(*args, **kwargs)
             return _with_spec(result, args[0]) if _sharded.lies_alike(func) else result
-        leaves, tree = tree_flatten((args, kwargs))
-        colo = [leaf for leaf in leaves if isinstance(leaf, ColoTensor)]
-        if all(tensor.is_replicate() for tensor in colo):
-            with _outside():
-                return _wrapped(func(*args, **kwargs), colo[0], leaves)
-        return _sharded.call(func, leaves, tree, colo)
+        return _sharded.call(func, args, kwargs)
 
     # ---- copies
 

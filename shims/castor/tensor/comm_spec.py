@@ -3,10 +3,10 @@ colossalai.tensor.comm_spec)."""
 import enum
 
 import torch
-import torch.distributed as dist
 
 from .. import parallel
 from ..agent import core
+from . import _blocks
 
 __all__ = ["CollectiveCommPattern", "CommSpec"]
 
@@ -60,9 +60,20 @@ class CommSpec:
         axes = self.logical_process_axis
         if self.comm_pattern is CollectiveCommPattern.MIXGATHER_FWD_SPLIT_BWD and axes is None:
             axes = list(range(len(self.device_mesh.mesh_shape)))
-        group, ranks = self.device_mesh.group_along(axes)
+        line = _blocks.Line(*self.device_mesh.group_along(axes))
+        # A gather's and a split's are one dimension: either may be given.
+        gathered = self._divisions(self.shard_dim if self.gather_dim is None else self.gather_dim, line)
+        divided = self._divisions(self.gather_dim if self.shard_dim is None else self.shard_dim, line)
         forward, backward = _PAIRS[self.comm_pattern]
-        return _Communication.apply(tensor, _Line(group, ranks, self), forward, None if self.forward_only else backward)
+        if self.forward_only:
+            with torch.no_grad():
+                return forward(line, gathered, divided)(tensor)
+        return _blocks.Communication.apply(tensor, forward(line, gathered, divided), backward(line, divided, gathered))
+
+    def _divisions(self, dims, line):
+        """By the line's ranks; of a list of dimensions, each by one axis of the mesh."""
+        dims = list(dims) if isinstance(dims, (list, tuple)) else [dims]
+        return [(dims[0], len(line.ranks))] if len(dims) == 1 else list(zip(dims, self.device_mesh.mesh_shape))
 
     convert_spec_to_action = covert_spec_to_action
 
@@ -75,106 +86,31 @@ def _one(dim):
     return -1 if dim is None else dim[0] if isinstance(dim, (list, tuple)) else dim
 
 
-class _Line:
-    """The ranks that communicate, and the dimensions."""
-
-    def __init__(self, group, ranks, spec):
-        self.group, self.ranks = group, ranks
-        self.place = ranks.index(dist.get_rank())
-        self.order = sorted(range(len(ranks)), key=ranks.__getitem__)  # PyTorch's groups are in the order of the ranks' numbers
-        self.gather_dim = spec.shard_dim if spec.gather_dim is None else spec.gather_dim  # a gather's and a split's are one dimension
-        self.shard_dim = spec.gather_dim if spec.shard_dim is None else spec.shard_dim
-        self.shape = spec.device_mesh.mesh_shape
-
-    def reversed(self):
-        """What the backward of a gather, a split or an exchange works on."""
-        other = object.__new__(_Line)
-        other.__dict__.update(self.__dict__, gather_dim=self.shard_dim, shard_dim=self.gather_dim)
-        return other
-
-    def all_gather(self, tensor):
-        """The parts of the line's ranks, in its order."""
-        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in self.ranks]
-        dist.all_gather([parts[place] for place in self.order], tensor.contiguous(), group=self.group)
-        return parts
+def _gather(line, gathered, divided):
+    return lambda tensor: line.gather(tensor, gathered)
 
 
-def _gather(tensor, line):
-    return torch.cat(line.all_gather(tensor), line.gather_dim)
+def _split(line, gathered, divided):
+    return lambda tensor: _blocks.block(tensor, divided, line.place)
 
 
-def _split(tensor, line):
-    _check(tensor, line.shard_dim, len(line.ranks))
-    return tensor.chunk(len(line.ranks), line.shard_dim)[line.place].contiguous()
+def _exchange(line, gathered, divided):
+    return lambda tensor: line.exchange(tensor, gathered[0][0], divided[0][0])
 
 
-def _check(tensor, dim, parts):
-    if tensor.size(dim) % parts:
-        raise ValueError(f"castor: dimension {dim} of a part of shape {tuple(tensor.shape)} does not divide into {parts}")
+def _sum(line, gathered, divided):
+    return line.sum
 
 
-def _exchange(tensor, line):
-    _check(tensor, line.shard_dim, len(line.ranks))
-    parts = tensor.chunk(len(line.ranks), line.shard_dim)
-    outgoing = torch.stack([parts[place] for place in line.order])
-    incoming = torch.empty_like(outgoing)
-    dist.all_to_all_single(incoming, outgoing, group=line.group)
-    arrived = dict(zip(line.order, incoming.unbind(0)))
-    return torch.cat([arrived[place] for place in range(len(line.ranks))], line.gather_dim)
+def _identity(line, gathered, divided):
+    return _blocks.same
 
 
-def _sum(tensor, line):
-    total = tensor.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=line.group)
-    return total
-
-
-def _identity(tensor, line):
-    return tensor.view_as(tensor)
-
-
-def _mixed_gather(tensor, line):
-    """gather_dim: the dimensions that the mesh's axes divide, one for each axis, or one that all divide in the order of the ranks."""
-    parts = line.all_gather(tensor)
-    dims = [line.gather_dim] if isinstance(line.gather_dim, int) else list(line.gather_dim)
-    if len(dims) == 1:
-        return torch.cat(parts, dims[0])
-    for dim, count in reversed(list(zip(dims, line.shape))):
-        parts = [torch.cat(parts[i:i + count], dim) for i in range(0, len(parts), count)]
-    return parts[0]
-
-
-def _mixed_split(tensor, line):
-    dims = [line.shard_dim] if isinstance(line.shard_dim, int) else list(line.shard_dim)
-    if len(dims) == 1:
-        return tensor.chunk(len(line.ranks), dims[0])[line.place].contiguous()
-    place = line.place
-    for dim, count in reversed(list(zip(dims, line.shape))):
-        place, part = divmod(place, count)
-        tensor = tensor.chunk(count, dim)[part]
-    return tensor.contiguous()
-
-
-_PAIRS = {  # in forward, and in backward with the dimensions exchanged
+_PAIRS = {  # in forward, and in backward, where the dimensions are exchanged
     CollectiveCommPattern.GATHER_FWD_SPLIT_BWD: (_gather, _split),
     CollectiveCommPattern.ALL2ALL_FWD_ALL2ALL_BWD: (_exchange, _exchange),
     CollectiveCommPattern.SPLIT_FWD_GATHER_BWD: (_split, _gather),
     CollectiveCommPattern.ALLREDUCE_FWD_IDENTITY_BWD: (_sum, _identity),
     CollectiveCommPattern.IDENTITY_FWD_ALLREDUCE_BWD: (_identity, _sum),
-    CollectiveCommPattern.MIXGATHER_FWD_SPLIT_BWD: (_mixed_gather, _mixed_split),
+    CollectiveCommPattern.MIXGATHER_FWD_SPLIT_BWD: (_gather, _split),
 }
-
-
-class _Communication(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, tensor, line, forward, backward):
-        ctx.line, ctx.backward_action = line, backward
-        if backward is None:
-            result = forward(tensor, line)
-            ctx.mark_non_differentiable(result)
-            return result
-        return forward(tensor, line)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.backward_action(gradient, ctx.line.reversed()), None, None, None

@@ -33,6 +33,10 @@ class _DistSpec:
             raise ValueError(f"castor: {self} divides a dimension of a tensor of {ndim} dimensions twice")
         return dims
 
+    def divisions(self, ndim):
+        """[(dimension, parts)] of a tensor of `ndim` dimensions (_blocks.py)."""
+        return list(zip(self.positive_dims(ndim), self.num_partitions))
+
     def __eq__(self, other):
         return (isinstance(other, _DistSpec) and self.placement == other.placement and self.dims == other.dims
                 and self.num_partitions == other.num_partitions)

@@ -55,7 +55,7 @@ class ColoParamOpHookManager:
         hooks = ColoParamOpHookManager.hooks
         for hook in hooks:
             hook.pre_forward(params)
-        return _through(_Operands, hooks, params, operands, ())
+        return _through(hooks, "post_backward", params, operands, ())
 
     @staticmethod
     def post_op(params, operands, result):
@@ -64,16 +64,22 @@ class ColoParamOpHookManager:
         for hook in hooks:
             hook.post_forward(params)
         leaves, tree = tree_flatten(result)
-        return tree_unflatten(_through(_Results, hooks, params, leaves, operands), tree)
+        return tree_unflatten(_through(hooks, "pre_backward", params, leaves, operands), tree)
 
 
-def _through(node, hooks, params, values, kept):
-    """`values`, with those that need a gradient passed through one node of the graph. Values in `kept` stay what they are."""
+def _through(hooks, when, params, values, kept):
+    """`values`, with those that need a gradient passed through one node of the graph, whose backward calls the hooks' method `when`. Values
+    in `kept` stay what they are."""
     places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad and not any(value is k for k in kept)]
     if not places or not torch.is_grad_enabled():
         return values
+
+    def called():
+        for hook in hooks:
+            getattr(hook, when)(params)
+
     values = list(values)
-    for i, passed in zip(places, node.apply(hooks, params, *(_local(values[i]) for i in places))):
+    for i, passed in zip(places, _Passed.apply(called, *(_local(values[i]) for i in places))):
         like = values[i]
         values[i] = ColoTensor.from_torch_tensor(passed, like.get_tensor_spec()) if isinstance(like, ColoTensor) else passed
     return values
@@ -84,33 +90,15 @@ def _local(tensor):
         return tensor.as_subclass(torch.Tensor) if isinstance(tensor, ColoTensor) else tensor
 
 
-class _Operands(torch.autograd.Function):
-    """Its backward runs when the gradients of all operands are there."""
+class _Passed(torch.autograd.Function):
+    """Tensors as they are. Its backward calls `called`, when the gradients of all of them are there."""
 
     @staticmethod
-    def forward(ctx, hooks, params, *tensors):
-        ctx.called = hooks, params
+    def forward(ctx, called, *tensors):
+        ctx.called = called
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx, *gradients):
-        hooks, params = ctx.called
-        for hook in hooks:
-            hook.post_backward(params)
-        return None, None, *gradients
-
-
-class _Results(torch.autograd.Function):
-    """Its backward runs when the gradients of all results are there, before the operator's own."""
-
-    @staticmethod
-    def forward(ctx, hooks, params, *tensors):
-        ctx.called = hooks, params
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        hooks, params = ctx.called
-        for hook in hooks:
-            hook.pre_backward(params)
-        return None, None, *gradients
+        ctx.called()
+        return None, *gradients

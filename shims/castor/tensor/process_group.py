@@ -2,19 +2,9 @@
 import torch.distributed as dist
 
 from .. import parallel
+from ..cluster.groups import group_of, require
 
 __all__ = ["ProcessGroup"]
-
-_made = {}  # (ranks, backend): PyTorch's group of them; every process makes the same ones in the same order
-
-
-def _torch_group(ranks, backend):
-    """PyTorch's group of these ranks, made once. Every rank of the job calls this, in the same order."""
-    key = tuple(ranks), backend
-    if key not in _made:
-        whole = len(ranks) == dist.get_world_size() and backend == dist.get_backend()
-        _made[key] = dist.group.WORLD if whole else dist.new_group(list(ranks), backend=backend)
-    return _made[key]
 
 
 class ProcessGroup:
@@ -32,8 +22,7 @@ class ProcessGroup:
     cannot be."""
 
     def __init__(self, rank=None, ranks=None, tp_degree=None, dp_degree=None, backend=None, *, tp=None, dp=None):
-        if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError("castor: a ProcessGroup needs torch.distributed: call castor.launch or castor.launch_from_torch first")
+        require("ProcessGroup")
         self._rank = dist.get_rank()
         if rank is not None and rank != self._rank:
             raise ValueError(f"castor: ProcessGroup got rank {rank} in the process of rank {self._rank}")
@@ -46,7 +35,7 @@ class ProcessGroup:
             raise ValueError(f"castor: rank {self._rank_list[-1]} of a ProcessGroup is none of the job's {world} ranks")
         self._tp_degree, self._dp_degree = len(tensor_lists[0]), len(data_lists[0])
         for ranks_of_one in (*tensor_lists, *data_lists):
-            _torch_group(ranks_of_one, self._backend)
+            group_of(ranks_of_one, self._backend)
         self._lists = tensor_lists, data_lists
         self._tp_rank_list = _own(tensor_lists, self._rank)
         self._dp_rank_list = _own(data_lists, self._rank)
@@ -101,7 +90,7 @@ class ProcessGroup:
         """Makes groups over gloo of the same ranks. Call it on every rank of the job."""
         if not self._has_cpu_groups:
             for ranks_of_one in (*self._lists[0], *self._lists[1]):
-                _torch_group(ranks_of_one, "gloo")
+                group_of(ranks_of_one, "gloo")
             self._has_cpu_groups = True
 
     def cpu_tp_process_group(self):
@@ -119,7 +108,7 @@ class ProcessGroup:
     def _of(self, ranks, backend):
         if ranks is None:
             raise RuntimeError(f"castor: rank {self._rank} is not in the ProcessGroup of ranks {self._rank_list}")
-        return _torch_group(ranks, backend)
+        return group_of(ranks, backend)
 
     def _key(self):
         return self._backend, tuple(self._rank_list), self._tp_degree, self._dp_degree

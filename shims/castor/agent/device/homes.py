@@ -24,11 +24,6 @@ def available(device):
         return (STATE, device) in _pools or device not in _refused and not torch.cuda.is_current_stream_capturing() and _prepare(device)
 
 
-def refused(device):
-    """Whether it was said why tensors of the device have no homes."""
-    return device in _refused
-
-
 def _prepare(device):
     try:
         core.device_start(device)
