@@ -5,7 +5,8 @@
  * Vocabulary
  *   pages    physical memory of a device or of the host (a "handle" of the CUDA driver), of one or more units
  *   unit     the granularity: sizes and addresses of pages and maps are multiples of it
- *   stream, event, as in CUDA, as numbers; stream 0 is the legacy default stream of the device
+ *   stream, event, as in CUDA, as numbers; stream 0 is the legacy default stream of the device,
+ *            DEVICE_STREAM_PER_THREAD the default stream of the calling thread: another one in each thread
  *
  * What every driver guarantees
  *   - the functions are safe from any thread, and none calls back into `device/`
@@ -19,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "core/status.h"
+
+#define DEVICE_STREAM_PER_THREAD 2
 
 typedef enum device_tier { DEVICE_TIER_DEVICE, DEVICE_TIER_HOST, DEVICE_TIER_COUNT } device_tier;
 
@@ -55,7 +58,9 @@ typedef struct device_driver {
     /* One that does not wait for the default stream. */
     castor_status (*stream_make)(void *context, int device, uint64_t *stream);
     void (*stream_end)(void *context, uint64_t stream);
-    /* True: what is enqueued there is captured into a graph. */
+    /* Whether any stream of this process may be captured into a graph now. Cheap. */
+    bool (*captures_run)(void *context);
+    /* True: what is enqueued there is captured. */
     bool (*stream_captures)(void *context, int device, uint64_t stream);
     castor_status (*event_make)(void *context, int device, uint64_t *event);
     void (*event_end)(void *context, uint64_t event);

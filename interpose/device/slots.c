@@ -24,6 +24,7 @@ castor_status slots_create(slots **out, homes *h, const device_driver *driver, i
                  .entries_free = SLOTS_NONE,
                  .entries_first = SLOTS_NONE,
                  .order = 1,
+                 .batches.last = 1,
                  .user = SLOTS_NONE,
                  .wanted = SLOTS_NONE};
     s->statistics.region_bytes = s->region_bytes = s->region_most;
@@ -56,15 +57,13 @@ void slots_destroy(slots *s) {
     chunk_manager_destroy(s->manager);
     /* What may still run there keeps its memory and its events. */
     if (d->drain(d->context, s->device) == CASTOR_OK) {
-        for (uint32_t i = 0; i < s->storages_count; i++)
-            slots_mark_end(s, &s->storages[i].writer);
         for (uint32_t i = 0; i < 2 * s->storages_room; i++) {
             for (uint32_t u = 0; u < SLOTS_STREAMS; u++)
                 slots_mark_end(s, &s->entries[i].used[u]);
             if (s->entries[i].ready_made)
                 d->event_end(d->context, s->entries[i].ready);
         }
-        slots_mark_end(s, &s->writers);
+        slots_batches_end(s);
         slots_mark_end(s, &s->join);
         if (s->copy_stream)
             d->stream_end(d->context, s->copy_stream);
@@ -96,14 +95,18 @@ static castor_status access_make(slots *s, uint32_t number) {
     return status;
 }
 
+static bool captures(const slots *s, uint64_t stream) {
+    const device_driver *d = &s->driver;
+    return d->captures_run(d->context) && d->stream_captures(d->context, s->device, stream);
+}
+
 static bool slot_may_be(slots *s, uint32_t number, uint64_t stream) {
     const slots_storage *st = &s->storages[number];
     if (st->room > s->region_most && st->bytes > s->too_large_bytes) {
         s->too_large = st->address;
         s->too_large_bytes = st->bytes;
     }
-    if (st->home_only || st->room > s->region_bytes ||
-        s->driver.stream_captures(s->driver.context, s->device, stream))
+    if (st->home_only || st->room > s->region_bytes || captures(s, stream))
         return false;
     if (slots_region_make(s) == CASTOR_OK)
         return true;
@@ -157,6 +160,7 @@ slot_use slot_use_begin(slots *s, uintptr_t pointer, size_t bytes, uint64_t stre
         return use;
     copies_look(s->copies, false);
     pthread_mutex_lock(&s->lock);
+    slots_batches_close(s);
     uint32_t number = slots_find(s, pointer);
     const slots_storage *st = number == SLOTS_NONE ? NULL : &s->storages[number];
     if (st && bytes <= st->address + st->bytes - pointer && home_is_on_host(s->homes, pointer)) {
@@ -212,32 +216,21 @@ void slots_stale(slots *s, uint32_t number) {
     slots_storage_settle(s, number);
 }
 
-static bool captures(const slots *s, uint64_t stream) {
-    return s->driver.stream_captures(s->driver.context, s->device, stream);
-}
-
 /* Places [first, end). */
 typedef struct written_places {
     uint32_t first, end;
 } written_places;
 
-/* One writer of all that lies there. Its event is recorded once, before anything can wait for it. */
+/* One writer of all that lies there. */
 static void places_written(slots *s, const written_places *places, uint32_t count, uint64_t stream) {
-    slots_mark *mark = NULL;
-    for (uint32_t n = 0; n < count; n++)
-        for (uint32_t i = places[n].first; i < places[n].end; i++) {
-            slots_storage *st = &s->storages[s->places[i].number];
-            if (st->ordered == s->order)
-                mark = mark ? &s->writers : &st->writer;
-        }
     bool captured = captures(s, stream);
-    bool noted = captured || !mark || slots_mark_record(s, mark, stream) == CASTOR_OK;
+    uint64_t batch = 0;
     for (uint32_t n = 0; n < count; n++)
         for (uint32_t i = places[n].first; i < places[n].end; i++) {
             slots_storage *st = &s->storages[s->places[i].number];
             st->home_only |= captured;
-            if (!noted)
-                st->ordered = 0;
+            if (!captured && st->ordered == s->order)
+                st->writer = batch = batch ? batch : slots_batches_add(s, stream);
             slots_stale(s, s->places[i].number);
         }
 }
@@ -280,10 +273,8 @@ void slots_written_all(slots *s, uint64_t stream) {
     bool captured = captures(s, stream);
     for (uint32_t i = 0; captured && i < s->places_count; i++)
         s->storages[s->places[i].number].home_only = true;
-    if (!captured && s->any_ordered && slots_mark_record(s, &s->writers, stream) != CASTOR_OK) {
-        s->order++;
-        s->any_ordered = false;
-    }
+    if (!captured && s->copy_stream) /* something was copied */
+        s->batches.all = slots_batches_add(s, stream);
     for (uint32_t i = s->entries_first, next; i != SLOTS_NONE; i = next) {
         next = s->entries[i].next;
         if (s->entries[i].storage != SLOTS_NONE)
@@ -292,9 +283,16 @@ void slots_written_all(slots *s, uint64_t stream) {
     pthread_mutex_unlock(&s->lock);
 }
 
+void slots_writes_end(slots *s) {
+    pthread_mutex_lock(&s->lock);
+    slots_batches_close(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
 void slots_step_end(slots *s) {
     copies_look(s->copies, true);
     pthread_mutex_lock(&s->lock);
+    slots_batches_close(s);
     s->region_pause -= s->region_pause != 0;
     if (s->copy_stream) /* there was a region */
         slots_region_make(s);

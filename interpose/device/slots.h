@@ -84,6 +84,8 @@ void slots_written_each(slots *s, const uintptr_t *addresses, uint32_t count, ui
 /* Whether a writer must be noted there, for scans of launch arguments. Lock-free. The answer is that of all addresses in [*first,
  * *first + *bytes). `captured`: the writer may be captured into a graph; any other one does not matter to what was never copied. */
 bool slots_may_hold(const slots *s, uintptr_t address, bool captured, uintptr_t *first, size_t *bytes);
+/* A stream ends, or is captured, from now on: what copies have to wait for there is recorded before. */
+void slots_writes_end(slots *s);
 /* An optimizer step is over: the sequence of uses begins again. */
 void slots_step_end(slots *s);
 /* The region's memory goes back to the driver: parameters are read in their homes until a later step finds memory again. The

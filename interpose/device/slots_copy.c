@@ -12,8 +12,8 @@ castor_status slots_mark_wait(slots *s, slots_mark *mark) {
 castor_status slots_mark_record(slots *s, slots_mark *mark, uint64_t stream) {
     const device_driver *d = &s->driver;
     castor_status status = CASTOR_OK;
-    /* A later record covers those before it in the same stream only. */
-    if (mark->pending && mark->stream != stream)
+    /* A later record covers those before it in the same stream only, and another thread's stream may have the same name. */
+    if (mark->pending && (mark->stream != stream || stream == DEVICE_STREAM_PER_THREAD))
         status = slots_mark_wait(s, mark);
     if (status == CASTOR_OK && !mark->made) {
         status = d->event_make(d->context, s->device, &mark->event);
@@ -41,12 +41,9 @@ bool slots_copy_may(const slots *s, uint32_t number) {
 
 /* What the copy must come after has been enqueued before it: the writers. Readers of the memory were waited for when it was taken. */
 static castor_status writers_wait(slots *s, slots_storage *st) {
-    castor_status status = slots_mark_wait(s, &s->writers);
-    if (status != CASTOR_OK)
-        return status;
     if (st->ordered == s->order)
-        return slots_mark_wait(s, &st->writer);
-    status = slots_mark_record(s, &s->join, s->user_stream);
+        return slots_batches_wait(s, st->writer > s->batches.all ? st->writer : s->batches.all);
+    castor_status status = slots_mark_record(s, &s->join, s->user_stream);
     return status == CASTOR_OK ? slots_mark_wait(s, &s->join) : status;
 }
 
@@ -73,7 +70,6 @@ castor_status slots_copy(slots *s, uint32_t number) {
     e->ahead = !used;
     s->used_copy |= used;
     st->ordered = s->order;
-    s->any_ordered = true;
     s->statistics.copies++;
     s->statistics.copied_bytes += st->bytes;
     return CASTOR_OK;

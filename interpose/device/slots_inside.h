@@ -1,11 +1,14 @@
 /* What the parts of slots share: slots.c (uses and writers), slots_storages.c (which storage lies where), slots_region.c (the device
- * memory and who has it), slots_backend.c (what the chunk manager asks for), slots_copy.c (events and copies), slots_check.c.
+ * memory and who has it), slots_backend.c (what the chunk manager asks for), slots_writes.c (whom a copy must wait
+ * for), slots_copy.c (marks and copies), slots_check.c.
  *
  * Vocabulary
  *   number    of a storage: its place in the table, and its chunk's number. Numbers of forgotten storages are used again
  *   entry     a range of the region: a slot, or memory that a slot has left and whose uses may not be passed yet
  *   mark      an event that the copy stream may have to wait for
- *   ordered   of a storage: every writer that a copy must wait for is noted by a mark. Before its first copy, and after an error, a
+ *   batch     writers that one event stands for: those of one stream from the one that opened it until it is closed, when the event is
+ *             recorded. Batches have serial numbers, and the copy stream waits for them in this order
+ *   ordered   of a storage: every writer that a copy must wait for is in a batch. Before its first copy, and after an error, a
  *             storage is not: its next copy is made by a use, and waits for all that the use comes after
  *   run       neighbours in the region that leave it together, to make one range
  *
@@ -22,6 +25,7 @@
 /* A slot has its storage's address modulo this: what a library chooses by alignment is the same, and so are its results. */
 #define SLOTS_ALIGNMENT 512
 #define SLOTS_KEPT      (UINT32_C(1) << 31) /* of slots.units: the device keeps an address in the home there */
+#define SLOTS_BATCHES   128 /* of writers, that the copy stream has not waited for; beyond, it waits for the oldest at once */
 #define SLOTS_STREAMS   4 /* streams in which one slot is used; beyond, the copy stream waits at once */
 
 typedef struct slots_mark {
@@ -29,6 +33,15 @@ typedef struct slots_mark {
     bool made;    /* the event exists */
     bool pending; /* it was recorded in `stream`, and the copy stream has not waited for that record */
 } slots_mark;
+
+/* Those that are closed are before `last`, which is open or empty. */
+typedef struct slots_batches {
+    uint64_t last, waited; /* the copy stream has waited for all up to `waited` */
+    uint64_t all;          /* the batch of the last writer of anything */
+    bool open;             /* `last` has writers, in `stream` */
+    uint64_t stream;
+    uint64_t events[SLOTS_BATCHES]; /* of the batch with that number, modulo their count; 0: not made yet */
+} slots_batches;
 
 typedef struct slots_entry {
     uint64_t first, bytes;   /* in the region */
@@ -50,7 +63,7 @@ typedef struct slots_storage {
     uint32_t unit;      /* the home's first one */
     uint64_t room;      /* bytes in the region: the chunk's */
     uint64_t ordered;   /* == slots.order: it is */
-    slots_mark writer;  /* its last writer */
+    uint64_t writer;    /* the batch of its last writer */
     uint32_t entry;     /* SLOTS_NONE: it has no slot */
     uint32_t users;     /* uses that have begun and not ended */
     uint32_t next_free; /* of free numbers */
@@ -92,15 +105,14 @@ struct slots {
         region_given; /* the last pause after its memory was given to others; each is longer than the one before */
     bool warned;
     bool fixed; /* homes on the host lie outside of their range (homes.h) */
-    bool any_ordered;
     bool used_copy;      /* a copy was made for `user` */
     uintptr_t too_large; /* a storage's address (slots_too_large) */
     uint64_t too_large_bytes;
 
-    uint64_t order;     /* what slots_storage.ordered has to be; any_ordered: some is */
-    slots_mark writers; /* the last writer of several storages */
-    slots_mark join;    /* what a use comes after */
-    uint32_t user;      /* the storage that a use wants now; SLOTS_NONE: none */
+    slots_batches batches;
+    uint64_t order;  /* what slots_storage.ordered has to be */
+    slots_mark join; /* what a use comes after */
+    uint32_t user;   /* the storage that a use wants now; SLOTS_NONE: none */
     uint64_t user_stream;
     uint32_t wanted; /* a storage for which no range was found; SLOTS_NONE: none */
     slots_statistics statistics;
@@ -131,6 +143,15 @@ castor_status slots_range_take(slots *s, uint32_t number);
 void slots_range_leave(slots *s, uint32_t number);
 /* A range for a storage becomes free, by the run of idle slots whose soonest use is farthest, and later than what has `key`: 0: whatever it is. */
 bool slots_run_free(slots *s, uint32_t number, uint64_t key);
+
+/* ---- slots_writes.c ---- */
+/* A writer was enqueued in the stream: the batch that it is in. */
+uint64_t slots_batches_add(slots *s, uint64_t stream);
+/* The event of the open batch is recorded. */
+void slots_batches_close(slots *s);
+/* The copy stream waits for all batches up to that one. None is open. */
+castor_status slots_batches_wait(slots *s, uint64_t batch);
+void slots_batches_end(slots *s);
 
 /* ---- slots_copy.c ---- */
 /* Records the mark in a stream. An error: what it stood for before it still does. */

@@ -266,15 +266,12 @@ static castor_status add(slots *s, uintptr_t address, size_t bytes, const home *
     if (status != CASTOR_OK)
         return status;
     slots_storage *st = &s->storages[number];
-    slots_mark writer = st->writer;
-    writer.pending = false; /* it was of another one; the first copy of this one waits for all */
     *st = (slots_storage){.address = address,
                           .bytes = bytes,
                           .home = at->address,
                           .home_end = at->address + at->bytes,
                           .unit = unit,
                           .room = room,
-                          .writer = writer,
                           .entry = SLOTS_NONE,
                           .home_only = home_only};
     uint32_t place = place_after(s, address);

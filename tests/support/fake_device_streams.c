@@ -66,6 +66,15 @@ static void stream_end(void *context, uint64_t number) {
     fake_leave(d);
 }
 
+static bool captures_run(void *context) {
+    fake_device *d = fake_enter(context);
+    bool captures = false;
+    for (size_t i = 0; i < d->stream_count; i++)
+        captures |= d->streams[i]->captures;
+    fake_leave(d);
+    return captures;
+}
+
 static bool stream_captures(void *context, int device, uint64_t number) {
     fake_device *d = fake_enter(context);
     bool captures = stream_at(d, number, device)->captures;
@@ -155,6 +164,7 @@ static castor_status copy_enqueue(void *context, int device, uintptr_t to, uintp
 void fake_streams_init(device_driver *driver) {
     driver->stream_make = stream_make;
     driver->stream_end = stream_end;
+    driver->captures_run = captures_run;
     driver->stream_captures = stream_captures;
     driver->event_make = event_make;
     driver->event_end = event_end;

@@ -2,12 +2,26 @@
 
 #include "hooks/table/observe.h"
 #include "shims/cuda/types.h"
+#include "writers.h"
 
 static int captures; /* atomic */
 
+static void capture_one_less(void) {
+    int now = __atomic_load_n(&captures, __ATOMIC_RELAXED);
+    while (now > 0 &&
+           !__atomic_compare_exchange_n(&captures, &now, now - 1, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+        continue;
+}
+
+/* Counted before it begins: from then on writers are recorded at once (device/slots_writes.c). */
+static void capture_begins(void) {
+    __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+    writers_record();
+}
+
 static void capture_begun(int status) {
-    if (status == 0)
-        __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+    if (status != 0)
+        capture_one_less();
 }
 
 /* An end that is refused leaves the capture as it was. One that had become invalid has ended, with an error. */
@@ -15,10 +29,7 @@ static void capture_ended(int status) {
     if (status == 1 || status == CUDA_ERROR_INVALID_HANDLE || status == CUDA_ERROR_ILLEGAL_STATE ||
         status == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
         return;
-    int now = __atomic_load_n(&captures, __ATOMIC_RELAXED);
-    while (now > 0 &&
-           !__atomic_compare_exchange_n(&captures, &now, now - 1, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
-        continue;
+    capture_one_less();
 }
 
 bool capture_runs(void) {
@@ -26,33 +37,35 @@ bool capture_runs(void) {
 }
 
 /* The replacement of a row, and of its variant per thread. */
-#define COUNTED(result, function, parameters, arguments, after)                                              \
+#define COUNTED(result, function, parameters, arguments, before, after)                                      \
     static result counted_##function parameters {                                                            \
         result(*real) parameters = hooks_find(HOOK_##function);                                              \
+        before;                                                                                              \
         result status = real arguments;                                                                      \
         after((int)status);                                                                                  \
         return status;                                                                                       \
     }
-#define COUNTED_PAIR(result, function, parameters, arguments, after)                                         \
-    COUNTED(result, function, parameters, arguments, after)                                                  \
-    COUNTED(result, function##_ptsz, parameters, arguments, after)
+#define BEGINS(result, function, parameters, arguments)                                                      \
+    COUNTED(result, function, parameters, arguments, capture_begins(), capture_begun)                        \
+    COUNTED(result, function##_ptsz, parameters, arguments, capture_begins(), capture_begun)
+#define ENDS(result, function, parameters, arguments)                                                        \
+    COUNTED(result, function, parameters, arguments, (void)0, capture_ended)                                 \
+    COUNTED(result, function##_ptsz, parameters, arguments, (void)0, capture_ended)
 
-COUNTED_PAIR(cudaError_t, cudaStreamBeginCapture, (cudaStream_t stream, enum cudaStreamCaptureMode mode),
-             (stream, mode), capture_begun)
-COUNTED_PAIR(cudaError_t, cudaStreamBeginCaptureToGraph,
-             (cudaStream_t stream, cudaGraph_t graph, const cudaGraphNode_t *dependencies,
-              const cudaGraphEdgeData *data, size_t count, enum cudaStreamCaptureMode mode),
-             (stream, graph, dependencies, data, count, mode), capture_begun)
-COUNTED_PAIR(cudaError_t, cudaStreamEndCapture, (cudaStream_t stream, cudaGraph_t *graph), (stream, graph),
-             capture_ended)
-COUNTED_PAIR(CUresult, cuStreamBeginCapture, (CUstream stream), (stream), capture_begun)
-COUNTED_PAIR(CUresult, cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (stream, mode),
-             capture_begun)
-COUNTED_PAIR(CUresult, cuStreamBeginCaptureToGraph,
-             (CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *data,
-              size_t count, CUstreamCaptureMode mode),
-             (stream, graph, dependencies, data, count, mode), capture_begun)
-COUNTED_PAIR(CUresult, cuStreamEndCapture, (CUstream stream, CUgraph *graph), (stream, graph), capture_ended)
+BEGINS(cudaError_t, cudaStreamBeginCapture, (cudaStream_t stream, enum cudaStreamCaptureMode mode),
+       (stream, mode))
+BEGINS(cudaError_t, cudaStreamBeginCaptureToGraph,
+       (cudaStream_t stream, cudaGraph_t graph, const cudaGraphNode_t *dependencies,
+        const cudaGraphEdgeData *data, size_t count, enum cudaStreamCaptureMode mode),
+       (stream, graph, dependencies, data, count, mode))
+ENDS(cudaError_t, cudaStreamEndCapture, (cudaStream_t stream, cudaGraph_t *graph), (stream, graph))
+BEGINS(CUresult, cuStreamBeginCapture, (CUstream stream), (stream))
+BEGINS(CUresult, cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (stream, mode))
+BEGINS(CUresult, cuStreamBeginCaptureToGraph,
+       (CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *data,
+        size_t count, CUstreamCaptureMode mode),
+       (stream, graph, dependencies, data, count, mode))
+ENDS(CUresult, cuStreamEndCapture, (CUstream stream, CUgraph *graph), (stream, graph))
 
 void capture_install(void) {
 #define INSTALL(function)                                                                                    \

@@ -1,6 +1,8 @@
 /* The operations; driver_find.c finds the devices. */
 #include "driver_inside.h"
 
+#include "capture.h"
+
 #include <stdlib.h>
 #include "core/bounded.h"
 #include "core/clock.h"
@@ -227,6 +229,11 @@ static void stream_end(void *context, uint64_t stream) {
     cu.cuStreamDestroy((CUstream)stream);
 }
 
+static bool captures_run(void *context) {
+    (void)context;
+    return capture_runs();
+}
+
 /* Where the driver does not say, nothing may be done in the stream that a capture could notice. */
 static bool stream_captures(void *context, int device, uint64_t stream) {
     (void)context;
@@ -309,6 +316,7 @@ const device_driver *cuda_driver(void) {
         .host_room = host_room,
         .stream_make = stream_make,
         .stream_end = stream_end,
+        .captures_run = captures_run,
         .stream_captures = stream_captures,
         .event_make = event_make,
         .event_end = event_end,

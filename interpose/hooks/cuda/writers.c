@@ -49,6 +49,14 @@ void writers_note_all(uint64_t stream) {
     gate_leave();
 }
 
+void writers_record(void) {
+    for (int device = 0; writers_matter() && device < DEVICES_MAX; device++) {
+        slots *s = devices_slots(device);
+        if (s)
+            slots_writes_end(s);
+    }
+}
+
 static void enqueued(hook_id id, const observe_facts *facts) {
     switch (writings[id]) {
     case WRITES_FACTS:
@@ -99,6 +107,17 @@ BATCH_PTSZ(cuMemcpyBatchAsync_v2,
             size_t *attrIdxs, size_t numAttrs, CUstream hStream),
            (dsts, srcs, sizes, count, attrs, attrIdxs, numAttrs, hStream))
 
+/* ---- the ends of streams ---- */
+
+#define ENDS(result, id, parameters, arguments)                                                              \
+    static result end_##id parameters {                                                                      \
+        result(*real) parameters = hooks_real(HOOK_##id);                                                    \
+        writers_record();                                                                                    \
+        return real arguments;                                                                               \
+    }
+ENDS(cudaError_t, cudaStreamDestroy, (cudaStream_t stream), (stream))
+ENDS(CUresult, cuStreamDestroy_v2, (CUstream stream), (stream))
+
 castor_status writers_install(void) {
     static bool installed; /* atomic */
     if (__atomic_exchange_n(&installed, true, __ATOMIC_RELAXED))
@@ -111,6 +130,8 @@ castor_status writers_install(void) {
     observe_target_replace(HOOK_cuMemcpyBatchAsync_ptsz, (void *)batch_cuMemcpyBatchAsync_ptsz);
     observe_target_replace(HOOK_cuMemcpyBatchAsync_v2, (void *)batch_cuMemcpyBatchAsync_v2);
     observe_target_replace(HOOK_cuMemcpyBatchAsync_v2_ptsz, (void *)batch_cuMemcpyBatchAsync_v2_ptsz);
+    observe_target_replace(HOOK_cudaStreamDestroy, (void *)end_cudaStreamDestroy);
+    observe_target_replace(HOOK_cuStreamDestroy_v2, (void *)end_cuStreamDestroy_v2);
     addresses_install();
     launches_install();
     receivers_install();

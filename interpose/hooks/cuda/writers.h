@@ -27,6 +27,9 @@ static inline void writers_note(const void *address, size_t bytes, uint64_t stre
 /* ... may have changed any home. */
 void writers_note_all(uint64_t stream);
 
+/* A stream ends, or is captured, from now on: copies wait for what was noted there (slots_writes_end). */
+void writers_record(void);
+
 /* These bytes were copied; `from` may be memory of the host. */
 void addresses_carried(uintptr_t to, const void *from, size_t bytes);
 

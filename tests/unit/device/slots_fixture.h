@@ -62,6 +62,7 @@ PASSED(castor_status, drain, (void *context, int device), (context, device))
 COUNTED(castor_status, stream_make, (void *context, int device, uint64_t *stream),
         (context, device, stream), )
 PASSED(void, stream_end, (void *context, uint64_t stream), (context, stream))
+PASSED(bool, captures_run, (void *context), (context))
 PASSED(bool, stream_captures, (void *context, int device, uint64_t stream), (context, device, stream))
 COUNTED(castor_status, event_make, (void *context, int device, uint64_t *event), (context, device, event), )
 PASSED(void, event_end, (void *context, uint64_t event), (context, event))
@@ -143,6 +144,7 @@ class SlotsTest : public testing::Test {
                   nullptr,
                   counted_stream_make,
                   counted_stream_end,
+                  counted_captures_run,
                   counted_stream_captures,
                   counted_event_make,
                   counted_event_end,
@@ -210,6 +212,11 @@ class SlotsTest : public testing::Test {
             std::make_unique<operation_argument>(operation_argument{address, m->bytes, m->version, &wrong}));
         fake_device_enqueue(fake, stream, operation, arguments.back().get());
     }
+    void capture(uint64_t stream) {
+        slots_writes_end(s);
+        fake_device_captures(fake, stream, true);
+    }
+    void capture_end(uint64_t stream) { fake_device_captures(fake, stream, false); }
     point now(uint64_t stream) {
         point p = {stream, 0};
         EXPECT_EQ(real.event_make(real.context, 0, &p.event), CASTOR_OK);

@@ -124,12 +124,12 @@ class SlotsPropertyTest : public SlotsTest {
         write_unseen(m, in);
         slots_written(s, m->address - 100, m->bytes + 5000, in);
     }
-    void capture() {
+    void captured() {
         memory *m = any();
         uint64_t in = stream();
         if (!m || pick(8))
             return;
-        fake_device_captures(fake, in, true);
+        capture(in);
         slot_use u = slot_use_begin(s, m->address, m->bytes, in);
         EXPECT_EQ(u.pointer, m->address);
         slot_use_end(s, &u);
@@ -141,7 +141,7 @@ class SlotsPropertyTest : public SlotsTest {
             if (known.count(m))
                 seen.insert(m);
         }
-        fake_device_captures(fake, in, false);
+        capture_end(in);
     }
     // Known or not: who writes in that home later is not seen.
     void keep() {
@@ -206,7 +206,7 @@ class SlotsPropertyTest : public SlotsTest {
             sequence();
             break;
         case 4:
-            capture();
+            captured();
             keep();
             break;
         case 5:
