@@ -8,6 +8,7 @@ one that no product reads (a gradient's), in one where a parameter was never cop
 and one operation on many parameters in one launch. Without Castor there are no homes, and the launches are the same. While a step is
 enqueued the device is held, so that its work is in nobody's way.
 """
+import ctypes
 import gc
 import json
 import os
@@ -23,8 +24,10 @@ import inside  # noqa: E402
 SIZE, INNER, BLOCKS, ROWS = 512, 640, 16, 1
 aten = torch.ops.aten
 steps = int(sys.argv[1])
+clock = ctypes.CDLL(sys.argv[2])
+clock_ns, clock_count = (ctypes.c_uint64.in_dll(clock, name) for name in ("launch_clock_ns", "launch_clock_count"))
 core = None
-if "homes" in sys.argv[2:]:
+if "homes" in sys.argv[3:]:
     from castor.agent import core
     from castor.agent.device import homes
 
@@ -140,11 +143,12 @@ KINDS = {
 
 
 def timed(step):
-    """ns of the clock and of this thread's processor time in which the step is enqueued; the device begins after that."""
+    """ns of the clock, of this thread's processor time, and in launches, in which the step is enqueued; the device begins after that."""
     gate = inside.Gate(torch.cuda.current_stream())
+    clock_ns.value = clock_count.value = 0
     begin, begin_cpu = time.perf_counter_ns(), time.thread_time_ns()
     step()
-    took = time.perf_counter_ns() - begin, time.thread_time_ns() - begin_cpu
+    took = time.perf_counter_ns() - begin, time.thread_time_ns() - begin_cpu, clock_ns.value
     gate.open()
     torch.cuda.synchronize()
     return took
@@ -168,9 +172,11 @@ if core:
 
 gc.freeze()
 gc.disable()
-wall, cpu = {kind: [] for kind in KINDS}, {kind: [] for kind in KINDS}
+wall, cpu, inside_launches = ({kind: [] for kind in KINDS} for _ in range(3))
+clocked = {}
 for _ in range(steps):
     for kind, step in KINDS.items():
-        for times, ns in zip((wall, cpu), timed(step)):
+        for times, ns in zip((wall, cpu, inside_launches), timed(step)):
             times[kind].append(ns)
-json.dump({"step_ns": wall, "step_cpu_ns": cpu, "launches": launches}, sys.stdout)
+        clocked[kind] = clock_count.value
+json.dump({"step_ns": wall, "step_cpu_ns": cpu, "in_launches_ns": inside_launches, "launches": launches, "clocked": clocked}, sys.stdout)

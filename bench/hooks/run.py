@@ -41,6 +41,7 @@ def compile_all(folder, compiler):
     one("launches", os.path.join(HERE, "launches.c"), os.path.join(folder, "libcudart.so.13"), f"-Wl,-rpath,{folder}")
     with open(os.path.join(folder, "empty.c"), "w"):
         pass
+    one("liblaunch_clock.so", os.path.join(HERE, "launch_clock.c"), "-shared", "-fPIC")
     one("libempty.so", os.path.join(folder, "empty.c"), "-shared", "-fPIC")
 
 
