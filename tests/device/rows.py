@@ -21,7 +21,7 @@ class Device:
     options: tuple = ()  # of Castor
     fails: bool = False  # calls fail: cases may raise
     halved: bool = False  # half of the memory that a case needs
-    says: str = ""  # what Castor's line about the device begins with, once in each process
+    says: str = ""  # how Castor's line about the device begins (a regular expression), once in each process
     homes: bool = True
     precision: str = ""  # CASTOR_PRECISION
 
@@ -69,9 +69,11 @@ UNBOUND = Device("what there is, and plain PyTorch overflows", overflows=True)
 NEARLY = Device("nearly enough, and plain PyTorch overflows", overflows=True, missing=0.125)
 ROOM = Device("all of it")
 STATIC = Device("fixed shares", options=("CASTOR_PLACEMENT=static", "CASTOR_OFFLOAD_OPTIM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=0.5"))
+# The CPU's store has what an optimizer gets before it comes to the device.
+HOST_SHORT = Device("a half, and a budget of the host's memory", 0.5, options=("CASTOR_MEMORY_BUDGET=1G",))
 OVERFLOW = Device("half of what it needs, and host memory for the rest", overflows=True, halved=True, options=("CASTOR_OVERFLOW=1G",))
 # Drivers that map no pages of the host, and those that allocate none there either.
-NO_PAGES = {"variables": (("SIM_REFUSES", "host-pages"),), "says": "device 0 maps no memory of the host at its addresses: "}
+NO_PAGES = {"variables": (("SIM_REFUSES", "host-pages"),), "says": r"device \d+ maps no memory of the host at its addresses: "}
 FIXED = tuple(dataclasses.replace(device, name=f"{device.name}, in homes that stay", **NO_PAGES)
               for device in (*SHARES[:2], SMALL, slow(0.25), delayed(1), delayed(2), STATIC))
 FIXED_ROOM = dataclasses.replace(ROOM, name="all of it, in homes that stay", **NO_PAGES)
@@ -89,7 +91,7 @@ FAMILIES = ("sgd", "momentum", "nesterov", "sgd-fused"), ("adamw", "adam", "adam
 ALSO = {
     SMALL: ("gpt:adamw", "wide:momentum", "batch_grows:adamw"),
     UNBOUND: ("gpt:momentum",),
-    STATIC: ("mlp:adamw",),
+    STATIC: ("mlp:adamw", "optimizer_before_device:momentum", "half_on_the_host:adamw"),
     slow(0.25): ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
     delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_on_a_stream:adamw",
                  "written_within_a_step:sgd"),
@@ -108,7 +110,7 @@ ALSO = {
 # for instance, are of memory that a stream frees which did not allocate it, as copies of a step must not be.
 CALLED = """cuInit cuDeviceGetAttribute cuDevicePrimaryCtxRetain cuCtxGetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2
 cuThreadExchangeStreamCaptureMode cuMemGetInfo_v2 cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle cuMemAddressReserve
-cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemcpyAsync cuStreamCreate cuStreamIsCapturing cuStreamWaitEvent
+cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemcpyAsync cuMemsetD32Async cuPointerGetAttribute cuStreamCreate cuStreamWaitEvent cuStreamSynchronize
 cuEventCreate cuEventRecord cuEventQuery cuFuncGetParamInfo cuKernelGetParamInfo cuLibraryLoadData cuLibraryGetKernel cuLaunchKernel
 cudaMalloc cudaHostAlloc cudaMemcpyAsync cudaStreamSynchronize cudaStreamWaitEvent cudaStreamIsCapturing cudaStreamCreateWithPriority
 cudaEventCreateWithFlags cudaEventRecordWithFlags cudaEventSynchronize cudaEventDestroy cudaDeviceSynchronize
@@ -129,8 +131,12 @@ WITH = {"gpt": "adamw", "written_through_addresses": "adamw", "mlp": "momentum",
 # How often homes come back to a device that has nearly enough: at least, and at most. These cases have rows of
 # their own.
 BACK = {"memory_short_once": (1, 20), "memory_short_each_second_step": (0, 20)}
-# Cases that need more room than a device has on which plain PyTorch runs out of memory: their peak is not of model data.
-ROOMY = ("after_a_failure", "streams_while_a_thread_moves", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty")
+# Cases that need more room than a device has on which plain PyTorch runs out of memory: their peak is not of model data, or one of its
+# segments (20 MiB) finds no room beside what the gradients of the first step, streams and copies have divided.
+ROOMY = ("after_a_failure", "streams_while_a_thread_moves", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty",
+         "steps_on_a_stream", "data_parallel", "tied", "autocast")
+# Cases that run out of memory, and go on.
+FAIL = ("after_a_failure",)
 # Of cases/halves.py; micro_steps has rows of its own.
 NARROW = "trained", "clipped", "overflowing", "accumulated", "convolved", "text", "written", "resumed"
 # Cases after which a process is not as it was before.
@@ -184,6 +190,7 @@ def everything(cases):
     found += [row for precision in TYPES for row in narrow(precision, False)]
     found += [(FIXED[number % len(FIXED)], word) for number, word in enumerate(one_each) if word.partition(":")[0] not in (*ROOMY, *BACK)]
     found += [(device, "mlp:adamw") for device in (*OTHER_ALLOCATORS, FIXED_ROOM, NO_HOMES)]
+    found += [(device, word) for device in (STATIC, HOST_SHORT) for word in one_each if word.partition(":")[0] not in BACK]
     found += [(NEARLY, f"{name}:momentum") for name in BACK]
     found += [((SMALL, UNBOUND)[number % 2], word) for number, word in enumerate(one_each) if word.partition(":")[0] not in (*ROOMY, *BACK)]
     return found + EACH_FAILS

@@ -374,6 +374,59 @@ static bool captured(void) {
     return right(got);
 }
 
+/* W is written in a stream of its own, which `then` ends or captures, before anybody had to wait for that. The step's end copies W ahead. */
+static bool written_in(void (*then)(cudaStream_t side, bool begins)) {
+    void (*step_end)(void) = dlsym(RTLD_DEFAULT, "castor_device_step_end");
+    static float got[N * N];
+    cudaStream_t side;
+    cudaEvent_t event;
+    int number = 1 << 23;
+    void *arguments[] = {&W, &X, &number};
+    for (int i = 0; i < 3; i++) { /* the sequence of a step is known */
+        CHECK(product());
+        step_end();
+    }
+    CHECK(product());
+    CUDA(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+    CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    CUDA(cudaEventRecord(event, stream));
+    CUDA(cudaStreamWaitEvent(side, event, 0));
+    CUDA(cuLaunchKernel(add_function, N, 1, 1, N, 1, 1, 0, side, arguments, NULL));
+    CUDA(cudaEventRecord(event, side));
+    CUDA(cudaStreamWaitEvent(stream, event, 0));
+    castor_homes before = counted();
+    then(side, true);
+    step_end();
+    then(side, false);
+    CHECK(counted().copies == before.copies + 1);
+    CUDA(cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, W, N, X, N, &zero, Y, N));
+    CUDA(cudaMemcpyAsync(got, Y, BYTES, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaGetLastError());
+    return right(got);
+}
+
+static void end(cudaStream_t side, bool begins) {
+    if (begins)
+        cudaStreamDestroy(side);
+}
+
+static void capture(cudaStream_t side, bool begins) {
+    cudaGraph_t graph;
+    if (begins)
+        cudaStreamBeginCapture(side, cudaStreamCaptureModeGlobal);
+    else if (cudaStreamEndCapture(side, &graph) != cudaSuccess)
+        cudaMemset(W, 0, BYTES); /* to be seen */
+}
+
+static bool written_in_a_stream_that_ends(void) {
+    return written_in(end);
+}
+
+static bool written_in_a_stream_that_is_captured(void) {
+    return written_in(capture);
+}
+
 /* The runtime's last error is the script's. */
 static bool errors_of_the_runtime(void) {
     void *arguments[] = {&Y, &Y, &doubled};
@@ -392,6 +445,8 @@ static const struct {
     {"every_product", every_product}, {"nothing_is_written", nothing_is_written},
     {"two_operands", two_operands},   {"streams", streams},
     {"captured", captured},           {"errors_of_the_runtime", errors_of_the_runtime},
+    {"written_in_a_stream_that_ends", written_in_a_stream_that_ends},
+    {"written_in_a_stream_that_is_captured", written_in_a_stream_that_is_captured},
 };
 
 int main(int count, char **names) {

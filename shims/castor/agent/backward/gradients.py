@@ -39,12 +39,20 @@ class Synchronizer:
         entry.synchronizer = self
         self.hooks.append(p.register_post_accumulate_grad_hook(functools.partial(self._ready, entry)))
 
+    def moved(self, entry, p):
+        """A gradient came of a parameter that the script has moved to a device since it was registered."""
+        raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} was moved to {p.device} after its gradients were to be summed on the "
+                         "CPU: move the model before it is wrapped and its optimizer is built")
+
     def remove_hooks(self):
         for hook in self.hooks:
             hook.remove()
 
     def _ready(self, entry, p):
         if not store.active():
+            return
+        if p.device.type != "cpu":
+            self.moved(entry, p)
             return
         entry.used, entry.synced = True, False
         if not self.expecting:

@@ -249,6 +249,14 @@ def release(parameters):
             del _entries[id(p)]
 
 
+def let_go(pairs):
+    """Of (parameter, entry) each: the script has given the parameter memory that the store cannot have."""
+    for p, entry in pairs:
+        _forget_before(p, entry)
+        if _entries.get(id(p)) is entry:
+            del _entries[id(p)]
+
+
 # ---- registration
 
 

@@ -271,17 +271,15 @@ def by_owners(func, divisible=False):
         running = thread.running
         if thread.in_owner_step or not store.active():
             return func(self, *args, **kwargs)
-        if not store.groups() or masters.on_devices(self):
-            if device_parts.wanted(self, divisible):
-                return _on_devices(func, self, args, kwargs, divisible)
-            return func(self, *args, **kwargs)
-        pairs = pairs_of(self)
+        pairs = pairs_of(self) if not masters.on_devices(self) else []
         if running and running.optimizer is not self and len(pairs) != len(pairs_of(running.optimizer)):
             return func(self, *args, **kwargs)  # the outer one divides the parameters in its own way (ZeRO)
         closure = closure_of(args, kwargs)
         if not pairs:
             if running:
                 running.compare_alone()
+            if device_parts.wanted(self, divisible):
+                return _on_devices(func, self, args, kwargs, divisible)
             return func(self, *args, **kwargs)
         if closure is None and is_local(pairs):
             masters.refuse_local(pairs)

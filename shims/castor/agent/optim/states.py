@@ -11,7 +11,7 @@ from ctypes import byref, c_size_t, c_uint64, c_void_p, string_at
 import torch
 
 from .. import core
-from ..common import tensors
+from ..common import store, tensors
 from ..common.places import Place, layout_of, sharable
 from ..nodes import remote
 
@@ -191,7 +191,7 @@ class OptimizerStates:
         core.copy_many(*_many(small, core.pointers([p.tensor.data_ptr() for p in small]),
                               core.pointers([p.view_address for p in small])))
         if fresh:
-            _order_as_parameters(optimizer, [p for p, _ in pairs])
+            _order_as_parameters(optimizer)
 
     @staticmethod
     def _take_remote(optimizer, peer, p, items):
@@ -239,9 +239,9 @@ def directory_put(group, directory):
     core.directory_put(group.handle, data, len(data))
 
 
-def _order_as_parameters(optimizer, parameters):
+def _order_as_parameters(optimizer):
     """Plain PyTorch inserts states in the order of the parameters; files depend on it."""
-    ordered = [(p, optimizer.state[p]) for p in parameters if p in optimizer.state]
+    ordered = [(p, optimizer.state[p]) for p in store.parameters_of(optimizer) if p in optimizer.state]
     known = {p for p, _ in ordered}
     rest = [(p, s) for p, s in optimizer.state.items() if p not in known]
     optimizer.state.clear()

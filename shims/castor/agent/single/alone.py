@@ -31,6 +31,14 @@ class Alone(process.Process):
             self.synchronizer = process.Synchronizer(self)
         self.synchronizer.add(fresh)
 
+    def moved(self, p):
+        pass  # homes have it (device/)
+
+    def said_before_step(self, optimizer):
+        if self.synchronizer is not None:
+            self.synchronizer.let_go_of_moved()
+        return []
+
     def _supports(self, p):
         why = tensors.why_unsupported(p)
         if why:
@@ -50,6 +58,7 @@ class Alone(process.Process):
         if create_graph:
             self.say("backward(create_graph=True): these gradients and the optimizer's states stay in memory, outside of the "
                      "budget", 1)
+        self.synchronizer.let_go_of_moved()
         self.synchronizer.renew()
         self.synchronizer.expecting = not create_graph
 

@@ -41,6 +41,10 @@ class Process(events.Observer):
         """Registers those parameters of an optimizer, new or extended, that are not registered yet."""
         raise NotImplementedError
 
+    def moved(self, p):
+        """A registered parameter has a gradient on a device."""
+        raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: it was moved to {p.device}. Run this script on one rank")
+
     def backward_raised(self, error):
         if self.synchronizer is not None and self.synchronizer.expecting and store.active():
             self.synchronizer.raised(error)
@@ -69,6 +73,18 @@ class Synchronizer(gradients.Synchronizer):
             if e.synchronizer is not self:  # else it was registered anew
                 self.hook(p, e)
                 self.entries.append(e)
+
+    def moved(self, entry, p):
+        self.job.moved(p)
+        self.let_go_of_moved()
+
+    def let_go_of_moved(self):
+        """Parameters that the script has moved to a device are the store's no longer."""
+        moved = [(p, e) for p, e in ((e.parameter(), e) for e in self.entries) if p is not None and p.device.type != "cpu"]
+        if moved:
+            store.let_go(moved)
+            gone = {e for _, e in moved}
+            self.entries = [e for e in self.entries if e not in gone]
 
     def renew(self):
         """Registers parameters that have another type now anew."""
