@@ -375,7 +375,7 @@ static bool captured(void) {
 }
 
 /* W is written in a stream of its own, which `then` ends or captures, before anybody had to wait for that. The step's end copies W ahead. */
-static bool written_in(void (*then)(cudaStream_t side, bool begins)) {
+static bool written_in(cudaError_t (*then)(cudaStream_t side, bool begins)) {
     void (*step_end)(void) = dlsym(RTLD_DEFAULT, "castor_device_step_end");
     static float got[N * N];
     cudaStream_t side;
@@ -395,9 +395,9 @@ static bool written_in(void (*then)(cudaStream_t side, bool begins)) {
     CUDA(cudaEventRecord(event, side));
     CUDA(cudaStreamWaitEvent(stream, event, 0));
     castor_homes before = counted();
-    then(side, true);
+    CUDA(then(side, true));
     step_end();
-    then(side, false);
+    CUDA(then(side, false));
     CHECK(counted().copies == before.copies + 1);
     CUDA(cublasSgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, W, N, X, N, &zero, Y, N));
     CUDA(cudaMemcpyAsync(got, Y, BYTES, cudaMemcpyDeviceToHost, stream));
@@ -406,17 +406,14 @@ static bool written_in(void (*then)(cudaStream_t side, bool begins)) {
     return right(got);
 }
 
-static void end(cudaStream_t side, bool begins) {
-    if (begins)
-        cudaStreamDestroy(side);
+static cudaError_t end(cudaStream_t side, bool begins) {
+    return begins ? cudaStreamDestroy(side) : cudaSuccess;
 }
 
-static void capture(cudaStream_t side, bool begins) {
+static cudaError_t capture(cudaStream_t side, bool begins) {
     cudaGraph_t graph;
-    if (begins)
-        cudaStreamBeginCapture(side, cudaStreamCaptureModeGlobal);
-    else if (cudaStreamEndCapture(side, &graph) != cudaSuccess)
-        cudaMemset(W, 0, BYTES); /* to be seen */
+    return begins ? cudaStreamBeginCapture(side, cudaStreamCaptureModeGlobal)
+                  : cudaStreamEndCapture(side, &graph);
 }
 
 static bool written_in_a_stream_that_ends(void) {
