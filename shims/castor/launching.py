@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .agent import core
 from .engine import Engine, _groups
 from .engine._pipeline_schedule import PipelineSchedule
-from .engine.gradient_handler import BaseGradientHandler, DataParallelGradientHandler, TiedGradientHandler
+from .engine.gradient_handler import BaseGradientHandler, DataParallelGradientHandler, ReplicaGradientHandler, TiedGradientHandler
 from .trainer.utils import is_rank_0
 from .utils.gradient_accumulation import accumulate_gradient
 
@@ -92,7 +92,7 @@ def initialize(model, optimizer, criterion=None, train_dataloader=None, test_dat
     Call it on every rank. With several ranks the model is wrapped in DistributedDataParallel, unless it contains one already
     or has nothing to train. With gradient handlers it is not wrapped, but gets rank 0's parameters and buffers. With pipeline
     stages (launch's `parallel`) `model` is this rank's stage; it is not wrapped either: a handler averages over the ranks of equal
-    stage, another one adds the gradients of parameters that several stages share (castor.pipeline.partition)."""
+    stage, whose parameters a plugin's store keeps once, another one adds the gradients of parameters that several stages share (castor.pipeline.partition)."""
     accumulate_size = _chosen(gradient_accumulation, "gradient_accumulation", 1)
     clip_grad_norm = _chosen(clip_grad_norm, "clip_grad_norm", 0.0)
     if gradient_handlers is None and "gradient_handler" in _config:
@@ -160,7 +160,7 @@ def _stage_handlers(model, groups, handlers):
             dist.broadcast(tensor.detach(), groups.data_ranks[0], group=groups.data_group)
     tied = [TiedGradientHandler(model, groups)] if TiedGradientHandler.of(model) else []
     if handlers is None:
-        handlers = [] if groups.data_group is None else [functools.partial(DataParallelGradientHandler, process_group=groups.data_group)]
+        handlers = [] if groups.data_group is None else [functools.partial(ReplicaGradientHandler, process_group=groups.data_group)]
     return [*tied, *handlers]
 
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import castor
+from castor.agent.common import store
 from castor.engine import schedule as schedules
 from castor.engine._groups import groups
 from castor.pipeline import partition
@@ -14,6 +15,7 @@ from found import end, found, raised
 
 stages, tensor = int(sys.argv[1]), int(sys.argv[2])
 BATCH = 12
+PAGES = 1 << 16  # bytes; smaller parameters have no pages of their own to share
 
 
 class Decoder(nn.Module):
@@ -41,6 +43,10 @@ class Pair(nn.Module):
 
 def sequential():
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 8))
+
+
+def wide():
+    return nn.Sequential(*(nn.Linear(8 if n == 0 else 96, 96 if n < 4 else 8) for n in range(5)))
 
 
 def tied():
@@ -73,7 +79,7 @@ def criterion(output, label):
 
 
 KINDS = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "adamw": lambda p: torch.optim.AdamW(p, lr=0.01)}
-wrong, compared = [], 0
+wrong, compared, stored = [], 0, []
 
 
 def same(name, got, expected):
@@ -122,6 +128,7 @@ def train(kind, optimizer, microbatches, chunks=0, clipped=0.0, **more):
         engine.step()
         for name, got, reference in zip(*_parameters(part, stage_of(whole))):
             same(f"{case}: gradient of {name} {step}", got.grad, reference.grad)
+        stored.extend(store.entry_of(p) is not None and store.entry_of(p).shared for p in part.parameters() if p.nbytes >= PAGES)
         plain.step()
         for name, got, reference in zip(*_parameters(part, stage_of(whole))):
             same(f"{case}: {name} {step}", got.detach(), reference.detach())
@@ -137,7 +144,7 @@ def main():
     torch.set_default_dtype(torch.float32)
     job = groups()
     found("groups", [job.data_size, job.stages, job.tensor_size, job.stage, job.stage_ranks])
-    for kind in (sequential, tied, nested, images):
+    for kind in (sequential, wide, tied, nested, images):
         train(kind, "sgd", 3)
         train(kind, "adamw", 12)
     for microbatches in (1, 2, 4, 6):
@@ -181,6 +188,7 @@ def main():
                        [len(stage) for stage in partition([nn.Linear(1, n, bias=False) for n in (8, 1, 1, 1, 1, 4)], 2, "layers")]])
     found("wrong", wrong[:4])
     found("compared", compared)
+    found("stored", sorted(set(stored)))
     end()
 
 

@@ -12,7 +12,8 @@ FAILURES = {
     "shapes": (r"stage 0 gives float32\[2, 8\] for microbatch 1, and not float32\[1, 8\], which it gave for the first one: all microbatches must be alike",),
 }
 # (ranks, stages, tensor-parallel ranks)
-SHAPES = ((2, 2, 1), (4, 4, 1), (4, 2, 1), (4, 2, 2)) if runner.LENGTH == "all" else ((4, 2, 2), (4, 4, 1))
+SHAPES = ((2, 2, 1), (4, 4, 1), (4, 2, 1), (4, 2, 2)) if runner.LENGTH == "all" else ((4, 2, 2), (4, 4, 1), (4, 2, 1))
+PLUGINS = ("ddp", "zero1", "gemini") if runner.LENGTH == "all" else ("zero1",)  # more of them, for one shape
 
 
 class Pipelines(unittest.TestCase):
@@ -27,6 +28,16 @@ class Pipelines(unittest.TestCase):
         for shape, rank, found in self.each():
             self.assertEqual(found["wrong"], [], f"{shape}, rank {rank}")
             self.assertGreater(found["compared"], 100)
+
+    def test_a_stage_is_kept_once(self):
+        """For its data-parallel ranks, in the node's store."""
+        for ranks, stages, tensor in SHAPES:
+            every = jobs.once("pipeline_rank.py", ranks, jobs.GEMINI, str(stages), str(tensor))
+            self.assertEqual({one for found in every for one in found["stored"]}, {ranks > stages * tensor})
+        for plugin in PLUGINS:
+            every = jobs.once("pipeline_rank.py", 4, plugin, "2", "1")
+            self.assertEqual([found["wrong"] for found in every], [[]] * 4, plugin)
+            self.assertEqual({one for found in every for one in found["stored"]}, {True}, plugin)
 
     def test_groups(self):
         for (ranks, stages, tensor), rank, found in self.each():

@@ -5,11 +5,12 @@ import torch
 import torch.distributed as dist
 
 from ..agent import core
+from ..agent.backward import reducer
 from ..cluster.groups import group_of
 
 core.require()
 
-__all__ = ["BaseGradientHandler", "DataParallelGradientHandler", "TiedGradientHandler"]
+__all__ = ["BaseGradientHandler", "DataParallelGradientHandler", "ReplicaGradientHandler", "TiedGradientHandler"]
 
 
 class BaseGradientHandler(abc.ABC):
@@ -64,6 +65,21 @@ class DataParallelGradientHandler(BaseGradientHandler):
                 p.grad.copy_(mean)
             else:
                 p.grad = mean.clone(memory_format=torch.contiguous_format)
+
+
+class ReplicaGradientHandler(DataParallelGradientHandler):
+    """The same for a pipeline stage's ranks of equal stage. Under a plugin (ddp, zero1, zero2, gemini) the node's store has their
+    parameters, the sums of their gradients and the optimizer's states once."""
+
+    def __init__(self, model, optimizer, process_group):
+        super().__init__(model, optimizer, process_group)
+        self._reducer = reducer.of_replicas(process_group, [p for p in model.parameters() if p.requires_grad])
+
+    def handle_gradient(self):
+        if self._reducer is None:
+            super().handle_gradient()
+        else:
+            self._reducer.sum_accumulated()
 
 
 class TiedGradientHandler(BaseGradientHandler):

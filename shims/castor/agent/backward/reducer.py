@@ -69,6 +69,14 @@ class Reducer(gradients.Synchronizer):
         self.remove_hooks()
 
 
+def of_replicas(process_group, parameters):
+    """A reducer for parameters that no DistributedDataParallel wraps, alike on all ranks of the group; None: the plugin has none for
+    them, and they stay the script's."""
+    if not store.active() or dist.Reducer is not _make_reducer or why_not(parameters, process_group, []) is not None:
+        return None
+    return Reducer(grouping.group_of(process_group), parameters)
+
+
 class Logger:
     """Stands in for torch.distributed.Logger, whose constructor wants a real reducer."""
 
