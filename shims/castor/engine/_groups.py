@@ -11,6 +11,7 @@ class ParallelGroups:
 
     stages, stage: the number of pipeline stages, and this rank's.
     tensor_size, data_size: ranks of the other groups. stage_group, tensor_group, data_group: PyTorch's groups; None: of one rank.
+    forward_group, backward_group: for messages between stages; None: the default group.
     stage_ranks: the ranks of this rank's pipeline, by stage; pipelines: those of all."""
 
     def __init__(self, stages, tensor):
@@ -23,9 +24,18 @@ class ParallelGroups:
         self.pipelines = list(mesh._mesh.lines([1]))
         self.stage_ranks = next(ranks for ranks in self.pipelines if mesh.rank in ranks)
         self.stage_group = mesh.create_group_along_axis(1) if self.stages > 1 else None
+        self.forward_group, self.backward_group = self._groups_of_messages()
         self.tensor_group = mesh.create_group_along_axis(2) if self.tensor_size > 1 else None
         self.data_group = mesh.create_group_along_axis(0) if self.data_size > 1 else None
         self.data_ranks = mesh._mesh.line_of([0], mesh.rank)
+
+    def _groups_of_messages(self):
+        """NCCL does what two ranks of a group send to each other one after another, in the order in which each of them has begun it. A stage that
+        sends an output while the next one sends a gradient would wait for ever: each direction has a group."""
+        if self.stages == 1 or dist.get_backend() != "nccl":
+            return None, None
+        made = [(dist.new_group(ranks), dist.new_group(ranks)) for ranks in self.pipelines]
+        return made[self.pipelines.index(self.stage_ranks)]
 
 
 def configure(parallel):

@@ -151,7 +151,7 @@ class PipelineSchedule(BaseSchedule):
             parallel = groups.tensor_group, groups.tensor_size, torch.distributed.get_rank(groups.tensor_group)
         before = groups.stage_ranks[(part - 1) % groups.stages] if part else None
         after = groups.stage_ranks[(part + 1) % groups.stages] if part < parts - 1 else None
-        return StageLink(part, before, after, self.num_microbatches, device, self.tensor_shape, self.dtype, parallel, tags)
+        return StageLink(part, before, after, self.num_microbatches, device, self.tensor_shape, self.dtype, parallel, tags, (groups.forward_group, groups.backward_group))
 
     def _run(self, engine, groups, device, forward_only, returned, loss):
         link = self._link(groups, device, groups.stage, groups.stages)

@@ -29,14 +29,16 @@ class StageLink:
     """The ends of one part of the model, for one batch of `microbatches`.
 
     part: its number, and of how many. before, after: the ranks of the parts next to it; None: there is none.
+    groups: PyTorch's, of what goes forward and backward; None: the default one.
     tags: of messages to the next part, from the one before, and the same in backward; alike on both sides.
     shape, dtype: of what arrives and leaves, where shapes are given; None: they are exchanged.
     parallel: (PyTorch's group, its size, this rank's place) of the tensor-parallel ranks, each of which sends its part of a tensor; None:
     each sends all."""
 
-    def __init__(self, part, before, after, microbatches, device, shape=None, dtype=torch.float32, parallel=None, tags=(0, 0, 0, 0)):
+    def __init__(self, part, before, after, microbatches, device, shape=None, dtype=torch.float32, parallel=None, tags=(0, 0, 0, 0), groups=(None, None)):
         self._part, self._before, self._after = part, before, after
         self._microbatches, self._device, self._parallel, self._tags = microbatches, device, parallel, tags
+        self._forward, self._backward = groups
         given = None if shape is None else _Layout(tree_flatten(torch.empty(0))[1], [(tuple(shape), dtype, True)])
         self._incoming = self._outgoing = given
         self._given = given is not None
@@ -51,26 +53,26 @@ class StageLink:
             raise RuntimeError(f"castor: rank {rank}, a neighbour in the pipeline, has ended or cannot be reached, and stage {self._part} waits for {what}; "
                                f"see its own messages ({error})") from None
 
-    def _send(self, tensor, rank, tag):
+    def _send(self, tensor, rank, tag, group):
         """Asynchronously. A tensor is sent in parts if it divides."""
         tensor = tensor.detach().contiguous()
         if self._parallel and tensor.numel() % self._parallel[1] == 0:
             tensor = tensor.view(-1).chunk(self._parallel[1])[self._parallel[2]].contiguous()
-        self._send_whole(tensor, rank, tag)
+        self._send_whole(tensor, rank, tag, group)
         self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
 
-    def _send_whole(self, tensor, rank, tag):
+    def _send_whole(self, tensor, rank, tag, group):
         if tensor.numel():
-            self._sending.append((dist.isend(tensor, rank, tag=tag), tensor))
+            self._sending.append((dist.isend(tensor, rank, group, tag), tensor))
 
-    def _post(self, layouts, rank, tag):
+    def _post(self, layouts, rank, tag, group):
         """Receives for tensors of these (shape, dtype): [(work, buffer, whole tensor)]."""
         posted = []
         for shape, dtype in layouts:
             whole = torch.empty(shape, dtype=dtype, device=self._device)
             split = self._parallel and whole.numel() % self._parallel[1] == 0
             buffer = whole.new_empty(whole.numel() // self._parallel[1]) if split else whole
-            posted.append((dist.irecv(buffer, rank, tag=tag) if buffer.numel() else None, buffer, whole))
+            posted.append((dist.irecv(buffer, rank, group, tag) if buffer.numel() else None, buffer, whole))
         return posted
 
     def _take(self, posted, rank, what):
@@ -90,22 +92,22 @@ class StageLink:
             self._outgoing = layout
             nesting = tree_unflatten(range(len(layout.leaves)), layout.tree)
             packed = torch.frombuffer(bytearray(pickle.dumps((self._microbatches, nesting, layout.leaves))), dtype=torch.uint8).to(self._device)
-            self._send_whole(torch.tensor([packed.numel()], device=self._device), self._after, tag)
-            self._send_whole(packed, self._after, tag)
+            self._send_whole(torch.tensor([packed.numel()], device=self._device), self._after, tag, self._forward)
+            self._send_whole(packed, self._after, tag, self._forward)
         elif [leaf[:2] for leaf in layout.leaves] != [leaf[:2] for leaf in self._outgoing.leaves]:
             raise ValueError(f"castor: stage {self._part} gives {_shown(layout)} for microbatch {microbatch}, and not {_shown(self._outgoing)}, which "
                              f"{'tensor_shape says' if self._given else 'it gave for the first one'}: all microbatches must be alike")
         for leaf in tree_flatten(value)[0]:
             if isinstance(leaf, torch.Tensor):
-                self._send(leaf, self._after, tag)
+                self._send(leaf, self._after, tag, self._forward)
 
     def _learn(self):
         """The layout that the part before sends."""
         rank, tag = self._before, self._tags[1]
         size = torch.empty(1, dtype=torch.int64, device=self._device)
-        self._wait(dist.irecv(size, rank, tag=tag), rank, "its output")
+        self._wait(dist.irecv(size, rank, self._forward, tag), rank, "its output")
         packed = torch.empty(int(size), dtype=torch.uint8, device=self._device)
-        self._wait(dist.irecv(packed, rank, tag=tag), rank, "its output")
+        self._wait(dist.irecv(packed, rank, self._forward, tag), rank, "its output")
         microbatches, nesting, leaves = pickle.loads(bytes(packed.tolist()))
         if microbatches != self._microbatches:
             raise ValueError(f"castor: rank {rank} has {microbatches} microbatches and stage {self._part} has {self._microbatches}: pass the same "
@@ -118,7 +120,7 @@ class StageLink:
             self._learn()
         tensors = [leaf[:2] for leaf in self._incoming.leaves if leaf[0] is not None]
         while len(self._arriving) < min(2, self._microbatches - self._received):
-            self._arriving.append(self._post(tensors, self._before, self._tags[1]))
+            self._arriving.append(self._post(tensors, self._before, self._tags[1], self._forward))
         arrived = iter(self._take(self._arriving.pop(0), self._before, "its output"))
         self._received += 1
         leaves = [next(arrived).requires_grad_(leaf[2] and torch.is_grad_enabled()) if leaf[0] is not None else leaf[1] for leaf in self._incoming.leaves]
@@ -129,13 +131,13 @@ class StageLink:
     def send_backward(self, gradients):
         """Those of what has arrived from the part before, in the order of its tensors that need some."""
         for gradient in gradients:
-            self._send(gradient, self._before, self._tags[2])
+            self._send(gradient, self._before, self._tags[2], self._backward)
 
     def receive_backward(self):
         """The gradients of what was sent to the part after for the oldest microbatch, in the same order."""
         needed = [leaf[:2] for leaf in self._outgoing.leaves if leaf[0] is not None and leaf[2]]
         while len(self._returning) < min(2, self._microbatches - self._returned):
-            self._returning.append(self._post(needed, self._after, self._tags[3]))
+            self._returning.append(self._post(needed, self._after, self._tags[3], self._backward))
         self._returned += 1
         return self._take(self._returning.pop(0), self._after, "its gradient")
 
