@@ -15,9 +15,11 @@ static size_t column_of(const report *report, const report_stage *stage, uint64_
 }
 
 /* Each pass has its label, also where its time is shorter: then what follows is moved to the right. */
-static void draw_line(char line[WIDTH_MOST + 2], const report *report, const report_stage *stage) {
+/* False: not all of them have room. */
+static bool draw_line(char line[WIDTH_MOST + 2], const report *report, const report_stage *stage) {
     size_t used = 0;
-    for (size_t i = 0; i < stage->batch->count; i++) {
+    bool complete = true;
+    for (size_t i = 0; i < stage->batch->count && complete; i++) {
         const report_pass *row = &stage->batch->rows[i];
         trace_pass pass = report_pass_of(stage->batch, row);
         char label[REPORT_PASS_LABEL_MAX];
@@ -25,9 +27,9 @@ static void draw_line(char line[WIDTH_MOST + 2], const report *report, const rep
         size_t begin = column_of(report, stage, row->begin_ns), end = column_of(report, stage, row->end_ns);
         begin = begin > used ? begin : used;
         end = end > begin + strlen(label) ? end : begin + strlen(label);
-        if (end > WIDTH_MOST) {
-            line[used++] = '>'; /* there is more */
-            break;
+        if (!(complete = end <= WIDTH_MOST)) {
+            line[used++] = '>';
+            continue;
         }
         memset(line + used, '.', begin - used);
         memset(line + begin, '=', end - begin);
@@ -39,6 +41,7 @@ static void draw_line(char line[WIDTH_MOST + 2], const report *report, const rep
         used = WIDTH;
     }
     line[used] = '\0';
+    return complete;
 }
 
 static void write_idle(const report_pipeline *pipeline, FILE *out) {
@@ -62,7 +65,7 @@ void report_text_pipeline(const report *report, FILE *out) {
         return;
     const trace_pass *shape = &pipeline->stages[0].batch->shape;
     char figure[TEXT_FIGURE_MAX], line[WIDTH_MOST + 2];
-    fprintf(out, "\nPipeline (%" PRIu32 " stages", shape->stages);
+    fprintf(out, "\nPipeline (%" PRIu32 " stage%s", shape->stages, shape->stages == 1 ? "" : "s");
     if (shape->parts > shape->stages)
         fprintf(out, ", %" PRIu32 " parts", shape->parts);
     fprintf(out,
@@ -70,13 +73,16 @@ void report_text_pipeline(const report *report, FILE *out) {
             shape->microbatches, shape->microbatches == 1 ? "" : "es", (uint64_t)shape->batch + 1,
             text_seconds(figure, (double)pipeline->ns / 1e9), pipeline->counted,
             pipeline->counted == 1 ? "" : "es");
+    bool complete = true;
     for (size_t i = 0; i < pipeline->stage_count && i < RANKS_SHOWN; i++) {
-        draw_line(line, report, &pipeline->stages[i]);
+        complete &= draw_line(line, report, &pipeline->stages[i]);
         if (pipeline->stages[i].rank->rank >= 0)
             fprintf(out, "  rank %-4d %s\n", pipeline->stages[i].rank->rank, line);
         else
             fprintf(out, "  rank ?    %s\n", line);
     }
+    if (!complete)
+        fprintf(out, "  > more passes follow (--format html has them, at their times)\n");
     write_idle(pipeline, out);
     if (pipeline->stage_count > RANKS_SHOWN)
         fprintf(out, "  and %zu more ranks (--format json has all)\n", pipeline->stage_count - RANKS_SHOWN);
