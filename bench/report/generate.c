@@ -1,11 +1,12 @@
 /* Makes a log directory as a job leaves it, of any size, with the library's own recorder: for tests and measurements of
  * `castor report`. What is recorded is invented, and the same for the same arguments but for the host and the time.
  *
- *   make-trace DIR [--ranks N] [--records N] [--groups] [--devices] [--die] [--slower PERCENT] [--plugin NAME] [--name TEXT]
+ *   make-trace DIR [--ranks N] [--records N] [--groups] [--devices] [--pipeline] [--die] [--slower PERCENT] [--plugin NAME] [--name TEXT]
  *
  * --records  of each rank, at least so many; the last step is finished
  * --groups   ranks also meet in pairs, and every pair is its ranks' second group
  * --devices  model data is in homes on a device each, and the third step's allocations move some of it to the host
+ * --pipeline each step is a batch of 8 microbatches on as many stages as there are ranks, all forwards first
  * --die      the last rank is killed instead of leaving in order
  * --slower   every time is longer by so much
  * --name     the name of one intercepted function (a test of what readers do with it) */
@@ -21,6 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "device/copies.h"
+#include "trace/pass.h"
 #include "trace/trace.h"
 
 #define MIB   UINT64_C(1048576)
@@ -33,7 +35,7 @@ typedef struct job {
     const char *directory, *plugin, *name;
     unsigned ranks;
     uint64_t records, percent, begin_ns;
-    bool groups, devices, die;
+    bool groups, devices, pipeline, die;
 } job;
 
 struct rank_state;
@@ -138,6 +140,25 @@ static void record_devices(rank_state *rank) {
     sample(rank, GAUGE_PSS_BYTES, rank->backward_end_ns, (900 + draw(rank, 40)) * MIB);
 }
 
+/* Each pass takes 900 us of a millisecond. */
+static void record_pipeline(rank_state *rank) {
+    uint32_t stages = rank->job->ranks, microbatches = 8;
+    trace_pass pass = {.microbatches = microbatches,
+                       .part = rank->rank,
+                       .parts = stages,
+                       .stages = stages,
+                       .batch = (uint32_t)rank->step};
+    for (uint32_t i = 0; i < 2 * microbatches; i++) {
+        pass.id = i < microbatches ? TRACE_PASS_FORWARD : TRACE_PASS_BACKWARD;
+        pass.microbatch = i % microbatches;
+        uint64_t turn = pass.id == TRACE_PASS_FORWARD ? i + rank->rank : i + 2 * (stages - 1) - rank->rank;
+        uint64_t begin_ns = rank->step_begin_ns + turn * 1000 * US, a, b, c;
+        trace_pass_pack(&pass, &a, &b, &c);
+        trace_record_write(TRACE_PASS, pass.id, begin_ns, begin_ns + 900 * US, 0, a, b, c);
+        rank->records++;
+    }
+}
+
 static void *worker_main(void *context) {
     worker *worker = context;
     pthread_setname_np(pthread_self(), worker->name);
@@ -195,6 +216,8 @@ static void record_step(rank_state *rank, uint64_t calls) {
     worker_run(&rank->memory);
     record(rank, TRACE_CHUNK, rank->step % 2, rank->now_ns, 300 * US, 32 * MIB, 1, rank->step % 8);
     rank->now_ns += 350 * US;
+    if (rank->job->pipeline)
+        record_pipeline(rank);
     rank->step++;
 }
 
@@ -302,6 +325,7 @@ static bool parse(int argc, char **argv, job *job) {
             continue;
         job->groups |= strcmp(argv[i], "--groups") == 0;
         job->devices |= strcmp(argv[i], "--devices") == 0;
+        job->pipeline |= strcmp(argv[i], "--pipeline") == 0;
         job->die |= strcmp(argv[i], "--die") == 0;
         if (argv[i][0] != '-')
             job->directory = argv[i];
@@ -312,8 +336,8 @@ static bool parse(int argc, char **argv, job *job) {
 int main(int argc, char **argv) {
     job job;
     if (!parse(argc, argv, &job)) {
-        fputs("usage: make-trace DIR [--ranks N] [--records N] [--groups] [--devices] [--die] [--slower "
-              "PERCENT] "
+        fputs("usage: make-trace DIR [--ranks N] [--records N] [--groups] [--devices] [--pipeline] [--die] "
+              "[--slower PERCENT] "
               "[--plugin NAME] "
               "[--name TEXT]\n",
               stderr);

@@ -9,6 +9,7 @@
 #include "core/plugin.h"
 #include "core/start.h"
 #include "core/torch_version.h"
+#include "trace/pass.h"
 #include "trace/sample.h"
 #include "trace/trace.h"
 #include "gauges.h"
@@ -122,6 +123,22 @@ void castor_event_backward(uint64_t begin_ns, uint64_t end_ns, int synchronized)
     trace_counter_add(GAUGE_MICRO_STEPS, 1);
     trace_record_write(TRACE_BACKWARD, 0, begin_ns, end_ns, 0, (uint64_t)synchronized, 0, 0);
     gauges_backward();
+}
+
+void castor_event_pass(const castor_pass *pass, uint64_t begin_ns) {
+    trace_pass packed = {.id = pass->kind == CASTOR_PASS_BACKWARD ? TRACE_PASS_BACKWARD
+                               : pass->forward_only               ? TRACE_PASS_FORWARD_ONLY
+                                                                  : TRACE_PASS_FORWARD,
+                         .microbatch = (uint32_t)pass->microbatch,
+                         .microbatches = (uint32_t)pass->microbatches,
+                         .part = (uint32_t)pass->part,
+                         .parts = (uint32_t)pass->parts,
+                         .batch = (uint32_t)pass->batch,
+                         .stages = (uint32_t)pass->stages,
+                         .on_device = pass->on_device != 0};
+    uint64_t a, b, c;
+    trace_pass_pack(&packed, &a, &b, &c);
+    trace_record_write(TRACE_PASS, packed.id, begin_ns, trace_now_ns(), 0, a, b, c);
 }
 
 void castor_event_model_data(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes) {

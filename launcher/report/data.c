@@ -11,6 +11,7 @@
 #include "launcher/common/array.h"
 #include "launcher/common/suffix.h"
 #include "collectives.h"
+#include "pipeline.h"
 
 #define FILES_MAX 1000000 /* of one directory */
 
@@ -325,8 +326,8 @@ static bool summarize(report *report) {
     sort_counters(&report->events);
     sort_counters(&report->chunk_events);
     report_finish_records(report);
-    return report_find_ranks(report) && report_find_memory(report) && report_collectives_finish(report) &&
-           report_find_outcome(report);
+    return report_find_ranks(report) && report_find_memory(report) && report_pipeline_find(report) &&
+           report_collectives_finish(report) && report_find_outcome(report);
 }
 
 /* The newest directory below this one that has a trace: people give the directory of all jobs. */
@@ -436,6 +437,7 @@ void report_free(report *report) {
     }
     for (size_t i = 0; i < report->rank_count; i++)
         report_free_memory(&report->ranks[i].memory);
+    report_pipeline_free(report);
     report_collectives_free(report->matched);
     free(report->processes);
     free(report->ranks);

@@ -2,9 +2,11 @@
  * data is the report's JSON, thinned out so that the page stays small. The page's policy forbids it any network. */
 #include "collectives.h"
 #include "json.h"
+#include "pipeline.h"
 
 #define ROWS_SHOWN       200
 #define TEXT_SHOWN       300
+#define PASSES_SHOWN     4000   /* some 90 bytes of data each */
 #define MEMORY_BYTES_MAX 900000 /* of the data, for timelines of memory */
 #define POINTS_MAX       400
 
@@ -38,7 +40,8 @@ static report_limits find_limits(const report *report) {
     size_t bytes_per_point = (size_t)REPORT_MEMORY_COUNT * 11;
     size_t points = MEMORY_BYTES_MAX / (bytes_per_point * (ranks == 0 ? 1 : ranks));
     uint32_t shown = points < POINTS_MAX ? (uint32_t)points : POINTS_MAX;
-    return (report_limits){.memory_points = shown, .step_points = shown, .rows = ROWS_SHOWN};
+    return (report_limits){
+        .memory_points = shown, .step_points = shown, .rows = ROWS_SHOWN, .passes = PASSES_SHOWN};
 }
 
 /* What was left out of the tables, for the page to say. */
@@ -46,6 +49,7 @@ static void write_totals(json_writer *json, const report *report) {
     json_object_begin(json, NULL);
     json_unsigned(json, "ranks", report->rank_count);
     json_unsigned(json, "nodes", report->node_count);
+    json_unsigned(json, "stages", report->pipeline == NULL ? 0 : report->pipeline->stage_count);
     json_unsigned(json, "calls", report->calls.count);
     json_unsigned(json, "classes", report->matched->class_count);
     json_object_begin(json, "memory");

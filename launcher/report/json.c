@@ -138,6 +138,7 @@ void report_json_object(json_writer *json, const report *report, const report_li
     for (size_t i = 0; i < report->rank_count && i < limits->rows; i++)
         write_rank(json, report, &report->ranks[i], limits);
     json_array_end(json);
+    report_json_pipeline(json, report, limits);
     write_model_data(json, report);
     write_counters(json, "collectives", &report->collectives, limits);
     report_json_classes(json, report, limits);
@@ -177,7 +178,8 @@ void report_json_object(json_writer *json, const report *report, const report_li
 }
 
 void report_write_json(const report *report, FILE *out) {
-    static const report_limits limits = {.memory_points = 256, .step_points = 256, .rows = SIZE_MAX};
+    static const report_limits limits = {
+        .memory_points = 256, .step_points = 256, .rows = SIZE_MAX, .passes = SIZE_MAX};
     json_writer json = {.out = out};
     report_json_object(&json, report, &limits);
 }

@@ -9,6 +9,7 @@
 typedef struct report_limits {
     uint32_t memory_points, step_points; /* of each rank */
     size_t rows;                         /* of each table */
+    size_t passes;                       /* of a pipeline's chart: whole ranks, as many as fit */
 } report_limits;
 
 void report_json_object(json_writer *json, const report *report, const report_limits *limits);
@@ -16,6 +17,9 @@ void report_json_object(json_writer *json, const report *report, const report_li
 /* Of a rank: its bytes by tier; its device, null without one. */
 void report_json_tiers(json_writer *json, const report_rank *rank);
 void report_json_device(json_writer *json, const report_rank *rank);
+
+/* The batch of a pipeline that is drawn, null without one. */
+void report_json_pipeline(json_writer *json, const report *report, const report_limits *limits);
 
 /* The parts that are made from records. */
 void report_json_steps(json_writer *json, const report_rank *rank, const report *report,

@@ -6,6 +6,7 @@
 #include "launcher/common/json.h"
 #include "launcher/common/trace_event.h"
 #include "collectives.h"
+#include "pipeline.h"
 #include "stream.h"
 
 /* Numbers of what is drawn beside threads; Linux's thread ids are below 4194304. */
@@ -13,6 +14,7 @@
 #define TRACK_COLLECTIVES 6000000u
 #define TRACK_STREAMS     7000000u
 #define TRACK_COPIES      8000000u
+#define TRACK_PASSES      9000000u
 #define COPY_DEVICES      4096u /* beyond them a damaged file */
 #define LANES_PER_GROUP   32u
 #define OTHER_PROCESSES   1000000u /* processes that are no rank are numbered from here */
@@ -366,6 +368,32 @@ static void write_copy(drawing *drawing, const report_process *process, uint32_t
     trace_event_end(drawing->events);
 }
 
+/* A track for each part of the model; a rank's passes follow each other. */
+static void write_pass(drawing *drawing, const report_process *process, uint32_t number,
+                       const trace_record *record) {
+    trace_pass pass;
+    char name[REPORT_PASS_LABEL_MAX], full[64];
+    if (!trace_pass_unpack(record->id, record->a, record->b, record->c, &pass))
+        return;
+    uint32_t track = TRACK_PASSES + pass.part;
+    if (is_new_track(drawing, number, track)) {
+        int length = snprintf(full, sizeof full, "pipeline, stage %" PRIu32, pass.part % pass.stages);
+        if (pass.parts > pass.stages)
+            snprintf(full + length, sizeof full - (size_t)length, ", part %" PRIu32, pass.part);
+        name_track(drawing, number, track, full, track);
+    }
+    report_pass_label(name, &pass, false);
+    begin_slice(drawing, "pass", name, number, track,
+                report_job_ns(drawing->report, process, record->begin_ns),
+                record->end_ns > record->begin_ns ? record->end_ns - record->begin_ns : 0);
+    trace_event_arguments(drawing->events);
+    trace_event_number(drawing->events, "batch", (uint64_t)pass.batch + 1);
+    trace_event_number(drawing->events, "microbatch", pass.microbatch);
+    trace_event_number(drawing->events, "microbatches", pass.microbatches);
+    trace_event_number(drawing->events, "stages", pass.stages);
+    trace_event_end(drawing->events);
+}
+
 static void write_thread_name(drawing *drawing, uint32_t number, const trace_record *record) {
     char name[TRACE_THREAD_NAME_MAX + 1] = "", full[64];
     memcpy(name, &record->a, 8);
@@ -443,6 +471,10 @@ static void write_record(void *context, const report_process *process, const tra
     }
     if (record->kind == TRACE_COPY) {
         write_copy(drawing, process, number, record);
+        return;
+    }
+    if (record->kind == TRACE_PASS) {
+        write_pass(drawing, process, number, record);
         return;
     }
     uint32_t track = record_track(drawing, process, segment, record, number);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "collectives.h"
+#include "pipeline.h"
 
 /* What is kept of a trace of any size: at most so many steps and backward passes (16 bytes each) of all processes. */
 #define STEPS_KEPT    4000000u
@@ -165,6 +166,8 @@ bool report_take_record(report *report, report_process *process, const trace_rec
         return take_call(report, process, record);
     case TRACE_GROUP:
         return report_collectives_add_group(report->matched, (uint32_t)(process - report->processes), record);
+    case TRACE_PASS:
+        return report_pipeline_take(report, process, record);
     default:
         return true;
     }

@@ -243,6 +243,7 @@ void report_write_text(const report *report, FILE *out) {
     write_times(report, out);
     report_text_memory(report, out);
     report_text_devices(report, out);
+    report_text_pipeline(report, out);
     write_model_data(report, out);
     report_text_collectives(report, out);
     report_text_counters(&report->calls, "Calls (all ranks, by time)", "function", REPORT_TEXT_CALLS, out);

@@ -15,6 +15,7 @@ void report_text_seconds_cell(text_table *table, double seconds);
 
 void report_text_memory(const report *report, FILE *out);
 void report_text_devices(const report *report, FILE *out);
+void report_text_pipeline(const report *report, FILE *out);
 void report_text_collectives(const report *report, FILE *out);
 void report_text_counters(const report_counters *counters, const char *title, const char *heading,
                           size_t shown, FILE *out);

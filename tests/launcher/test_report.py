@@ -46,7 +46,7 @@ class Json(ReportTest):
 
     def test_conforms_to_its_schema(self):
         for name, arguments in (("plain", []), ("four", ["--ranks", "4", "--groups"]), ("died", ["--die"]), ("odd", ["--name", HOSTILE]),
-                                ("devices", ["--devices"])):
+                                ("devices", ["--devices"]), ("pipeline", ["--pipeline"])):
             with self.subTest(name):
                 self.assertEqual(errors(self.json(self.trace(name, *arguments)), self.schema()), [])
 
@@ -205,7 +205,7 @@ class Perfetto(ReportTest):
 
     def test_slices_of_a_track_nest(self):
         tracks = collections.defaultdict(list)
-        for event in self.events("--records", "3000"):
+        for event in self.events("--records", "3000", "--pipeline"):
             if event["ph"] == "X" and event["dur"] > 0:
                 tracks[event["pid"], event["tid"]].append((event["ts"], -event["dur"], event["name"]))
         self.assertGreater(len(tracks), 4)
@@ -281,13 +281,13 @@ class Html(ReportTest):
         self.assertIn(HOSTILE.replace("\x1b", "?"), names)
 
     def test_stays_small(self):
-        for name, arguments in (("long", ["--records", "200000"]), ("wide", ["--ranks", "256", "--records", "300"])):
+        for name, arguments in (("long", ["--records", "200000"]), ("wide", ["--ranks", "256", "--records", "300", "--pipeline"])):
             self.trace(name, *arguments)
             self.assertLess(len(self.report(name, "--format", "html").encode()), 2 << 20)
 
     @unittest.skipUnless(BROWSER, "no browser (chromium) is installed: the page was not rendered")
     def test_a_browser_draws_it(self):
-        for arguments in (["--ranks", "3"], ["--ranks", "1"], ["--ranks", "6", "--devices"], ["--devices", "--records", "1"], ["--die"], ["--name", HOSTILE], ["--records", "1"], ["--ranks", "12"]):
+        for arguments in (["--ranks", "3"], ["--ranks", "1"], ["--ranks", "6", "--devices"], ["--devices", "--records", "1"], ["--pipeline"], ["--die"], ["--name", HOSTILE], ["--records", "1"], ["--ranks", "12"]):
             with self.subTest(arguments), tempfile.TemporaryDirectory() as home:
                 shutil.rmtree(self.path("run"), ignore_errors=True)
                 ranks = int(arguments[1]) if arguments[0] == "--ranks" else 2
@@ -307,6 +307,10 @@ class Html(ReportTest):
                 self.assertNotIn(">NaN<", dom)
                 self.assertNotIn("NaN", "".join(re.findall(r' d="([^"]*)"', dom)))
                 self.assertEqual('id="devices"' in dom, "--devices" in arguments)
+                self.assertEqual('id="pipeline"' in dom, "--pipeline" in arguments)
+                if "--pipeline" in arguments:
+                    self.assertEqual((dom.count('class="pass forward"'), dom.count('class="pass backward"')), (16, 16))
+                    self.assertEqual(re.findall(r'<text class="pass"[^>]*>(\w+)<', dom), 2 * [f"{kind}{number}" for kind in "FB" for number in range(8)])
                 self.assertNotIn("undefined", re.sub(r"<script.*?</script>", "", dom, flags=re.S))
                 if arguments[-2:] != ["--records", "1"]:
                     self.assertGreaterEqual(dom.count('data-kind="param"'), min(ranks, 6))

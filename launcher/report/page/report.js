@@ -365,6 +365,44 @@
     leftOut(ranks.length, totals.ranks, "rank");
   };
 
+  /* ---- pipeline ---- */
+  const pipeline = () => {
+    const batch = data.pipeline;
+    if (!batch) return;
+    const several = batch.parts > batch.stages, percent = (value) => (100 * value).toFixed(1) + "%";
+    section("Pipeline", "Batch " + count(batch.batch) + " of " + plural(batch.microbatches, "microbatch").replace("microbatchs", "microbatches") + " on " + plural(batch.stages, "stage") +
+      (several ? " with " + batch.parts + " parts" : "") + ": forwards (F) and backwards (B) of each microbatch" + (several ? ", and the part after the colon" : "") +
+      ". Between them a rank idles, or sends and receives." + (batch.on_device ? " These are the host's times: when the device runs what a pass puts on its stream is not seen." : ""));
+    const rows = batch.ranks, tall = 24, gap = 5;
+    const box = frame(1120, 38 + rows.length * (tall + gap), { left: 118, right: 12, top: 8, bottom: 24 });
+    const most = batch.seconds > 0 ? batch.seconds : 1e-9, x = (value) => box.left + value / most * (box.right - box.left);
+    for (const value of ticks(most, 8, false)) {
+      box.canvas.append(svg("line", { class: "grid", x1: x(value), x2: x(value), y1: box.top, y2: box.bottom }));
+      box.canvas.append(svg("text", { x: x(value), y: box.bottom + 16, "text-anchor": "middle" }, "+" + round(seconds(value))));
+    }
+    rows.forEach((row, i) => {
+      const top = box.top + i * (tall + gap) + gap / 2;
+      box.canvas.append(svg("text", { x: box.left - 10, y: top + tall / 2 + 4, "text-anchor": "end" }, who(row.rank) + ", stage " + row.stage));
+      box.canvas.append(svg("rect", { class: "idle", x: box.left, y: top, width: box.right - box.left, height: tall, rx: 3 }));
+      for (const pass of row.passes) {
+        const wide = Math.max(0.5, x(pass.at_seconds + pass.seconds) - x(pass.at_seconds)), forward = pass.label[0] === "F";
+        const shape = svg("rect", { class: "pass " + (forward ? "forward" : "backward"), x: x(pass.at_seconds).toFixed(2), y: top, width: wide.toFixed(2), height: tall, rx: 2 });
+        shape.addEventListener("pointermove", (event) => showTip(event, pass.label + ", " + who(row.rank), [["begins at", "+" + seconds(pass.at_seconds)], ["takes", seconds(pass.seconds)]]));
+        shape.addEventListener("pointerleave", hideTip);
+        box.canvas.append(shape);
+        if (wide > 7 * pass.label.length + 3)
+          box.canvas.append(svg("text", { class: "pass", x: (x(pass.at_seconds) + wide / 2).toFixed(2), y: top + tall / 2 + 4, "text-anchor": "middle" }, pass.label));
+      }
+    });
+    page.append(el("div", { class: "chart", id: "pipeline" }, [box.canvas]));
+    leftOut(rows.length, totals.stages, "rank");
+    table([
+      ["rank", (row) => (row.rank === null ? "?" : String(row.rank)), { left: true }], ["stage", (row) => String(row.stage)],
+      ["idle", (row) => percent(row.idle), { bar: (row) => [Math.min(1, row.idle), 0], title: "of the last " + plural(batch.idle_of_batches, "batch").replace("batchs", "batches") }],
+      ["ideal", () => percent(batch.ideal_idle), { title: "if all passes took equally long, and messages no time" }],
+    ], rows);
+  };
+
   /* ---- steps ---- */
   const rankColor = (i, all) => "hsl(" + (210 + Math.round(i * 300 / Math.max(1, all))) % 360 + " 48% 46%)";
   const steps = () => {
@@ -492,7 +530,7 @@
     for (const problem of data.problems) page.append(el("div", { class: "note bad" }, "not read: " + problem));
   };
 
-  for (const part of [header, cards, notes, memory, devices, steps, ranks, collectives,
+  for (const part of [header, cards, notes, memory, devices, pipeline, steps, ranks, collectives,
     () => counters("Calls", "Intercepted functions of all processes, by time.", "function", data.calls, totals.calls), slowest,
     () => counters("Waits for other ranks", null, "for", data.waits), chunks, () => counters("Events", null, "event", data.events), coverage]) part();
   page.append(el("footer", {}, "Made by castor report from " + data.directory + ". This page holds all it shows; it loads nothing."));

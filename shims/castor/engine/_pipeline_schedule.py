@@ -1,5 +1,8 @@
 """Pipeline schedules: a stage's part of a batch, in the order that the library computes (interpose/parallel/pipeline.h)."""
+import contextlib
 import inspect
+import itertools
+from ctypes import byref
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
@@ -12,6 +15,8 @@ from ._stage_link import StageLink
 from .schedule import BaseSchedule
 
 __all__ = ["InterleavedPipelineSchedule", "PipelineSchedule"]
+
+_batches = itertools.count()  # those of one number are one batch on all ranks: every stage runs all of a pipeline's batches
 
 
 class PipelineSchedule(BaseSchedule):
@@ -153,23 +158,42 @@ class PipelineSchedule(BaseSchedule):
         after = groups.stage_ranks[(part + 1) % groups.stages] if part < parts - 1 else None
         return StageLink(part, before, after, self.num_microbatches, device, self.tensor_shape, self.dtype, parallel, tags, (groups.forward_group, groups.backward_group))
 
+    def _passes(self, groups, parts, device, forward_only):
+        """A function that gives the `with` of a pass: (kind, microbatch, part). The trace gets a record of each."""
+        record = core.Pass(microbatches=self.num_microbatches, parts=parts, stages=groups.stages, batch=next(_batches), forward_only=forward_only,
+                           on_device=device.type != "cpu")
+
+        @contextlib.contextmanager
+        def passing(kind, microbatch, part):
+            begin_ns = core.now_ns()
+            yield
+            record.kind, record.microbatch, record.part = kind, microbatch, part
+            core.event_pass(byref(record), begin_ns)
+
+        return passing
+
     def _run(self, engine, groups, device, forward_only, returned, loss):
+        passing = self._passes(groups, groups.stages, device, forward_only)
         link = self._link(groups, device, groups.stage, groups.stages)
         kept = {}  # microbatch: (input, output), until its backward
         for kind, microbatch, _ in parallel.operations(core.PIPELINE_1F1B, groups.stages, self.num_microbatches, 1, groups.stage):
             if kind == core.PASS_FORWARD:
                 given = link.receive_forward() if groups.stage else None
-                output = self.forward_step(engine, given, returned, returned is not None, loss)
+                with passing(kind, microbatch, groups.stage):
+                    output = self.forward_step(engine, given, returned, returned is not None, loss)
                 if groups.stage < groups.stages - 1:
                     link.send_forward(output, microbatch)
                 if not forward_only:
                     kept[microbatch] = given, output
             elif not forward_only:
-                self._backward(engine, link, *kept.pop(microbatch), groups.stage == 0, groups.stage == groups.stages - 1)
+                self._backward(engine, link, passing(kind, microbatch, groups.stage), *kept.pop(microbatch), groups.stage == 0,
+                               groups.stage == groups.stages - 1)
         link.finish()
 
-    def _backward(self, engine, link, given, output, first, last):
-        gradient = self.backward_step(engine, given, output, None if last else link.receive_backward())
+    def _backward(self, engine, link, passing, given, output, first, last):
+        received = None if last else link.receive_backward()
+        with passing:
+            gradient = self.backward_step(engine, given, output, received)
         if not first:
             link.send_backward(gradient if isinstance(gradient, list) else [gradient])
 
@@ -198,18 +222,20 @@ class InterleavedPipelineSchedule(PipelineSchedule):
         for chunk in range(chunks):
             to, origin = chunk + (stage == stages - 1), chunk - (stage == 0)  # chunks of the parts next to it
             links.append(self._link(groups, device, chunk * stages + stage, parts, (2 * to, 2 * chunk, 2 * origin + 1, 2 * chunk + 1)))
+        passing = self._passes(groups, parts, device, forward_only)
         kept = {}  # (microbatch, chunk): (input, output)
         for kind, microbatch, chunk in parallel.operations(core.PIPELINE_INTERLEAVED, stages, self.num_microbatches, chunks, stage):
             part, link = chunk * stages + stage, links[chunk]
             if kind == core.PASS_FORWARD:
                 given = link.receive_forward() if part else None
-                output = self._forward(engine, engine.model[chunk], given, microbatch, part, parts, returned, loss)
+                with passing(kind, microbatch, part):
+                    output = self._forward(engine, engine.model[chunk], given, microbatch, part, parts, returned, loss)
                 if part < parts - 1:
                     link.send_forward(output, microbatch)
                 if not forward_only:
                     kept[microbatch, chunk] = given, output
             elif not forward_only:
-                self._backward(engine, link, *kept.pop((microbatch, chunk)), part == 0, part == parts - 1)
+                self._backward(engine, link, passing(kind, microbatch, part), *kept.pop((microbatch, chunk)), part == 0, part == parts - 1)
         for link in links:
             link.finish()
 
