@@ -29,25 +29,38 @@ class Line:
     def __init__(self, group, ranks):
         self.group, self.ranks = group, ranks
         self.place = ranks.index(dist.get_rank())
-        self._order = sorted(range(len(ranks)), key=ranks.__getitem__)  # PyTorch's groups are in the order of the ranks' numbers
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)  # PyTorch's groups are in the order of the ranks' numbers
+        self._order = None if order == list(range(len(ranks))) else torch.tensor(order)
 
     def gather(self, tensor, divisions):
         """The whole tensor, of which each rank has a block."""
-        blocks = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in self.ranks]
-        dist.all_gather([blocks[place] for place in self._order], tensor.contiguous(), group=self.group)
-        for dim, parts in reversed(divisions):
-            blocks = [torch.cat(blocks[i:i + parts], dim) for i in range(0, len(blocks), parts)]
-        return blocks[0]
+        gathered = tensor.new_empty(len(self.ranks) * tensor.numel())
+        dist.all_gather_into_tensor(gathered, tensor.contiguous().view(-1), group=self.group)
+        blocks = self._by_place(gathered.view(len(self.ranks), *tensor.shape)).view(*(parts for _, parts in divisions), *tensor.shape)
+        dims, ndim = [dim % tensor.dim() for dim, _ in divisions], tensor.dim()
+        order = [axis for dim in range(ndim) for axis in (*(i for i, divided in enumerate(dims) if divided == dim), len(dims) + dim)]
+        shape = list(tensor.shape)
+        for dim, (_, parts) in zip(dims, divisions):
+            shape[dim] *= parts
+        return blocks.permute(order).reshape(shape).contiguous()
 
     def exchange(self, tensor, joined, divided):
         """From blocks along dimension `joined` to blocks along `divided`."""
         check(tensor.shape, divided, len(self.ranks))
-        parts = tensor.chunk(len(self.ranks), divided)
-        outgoing = torch.stack([parts[place] for place in self._order])
+        outgoing = tensor.unflatten(divided, (len(self.ranks), -1)).movedim(divided % tensor.dim(), 0)
+        outgoing = (outgoing if self._order is None else outgoing[self._order.to(tensor.device)]).contiguous()
         incoming = torch.empty_like(outgoing)
         dist.all_to_all_single(incoming, outgoing, group=self.group)
-        arrived = dict(zip(self._order, incoming.unbind(0)))
-        return torch.cat([arrived[place] for place in range(len(self.ranks))], joined)
+        joined %= tensor.dim()
+        return self._by_place(incoming).movedim(0, joined).flatten(joined, joined + 1).contiguous()
+
+    def _by_place(self, blocks):
+        """Blocks that lie by the ranks' numbers, by their places instead."""
+        if self._order is None:
+            return blocks
+        placed = torch.empty_like(blocks)
+        placed[self._order.to(blocks.device)] = blocks
+        return placed
 
     def sum(self, tensor):
         total = tensor.clone(memory_format=torch.contiguous_format)
