@@ -57,8 +57,7 @@ def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=102
         address = f"[{host}]" if ":" in host else host
         dist.init_process_group(backend or ("nccl" if torch.cuda.is_available() else "gloo"), rank=rank, world_size=world_size,
                                 init_method=f"tcp://{address}:{port}")
-    if _config.get("parallel"):
-        _groups.configure(_config["parallel"])
+    _groups.configure(_config.get("parallel") or {})
     if seed is not None:
         _seed(seed)
     if verbose and is_rank_0():

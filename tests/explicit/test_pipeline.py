@@ -1,15 +1,48 @@
 """Pipelines: stages on ranks beside the whole model on the whole batch; the order of passes is tested in tests/unit/parallel."""
+import json
 import os
-import time
+import tempfile
 import unittest
 
 import jobs
 import runner
 
+# What ends stage 1 of three, in the middle of a batch: what stages 0 and 2 say, and stage 1, if it can say something. The others are marked long.
+NEIGHBOUR = "rank 1, a neighbour in the pipeline, has ended|a neighbour in the pipeline has ended before it took"
 FAILURES = {
-    "microbatches": ("rank 0 has 2 microbatches and stage 1 has 4: pass the same num_microbatches", "neighbour in the pipeline"),
-    "dies": (r"rank 1, a neighbour in the pipeline, has ended or cannot be reached, and stage 0 waits for its gradient|a neighbour in the pipeline has ended",),
-    "shapes": (r"stage 0 gives float32\[2, 8\] for microbatch 1, and not float32\[1, 8\], which it gave for the first one: all microbatches must be alike",),
+    "dies": (NEIGHBOUR, None),
+    "raises": (NEIGHBOUR, "ValueError: this stage does not work"),
+    "shapes": (NEIGHBOUR, r"stage 1 gives float32\[2, 8\] for microbatch 1, and not float32\[1, 8\], which it gave for the first one: all microbatches must be alike"),
+}
+RARER_FAILURES = {
+    "dies in backward": (NEIGHBOUR, None),
+    "raises in backward": (NEIGHBOUR, "ValueError: this stage does not work"),
+    "another shape": (NEIGHBOUR, r"stage 1 gives float32\[1, 8\] for microbatch 0, and not float32\[2, 8\], which tensor_shape says"),
+    "another dtype": (NEIGHBOUR, r"stage 1 gives float64\[2, 8\] for microbatch 0, and not float32\[2, 8\], which tensor_shape says"),
+    "ends before": ("a rank has ended or cannot be reached, and this one waits for it to begin a batch", "SystemExit: 3"),
+}
+# What every rank says where rank 1 differs, or all are wrong.
+DIFFERENCES = {
+    "microbatches": "ValueError: castor: num_microbatches of rank 0 is 4, and of rank 1 2: all ranks of a pipeline must have the same",
+    "schedules": "the schedule of rank 0 is PipelineSchedule, and of rank 1 InterleavedPipelineSchedule",
+    "chunks": "num_model_chunks of rank 0 is 1, and of rank 1 2",
+    "shape": "tensor_shape of rank 0 is float32[3, 8], and of rank 1 float32[3, 4]",
+    "no shape": "tensor_shape of rank 0 is float32[3, 8], and of rank 1 not given",
+    "dtype": "tensor_shape of rank 0 is float32[3, 8], and of rank 1 float64[3, 8]",
+    "evaluation": "forward_only of rank 0 is False, and of rank 1 True",
+    "samples": "the batch of rank 0 is 12 samples, and of rank 1 24 samples",
+    "indivisible": "ValueError: castor: a batch of 7 samples does not divide into 4 microbatches",
+    "indivisible on one": "a batch of 7 samples does not divide into 4 microbatches",
+    "ended": "StopIteration: ",
+    "ended on one": "the batch of rank 0 is 12 samples, and of rank 1 at the end of the data",
+    "nothing to train": "has no parameters, so that it has nothing to train",
+    "none": "num_microbatches is 0: expected 1 or more",
+    "stages": "the number of pipeline stages of rank 0 is 4, and of rank 1 2: all ranks of a job must have the same",
+    "no stages": "the number of pipeline stages of rank 0 is 4, and of rank 1 1",
+    "tensor": "the number of tensor-parallel ranks of rank 0 is 1, and of rank 1 2",
+    "odd": "3 pipeline stages x 1 tensor-parallel ranks do not divide the job's 4 ranks",
+    "product": "4 pipeline stages x 2 tensor-parallel ranks do not divide the job's 4 ranks",
+    "negative": "-1 pipeline stages x 1 tensor-parallel ranks do not divide the job's 4 ranks",
 }
 # (ranks, stages, tensor-parallel ranks)
 SHAPES = ((2, 2, 1), (4, 4, 1), (4, 2, 1), (4, 2, 2)) if runner.LENGTH == "all" else ((4, 2, 2), (4, 4, 1), (4, 2, 1))
@@ -67,16 +100,36 @@ class Pipelines(unittest.TestCase):
         for _, _, found in self.each():
             self.assertEqual(found["balanced"], [[1, 5], [3, 3]])  # 8 and 8 bytes of 4; 3 and 3 layers
 
-    def test_a_pipeline_that_cannot_go_on(self):
+    def test_ranks_that_differ(self):
+        for (_, stages, tensor), rank, found in self.each():
+            for name, text in DIFFERENCES.items() if stages * tensor == 4 else ():
+                with self.subTest(name=name, rank=rank):
+                    said, soon = found["differing"][name]
+                    self.assertIn(text, said)
+                    self.assertEqual(said.count("\n"), 0)
+                    self.assertTrue(soon)
+
+    def fails(self, failures):
         script = os.path.join(jobs.FOLDER, "pipeline_failing_rank.py")
-        for how, parts in FAILURES.items():
-            with self.subTest(how=how):
-                began = time.monotonic()
-                done = jobs.start([*runner.ranks(2)[1:], script, how], jobs.GEMINI)
+        for how, (others, own) in failures.items():
+            with self.subTest(how=how), tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
+                done = jobs.start([*runner.ranks(3)[1:], script, how], jobs.GEMINI, EXPLICIT_TEST_FOUND=folder)
                 self.assertNotEqual(done.returncode, 0)
-                for part in parts:
-                    self.assertRegex(done.stderr, part)
-                self.assertLess(time.monotonic() - began, 60)  # waits without an end would take minutes
+                for rank, text in enumerate((others, own, others)):
+                    if text is None:
+                        continue
+                    with open(os.path.join(folder, f"found-{rank}.json")) as file:
+                        found = json.load(file)
+                    self.assertRegex(found["error"], text, f"rank {rank}")
+                    self.assertEqual(found["error"].count("\n"), 0, found["error"])
+                    self.assertLess(found["seconds"], 5, f"rank {rank}")
+
+    def test_a_stage_that_fails(self):
+        self.fails(FAILURES)
+
+    @runner.long
+    def test_a_stage_that_fails_otherwise(self):
+        self.fails(RARER_FAILURES)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The job's ranks as data x pipeline x tensor, as castor.launch was told (`parallel` of its configuration)."""
+import torch
 import torch.distributed as dist
 
 from ..cluster.process_group_mesh import ProcessGroupMesh
+from . import _agreement
 
 _groups = None  # of the job
 
@@ -27,6 +29,7 @@ class ParallelGroups:
         self.forward_group, self.backward_group = self._groups_of_messages()
         self.tensor_group = mesh.create_group_along_axis(2) if self.tensor_size > 1 else None
         self.data_group = mesh.create_group_along_axis(0) if self.data_size > 1 else None
+        self.model_group = mesh.create_group_along_axis([1, 2]) if self.stages > 1 else None  # all ranks of one replica
         self.data_ranks = mesh._mesh.line_of([0], mesh.rank)
 
     def _groups_of_messages(self):
@@ -39,15 +42,23 @@ class ParallelGroups:
 
 
 def configure(parallel):
-    """Makes the groups of launch's `parallel`: {"pipeline": S or {"size": S}, "tensor": {"size": t, "mode": "1d"}}. Every rank calls it."""
+    """Makes the groups of launch's `parallel`: {"pipeline": S or {"size": S}, "tensor": {"size": t, "mode": "1d"}}. Every rank calls it, also
+    with an empty one. ValueError on all of them: they have different numbers."""
     global _groups
     unknown = sorted(set(parallel) - {"pipeline", "tensor"})
     if unknown:
         raise ValueError(f"castor: the configuration's parallel has {', '.join(map(repr, unknown))}: expected 'pipeline' and 'tensor'")
     tensor = parallel.get("tensor") or {}
+    sizes = _size(parallel.get("pipeline")), _size(tensor)
+    if dist.get_world_size() > 1:
+        device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        said = dict(zip(("the number of pipeline stages", "the number of tensor-parallel ranks"), sizes))
+        _agreement.compare(_agreement.exchange(said, None, device, "launch"), said, "all ranks of a job")
+    if not parallel:
+        return
     if isinstance(tensor, dict) and tensor.get("mode") not in (None, "1d"):
         raise ValueError(f"castor: tensor parallelism of mode {tensor['mode']!r}: expected '1d'")
-    _groups = ParallelGroups(_size(parallel.get("pipeline")), _size(tensor))
+    _groups = ParallelGroups(*sizes)
 
 
 def _size(given):

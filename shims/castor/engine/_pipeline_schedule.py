@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from .. import parallel
 from ..agent import core
 from ..utils.gradient_accumulation import GradAccumOptimizer
-from . import _groups
+from . import _agreement, _groups
 from ._stage_link import StageLink
 from .schedule import BaseSchedule
 
@@ -132,10 +132,11 @@ class PipelineSchedule(BaseSchedule):
         self._follow(engine)
         self._batch = None
         last = groups.stage == groups.stages - 1
-        if data_iter is not None or groups.stage == 0 or last:
-            self.load_batch(data_iter)
         device = self.device or torch.device("cpu")
         parameter = next((p for p in engine.model.parameters()), None)
+        trouble = None if parameter is not None or forward_only else (
+            f"stage {groups.stage} has no parameters, so that it has nothing to train: give it a part of the model that has some")
+        _agreement.begin_batch(self, data_iter, groups.stage == 0 or last, self._settings(forward_only), trouble, groups.model_group, device)
         dtype = torch.float64 if parameter is not None and parameter.dtype is torch.float64 else torch.float32
         loss = torch.zeros(1, device=device, dtype=dtype) if last and (return_loss or not forward_only) else None
         returned = [] if last and return_output_label else None
@@ -148,6 +149,12 @@ class PipelineSchedule(BaseSchedule):
             return None, None, None
         output, label = _together(returned) if returned else (None, None)
         return output, label, loss if return_loss else None
+
+    def _settings(self, forward_only):
+        """What must be alike on all ranks of a pipeline."""
+        shape = "not given" if self.tensor_shape is None else f"{str(self.dtype).removeprefix('torch.')}{list(self.tensor_shape)}"
+        return {"the schedule": type(self).__name__, "num_microbatches": self.num_microbatches, "tensor_shape": shape,
+                "scatter_gather_tensors": self.scatter_gather_tensors, "forward_only": bool(forward_only)}
 
     def _link(self, groups, device, part, parts, tags=(0, 0, 0, 0)):
         """The ends of one of the model's parts; part p is on stage p mod S."""
@@ -211,6 +218,9 @@ class InterleavedPipelineSchedule(PipelineSchedule):
         if not isinstance(num_model_chunks, int) or num_model_chunks < 1:
             raise ValueError(f"castor: num_model_chunks is {num_model_chunks!r}: expected 1 or more")
         self.num_model_chunks = num_model_chunks
+
+    def _settings(self, forward_only):
+        return {**super()._settings(forward_only), "num_model_chunks": self.num_model_chunks}
 
     def _run(self, engine, groups, device, forward_only, returned, loss):
         chunks, stages, stage = self.num_model_chunks, groups.stages, groups.stage
