@@ -31,10 +31,12 @@ typedef struct dim3_words {
     }
 
 CLOCK(cudaLaunchKernel,
-      (const void *kernel, dim3_words grid, dim3_words block, void **arguments, uint64_t shared, void *stream),
+      (const void *kernel, dim3_words grid, dim3_words block, void **arguments, uint64_t shared,
+       void *stream),
       (kernel, grid, block, arguments, shared, stream))
 CLOCK(__cudaLaunchKernel,
-      (const void *kernel, dim3_words grid, dim3_words block, void **arguments, uint64_t shared, void *stream),
+      (const void *kernel, dim3_words grid, dim3_words block, void **arguments, uint64_t shared,
+       void *stream),
       (kernel, grid, block, arguments, shared, stream))
 CLOCK(cudaLaunchKernelExC, (const void *config, const void *kernel, void **arguments),
       (config, kernel, arguments))

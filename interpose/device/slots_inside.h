@@ -25,8 +25,9 @@
 /* A slot has its storage's address modulo this: what a library chooses by alignment is the same, and so are its results. */
 #define SLOTS_ALIGNMENT 512
 #define SLOTS_KEPT      (UINT32_C(1) << 31) /* of slots.units: the device keeps an address in the home there */
-#define SLOTS_BATCHES   128 /* of writers, that the copy stream has not waited for; beyond, it waits for the oldest at once */
-#define SLOTS_STREAMS   4 /* streams in which one slot is used; beyond, the copy stream waits at once */
+#define SLOTS_BATCHES                                                                                        \
+    128 /* of writers, that the copy stream has not waited for; beyond, it waits for the oldest at once */
+#define SLOTS_STREAMS 4 /* streams in which one slot is used; beyond, the copy stream waits at once */
 
 typedef struct slots_mark {
     uint64_t event, stream;
@@ -104,7 +105,7 @@ struct slots {
     uint32_t
         region_given; /* the last pause after its memory was given to others; each is longer than the one before */
     bool warned;
-    bool fixed; /* homes on the host lie outside of their range (homes.h) */
+    bool fixed;          /* homes on the host lie outside of their range (homes.h) */
     bool used_copy;      /* a copy was made for `user` */
     uintptr_t too_large; /* a storage's address (slots_too_large) */
     uint64_t too_large_bytes;

@@ -439,9 +439,12 @@ static const struct {
     const char *name;
     bool (*run)(void);
 } tests[] = {
-    {"every_product", every_product}, {"nothing_is_written", nothing_is_written},
-    {"two_operands", two_operands},   {"streams", streams},
-    {"captured", captured},           {"errors_of_the_runtime", errors_of_the_runtime},
+    {"every_product", every_product},
+    {"nothing_is_written", nothing_is_written},
+    {"two_operands", two_operands},
+    {"streams", streams},
+    {"captured", captured},
+    {"errors_of_the_runtime", errors_of_the_runtime},
     {"written_in_a_stream_that_ends", written_in_a_stream_that_ends},
     {"written_in_a_stream_that_is_captured", written_in_a_stream_that_is_captured},
 };
