@@ -61,8 +61,8 @@ class ReportPipeline : public TraceTest {
     }
     std::string text() const {
         std::string all = write(report_write_text);
-        size_t begin = all.find("Pipeline");
-        return begin == std::string::npos ? "" : all.substr(begin, all.find("\n\n", begin) - begin);
+        size_t begin = all.find("\nPipeline (");
+        return begin == std::string::npos ? "" : all.substr(begin + 1, all.find("\n\n", begin) - begin - 1);
     }
     Json json() const { return Json::parse(write(report_write_json)); }
 
@@ -140,11 +140,15 @@ TEST_F(ReportPipeline, TheLastBatchThatAllRanksHave) {
 TEST_F(ReportPipeline, EarlierBatchesDoNotReplaceLaterOnes) {
     for (int number : {0, 1})
         rank(number, [&] {
-            std::vector<Pass> passes = stage((uint32_t)number);
-            record(REPORT_BATCHES_KEPT, passes);
+            std::vector<Pass> passes = stage((uint32_t)number), begin = passes;
+            begin.resize(2);
+            record(REPORT_BATCHES_KEPT, begin);
             record(0, passes);
+            record(REPORT_BATCHES_KEPT, {passes[2], passes[3]});
         });
-    EXPECT_EQ(json()["pipeline"]["batch"].count(), (uint64_t)REPORT_BATCHES_KEPT + 1);
+    Json report = json();
+    EXPECT_EQ(report["pipeline"]["batch"].count(), (uint64_t)REPORT_BATCHES_KEPT + 1);
+    EXPECT_NEAR(report["pipeline"]["seconds"].number, 0.048, 1e-9);
 }
 
 TEST_F(ReportPipeline, TrainingIsDrawnBeforeEvaluation) {
@@ -181,6 +185,9 @@ TEST_F(ReportPipeline, PartsOfInterleavedStages) {
     EXPECT_NEAR(report["pipeline"]["ideal_idle"].number, 1.0 / 5, 1e-9);
     EXPECT_EQ(report["pipeline"]["ranks"][1]["passes"][2]["label"].text, "F0:3");
     EXPECT_EQ(report["pipeline"]["ranks"][1]["stage"].count(), 1u);
+    std::string events = write(report_write_perfetto);
+    for (const char *track : {"stage 0, part 0", "stage 1, part 1", "stage 0, part 2", "stage 1, part 3"})
+        EXPECT_NE(events.find(std::string("pipeline, ") + track), std::string::npos) << track;
     EXPECT_NE(text().find("  rank 1    F0:1========F1:1========F0:3========F1:3========B0:1"),
               std::string::npos)
         << text();
@@ -215,8 +222,8 @@ TEST_F(ReportPipeline, TimesOfADeviceAreTheHosts) {
 
 TEST_F(ReportPipeline, NothingIsSaidOfJobsWithoutPipelines) {
     rank(0, [] {});
-    EXPECT_EQ(write(report_write_text).find("ipeline"), std::string::npos);
-    EXPECT_EQ(write(report_write_perfetto).find("ipeline"), std::string::npos);
+    EXPECT_EQ(text(), "");
+    EXPECT_EQ(write(report_write_perfetto).find("pipeline, "), std::string::npos);
     EXPECT_EQ(json()["pipeline"].kind, Json::NULL_VALUE);
     for (const Json &note : json()["notes"].items)
         EXPECT_EQ(note.text.find("ipeline"), std::string::npos);
@@ -243,7 +250,8 @@ TEST_F(ReportPipeline, DamagedRecordsAreNoPasses) {
         trace_record_write(TRACE_PASS, TRACE_PASS_FORWARD_ONLY, base + 1, base, 0, one, one, one);
         trace_flush();
     });
-    EXPECT_EQ(write(report_write_text).find("ipeline"), std::string::npos);
+    EXPECT_EQ(text(), "");
+    EXPECT_TRUE(json()["notes"].items.empty());
 }
 
 TEST_F(ReportPipeline, PerfettoHasATrackForEachStage) {
