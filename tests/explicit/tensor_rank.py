@@ -66,6 +66,8 @@ for old, new in itertools.product(layouts, layouts):
     (whole * x).sum().backward()
     if not (torch.equal(moved, block) and moved.size_global() == x.shape and moved.numel_global() == 64 and torch.equal(whole, x) and torch.equal(leaf.grad, x)):
         wrong.append(f"{old} to {new}")
+    if moved.untyped_storage().nbytes() != moved.numel() * moved.element_size():
+        wrong.append(f"{old} to {new}: the block keeps more than itself")
     with DistSpecManager.no_grad():
         if DistSpecManager.handle_trans_spec(leaf, ReplicaSpec(), new, tensor_group).grad_fn is not None:
             wrong.append(f"{new}: a graph inside no_grad()")

@@ -10,12 +10,13 @@ import torch.distributed as dist
 
 
 def block(tensor, divisions, index):
-    """Block `index` of a whole tensor. ValueError: it does not divide into equal parts."""
+    """Block `index` of a whole tensor, which need not live on for it. ValueError: it does not divide into equal parts."""
+    whole = tensor
     for dim, parts in reversed(divisions):
         check(tensor.shape, dim, parts)
         index, part = divmod(index, parts)
         tensor = tensor.narrow(dim, part * (tensor.size(dim) // parts), tensor.size(dim) // parts)
-    return tensor.contiguous()
+    return tensor.contiguous() if tensor.shape == whole.shape else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def check(shape, dim, parts):
