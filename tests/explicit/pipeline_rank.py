@@ -8,6 +8,7 @@ from torch import nn
 
 import castor
 import pipeline_differing
+import pipeline_models
 from castor.engine import schedule as schedules
 from castor.engine._groups import groups
 from castor.pipeline import partition
@@ -180,6 +181,7 @@ def main():
                   raised(ValueError, castor.launch_from_torch, {"parallel": {"tensor": {"size": 1, "mode": "2d"}}}, verbose=False)])
     found("balanced", [[len(stage) for stage in partition([nn.Linear(1, n, bias=False) for n in (8, 1, 1, 1, 1, 4)], 2)],
                        [len(stage) for stage in partition([nn.Linear(1, n, bias=False) for n in (8, 1, 1, 1, 1, 4)], 2, "layers")]])
+    found("models", pipeline_models.run() if (job.stages, job.tensor_size) == (2, 2) else None)
     found("differing", pipeline_differing.run() if job.stages * job.tensor_size == 4 else None)
     found("wrong", wrong[:4])
     found("compared", compared)

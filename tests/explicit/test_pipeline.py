@@ -61,6 +61,13 @@ class Pipelines(unittest.TestCase):
             self.assertEqual(found["wrong"], [], f"{shape}, rank {rank}")
             self.assertGreater(found["compared"], 100)
 
+    def test_models_and_tensor_parallelism(self):
+        for (_, stages, tensor), rank, found in self.each():
+            if (stages, tensor) == (2, 2):
+                wrong, compared = found["models"]
+                self.assertEqual(wrong, [], f"rank {rank}")
+                self.assertGreater(compared, 300)
+
     def test_groups(self):
         for (ranks, stages, tensor), rank, found in self.each():
             stage = rank // tensor % stages
