@@ -9,6 +9,7 @@ from torch import nn
 import castor
 import pipeline_differing
 import pipeline_models
+import pipeline_zero_bubble
 from castor.engine import schedule as schedules
 from castor.engine._groups import groups
 from castor.pipeline import partition
@@ -85,8 +86,8 @@ def same(name, got, expected):
         wrong.append(f"{name}: {got} instead of {expected}")
 
 
-def train(kind, optimizer, microbatches, chunks=0, clipped=0.0, **more):
-    """Three steps of this rank's stage beside the whole model's on the whole batch. chunks: of an interleaved schedule."""
+def train(kind, optimizer, microbatches, chunks=0, clipped=0.0, cls=schedules.PipelineSchedule, **more):
+    """Three steps of this rank's stage beside the whole model's on the whole batch. chunks: of an interleaved schedule; cls: of another one."""
     def stage_of(model):
         parts = partition(model, job.stages * max(chunks, 1))
         return nn.ModuleList(parts[job.stage::job.stages]) if chunks else parts[job.stage]
@@ -100,11 +101,11 @@ def train(kind, optimizer, microbatches, chunks=0, clipped=0.0, **more):
     if part is None or job.stage_ranks[0] == 0:
         part = stage_of(kind().double())
     plain = KINDS[optimizer](whole.parameters())
-    schedule = schedules.InterleavedPipelineSchedule(microbatches, chunks, **more) if chunks else schedules.PipelineSchedule(microbatches, **more)
+    schedule = schedules.InterleavedPipelineSchedule(microbatches, chunks, **more) if chunks else cls(microbatches, **more)
     schedule.dtype = torch.float64
     engine, *_ = castor.initialize(part, KINDS[optimizer](part.parameters()), criterion, schedule=schedule, clip_grad_norm=clipped, verbose=False)
     replica = dist.get_rank() // (job.stages * job.tensor_size)
-    case = f"{kind.__name__}, {optimizer}, {microbatches} microbatches, {chunks} chunks{', clipped' * bool(clipped)}"
+    case = f"{kind.__name__}, {optimizer}, {microbatches} microbatches, {chunks} chunks, {cls.__name__}{', clipped' * bool(clipped)}"
     for step in range(3):
         data, label = batch(kind, BATCH * job.data_size, generator)
         own = slice(replica * BATCH, (replica + 1) * BATCH)
@@ -156,6 +157,8 @@ def main():
     train(deep_tied, "sgd", 4, 2)
     train(deep, "adamw", job.stages, 2)
     train(narrow, "sgd", job.stages, 2, tensor_shape=(BATCH // job.stages, 8))
+
+    found("zero bubble", pipeline_zero_bubble.run(train, (sequential, tied, nested, images, square)))
 
     # ---- what is returned, and evaluation
     part = partition(sequential().double(), job.stages)[job.stage]
