@@ -9,6 +9,8 @@ from torch import nn
 import castor
 from castor.agent.common import store
 import pipeline_differing
+import pipeline_models
+import pipeline_zero_bubble
 from castor.engine import schedule as schedules
 from castor.engine._groups import groups
 from castor.pipeline import partition
@@ -90,8 +92,8 @@ def same(name, got, expected):
         wrong.append(f"{name}: {got} instead of {expected}")
 
 
-def train(kind, optimizer, microbatches, chunks=0, clipped=0.0, **more):
-    """Three steps of this rank's stage beside the whole model's on the whole batch. chunks: of an interleaved schedule."""
+def train(kind, optimizer, microbatches, chunks=0, clipped=0.0, cls=schedules.PipelineSchedule, **more):
+    """Three steps of this rank's stage beside the whole model's on the whole batch. chunks: of an interleaved schedule; cls: of another one."""
     def stage_of(model):
         parts = partition(model, job.stages * max(chunks, 1))
         return nn.ModuleList(parts[job.stage::job.stages]) if chunks else parts[job.stage]
@@ -105,11 +107,11 @@ def train(kind, optimizer, microbatches, chunks=0, clipped=0.0, **more):
     if part is None or job.stage_ranks[0] == 0:
         part = stage_of(kind().double())
     plain = KINDS[optimizer](whole.parameters())
-    schedule = schedules.InterleavedPipelineSchedule(microbatches, chunks, **more) if chunks else schedules.PipelineSchedule(microbatches, **more)
+    schedule = schedules.InterleavedPipelineSchedule(microbatches, chunks, **more) if chunks else cls(microbatches, **more)
     schedule.dtype = torch.float64
     engine, *_ = castor.initialize(part, KINDS[optimizer](part.parameters()), criterion, schedule=schedule, clip_grad_norm=clipped, verbose=False)
     replica = dist.get_rank() // (job.stages * job.tensor_size)
-    case = f"{kind.__name__}, {optimizer}, {microbatches} microbatches, {chunks} chunks{', clipped' * bool(clipped)}"
+    case = f"{kind.__name__}, {optimizer}, {microbatches} microbatches, {chunks} chunks, {cls.__name__}{', clipped' * bool(clipped)}"
     for step in range(3):
         data, label = batch(kind, BATCH * job.data_size, generator)
         own = slice(replica * BATCH, (replica + 1) * BATCH)
@@ -163,6 +165,8 @@ def main():
     train(deep, "adamw", job.stages, 2)
     train(narrow, "sgd", job.stages, 2, tensor_shape=(BATCH // job.stages, 8))
 
+    found("zero bubble", pipeline_zero_bubble.run(train, (sequential, tied, nested, images, square)))
+
     # ---- what is returned, and evaluation
     part = partition(sequential().double(), job.stages)[job.stage]
     engine, *_ = castor.initialize(part, torch.optim.SGD(part.parameters(), lr=0.1), criterion, verbose=False)
@@ -187,6 +191,7 @@ def main():
                   raised(ValueError, castor.launch_from_torch, {"parallel": {"tensor": {"size": 1, "mode": "2d"}}}, verbose=False)])
     found("balanced", [[len(stage) for stage in partition([nn.Linear(1, n, bias=False) for n in (8, 1, 1, 1, 1, 4)], 2)],
                        [len(stage) for stage in partition([nn.Linear(1, n, bias=False) for n in (8, 1, 1, 1, 1, 4)], 2, "layers")]])
+    found("models", pipeline_models.run() if (job.stages, job.tensor_size) == (2, 2) else None)
     found("differing", pipeline_differing.run() if job.stages * job.tensor_size == 4 else None)
     found("wrong", wrong[:4])
     found("compared", compared)

@@ -72,6 +72,31 @@ class Pipelines(unittest.TestCase):
             self.assertEqual([found["wrong"] for found in every], [[]] * 4, plugin)
             self.assertEqual({one for found in every for one in found["stored"]}, {True}, plugin)
 
+    def test_models_and_tensor_parallelism(self):
+        for (_, stages, tensor), rank, found in self.each():
+            if (stages, tensor) == (2, 2):
+                wrong, compared = found["models"]
+                self.assertEqual(wrong, [], f"rank {rank}")
+                self.assertGreater(compared, 300)
+
+    def test_zero_bubble(self):
+        hooks = ["gradient", "accumulated"] * 4
+        for (_, stages, _), rank, found in self.each():
+            stage = found["groups"][3]
+            for name, (passes, calls, as_usual, alike, gradients) in found["zero bubble"].items():
+                with self.subTest(name=name, rank=rank):
+                    still = name == "frozen" and stage == 1
+                    self.assertEqual(calls, [] if still else hooks)
+                    self.assertTrue(as_usual and alike, "1F1B gives other gradients")
+                    self.assertEqual(gradients, 0 if still else 5)
+                    self.assertEqual([passes.count(kind) for kind in "FBW"], [4, 4, 4])
+                    # Stage 0 has no gradient to give: its whole backward is the second pass. Others make both at once where they must.
+                    at_once = stage > 0 and name.startswith("own")
+                    self.assertEqual(passes.count("whole"), 4 if stage == 0 or at_once else 0)
+                    first = {(2, 0): "FFBWFBWFBWBW", (2, 1): "FBFBWFBWFBWW"}.get((stages, stage))
+                    if first:
+                        self.assertEqual("".join(kind for kind in passes if kind != "whole"), first)
+
     def test_groups(self):
         for (ranks, stages, tensor), rank, found in self.each():
             stage = rank // tensor % stages

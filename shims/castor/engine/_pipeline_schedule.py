@@ -81,7 +81,7 @@ class PipelineSchedule(BaseSchedule):
         data, label = self.load_micro_batch()
         output = self._call_engine(engine, data) if groups.stage == 0 else _call_stage(engine.model, engine, input_tensor, data)
         if groups.stage < groups.stages - 1:
-            return output
+            return tree_map(_whole, output)
         return self._end(engine, output, label, return_tensors if return_output_label else None, accum_loss)
 
     def _end(self, engine, output, label, returned, accum_loss):
@@ -252,7 +252,7 @@ class InterleavedPipelineSchedule(PipelineSchedule):
     def _forward(self, engine, model, given, microbatch, part, parts, returned, loss):
         data, label = self._micro_batch(microbatch)
         output = self._call_engine(model, data) if part == 0 else _call_stage(model, model, given, data)
-        return self._end(engine, output, label, returned, loss) if part == parts - 1 else output
+        return self._end(engine, output, label, returned, loss) if part == parts - 1 else tree_map(_whole, output)
 
 
 def _stages():
@@ -264,6 +264,15 @@ def _stages():
 
 def _detached(value):
     return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _whole(value):
+    """What goes to the next stage: of a sharded ColoTensor the whole, as a plain tensor in the same graph."""
+    if not hasattr(value, "to_replicate"):
+        return value
+    from ..tensor.colo_tensor import _local
+
+    return _local(value.to_replicate())
 
 
 def _call_stage(model, call, given, data):

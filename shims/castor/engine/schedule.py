@@ -9,7 +9,7 @@ from ..trainer.utils import to_device
 
 core.require()
 
-__all__ = ["BaseSchedule", "InterleavedPipelineSchedule", "NonPipelineSchedule", "PipelineSchedule"]
+__all__ = ["BaseSchedule", "InterleavedPipelineSchedule", "NonPipelineSchedule", "PipelineSchedule", "ZeroBubblePipelineSchedule"]
 
 
 class BaseSchedule(abc.ABC):
@@ -98,8 +98,10 @@ def _samples(data):
 
 
 def __getattr__(name):
-    if name not in ("InterleavedPipelineSchedule", "PipelineSchedule"):
+    if name in ("InterleavedPipelineSchedule", "PipelineSchedule"):
+        from . import _pipeline_schedule as module
+    elif name == "ZeroBubblePipelineSchedule":
+        from . import _zero_bubble as module
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import _pipeline_schedule
-
-    return getattr(_pipeline_schedule, name)
+    return getattr(module, name)
