@@ -126,16 +126,18 @@ void castor_event_backward(uint64_t begin_ns, uint64_t end_ns, int synchronized)
 }
 
 void castor_event_pass(const castor_pass *pass, uint64_t begin_ns) {
-    trace_pass packed = {.id = pass->kind == CASTOR_PASS_BACKWARD ? TRACE_PASS_BACKWARD
-                               : pass->forward_only               ? TRACE_PASS_FORWARD_ONLY
-                                                                  : TRACE_PASS_FORWARD,
+    trace_pass packed = {.id = pass->kind == CASTOR_PASS_BACKWARD_WEIGHT ? TRACE_PASS_WEIGHT
+                               : pass->kind != CASTOR_PASS_FORWARD       ? TRACE_PASS_BACKWARD
+                               : pass->forward_only                      ? TRACE_PASS_FORWARD_ONLY
+                                                                         : TRACE_PASS_FORWARD,
                          .microbatch = (uint32_t)pass->microbatch,
                          .microbatches = (uint32_t)pass->microbatches,
                          .part = (uint32_t)pass->part,
                          .parts = (uint32_t)pass->parts,
                          .batch = (uint32_t)pass->batch,
                          .stages = (uint32_t)pass->stages,
-                         .on_device = pass->on_device != 0};
+                         .on_device = pass->on_device != 0,
+                         .split = pass->split != 0};
     uint64_t a, b, c;
     trace_pass_pack(&packed, &a, &b, &c);
     trace_record_write(TRACE_PASS, packed.id, begin_ns, trace_now_ns(), 0, a, b, c);

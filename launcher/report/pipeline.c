@@ -7,7 +7,7 @@
 #define PASSES_KEPT 2000000u
 
 void report_pass_label(char label[REPORT_PASS_LABEL_MAX], const trace_pass *pass, bool with_part) {
-    char letter = pass->id == TRACE_PASS_BACKWARD ? 'B' : 'F';
+    char letter = pass->id == TRACE_PASS_BACKWARD ? 'B' : pass->id == TRACE_PASS_WEIGHT ? 'W' : 'F';
     if (with_part && pass->parts > pass->stages)
         snprintf(label, REPORT_PASS_LABEL_MAX, "%c%" PRIu32 ":%" PRIu32, letter, pass->microbatch,
                  pass->part);
@@ -19,7 +19,7 @@ void report_pass_label(char label[REPORT_PASS_LABEL_MAX], const trace_pass *pass
 
 static size_t passes_of(const trace_pass *shape, report_batch_kind kind) {
     size_t forwards = (size_t)shape->microbatches * (shape->parts / shape->stages);
-    return kind == REPORT_BATCH_TRAINS ? 2 * forwards : forwards;
+    return kind == REPORT_BATCH_SPLIT ? 3 * forwards : kind == REPORT_BATCH_TRAINS ? 2 * forwards : forwards;
 }
 
 static bool is_same_shape(const trace_pass *a, const trace_pass *b) {
@@ -49,8 +49,9 @@ bool report_pipeline_take(report *report, report_process *process, const trace_r
         return true;
     if (process->batches == NULL && (process->batches = calloc(1, sizeof *process->batches)) == NULL)
         return false;
-    report_batch_kind kind =
-        pass.id == TRACE_PASS_FORWARD_ONLY ? REPORT_BATCH_FORWARD_ONLY : REPORT_BATCH_TRAINS;
+    report_batch_kind kind = pass.id == TRACE_PASS_FORWARD_ONLY ? REPORT_BATCH_FORWARD_ONLY
+                             : pass.split                       ? REPORT_BATCH_SPLIT
+                                                                : REPORT_BATCH_TRAINS;
     report_batch *batch = &process->batches->kept[kind][pass.batch % REPORT_BATCHES_KEPT];
     if (batch->count > 0 && batch->shape.batch > pass.batch)
         return true; /* segments come in no order of time: a later batch is there already */
@@ -61,8 +62,7 @@ bool report_pipeline_take(report *report, report_process *process, const trace_r
     if (!is_same_shape(&batch->shape, &pass) || batch->count == passes_of(&pass, kind))
         return true; /* damaged */
     return add_pass(report, batch,
-                    (report_pass){record->begin_ns, record->end_ns, pass.microbatch, pass.part,
-                                  pass.id == TRACE_PASS_BACKWARD});
+                    (report_pass){record->begin_ns, record->end_ns, pass.microbatch, pass.part, pass.id});
 }
 
 /* ---- batches that all ranks have ---- */
@@ -176,6 +176,9 @@ static bool find_stages(report *report, report_batch_kind kind, const report_pro
     pipeline->ns = batch_span(report, kind, drawn, &pipeline->begin_job_ns);
     double waits = drawn->shape.stages - 1;
     double passes = (double)drawn->shape.microbatches * (drawn->shape.parts / drawn->shape.stages);
+    if (kind ==
+        REPORT_BATCH_SPLIT) /* a stage waits for one of a microbatch's three passes less each of the others */
+        passes *= 3;
     pipeline->ideal = waits / (passes + waits);
     find_idle(report, kind, first, drawn);
     return true;

@@ -13,7 +13,7 @@
 typedef struct report_pass {
     uint64_t begin_ns, end_ns;
     uint32_t microbatch, part;
-    bool backward;
+    uint32_t id; /* TRACE_PASS_ */
 } report_pass;
 
 typedef struct report_batch {
@@ -24,6 +24,7 @@ typedef struct report_batch {
 
 typedef enum report_batch_kind {
     REPORT_BATCH_TRAINS,
+    REPORT_BATCH_SPLIT, /* its backwards have two parts */
     REPORT_BATCH_FORWARD_ONLY,
     REPORT_BATCH_KINDS
 } report_batch_kind;
@@ -56,12 +57,12 @@ bool report_pipeline_take(report *report, report_process *process, const trace_r
 bool report_pipeline_find(report *report);
 void report_pipeline_free(report *report);
 
-/* The label of a pass: F0, B0. with_part: where a stage has several parts, F0:2 on part 2. */
+/* The label of a pass: F0, B0, and W0 for the second part of a backward. with_part: where a stage has several parts, F0:2 on part 2. */
 #define REPORT_PASS_LABEL_MAX 32
 void report_pass_label(char label[REPORT_PASS_LABEL_MAX], const trace_pass *pass, bool with_part);
 static inline trace_pass report_pass_of(const report_batch *batch, const report_pass *row) {
     trace_pass pass = batch->shape;
-    pass.id = row->backward ? TRACE_PASS_BACKWARD : TRACE_PASS_FORWARD;
+    pass.id = row->id;
     pass.microbatch = row->microbatch;
     pass.part = row->part;
     return pass;

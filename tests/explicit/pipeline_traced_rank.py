@@ -1,5 +1,5 @@
 """Pipeline stages whose passes take time, for the trace: see test_pipeline_report.py. Arguments: model chunks of each stage, 0: without
-interleaving; microbatches."""
+interleaving, -1: the zero-bubble schedule; microbatches."""
 import sys
 import time
 
@@ -36,8 +36,9 @@ class Layer(nn.Linear):
 castor.launch_from_torch({"parallel": {"pipeline": 2}}, verbose=False)
 job = groups()
 parts = partition(nn.Sequential(*(Layer(4, 4) for _ in range(job.stages * max(chunks, 1)))), job.stages * max(chunks, 1))
-part = nn.ModuleList(parts[job.stage::job.stages]) if chunks else parts[job.stage]
-schedule = schedules.InterleavedPipelineSchedule(microbatches, chunks) if chunks else schedules.PipelineSchedule(microbatches)
+part = nn.ModuleList(parts[job.stage::job.stages]) if chunks > 0 else parts[job.stage]
+kind = schedules.ZeroBubblePipelineSchedule if chunks < 0 else schedules.PipelineSchedule
+schedule = schedules.InterleavedPipelineSchedule(microbatches, chunks) if chunks > 0 else kind(microbatches)
 engine, *_ = castor.initialize(part, torch.optim.SGD(part.parameters(), lr=0.1), nn.MSELoss(), schedule=schedule, verbose=False)
 data = torch.randn(microbatches, 4), torch.randn(microbatches, 4)
 for _ in range(3):

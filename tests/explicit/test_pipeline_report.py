@@ -14,6 +14,8 @@ PLAIN = ["F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]
 INTERLEAVED = ["F0:0 F1:0 F0:2 F1:2 F2:0 B0:2 F3:0 B1:2 F2:2 B0:0 F3:2 B1:0 B2:2 B3:2 B2:0 B3:0",
                "F0:1 F1:1 F0:3 B0:3 F1:3 B1:3 F2:1 B0:1 F3:1 B1:1 F2:3 B2:3 F3:3 B3:3 B2:1 B3:1"]
 
+ZERO_BUBBLE = ["F0 F1 B0 W0 F2 B1 W1 F3 B2 W2 B3 W3", "F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3"]
+
 
 def reports(chunks):
     """The text, JSON and trace events of a job that trains on three batches and evaluates one."""
@@ -78,6 +80,17 @@ class PipelineReport(unittest.TestCase):
 
     def test_of_two_stages(self):
         self.check(0, PLAIN, 1 / 5)
+
+    @runner.long
+    def test_of_the_zero_bubble_schedule(self):
+        text, report, events = reports(-1)
+        pipeline = report["pipeline"]
+        self.assertEqual([" ".join(one["label"] for one in row["passes"]) for row in pipeline["ranks"]], ZERO_BUBBLE)
+        self.assertAlmostEqual(pipeline["ideal_idle"], 1 / 13)
+        lines = re.findall(r"^  rank \d    (\S+)$", text, re.M)
+        self.assertEqual([" ".join(re.findall(r"[FBW]\d", line)) for line in lines], ZERO_BUBBLE)
+        trained = [event["name"] for event in events if event.get("cat") == "pass" and event["args"]["batch"] == 1]
+        self.assertEqual(sorted(trained), sorted(" ".join(ZERO_BUBBLE).split()))
 
     @runner.long
     def test_of_interleaved_stages(self):

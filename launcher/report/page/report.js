@@ -371,7 +371,7 @@
     if (!batch) return;
     const several = batch.parts > batch.stages, percent = (value) => (100 * value).toFixed(1) + "%";
     section("Pipeline", "Batch " + count(batch.batch) + " of " + plural(batch.microbatches, "microbatch").replace("microbatchs", "microbatches") + " on " + plural(batch.stages, "stage") +
-      (several ? " with " + batch.parts + " parts" : "") + ": forwards (F) and backwards (B) of each microbatch" + (several ? ", and the part after the colon" : "") +
+      (several ? " with " + batch.parts + " parts" : "") + ": forwards (F) and backwards (B" + (batch.ranks.some((row) => row.passes.some((pass) => pass.label[0] === "W")) ? ", and W for the parameters' part" : "") + ") of each microbatch" + (several ? ", and the part after the colon" : "") +
       ". Between them a rank idles, or sends and receives." + (batch.on_device ? " These are the host's times: when the device runs what a pass puts on its stream is not seen." : ""));
     const rows = batch.ranks, tall = 24, gap = 5;
     const box = frame(1120, 38 + rows.length * (tall + gap), { left: 118, right: 12, top: 8, bottom: 24 });
@@ -385,8 +385,8 @@
       box.canvas.append(svg("text", { x: box.left - 10, y: top + tall / 2 + 4, "text-anchor": "end" }, who(row.rank) + ", stage " + row.stage));
       box.canvas.append(svg("rect", { class: "idle", x: box.left, y: top, width: box.right - box.left, height: tall, rx: 3 }));
       for (const pass of row.passes) {
-        const wide = Math.max(0.5, x(pass.at_seconds + pass.seconds) - x(pass.at_seconds)), forward = pass.label[0] === "F";
-        const shape = svg("rect", { class: "pass " + (forward ? "forward" : "backward"), x: x(pass.at_seconds).toFixed(2), y: top, width: wide.toFixed(2), height: tall, rx: 2 });
+        const wide = Math.max(0.5, x(pass.at_seconds + pass.seconds) - x(pass.at_seconds));
+        const shape = svg("rect", { class: "pass " + { F: "forward", B: "backward", W: "weight" }[pass.label[0]], x: x(pass.at_seconds).toFixed(2), y: top, width: wide.toFixed(2), height: tall, rx: 2 });
         shape.addEventListener("pointermove", (event) => showTip(event, pass.label + ", " + who(row.rank), [["begins at", "+" + seconds(pass.at_seconds)], ["takes", seconds(pass.seconds)]]));
         shape.addEventListener("pointerleave", hideTip);
         box.canvas.append(shape);

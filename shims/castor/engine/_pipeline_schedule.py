@@ -165,10 +165,10 @@ class PipelineSchedule(BaseSchedule):
         after = groups.stage_ranks[(part + 1) % groups.stages] if part < parts - 1 else None
         return StageLink(part, before, after, self.num_microbatches, device, self.tensor_shape, self.dtype, parallel, tags, (groups.forward_group, groups.backward_group))
 
-    def _passes(self, groups, parts, device, forward_only):
+    def _passes(self, groups, parts, device, forward_only, split=False):
         """A function that gives the `with` of a pass: (kind, microbatch, part). The trace gets a record of each."""
         record = core.Pass(microbatches=self.num_microbatches, parts=parts, stages=groups.stages, batch=next(_batches), forward_only=forward_only,
-                           on_device=device.type != "cpu")
+                           split=split and not forward_only, on_device=device.type != "cpu")
 
         @contextlib.contextmanager
         def passing(kind, microbatch, part):

@@ -22,6 +22,7 @@ class ZeroBubblePipelineSchedule(PipelineSchedule):
     compiled functions and sharded parameters are such), and that of an optimizer with a backward of its own."""
 
     def _run(self, engine, groups, device, forward_only, returned, loss):
+        passing = self._passes(groups, groups.stages, device, forward_only, split=True)
         link = self._link(groups, device, groups.stage, groups.stages)
         first, last = groups.stage == 0, groups.stage == groups.stages - 1
         kept = {}  # microbatch: (input, output), until the input's backward
@@ -29,7 +30,8 @@ class ZeroBubblePipelineSchedule(PipelineSchedule):
         for kind, microbatch, _ in parallel.operations(core.PIPELINE_ZERO_BUBBLE, groups.stages, self.num_microbatches, 1, groups.stage):
             if kind == core.PASS_FORWARD:
                 given = None if first else link.receive_forward()
-                output = self.forward_step(engine, given, returned, returned is not None, loss)
+                with passing(kind, microbatch, groups.stage):
+                    output = self.forward_step(engine, given, returned, returned is not None, loss)
                 if not last:
                     link.send_forward(output, microbatch)
                 if not forward_only:
@@ -38,12 +40,15 @@ class ZeroBubblePipelineSchedule(PipelineSchedule):
                 continue
             elif kind == core.PASS_BACKWARD_INPUT:
                 given, output = kept.pop(microbatch)
-                gradient, waiting[microbatch] = self.backward_input_step(engine, given, output, None if last else link.receive_backward())
+                received = None if last else link.receive_backward()
+                with passing(kind, microbatch, groups.stage):
+                    gradient, waiting[microbatch] = self.backward_input_step(engine, given, output, received)
                 if not first:
                     link.send_backward(gradient if isinstance(gradient, list) else [gradient])
                 del given, output, gradient
             else:
-                self.backward_weight_step(engine, waiting.pop(microbatch))
+                with passing(kind, microbatch, groups.stage):
+                    self.backward_weight_step(engine, waiting.pop(microbatch))
         link.finish()
 
     def backward_input_step(self, engine, input_tensor, output_tensor, output_tensor_grad):

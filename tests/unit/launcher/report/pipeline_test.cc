@@ -8,7 +8,7 @@ extern "C" {
 namespace {
 
 constexpr uint64_t MS = 1000000;
-enum { F, B, E }; /* forward, backward, forward only */
+enum { F, B, E, W }; /* forward, backward, forward only, the parameters' part of a backward */
 
 /* A pass of `ms` milliseconds at `at` milliseconds of its batch. */
 struct Pass {
@@ -20,7 +20,7 @@ class ReportPipeline : public TraceTest {
   protected:
     const uint64_t base = soon_ns();
     uint32_t stages = 2, parts = 2, microbatches = 2;
-    bool on_device = false;
+    bool on_device = false, split = false;
 
     void record(uint32_t batch, const std::vector<Pass> &passes) const {
         for (const Pass &one : passes) {
@@ -33,6 +33,7 @@ class ReportPipeline : public TraceTest {
             pass.batch = batch;
             pass.stages = stages;
             pass.on_device = on_device;
+            pass.split = split;
             uint64_t a, b, c, begin_ns = base + (batch * 1000 + one.at) * MS;
             trace_pass_pack(&pass, &a, &b, &c);
             trace_record_write(TRACE_PASS, one.id, begin_ns, begin_ns + one.ms * MS, 0, a, b, c);
@@ -81,6 +82,24 @@ class ReportPipeline : public TraceTest {
             });
     }
 };
+
+/* Backwards of two parts: a batch has three passes of each microbatch, and one without the third is not complete. */
+TEST_F(ReportPipeline, BackwardsInTwoParts) {
+    split = true;
+    stages = parts = 1;
+    microbatches = 1;
+    rank(0, [&] {
+        record(0, {{F, 0, 0, 0, 8}, {B, 0, 0, 8, 8}, {W, 0, 0, 20, 4}});
+        record(1, {{F, 0, 0, 0, 8}, {B, 0, 0, 8, 8}});
+    });
+    Json drawn = json()["pipeline"];
+    EXPECT_EQ(drawn["batch"].number, 1);
+    std::string labels;
+    for (const Json &pass : drawn["ranks"][0]["passes"].items)
+        labels += pass["label"].text + " ";
+    EXPECT_EQ(labels, "F0 B0 W0 ");
+    EXPECT_NEAR(drawn["ranks"][0]["idle"].number, 4.0 / 24, 1e-9);
+}
 
 TEST_F(ReportPipeline, TheChartHasEachPassAtItsTime) {
     run_ranks();
