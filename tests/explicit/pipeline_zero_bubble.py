@@ -47,14 +47,17 @@ class Twice(torch.autograd.Function):
 
 
 class Layer(nn.Linear):
-    """Uses its weight twice, and a leaf that is no parameter."""
+    """Adds a leaf that is no parameter. Its activation has a hook that changes the gradient."""
 
-    def __init__(self, own):
+    def __init__(self, own, again):
         super().__init__(8, 8, dtype=torch.float64)
-        self.own, self.other = own, torch.zeros(8, dtype=torch.float64, requires_grad=True)
+        self.own, self.again, self.other = own, again, torch.zeros(8, dtype=torch.float64, requires_grad=True)
 
     def forward(self, x):
-        x = super().forward(torch.tanh(super().forward(x))) + self.other
+        x = super().forward(x) + self.other
+        if x.requires_grad:
+            x.register_hook(lambda gradient: 3 * gradient)
+        x = super().forward(torch.tanh(x)) if self.again else x
         return Twice.apply(x) if self.own else x
 
 
@@ -68,11 +71,11 @@ class OwnBackward(torch.optim.SGD):
         torch.autograd.backward(tensor, gradient)
 
 
-def one_batch(cls, own=False, optimizer=torch.optim.SGD, frozen=()):
+def one_batch(cls, own=False, again=False, optimizer=torch.optim.SGD, frozen=()):
     """(the schedule, the hooks that ran, all gradients of the stage, with what its first layer's other leaf got)."""
     stage_number, calls = groups().stage, []
     torch.manual_seed(1 + stage_number)
-    stage = nn.Sequential(Layer(own), nn.Tanh(), nn.Linear(8, 8, dtype=torch.float64))
+    stage = nn.Sequential(Layer(own, again), nn.Tanh(), nn.Linear(8, 8, dtype=torch.float64))
     if stage_number in frozen:
         stage.requires_grad_(False)
         stage[0].other.requires_grad_(False)
@@ -104,7 +107,7 @@ def run(train, kinds):
     train(tied, "sgd", 3, clipped=0.1, **more)
     train(square, "sgd", 4, tensor_shape=(3, 8), **more)
     said = {}
-    for name, arguments in {"usual": {}, "own function": {"own": True}, "own backward": {"optimizer": OwnBackward}, "frozen": {"frozen": (1,)}}.items():
+    for name, arguments in {"usual": {}, "weight twice": {"again": True}, "own function": {"own": True}, "own backward": {"optimizer": OwnBackward}, "frozen": {"frozen": (1,)}}.items():
         schedule, calls, gradients = one_batch(Recorded, **arguments)
         _, usual, reference = one_batch(schedules.PipelineSchedule, **arguments)
         said[name] = [schedule.passes, calls, calls == usual, alike(gradients, reference), sum(g is not None for g in gradients)]

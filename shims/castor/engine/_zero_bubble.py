@@ -6,6 +6,7 @@ from .. import parallel
 from ..agent import core
 from ..utils.optimizer_wrapper import WrappedOptimizer
 from ._pipeline_schedule import PipelineSchedule
+from ._split_backward import SplitBackward, splits
 
 __all__ = ["ZeroBubblePipelineSchedule"]
 
@@ -16,7 +17,7 @@ class ZeroBubblePipelineSchedule(PipelineSchedule):
     activations.
 
     Results are PipelineSchedule's. The gradients of parameters are added up in the order of the microbatches, and their hooks run as in a
-    plain backward. The second pass goes through the stage's graph once more: hooks of activations run in both.
+    plain backward. Operators with parameters run in both passes, each time for the gradients of that pass, and so do hooks of what they give.
 
     A backward that must not run twice is made at once, as a whole: of a graph that holds a torch.autograd.Function (reentrant checkpoints,
     compiled functions and sharded parameters are such), and that of an optimizer with a backward of its own."""
@@ -55,28 +56,22 @@ class ZeroBubblePipelineSchedule(PipelineSchedule):
         """backward_step() for the gradients of the input alone. Returns them, and what backward_weight_step() needs."""
         inputs = [leaf for leaf in tree_leaves(input_tensor) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         outputs = [leaf for leaf in tree_leaves(output_tensor) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if inputs and outputs and not _splits(engine):
+        if inputs and outputs and not (_is_plain(engine.optimizer) and splits(outputs)):
             return self.backward_step(engine, input_tensor, output_tensor, output_tensor_grad), None
         if not inputs or not outputs:  # the whole backward is the second pass
-            return self._given_back(input_tensor, inputs, [None] * len(inputs)), (output_tensor, output_tensor_grad, None)
-        leaves = _leaves(outputs, inputs)
-        if leaves is None:
-            return self.backward_step(engine, input_tensor, output_tensor, output_tensor_grad), None
+            return self._given_back(input_tensor, inputs, [None] * len(inputs)), (output_tensor, output_tensor_grad)
         gradients = output_tensor_grad
         if gradients is not None:
             gradients = list(gradients) if isinstance(gradients, (list, tuple)) else [gradients]
-        of_inputs = torch.autograd.grad(outputs, inputs, gradients, retain_graph=bool(leaves), allow_unused=True)
-        return self._given_back(input_tensor, inputs, of_inputs), (outputs, gradients, leaves) if leaves else None
+        split = SplitBackward(outputs, gradients, inputs)
+        return self._given_back(input_tensor, inputs, split.of_inputs), split
 
     def backward_weight_step(self, engine, waiting):
         """The rest of a microbatch's backward: adds the parameters' gradients."""
-        if waiting is None:
-            return
-        outputs, gradients, leaves = waiting
-        if leaves is None:
-            self.backward_step(engine, None, outputs, gradients)
-        else:
-            torch.autograd.backward(outputs, gradients, inputs=leaves)
+        if isinstance(waiting, SplitBackward):
+            waiting.finish()
+        elif waiting is not None:
+            self.backward_step(engine, None, *waiting)
 
     @staticmethod
     def _given_back(input_tensor, inputs, gradients):
@@ -86,23 +81,6 @@ class ZeroBubblePipelineSchedule(PipelineSchedule):
         return gradients[0] if isinstance(input_tensor, torch.Tensor) and gradients else gradients
 
 
-def _splits(engine):
-    """The optimizer has no backward of its own, which may scale the loss or count."""
-    return type(engine.optimizer) is WrappedOptimizer and not hasattr(engine.optimizer.optim, "backward")
-
-
-def _leaves(outputs, inputs):
-    """The leaves that a backward from `outputs` adds gradients to, but `inputs`; None: it may not run twice."""
-    found, seen, left = {}, set(), [output.grad_fn for output in outputs]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return None
-        leaf = getattr(node, "variable", None) if node.name() == "torch::autograd::AccumulateGrad" else None
-        if leaf is not None and not any(leaf is one for one in inputs):
-            found[id(leaf)] = leaf
-        left.extend(following for following, _ in node.next_functions)
-    return list(found.values())
+def _is_plain(optimizer):
+    """It has no backward of its own, which may scale the loss or count."""
+    return type(optimizer) is WrappedOptimizer and not hasattr(optimizer.optim, "backward")
