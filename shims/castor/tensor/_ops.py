@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from . import _sharded
 from .colo_tensor import ColoTensor, _local
-from .dist_spec_mgr import reduce_grad, reduce_input
+from .dist_spec_mgr import is_whole, reduce_grad, reduce_input
 from .distspec import ReplicaSpec, ShardSpec
 from .op_wrapper import colo_op_impl
 from .tensor_spec import ColoTensorSpec
@@ -30,6 +30,8 @@ def _made(local, pg, spec, weight):
 def _lying(tensor, spec, pg):
     """The block under `spec` of an operand; a plain tensor is whole."""
     if not isinstance(tensor, ColoTensor):
+        if is_whole(spec, pg):
+            return tensor
         tensor = ColoTensor.from_torch_tensor(tensor, ColoTensorSpec(pg))
     return _local(tensor.redistribute(spec, pg))
 
