@@ -131,4 +131,6 @@ def run():
         beside_the_whole("divided, clipped", linears, optimizer, change=lambda stage: divide(stage, group), clipped=0.05)
         beside_the_whole("images", images, optimizer, InMicrobatches())
     beside_the_whole("scattered", linears, "sgd", change=lambda stage: divide(stage, group), schedule=schedules.PipelineSchedule(6, scatter_gather_tensors=True))
+    beside_the_whole("zero bubble, divided", linears, "sgd", change=lambda stage: divide(stage, group), schedule=schedules.ZeroBubblePipelineSchedule(3))
+    beside_the_whole("zero bubble, images", images, "adamw", InMicrobatches(), schedule=schedules.ZeroBubblePipelineSchedule(3))
     return [[text[:600] for text in wrong[:4]], compared]

@@ -10,6 +10,7 @@ import castor
 import pipeline_differing
 import pipeline_models
 import pipeline_zero_bubble
+import split_backward
 from castor.engine import schedule as schedules
 from castor.engine._groups import groups
 from castor.pipeline import partition
@@ -159,6 +160,7 @@ def main():
     train(narrow, "sgd", job.stages, 2, tensor_shape=(BATCH // job.stages, 8))
 
     found("zero bubble", pipeline_zero_bubble.run(train, (sequential, tied, nested, images, square)))
+    found("split", split_backward.run())
 
     # ---- what is returned, and evaluation
     part = partition(sequential().double(), job.stages)[job.stage]
