@@ -130,5 +130,7 @@ def run():
         beside_the_whole("given divided", ends_divided, optimizer, change=lambda stage: divide(stage, group, False))
         beside_the_whole("divided, clipped", linears, optimizer, change=lambda stage: divide(stage, group), clipped=0.05)
         beside_the_whole("images", images, optimizer, InMicrobatches())
-    beside_the_whole("scattered", linears, "sgd", change=lambda stage: divide(stage, group), schedule=schedules.PipelineSchedule(6, scatter_gather_tensors=True))
+    for schedule in (schedules.PipelineSchedule(6, scatter_gather_tensors=True), schedules.ZeroBubblePipelineSchedule(3)):
+        beside_the_whole(type(schedule).__name__, linears, "sgd", change=lambda stage: divide(stage, group), schedule=schedule)
+    beside_the_whole("zero bubble, images", images, "adamw", InMicrobatches(), schedule=schedules.ZeroBubblePipelineSchedule(3))
     return [[text[:600] for text in wrong[:4]], compared]

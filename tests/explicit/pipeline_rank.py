@@ -11,6 +11,7 @@ from castor.agent.common import store
 import pipeline_differing
 import pipeline_models
 import pipeline_zero_bubble
+import split_backward
 from castor.engine import schedule as schedules
 from castor.engine._groups import groups
 from castor.pipeline import partition
@@ -166,6 +167,7 @@ def main():
     train(narrow, "sgd", job.stages, 2, tensor_shape=(BATCH // job.stages, 8))
 
     found("zero bubble", pipeline_zero_bubble.run(train, (sequential, tied, nested, images, square)))
+    found("split", split_backward.run())
 
     # ---- what is returned, and evaluation
     part = partition(sequential().double(), job.stages)[job.stage]

@@ -107,7 +107,8 @@ def run(train, kinds):
     train(tied, "sgd", 3, clipped=0.1, **more)
     train(square, "sgd", 4, tensor_shape=(3, 8), **more)
     said = {}
-    for name, arguments in {"usual": {}, "weight twice": {"again": True}, "own function": {"own": True}, "own backward": {"optimizer": OwnBackward}, "frozen": {"frozen": (1,)}}.items():
+    cases = {"usual": {}, "weight twice": {"again": True}, "own function": {"own": True}, "own backward": {"optimizer": OwnBackward}, "frozen": {"frozen": (1,)}}
+    for name, arguments in cases.items():
         schedule, calls, gradients = one_batch(Recorded, **arguments)
         _, usual, reference = one_batch(schedules.PipelineSchedule, **arguments)
         said[name] = [schedule.passes, calls, calls == usual, alike(gradients, reference), sum(g is not None for g in gradients)]

@@ -79,6 +79,10 @@ class Pipelines(unittest.TestCase):
                 self.assertEqual(wrong, [], f"rank {rank}")
                 self.assertGreater(compared, 300)
 
+    def test_backward_in_two_passes(self):
+        for _, _, found in self.each():
+            self.assertEqual(found["split"], [])
+
     def test_zero_bubble(self):
         hooks = ["gradient", "accumulated"] * 4
         for (_, stages, _), rank, found in self.each():
