@@ -91,7 +91,7 @@ FAMILIES = ("sgd", "momentum", "nesterov", "sgd-fused"), ("adamw", "adam", "adam
 ALSO = {
     SMALL: ("gpt:adamw", "wide:momentum", "batch_grows:adamw"),
     UNBOUND: ("gpt:momentum",),
-    STATIC: ("mlp:adamw", "optimizer_before_device:momentum", "half_on_the_host:adamw"),
+    STATIC: ("mlp:adamw", "optimizer_before_device:momentum", "half_on_the_host:adamw", "trains_on_both_sides:sgd"),
     slow(0.25): ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
     delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_on_a_stream:adamw",
                  "written_within_a_step:sgd"),

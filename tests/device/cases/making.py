@@ -94,6 +94,22 @@ def optimizer_before_device(log, make):
     train(log, model, optimizer)
 
 
+@case(optimizers=("sgd",))
+def trains_on_both_sides(log, make):
+    """On the CPU, on the device, and so on, with one optimizer, which has no states."""
+    model = MLP()
+    optimizer = make(model.parameters())
+    for step, where in enumerate(("cpu", "cpu", "cuda", "cuda", "cpu", "cpu", "cuda")):
+        model.to(where)
+        x, y = (tensor.to(where) for tensor in batch(step))
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss)
+    log.end(model, optimizer)
+
+
 @case
 def deep_copied(log, make):
     """An average of the weights that is kept by hand."""

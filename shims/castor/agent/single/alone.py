@@ -32,7 +32,7 @@ class Alone(process.Process):
         self.synchronizer.add(fresh)
 
     def moved(self, p):
-        pass  # homes have it (device/)
+        pass  # homes have it (device/); the store lets it go before the next pass or step
 
     def said_before_step(self, optimizer):
         if self.synchronizer is not None:

@@ -66,6 +66,7 @@ class Synchronizer(gradients.Synchronizer):
         super().__init__(job.group, [])
         self.job = job
         self.has_raised = False
+        self.hook_of = {}
 
     def add(self, parameters):
         entries = masters.adopt(self.group, parameters)
@@ -74,16 +75,25 @@ class Synchronizer(gradients.Synchronizer):
                 self.hook(p, e)
                 self.entries.append(e)
 
+    def hook(self, p, entry):
+        super().hook(p, entry)
+        self.hook_of[entry] = self.hooks.pop()
+
+    def remove_hooks(self):
+        for hook in self.hook_of.values():
+            hook.remove()
+
     def moved(self, entry, p):
         self.job.moved(p)
-        self.let_go_of_moved()
 
     def let_go_of_moved(self):
-        """Parameters that the script has moved to a device are the store's no longer."""
+        """Parameters that the script has moved to a device are the store's no longer. Nothing of that is left, should they come back."""
         moved = [(p, e) for p, e in ((e.parameter(), e) for e in self.entries) if p is not None and p.device.type != "cpu"]
         if moved:
             store.let_go(moved)
             gone = {e for _, e in moved}
+            for entry in gone:
+                self.hook_of.pop(entry).remove()
             self.entries = [e for e in self.entries if e not in gone]
 
     def renew(self):
