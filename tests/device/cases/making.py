@@ -96,10 +96,10 @@ def optimizer_before_device(log, make):
 
 @case(optimizers=("sgd",))
 def trains_on_both_sides(log, make):
-    """On the CPU, on the device, and so on, with one optimizer, which has no states."""
+    """On the device, on the CPU, and so on, with one optimizer of before, which has no states."""
     model = MLP()
     optimizer = make(model.parameters())
-    for step, where in enumerate(("cpu", "cpu", "cuda", "cuda", "cpu", "cpu", "cuda")):
+    for step, where in enumerate(("cuda", "cuda", "cpu", "cpu", "cuda")):
         model.to(where)
         x, y = (tensor.to(where) for tensor in batch(step))
         optimizer.zero_grad()
