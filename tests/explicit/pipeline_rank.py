@@ -33,6 +33,27 @@ class Decoder(nn.Module):
         return F.linear(x, self.embedding.weight)
 
 
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(11, 16), nn.Parameter(torch.randn(5, 16))
+
+    def forward(self, x):
+        return self.tokens(x) + self.positions
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before, self.inner, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+        self.wide = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.inner(self.before(x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
+        return x + self.wide(x)
+
+
 class Pair(nn.Module):
     """Gives a nesting of tensors, one of them without a gradient."""
 
@@ -58,6 +79,11 @@ def tied():
     return nn.Sequential(embedding, nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), Decoder(embedding))
 
 
+def gpt():
+    first = Embedded()
+    return nn.Sequential(first, Block(), Block(), Block(), nn.LayerNorm(16), Decoder(first.tokens))
+
+
 def nested():
     return nn.Sequential(Pair(), Pair(), Pair(), Pair(), _Last())
 
@@ -72,7 +98,7 @@ def images():
 
 
 def batch(kind, count, generator):
-    if kind in (tied, deep_tied):
+    if kind in (tied, gpt, deep_tied):
         return torch.randint(0, 11, (count, 5), generator=generator), torch.randint(0, 11, (count, 5), generator=generator)
     shape = (count, 1, 8, 8) if kind is images else (count, 8)
     return torch.randn(shape, generator=generator, dtype=torch.float64), torch.randn((count, 8), generator=generator, dtype=torch.float64)
@@ -148,7 +174,7 @@ def main():
     torch.set_default_dtype(torch.float32)
     job = groups()
     found("groups", [job.data_size, job.stages, job.tensor_size, job.stage, job.stage_ranks])
-    for kind in (sequential, wide, tied, nested, images):
+    for kind in (sequential, wide, tied, gpt, nested, images):
         train(kind, "sgd", 3)
         train(kind, "adamw", 12)
     for microbatches in (1, 2, 4, 6):

@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include "core/error.h"
 #include "core/machine.h"
+#include "hooks/cuda/capture.h"
 #include "hooks/cuda/driver.h"
 #include "shims/cuda/types.h"
 
@@ -32,6 +33,12 @@ void *hooks_driver_symbol(const char *symbol) {
     if (broken && strcmp(broken, symbol) == 0)
         return strstr(symbol, "Memset") ? (void *)nothing_set : (void *)elsewhere;
     return dlsym(RTLD_DEFAULT, symbol);
+}
+
+/* The hooks count captures. */
+static bool captures;
+bool capture_runs(void) {
+    return captures;
 }
 
 /* The real functions that tests call beside the driver. */
@@ -262,6 +269,10 @@ static bool captures(void) {
     WORKS(d->event_make(d->context, 0, &event));
     CHECK(cuStreamBeginCapture_v2((CUstream)stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == 0);
     CHECK(d->stream_captures(d->context, 0, stream) && !d->stream_captures(d->context, 0, other));
+    captures = true;
+    CHECK(d->captures_run(d->context));
+    captures = false;
+    CHECK(!d->captures_run(d->context));
     WORKS(d->event_record(d->context, 0, event, other));
     CHECK(d->event_done(d->context, event));
     WORKS(d->reserve(d->context, 0, 2 * unit, unit, &address));
