@@ -36,9 +36,9 @@ void *hooks_driver_symbol(const char *symbol) {
 }
 
 /* The hooks count captures. */
-static bool captures;
+static bool counted;
 bool capture_runs(void) {
-    return captures;
+    return counted;
 }
 
 /* The real functions that tests call beside the driver. */
@@ -269,9 +269,9 @@ static bool captures(void) {
     WORKS(d->event_make(d->context, 0, &event));
     CHECK(cuStreamBeginCapture_v2((CUstream)stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == 0);
     CHECK(d->stream_captures(d->context, 0, stream) && !d->stream_captures(d->context, 0, other));
-    captures = true;
+    counted = true;
     CHECK(d->captures_run(d->context));
-    captures = false;
+    counted = false;
     CHECK(!d->captures_run(d->context));
     WORKS(d->event_record(d->context, 0, event, other));
     CHECK(d->event_done(d->context, event));
