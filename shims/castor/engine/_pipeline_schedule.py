@@ -113,9 +113,14 @@ class PipelineSchedule(BaseSchedule):
             gradients = list(output_tensor_grad) if isinstance(output_tensor_grad, (list, tuple)) else [output_tensor_grad]
             if outputs:
                 engine.backward_by_grad(*((outputs[0], gradients[0]) if len(outputs) == 1 else (outputs, gradients)))
+        return self._given_back(input_tensor, inputs, [leaf.grad for leaf in inputs])
+
+    @staticmethod
+    def _given_back(input_tensor, inputs, gradients):
+        """What goes to the stage before; a gradient that is None is one of zeros."""
         if input_tensor is None:
             return None
-        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in inputs]
+        gradients = [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in zip(inputs, gradients)]
         return gradients[0] if isinstance(input_tensor, torch.Tensor) and gradients else gradients
 
     # ---- one batch

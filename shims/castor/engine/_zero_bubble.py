@@ -73,13 +73,6 @@ class ZeroBubblePipelineSchedule(PipelineSchedule):
         elif waiting is not None:
             self.backward_step(engine, None, *waiting)
 
-    @staticmethod
-    def _given_back(input_tensor, inputs, gradients):
-        if input_tensor is None:
-            return None
-        gradients = [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in zip(inputs, gradients)]
-        return gradients[0] if isinstance(input_tensor, torch.Tensor) and gradients else gradients
-
 
 def _is_plain(optimizer):
     """It has no backward of its own, which may scale the loss or count."""

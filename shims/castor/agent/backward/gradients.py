@@ -30,14 +30,14 @@ class Synchronizer:
         self.let_go_before = False
         if group.across is not None:
             group.across.synchronizers.add(self)
-        self.hooks = []
+        self.hooks = {}  # entry: the handle of its hook
         accumulation.watch(self)
         for p, e in zip(parameters, self.entries):
             self.hook(p, e)
 
     def hook(self, p, entry):
         entry.synchronizer = self
-        self.hooks.append(p.register_post_accumulate_grad_hook(functools.partial(self._ready, entry)))
+        self.hooks[entry] = p.register_post_accumulate_grad_hook(functools.partial(self._ready, entry))
 
     def moved(self, entry, p):
         """A gradient came of a parameter that the script has moved to a device since it was registered."""
@@ -45,7 +45,7 @@ class Synchronizer:
                          "CPU: move the model before it is wrapped and its optimizer is built")
 
     def remove_hooks(self):
-        for hook in self.hooks:
+        for hook in self.hooks.values():
             hook.remove()
 
     def _ready(self, entry, p):

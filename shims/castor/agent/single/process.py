@@ -66,7 +66,6 @@ class Synchronizer(gradients.Synchronizer):
         super().__init__(job.group, [])
         self.job = job
         self.has_raised = False
-        self.hook_of = {}
 
     def add(self, parameters):
         entries = masters.adopt(self.group, parameters)
@@ -74,14 +73,6 @@ class Synchronizer(gradients.Synchronizer):
             if e.synchronizer is not self:  # else it was registered anew
                 self.hook(p, e)
                 self.entries.append(e)
-
-    def hook(self, p, entry):
-        super().hook(p, entry)
-        self.hook_of[entry] = self.hooks.pop()
-
-    def remove_hooks(self):
-        for hook in self.hook_of.values():
-            hook.remove()
 
     def moved(self, entry, p):
         self.job.moved(p)
@@ -93,7 +84,7 @@ class Synchronizer(gradients.Synchronizer):
             store.let_go(moved)
             gone = {e for _, e in moved}
             for entry in gone:
-                self.hook_of.pop(entry).remove()
+                self.hooks.pop(entry).remove()
             self.entries = [e for e in self.entries if e not in gone]
 
     def renew(self):
