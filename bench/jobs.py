@@ -4,11 +4,14 @@ Only the standard library is used, so that the interpreter of the driver needs n
 """
 
 import ctypes
+import json
 import os
+import platform
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -31,6 +34,27 @@ def clean_environment(extra=None, threads=1):
 
 def torchrun(interpreter, ranks):
     return [interpreter, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+
+
+def in_one_job(bench, interpreter, ranks, rank, arguments, timeout):
+    """Runs rank.py OUTPUT ARGUMENTS... on ranks of one job under Castor without a plugin. Returns (the head of a file of results, what the ranks
+    have measured)."""
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="castor-bench-") as folder:
+        output = os.path.join(folder, "results.json")
+        castor = [CASTOR, "run", "--plugin", "none", "--log-dir", os.path.join(folder, "log"), "--"]
+        subprocess.run([*castor, *torchrun(interpreter, ranks), rank, output, *map(str, arguments)], env=clean_environment(), timeout=timeout, check=True)
+        with open(output) as file:
+            measured = json.load(file)
+    torch = subprocess.run([interpreter, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True).stdout.strip()
+    head = {
+        "bench": bench,
+        "command": f"bench/{bench}/run.py " + " ".join(sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "load": max(load, os.getloadavg()[0])},
+        "versions": {"torch": torch, "libc": " ".join(platform.libc_ver())},
+    }
+    return head, measured
 
 
 def memory_of(pid):

@@ -5,11 +5,7 @@ machine that others use only they count."""
 import argparse
 import json
 import os
-import platform
-import subprocess
 import sys
-import tempfile
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -27,25 +23,13 @@ def main():
     parser.add_argument("--timeout", type=float, default=1800, help="seconds for the job")
     parser.add_argument("-o", "--output", default=os.path.join(ROOT, "bench", "results", "tensor.json"))
     args = parser.parse_args()
-    load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="castor-bench-") as folder:
-        output = os.path.join(folder, "results.json")
-        castor = [jobs.CASTOR, "run", "--plugin", "none", "--log-dir", os.path.join(folder, "log"), "--"]
-        rank = [os.path.join(HERE, "rank.py"), output, str(args.rounds)]
-        subprocess.run(castor + jobs.torchrun(args.python, args.ranks) + rank, env=jobs.clean_environment(), timeout=args.timeout, check=True)
-        with open(output) as file:
-            cases = json.load(file)
-    versions = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True).stdout.strip()
-    load = max(load, os.getloadavg()[0])
+    head, measured = jobs.in_one_job("tensor", args.python, args.ranks, os.path.join(HERE, "rank.py"), (args.rounds,), args.timeout)
+    machine = head["machine"]
     results = {
-        "bench": "tensor",
-        "command": "bench/tensor/run.py " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "load": load},
-        "versions": {"torch": versions, "libc": " ".join(platform.libc_ver())},
-        "conditions": f"{os.cpu_count()} cores, torch {versions}, {args.ranks} ranks over gloo, one thread each; medians of {args.rounds} rounds. Results and "
-        f"gradients are equal bit for bit. Load of the machine, this job's own included: {load:.0f}.",
-        "cases": cases,
+        **head,
+        "conditions": f"{machine['cores']} cores, torch {head['versions']['torch']}, {args.ranks} ranks over gloo, one thread each; medians of {args.rounds} rounds. Results and "
+        f"gradients are equal bit for bit. Load of the machine, this job's own included: {machine['load']:.0f}.",
+        "cases": measured,
     }
     with open(args.output, "w", encoding="ascii") as out:
         json.dump(results, out)
