@@ -137,7 +137,11 @@ class Plain:
             n.grad = None
 
     def clip(self):
-        return torch.nn.utils.clip_grad_norm_(self.parameters, 0.5)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, 0.5)
+        if self.masters and norm > 0.5:  # docs/precision.md: what bf16 clips is rounded once more
+            for p in self.parameters:
+                p.grad = p.grad.to(self.half).float() if self.half is torch.bfloat16 else p.grad
+        return norm
 
     def step(self):
         if self.autocast:

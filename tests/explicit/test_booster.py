@@ -15,7 +15,7 @@ FEATURES = {
     "plain": ("sgd", "adamw"),
     "LoRA": ("sgd+lora", "adamw+lora+clip"),
     "fp16": ("sgd+fp16", "adamw+fp16+clip"),
-    "bf16": ("sgd+bf16", "adamw+bf16+clip+lora"),
+    "bf16": ("sgd+bf16", "adamw+bf16+clip", "adamw+bf16+clip+lora"),
     "`no_sync`": ("sgd+no_sync", "sgd+bf16+no_sync", "adamw+fp16+no_sync+clip+lora"),
     "lazy": ("adamw+lazy", "sgd+lazy+bf16"),
     "clipping": ("sgd+clip", "adamw+clip"),
