@@ -1,4 +1,6 @@
 """A wrapper around an optimizer, on which the explicit API builds."""
+import sys
+
 import torch
 
 
@@ -72,34 +74,42 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return _clip(model, max_norm)
 
 
+def _groups():
+    """The job's ParallelGroups; None: castor.launch has made none. (castor.engine needs the library, and this file does not.)"""
+    module = sys.modules.get(__package__.removesuffix("utils") + "engine._groups")
+    return None if module is None else module.groups()
+
+
 def _clip(model, max_norm):
     """As clip_by_norm(), of a model's parameters; those that `model` shares with other stages need no handler that knows them."""
-    from ..engine import _groups, gradient_handler
+    groups, elsewhere = _groups(), []
+    if groups is not None:
+        from ..engine.gradient_handler import TiedGradientHandler
 
-    groups = _groups.groups()
-    tied = gradient_handler.TiedGradientHandler.of(model) if groups is not None else ()
-    elsewhere = [p for parts, p in tied if p is not None and min(part % groups.stages for part in parts) != groups.stage]
+        tied = TiedGradientHandler.of(model)
+        elsewhere = [p for parts, p in tied if p is not None and min(part % groups.stages for part in parts) != groups.stage]
     return clip_by_norm(model.parameters(), max_norm, elsewhere=elsewhere)
 
 
 def clip_by_norm(parameters, max_norm, norm_type=2.0, elsewhere=None):
     """torch.nn.utils.clip_grad_norm_. In a pipeline by the norm of all stages, of which each rank clips its own gradients; with parameters in
     blocks by the norm of the whole ones. `elsewhere`: the parameters that another stage counts; None: those that a TiedGradientHandler knows."""
-    from ..engine import _groups, gradient_handler
-
-    groups, parameters = _groups.groups(), list(parameters)
+    groups, parameters, order = _groups(), list(parameters), float(norm_type)
     staged = groups is not None and groups.stages > 1
     made = [p for p in parameters if p.grad is not None]
     if not staged and not any(map(_divided_over, made)):
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-    if not norm_type > 0:
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, order)
+    if not order > 0:
         raise ValueError(f"castor: a norm of type {norm_type} over several ranks: expected a number above 0")
-    left_out = {id(p) for p in (gradient_handler.counted_elsewhere(made) if elsewhere is None else elsewhere)}
+    if elsewhere is None and staged:
+        from ..engine.gradient_handler import counted_elsewhere
+
+        elsewhere = counted_elsewhere(made)
+    left_out = set(map(id, elsewhere or ()))
     by_group, device = {}, next((p.device for p in parameters), torch.device("cpu"))
     for p in made:
         if id(p) not in left_out:
             by_group.setdefault(_divided_over(p), []).append(p.grad)
-    order = float(norm_type)
     total = _Powers(order, device)
     for over, gradients in by_group.items():
         total.add(gradients, over)

@@ -102,4 +102,4 @@ def _check_offload(name, fraction, folder):
     if hasattr(core, "log"):
         core.log(1, text.encode())
     else:
-        warnings.warn(f"castor: {text}, under castor run", stacklevel=4)
+        warnings.warn(f"castor: {text}, under castor run", stacklevel=3)
