@@ -1,9 +1,7 @@
 """castor.launch, castor.launch_from_torch and castor.initialize: a job's ranks, and its engine (Colossal-AI:
 colossalai.initialize)."""
 import functools
-import importlib.util
 import os
-import random
 
 import torch
 import torch.distributed as dist
@@ -14,6 +12,7 @@ from .engine import Engine, _groups
 from .engine._pipeline_schedule import PipelineSchedule
 from .engine.gradient_handler import BaseGradientHandler, DataParallelGradientHandler, ReplicaGradientHandler, TiedGradientHandler
 from .trainer.utils import is_rank_0
+from .utils.common import set_seed
 from .utils.gradient_accumulation import accumulate_gradient
 
 core.require()
@@ -59,7 +58,7 @@ def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=102
                                 init_method=f"tcp://{address}:{port}")
     _groups.configure(_config.get("parallel") or {})
     if seed is not None:
-        _seed(seed)
+        set_seed(seed)
     if verbose and is_rank_0():
         core.log(2, f"launched: {dist.get_world_size()} ranks, backend {dist.get_backend()}".encode())
 
@@ -161,12 +160,3 @@ def _stage_handlers(model, groups, handlers):
     if handlers is None:
         handlers = [] if groups.data_group is None else [functools.partial(ReplicaGradientHandler, process_group=groups.data_group)]
     return [*tied, *handlers]
-
-
-def _seed(seed):
-    random.seed(seed)
-    if importlib.util.find_spec("numpy") is not None:
-        import numpy
-
-        numpy.random.seed(seed)
-    torch.manual_seed(seed)
