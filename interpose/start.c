@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/file.h>
@@ -27,7 +28,7 @@ static castor_status option_status;
 
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT, arena_once = PTHREAD_ONCE_INIT,
                       wake_once = PTHREAD_ONCE_INIT;
-static bool arena_serves;
+static _Atomic bool arena_serves;
 static bool awake, agent_attached;
 static bool refused;    /* the import of PyTorch was */
 static pid_t awake_pid; /* the process that woke up itself: not its forked children */
@@ -97,6 +98,15 @@ static void arena_begin(void) {
 bool start_arena(void) {
     pthread_once(&arena_once, arena_begin);
     return arena_serves;
+}
+
+void start_engine(void) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    if (!start_arena())
+        arena_begin();
+    pthread_mutex_unlock(&lock);
+    trace_plugin_set(plugin()->name);
 }
 
 static void wake(void) {

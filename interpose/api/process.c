@@ -59,6 +59,16 @@ int castor_option_get(uint32_t index, castor_option *out) {
     return 1;
 }
 
+castor_status castor_option_set(const char *name, const char *value) {
+    char message[1024];
+    castor_status status = option_set(name, value, message, sizeof message);
+    return status == CASTOR_OK ? CASTOR_OK : error_set(status, "%s", message);
+}
+
+void castor_engine_start(void) {
+    start_engine();
+}
+
 int castor_plugin_engine(void) {
     return plugin()->engine;
 }

@@ -21,7 +21,7 @@ _Static_assert((int)CASTOR_AUDIT_SUM == (int)AUDIT_SUM && (int)CASTOR_AUDIT_LOOS
                    (int)CASTOR_SKETCH_BUCKETS == (int)KERNEL_SKETCH_BUCKETS,
                "one value, two names");
 _Static_assert(sizeof(castor_loss_scale) == sizeof(loss_scale) &&
-                   offsetof(castor_loss_scale, good) == offsetof(loss_scale, good),
+                   offsetof(castor_loss_scale, hysteresis) == offsetof(loss_scale, hysteresis),
                "one layout, two names");
 _Static_assert(sizeof(loss_row) == CASTOR_LOSS_ROW * sizeof(double) &&
                    (int)CASTOR_LOSS_TERMS == (int)LOSS_TERMS && (int)CASTOR_TERM_OTHER == (int)LOSS_OTHER,
@@ -84,7 +84,8 @@ void castor_loss_scale_overflowed(castor_loss_scale *scale, int logs) {
 
 void castor_loss_scale_stepped(castor_loss_scale *scale, int logs) {
     if (loss_scale_stepped((loss_scale *)scale) && logs)
-        LOG_D("no gradient overflowed in %d steps: the loss scale is %g", LOSS_SCALE_STEPS, scale->scale);
+        LOG_D("no gradient overflowed in %lld steps: the loss scale is %g", (long long)scale->interval,
+              scale->scale);
 }
 
 double castor_batch_part(uint64_t count, int rank, int world, uint64_t *first, uint64_t *last) {

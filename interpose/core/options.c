@@ -296,6 +296,15 @@ castor_status option_check(const char *env_name, const char *value, char *messag
     return CASTOR_OK;
 }
 
+castor_status option_set(const char *env_name, const char *value, char *message, size_t message_size) {
+    castor_status status = option_check(env_name, value, message, message_size);
+    option_id id = status == CASTOR_OK ? (option_id)find_option(env_name, strlen(env_name)) : 0;
+    option_value parsed;
+    if (status == CASTOR_OK && parse_value(id, value, &parsed))
+        store_value(id, parsed, OPTION_FROM_ENVIRONMENT);
+    return status;
+}
+
 castor_status options_load(char *const *environment, char *message, size_t message_size) {
     castor_status status = CASTOR_OK;
     bool seen[OPTION_COUNT] = {false};

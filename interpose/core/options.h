@@ -1,4 +1,5 @@
-/* The options of a process: parsed once from the environment, read-only afterwards.
+/* The options of a process: parsed once from the environment. Only a plugin object of the explicit API changes some of them,
+ * before the engine starts.
  *
  * The only place that reads the environment is options.c. It is shared by the library and the launcher, and
  * does not call malloc: strings point into the environment block, which must not change before options_load
@@ -72,6 +73,9 @@ castor_status options_load(char *const *environment, char *message, size_t messa
 
 /* Checks one value of one option, as options_load would (`castor run --set NAME=VALUE`). */
 castor_status option_check(const char *env_name, const char *value, char *message, size_t message_size);
+
+/* Sets one option, as the environment would have. Errors as option_check. No other thread may read the option meanwhile. */
+castor_status option_set(const char *env_name, const char *value, char *message, size_t message_size);
 
 /* The value of an option as text, as `castor options` prints it. Returns the length. */
 size_t option_format(option_id id, char *out, size_t out_size);

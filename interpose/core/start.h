@@ -27,6 +27,10 @@ void start_refuse(const char *reason);
 /* Starts the arena if the options enable it. True when it serves blocks. */
 bool start_arena(void);
 
+/* The plugin was chosen after PyTorch was loaded: starts what it needs, and tells the trace. Blocks that PyTorch has already stay the
+ * system's allocator's. */
+void start_engine(void);
+
 /* Adds handlers of fork (any may be NULL), called after the library's own in `child` and `parent`, before
  * them in `prepare`. CASTOR_ERR_MEMORY when the list is full. */
 castor_status start_fork_register(void (*prepare)(void), void (*parent)(void), void (*child)(void));

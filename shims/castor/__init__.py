@@ -2,7 +2,10 @@
 
 Submodules that need PyTorch are imported on first use: `import castor` alone costs nothing."""
 
-_SUBMODULES = {"accelerator", "cluster", "device", "engine", "pipeline", "tensor", "gemini", "lazy", "trainer", "utils"}
+_SUBMODULES = {
+    "accelerator", "booster", "checkpoint_io", "cluster", "device", "engine", "gemini", "interface", "lazy", "logging", "nn", "pipeline", "quantization",
+    "tensor", "trainer", "utils",
+}
 _FUNCTIONS = {"initialize": "launching", "launch": "launching", "launch_from_torch": "launching", "memory_stats": "memory"}
 
 

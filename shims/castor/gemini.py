@@ -7,10 +7,11 @@ from .agent import core
 
 core.require()
 
-__all__ = ["search_chunk_configuration"]
+__all__ = ["search_chunk_configuration", "use_chunk_configuration"]
 
 _UNIT = 1 << 20  # elements
 _LARGEST = (1 << 63) - 1
+_SMALLEST = 64 << 10  # bytes of a chunk
 
 
 def search_chunk_configuration(model, search_range_m, search_interval, min_chunk_size_m=32, filter_exlarge_params=True):
@@ -42,3 +43,23 @@ def search_chunk_configuration(model, search_range_m, search_interval, min_chunk
         byref(group), 1, byref(core.ChunkRange(span, search_interval, smallest, int(filter_exlarge_params))), byref(total), byref(wasted)
     )
     return {degree: {"chunk_size": group.chunk_numel, "keep_gathered": bool(group.keep_gathered)}}, total.value, wasted.value
+
+
+def use_chunk_configuration(configuration, element_size):
+    """Sets the size of chunks (CASTOR_CHUNK_SIZE), before the first model is shared.
+
+    Args:
+        configuration: the first thing that search_chunk_configuration() returns.
+        element_size: of a parameter, in bytes.
+
+    ValueError: it has no chunk size, or one that is out of bounds."""
+    degree = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    chosen = configuration.get(degree) or next(iter(configuration.values()), None) if isinstance(configuration, dict) else None
+    if not isinstance(chosen, dict) or not isinstance(chosen.get("chunk_size"), int):
+        raise ValueError(f"castor: {configuration!r} is no configuration of chunks: expected {{data-parallel degree: {{'chunk_size': elements, "
+                         "'keep_gathered': bool}}, as search_chunk_configuration() returns it")
+    try:
+        core.option_set(b"CASTOR_CHUNK_SIZE", str(max(chosen["chunk_size"] * element_size, _SMALLEST)).encode())
+    except core.Error as error:
+        raise ValueError(str(error)) from None
+    core.read_options()

@@ -92,7 +92,7 @@ def _declare(library, row, size):
             globals()[name.removeprefix("CASTOR_")] = value
 
 
-def _read_options():
+def read_options():
     option, index = Option(), 0
     while option_get(index, byref(option)):
         values = {OPTION_TEXT: option.text.decode(), OPTION_BOOL: bool(option.integer), OPTION_INTEGER: option.integer,
@@ -139,7 +139,7 @@ def bind():
         while row := api_row(index, byref(size)):
             _declare(library, row.decode(), size.value)
             index += 1
-        _read_options()
+        read_options()
         _let_signals_in()
     return True
 

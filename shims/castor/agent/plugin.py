@@ -1,4 +1,4 @@
-"""Installs a plugin with an engine, before the script's first line runs."""
+"""Installs a plugin with an engine: before the script's first line runs, or when a plugin object asks for it (starting.py)."""
 import os
 
 import torch
@@ -12,8 +12,11 @@ from .precision import checkpoints, loss_scale, masters
 from .process import compiler, events, failures, leaving, strays
 from .single import alone, job
 
+trainer = None  # what stands for the script's process (single/process.py); None: it has ranks of its own
+
 
 def install():
+    global trainer
     compiler.install()
     accumulation.install()
     rank, world = core.options.rank, core.options.world_size
@@ -33,10 +36,6 @@ def install():
         adoption.install()
     if accumulation.active():  # after the ranks' observer, which decides whether this backward is synchronized
         observers.append(accumulation.Observer())
-    if masters.install():
-        checkpoints.install()
-    if masters.dtype is torch.float16:
-        observers.append(loss_scale.install())
     if core.options.lazy_init:
         lazy.begin()
         observers.append(lazy.Observer())
@@ -45,7 +44,26 @@ def install():
     steps.install(trainer)
     clipping.install(ranks)
     swapping.install()
+    install_precision()
     if core.plugin_shards():
         remote.install()
     failures.install(ranks)
     leaving.install()
+
+
+_precisions = set()  # what is installed for: "masters", "scale"
+
+
+def install_precision(**scale):
+    """What CASTOR_PRECISION says, for models from here on. `scale`: the fields of a loss scale that are not the default."""
+    loss_scale.end()
+    if not masters.install():
+        return
+    if masters.dtype is torch.float16:
+        loss_scale.begin(**scale)
+        if "scale" not in _precisions:
+            events.observe(loss_scale.install())
+    if "masters" not in _precisions:
+        checkpoints.install()
+        reducer.install_precision()
+    _precisions.update({"masters", "scale"} if masters.dtype is torch.float16 else {"masters"})

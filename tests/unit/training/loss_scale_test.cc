@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <cmath>
+#include <cstring>
 
 extern "C" {
 #include "training/loss_scale.h"
@@ -8,7 +9,8 @@ extern "C" {
 namespace {
 
 loss_scale begun() {
-    loss_scale s = {-1, -1};
+    loss_scale s;
+    memset(&s, 0xff, sizeof s);
     loss_scale_begin(&s);
     return s;
 }
@@ -64,6 +66,36 @@ TEST(LossScale, StaysAPowerOfTwo) {
         loss_scale_overflowed(&s);
         EXPECT_EQ(s.scale, std::ldexp(1, 16 - overflow));
     }
+}
+
+TEST(LossScale, BecomesSmallerFromTheGivenNumberOfOverflowsOn) {
+    loss_scale s = begun();
+    s.hysteresis = 3;
+    loss_scale_overflowed(&s);
+    loss_scale_overflowed(&s);
+    EXPECT_EQ(s.scale, 65536);
+    loss_scale_overflowed(&s);
+    EXPECT_EQ(s.scale, 32768);
+    loss_scale_overflowed(&s); // they are counted until the scale grows
+    EXPECT_EQ(s.scale, 16384);
+    EXPECT_EQ(steps_to_growth(&s), 1000);
+    loss_scale_overflowed(&s);
+    EXPECT_EQ(s.scale, 32768);
+}
+
+TEST(LossScale, KeepsToItsBoundsAndFactors) {
+    loss_scale s = begun();
+    s.smallest = 10000;
+    s.largest = 100000;
+    s.growth = 4;
+    s.backoff = 0.25;
+    s.interval = 2;
+    EXPECT_EQ(steps_to_growth(&s), 2);
+    EXPECT_EQ(s.scale, 100000);
+    loss_scale_overflowed(&s);
+    EXPECT_EQ(s.scale, 25000);
+    loss_scale_overflowed(&s);
+    EXPECT_EQ(s.scale, 10000);
 }
 
 } // namespace

@@ -202,8 +202,6 @@ def step_aside(ddp, reason):
 def install():
     patching.replace("torch.distributed.Reducer", lambda _: _make_reducer)
     patching.replace("torch.distributed.Logger", lambda _: _make_logger)
-    if masters.dtype is not None:
-        patching.replace(f"{_DDP}._ddp_init_helper", _init_helper)
     patching.replace("torch.nn.parallel.distributed._verify_param_shape_across_processes", _verify)
     patching.replace("torch.nn.parallel.distributed._sync_module_states", _adopt_before_broadcast)
     for name, reason in {
@@ -213,6 +211,11 @@ def install():
         "_update_process_group": "the script changes the process group",
     }.items():
         patching.replace(f"{_DDP}.{name}", functools.partial(_stepping_aside, reason))
+
+
+def install_precision():
+    """Modules that are wrapped from here on compute in 16 bits."""
+    patching.replace(f"{_DDP}._ddp_init_helper", _init_helper)
 
 
 def _stepping_aside(reason, method):

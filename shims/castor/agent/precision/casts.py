@@ -17,6 +17,7 @@ from ..process import compiler
 HALF = (torch.float16, torch.bfloat16)
 
 _before_forward = None
+_computes = None  # the 16-bit type
 _wrapped = None  # the module that a wrapper is being built around
 
 
@@ -165,10 +166,10 @@ def _widened(output, of):
     return _pytree.tree_map(widen, output)
 
 
-def _in_float(stock, dtype):
+def _in_float(stock):
     @compiler.wraps(stock)
     def loss(*args, **kwargs):
-        return stock(*_cast(args, dtype, torch.float32), **_cast(kwargs, dtype, torch.float32))
+        return stock(*_cast(args, _computes, torch.float32), **_cast(kwargs, _computes, torch.float32))
 
     return loss
 
@@ -176,7 +177,7 @@ def _in_float(stock, dtype):
 def install(dtype, before_forward):
     """`dtype`: the 16-bit type. `before_forward` is called before a model computes in it, with the module that does, or with None
     for the whole model."""
-    global _before_forward
-    _before_forward = before_forward
-    for name in replaced.LOSSES:
-        patching.replace(f"torch.nn.functional.{name}", lambda stock: _in_float(stock, dtype))
+    global _before_forward, _computes
+    is_first, _before_forward, _computes = _computes is None, before_forward, dtype
+    for name in replaced.LOSSES if is_first else ():
+        patching.replace(f"torch.nn.functional.{name}", _in_float)

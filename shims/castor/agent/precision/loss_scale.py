@@ -57,7 +57,7 @@ class Observer(events.Observer):
 
     def backward_begun(self, outputs, create_graph):
         global _inverse
-        if not _hooked or not store.active():
+        if _state is None or not _hooked or not store.active():
             return
         if create_graph:
             raise core.Error("castor: backward(create_graph=True) cannot be scaled: use CASTOR_PRECISION=bf16")
@@ -142,7 +142,9 @@ def stepped(optimizer):
 def _saving(stock):
     @functools.wraps(stock)
     def state_dict(self):
-        return dict(stock(self), **{KEY: {"scale": _state.scale, "good": _state.good}})
+        if _state is None:
+            return stock(self)
+        return dict(stock(self), **{KEY: {"scale": _state.scale, "good": _state.good, "overflows": _state.overflows}})
 
     return state_dict
 
@@ -152,8 +154,8 @@ def _loading(stock):
     def load_state_dict(self, state_dict):
         stock(self, state_dict)
         saved = state_dict.get(KEY)
-        if saved is not None:
-            _state.scale, _state.good = saved["scale"], saved["good"]
+        if saved is not None and _state is not None:
+            _state.scale, _state.good, _state.overflows = saved["scale"], saved["good"], saved.get("overflows", 0)
 
     return load_state_dict
 
@@ -162,21 +164,33 @@ def _told_of(stock):
     @functools.wraps(stock)
     def __init__(self, *args, **kwargs):
         stock(self, *args, **kwargs)
-        if self.is_enabled() and os.environ.get("RANK", "0") == "0" and core.options.rank <= 0:
+        if _state is not None and self.is_enabled() and os.environ.get("RANK", "0") == "0" and core.options.rank <= 0:
             core.log(1, b"the script's GradScaler multiplies the loss, and CASTOR_PRECISION=fp16 does so with a scale of its own: the first "
                         b"steps overflow until one of them is small enough; take the GradScaler out, or build it with enabled=False")
 
     return __init__
 
 
-def install():
-    """Returns the observer of backward passes."""
+def end():
+    """No model is scaled any more."""
+    global _state
+    _state = None
+
+
+def begin(**settings):
+    """Models are scaled from here on. `settings`: fields of castor_loss_scale that are not the default."""
     global _state
     if not hasattr(torch.Tensor, "grad_dtype"):
         raise core.Error(f"castor: CASTOR_PRECISION=fp16 needs Tensor.grad_dtype, which torch {torch.__version__} does not have: "
                          "use bf16")
     _state = core.LossScale()
     core.loss_scale_begin(_state)
+    for name, value in settings.items():
+        setattr(_state, name, value)
+
+
+def install():
+    """Returns the observer of backward passes."""
     patching.replace("torch.amp.GradScaler.__init__", _told_of)
     patching.replace("torch.optim.Optimizer.state_dict", _saving)
     patching.replace("torch.optim.Optimizer.load_state_dict", _loading)

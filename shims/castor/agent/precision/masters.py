@@ -423,7 +423,7 @@ def published(parameters):
 
 
 def install():
-    """Whether CASTOR_PRECISION asks for 16 bits."""
+    """From here on models become what CASTOR_PRECISION says. Returns whether that is 16 bits."""
     global dtype
     dtype = DTYPES[core.options.precision]
     if dtype is not None:

@@ -52,6 +52,11 @@ class Observer:
 _observers = []
 
 
+def observe(observer):
+    """`observer` is one more observer."""
+    _observers.append(observer)
+
+
 def observe_only(observer):
     """From here on `observer` is the only observer."""
     _observers[:] = [observer]

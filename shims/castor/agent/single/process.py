@@ -22,6 +22,7 @@ class Process(events.Observer):
         self.rank, self.world = rank, world
         self.synchronizer = None  # made with the first parameters
         self.said = set()
+        self.boosted = False  # a plugin object trains here, so that a process group of this one rank changes nothing
 
     @property
     def group(self):
@@ -30,7 +31,7 @@ class Process(events.Observer):
     @property
     def distributed(self):
         """The script has a process group of its own after all: then it is not a single-process script."""
-        return torch.distributed.is_available() and torch.distributed.is_initialized()
+        return torch.distributed.is_available() and torch.distributed.is_initialized() and not self.boosted
 
     def say(self, text, level=2):
         if text not in self.said and self.rank == 0:

@@ -1,0 +1,23 @@
+"""Mixed precision, as objects and by name (Colossal-AI: colossalai.booster.mixed_precision)."""
+from .bf16 import BF16MixedPrecision
+from .fp8 import FP8MixedPrecision
+from .fp16_apex import FP16ApexMixedPrecision
+from .fp16_naive import FP16NaiveMixedPrecision
+from .fp16_torch import FP16TorchMixedPrecision
+from .mixed_precision_base import MixedPrecision
+
+__all__ = [
+    "BF16MixedPrecision", "FP16ApexMixedPrecision", "FP16NaiveMixedPrecision", "FP16TorchMixedPrecision", "FP8MixedPrecision", "MixedPrecision",
+    "mixed_precision_factory",
+]
+
+_NAMED = {"fp16": FP16TorchMixedPrecision, "fp16_apex": FP16ApexMixedPrecision, "fp16_naive": FP16NaiveMixedPrecision, "bf16": BF16MixedPrecision,
+          "fp8": FP8MixedPrecision}
+
+
+def mixed_precision_factory(mixed_precision_type):
+    """The object for a name. ValueError: there is none of that name."""
+    if mixed_precision_type not in _NAMED:
+        raise ValueError(f"castor: there is no mixed precision {mixed_precision_type!r}: expected one of {', '.join(map(repr, _NAMED))}, or a "
+                         "castor.booster.mixed_precision.MixedPrecision")
+    return _NAMED[mixed_precision_type]()

@@ -1,0 +1,80 @@
+"""PyTorch's autocast in float16, with its GradScaler."""
+import functools
+
+import torch
+
+from ...interface import ModelWrapper, OptimizerWrapper
+from .mixed_precision_base import MixedPrecision
+
+__all__ = ["FP16TorchMixedPrecision", "TorchAMPModule", "TorchAMPOptimizer"]
+
+
+def device_type():
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class TorchAMPOptimizer(OptimizerWrapper):
+    """An optimizer whose losses a GradScaler scales.
+
+    Args: optim; init_scale, growth_factor, backoff_factor, growth_interval: the GradScaler's; max_norm, norm_type: OptimizerWrapper's."""
+
+    def __init__(self, optim, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, max_norm=0.0, norm_type=2.0):
+        super().__init__(optim, max_norm, norm_type)
+        self.scaler = torch.amp.GradScaler(device_type(), init_scale, growth_factor, backoff_factor, growth_interval)
+        self._unscaled = False
+
+    def scale_loss(self, loss):
+        return self.scaler.scale(loss)
+
+    def unscale_grad(self):
+        if not self._unscaled:
+            self.scaler.unscale_(self.unwrap())
+            self._unscaled = True
+
+    def step(self, *args, **kwargs):
+        """Steps, unless a gradient is not finite; then the scale becomes smaller."""
+        if self._max_norm > 0:
+            self.clip_grad_by_norm(self._max_norm, self._norm_type)
+        result = self.scaler.step(self.unwrap(), *args, **kwargs)
+        self.scaler.update()
+        self._unscaled = False
+        return result
+
+
+class TorchAMPModule(ModelWrapper):
+    """A model that runs in autocast, with float outputs."""
+
+    def __init__(self, module, dtype=torch.float16):
+        super().__init__(module)
+        self._dtype = dtype
+
+    def forward(self, *args, **kwargs):
+        with torch.autocast(device_type(), dtype=self._dtype):
+            return self.module(*args, **kwargs)
+
+
+def autocast_criterion(criterion, dtype):
+    """A loss that is computed in autocast, which computes PyTorch's losses in float."""
+    if criterion is None:
+        return None
+    if isinstance(criterion, torch.nn.Module):
+        return TorchAMPModule(criterion, dtype)
+
+    @functools.wraps(criterion)
+    def in_autocast(*args, **kwargs):
+        with torch.autocast(device_type(), dtype=dtype):
+            return criterion(*args, **kwargs)
+
+    return in_autocast
+
+
+class FP16TorchMixedPrecision(MixedPrecision):
+    """Args: init_scale, growth_factor, backoff_factor, growth_interval: the GradScaler's."""
+
+    def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
+        self._scaler = {"init_scale": init_scale, "growth_factor": growth_factor, "backoff_factor": backoff_factor, "growth_interval": growth_interval}
+
+    def configure(self, model, optimizer=None, criterion=None, **clipping):
+        if optimizer is not None:
+            optimizer = TorchAMPOptimizer(getattr(optimizer, "optim", optimizer), **self._scaler, **clipping)
+        return TorchAMPModule(model), optimizer, autocast_criterion(criterion, torch.float16)

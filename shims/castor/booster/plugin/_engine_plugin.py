@@ -1,0 +1,73 @@
+"""A plugin that is one of the engine's (CASTOR_PLUGIN), as an object."""
+import torch
+
+from ...agent import starting
+from ..mixed_precision import FP16TorchMixedPrecision, BF16MixedPrecision
+from .dp_plugin_base import DPPluginBase
+from .plugin_base import tell_of_meaningless
+
+_SCALE = {"initial_scale": "scale", "min_scale": "smallest", "max_scale": "largest", "growth_factor": "growth", "backoff_factor": "backoff",
+          "growth_interval": "interval", "hysteresis": "hysteresis"}
+
+
+def scale_of(given):
+    """The fields of castor_loss_scale from a plugin's parameters. ValueError: a number that is none of a loss scale's."""
+    fields = {field: given[name] for name, field in _SCALE.items()}
+    problems = {
+        "initial_scale": not 0 < fields["smallest"] <= fields["scale"] <= fields["largest"], "growth_factor": not fields["growth"] >= 1,
+        "backoff_factor": not 0 < fields["backoff"] <= 1, "growth_interval": not fields["interval"] >= 1, "hysteresis": not fields["hysteresis"] >= 1}
+    wrong = [f"{name}={given[name]!r}" for name, is_wrong in problems.items() if is_wrong]
+    if wrong:
+        raise ValueError(f"castor: a loss scale with {', '.join(wrong)}: expected 0 < min_scale <= initial_scale <= max_scale, growth_factor >= 1, "
+                         "0 < backoff_factor <= 1, growth_interval >= 1 and hysteresis >= 1")
+    return dict(fields, interval=int(fields["interval"]), hysteresis=int(fields["hysteresis"]))
+
+
+class EnginePlugin(DPPluginBase):
+    """Starts the engine when it is made.
+
+    Args:
+        plugin: CASTOR_PLUGIN's word.
+        options: CASTOR_… by name, as text.
+        given: the subclass's parameters by name.
+        meaningless: as tell_of_meaningless takes it."""
+
+    def __init__(self, plugin, options, given, meaningless):
+        super().__init__()
+        self.precision = given.get("precision", "fp32")
+        if self.precision not in self.supported_precisions():
+            raise ValueError(f"castor: {type(self).__name__}(precision={self.precision!r}): expected one of "
+                             f"{', '.join(map(repr, self.supported_precisions()))}")
+        self._scale = scale_of(given)
+        self._clipping = {"max_norm": given["max_norm"] or 0.0, "norm_type": given["norm_type"]}
+        tell_of_meaningless(self, given, meaningless)
+        starting.start(plugin, f"{type(self).__name__}", **options)
+
+    def supported_precisions(self):
+        return ["fp16", "bf16", "fp32"]
+
+    def control_precision(self):
+        return True
+
+    def configure(self, model, optimizer=None, criterion=None, dataloader=None, lr_scheduler=None):
+        cast = self._begin_precision(model)
+        wrapped = self._wrap_model(model)
+        if cast is not None:
+            wrapped, optimizer, criterion = cast.configure(wrapped, optimizer, criterion, **self._clipping)
+            self._models[-1] = wrapped
+        elif optimizer is not None:
+            optimizer = self._wrap_optimizer(optimizer, **self._clipping)
+            starting.train_as_one(optimizer.unwrap())
+        return wrapped, optimizer, criterion, dataloader, lr_scheduler
+
+    def _begin_precision(self, model):
+        """Several ranks on devices, where the engine keeps no masters yet, compute in 16 bits by autocast: returns it then."""
+        alone = self.precision == "fp32" or self.world_size == 1 or not torch.cuda.is_available()
+        starting.use_precision(self.precision if alone else "fp32", **(self._scale if alone and self.precision == "fp16" else {}))
+        if alone:
+            return None
+        starting.tell(f"{type(self).__name__}: on several devices {self.precision} is autocast, and parameters stay float")
+        if self.precision == "bf16":
+            return BF16MixedPrecision()
+        return FP16TorchMixedPrecision(init_scale=self._scale["scale"], growth_factor=self._scale["growth"], backoff_factor=self._scale["backoff"],
+                                       growth_interval=self._scale["interval"])
