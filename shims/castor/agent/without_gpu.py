@@ -69,7 +69,7 @@ _stream = Stream()
 
 
 @contextlib.contextmanager
-def _in_stream(stream):
+def in_stream(stream):
     yield
 
 
@@ -93,7 +93,7 @@ _INSTEAD = {
     "current_stream": lambda device=None: _stream,
     "default_stream": lambda device=None: _stream,
     "set_stream": _nothing,
-    "stream": _in_stream,
+    "stream": in_stream,
     "get_rng_state": lambda device="cuda": torch.get_rng_state(),
     "get_rng_state_all": lambda: [torch.get_rng_state()],
     "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
@@ -197,5 +197,6 @@ def install():
         patching.replace("torch.distributed.distributed_c10d.init_process_group", _group)
         patching.replace("torch.distributed.distributed_c10d.new_group", _new_group)
         patching.replace("torch.nn.parallel.DistributedDataParallel.__init__", _ddp)
-    torch.serialization.register_package(15, lambda storage: None, _deserialize)  # before CUDA's own, 20
+    if all(row[2] is not _deserialize for row in torch.serialization._package_registry):
+        torch.serialization.register_package(15, lambda storage: None, _deserialize)  # before CUDA's own, 20
     core.cuda_is_cpu()
