@@ -4,11 +4,7 @@ import platform
 
 import torch
 
-from .agent import core
-
-core.require()
-
-from .agent.without_gpu import Event, Stream, in_stream  # noqa: E402 - needs the core
+from .agent.without_gpu import Event, Stream, in_stream
 
 __all__ = ["BaseAccelerator", "CpuAccelerator", "CudaAccelerator", "auto_set_accelerator", "get_accelerator", "set_accelerator"]
 
@@ -127,7 +123,7 @@ class CpuAccelerator(BaseAccelerator):
 
     def __getattr__(self, name):
         if hasattr(torch.cuda, name) and not name.startswith("_"):
-            raise RuntimeError(f"castor: the CPU has no {name}: ask whether get_accelerator().name is 'cuda'")
+            raise AttributeError(f"castor: the CPU has no {name}: ask whether get_accelerator().name is 'cuda'")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 

@@ -143,6 +143,9 @@ ROWS = (
     Row("numpy.random.*", "...", "NumPy's global generator has no hooks", may_lack=True),
     # without a GPU
     *(Row(f"torch.cuda.{name}", "...", _NO_GPU) for name in OF_CUDA),
+    Row("torch.cuda.device.__init__", "self, device", _NO_GPU),
+    Row("torch.cuda.device.__enter__", "self", _NO_GPU),
+    Row("torch.cuda.device.__exit__", "self, type, value, traceback", _NO_GPU),
     Row("torch.Tensor.cuda", "<method_descriptor>", _NO_GPU),
     Row("torch.Tensor.pin_memory", "<method_descriptor>", _NO_GPU),
     Row("torch.autocast.__init__", "self, device_type, dtype, enabled, cache_enabled", _NO_GPU),

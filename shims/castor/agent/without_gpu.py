@@ -186,6 +186,8 @@ def install():
         return
     for name, instead in _INSTEAD.items():
         patching.replace(_CUDA + name, lambda stock, instead=instead: functools.wraps(stock)(lambda *args, **kwargs: instead(*args, **kwargs)))
+    for name in ("__init__", "__enter__", "__exit__"):
+        patching.replace(_CUDA + "device." + name, lambda stock: functools.wraps(stock)(lambda *args: _nothing()))
     patching.replace(_CUDA + "Event", lambda stock: Event)
     patching.replace(_CUDA + "Stream", lambda stock: Stream)
     patching.replace("torch.Tensor.cuda", _cuda)
