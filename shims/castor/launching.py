@@ -2,9 +2,7 @@
 colossalai.initialize)."""
 import argparse
 import functools
-import importlib.util
 import os
-import random
 
 import torch
 import torch.distributed as dist
@@ -15,6 +13,7 @@ from .engine import Engine, _groups
 from .engine._pipeline_schedule import PipelineSchedule
 from .engine.gradient_handler import BaseGradientHandler, DataParallelGradientHandler, ReplicaGradientHandler, TiedGradientHandler
 from .trainer.utils import is_rank_0
+from .utils.common import set_seed
 from .utils.gradient_accumulation import accumulate_gradient
 
 core.require()
@@ -60,7 +59,7 @@ def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=102
                                 init_method=f"tcp://{address}:{port}")
     _groups.configure(_config.get("parallel") or {})
     if seed is not None:
-        _seed(seed)
+        set_seed(seed)
     if verbose and is_rank_0():
         core.log(2, f"launched: {dist.get_world_size()} ranks, backend {dist.get_backend()}".encode())
 
@@ -198,12 +197,3 @@ def _stage_handlers(model, groups, handlers):
     if handlers is None:
         handlers = [] if groups.data_group is None else [functools.partial(ReplicaGradientHandler, process_group=groups.data_group)]
     return [*tied, *handlers]
-
-
-def _seed(seed):
-    random.seed(seed)
-    if importlib.util.find_spec("numpy") is not None:
-        import numpy
-
-        numpy.random.seed(seed)
-    torch.manual_seed(seed)
