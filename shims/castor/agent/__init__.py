@@ -49,7 +49,6 @@ def _attach():
         plugin.install()
     except BaseException:
         patching.undo_all()  # no replacement stays behind
-        without_gpu.install()  # but for what has nothing to do with the plugin
         raise
 
 
