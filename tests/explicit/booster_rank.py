@@ -1,9 +1,10 @@
 """Cases of training with a Booster on each rank, or with the same written in plain PyTorch: see test_booster.py.
 
-    booster_rank.py PLUGIN CASE...    PLUGIN: plain, or a name of PLUGINS; `none` is a Booster without one
+    booster_rank.py PLUGIN [save FOLDER | load FOLDER | on] CASE...
 
-A case is words joined by +: sgd or adamw; fp16 or bf16; lora, no_sync, lazy, clip, save, load. Of each: the losses and norms of this rank, and the
-bits of the parameters and states at its end."""
+PLUGIN: plain, plain-autocast, or a name of make_plugin's; `none` is a Booster without one. A case is words joined by +: sgd or adamw; fp16 or
+bf16; lora, no_sync, lazy, clip, and how it is saved: shard, safe, background. Of each: the losses and norms of this rank, and the bits of
+parameters and states at its end. `save` saves then, `load` goes on from there, `on` goes on without an interruption."""
 import contextlib
 import hashlib
 import os
@@ -87,6 +88,7 @@ class Plain:
         self.model = model.to(device)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = optimizer_for(words, self.parameters)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
         self.autocast = autocast and self.half is not None
         self.masters = self.half is not None and not autocast
         self.scale = 2.0**16 if self.half is torch.float16 else 1.0
@@ -181,7 +183,8 @@ class Boosted:
 
             model = self.booster.enable_lora(model, lora_config=peft.LoraConfig(**LORA))
         optimizer = optimizer_for(words, [p for p in model.parameters() if p.requires_grad])
-        self.model, self.optimizer, self.criterion, *_ = self.booster.boost(model, optimizer, F.mse_loss)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        self.model, self.optimizer, self.criterion, _, self.scheduler = self.booster.boost(model, optimizer, F.mse_loss, lr_scheduler=scheduler)
 
     def forward(self, x, y):
         return self.criterion(self.model(x), y)
@@ -201,6 +204,24 @@ class Boosted:
     def step(self):
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def files(self, folder, case):
+        return [os.path.join(folder, f"{case}-{what}") for what in ("model", "optimizer", "scheduler")]
+
+    def save(self, folder, case, words):
+        model, optimizer, scheduler = self.files(folder, case)
+        shard, background = "shard" in words, "background" in words
+        suffix = "" if shard else ".safetensors" if "safe" in words else ".bin"
+        self.booster.save_model(self.model, model + suffix, shard=shard, size_per_shard=1, use_safetensors="safe" in words, use_async=background)
+        self.booster.save_optimizer(self.optimizer, optimizer + ("" if shard else ".bin"), shard=shard, size_per_shard=1, use_async=background)
+        self.booster.save_lr_scheduler(self.scheduler, scheduler + ".bin")
+
+    def load(self, folder, case, words):
+        model, optimizer, scheduler = self.files(folder, case)
+        shard = "shard" in words
+        self.booster.load_model(self.model, model + ("" if shard else ".safetensors" if "safe" in words else ".bin"))
+        self.booster.load_optimizer(self.optimizer, optimizer + ("" if shard else ".bin"))
+        self.booster.load_lr_scheduler(self.scheduler, scheduler + ".bin")
 
     @property
     def part(self):
@@ -224,6 +245,7 @@ def train(case, run, words, first=0):
         if "clip" in words:
             norms.append(float(run.clip()))
         run.step()
+        run.scheduler.step()
     model = run.whole().state_dict()
     found(case, {"losses": losses, "norms": norms, "names": list(model), "model": bits(model.values()),
                  "optimizer": bits(states(run.optimizer)), "numbers": [float(t.double().sum()) for t in model.values()]})
@@ -231,6 +253,8 @@ def train(case, run, words, first=0):
 
 def main():
     name, *cases = sys.argv[1:]
+    does = cases.pop(0) if cases[0] in ("save", "load", "on") else None
+    folder = cases.pop(0) if does in ("save", "load") else None
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -242,7 +266,13 @@ def main():
             run = Plain(words, device, autocast=name == "plain-autocast" or on_devices)
         else:
             run = Boosted(name, words, device)
-        train(case, run, words)
+        if does == "load":
+            run.load(folder, case, words)
+        elif does == "on":
+            train(f"{case} before", run, words)
+        train(case, run, words, first=STEPS if does in ("load", "on") else 0)
+        if does == "save":
+            run.save(folder, case, words)
         del run
     end()
 
