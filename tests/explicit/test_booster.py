@@ -21,8 +21,10 @@ FEATURES = {
     "lazy": ("adamw+lazy", "sgd+lazy+bf16"),
     "clipping": ("sgd+clip", "adamw+clip"),
 }
-CASES = [case for cases in FEATURES.values() for case in cases]
-SHORT = ("sgd", "adamw+lora+clip", "adamw+fp16+clip", "sgd+bf16+no_sync", "adamw+lazy")  # the others are these in other combinations
+HABITS = ("sgd+batchnorm", "adamw+batchnorm+clip", "sgd+tied+clip", "adamw+tied+fp16", "adamw+frozen+bf16", "adamw+compiled", "sgd+kept+clip",
+          "adamw+zeros+bf16", "sgd+alone+no_sync", "adamw+alone+fp16")
+CASES = [case for cases in FEATURES.values() for case in cases] + list(HABITS)
+SHORT = ("sgd+tied+kept+alone", "adamw+lora+clip", "adamw+fp16+clip", "sgd+bf16+no_sync", "adamw+lazy")  # the others are these in other combinations
 TOLERANCE = (1e-5, 1e-2)  # of floats, and of 16 bits
 
 
