@@ -73,13 +73,21 @@ def quantized():
         found("without bitsandbytes", raised(ImportError, booster.enable_lora, build(), lora_config=peft.LoraConfig(**CONFIG), quantize=True))
         return
     for name, config in {"4": None, "8": BnbQuantizationConfig(load_in_8bit=True, skip_modules=["2"], torch_dtype="fp32")}.items():
-        plain = build()
-        model = booster.enable_lora(build(), lora_config=peft.LoraConfig(**CONFIG), bnb_quantization_config=config, quantize=config is None)
-        close = (model(torch.eye(32)).float() - plain(torch.eye(32))).abs().max().item()
+        plain, model = (booster.enable_lora(build(), lora_config=peft.LoraConfig(**CONFIG), bnb_quantization_config=config, quantize=config is None)
+                        for _ in range(2))
+        plain.load_state_dict({key: value for key, value in model.state_dict().items() if "lora_" in key}, strict=False)
+        close = (model(torch.eye(32)).float() - build()(torch.eye(32))).abs().max().item()
         kinds = [type(module).__name__ for module in model.modules() if type(module).__module__.startswith("bitsandbytes.")]
+        theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
+        for step in range(3):
+            x = torch.randn(8, 32, generator=torch.Generator().manual_seed(step))
+            torch.nn.functional.mse_loss(plain(x).float(), x).backward()
+            theirs.step()
+            theirs.zero_grad()
         model, optimizer, *_ = booster.boost(model, torch.optim.AdamW(model.parameters(), lr=0.01))
-        losses = train(booster, model, optimizer, 3)
-        found(f"{name} bits", [close, kinds, losses, len(optimizer.state_dict()["state"])])
+        train(booster, model, optimizer, 3)
+        beside = [(name, p.float() - other.float()) for (name, p), other in zip(model.unwrap().named_parameters(), plain.parameters()) if "lora_" in name]
+        found(f"{name} bits", [close, kinds, max(difference.abs().max().item() for _, difference in beside), len(optimizer.state_dict()["state"])])
 
 
 if __name__ == "__main__":

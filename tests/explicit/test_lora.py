@@ -29,11 +29,11 @@ class Lora(unittest.TestCase):
                               found["without bitsandbytes"])
                 continue
             for bits, kinds in {"4": 2, "8": 1}.items():
-                close, modules, losses, states = found[f"{bits} bits"]
+                close, modules, beside, states = found[f"{bits} bits"]
                 self.assertLess(close, 0.2)
                 self.assertGreater(close, 1e-6, "nothing was rounded")
                 self.assertEqual((len(modules), states), (kinds, 4), modules)
-                self.assertLess(losses[-1], losses[0])
+                self.assertLess(beside, 1e-4, "the adapters are not those of one process with the whole batch")
 
 
 if __name__ == "__main__":
