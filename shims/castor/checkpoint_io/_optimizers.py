@@ -55,37 +55,47 @@ def save_optimizer(optimizer, checkpoint, shard, gather_dtensor, prefix, size_pe
     saved = optimizer.state_dict()
     if parted:
         info = Info(part=[rank, _ranks.world()], layouts={str(i): _distributed.layout(p) for i, p in enumerate(parameters) if p in set(distributed)})
-        _write(saved, _saving.part_of(checkpoint, shard), shard, prefix, most, use_async, info, True)
+        part = _saving.part_of(checkpoint, shard)
+        _write(saved, _place(part, shard), shard, prefix, most, use_async, info, True, os.path.isdir(part))
         return
-    number = _ranks.note(checkpoint)
-    if distributed:
-        _ranks.meet(_distributed.ranks_of(distributed), "save_optimizer()")
-    if rank:
-        _ready(saved["state"], False)  # its collectives, in the order of rank 0's
-        return
-    is_saved = False
+    number, is_saved, error = _ranks.note(checkpoint), False, None
     try:
-        _write(saved, checkpoint, shard, prefix, most, use_async, Info(), False)
+        try:
+            where = None if rank else _place(checkpoint, shard)
+        except (OSError, ValueError, CheckpointError) as found:
+            error = found
+        if distributed:
+            _ranks.meet(_distributed.ranks_of(distributed), "save_optimizer()", error)
+        elif error is not None:
+            raise error
+        if rank:
+            _ready(saved["state"], False)  # its collectives, in the order of rank 0's
+        else:
+            _write(saved, where, shard, prefix, most, use_async, Info(), False, os.path.isdir(checkpoint))
         is_saved = True
     finally:
-        _ranks.tell(checkpoint, number, is_saved)
+        if not rank:
+            _ranks.tell(checkpoint, number, is_saved)
 
 
-def _write(saved, checkpoint, shard, prefix, most, use_async, info, parted):
+def _place(checkpoint, shard):
+    return _files.folder(checkpoint) if shard else _files.target(checkpoint, OPTIMIZER)
+
+
+def _write(saved, where, shard, prefix, most, use_async, info, parted, in_folder):
     from ._writer import Job
 
     job = Job(background=use_async)
     if not shard:
-        path = _files.target(checkpoint, OPTIMIZER)
         if prefix:
             core.log(1, b"checkpoint: an optimizer's file has numbers and no names: prefix has no meaning in it")
         whole = {**saved, "state": _ready(saved["state"], parted)}
         if info.to_dict():
             whole[NAME] = info.to_dict()
-        job.add_torch(path, whole)
-        stale = _files.stale(checkpoint, _NAME, {_NAME}) if os.path.isdir(checkpoint) else []
+        job.add_torch(where, whole)
+        stale = _files.stale(os.path.dirname(where), _NAME, {_NAME}) if in_folder else []
     else:
-        stale = _add_shards(job, saved, _files.folder(checkpoint), prefix, most, info, parted)
+        stale = _add_shards(job, saved, where, prefix, most, info, parted)
     for old in stale:
         job.remove(old)
     job.commit()

@@ -37,19 +37,29 @@ def _wait(store, key, seconds):
     return True
 
 
-def meet(ranks, what):
-    """Before a collective: all of these ranks are in `what`. Where some do not come, the others get an error instead of a hang."""
+def meet(ranks, what, error=None):
+    """Before a collective: all of these ranks are in `what`. Where some do not come, the others get an error instead of a hang.
+    `error`: why this rank cannot take part; it is raised here, and the others get one too."""
     if len(ranks) < 2:
+        if error is not None:
+            raise error
         return
     store, number, seconds = _store(), _gathers[0] + 1, core.options.timeout
     key = f"castor/gather/{number}/"
-    store.set(key + str(rank()), _SAVED)
+    store.set(key + str(rank()), _SAVED if error is None else _FAILED)
+    failed = None
     for other in ranks:
         if not _wait(store, key + str(other), seconds):
             store.delete_key(key + str(rank()))
             raise CheckpointError(f"castor: {what} gathers distributed tensors, so that all ranks must call it, and rank {other} did not within "
                                   f"{seconds:g} s: call it on every rank, or give gather_dtensor=False")
+        if store.get(key + str(other)) == _FAILED:
+            failed = other
     _gathers[0] = number
+    if error is not None:
+        raise error
+    if failed is not None:
+        raise CheckpointError(f"castor: rank {failed} cannot go on with {what}: its own error says why")
 
 
 def note(checkpoint):
