@@ -56,7 +56,7 @@ for i in range(3):
     with torch.no_grad():
         for t in model.module.parameters():
             t.fill_(i)
-    disk.save_model(model, at("all.bin"))
+    disk.save_model(model, at("all.bin"), use_async=i == 2)
     loaded = started(2)[0]
     disk.load_model(loaded, at("all.bin"))
     found(f"all, {i}", [equal(model.module, loaded), loaded.a.bias[0].item()])
@@ -136,6 +136,7 @@ for safe in (False, True):
 found("parts", [entries("parts-True-True"), sorted(n for n in os.listdir(folder) if n.startswith("parts-"))])
 index = CheckpointIndexFile.from_file(at("parts-True-True", f"rank-{rank:05d}-of-00002", "model.safetensors.index.json"))
 found("index of a part", index.contains_dtensor())
+dist.barrier()
 for name in os.listdir(folder):
     if rank == 0 and name.startswith("parts-False-False.rank-"):
         os.rename(at(name), at(name.replace("of-00002", "of-00004")))

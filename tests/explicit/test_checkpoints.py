@@ -154,7 +154,8 @@ class Ranks(unittest.TestCase):
         first, second = jobs.job("checkpoint_rank.py", 2, jobs.GEMINI, "waits", CASTOR_TIMEOUT="5")
         self.assertEqual(first["alone with DTensors"], "castor: save_model() gathers distributed tensors, so that all ranks must call it, and rank 1 did "
                          "not within 5 s: call it on every rank, or give gather_dtensor=False")
-        self.assertEqual(second["never written"], "castor: rank 0 has not saved /not written within 5 s: rank 0 must call the same saves as rank 1")
+        self.assertEqual(second["never written"], "castor: rank 0 has not saved /not written within 5 s: rank 0 must call the same saves as rank 1, and "
+                         "after those in the background load too, or synchronize()")
         self.assertEqual([first["in time"], second["in time"], first["after it"]], [True] * 3)
 
 
@@ -180,6 +181,15 @@ class Moved(unittest.TestCase):
             again = jobs.job("checkpoint_moved.py", 2, jobs.GEMINI, "load", folder, CASTOR_PRECISION="bf16")
             whole = jobs.job("checkpoint_moved.py", 2, jobs.GEMINI, "whole", folder, CASTOR_PRECISION="bf16")
             self.assertEqual(again, whole)
+
+
+class Memory(unittest.TestCase):
+    @runner.long  # a figure, not a result
+    def test_two_shards_at_most(self):
+        found, = jobs.job("checkpoint_memory.py", 1, jobs.NONE)
+        self.assertEqual(len(found["peaks"]), 10)
+        for what, mib in found["peaks"].items():
+            self.assertLess(mib, 2 * 32 + 16, what)
 
 
 class Others(unittest.TestCase):

@@ -75,7 +75,7 @@ def save_optimizer(optimizer, checkpoint, shard, gather_dtensor, prefix, size_pe
         is_saved = True
     finally:
         if not rank:
-            _ranks.tell(checkpoint, number, is_saved)
+            _ranks.tell(checkpoint, number, is_saved, later=is_saved and use_async)
 
 
 def _place(checkpoint, shard):

@@ -11,6 +11,7 @@ from ._files import CheckpointError
 
 _gathers = [0]  # this rank's calls that gather distributed tensors
 _saves = Counter()  # (store, path): this rank's saves there
+_later = []  # (path, number) of rank 0's saves in the background
 _SAVED, _FAILED = b"saved", b"failed"
 
 
@@ -69,10 +70,25 @@ def note(checkpoint):
     return _saves[key]
 
 
-def tell(checkpoint, number, is_saved):
-    """Rank 0, after its save: the others may look for the files, or for an error."""
-    if world() > 1:
+def tell(checkpoint, number, is_saved, later=False):
+    """Rank 0, after its save: the others may look for the files, or for an error. `later`: it is still written in the background."""
+    if later:
+        _later.append((checkpoint, number))
+    elif world() > 1:
         _store().set(f"castor/checkpoint/{os.path.abspath(checkpoint)}/{number}", _SAVED if is_saved else _FAILED)
+
+
+def settle():
+    """Waits for this rank's saves in the background, and tells of them."""
+    from . import _writer
+
+    saved = False
+    try:
+        _writer.wait()
+        saved = True
+    finally:
+        while _later:
+            tell(*_later.pop(), saved)
 
 
 def wait_for_save(checkpoint):
@@ -84,6 +100,7 @@ def wait_for_save(checkpoint):
         return
     key, seconds = f"castor/checkpoint/{os.path.abspath(checkpoint)}/{number}", core.options.timeout
     if not _wait(_store(), key, seconds):
-        raise CheckpointError(f"castor: rank 0 has not saved {checkpoint} within {seconds:g} s: rank 0 must call the same saves as rank {rank()}")
+        raise CheckpointError(f"castor: rank 0 has not saved {checkpoint} within {seconds:g} s: rank 0 must call the same saves as rank {rank()}, and "
+                              "after those in the background load too, or synchronize()")
     if _store().get(key) == _FAILED:
         raise CheckpointError(f"castor: rank 0 could not save {checkpoint}: its own error says why")

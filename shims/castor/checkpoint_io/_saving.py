@@ -173,7 +173,7 @@ def save_model(module, checkpoint, shard, gather_dtensor, prefix, size_per_shard
         saved = True
     finally:
         if writes:
-            _ranks.tell(checkpoint, number, saved)
+            _ranks.tell(checkpoint, number, saved, later=saved and use_async)
 
 
 def _write_all(plan, where, shard, most, use_async):
