@@ -49,6 +49,9 @@ class Formats(unittest.TestCase):
         for case, equal in self.found["resumed"].items():
             self.assertEqual(equal, [True] * 4, case)
 
+    def test_an_optimizer_with_a_state_of_its_own(self):
+        self.check("more than states and groups", [[4.0] * 3, ["pytorch_optim_rest-1.bin"]])
+
     def test_wrapped_models(self):
         self.check("wrapped", ["bias", "weight"])
         self.check("compiled", ["bias", "weight"])
