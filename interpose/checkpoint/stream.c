@@ -140,16 +140,22 @@ static bool flush(stream *s, bool last, failure *failed) {
     return true;
 }
 
+bool stream_advance(stream *s, size_t bytes, failure *failed) {
+    s->filled += bytes;
+    return s->filled < STREAM_BUFFER_BYTES || flush(s, false, failed);
+}
+
 bool stream_put(stream *s, const void *data, size_t bytes, failure *failed) {
-    const char *at = data;
-    while (bytes > 0) {
-        size_t room = STREAM_BUFFER_BYTES - s->filled, taken = bytes < room ? bytes : room;
-        memcpy(s->buffer + s->filled, at, taken);
-        s->filled += taken;
-        at += taken;
-        bytes -= taken;
-        if (s->filled == STREAM_BUFFER_BYTES && !flush(s, false, failed))
+    for (const char *at = data; bytes > 0;) {
+        size_t room;
+        char *to = stream_room(s, &room);
+        if (room > bytes)
+            room = bytes;
+        memcpy(to, at, room);
+        if (!stream_advance(s, room, failed))
             return false;
+        at += room;
+        bytes -= room;
     }
     return true;
 }

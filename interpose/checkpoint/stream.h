@@ -36,6 +36,12 @@ bool stream_find(const char *path, char place[PATH_MAX], failure *failed);
 
 /* Each returns false after a failure; stream_drop must follow then. */
 bool stream_open(stream *s, const char *place, failure *failed);
+/* The next bytes may be written here, at most *room of them, of which stream_advance then tells the number. */
+static inline char *stream_room(stream *s, size_t *room) {
+    *room = STREAM_BUFFER_BYTES - s->filled;
+    return s->buffer + s->filled;
+}
+bool stream_advance(stream *s, size_t bytes, failure *failed);
 bool stream_put(stream *s, const void *data, size_t bytes, failure *failed);
 /* All of it is on disk. The buffer is freed. */
 bool stream_finish(stream *s, failure *failed);
