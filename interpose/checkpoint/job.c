@@ -290,7 +290,7 @@ static bool files_show(job *j, bool indexes, failure *failed) {
         for (uint32_t k = 0; k < i; k++)
             synced = synced || (j->files[k]->is_index == indexes &&
                                 same_folder(j->files[k]->place, j->files[i]->place));
-        if (j->files[i]->is_index == indexes && !synced && !stream_folder_sync(j->files[i]->place, failed))
+        if (j->files[i]->is_index == indexes && !synced && !stream_folder_sync(&j->files[i]->stream, failed))
             return false;
     }
     return true;
@@ -303,11 +303,14 @@ static bool files_remove(job *j, failure *failed) {
     return true;
 }
 
-/* Names that were given before another one failed go again, but for those that stood for a file before: its bytes are gone. */
+/* Names that were given before something failed go again; unless a file has replaced another one, which then may name them. */
 static void shown_undo(job *j) {
     for (uint32_t i = 0; i < j->count; i++)
-        if (j->files[i]->open && j->files[i]->stream.shown && !j->files[i]->stream.existed)
-            unlink(j->files[i]->place);
+        if (j->files[i]->open && j->files[i]->stream.shown && j->files[i]->stream.existed)
+            return;
+    for (uint32_t i = 0; i < j->count; i++)
+        if (j->files[i]->open)
+            stream_hide(&j->files[i]->stream);
 }
 
 static bool all_write(job *j, failure *failed) {
@@ -347,8 +350,10 @@ castor_status job_hold(job *j) {
 
 void job_fork_child(job *j) {
     for (uint32_t i = 0; i < j->count; i++)
-        if (j->files[i]->open && j->files[i]->stream.fd >= 0)
-            close(j->files[i]->stream.fd); /* with the last one its lock ends */
+        if (j->files[i]->open && j->files[i]->stream.fd >= 0) { /* with the last descriptor its lock ends */
+            close(j->files[i]->stream.fd);
+            close(j->files[i]->stream.folder);
+        }
 }
 
 const char *job_place(const job *j, uint32_t number) {

@@ -8,7 +8,8 @@
  * Invariants
  *   - every file is durable before any gets its name. Files that are no index get theirs first, and these names are durable before
  *     an index gets its: whoever reads an index finds the files that it names
- *   - a failure before that leaves all names as they were, and no temporary file
+ *   - a failure before that leaves all names as they were, and no temporary file. If only the directory cannot be made durable after
+ *     an index has replaced another one, both the index and its files stay
  *   - files are removed when everything else is durable */
 #ifndef CASTOR_CHECKPOINT_JOB_H
 #define CASTOR_CHECKPOINT_JOB_H
