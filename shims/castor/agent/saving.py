@@ -1,4 +1,5 @@
 """CASTOR_CHECKPOINT: the script's torch.save to a path writes the same bytes atomically, before it returns or in the background."""
+import errno
 import functools
 import os
 import stat
@@ -7,6 +8,10 @@ import tempfile
 import torch
 
 from . import core, patching, writer
+
+
+# Of a directory in which no file can be made. PyTorch may still be able to write to one that is there already.
+_NOT_BEGUN = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def install():
@@ -63,7 +68,9 @@ def _saver(save):
         try:
             _add(job, obj, f, *args, **kwargs)
             job.commit()
-        except OSError:
+        except OSError as error:
+            if error.errno not in _NOT_BEGUN:
+                raise
             return save(obj, f, *args, **kwargs)  # which raises PyTorch's own error, or can write there all the same
 
     return saves
