@@ -30,6 +30,10 @@ def _attach():
 
         compat.install()
         without_gpu.install()
+    if core.options.checkpoint != "plain":
+        from . import saving
+
+        saving.install()
     if not core.plugin_engine():
         if core.options.precision != "fp32":
             core.log(1, b"CASTOR_PRECISION has no effect under the plugin none, which only observes: choose another plugin")
