@@ -1,0 +1,285 @@
+"""A wrapped model: where its parameters lie, and what PyTorch's fully_shard has of each.
+
+The script's parameters stay the script's own objects, whole, over the node's memory; fully_shard's sharded parameters are this
+rank's rows of the same memory. A module shows the script's parameter except while fully_shard has put the gathered one in its place."""
+import copy
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.distributed._composable_state import _module_state_mapping
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from .. import core
+from ..nodes import grouping
+from . import memory
+
+_homes = weakref.WeakValueDictionary()  # id(parameter): Home
+models = weakref.WeakSet()
+
+
+def home_of(p):
+    home = _homes.get(id(p))
+    return home if home is not None and home.p is p else None
+
+
+class Home:
+    """A parameter of a wrapped model.
+
+    region   its values; padded, so that each rank's part is a whole number of rows
+    rows     rows [first, last) are this rank's; None: the parameter is not sharded, and rank 0 writes it
+    sharded  fully_shard's FSDPParam; None: not sharded
+    touched  autograd gave the script's parameter itself a gradient in the running backward
+    shown    (p.grad, its version) as the last synchronized backward left it; None: p.grad is this rank's own
+    """
+
+    __slots__ = ("p", "name", "model", "shape", "dtype", "rows", "padded", "region", "sharded", "touched", "had_grad", "shown", "hooked",
+                 "watch", "__weakref__")
+
+    def __init__(self, p, name, model, rank, world, is_sharded):
+        self.p, self.name, self.model, self.shape, self.dtype = p, name, model, p.shape, p.dtype
+        self.region = self.sharded = self.shown = self.watch = None
+        self.touched = self.had_grad = self.hooked = False
+        self.rows, self.padded = None, p.numel()
+        if is_sharded:
+            part = -(-p.shape[0] // world)
+            self.rows = min(rank * part, p.shape[0]), min((rank + 1) * part, p.shape[0])
+            self.padded = world * part * p[0].numel()
+
+    def place(self, region):
+        """The parameter's values move to the region."""
+        self.region = region
+        if self.model.group.rank == 0:
+            region.whole().copy_(self.p.data)
+
+    def show(self):
+        """The parameter shows what all ranks share."""
+        self.region.refresh()
+        if not self.region.shows(self.p.data):
+            if self.p.data.shape != self.shape or self.p.dtype is not self.dtype:
+                self.check()
+            self.p.data.copy_(self.region.whole())  # the script has given it memory of its own
+
+    def check(self):
+        """Error: the script has given the parameter another shape or type."""
+        if self.p.shape != self.shape or self.p.dtype is not self.dtype or self.p.device.type != "cpu":
+            raise core.Error(f"castor: fsdp: the parameter {self.name} was wrapped as {self.dtype} of shape {tuple(self.shape)} on the CPU and is now "
+                             f"{self.p.dtype} of shape {tuple(self.p.shape)} on {self.p.device}: change models before they are wrapped")
+
+    def mine(self, whole):
+        """This rank's rows of a tensor of the parameter's shape."""
+        return whole[self.rows[0]:self.rows[1]]
+
+    def publish(self):
+        """Between two barriers: what this rank writes for all gets the values that this rank's script sees."""
+        self.check()
+        if self.rows is not None:
+            self.mine(self.region.whole()).copy_(self.mine(self.p.data))
+        elif self.model.group.rank == 0:
+            self.region.whole().copy_(self.p.data)
+
+
+class _Gather:
+    """fully_shard's all-gather: copies from what this rank's script sees, which is there without the other ranks."""
+
+    def __init__(self, homes):
+        self.homes = homes
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        world, first = group.size(), 0
+        out = output_tensor.view(world, -1)
+        for home in self.homes:
+            home.check()
+            home.sharded.sharded_param.requires_grad_(home.p.requires_grad)
+            part = home.padded // world
+            flat = home.p.data.reshape(-1)
+            full, rest = divmod(flat.numel(), part) if part else (0, 0)
+            out[:full, first:first + part].copy_(flat[:full * part].view(full, part))
+            if rest:
+                out[full, first:first + rest].copy_(flat[full * part:])
+            first += part
+
+
+def _register(home, fsdp_param):
+    """In place of fsdp_param._setattr_on_modules and to_unsharded: where it would show its sharded parameter, the module shows the
+    script's."""
+    home.sharded = fsdp_param
+    stock_set, stock_unshard = fsdp_param._setattr_on_modules, fsdp_param.to_unsharded
+
+    def set_on_modules(param):
+        stock_set(home.p if param is fsdp_param.sharded_param else param)
+
+    def to_unsharded():
+        stock_unshard()
+        if len(home.p._post_accumulate_grad_hooks or ()) > 1:
+            raise core.Error(f"castor: fsdp: {home.name} has a hook of register_post_accumulate_grad_hook(), which would run before the gradients of "
+                             "the ranks are averaged: use it without the plugin, or another plugin")
+        if home.p._backward_hooks and not home.hooked:
+            fsdp_param._unsharded_param.register_hook(lambda grad: _run_hooks(home.p, grad))
+            home.hooked = True
+
+    fsdp_param._setattr_on_modules, fsdp_param.to_unsharded = set_on_modules, to_unsharded
+    fsdp_param._post_load_hook_handle.remove()
+    part = home.padded // home.model.world
+    rank = home.model.group.rank
+    fsdp_param._sharded_param_data = home.region.shared[rank * part:(rank + 1) * part]
+    local = fsdp_param._sharded_param_data.view(fsdp_param.padded_sharded_param_size)[:home.rows[1] - home.rows[0]]
+    fsdp_param.sharded_param._local_tensor = local
+    set_on_modules(fsdp_param.sharded_param)
+
+
+def _run_hooks(p, grad):
+    for hook in list((p._backward_hooks or {}).values()):
+        grad = hook(grad) if (result := hook(grad)) is None else result
+    return grad
+
+
+class Model:
+    """A module to which fully_shard is applied. On every rank of the process group together."""
+
+    def __init__(self, module, process_group, ignored=(), blocks=None, policy=None):
+        self.group = grouping.group_of(process_group)
+        self.world = self.group.world
+        if self.group.across is not None:
+            raise core.Error("castor: the plugin fsdp needs all ranks of a process group on one node: use gemini, or zero2, on several nodes")
+        self.policy = policy or MixedPrecisionPolicy()
+        self.generations = []  # of the gradients: a list of regions, one of each home
+        self.expecting = self.local = False
+        for other in list(models):
+            if set(map(id, other.modules())) & set(map(id, module.modules())):
+                other.undo()  # the script wraps a module anew
+        named = {name: p for name, p in module.named_parameters() if name not in ignored}
+        blocks = [b for b in (find_blocks(module) if blocks is None else blocks)]
+        kept = self._kept_whole(module, named, [*blocks, module])
+        self.homes = [Home(p, name, self, self.group.rank, self.world, name not in kept) for name, p in named.items()]
+        self.root = weakref.ref(module)
+        where = memory.regions(self.group, [(h.shape, h.dtype, h.padded) for h in self.homes], "the model's parameters")
+        with torch.no_grad():
+            for home, region in zip(self.homes, where):
+                home.place(region)
+            self.group.barrier("the model's parameters are placed")
+            self._shard(module, process_group, blocks, {named[name] for name in kept} | {p for n, p in module.named_parameters() if n in ignored})
+            for home in self.homes:
+                home.p.data = home.region.view()
+        for home in self.homes:
+            _homes[id(home.p)] = home
+            if home.p.requires_grad or not home.p.is_leaf:
+                self._watch(home)
+        models.add(self)
+
+    def modules(self):
+        return [] if self.root() is None else list(self.root().modules())
+
+    @staticmethod
+    def _watch(home):
+        def touched(_):
+            home.touched = True
+
+        home.watch = home.p.register_post_accumulate_grad_hook(touched)
+
+    @staticmethod
+    def _kept_whole(module, named, groups):
+        """Names of parameters that fully_shard does not take: scalars, and those of another type than the most of their group."""
+        kept = {name for name, p in named.items() if p.ndim == 0 or not p.is_contiguous() or p.layout is not torch.strided}
+        names, seen = {id(p): name for name, p in named.items()}, set()
+        for block in groups:
+            own = [names[id(p)] for p in block.parameters() if id(p) in names and id(p) not in seen and names[id(p)] not in kept]
+            seen |= {id(named[name]) for name in own}
+            types = {}
+            for name in own:
+                types[named[name].dtype] = types.get(named[name].dtype, 0) + named[name].numel()
+            most = max(types, key=types.get) if types else None
+            kept |= {name for name in own if named[name].dtype is not most}
+        return kept
+
+    def _shard(self, module, process_group, blocks, ignored):
+        classes = {m: m.__class__ for m in (*blocks, module)}
+        slots = {(id(m), name): p for m in module.modules() for name, p in m._parameters.items()}
+        before = {m: set(vars(m)) for m in module.modules()}
+        mesh = DeviceMesh.from_group(process_group, "cpu")
+        for each in (*blocks, module):
+            fully_shard(each, mesh=mesh, reshard_after_forward=True, mp_policy=self.policy, ignored_params=ignored)
+        self.states = [fully_shard.state(m) for m in (*blocks, module)]
+        by_parameter = {id(h.p): h for h in self.homes}
+        self.groups = [s._fsdp_param_group for s in self.states if s._fsdp_param_group is not None]
+        self._own_hooks = {}
+        for each, state in zip((*blocks, module), self.states):
+            each.__class__ = classes[each]  # the script sees its own class
+            self._own_hooks[each] = state._pre_forward_hook_handle.id, state._post_forward_hook_handle.id
+            vars(each)["__getstate__"] = _Stateless(each, *self._own_hooks[each])
+        for group in self.groups:
+            group._reset_sharded_params = True
+            group._register_state_dict_hooks = lambda: None
+            group.reduce_grads = False  # gradients are summed at the end of the backward (gradients.py)
+            infos = [p._module_info for p in group.fsdp_params]
+            homes = [by_parameter[id(slots[id(info.module), info.param_name])] for info in infos]
+            for home, fsdp_param in zip(homes, group.fsdp_params):
+                _register(home, fsdp_param)
+            group._all_gather_comm = _Gather(homes)
+        for m in module.modules():
+            for name in set(vars(m)) - before[m] - {"__getstate__"}:
+                del vars(m)[name]
+        self.states[-1]._lazy_init()
+
+    def undo(self):
+        """The module is as it was before, with its parameters in memory of this rank's own."""
+        for module, (pre, post) in self._own_hooks.items():
+            module._forward_pre_hooks.pop(pre, None)
+            module._forward_pre_hooks_with_kwargs.pop(pre, None)
+            module._forward_hooks.pop(post, None)
+            vars(module).pop("__getstate__", None)
+            _module_state_mapping.pop(module, None)
+        for home in self.homes:
+            if home.watch is not None:
+                home.watch.remove()
+            _homes.pop(id(home.p), None)
+            with torch.no_grad():
+                home.p.data = home.p.data.clone()
+                if home.p.grad is not None:
+                    home.p.grad = home.p.grad.clone()
+        models.discard(self)
+
+
+class _Stateless:
+    """`__getstate__` of a module whose copies and pickles are plain ones."""
+
+    def __init__(self, module, pre, post):
+        self.module, self.pre, self.post = weakref.ref(module), pre, post
+
+    def __call__(self):
+        module = self.module()
+        own = getattr(type(module), "__getstate__", None)
+        state = own(module) if own is not None and own is not getattr(object, "__getstate__", None) else vars(module)
+        if not isinstance(state, dict):
+            return state
+        state = dict(state)
+        state.pop("__getstate__", None)
+        for name, hook in (("_forward_pre_hooks", self.pre), ("_forward_pre_hooks_with_kwargs", self.pre), ("_forward_hooks", self.post)):
+            state[name] = copy.copy(state[name])
+            state[name].pop(hook, None)
+        return state
+
+
+def find_blocks(module):
+    """The children of the longest ModuleList or Sequential whose children are of one class, which share no parameter with the rest."""
+    lists = [list(m.children()) for m in module.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))]
+    alike = [c for c in lists if len(c) > 1 and len({type(x) for x in c}) == 1 and all(any(True for _ in x.parameters()) for x in c)
+             and not isinstance(c[0], (torch.nn.ModuleList, torch.nn.ModuleDict))]
+    blocks = list(dict.fromkeys(max(alike, key=len))) if alike else []
+    counts = {}
+    for m in module.modules():
+        for p in m._parameters.values():
+            counts[id(p)] = counts.get(id(p), 0) + 1
+
+    def owns_all(block):
+        inside = {}
+        for m in block.modules():
+            for p in m._parameters.values():
+                inside[id(p)] = inside.get(id(p), 0) + 1
+        return all(counts[key] == number for key, number in inside.items())
+
+    return [b for b in blocks if owns_all(b)]

@@ -1,0 +1,209 @@
+"""Optimizer steps under the plugin fsdp.
+
+sharded     a class whose update treats each element on its own: it steps this rank's rows, in the node's memory, with states of the
+            same rows; outside of steps the script sees all of them whole
+replicated  any other class: every rank steps everything in what it sees, and each publishes its rows"""
+import functools
+import math
+import weakref
+import zlib
+
+import torch
+
+from .. import core, patching
+from ..common import store
+from ..optim import figures, owner
+from ..process import events
+from . import homes, memory
+
+# Of torch.optim, exactly: the update of an element depends on that element, and on numbers that all have in common.
+_ELEMENTWISE = tuple(getattr(torch.optim, name) for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop",
+                                                             "Rprop", "SGD") if hasattr(torch.optim, name))
+_places = weakref.WeakKeyDictionary()  # optimizer: {(home, name of a state): Region}
+
+
+def _wrap(wrapper):
+    """Wraps the step that Optimizer.profile_hook_step made for a class."""
+
+    @functools.wraps(wrapper)
+    def step(*args, **kwargs):
+        optimizer = args[0]
+        if torch.compiler.is_compiling() or owner.thread.running is not None or not store.active():
+            return wrapper(*args, **kwargs)
+        found = [h for p in store.parameters_of(optimizer) if (h := homes.home_of(p)) is not None]
+        begin = core.now_ns()
+        owner.thread.running = optimizer
+        try:
+            if not found:
+                result, mode = wrapper(*args, **kwargs), core.MODE_PLAIN
+            elif events.depth():
+                raise core.Error("castor: fsdp: an optimizer steps inside a backward pass, before the gradients of the ranks are averaged: use it without "
+                                 "the plugin, or another plugin")
+            elif type(optimizer) in _ELEMENTWISE:
+                result, mode = _sharded(wrapper, optimizer, found, args[1:], kwargs), core.MODE_OWNER
+            else:
+                result, mode = _replicated(wrapper, optimizer, found, args[1:], kwargs), core.MODE_REPLICATED
+        finally:
+            owner.thread.running = None
+        figures.stepped(optimizer, begin, mode)
+        return result
+
+    return torch._disable_dynamo(step)
+
+
+def _begin(optimizer, found, group):
+    """All ranks have come to a step, with the same settings and, where a script has changed gradients, the same ones."""
+    agreed = owner._agreed_values(optimizer, found)
+    edited = any(h.p.grad is not None and (h.shown is None or h.shown[0] is not h.p.grad or h.shown[1] != h.p.grad._version) for h in found)
+    used = [h.p.grad is not None for h in found]
+    every = group.gather([float(edited), float(zlib.crc32(bytes(used))), float(len(agreed)), *(v for _, v in agreed)], "an optimizer step")
+    for row in every:
+        if row[2] != every[0][2] or row[1] != every[0][1]:
+            raise core.GroupError("castor: fsdp: the ranks step other parameters: have the same parameters and gradients on every rank")
+    for at, (label, _) in enumerate(agreed):
+        rank = next((r for r, row in enumerate(every) if row[3 + at] != every[0][3 + at] and row[3 + at] == row[3 + at]), None)
+        if rank is not None:
+            raise core.GroupError(f"castor: fsdp: {label} is {every[0][3 + at]:g} on rank 0 and {every[rank][3 + at]:g} on rank {rank}: have it alike on "
+                                  "every rank")
+    if not any(row[0] for row in every):
+        return
+    mine = float(owner._checksum(h.p.grad for h in found))
+    sums = group.gather([mine], "the checksum of the gradients")
+    if any(s != sums[0] for s in sums):
+        rank = next(r for r, s in enumerate(sums) if s != sums[0])
+        raise core.GroupError(f"castor: fsdp: an optimizer steps with gradients that differ between rank 0 and rank {rank}: they were made under "
+                              "no_sync(), or the script has changed them on one rank; under fully_shard each rank steps its rows of the one model, so "
+                              "let the last backward before a step synchronize")
+
+
+def _models(found):
+    """The models of an optimizer's parameters, in the same order on all ranks."""
+    return sorted({h.model for h in found}, key=lambda m: m.number)
+
+
+def _groups(found):
+    return list(dict.fromkeys(m.group for m in _models(found)))
+
+
+def _end(found, stepped, groups):
+    """What the script has written to other parameters is published too: its own rows are the only pages of them that a rank keeps."""
+    models = _models(found)
+    with torch.no_grad():
+        for model in models:
+            for home in model.homes:
+                if home not in stepped:
+                    home.publish()
+        for group in groups:
+            group.barrier("an optimizer step")
+        for model in models:
+            for home in model.homes:
+                home.show()
+
+
+def _replicated(wrapper, optimizer, found, args, kwargs):
+    groups = _groups(found)
+    for group in groups:
+        _begin(optimizer, [h for h in found if h.model.group is group], group)
+    result = wrapper(optimizer, *args, **kwargs)
+    for group in groups:
+        group.barrier("an optimizer step")  # nobody reads the old values any more
+    _end(found, (), groups)
+    return result
+
+
+def _sharded(wrapper, optimizer, found, args, kwargs):
+    closure, loss = owner.closure_of(args, kwargs), None
+    if closure is not None:  # these classes call it before anything else
+        with torch.enable_grad():
+            loss = closure()
+        args, kwargs = owner._replace_closure(args, kwargs, None)
+    groups = _groups(found)
+    for group in groups:
+        _begin(optimizer, [h for h in found if h.model.group is group], group)
+    divided = [h for h in found if h.rows is not None]
+    rows = _Rows(optimizer, divided)
+    with torch.no_grad():
+        rows.show()
+    try:
+        result = wrapper(optimizer, *args, **kwargs)
+    finally:
+        with torch.no_grad():
+            rows.hide()
+    with torch.no_grad():
+        rows.publish_states(groups)
+    _end(found, set(divided), groups)
+    rows.show_states()
+    return result if closure is None else loss
+
+
+class _Rows:
+    """While an optimizer steps, it sees this rank's rows of parameters, gradients and states."""
+
+    def __init__(self, optimizer, divided):
+        self.optimizer, self.divided = optimizer, divided
+        self.places = _places.setdefault(optimizer, {})
+        self.saved = []
+
+    def _states_of(self, home, shape):
+        """(name, tensor) of the states that have an element for each of the parameter's."""
+        state = self.optimizer.state.get(home.p)
+        return [] if not state else [(k, t) for k, t in state.items() if isinstance(t, torch.Tensor) and t.ndim and t.shape == shape]
+
+    def show(self):
+        for home in self.divided:
+            home.check()
+            p, grad = home.p, home.p.grad
+            mine = home.mine(home.region.whole())
+            mine.copy_(home.mine(p.data))
+            self.saved.append((home, p.data, grad))
+            for name, t in self._states_of(home, home.shape):
+                place = self.places.get((home, name))
+                part = home.mine(t.detach())
+                if place is not None and place.dtype is t.dtype:
+                    part = home.mine(place.whole()).copy_(part)
+                self.optimizer.state[p][name] = part
+            p.grad = None
+            p.data = mine
+            if grad is not None:
+                p.grad = home.mine(grad)
+
+    def hide(self):
+        for home, data, grad in self.saved:
+            home.p.grad = None
+            home.p.data = data
+            home.p.grad = grad
+
+    def publish_states(self, groups):
+        """States that are new get their place, on every rank together."""
+        now = [(home, name, t) for home in self.divided for name, t in self._states_of(home, home.mine(home.region.whole()).shape)]
+        for group in groups:
+            fresh = [(h, n, t) for h, n, t in now if h.model.group is group and ((h, n) not in self.places or self.places[h, n].dtype is not t.dtype)]
+            told = zlib.crc32(repr([(h.name, n, t.dtype) for h, n, t in fresh]).encode()) if fresh else 0
+            every = group.gather([float(told)], "the states of an optimizer")
+            if any(row[0] != every[0][0] for row in every):
+                raise core.GroupError("castor: fsdp: an optimizer has other states on other ranks: step the same parameters on every rank")
+            if fresh:
+                made = memory.regions(group, [(h.shape, t.dtype, math.prod(h.shape)) for h, _, t in fresh], "the states of an optimizer")
+                self.places.update({(h, n): region for (h, n, _), region in zip(fresh, made)})
+        self.now = now
+        for home, name, t in now:
+            mine = home.mine(self.places[home, name].whole())
+            if mine.numel() and t.data_ptr() != mine.data_ptr():
+                mine.copy_(t)
+
+    def show_states(self):
+        for home, name, _ in self.now:
+            place = self.places[home, name]
+            place.refresh()
+            self.optimizer.state[home.p][name] = place.view()
+
+
+def install():
+    def wrap_hook(profile_hook_step):
+        @functools.wraps(profile_hook_step)
+        def wrap(func):
+            return _wrap(profile_hook_step(func))
+
+        return wrap
+
+    patching.replace("torch.optim.Optimizer.profile_hook_step", wrap_hook)
