@@ -3,6 +3,7 @@
 The script's parameters stay the script's own objects, whole, over the node's memory; fully_shard's sharded parameters are this
 rank's rows of the same memory. A module shows the script's parameter except while fully_shard has put the gathered one in its place."""
 import copy
+import math
 import weakref
 
 import torch
@@ -15,6 +16,7 @@ from .. import core
 from ..nodes import grouping
 from . import memory
 
+LANES = 64  # elements: a multiple of the vectors of all kernels
 _homes = weakref.WeakValueDictionary()  # id(parameter): Home
 models = weakref.WeakSet()
 
@@ -27,25 +29,30 @@ def home_of(p):
 class Home:
     """A parameter of a wrapped model.
 
-    region   its values; padded, so that each rank's part is a whole number of rows
-    rows     rows [first, last) are this rank's; None: the parameter is not sharded, and rank 0 writes it
+    region   its values; padded, so that each rank of fully_shard has as many rows
+    rows     the number of rows that fully_shard gives this rank; None: the parameter is not sharded
+    part     elements [first, end) are stepped and written by this rank. Parts end at whole vectors, so that each element is computed as
+             in a step of the whole
     sharded  fully_shard's FSDPParam; None: not sharded
     touched  autograd gave the script's parameter itself a gradient in the running backward
     shown    (p.grad, its version) as the last synchronized backward left it; None: p.grad is this rank's own
     """
 
-    __slots__ = ("p", "name", "model", "shape", "dtype", "rows", "padded", "region", "sharded", "touched", "had_grad", "shown", "hooked",
+    __slots__ = ("p", "name", "model", "shape", "dtype", "rows", "part", "padded", "region", "sharded", "touched", "had_grad", "shown", "hooked",
                  "watch", "__weakref__")
 
-    def __init__(self, p, name, model, rank, world, is_sharded):
+    def __init__(self, p, name, model, number, is_sharded):
+        rank, world = model.group.rank, model.world
         self.p, self.name, self.model, self.shape, self.dtype = p, name, model, p.shape, p.dtype
         self.region = self.sharded = self.shown = self.watch = None
         self.touched = self.had_grad = self.hooked = False
+        place, most = (rank + number) % world, -(-p.numel() // (world * LANES)) * LANES
+        self.part = tuple(min(at * most, p.numel()) for at in (place, place + 1))
         self.rows, self.padded = None, p.numel()
         if is_sharded:
-            part = -(-p.shape[0] // world)
-            self.rows = min(rank * part, p.shape[0]), min((rank + 1) * part, p.shape[0])
-            self.padded = world * part * p[0].numel()
+            most = -(-p.shape[0] // world)
+            self.rows = min((rank + 1) * most, p.shape[0]) - min(rank * most, p.shape[0])
+            self.padded = world * most * math.prod(p.shape[1:])
 
     def place(self, region):
         """The parameter's values move to the region."""
@@ -68,16 +75,13 @@ class Home:
                              f"{self.p.dtype} of shape {tuple(self.p.shape)} on {self.p.device}: change models before they are wrapped")
 
     def mine(self, whole):
-        """This rank's rows of a tensor of the parameter's shape."""
-        return whole[self.rows[0]:self.rows[1]]
+        """This rank's part of a tensor of the parameter's shape."""
+        return whole.reshape(-1)[self.part[0]:self.part[1]]
 
     def publish(self):
         """Between two barriers: what this rank writes for all gets the values that this rank's script sees."""
         self.check()
-        if self.rows is not None:
-            self.mine(self.region.whole()).copy_(self.mine(self.p.data))
-        elif self.model.group.rank == 0:
-            self.region.whole().copy_(self.p.data)
+        self.mine(self.region.whole()).copy_(self.mine(self.p.data))
 
 
 class _Gather:
@@ -127,7 +131,7 @@ def _register(home, fsdp_param):
     part = home.padded // home.model.world
     rank = home.model.group.rank
     fsdp_param._sharded_param_data = home.region.shared[rank * part:(rank + 1) * part]
-    local = fsdp_param._sharded_param_data.view(fsdp_param.padded_sharded_param_size)[:home.rows[1] - home.rows[0]]
+    local = fsdp_param._sharded_param_data.view(fsdp_param.padded_sharded_param_size)[:home.rows]
     fsdp_param.sharded_param._local_tensor = local
     set_on_modules(fsdp_param.sharded_param)
 
@@ -155,7 +159,7 @@ class Model:
         named = {name: p for name, p in module.named_parameters() if name not in ignored}
         blocks = [b for b in (find_blocks(module) if blocks is None else blocks)]
         kept = self._kept_whole(module, named, [*blocks, module])
-        self.homes = [Home(p, name, self, self.group.rank, self.world, name not in kept) for name, p in named.items()]
+        self.homes = [Home(p, name, self, number, name not in kept) for number, (name, p) in enumerate(named.items())]
         self.root = weakref.ref(module)
         where = memory.regions(self.group, [(h.shape, h.dtype, h.padded) for h in self.homes], "the model's parameters")
         with torch.no_grad():

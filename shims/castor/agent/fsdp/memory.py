@@ -39,7 +39,7 @@ class NodeFile:
 
 
 class Region:
-    """A tensor in a file: `shared` is its flat, padded memory, of which rank r writes elements [r * part, (r + 1) * part)."""
+    """A tensor in a file: `shared` is its flat, padded memory, where all ranks write it."""
 
     __slots__ = ("file", "offset", "bytes", "shape", "dtype", "shared", "_view", "__weakref__")
 
@@ -57,9 +57,10 @@ class Region:
         """The tensor as the script sees it; the same one as long as something holds its memory."""
         memory = self._view and self._view()
         if memory is None:
-            memory = memoryview(self.file.private)[self.offset:self.offset + self.bytes]
+            size = math.prod(self.shape) * self.dtype.itemsize  # its storage has no more: torch.save() writes storages
+            memory = memoryview(self.file.private)[self.offset:self.offset + size]
             self._view = weakref.ref(memory)
-        return _over(memory, self.dtype)[:math.prod(self.shape)].view(self.shape)
+        return _over(memory, self.dtype).view(self.shape)
 
     def is_held(self):
         """Whether a tensor of this rank lies in the view."""

@@ -1,6 +1,6 @@
 """Optimizer steps under the plugin fsdp.
 
-sharded     a class whose update treats each element on its own: it steps this rank's rows, in the node's memory, with states of the
+sharded     a class whose update treats each element on its own: it steps this rank's part, in the node's memory, with states of the
             same rows; outside of steps the script sees all of them whole
 replicated  any other class: every rank steps everything in what it sees, and each publishes its rows"""
 import functools
@@ -53,27 +53,15 @@ def _wrap(wrapper):
 
 def _begin(optimizer, found, group):
     """All ranks have come to a step, with the same settings and, where a script has changed gradients, the same ones."""
-    agreed = owner._agreed_values(optimizer, found)
-    edited = any(h.p.grad is not None and (h.shown is None or h.shown[0] is not h.p.grad or h.shown[1] != h.p.grad._version) for h in found)
-    used = [h.p.grad is not None for h in found]
-    every = group.gather([float(edited), float(zlib.crc32(bytes(used))), float(len(agreed)), *(v for _, v in agreed)], "an optimizer step")
-    for row in every:
-        if row[2] != every[0][2] or row[1] != every[0][1]:
-            raise core.GroupError("castor: fsdp: the ranks step other parameters: have the same parameters and gradients on every rank")
-    for at, (label, _) in enumerate(agreed):
-        rank = next((r for r, row in enumerate(every) if row[3 + at] != every[0][3 + at] and row[3 + at] == row[3 + at]), None)
-        if rank is not None:
-            raise core.GroupError(f"castor: fsdp: {label} is {every[0][3 + at]:g} on rank 0 and {every[rank][3 + at]:g} on rank {rank}: have it alike on "
-                                  "every rank")
-    if not any(row[0] for row in every):
-        return
-    mine = float(owner._checksum(h.p.grad for h in found))
-    sums = group.gather([mine], "the checksum of the gradients")
-    if any(s != sums[0] for s in sums):
-        rank = next(r for r, s in enumerate(sums) if s != sums[0])
-        raise core.GroupError(f"castor: fsdp: an optimizer steps with gradients that differ between rank 0 and rank {rank}: they were made under "
-                              "no_sync(), or the script has changed them on one rank; under fully_shard each rank steps its rows of the one model, so "
-                              "let the last backward before a step synchronize")
+    pairs = [(h.p, h) for h in found if h.p.grad is not None]
+    edited = any(h.shown is None or h.shown[0] is not p.grad or h.shown[1] != p.grad._version for p, h in pairs)
+    names = zlib.crc32(repr([h.name for _, h in pairs]).encode())
+    agreed = [*owner._agreed_values(optimizer, pairs), ("the checksum of the names of the parameters that have gradients", float(names))]
+    every = group.begin_step(agreed, [float(edited)])
+    edited_on = ", ".join(str(rank) for rank, (flag,) in enumerate(every) if flag)
+    if edited_on:
+        label = f"the checksum of the gradients (no_sync(), or the script, changed them on rank {edited_on})"
+        group.begin_step([(label, float(owner._checksum(p.grad for p, _ in pairs)))])
 
 
 def _models(found):
@@ -120,27 +108,26 @@ def _sharded(wrapper, optimizer, found, args, kwargs):
     groups = _groups(found)
     for group in groups:
         _begin(optimizer, [h for h in found if h.model.group is group], group)
-    divided = [h for h in found if h.rows is not None]
-    rows = _Rows(optimizer, divided)
+    parts = _Parts(optimizer, found)
     with torch.no_grad():
-        rows.show()
+        parts.show()
     try:
         result = wrapper(optimizer, *args, **kwargs)
     finally:
         with torch.no_grad():
-            rows.hide()
+            parts.hide()
     with torch.no_grad():
-        rows.publish_states(groups)
-    _end(found, set(divided), groups)
-    rows.show_states()
+        parts.publish_states(groups)
+    _end(found, set(found), groups)
+    parts.show_states()
     return result if closure is None else loss
 
 
-class _Rows:
-    """While an optimizer steps, it sees this rank's rows of parameters, gradients and states."""
+class _Parts:
+    """While an optimizer steps, it sees this rank's part of parameters, gradients and states."""
 
-    def __init__(self, optimizer, divided):
-        self.optimizer, self.divided = optimizer, divided
+    def __init__(self, optimizer, found):
+        self.optimizer, self.found = optimizer, found
         self.places = _places.setdefault(optimizer, {})
         self.saved = []
 
@@ -150,7 +137,7 @@ class _Rows:
         return [] if not state else [(k, t) for k, t in state.items() if isinstance(t, torch.Tensor) and t.ndim and t.shape == shape]
 
     def show(self):
-        for home in self.divided:
+        for home in self.found:
             home.check()
             p, grad = home.p, home.p.grad
             mine = home.mine(home.region.whole())
@@ -165,17 +152,26 @@ class _Rows:
             p.grad = None
             p.data = mine
             if grad is not None:
-                p.grad = home.mine(grad)
+                p.grad = home.mine(grad)  # a view, unless the script has put a gradient of other strides there
 
     def hide(self):
         for home, data, grad in self.saved:
             home.p.grad = None
             home.p.data = data
             home.p.grad = grad
+            if grad is not None and self._unscales():
+                flat, (first, end) = grad.view(-1), home.part
+                for other in (flat[:first], flat[end:]):
+                    other.div_(self.optimizer.grad_scale)
+
+    def _unscales(self):
+        """A fused step has divided this rank's part of the gradients by the scale of GradScaler."""
+        found = getattr(self.optimizer, "found_inf", None)
+        return getattr(self.optimizer, "grad_scale", None) is not None and not (found is not None and found.item())
 
     def publish_states(self, groups):
         """States that are new get their place, on every rank together."""
-        now = [(home, name, t) for home in self.divided for name, t in self._states_of(home, home.mine(home.region.whole()).shape)]
+        now = [(home, name, t) for home in self.found for name, t in self._states_of(home, home.mine(home.region.whole()).shape)]
         for group in groups:
             fresh = [(h, n, t) for h, n, t in now if h.model.group is group and ((h, n) not in self.places or self.places[h, n].dtype is not t.dtype)]
             told = zlib.crc32(repr([(h.name, n, t.dtype) for h, n, t in fresh]).encode()) if fresh else 0
