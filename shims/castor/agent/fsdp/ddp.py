@@ -3,6 +3,7 @@
 DistributedDataParallel itself stays PyTorch's: it compares the ranks' models, sends rank 0's values to all, and keeps buffers alike.
 Only its reducer is replaced, by one that has no hooks on parameters (gradients.py averages)."""
 import atexit
+import contextlib
 import functools
 import itertools
 import threading
@@ -18,11 +19,11 @@ _DDP = "torch.nn.parallel.DistributedDataParallel"
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
 _numbers = itertools.count()  # models are wrapped in the same order on all ranks
 _wrapped = []  # said of the first one
-_chosen = {}  # of a plugin object: how models are wrapped
 
 
 class _Thread(threading.local):
     ddp = None  # the wrapper whose reducer is being made
+    blocks = policy = None  # chosen()
 
 
 _thread = _Thread()
@@ -46,10 +47,15 @@ class Reducer:
         return lambda *args, **kwargs: False
 
 
-def choose(**how):
-    """How models that are wrapped from here on are sharded: `blocks` (module: list of modules), `policy` (MixedPrecisionPolicy)."""
-    _chosen.clear()
-    _chosen.update(how)
+@contextlib.contextmanager
+def chosen(blocks=None, policy=None):
+    """How a model that is wrapped inside is sharded: `blocks`, a function of the module that lists those which are sharded by
+    themselves, inner ones first; `policy`, a MixedPrecisionPolicy. None: as without a plugin object."""
+    _thread.blocks, _thread.policy = blocks, policy
+    try:
+        yield
+    finally:
+        _thread.blocks = _thread.policy = None
 
 
 def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more):
@@ -62,8 +68,8 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     if reason is not None:
         core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
         return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more)
-    blocks = _chosen.get("blocks")
-    model = homes.Model(ddp.module, process_group, ddp.parameters_to_ignore, None if blocks is None else blocks(ddp.module), _chosen.get("policy"))
+    blocks = homes.find_blocks(ddp.module) if _thread.blocks is None else homes.separate(ddp.module, _thread.blocks(ddp.module))
+    model = homes.Model(ddp.module, process_group, ddp.parameters_to_ignore, blocks, _thread.policy)
     model.number = next(_numbers)
     _tell(model)
     return Reducer(model)

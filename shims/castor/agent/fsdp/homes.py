@@ -145,7 +145,7 @@ def _run_hooks(p, grad):
 class Model:
     """A module to which fully_shard is applied. On every rank of the process group together."""
 
-    def __init__(self, module, process_group, ignored=(), blocks=None, policy=None):
+    def __init__(self, module, process_group, ignored, blocks, policy=None):
         self.group = grouping.group_of(process_group)
         self.world = self.group.world
         if self.group.across is not None:
@@ -157,7 +157,6 @@ class Model:
             if set(map(id, other.modules())) & set(map(id, module.modules())):
                 other.undo()  # the script wraps a module anew
         named = {name: p for name, p in module.named_parameters() if name not in ignored}
-        blocks = [b for b in (find_blocks(module) if blocks is None else blocks)]
         kept = self._kept_whole(module, named, [*blocks, module])
         self.homes = [Home(p, name, self, number, name not in kept) for number, (name, p) in enumerate(named.items())]
         self.root = weakref.ref(module)
@@ -269,21 +268,21 @@ class _Stateless:
 
 
 def find_blocks(module):
-    """The children of the longest ModuleList or Sequential whose children are of one class, which share no parameter with the rest."""
+    """The children of the longest ModuleList or Sequential whose children are of one class."""
     lists = [list(m.children()) for m in module.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))]
-    alike = [c for c in lists if len(c) > 1 and len({type(x) for x in c}) == 1 and all(any(True for _ in x.parameters()) for x in c)
-             and not isinstance(c[0], (torch.nn.ModuleList, torch.nn.ModuleDict))]
-    blocks = list(dict.fromkeys(max(alike, key=len))) if alike else []
-    counts = {}
-    for m in module.modules():
-        for p in m._parameters.values():
-            counts[id(p)] = counts.get(id(p), 0) + 1
+    alike = [c for c in lists if len(c) > 1 and len({type(x) for x in c}) == 1 and all(any(True for _ in x.parameters()) for x in c)]
+    return separate(module, list(dict.fromkeys(max(alike, key=len))) if alike else [])
 
-    def owns_all(block):
-        inside = {}
-        for m in block.modules():
-            for p in m._parameters.values():
-                inside[id(p)] = inside.get(id(p), 0) + 1
-        return all(counts[key] == number for key, number in inside.items())
 
-    return [b for b in blocks if owns_all(b)]
+def separate(module, blocks):
+    """Those blocks that run by themselves, and share no parameter with the rest."""
+
+    def uses(root):
+        counts = {}
+        for m in root.modules():
+            for p in (p for p in m._parameters.values() if p is not None):
+                counts[id(p)] = counts.get(id(p), 0) + 1
+        return counts
+
+    counts, containers = uses(module), (torch.nn.ModuleList, torch.nn.ModuleDict)
+    return [b for b in blocks if not isinstance(b, containers) and all(counts[key] == number for key, number in uses(b).items())]

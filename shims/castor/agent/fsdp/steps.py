@@ -108,7 +108,8 @@ def _sharded(wrapper, optimizer, found, args, kwargs):
     groups = _groups(found)
     for group in groups:
         _begin(optimizer, [h for h in found if h.model.group is group], group)
-    parts = _Parts(optimizer, found)
+    divided = [h for h in found if h.shape]  # states of a single number cannot be told from counts of steps: every rank steps scalars
+    parts = _Parts(optimizer, divided)
     with torch.no_grad():
         parts.show()
     try:
@@ -117,8 +118,8 @@ def _sharded(wrapper, optimizer, found, args, kwargs):
         with torch.no_grad():
             parts.hide()
     with torch.no_grad():
-        parts.publish_states(groups)
-    _end(found, set(found), groups)
+        parts.publish_states(groups)  # after which all ranks have stepped
+    _end(found, set(divided), groups)
     parts.show_states()
     return result if closure is None else loss
 
