@@ -18,7 +18,7 @@ from . import gradients, homes, steps
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
 _numbers = itertools.count()  # models are wrapped in the same order on all ranks
-_wrapped = []  # said of the first one
+_wrapped = []  # their numbers
 
 
 class _Thread(threading.local):
@@ -71,16 +71,9 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     blocks = homes.find_blocks(ddp.module) if _thread.blocks is None else homes.separate(ddp.module, _thread.blocks(ddp.module))
     model = homes.Model(ddp.module, process_group, ddp.parameters_to_ignore, blocks, _thread.policy)
     model.number = next(_numbers)
-    _tell(model)
+    _wrapped.append(model.number)
+    core.log(3, f"fsdp: fully_shard over {model.world} ranks: {len(model.groups)} groups of parameters, {len(model.states) - 1} blocks".encode())
     return Reducer(model)
-
-
-def _tell(model):
-    if _wrapped:
-        return
-    _wrapped.append(True)
-    if model.group.rank == 0:
-        core.log(2, f"fsdp: fully_shard over {model.world} ranks: {len(model.groups)} groups of parameters, {len(model.states) - 1} blocks".encode())
 
 
 def _make_logger(made):

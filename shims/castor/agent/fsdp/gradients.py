@@ -8,13 +8,14 @@ from .. import core
 from ..process import events
 from . import homes, memory
 
-WINDOW = 4 << 20  # bytes of gradients that a rank puts out at a time
+WINDOW = 2 << 20  # bytes of gradients that a rank puts out at a time
 _windows = {}  # store group: two lists of one flat tensor of each rank
 
 
 def _windows_of(group):
     if group not in _windows:
-        made = memory.regions(group, [((WINDOW,), torch.uint8, WINDOW)] * (2 * group.world), "the ranks' gradients")
+        made = memory.regions(group, [(torch.empty(WINDOW, dtype=torch.uint8, device="meta"), torch.uint8, WINDOW)] * (2 * group.world),
+                              "the ranks' gradients")
         shared = [region.shared for region in made]
         _windows[group] = shared[:group.world], shared[group.world:]
     return _windows[group]
@@ -57,14 +58,13 @@ def _at(window, dtype, first_byte, count):
     return window[first_byte:first_byte + count * dtype.itemsize].view(dtype)
 
 
-def _put(out, old, new, first, end, scale):
+def _put(out, home, new, first, end, scale):
     """A rank's gradient: what p.grad holds and what autograd has made, as DistributedDataParallel adds them."""
-    if old is None and new is None:
+    parts = [home.flat(t)[first:end] for t in (home.p.grad, new) if t is not None]
+    if not parts:
         out.zero_()
-        return
-    parts = [t.reshape(-1)[first:end] for t in (old, new) if t is not None]
-    if len(parts) == 2:
-        torch.add(parts[0], parts[1].to(parts[0].dtype), out=out if out.dtype is parts[0].dtype else None) if out.dtype is parts[0].dtype else out.copy_(parts[0] + parts[1])
+    elif len(parts) == 2:
+        out.copy_(parts[0] + parts[1].to(parts[0].dtype))
     else:
         out.copy_(parts[0])
     out.mul_(scale)
@@ -73,7 +73,10 @@ def _put(out, old, new, first, end, scale):
 def _synchronize(model):
     group, world = model.group, model.world
     new = {h: _taken(h) for h in model.homes}
-    used = [new[h] is not None or h.touched for h in model.homes]
+    for home in model.homes:
+        if not home.averaged:
+            _keep(home, new.pop(home))
+    used = [h.averaged and (new[h] is not None or h.touched) for h in model.homes]
     held = [[r.is_held() and not (h.p.grad is not None and r.shows(h.p.grad)) for h, r in zip(model.homes, regions)] for regions in model.generations]
     flags = group.union([*used, *(flag for generation in held for flag in generation)], "a backward pass")
     if flags is None:
@@ -82,7 +85,7 @@ def _synchronize(model):
     wanted = [i for i in range(count) if flags[i]]
     free = [g for g in range(len(held)) if not any(flags[(g + 1) * count + i] for i in wanted)]
     if not free:
-        described = [(h.shape, h.dtype, h.p.numel()) for h in model.homes]
+        described = [(h.p, h.dtype, h.p.numel()) for h in model.homes]
         model.generations.append(memory.regions(group, described, "the model's gradients"))
         free = [len(model.generations) - 1]
     regions = dict(zip(model.homes, model.generations[free[0]]))
@@ -101,7 +104,7 @@ def _average(group, world, wanted, new, regions):
         windows = pairs[number % 2]
         for home, first, end, at in pieces:
             out = _at(windows[group.rank], _sum_type(home), at, end - first)
-            _put(out, home.p.grad, new[home], first, end, 1.0 / world)
+            _put(out, home, new[home], first, end, 1.0 / world)
             if end == home.p.numel():
                 new[home] = None
         group.barrier("a backward pass")
@@ -127,13 +130,16 @@ def _show(home, region):
 def _keep_local(model):
     """A backward without synchronization (no_sync): p.grad is this rank's own."""
     for home in model.homes:
-        new = _taken(home)
-        if new is not None and home.p.grad is None:
-            home.p.grad = new.to(home.dtype)
-        elif new is not None:
-            home.p.grad += new
-        if new is not None or home.touched:
-            home.shown, home.touched = None, False
+        _keep(home, _taken(home))
+
+
+def _keep(home, new):
+    if new is not None and home.p.grad is None:
+        home.p.grad = new.to(home.dtype)
+    elif new is not None:
+        home.p.grad += new
+    if new is not None or home.touched:
+        home.shown, home.touched = None, False
 
 
 def _began(model):
@@ -147,7 +153,7 @@ class Observer(events.Observer):
 
     def backward_begun(self, outputs, create_graph):
         for model in list(homes.models):
-            if create_graph:
+            if create_graph and model.gathered:
                 self._refuse_graph()
             for home in model.homes:
                 home.had_grad = home.p.grad is not None
@@ -156,6 +162,7 @@ class Observer(events.Observer):
         with torch.no_grad():
             for model in sorted((m for m in homes.models if _began(m)), key=lambda m: m.number):
                 (_synchronize if model.expecting else _keep_local)(model)
+                model.gathered = False
 
     def backward_raised(self, error):
         for model in homes.models:
@@ -164,9 +171,10 @@ class Observer(events.Observer):
                 home.touched = False
             for group in model.groups:
                 group._to_sharded()
+            model.gathered = False
 
     def gradients_taken(self, inputs, create_graph):
-        if create_graph and len(homes.models):
+        if create_graph and any(model.gathered for model in homes.models):
             self._refuse_graph()
         inputs = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
         if any(homes.home_of(p) is not None for p in inputs):

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from .. import core
+from ..common import tensors
 from ..nodes import grouping
 from . import memory
 
@@ -34,17 +35,20 @@ class Home:
     part     elements [first, end) are stepped and written by this rank. Parts end at whole vectors, so that each element is computed as
              in a step of the whole
     sharded  fully_shard's FSDPParam; None: not sharded
+    averaged  its gradients are: it required them when the model was wrapped, as DistributedDataParallel has it
     touched  autograd gave the script's parameter itself a gradient in the running backward
+    version  of the parameter when it was gathered last
     shown    (p.grad, its version) as the last synchronized backward left it; None: p.grad is this rank's own
     """
 
-    __slots__ = ("p", "name", "model", "shape", "dtype", "rows", "part", "padded", "region", "sharded", "touched", "had_grad", "shown", "hooked",
+    __slots__ = ("p", "name", "model", "shape", "dtype", "stride", "rows", "part", "padded", "region", "sharded", "averaged", "touched", "had_grad", "shown", "hooked", "version",
                  "watch", "__weakref__")
 
     def __init__(self, p, name, model, number, is_sharded):
         rank, world = model.group.rank, model.world
         self.p, self.name, self.model, self.shape, self.dtype = p, name, model, p.shape, p.dtype
         self.region = self.sharded = self.shown = self.watch = None
+        self.stride, self.averaged, self.version = p.stride(), p.requires_grad, None
         self.touched = self.had_grad = self.hooked = False
         place, most = (rank + number) % world, -(-p.numel() // (world * LANES)) * LANES
         self.part = tuple(min(at * most, p.numel()) for at in (place, place + 1))
@@ -75,8 +79,14 @@ class Home:
                              f"{self.p.dtype} of shape {tuple(self.p.shape)} on {self.p.device}: change models before they are wrapped")
 
     def mine(self, whole):
-        """This rank's part of a tensor of the parameter's shape."""
-        return whole.reshape(-1)[self.part[0]:self.part[1]]
+        """This rank's part of a tensor of the parameter's shape, flat; a copy, if the tensor has other strides."""
+        return self.flat(whole)[self.part[0]:self.part[1]]
+
+    def flat(self, whole):
+        """The elements in the order of the parameter's memory."""
+        if whole.stride() != self.stride:
+            whole = torch.empty_strided(self.shape, self.stride, dtype=whole.dtype).copy_(whole)
+        return whole.as_strided((whole.numel(),), (1,))
 
     def publish(self):
         """Between two barriers: what this rank writes for all gets the values that this rank's script sees."""
@@ -98,7 +108,12 @@ class _Gather:
         out = output_tensor.view(world, -1)
         for home in self.homes:
             home.check()
-            home.sharded.sharded_param.requires_grad_(home.p.requires_grad)
+            if home.sharded.sharded_param.requires_grad != home.p.requires_grad:
+                home.sharded.sharded_param.requires_grad_(home.p.requires_grad)
+            if home.version != home.p._version:  # graphs of the old values are stale, which autograd tells by the gathered parameter
+                home.version = home.p._version
+                if hasattr(home.sharded, "_unsharded_param"):
+                    torch.autograd.graph.increment_version(home.sharded._unsharded_param)
             part = home.padded // world
             flat = home.p.data.reshape(-1)
             full, rest = divmod(flat.numel(), part) if part else (0, 0)
@@ -112,10 +127,15 @@ def _register(home, fsdp_param):
     """In place of fsdp_param._setattr_on_modules and to_unsharded: where it would show its sharded parameter, the module shows the
     script's."""
     home.sharded = fsdp_param
-    stock_set, stock_unshard = fsdp_param._setattr_on_modules, fsdp_param.to_unsharded
+    info, stock_unshard = fsdp_param._module_info, fsdp_param.to_unsharded
+    slots = [(info.module._parameters, info.param_name), *zip((m._parameters for m in info.shared_modules), info.shared_param_names)]
 
     def set_on_modules(param):
-        stock_set(home.p if param is fsdp_param.sharded_param else param)
+        ours = fsdp_param.sharded_param, getattr(fsdp_param, "_unsharded_param", None), home.p
+        for parameters, name in slots:  # not where the script has put another tensor (functional_call)
+            if any(parameters.get(name) is one for one in ours):
+                home.model.gathered |= param is not fsdp_param.sharded_param and torch.is_grad_enabled()
+                parameters[name] = home.p if param is fsdp_param.sharded_param else param
 
     def to_unsharded():
         stock_unshard()
@@ -152,7 +172,8 @@ class Model:
             raise core.Error("castor: the plugin fsdp needs all ranks of a process group on one node: use gemini, or zero2, on several nodes")
         self.policy = policy or MixedPrecisionPolicy()
         self.generations = []  # of the gradients: a list of regions, one of each home
-        self.expecting = self.local = False
+        self.expecting = False  # the last forward of the wrapper was one that synchronizes
+        self.gathered = False  # a forward since the last backward and step has made a graph of gathered parameters
         for other in list(models):
             if set(map(id, other.modules())) & set(map(id, module.modules())):
                 other.undo()  # the script wraps a module anew
@@ -160,19 +181,33 @@ class Model:
         kept = self._kept_whole(module, named, [*blocks, module])
         self.homes = [Home(p, name, self, number, name not in kept) for number, (name, p) in enumerate(named.items())]
         self.root = weakref.ref(module)
-        where = memory.regions(self.group, [(h.shape, h.dtype, h.padded) for h in self.homes], "the model's parameters")
+        self.refuse_overlaps()
+        reached = {h for h in self.homes if tensors.is_reached(h.p)}  # what else reaches its memory goes on to see the parameter there
+        where = memory.regions(self.group, [(h.p, h.dtype, h.padded) for h in self.homes], "the model's parameters")
         with torch.no_grad():
             for home, region in zip(self.homes, where):
                 home.place(region)
             self.group.barrier("the model's parameters are placed")
             self._shard(module, process_group, blocks, {named[name] for name in kept} | {p for n, p in module.named_parameters() if n in ignored})
             for home in self.homes:
-                home.p.data = home.region.view()
+                if home not in reached:
+                    home.p.data = home.region.view()
         for home in self.homes:
             _homes[id(home.p)] = home
             if home.p.requires_grad or not home.p.is_leaf:
                 self._watch(home)
         models.add(self)
+
+    def refuse_overlaps(self):
+        """Error: two parameters have one memory, where each would have its own."""
+        first = {}
+        for home in self.homes:
+            if home.region is not None and home.region.shows(home.p.data) or not home.p.numel():
+                continue
+            other = first.setdefault(home.p.data_ptr(), home)
+            if other is not home:
+                raise core.Error(f"castor: fsdp: the parameters {other.name} and {home.name} share memory without being one: assign the parameter "
+                                 "itself to both modules, or use another plugin")
 
     def modules(self):
         return [] if self.root() is None else list(self.root().modules())
@@ -187,7 +222,7 @@ class Model:
     @staticmethod
     def _kept_whole(module, named, groups):
         """Names of parameters that fully_shard does not take: scalars, and those of another type than the most of their group."""
-        kept = {name for name, p in named.items() if p.ndim == 0 or not p.is_contiguous() or p.layout is not torch.strided}
+        kept = {name for name, p in named.items() if p.ndim == 0 or not p.is_contiguous()}
         names, seen = {id(p): name for name, p in named.items()}, set()
         for block in groups:
             own = [names[id(p)] for p in block.parameters() if id(p) in names and id(p) not in seen and names[id(p)] not in kept]

@@ -39,19 +39,19 @@ class NodeFile:
 
 
 class Region:
-    """A tensor in a file: `shared` is its flat, padded memory, where all ranks write it."""
+    """A dense tensor in a file: `shared` is its flat, padded memory, where all ranks write it."""
 
-    __slots__ = ("file", "offset", "bytes", "shape", "dtype", "shared", "_view", "__weakref__")
+    __slots__ = ("file", "offset", "bytes", "shape", "stride", "dtype", "shared", "_view", "__weakref__")
 
-    def __init__(self, file, offset, shape, dtype, padded):
-        self.file, self.offset, self.shape, self.dtype = file, offset, shape, dtype
+    def __init__(self, file, offset, like, dtype, padded):
+        self.file, self.offset, self.shape, self.stride, self.dtype = file, offset, like.shape, like.stride(), dtype
         self.bytes = padded * dtype.itemsize
         self.shared = _over(memoryview(file.shared)[offset:offset + self.bytes], dtype)
         self._view = None
 
     def whole(self):
         """The tensor where all ranks write it."""
-        return self.shared[:math.prod(self.shape)].view(self.shape)
+        return self.shared.as_strided(self.shape, self.stride)
 
     def view(self):
         """The tensor as the script sees it; the same one as long as something holds its memory."""
@@ -60,7 +60,7 @@ class Region:
             size = math.prod(self.shape) * self.dtype.itemsize  # its storage has no more: torch.save() writes storages
             memory = memoryview(self.file.private)[self.offset:self.offset + size]
             self._view = weakref.ref(memory)
-        return _over(memory, self.dtype).view(self.shape)
+        return _over(memory, self.dtype).as_strided(self.shape, self.stride)
 
     def is_held(self):
         """Whether a tensor of this rank lies in the view."""
@@ -69,7 +69,7 @@ class Region:
     def shows(self, t):
         """Whether `t` is the view."""
         memory = self._view and self._view()
-        return (memory is not None and t.dtype is self.dtype and t.shape == self.shape and t.is_contiguous()
+        return (memory is not None and t.dtype is self.dtype and t.shape == self.shape and t.stride() == self.stride
                 and (t.numel() == 0 or t.data_ptr() == _over(memory, self.dtype).data_ptr()))
 
     def refresh(self):
@@ -88,10 +88,10 @@ def _paged(size):
 
 
 def regions(group, described, what):
-    """On every rank together: a Region for each (shape, dtype, padded elements), in one new file."""
+    """On every rank together: a Region for each (tensor with its shape and strides, dtype, padded elements), in one new file."""
     offsets, size = [], 0
     for _, dtype, padded in described:
         offsets.append(size)
         size += _paged(padded * dtype.itemsize)
     file = NodeFile(group, size, what)
-    return [Region(file, offset, shape, dtype, padded) for offset, (shape, dtype, padded) in zip(offsets, described)]
+    return [Region(file, offset, like, dtype, padded) for offset, (like, dtype, padded) in zip(offsets, described)]

@@ -4,7 +4,7 @@ sharded     a class whose update treats each element on its own: it steps this r
             same rows; outside of steps the script sees all of them whole
 replicated  any other class: every rank steps everything in what it sees, and each publishes its rows"""
 import functools
-import math
+import threading
 import weakref
 import zlib
 
@@ -22,45 +22,68 @@ _ELEMENTWISE = tuple(getattr(torch.optim, name) for name in ("Adadelta", "Adagra
 _places = weakref.WeakKeyDictionary()  # optimizer: {(home, name of a state): Region}
 
 
-def _wrap(wrapper):
-    """Wraps the step that Optimizer.profile_hook_step made for a class."""
+class _Thread(threading.local):
+    running = None  # the optimizer whose outermost step runs
+    inside = False  # within that one's own step
+
+
+_thread = _Thread()
+
+
+def _outermost(wrapper):
+    """Wraps the step that Optimizer.profile_hook_step made for a class: counts steps."""
 
     @functools.wraps(wrapper)
     def step(*args, **kwargs):
-        optimizer = args[0]
-        if torch.compiler.is_compiling() or owner.thread.running is not None or not store.active():
+        if torch.compiler.is_compiling() or _thread.running is not None or not store.active():
             return wrapper(*args, **kwargs)
-        found = [h for p in store.parameters_of(optimizer) if (h := homes.home_of(p)) is not None]
-        begin = core.now_ns()
-        owner.thread.running = optimizer
+        begin, _thread.running, _thread.inside = core.now_ns(), args[0], False
         try:
-            if not found:
-                result, mode = wrapper(*args, **kwargs), core.MODE_PLAIN
-            elif events.depth():
-                raise core.Error("castor: fsdp: an optimizer steps inside a backward pass, before the gradients of the ranks are averaged: use it without "
-                                 "the plugin, or another plugin")
-            elif type(optimizer) in _ELEMENTWISE:
-                result, mode = _sharded(wrapper, optimizer, found, args[1:], kwargs), core.MODE_OWNER
-            else:
-                result, mode = _replicated(wrapper, optimizer, found, args[1:], kwargs), core.MODE_REPLICATED
+            result = wrapper(*args, **kwargs)
         finally:
-            owner.thread.running = None
-        figures.stepped(optimizer, begin, mode)
+            _thread.running = None
+        found = any(homes.home_of(p) for p in store.parameters_of(args[0]))
+        figures.stepped(args[0], begin, (core.MODE_OWNER if type(args[0]) in _ELEMENTWISE else core.MODE_REPLICATED) if found else core.MODE_PLAIN)
         return result
 
     return torch._disable_dynamo(step)
+
+
+def _inner(func):
+    """Wraps the `step` of a class, within what calls the hooks of steps, which see the whole model."""
+
+    @functools.wraps(func)
+    def step(*args, **kwargs):
+        optimizer = args[0]
+        if _thread.running is not optimizer or _thread.inside:
+            return func(*args, **kwargs)
+        found = [h for p in store.parameters_of(optimizer) if (h := homes.home_of(p)) is not None]
+        if not found:
+            return func(*args, **kwargs)
+        if events.depth():
+            raise core.Error("castor: fsdp: an optimizer steps inside a backward pass, before the gradients of the ranks are averaged: use it without "
+                             "the plugin, or another plugin")
+        _thread.inside = True
+        try:
+            return (_sharded if type(optimizer) in _ELEMENTWISE else _replicated)(func, optimizer, found, args[1:], kwargs)
+        finally:
+            _thread.inside = False
+
+    return step
 
 
 def _begin(optimizer, found, group):
     """All ranks have come to a step, with the same settings and, where a script has changed gradients, the same ones."""
     pairs = [(h.p, h) for h in found if h.p.grad is not None]
     edited = any(h.shown is None or h.shown[0] is not p.grad or h.shown[1] != p.grad._version for p, h in pairs)
+    for model in {h.model for h in found}:
+        model.refuse_overlaps()
     names = zlib.crc32(repr([h.name for _, h in pairs]).encode())
     agreed = [*owner._agreed_values(optimizer, pairs), ("the checksum of the names of the parameters that have gradients", float(names))]
     every = group.begin_step(agreed, [float(edited)])
     edited_on = ", ".join(str(rank) for rank, (flag,) in enumerate(every) if flag)
     if edited_on:
-        label = f"the checksum of the gradients (no_sync(), or the script, changed them on rank {edited_on})"
+        label = f"the checksum of the gradients (the script changed them on rank {edited_on})"
         group.begin_step([(label, float(owner._checksum(p.grad for p, _ in pairs)))])
 
 
@@ -86,20 +109,25 @@ def _end(found, stepped, groups):
         for model in models:
             for home in model.homes:
                 home.show()
+    for model in models:
+        model.gathered = False
+    for home in stepped:
+        if home.p.grad is not None:
+            torch.autograd.graph.increment_version(home.p)  # a graph of the old values is stale
 
 
-def _replicated(wrapper, optimizer, found, args, kwargs):
+def _replicated(func, optimizer, found, args, kwargs):
     groups = _groups(found)
     for group in groups:
         _begin(optimizer, [h for h in found if h.model.group is group], group)
-    result = wrapper(optimizer, *args, **kwargs)
+    result = func(optimizer, *args, **kwargs)
     for group in groups:
         group.barrier("an optimizer step")  # nobody reads the old values any more
     _end(found, (), groups)
     return result
 
 
-def _sharded(wrapper, optimizer, found, args, kwargs):
+def _sharded(func, optimizer, found, args, kwargs):
     closure, loss = owner.closure_of(args, kwargs), None
     if closure is not None:  # these classes call it before anything else
         with torch.enable_grad():
@@ -113,7 +141,7 @@ def _sharded(wrapper, optimizer, found, args, kwargs):
     with torch.no_grad():
         parts.show()
     try:
-        result = wrapper(optimizer, *args, **kwargs)
+        result = func(optimizer, *args, **kwargs)
     finally:
         with torch.no_grad():
             parts.hide()
@@ -161,7 +189,7 @@ class _Parts:
             home.p.data = data
             home.p.grad = grad
             if grad is not None and self._unscales():
-                flat, (first, end) = grad.view(-1), home.part
+                flat, (first, end) = home.flat(grad), home.part
                 for other in (flat[:first], flat[end:]):
                     other.div_(self.optimizer.grad_scale)
 
@@ -180,7 +208,7 @@ class _Parts:
             if any(row[0] != every[0][0] for row in every):
                 raise core.GroupError("castor: fsdp: an optimizer has other states on other ranks: step the same parameters on every rank")
             if fresh:
-                made = memory.regions(group, [(h.shape, t.dtype, math.prod(h.shape)) for h, _, t in fresh], "the states of an optimizer")
+                made = memory.regions(group, [(h.p, t.dtype, h.p.numel()) for h, _, t in fresh], "the states of an optimizer")
                 self.places.update({(h, n): region for (h, n, _), region in zip(fresh, made)})
         self.now = now
         for home, name, t in now:
@@ -199,7 +227,7 @@ def install():
     def wrap_hook(profile_hook_step):
         @functools.wraps(profile_hook_step)
         def wrap(func):
-            return _wrap(profile_hook_step(func))
+            return _outermost(profile_hook_step(_inner(func)))
 
         return wrap
 
