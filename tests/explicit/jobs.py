@@ -55,14 +55,15 @@ def job(script, ranks, how, *arguments, **more):
 _made = {}  # what once() was called with: (what job() returned, its error)
 
 
-def once(*arguments):
+def once(*arguments, **more):
     """job(), made once for all tests that look at it."""
-    if arguments not in _made:
+    key = (*arguments, *sorted(more.items()))
+    if key not in _made:
         try:
-            _made[arguments] = job(*arguments), None
+            _made[key] = job(*arguments, **more), None
         except (AssertionError, subprocess.TimeoutExpired) as error:
-            _made[arguments] = None, error
-    result, error = _made[arguments]
+            _made[key] = None, error
+    result, error = _made[key]
     if error is not None:
         raise error
     return result

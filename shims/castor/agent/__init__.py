@@ -16,7 +16,7 @@ def attach():
 def _attach():
     import torch
 
-    from . import core
+    from . import core, without_gpu
     from .nodes import groups
     from .process import stacks
 
@@ -29,6 +29,7 @@ def _attach():
         from .. import compat
 
         compat.install()
+        without_gpu.install()
     if not core.plugin_engine():
         if core.options.precision != "fp32":
             core.log(1, b"CASTOR_PRECISION has no effect under the plugin none, which only observes: choose another plugin")
