@@ -88,7 +88,7 @@ MODELS = {  # name: (the model, a batch, its loss)
     "bert masked": (_transformers("BertForMaskedLM", "BertConfig", vocab_size=VOCABULARY, **_SHAPE, **_NO_DROPOUT), _language, _of_logits),
     "vit": (_transformers("ViTForImageClassification", "ViTConfig", image_size=8, patch_size=4, **_SHAPE, **_NO_DROPOUT), _images, _of_logits),
     "t5": (_transformers("T5ForConditionalGeneration", "T5Config", vocab_size=VOCABULARY, d_model=WIDTH, d_kv=4, d_ff=32, num_layers=2, num_heads=4,
-                         dropout_rate=0.0), _language, _of_logits),
+                         dropout_rate=0.0, decoder_start_token_id=0), _language, _of_logits),
     "encoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2, enable_nested_tensor=False),
                 lambda generator, count: (torch.randn(count, 5, 8, generator=generator),), lambda output, batch: output.square().mean()),
 }

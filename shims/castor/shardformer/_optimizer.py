@@ -183,7 +183,7 @@ class HybridParallelOptimizer(OptimizerWrapper):
             norms = torch.stack(torch._foreach_norm([g.to(device) for g in found], norm_type)).double()
             own = norms.max() if infinite else norms.pow(norm_type).sum()
         dist.all_reduce(own, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM)
-        return (own if infinite else own.pow(1 / norm_type)).float()
+        return (own if infinite else own.pow(1 / norm_type)).to(torch.float64 if any(p.dtype is torch.float64 for p in self._working) else torch.float32)
 
     @torch.no_grad()
     def _clip(self, max_norm, norm_type, error_if_nonfinite, *args, **kwargs):
