@@ -25,6 +25,7 @@ extern "C" {
 typedef struct store castor_store;     /* the memory of one group of ranks on this node */
 typedef struct tensor castor_tensor;   /* one registered parameter: its place, its gradient's sum */
 typedef struct node_group castor_node; /* the memory of one process group's collectives */
+typedef struct job castor_checkpoint;  /* files that are written together */
 typedef struct window castor_window;   /* a lease on a sum: what p.grad shows */
 
 /* The table declares and describes them. The header that is installed holds its rows written out (scripts/header). */

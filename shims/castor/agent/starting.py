@@ -26,8 +26,15 @@ def start(plugin, asked, **options):
 
     Conflict: another plugin is chosen in the environment, or an option cannot change any more."""
     changed = {name: value for name, value in options.items() if not _is_set(name, value)}
-    if core.options.plugin == plugin and not changed:
-        return
+    if core.options.plugin != plugin or changed:
+        _start(plugin, asked, changed)
+    from . import plugin as engine
+
+    if engine.trainer is not None and engine.trainer.world == 1:
+        engine.trainer.boost()
+
+
+def _start(plugin, asked, changed):
     if core.plugin_engine() and core.options.plugin != plugin and not _started:
         raise Conflict(f"castor: the environment says CASTOR_PLUGIN={core.options.plugin}, and the script makes a {asked}, which is "
                        f"CASTOR_PLUGIN={plugin}: leave the plugin out of `castor run`, or make a plugin object of the same kind")
@@ -115,13 +122,18 @@ def _hook(classes):
 
 
 def train_as_one(optimizer):
-    """The engine trains this optimizer's parameters in a job of one rank, with or without a process group; does nothing in others."""
+    """The engine trains this optimizer's parameters in a job of one rank, with or without a process group; does nothing in others. Conflict:
+    they were taken in another precision before."""
     from . import plugin as engine
+    from .precision import masters
 
     alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
-    if engine.trainer is not None and alone:
-        engine.trainer.boosted = True
-        engine.trainer.adopt(optimizer)
+    if engine.trainer is None or engine.trainer.world > 1 or not alone:
+        return
+    if masters.dtype is not None and any(store.entry_of(p) is not None and masters.of(p) is None for p in store.parameters_of(optimizer)):
+        raise Conflict(f"castor: this optimizer's parameters were placed as floats when it was built, and the plugin object asks for {core.options.precision}: "
+                       "make the plugin object before the optimizer")
+    engine.trainer.boost(optimizer)
 
 
 def take_up(optimizer):

@@ -3,6 +3,7 @@ import contextlib
 import warnings
 
 import torch
+import torch.distributed as dist
 
 from ..agent import core
 
@@ -52,6 +53,8 @@ class Booster:
         else:
             self.accelerator = Accelerator(device or ("cuda" if torch.cuda.is_available() else "cpu"))
             self.accelerator.bind()
+        if plugin is None and dist.is_initialized() and dist.get_world_size() > 1:
+            starting.tell("a Booster without a plugin trains each rank's model by itself: give it a plugin, such as TorchDDPPlugin()")
         self._checkpoint_io = None
 
     @property

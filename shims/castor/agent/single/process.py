@@ -1,6 +1,7 @@
 """The common part of processes of scripts without process groups: a rank of `--nproc` (job.py), or one alone (alone.py)."""
 import functools
 import time
+import weakref
 
 import torch
 
@@ -22,7 +23,7 @@ class Process(events.Observer):
         self.rank, self.world = rank, world
         self.synchronizer = None  # made with the first parameters
         self.said = set()
-        self.boosted = False  # a plugin object trains here, so that a process group of this one rank changes nothing
+        self.boosted = None  # the optimizers that a plugin object trains here; None: there is no such object
 
     @property
     def group(self):
@@ -31,7 +32,7 @@ class Process(events.Observer):
     @property
     def distributed(self):
         """The script has a process group of its own after all: then it is not a single-process script."""
-        return torch.distributed.is_available() and torch.distributed.is_initialized() and not self.boosted
+        return torch.distributed.is_available() and torch.distributed.is_initialized() and self.boosted is None
 
     def say(self, text, level=2):
         if text not in self.said and self.rank == 0:
@@ -41,6 +42,18 @@ class Process(events.Observer):
     def adopt(self, optimizer):
         """Registers those parameters of an optimizer, new or extended, that are not registered yet."""
         raise NotImplementedError
+
+    def boost(self, optimizer=None):
+        """A plugin object trains here: from now on only optimizers that are boosted are adopted, and a process group of this one rank changes
+        nothing."""
+        if self.boosted is None:
+            self.boosted = weakref.WeakSet()
+        if optimizer is not None:
+            self.boosted.add(optimizer)
+            self.adopt(optimizer)
+
+    def takes(self, optimizer):
+        return self.boosted is None or optimizer in self.boosted
 
     def moved(self, p):
         """A registered parameter has a gradient on a device."""
@@ -151,7 +164,8 @@ def adopt_at_build(job):
         def optimizer_init(self, *args, **kwargs):
             init(self, *args, **kwargs)
             self._castor_built = True
-            job.adopt(self)
+            if job.takes(self):
+                job.adopt(self)
 
         return optimizer_init
 
@@ -159,7 +173,7 @@ def adopt_at_build(job):
         @functools.wraps(add_param_group)
         def optimizer_add_param_group(self, *args, **kwargs):
             add_param_group(self, *args, **kwargs)
-            if getattr(self, "_castor_built", False):
+            if getattr(self, "_castor_built", False) and job.takes(self):
                 job.adopt(self)
 
         return optimizer_add_param_group

@@ -1,0 +1,64 @@
+/* The exported functions about checkpoints: thin, over interpose/checkpoint. */
+#include "castor.h"
+
+#include "checkpoint/job.h"
+
+castor_status castor_checkpoint_new(castor_checkpoint **out) {
+    return job_new(out);
+}
+
+castor_status castor_checkpoint_file(castor_checkpoint *save, const char *path, uint32_t *number) {
+    return job_file_add(save, path, number);
+}
+
+castor_status castor_checkpoint_bytes(castor_checkpoint *save, const void *data, uint64_t bytes) {
+    return job_bytes_add(save, data, bytes);
+}
+
+castor_status castor_checkpoint_memory(castor_checkpoint *save, const void *const *addresses,
+                                       const uint64_t *bytes, uint32_t count) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && status == CASTOR_OK; i++)
+        status = job_memory_add(save, addresses[i], bytes[i]);
+    return status;
+}
+
+castor_status castor_checkpoint_digits(castor_checkpoint *save, uint32_t number) {
+    return job_digits_add(save, number);
+}
+
+castor_status castor_checkpoint_archive(castor_checkpoint *save, const char *folder, uint64_t alignment) {
+    return job_archive_begin(save, folder, alignment);
+}
+
+castor_status castor_checkpoint_record(castor_checkpoint *save, const char *name, const void *data,
+                                       uint64_t bytes, int copied) {
+    return job_record_add(save, name, data, bytes, copied);
+}
+
+castor_status castor_checkpoint_archive_end(castor_checkpoint *save, const char *names) {
+    return job_archive_end(save, names);
+}
+
+castor_status castor_checkpoint_remove(castor_checkpoint *save, const char *path) {
+    return job_remove_add(save, path);
+}
+
+castor_status castor_checkpoint_write(castor_checkpoint *save) {
+    return job_write(save);
+}
+
+void castor_checkpoint_drop(castor_checkpoint *save) {
+    job_drop(save);
+}
+
+int castor_checkpoint_failure(const char **path) {
+    const failure *failed = job_failure();
+    *path = failed->path;
+    return failed->error;
+}
+
+castor_status castor_checkpoint_checksum(const char *path, uint64_t *out) {
+    failure failed = {0};
+    return stream_checksum(path, out, &failed) ? CASTOR_OK : job_error(&failed, "read");
+}

@@ -1,0 +1,328 @@
+#include "job.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "archive.h"
+#include "core/error.h"
+#include "core/table.h"
+
+#define DIGITS 16
+
+typedef enum piece_kind {
+    PIECE_BYTES,
+    PIECE_MEMORY,
+    PIECE_DIGITS,    /* of file `number` */
+    PIECE_FOOTER,    /* of the archive's record `number`; its CRC is that of the bytes since its header */
+    PIECE_HEADER,    /* a record's; bytes of the job's */
+    PIECE_ID,        /* the archive's id */
+    PIECE_DIRECTORY, /* the archive's */
+} piece_kind;
+
+typedef struct piece {
+    piece_kind kind;
+    uint32_t number;
+    const char *data;
+    size_t bytes;
+} piece;
+
+typedef struct job_file {
+    char *place;
+    bool is_index;
+    piece *pieces;
+    uint32_t count, capacity;
+    archive archive;
+    char names_hash[ARCHIVE_ID_BYTES / 2];
+    stream stream;
+    bool open;
+    uint64_t checksum;
+} job_file;
+
+struct job {
+    job_file **files;
+    uint32_t count, capacity;
+    char **removed;
+    uint32_t removed_count, removed_capacity;
+};
+
+static _Thread_local failure last;
+
+const failure *job_failure(void) {
+    return &last;
+}
+
+castor_status job_error(const failure *failed, const char *doing) {
+    last = *failed;
+    return error_set(failed->error == ENOMEM ? CASTOR_ERR_MEMORY : CASTOR_ERR_SYSTEM,
+                     "cannot %s %s (errno %d)", doing, failed->path, failed->error);
+}
+
+static castor_status no_memory(void) {
+    last = (failure){.error = ENOMEM};
+    return error_set(CASTOR_ERR_MEMORY, "no memory for the list of what a checkpoint holds");
+}
+
+castor_status job_new(job **out) {
+    *out = calloc(1, sizeof **out);
+    return *out ? CASTOR_OK : no_memory();
+}
+
+static job_file *file_last(job *j) {
+    return j->count ? j->files[j->count - 1] : NULL;
+}
+
+castor_status job_file_add(job *j, const char *path, uint32_t *number) {
+    char place[PATH_MAX];
+    failure failed;
+    if (!stream_find(path, place, &failed))
+        return job_error(&failed, "write");
+    for (uint32_t i = 0; i < j->count; i++)
+        if (strcmp(j->files[i]->place, place) == 0) {
+            last = (failure){0};
+            return error_set(CASTOR_ERR_ARGUMENT, "two files of one checkpoint have the name %s", place);
+        }
+    job_file **files = table_room(j->files, &j->capacity, j->count, sizeof *files);
+    if (!files)
+        return no_memory();
+    j->files = files;
+    job_file *f = calloc(1, sizeof *f);
+    if (!f || !(f->place = strdup(place))) {
+        free(f);
+        return no_memory();
+    }
+    *number = j->count;
+    files[j->count++] = f;
+    return CASTOR_OK;
+}
+
+static castor_status piece_add(job *j, piece p) {
+    job_file *f = file_last(j);
+    if (!f)
+        return error_set(CASTOR_ERR_ARGUMENT, "no file was added to which this belongs");
+    piece *pieces = table_room(f->pieces, &f->capacity, f->count, sizeof *pieces);
+    if (!pieces)
+        return no_memory();
+    f->pieces = pieces;
+    pieces[f->count++] = p;
+    return CASTOR_OK;
+}
+
+static castor_status owned_add(job *j, piece_kind kind, char *data, size_t bytes) {
+    castor_status status = piece_add(j, (piece){kind, 0, data, bytes});
+    if (status)
+        free(data);
+    return status;
+}
+
+castor_status job_bytes_add(job *j, const void *data, size_t bytes) {
+    char *copy = malloc(bytes + 1);
+    if (!copy)
+        return no_memory();
+    memcpy(copy, data, bytes);
+    return owned_add(j, PIECE_BYTES, copy, bytes);
+}
+
+castor_status job_memory_add(job *j, const void *data, size_t bytes) {
+    return bytes ? piece_add(j, (piece){PIECE_MEMORY, 0, data, bytes}) : CASTOR_OK;
+}
+
+castor_status job_digits_add(job *j, uint32_t number) {
+    if (number + 1 >= j->count)
+        return error_set(CASTOR_ERR_ARGUMENT, "a checksum of file %u is only known to the files behind it",
+                         number);
+    file_last(j)->is_index = true;
+    return piece_add(j, (piece){PIECE_DIGITS, number, NULL, 0});
+}
+
+castor_status job_archive_begin(job *j, const char *folder, uint64_t alignment) {
+    job_file *f = file_last(j);
+    if (!f || f->count || !alignment)
+        return error_set(CASTOR_ERR_ARGUMENT, "an archive begins at the beginning of a file");
+    return archive_begin(&f->archive, folder, alignment) ? CASTOR_OK : no_memory();
+}
+
+static castor_status header_add(job *j, const char *name, uint64_t bytes) {
+    char *header;
+    size_t header_bytes;
+    if (!archive_record_add(&file_last(j)->archive, name, bytes, &header, &header_bytes))
+        return no_memory();
+    return owned_add(j, PIECE_HEADER, header, header_bytes);
+}
+
+static castor_status footer_add(job *j) {
+    return piece_add(j, (piece){PIECE_FOOTER, file_last(j)->archive.count - 1, NULL, 0});
+}
+
+castor_status job_record_add(job *j, const char *name, const void *data, uint64_t bytes, bool copied) {
+    if (!file_last(j) || !file_last(j)->archive.folder)
+        return error_set(CASTOR_ERR_ARGUMENT, "no archive was begun to which a record belongs");
+    castor_status status = header_add(j, name, bytes);
+    if (status == CASTOR_OK)
+        status = copied ? job_bytes_add(j, data, bytes) : job_memory_add(j, data, bytes);
+    return status == CASTOR_OK ? footer_add(j) : status;
+}
+
+castor_status job_archive_end(job *j, const char *names_hash) {
+    job_file *f = file_last(j);
+    if (!f || !f->archive.folder || strlen(names_hash) != sizeof f->names_hash)
+        return error_set(CASTOR_ERR_ARGUMENT, "no archive was begun, or the hash of its names is no hash");
+    memcpy(f->names_hash, names_hash, sizeof f->names_hash);
+    castor_status status = header_add(j, ARCHIVE_ID_RECORD, ARCHIVE_ID_BYTES);
+    if (status == CASTOR_OK)
+        status = piece_add(j, (piece){PIECE_ID, 0, NULL, 0});
+    if (status == CASTOR_OK)
+        status = footer_add(j);
+    return status == CASTOR_OK ? piece_add(j, (piece){PIECE_DIRECTORY, 0, NULL, 0}) : status;
+}
+
+castor_status job_remove_add(job *j, const char *path) {
+    char place[PATH_MAX];
+    failure failed;
+    if (!stream_find(path, place, &failed))
+        return job_error(&failed, "remove");
+    char **removed = table_room(j->removed, &j->removed_capacity, j->removed_count, sizeof *removed);
+    if (!removed)
+        return no_memory();
+    j->removed = removed;
+    removed[j->removed_count] = strdup(place);
+    return removed[j->removed_count] ? (j->removed_count++, CASTOR_OK) : no_memory();
+}
+
+/* ---- writing */
+
+static bool directory_put(job_file *f, failure *failed) {
+    char *directory;
+    size_t bytes;
+    if (!archive_directory(&f->archive, &directory, &bytes))
+        return failure_set(failed, ENOMEM, f->place);
+    bool good = stream_put(&f->stream, directory, bytes, failed);
+    free(directory);
+    return good;
+}
+
+/* `crc`: of the record that is being written. */
+static bool piece_put(job *j, job_file *f, const piece *p, uint32_t *crc, failure *failed) {
+    char made[ARCHIVE_HEADER_MAX];
+    size_t bytes = 0;
+    switch (p->kind) {
+    case PIECE_HEADER:
+        *crc = 0;
+        return stream_put(&f->stream, p->data, p->bytes, failed);
+    case PIECE_BYTES:
+    case PIECE_MEMORY:
+        if (f->archive.folder)
+            *crc = crc32_add(*crc, p->data, p->bytes);
+        return stream_put(&f->stream, p->data, p->bytes, failed);
+    case PIECE_DIGITS:
+        for (; bytes < DIGITS; bytes++)
+            made[bytes] = "0123456789abcdef"[j->files[p->number]->checksum >> 4 * (DIGITS - 1 - bytes) & 15];
+        break;
+    case PIECE_ID:
+        f->archive.count--; /* of all records but this one */
+        archive_id(&f->archive, f->names_hash, made);
+        f->archive.count++;
+        *crc = crc32_add(0, made, bytes = ARCHIVE_ID_BYTES);
+        break;
+    case PIECE_FOOTER:
+        f->archive.records[p->number].crc = *crc;
+        bytes = archive_footer(&f->archive.records[p->number], made);
+        break;
+    case PIECE_DIRECTORY:
+        return directory_put(f, failed);
+    }
+    return stream_put(&f->stream, made, bytes, failed);
+}
+
+static bool file_write(job *j, job_file *f, failure *failed) {
+    uint32_t crc = 0;
+    f->open = true;
+    if (!stream_open(&f->stream, f->place, failed))
+        return false;
+    for (uint32_t i = 0; i < f->count; i++)
+        if (!piece_put(j, f, &f->pieces[i], &crc, failed))
+            return false;
+    if (!stream_finish(&f->stream, failed))
+        return false;
+    f->checksum = checksum_end(&f->stream.sum);
+    return true;
+}
+
+static bool same_folder(const char *a, const char *b) {
+    size_t length = (size_t)(strrchr(a, '/') - a);
+    return length == (size_t)(strrchr(b, '/') - b) && memcmp(a, b, length) == 0;
+}
+
+/* Gives the files their names: those that are an index, or the others. */
+static bool files_show(job *j, bool indexes, failure *failed) {
+    for (uint32_t i = 0; i < j->count; i++)
+        if (j->files[i]->is_index == indexes && !stream_show(&j->files[i]->stream, failed))
+            return false;
+    for (uint32_t i = 0; i < j->count; i++) {
+        bool synced = false;
+        for (uint32_t k = 0; k < i; k++)
+            synced = synced || (j->files[k]->is_index == indexes &&
+                                same_folder(j->files[k]->place, j->files[i]->place));
+        if (j->files[i]->is_index == indexes && !synced && !stream_folder_sync(j->files[i]->place, failed))
+            return false;
+    }
+    return true;
+}
+
+static bool files_remove(job *j, failure *failed) {
+    for (uint32_t i = 0; i < j->removed_count; i++)
+        if (unlink(j->removed[i]) != 0 && errno != ENOENT)
+            return failure_set(failed, errno, j->removed[i]);
+    return true;
+}
+
+/* Names that were given before another one failed go again, but for those that stood for a file before: its bytes are gone. */
+static void shown_undo(job *j) {
+    for (uint32_t i = 0; i < j->count; i++)
+        if (j->files[i]->open && j->files[i]->stream.shown && !j->files[i]->stream.existed)
+            unlink(j->files[i]->place);
+}
+
+static bool all_write(job *j, failure *failed) {
+    for (uint32_t i = 0; i < j->count; i++)
+        stream_leftovers_remove(j->files[i]->place);
+    for (uint32_t i = 0; i < j->count; i++)
+        if (!file_write(j, j->files[i], failed))
+            return false;
+    return files_show(j, false, failed) && files_show(j, true, failed);
+}
+
+castor_status job_write(job *j) {
+    failure failed = {0};
+    castor_status status = CASTOR_OK;
+    if (!all_write(j, &failed)) {
+        shown_undo(j);
+        status = job_error(&failed, "write");
+    } else if (!files_remove(j, &failed)) {
+        status = job_error(&failed, "remove");
+    }
+    job_drop(j);
+    return status;
+}
+
+static void file_free(job_file *f) {
+    if (f->open)
+        stream_drop(&f->stream);
+    for (uint32_t i = 0; i < f->count; i++)
+        if (f->pieces[i].kind == PIECE_BYTES || f->pieces[i].kind == PIECE_HEADER)
+            free((char *)f->pieces[i].data);
+    archive_free(&f->archive);
+    free(f->pieces);
+    free(f->place);
+    free(f);
+}
+
+void job_drop(job *j) {
+    for (uint32_t i = 0; i < j->count; i++)
+        file_free(j->files[i]);
+    for (uint32_t i = 0; i < j->removed_count; i++)
+        free(j->removed[i]);
+    free(j->files);
+    free(j->removed);
+    free(j);
+}

@@ -1,0 +1,244 @@
+#include "stream.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "core/file_bytes.h"
+#include "core/log.h"
+
+#define DIRECT_ALIGNMENT 4096ul
+/* Of a smaller file the direct write costs more than the page cache. */
+#define DIRECT_BYTES_MIN (1ul << 20)
+#define PREFIX           ".castor-"
+#define SUFFIX           ".partial"
+#define DIGITS           16
+
+/* The directory of a path, with its last slash; "" for a name alone. */
+static size_t folder_length(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? (size_t)(slash - path) + 1 : 0;
+}
+
+static void folder_of(const char *path, char out[PATH_MAX]) {
+    size_t length = folder_length(path);
+    memcpy(out, path, length);
+    out[length] = 0;
+    if (!length)
+        memcpy(out, ".", 2);
+}
+
+bool stream_find(const char *path, char place[PATH_MAX], failure *failed) {
+    char folder[PATH_MAX];
+    struct stat found;
+    const char *name = path + folder_length(path);
+    if (strlen(path) >= PATH_MAX)
+        return failure_set(failed, ENAMETOOLONG, path);
+    if (lstat(path, &found) == 0 && S_ISLNK(found.st_mode) && realpath(path, place))
+        return true; /* a link that leads to a file; one that leads nowhere is replaced */
+    folder_of(path, folder);
+    if (!*name || !realpath(folder, place))
+        return failure_set(failed, *name ? errno : EISDIR, path);
+    size_t length = strlen(place);
+    if (length + 1 + strlen(name) >= PATH_MAX)
+        return failure_set(failed, ENAMETOOLONG, path);
+    log_format(place + length, PATH_MAX - length, "%s%s", place[length - 1] == '/' ? "" : "/", name);
+    return true;
+}
+
+/* A temporary file beside the place, locked. */
+static int temporary_open(stream *s, const char *place, int flags) {
+    char folder[PATH_MAX];
+    struct stat found;
+    uint64_t number;
+    folder_of(place, folder);
+    for (;;) {
+        if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number)
+            return -1;
+        size_t at = log_format(s->temporary, sizeof s->temporary, "%s" PREFIX, folder);
+        if (at + DIGITS + sizeof SUFFIX >= sizeof s->temporary) {
+            errno = ENAMETOOLONG;
+            return -1;
+        }
+        for (int digit = 0; digit < DIGITS; digit++, number >>= 4)
+            s->temporary[at++] = "0123456789abcdef"[number & 15];
+        memcpy(s->temporary + at, SUFFIX, sizeof SUFFIX);
+        int fd = open(s->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | flags, 0666);
+        if (fd < 0 && errno == EEXIST)
+            continue;
+        /* Another process may have taken it for a leftover before it was locked. */
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &found) == 0 && found.st_nlink == 0) {
+            close(fd);
+            continue;
+        }
+        return fd;
+    }
+}
+
+bool stream_open(stream *s, const char *place, failure *failed) {
+    struct stat found;
+    memset(s, 0, sizeof *s);
+    memcpy(s->path, place, strlen(place) + 1);
+    s->fd = -1;
+    checksum_begin(&s->sum);
+    s->existed = lstat(place, &found) == 0;
+    if (s->existed && S_ISDIR(found.st_mode))
+        return failure_set(failed, EISDIR, place);
+    if (s->existed && access(place, W_OK) != 0)
+        return failure_set(failed, errno, place);
+    s->fd = temporary_open(s, place, O_DIRECT);
+    s->direct = s->fd >= 0;
+    if (s->fd < 0 && errno == EINVAL)
+        s->fd = temporary_open(s, place, 0);
+    if (s->fd < 0)
+        return failure_set(failed, errno, place);
+    if (s->existed && S_ISREG(found.st_mode) && fchmod(s->fd, found.st_mode & 07777) != 0)
+        return failure_set(failed, errno, place);
+    s->buffer = mmap(NULL, STREAM_BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (s->buffer == MAP_FAILED) {
+        s->buffer = NULL;
+        return failure_set(failed, ENOMEM, place);
+    }
+    return true;
+}
+
+static void direct_end(stream *s) {
+    int flags = fcntl(s->fd, F_GETFL);
+    if (s->direct && flags >= 0)
+        fcntl(s->fd, F_SETFL, flags & ~O_DIRECT);
+    s->direct = false;
+}
+
+static bool flush(stream *s, bool last, failure *failed) {
+    size_t bytes = s->filled;
+    if (last && s->bytes + bytes < DIRECT_BYTES_MIN)
+        direct_end(s);
+    if (s->direct && bytes % DIRECT_ALIGNMENT) { /* the last one: what is beyond the end is cut off below */
+        size_t whole = (bytes / DIRECT_ALIGNMENT + 1) * DIRECT_ALIGNMENT;
+        memset(s->buffer + bytes, 0, whole - bytes);
+        bytes = whole;
+    }
+    int error = file_bytes_write(s->fd, s->buffer, bytes, s->bytes);
+    if (error == EINVAL && s->direct) {
+        direct_end(s);
+        error = file_bytes_write(s->fd, s->buffer, bytes, s->bytes);
+    }
+    if (error)
+        return failure_set(failed, error, s->path);
+    checksum_add(&s->sum, s->buffer, s->filled);
+    s->bytes += s->filled;
+    if (bytes != s->filled && ftruncate(s->fd, (off_t)s->bytes) != 0)
+        return failure_set(failed, errno, s->path);
+    s->filled = 0;
+    return true;
+}
+
+bool stream_put(stream *s, const void *data, size_t bytes, failure *failed) {
+    const char *at = data;
+    while (bytes > 0) {
+        size_t room = STREAM_BUFFER_BYTES - s->filled, taken = bytes < room ? bytes : room;
+        memcpy(s->buffer + s->filled, at, taken);
+        s->filled += taken;
+        at += taken;
+        bytes -= taken;
+        if (s->filled == STREAM_BUFFER_BYTES && !flush(s, false, failed))
+            return false;
+    }
+    return true;
+}
+
+static void buffer_free(stream *s) {
+    if (s->buffer)
+        munmap(s->buffer, STREAM_BUFFER_BYTES);
+    s->buffer = NULL;
+}
+
+bool stream_finish(stream *s, failure *failed) {
+    if (s->filled && !flush(s, true, failed))
+        return false;
+    buffer_free(s);
+    return fsync(s->fd) == 0 || failure_set(failed, errno, s->path);
+}
+
+bool stream_show(stream *s, failure *failed) {
+    if (rename(s->temporary, s->path) != 0)
+        return failure_set(failed, errno, s->path);
+    s->shown = true;
+    return true;
+}
+
+void stream_drop(stream *s) {
+    if (s->fd >= 0) {
+        if (!s->shown)
+            unlink(s->temporary);
+        close(s->fd);
+    }
+    s->fd = -1;
+    buffer_free(s);
+}
+
+bool stream_folder_sync(const char *place, failure *failed) {
+    char folder[PATH_MAX];
+    folder_of(place, folder);
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* A file system that cannot do this (EINVAL) has nothing to write. */
+    bool good = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL);
+    if (!good)
+        failure_set(failed, errno, place);
+    if (fd >= 0)
+        close(fd);
+    return good;
+}
+
+static bool is_temporary(const char *name) {
+    size_t before = strlen(PREFIX);
+    return strlen(name) == before + DIGITS + strlen(SUFFIX) && memcmp(name, PREFIX, before) == 0 &&
+           strspn(name + before, "0123456789abcdef") == DIGITS && strcmp(name + before + DIGITS, SUFFIX) == 0;
+}
+
+void stream_leftovers_remove(const char *place) {
+    char folder[PATH_MAX];
+    folder_of(place, folder);
+    DIR *names = opendir(folder);
+    for (struct dirent *entry; names && (entry = readdir(names)) != NULL;) {
+        if (!is_temporary(entry->d_name))
+            continue;
+        int fd = openat(dirfd(names), entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
+            unlinkat(dirfd(names), entry->d_name, 0);
+        if (fd >= 0)
+            close(fd);
+    }
+    if (names)
+        closedir(names);
+}
+
+bool stream_checksum(const char *path, uint64_t *out, failure *failed) {
+    checksum sum;
+    checksum_begin(&sum);
+    char *buffer =
+        mmap(NULL, STREAM_BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int fd = open(path, O_RDONLY | O_CLOEXEC), error = fd < 0 ? errno : buffer == MAP_FAILED ? ENOMEM : 0;
+    while (!error) {
+        ssize_t got = read(fd, buffer, STREAM_BUFFER_BYTES);
+        if (got < 0 && errno == EINTR)
+            continue;
+        error = got < 0 ? errno : 0;
+        if (got <= 0)
+            break;
+        checksum_add(&sum, buffer, (size_t)got);
+    }
+    *out = checksum_end(&sum);
+    if (fd >= 0)
+        close(fd);
+    if (buffer != MAP_FAILED)
+        munmap(buffer, STREAM_BUFFER_BYTES);
+    return !error || failure_set(failed, error, path);
+}

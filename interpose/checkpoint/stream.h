@@ -1,0 +1,62 @@
+/* One file that is written atomically: under a temporary name in its own directory, made durable, then renamed.
+ *
+ * Invariants
+ *   - the file's own name shows the old file until stream_show, and all of the new one after it
+ *   - a temporary file is locked (flock) by the process that writes it. The lock ends with the process, so a temporary file that
+ *     can be locked is a leftover: the next save in that directory removes it
+ *   - what is written goes past the page cache (O_DIRECT) where the file system can do that */
+#ifndef CASTOR_CHECKPOINT_STREAM_H
+#define CASTOR_CHECKPOINT_STREAM_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include "checksum.h"
+
+#define STREAM_BUFFER_BYTES (4ul << 20)
+
+/* What failed: its errno and the file's path. */
+typedef struct failure {
+    int error; /* 0: nothing */
+    char path[PATH_MAX];
+} failure;
+
+typedef struct stream {
+    char path[PATH_MAX]; /* absolute, no symbolic link */
+    char temporary[PATH_MAX];
+    int fd;
+    bool direct, existed, shown;
+    char *buffer;
+    size_t filled;
+    uint64_t bytes; /* of the file so far, without what is in the buffer */
+    checksum sum;
+} stream;
+
+/* Finds the file's place: the directory as it is now, and what a symbolic link of the name leads to. False: *failed says why. */
+bool stream_find(const char *path, char place[PATH_MAX], failure *failed);
+
+/* Each returns false after a failure; stream_drop must follow then. */
+bool stream_open(stream *s, const char *place, failure *failed);
+bool stream_put(stream *s, const void *data, size_t bytes, failure *failed);
+/* All of it is on disk. The buffer is freed. */
+bool stream_finish(stream *s, failure *failed);
+bool stream_show(stream *s, failure *failed);
+/* Closes it; removes the temporary file, unless it is shown. */
+void stream_drop(stream *s);
+
+/* The names in the directory of `place` are on disk. */
+bool stream_folder_sync(const char *place, failure *failed);
+/* Removes the leftovers of dead processes beside `place`. */
+void stream_leftovers_remove(const char *place);
+/* The checksum of a file. */
+bool stream_checksum(const char *path, uint64_t *out, failure *failed);
+
+static inline bool failure_set(failure *f, int error, const char *path) {
+    f->error = error;
+    size_t i = 0;
+    for (; i + 1 < sizeof f->path && path[i]; i++)
+        f->path[i] = path[i];
+    f->path[i] = 0;
+    return false;
+}
+
+#endif

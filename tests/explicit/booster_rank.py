@@ -1,0 +1,247 @@
+"""Cases of training with a Booster on each rank, or with the same written in plain PyTorch: see test_booster.py.
+
+    booster_rank.py PLUGIN CASE...    PLUGIN: plain, or a name of PLUGINS; `none` is a Booster without one
+
+A case is words joined by +: sgd or adamw; fp16 or bf16; lora, no_sync, lazy, clip, save, load. Of each: the losses and norms of this rank, and the
+bits of the parameters and states at its end."""
+import contextlib
+import hashlib
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from found import end, found
+
+STEPS, BATCH, WIDE = 4, 8, int(os.environ.get("BOOSTER_WIDE", "32"))
+PLAIN = "plain"
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["first", "last"]}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(WIDE, 2 * WIDE)
+        self.norm = torch.nn.LayerNorm(2 * WIDE)
+        self.last = torch.nn.Linear(2 * WIDE, WIDE)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+def make_plugin(name, precision):
+    from castor.booster import plugin as plugins
+
+    chosen = {"precision": precision or "fp32"}
+    if name == "ddp":
+        return plugins.TorchDDPPlugin()
+    if name in ("zero1", "zero2"):
+        return plugins.LowLevelZeroPlugin(stage=int(name[-1]), initial_scale=2**16, hysteresis=1, **chosen)
+    if name == "gemini":
+        return plugins.GeminiPlugin(hysteresis=1, **chosen)
+    if name == "gemini-static":
+        return plugins.GeminiPlugin(hysteresis=1, offload_optim_frac=1.0, offload_param_frac=1.0, min_chunk_size_m=0.25, search_range_m=1, **chosen)
+    if name == "zero1-offload":
+        return plugins.LowLevelZeroPlugin(cpu_offload=True, initial_scale=2**16, hysteresis=1, **chosen)
+    return None
+
+
+def optimizer_for(words, parameters):
+    if "adamw" in words:
+        return torch.optim.AdamW(parameters, lr=0.01)
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def batch(step, part, parts, device):
+    generator = torch.Generator().manual_seed(step)
+    x, y = torch.randn(BATCH, WIDE, generator=generator), torch.randn(BATCH, WIDE, generator=generator)
+    return x[part::parts].to(device), y[part::parts].to(device)
+
+
+def bits(tensors):
+    summed = hashlib.sha256()
+    for t in tensors:
+        summed.update(t.detach().float().cpu().numpy().tobytes())
+    return summed.hexdigest()
+
+
+def states(optimizer):
+    return [value for p in optimizer.state_dict()["state"].values() for value in p.values() if isinstance(value, torch.Tensor)]
+
+
+class Plain:
+    """The case in plain PyTorch."""
+
+    def __init__(self, words, device, autocast):
+        self.words, self.device = words, device
+        self.half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(next((w for w in words if w in ("fp16", "bf16")), None))
+        torch.manual_seed(1)
+        model = Model()
+        if "lora" in words:
+            import peft
+
+            model = peft.get_peft_model(model, peft.LoraConfig(**LORA))
+        self.model = model.to(device)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = optimizer_for(words, self.parameters)
+        self.autocast = autocast and self.half is not None
+        self.masters = self.half is not None and not autocast
+        self.scale = 2.0**16 if self.half is torch.float16 else 1.0
+        if self.masters:
+            self.narrow = self._narrow()
+        elif dist.get_world_size() > 1:
+            self.ddp = DistributedDataParallel(self.model, device_ids=[device] if device.type == "cuda" else None)
+        else:
+            self.ddp = self.model
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.autocast and self.half is torch.float16)
+
+    def _narrow(self):
+        import copy
+
+        narrow = copy.deepcopy(self.model).to(self.half)
+        for p in narrow.parameters():
+            if self.half is torch.float16:
+                p.grad_dtype = torch.float32
+        for module in narrow.modules():
+            if isinstance(module, (torch.nn.Linear, torch.nn.LayerNorm)):
+                module.register_forward_pre_hook(lambda module, args: tuple(a.to(module.weight.dtype) for a in args))
+        return narrow
+
+    def forward(self, x, y):
+        if self.masters:
+            return F.mse_loss(self.narrow(x).float(), y)
+        with torch.autocast(self.device.type, dtype=self.half, enabled=self.autocast):
+            return F.mse_loss(self.ddp(x), y)
+
+    def backward(self, loss):
+        (self.scaler.scale(loss) if self.autocast else loss * self.scale).backward()
+
+    def no_sync(self):
+        return self.ddp.no_sync() if not self.masters and dist.get_world_size() > 1 else contextlib.nullcontext()
+
+    def before_step(self):
+        """Gradients as floats without scale: the ranks' mean."""
+        if not self.masters:
+            self.scaler.unscale_(self.optimizer) if self.autocast else None
+            return
+        ranks = dist.get_world_size()
+        narrow = [p for p in self.narrow.parameters() if p.requires_grad]
+        for p, n in zip(self.parameters, narrow):
+            grad = n.grad if self.half is torch.bfloat16 else n.grad.float() / self.scale
+            every = [torch.empty_like(grad) for _ in range(ranks)]
+            dist.all_gather(every, grad * (1 / ranks))
+            p.grad = sum(every[1:], every[0]).float()
+            n.grad = None
+
+    def clip(self):
+        return torch.nn.utils.clip_grad_norm_(self.parameters, 0.5)
+
+    def step(self):
+        if self.autocast:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.masters:
+            with torch.no_grad():
+                for p, n in zip(self.model.parameters(), self.narrow.parameters()):
+                    n.copy_(p)
+
+    part = property(lambda self: (dist.get_rank(), dist.get_world_size()))
+
+    def whole(self):
+        return self.model
+
+
+class Boosted:
+    """The case with a Booster."""
+
+    def __init__(self, name, words, device):
+        from castor.booster import Booster
+        from castor.lazy import LazyInitContext
+
+        precision = next((w for w in words if w in ("fp16", "bf16")), None)
+        self.device = device
+        self.plugin = make_plugin(name, precision)
+        own = self.plugin is None or not self.plugin.control_precision()
+        self.booster = Booster(plugin=self.plugin, mixed_precision=precision if own else None)
+        torch.manual_seed(1)
+        with LazyInitContext() if "lazy" in words else contextlib.nullcontext():
+            model = Model()
+        if "lora" in words:
+            import peft
+
+            model = self.booster.enable_lora(model, lora_config=peft.LoraConfig(**LORA))
+        optimizer = optimizer_for(words, [p for p in model.parameters() if p.requires_grad])
+        self.model, self.optimizer, self.criterion, *_ = self.booster.boost(model, optimizer, F.mse_loss)
+
+    def forward(self, x, y):
+        return self.criterion(self.model(x), y)
+
+    def backward(self, loss):
+        self.booster.backward(loss, self.optimizer)
+
+    def no_sync(self):
+        return self.booster.no_sync(self.model, self.optimizer)
+
+    def before_step(self):
+        pass
+
+    def clip(self):
+        return self.optimizer.clip_grad_by_norm(0.5)
+
+    def step(self):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def part(self):
+        if self.plugin is None:
+            return dist.get_rank(), dist.get_world_size()
+        return (dist.get_rank(self.plugin.dp_group) if self.plugin.dp_group is not None else 0), self.plugin.dp_size
+
+    def whole(self):
+        return self.model.unwrap() if hasattr(self.model, "unwrap") else self.model
+
+
+def train(case, run, words, first=0):
+    losses, norms, micro = [], [], 3 if "no_sync" in words else 1
+    for step in range(first, first + STEPS):
+        for number in range(micro):
+            with run.no_sync() if number < micro - 1 else contextlib.nullcontext():
+                loss = run.forward(*batch(step * micro + number, *run.part, run.device))
+                losses.append(loss.item())
+                run.backward(loss / micro)
+        run.before_step()
+        if "clip" in words:
+            norms.append(float(run.clip()))
+        run.step()
+    model = run.whole().state_dict()
+    found(case, {"losses": losses, "norms": norms, "names": list(model), "model": bits(model.values()),
+                 "optimizer": bits(states(run.optimizer)), "numbers": [float(t.double().sum()) for t in model.values()]})
+
+
+def main():
+    name, *cases = sys.argv[1:]
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    on_devices = device.type == "cuda" and dist.get_world_size() > 1
+    for case in cases:
+        words = case.split("+")
+        if name.startswith(PLAIN):
+            run = Plain(words, device, autocast=name == "plain-autocast" or on_devices)
+        else:
+            run = Boosted(name, words, device)
+        train(case, run, words)
+        del run
+    end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Training with a Booster beside the same in plain PyTorch: every plugin with every feature; and what a Booster refuses."""
+import os
+import socket
+import sys
+import unittest
+
+import jobs
+import runner
+
+sys.path.append(os.path.join(os.path.dirname(jobs.FOLDER), "sim"))
+import simulated  # noqa: E402
+
+# feature: cases of booster_rank.py
+FEATURES = {
+    "plain": ("sgd", "adamw"),
+    "LoRA": ("sgd+lora", "adamw+lora+clip"),
+    "fp16": ("sgd+fp16", "adamw+fp16+clip"),
+    "bf16": ("sgd+bf16", "adamw+bf16+clip+lora"),
+    "`no_sync`": ("sgd+no_sync", "sgd+bf16+no_sync", "adamw+fp16+no_sync+clip+lora"),
+    "lazy": ("adamw+lazy", "sgd+lazy+bf16"),
+    "clipping": ("sgd+clip", "adamw+clip"),
+}
+CASES = [case for cases in FEATURES.values() for case in cases]
+SHORT = ("sgd", "adamw+lora+clip", "adamw+fp16+clip", "sgd+bf16+no_sync", "adamw+lazy")  # the others are these in other combinations
+OURS = {"ddp": "plain-autocast", "zero1": "plain", "zero2": "plain", "gemini": "plain"}  # plugin: what it is beside, on the CPU
+
+
+def alone():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+
+class Table(unittest.TestCase):
+    maxDiff = None
+
+    def beside(self, plugins, ranks, cases, on_devices=False):
+        """Each plugin's cases are those of plain PyTorch, to the bit."""
+        made = {}
+
+        def run(name, how):
+            if name not in made:
+                more = simulated.environment(devices=ranks, memory="1G", numbers=True, base=runner.environment()) if on_devices else {}
+                made[name] = jobs.job("booster_rank.py", ranks, how, name, *cases, **(alone() if ranks == 1 else {}), **more)
+            return made[name]
+
+        for plugin in plugins:
+            autocasts = plugin in ("ddp", "none") or on_devices and ranks > 1
+            theirs = run("plain-autocast" if autocasts else "plain", jobs.NONE if on_devices else jobs.ALONE)
+            ours = run(plugin, jobs.NONE)
+            for rank in range(ranks):
+                for case in cases:
+                    self.assertEqual(ours[rank][case], theirs[rank][case], f"{plugin}, {case}, rank {rank} of {ranks}")
+
+    def test_on_two_ranks(self):
+        self.beside(("gemini", "ddp"), 2, SHORT)
+
+    @runner.long
+    def test_every_plugin_and_case(self):
+        for ranks in (1, 2, 4):
+            self.beside(("ddp", "zero1", "zero2", "gemini"), ranks, CASES)
+        self.beside(("none",), 1, CASES)
+
+    def on_devices(self, plugins, ranks, cases):
+        why = simulated.left_out(whole=True)
+        if why:
+            self.skipTest(why)
+        why = simulated.make(sys.executable)
+        if why:
+            raise AssertionError(why)
+        self.beside(plugins, ranks, cases, on_devices=True)
+
+    def test_on_a_simulated_device(self):
+        self.on_devices(("gemini",), 1, SHORT)
+
+    @runner.long
+    def test_on_simulated_devices(self):
+        for ranks in (1, 2):
+            self.on_devices(("ddp", "zero1", "zero2", "gemini"), ranks, CASES)
+
+
+REFUSED = r"""
+import os, torch, warnings
+import castor
+from castor.booster import Booster, Plugin
+from castor.booster.plugin import DPPluginBase, GeminiPlugin, LowLevelZeroPlugin, TorchDDPPlugin
+from castor.booster.mixed_precision.mixed_precision_base import MixedPrecision
+from castor.interface import ModelWrapper, OptimizerWrapper
+
+def said(what):
+    try:
+        what()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+
+model = lambda: torch.nn.Linear(2, 2)
+said(lambda: GeminiPlugin(no_such=1))
+said(lambda: GeminiPlugin(placement_policy="const"))
+said(lambda: GeminiPlugin(tp_size=2))
+said(lambda: GeminiPlugin(precision="fp8"))
+said(lambda: GeminiPlugin(placement_policy="auto", offload_optim_frac=0.5))
+said(lambda: GeminiPlugin(chunk_config_dict={}, precision="fp32").__class__)
+said(lambda: Booster(plugin=GeminiPlugin(chunk_config_dict={}, precision="fp32")).boost(model()))
+said(lambda: LowLevelZeroPlugin(stage=3))
+said(lambda: LowLevelZeroPlugin(initial_scale=0))
+said(lambda: Booster(mixed_precision="fp32"))
+said(lambda: Booster(mixed_precision=torch.float16))
+said(lambda: Booster(mixed_precision="fp16_apex"))
+said(lambda: Booster(mixed_precision="fp8"))
+said(lambda: Booster(precision="fp16", mixed_precision="bf16"))
+said(lambda: Booster(plugin="gemini"))
+said(lambda: Booster(device="abacus"))
+said(lambda: Booster(plugin=TorchDDPPlugin()).boost([1]))
+booster = Booster(plugin=TorchDDPPlugin())
+boosted, optimizer, *_ = booster.boost(model(), torch.optim.SGD(model().parameters(), lr=1))
+print(isinstance(boosted, ModelWrapper), isinstance(optimizer, OptimizerWrapper), type(boosted.unwrap()).__name__, type(optimizer.unwrap()).__name__)
+said(lambda: booster.boost(boosted))
+said(lambda: booster.no_sync(model()))
+said(lambda: booster.execute_pipeline(iter([]), boosted, None))
+said(lambda: booster.enable_lora(model()))
+said(lambda: booster.save_lora_as_pretrained(boosted, "lora"))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    Booster(device="cpu", precision="fp16", plugin=GeminiPlugin(precision="fp32"))
+    print([str(w.message) for w in caught])
+print(issubclass(GeminiPlugin, DPPluginBase), issubclass(DPPluginBase, Plugin), isinstance(MixedPrecision, type))
+"""
+SAID = """TypeError: GeminiPlugin.__init__() got an unexpected keyword argument 'no_such'
+ValueError: castor: GeminiPlugin(placement_policy='const'): expected 'static' or 'auto'
+ValueError: castor: GeminiPlugin(tp_size=2): tensor parallelism is HybridParallelPlugin's (tp_size=2, pp_size=1)
+ValueError: castor: GeminiPlugin(precision='fp8'): expected one of 'fp16', 'bf16', 'fp32'
+ValueError: castor: GeminiPlugin(placement_policy='auto') decides by itself: leave out offload_optim_frac, or use 'static'
+ValueError: castor: {} is no configuration of chunks: expected {data-parallel degree: {'chunk_size': elements, 'keep_gathered': bool}}, as \
+search_chunk_configuration() returns it
+ValueError: castor: LowLevelZeroPlugin(stage=3): expected 1 (states) or 2 (gradients, too); GeminiPlugin shards parameters as well
+ValueError: castor: a loss scale with initial_scale=0: expected 0 < min_scale <= initial_scale <= max_scale, growth_factor >= 1, 0 < \
+backoff_factor <= 1, growth_interval >= 1 and hysteresis >= 1
+ValueError: castor: there is no mixed precision 'fp32': expected one of 'fp16', 'fp16_apex', 'fp16_naive', 'bf16', 'fp8', or a \
+castor.booster.mixed_precision.MixedPrecision
+TypeError: castor: Booster(mixed_precision=torch.float16): expected a name or a castor.booster.mixed_precision.MixedPrecision
+ImportError: castor: mixed precision 'fp16_apex' needs NVIDIA's library apex, which is not installed: install it, or use 'fp16', which is \
+PyTorch's own
+ImportError: castor: mixed precision 'fp8' needs the library torchao, which is not installed: pip install torchao, or use 'bf16'
+ValueError: castor: Booster() got mixed_precision and precision, which are two names of one parameter
+TypeError: castor: Booster(plugin='gemini'): expected an object of a class of castor.booster.plugin
+ValueError: castor: Booster(device='abacus'): Expected one of cpu, cuda
+TypeError: castor: boost() of a list: expected a torch.nn.Module, and what belongs to it by name
+True True Linear SGD
+ValueError: castor: this model was boosted already: boost each model once
+ValueError: castor: no_sync() of a model that was not boosted: give it what booster.boost() returned
+RuntimeError: castor: TorchDDPPlugin has no pipeline: use HybridParallelPlugin(tp_size=..., pp_size=2), or call the model and booster.backward()
+ValueError: castor: enable_lora() needs lora_config (a peft.LoraConfig), or pretrained_dir, a directory that has one
+ValueError: castor: save_lora_as_pretrained() of a Linear, which has no LoRA modules: give it the model of enable_lora()
+["castor: GeminiPlugin decides the precision by its own parameter `precision`: the Booster's is ignored", 'castor: GeminiPlugin decides the \
+device: the Booster's is ignored']
+True True True
+""".replace("'castor: GeminiPlugin decides the device: the Booster's is ignored'", '"castor: GeminiPlugin decides the device: the Booster\'s is ignored"')
+
+
+class Refused(unittest.TestCase):
+    maxDiff = None
+
+    def test_bad_input(self):
+        done = jobs.start(["-c", REFUSED], jobs.NONE)
+        shown = [line[:len("ValueError: castor: Booster(device='abacus'): Expected one of cpu, cuda")] if "abacus" in line else line
+                 for line in done.stdout.splitlines()]
+        self.assertEqual(shown, SAID.splitlines(), done.stderr)
+
+    def test_another_plugin_or_precision_in_the_environment(self):
+        script = "from castor.booster.plugin import TorchDDPPlugin; TorchDDPPlugin()"
+        done = jobs.start(["-c", script], jobs.GEMINI)
+        self.assertIn("castor: the environment says CASTOR_PLUGIN=gemini, and the script makes a TorchDDPPlugin, which is CASTOR_PLUGIN=ddp", done.stderr)
+        script = "import torch; from castor.booster import Booster; from castor.booster.plugin import GeminiPlugin; " \
+                 "Booster(plugin=GeminiPlugin(precision='bf16')).boost(torch.nn.Linear(2, 2))"
+        done = jobs.start(["-c", script], jobs.GEMINI, CASTOR_PRECISION="fp16")
+        self.assertIn("castor: the environment says CASTOR_PRECISION=fp16, and a plugin object asks for bf16", done.stderr)
+
+    def test_without_castor_run(self):
+        done = jobs.start(["-c", "import castor.booster"], jobs.ALONE)
+        self.assertIn("castor: libcastor.so is not in this process: start the script with `castor run -- python ...`", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
