@@ -3,7 +3,10 @@
     hybrid_rank.py TP PP {"model, optimizer": {a parameter of the plugin: its value}}..."""
 import copy
 import json
+import os
+import shutil
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -62,7 +65,7 @@ def train(plugin, booster, model, optimizer, batch, loss_of, dtype):
     return loss, outputs
 
 
-def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="float64", **more):
+def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="float64", near=None, **more):
     from castor.booster import Booster
 
     make, make_batch, loss_of = MODELS[name]
@@ -91,22 +94,74 @@ def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="f
             expected.backward()
             with booster.no_sync(model, own) if micro < accumulate - 1 and step else torch.enable_grad():
                 loss, outputs = train(plugin, booster, model, own, batch, loss_of, dtype)
-            same(f"{case}: loss {step}", mean_of_replicas(plugin, loss, dtype), expected)
-        if plugin.zero_stage < 2:
+            same(f"{case}: loss {step}", mean_of_replicas(plugin, loss, dtype), expected, near)
+        if plugin.zero_stage < 2 and plugin.precision == "fp32":
             for of, p in model.module.named_parameters():
                 same(f"{case}: gradient of {of} {step}", None if p.grad is None else whole(p.grad), plain.get_parameter(of).grad)
         if clip:
-            same(f"{case}: norm {step}", own.clip_grad_by_norm(clip), torch.nn.utils.clip_grad_norm_(plain.parameters(), clip))
+            same(f"{case}: norm {step}", own.clip_grad_by_norm(clip), torch.nn.utils.clip_grad_norm_(plain.parameters(), clip), near)
         own.step()
         reference.step()
         scheduler.step()
         schedules[0].step()
         for of, p in model.module.named_parameters():
-            same(f"{case}: {of} {step}", whole(p), plain.get_parameter(of))
+            same(f"{case}: {of} {step}", whole(p).to(dtype), plain.get_parameter(of), near)
         own.zero_grad()
         reference.zero_grad()
     same(f"{case}: rate", torch.tensor(own.param_groups[0]["lr"]), torch.tensor(reference.param_groups[0]["lr"]))
     return booster, plugin, model, own, plain, reference
+
+
+def folder_of_all():
+    """One for all ranks, with a name that they agree on."""
+    name = [tempfile.mkdtemp(prefix="castor-hybrid-") if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(name)
+    return name[0]
+
+
+def resumed(case, tp, pp, name, optimizer, layouts=(), shard=False, parts=False, dtype="float64", **more):
+    """Trains, saves, and goes on from the files: in plain PyTorch, and in each of `layouts`: {a parameter of the plugin: its value}."""
+    from castor.booster import Booster
+
+    near = None if more.get("precision", "fp32") == "fp32" else {"rtol": 0.02, "atol": 2e-3}
+    booster, plugin, model, own, plain, reference = beside_plain(case, tp, pp, name, optimizer, dtype=dtype, near=near, **more)
+    make, make_batch, loss_of = MODELS[name]
+    dtype, folder = getattr(torch, dtype), folder_of_all()
+    of_model, of_optimizer = (os.path.join(folder, one) for one in (("model", "optimizer") if shard else ("model.bin", "optimizer.bin")))
+    booster.save_model(model, of_model, shard=shard, size_per_shard=0.01, gather_dtensor=not parts)
+    booster.save_optimizer(own, of_optimizer, shard=shard, size_per_shard=0.01, gather_dtensor=not parts)
+    batch = part(make_batch(torch.Generator().manual_seed(6), BATCH), 0, 1, dtype)
+    loss_of(call(plain, batch), batch).backward()
+    reference.step()
+    if not parts:
+        again, other = fresh(make, dtype, optimizer)
+        booster.load_model(again, of_model)
+        booster.load_optimizer(other, of_optimizer)
+        loss_of(call(again, batch), batch).backward()
+        other.step()
+        for of, p in again.named_parameters():
+            same(f"{case}: {of}, plain PyTorch goes on", p, plain.get_parameter(of), near)
+    for number, layout in enumerate(layouts):
+        layout = dict(layout)
+        into = plugin_of(layout.pop("tp"), layout.pop("pp"), **layout)
+        booster = Booster(plugin=into)
+        again, other = fresh(make, dtype, optimizer)
+        again, other, *_ = booster.boost(again, other)
+        booster.load_model(again, of_model)
+        booster.load_optimizer(other, of_optimizer)
+        train(into, booster, again, other, batch, loss_of, dtype)
+        other.step()
+        for of, p in again.module.named_parameters():
+            same(f"{case}: {of}, goes on in layout {number}", whole(p).to(dtype), plain.get_parameter(of), near)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+
+
+def fresh(make, dtype, optimizer):
+    torch.manual_seed(12)
+    model = make().to(dtype)
+    return model, OPTIMIZERS[optimizer](model.parameters())
 
 
 def main():
@@ -117,7 +172,7 @@ def main():
     for case, more in json.loads(sys.argv[3]).items():
         name, optimizer = case.split(",")[:2]
         try:
-            beside_plain(case, tp, pp, name, optimizer.strip(), **more)
+            (resumed if "layouts" in more else beside_plain)(case, tp, pp, name, optimizer.strip(), **more)
         except Exception as error:
             import traceback
             traceback.print_exc()

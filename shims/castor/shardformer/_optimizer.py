@@ -12,6 +12,8 @@ from ._gradients import block, mean_over_replicas
 
 __all__ = ["HybridParallelOptimizer"]
 
+KEY = "castor_loss_scale"  # in a checkpoint, beside what PyTorch has there
+
 # Classes that compute each element of a parameter by itself: of a divided one they step this rank's part.
 _ELEMENTWISE = {("torch.optim", name) for name in ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")} | \
     {("castor", name) for name in ("HybridAdam", "CPUAdam", "FusedAdam")}
@@ -42,6 +44,7 @@ class HybridParallelOptimizer(OptimizerWrapper):
         self._zero = zero_stage if groups.data_size > 1 else 0
         self._replica = groups.data_ranks.index(dist.get_rank())
         self._whole_rows = [[None if id(p) not in parameters else parameters[id(p)] for p in group["params"]] for group in optim.param_groups]
+        self.named = {found[0]: found[1] for row in self._whole_rows for found in row if found is not None}
         self._working = list(dict.fromkeys(found[1] for row in self._whole_rows for found in row if found is not None))
         self._common = common
         self._owner = self._owners()
@@ -281,6 +284,19 @@ class HybridParallelOptimizer(OptimizerWrapper):
         self._sums.clear()
         self._dirty = self._unscaled = False
         self._norm = None
+
+    def float_of(self, p):
+        """The float value of this rank's part of a parameter that this replica steps."""
+        self._follow()
+        return block(self._masters[p].detach())
+
+    def scale_state(self):
+        """What a checkpoint keeps of the loss scale."""
+        return {} if self._scale is None else {KEY: {name: getattr(self._scale, name) for name in ("scale", "good", "overflows")}}
+
+    def load_scale(self, saved):
+        for name, value in saved.get(KEY, {}).items() if self._scale is not None and isinstance(saved.get(KEY), dict) else ():
+            setattr(self._scale, name, value)
 
     def load_state_dict(self, state):
         raise RuntimeError("castor: an optimizer of a HybridParallelPlugin has a part of the states on each rank: load them with booster.load_optimizer()")

@@ -202,8 +202,11 @@ class HybridParallelPlugin(PipelinePluginBase):
     @staticmethod
     def _layout(model, parameters):
         """What the whole model was: the names and shapes of its state dict, and of its parameters."""
-        state = model.state_dict()
-        return {"state": {name: (tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for name, t in state.items()},
+        state, first, ties = model.state_dict(keep_vars=True), {}, {}
+        for name, value in state.items():
+            if isinstance(value, torch.nn.Parameter) and first.setdefault(id(value), name) != name:
+                ties[name] = first[id(value)]
+        return {"ties": ties, "state": {name: (tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for name, t in state.items()},
                 "versions": getattr(state, "_metadata", None), "parameters": {name: (tuple(p.shape), p.dtype) for name, p in parameters.items()}}
 
     def _take_first_ranks(self, model):
