@@ -34,6 +34,7 @@ def _attach():
         from . import saving
 
         saving.install()
+    patching.keep()
     if not core.plugin_engine():
         if core.options.precision != "fp32":
             core.log(1, b"CASTOR_PRECISION has no effect under the plugin none, which only observes: choose another plugin")
@@ -47,7 +48,7 @@ def _attach():
     except core.Error as error:
         _refuse(str(error).removeprefix("castor: "))
         return
-    from . import patching, plugin
+    from . import plugin
 
     try:
         plugin.install()
