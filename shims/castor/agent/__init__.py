@@ -16,7 +16,7 @@ def attach():
 def _attach():
     import torch
 
-    from . import core, without_gpu
+    from . import core, patching, without_gpu
     from .nodes import groups
     from .process import stacks
 
