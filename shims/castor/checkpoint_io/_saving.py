@@ -6,7 +6,7 @@ from collections import OrderedDict
 import torch
 
 from ..agent import core
-from . import _distributed, _files, _ranks, _safetensors
+from . import _distributed, _files, _jobs, _ranks, _safetensors
 from ._files import CheckpointError, INDEX
 from ._info import IN_VERSIONS, NAME, Info
 from .index_file import CheckpointIndexFile
@@ -209,9 +209,7 @@ def part_of(checkpoint, shard):
 
 
 def write(plan, where, shard, most, use_async):
-    from ._writer import Job
-
-    job = Job(background=use_async)
+    job = _jobs.job(use_async)
     if shard:
         _add_shards(job, plan, where, most, use_async)
     else:
