@@ -93,7 +93,8 @@ class Hostile(unittest.TestCase):
 
     def test_what_is_said(self):
         for case, part in {
-            "a huge header": "claims 4611686018427387904 bytes", "overlapping": "begins at byte", "a changed bit in a shard": "its checksum is another one",
+            "a huge header": "claims 4611686018427387904 bytes", "overlapping": "begins at byte", "a changed bit in a tensor": "its tensors have another checksum",
+            "exchanged tensors": "its tensors have another checksum", "a changed bit in a shard": "its checksum is another one",
             "shards are swapped": "its checksum is another one", "swapped, without sums": "they are of different saves", "another type": "torch.int32 in the file",
             "another shape": "shape (25,) in the file, (24,) in the model", "two formats": "holds several checkpoints", "a changed bit": "another checksum",
             "another model's index": "shape (40,) in the file", "a pipe": "is no regular file", "a folder": "there is no model.safetensors",

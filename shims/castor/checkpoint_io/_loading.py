@@ -23,6 +23,8 @@ class Checkpoint:
         if not _files.is_index(path) and self.versions is not None:
             metadata = {**metadata, NAME: self.versions.get(IN_VERSIONS)}
         self.info = Info.of(path, metadata.get(NAME))
+        if self.info.data and not _files.is_index(path) and self.info.data != _safetensors.data_sum(_pages.each(self.values, self.mapped)):
+            raise CheckpointError(f"castor: {path} is damaged: its tensors have another checksum; load another checkpoint, or copy the file again")
 
     def _of_index(self):
         index = CheckpointIndexFile.from_file(self.path)
