@@ -15,7 +15,7 @@ _windows = {}  # store group: two lists of one flat tensor of each rank
 def _windows_of(group):
     if group not in _windows:
         made = memory.regions(group, [(torch.empty(WINDOW, dtype=torch.uint8, device="meta"), torch.uint8, WINDOW)] * (2 * group.world),
-                              "the ranks' gradients")
+                              "the ranks' gradients", False)
         shared = [region.shared for region in made]
         _windows[group] = shared[:group.world], shared[group.world:]
     return _windows[group]
