@@ -38,7 +38,7 @@ class Reducer:
         self.model = model
 
     def prepare_for_forward(self):
-        pass
+        self.model.free_gathered()
 
     def prepare_for_backward(self, outputs):
         self.model.expecting = True

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from .. import core
 from ..common import tensors
@@ -198,6 +199,16 @@ class Model:
             if home.p.requires_grad or not home.p.is_leaf:
                 self._watch(home)
         models.add(self)
+
+    def free_gathered(self):
+        """Outside of forward and backward: no module keeps gathered parameters, whose values would be old after the next step. An
+        exception in a forward, and reentrant checkpointing of a block, leave some."""
+        for state in self.states:
+            state._training_state = TrainingState.IDLE
+            state._state_ctx.iter_forward_root = None
+        for group in self.groups:
+            group._training_state = TrainingState.IDLE
+            group._to_sharded()
 
     def refuse_overlaps(self):
         """Error: two parameters have one memory, where each would have its own."""

@@ -133,6 +133,7 @@ def _end(found, stepped, changed):
 
 def _replicated(func, optimizer, found, args, kwargs):
     for model in _models(found):
+        model.free_gathered()
         model.refuse_overlaps()
     changed, _ = _begin(optimizer, found, ())
     result = func(optimizer, *args, **kwargs)
@@ -149,6 +150,7 @@ def _sharded(func, optimizer, found, args, kwargs):
             loss = closure()
         args, kwargs = owner._replace_closure(args, kwargs, None)
     for model in _models(found):
+        model.free_gathered()
         model.refuse_overlaps()
     divided = [h for h in found if h.shape]  # states of a single number cannot be told from counts of steps: every rank steps scalars
     parts = _Parts(optimizer, divided)
