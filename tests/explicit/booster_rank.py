@@ -3,7 +3,7 @@
     booster_rank.py PLUGIN [save FOLDER | load FOLDER | on] CASE...
 
 PLUGIN: plain, plain-autocast, or a name of make_plugin's; `none` is a Booster without one. A case is words joined by +: sgd or adamw; fp16 or
-bf16; lora, no_sync, lazy, clip, and how it is saved: shard, safe, background. Of each: the losses and norms of this rank, and the bits of
+bf16; lora, no_sync, lazy, clip; kinds of models (build) and habits (train); and how it is saved: shard, safe, background. Of each: the losses and norms of this rank, and the bits of
 parameters and states at its end. `save` saves then, `load` goes on from there, `on` goes on without an interruption."""
 import contextlib
 import hashlib
@@ -33,6 +33,18 @@ class Model(torch.nn.Module):
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
+def build(words):
+    model = Model()
+    if "batchnorm" in words:
+        model.norm = torch.nn.BatchNorm1d(2 * WIDE)
+    if "tied" in words:
+        model.last = torch.nn.Sequential(torch.nn.Linear(2 * WIDE, WIDE), torch.nn.ReLU(), torch.nn.Linear(WIDE, 2 * WIDE), torch.nn.Linear(2 * WIDE, WIDE))
+        model.last[2].weight, model.last[3].weight = model.first.weight, model.last[0].weight
+    if "frozen" in words:
+        model.first.requires_grad_(False)
+    return model
+
+
 def make_plugin(name, precision):
     from castor.booster import plugin as plugins
 
@@ -45,6 +57,13 @@ def make_plugin(name, precision):
         return plugins.GeminiPlugin(hysteresis=1, **chosen)
     if name == "gemini-static":
         return plugins.GeminiPlugin(hysteresis=1, offload_optim_frac=1.0, offload_param_frac=1.0, min_chunk_size_m=0.25, search_range_m=1, **chosen)
+    if name == "fsdp":
+        from torch.distributed.fsdp import MixedPrecision
+
+        half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
+        return plugins.TorchFSDPPlugin(mixed_precision=half and MixedPrecision(param_dtype=half, reduce_dtype=torch.float32))
+    if name.startswith("hybrid"):  # hybrid-TP: its data-parallel ranks have a store
+        return plugins.HybridParallelPlugin(tp_size=int(name[-1]), pp_size=1, zero_stage=1, hysteresis=1, **chosen)
     if name == "zero1-offload":
         return plugins.LowLevelZeroPlugin(cpu_offload=True, initial_scale=2**16, hysteresis=1, **chosen)
     return None
@@ -62,15 +81,21 @@ def batch(step, part, parts, device):
     return x[part::parts].to(device), y[part::parts].to(device)
 
 
+def whole(tensor):
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def bits(tensors):
     summed = hashlib.sha256()
     for t in tensors:
-        summed.update(t.detach().float().cpu().numpy().tobytes())
+        summed.update(t.float().cpu().numpy().tobytes())
     return summed.hexdigest()
 
 
 def states(optimizer):
-    return [value for p in optimizer.state_dict()["state"].values() for value in p.values() if isinstance(value, torch.Tensor)]
+    of = sorted(optimizer.state_dict()["state"].items())
+    return [whole(value) for _, p in of for _, value in sorted(p.items()) if isinstance(value, torch.Tensor)]
 
 
 class Plain:
@@ -80,7 +105,7 @@ class Plain:
         self.words, self.device = words, device
         self.half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(next((w for w in words if w in ("fp16", "bf16")), None))
         torch.manual_seed(1)
-        model = Model()
+        model = build(words)
         if "lora" in words:
             import peft
 
@@ -95,7 +120,7 @@ class Plain:
         if self.masters:
             self.narrow = self._narrow()
         elif dist.get_world_size() > 1:
-            self.ddp = DistributedDataParallel(self.model, device_ids=[device] if device.type == "cuda" else None)
+            self.ddp = DistributedDataParallel(torch.compile(self.model, backend="eager") if "compiled" in words else self.model, device_ids=[device] if device.type == "cuda" else None)
         else:
             self.ddp = self.model
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.autocast and self.half is torch.float16)
@@ -151,7 +176,6 @@ class Plain:
             self.scaler.update()
         else:
             self.optimizer.step()
-        self.optimizer.zero_grad()
         if self.masters:
             with torch.no_grad():
                 for p, n in zip(self.model.parameters(), self.narrow.parameters()):
@@ -177,17 +201,19 @@ class Boosted:
         self.booster = Booster(plugin=self.plugin, mixed_precision=precision if own else None)
         torch.manual_seed(1)
         with LazyInitContext() if "lazy" in words else contextlib.nullcontext():
-            model = Model()
+            model = build(words)
         if "lora" in words:
             import peft
 
             model = self.booster.enable_lora(model, lora_config=peft.LoraConfig(**LORA))
         optimizer = optimizer_for(words, [p for p in model.parameters() if p.requires_grad])
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        if "compiled" in words:
+            model = torch.compile(model, backend="eager")
         self.model, self.optimizer, self.criterion, _, self.scheduler = self.booster.boost(model, optimizer, F.mse_loss, lr_scheduler=scheduler)
 
     def forward(self, x, y):
-        return self.criterion(self.model(x), y)
+        return self.criterion(self.model(x).float(), y)
 
     def backward(self, loss):
         self.booster.backward(loss, self.optimizer)
@@ -203,7 +229,6 @@ class Boosted:
 
     def step(self):
         self.optimizer.step()
-        self.optimizer.zero_grad()
 
     def files(self, folder, case):
         return [os.path.join(folder, f"{case}-{what}") for what in ("model", "optimizer", "scheduler")]
@@ -246,8 +271,14 @@ def train(case, run, words, first=0):
             norms.append(float(run.clip()))
         run.step()
         run.scheduler.step()
-    model = run.whole().state_dict()
-    found(case, {"losses": losses, "norms": norms, "names": list(model), "model": bits(model.values()),
+        if "kept" not in words:
+            run.optimizer.zero_grad(set_to_none="zeros" not in words)
+        if "alone" in words and dist.get_rank() == 0:
+            with torch.no_grad():
+                norms.append(float(run.whole()(batch(step, 0, 1, run.device)[0]).float().sum()))
+                norms.append(sum(float(t.double().sum()) for t in run.whole().state_dict().values()))
+    model = {key: whole(value) for key, value in run.whole().state_dict().items()}
+    found(case, {"part": run.part[0], "losses": losses, "norms": norms, "names": [key.removeprefix("_orig_mod.") for key in model], "model": bits(model.values()),
                  "optimizer": bits(states(run.optimizer)), "numbers": [float(t.double().sum()) for t in model.values()]})
 
 

@@ -195,5 +195,28 @@ _, other, _ = trained(0, torch.optim.AdamW, lr=0.1)
 disk.load_optimizer(other, at("optim.pt"))
 found("of torch.save", str(other.state_dict()) == str(optimizer.state_dict()))
 os.unlink(at("optim.pt"))
+
+
+class Scaled(torch.optim.SGD):
+    """Its state dict has more than PyTorch's."""
+
+    scale = 1.0
+
+    def state_dict(self):
+        return {**super().state_dict(), "scale": self.scale}
+
+    def load_state_dict(self, state):
+        self.scale = state["scale"]
+        super().load_state_dict({k: v for k, v in state.items() if k != "scale"})
+
+
+more = []
+for shard in (False, True, True):
+    one, two = (Scaled(nn.Linear(2, 2).parameters(), lr=0.1) for _ in range(2))
+    one.scale = 4.0
+    disk.save_optimizer(one, at(f"scaled{shard}"), shard=shard)
+    disk.load_optimizer(two, at(f"scaled{shard}"))
+    more.append(two.scale)
+found("more than states and groups", [more, sorted(n for n in os.listdir(at("scaledTrue")) if "rest" in n)])
 found("scheduler", raised(RuntimeError, disk.load_lr_scheduler, torch.optim.lr_scheduler.StepLR(optimizer, 2), at("optim.bin")).replace(folder, ""))
 shutil.rmtree(folder)

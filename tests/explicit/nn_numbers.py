@@ -142,8 +142,7 @@ def stepped(make, steps=1, p=(3.0, 4.0), grad=(0.6, 0.8)):
     optimizer = make([p])
     for _ in range(steps):
         p.grad = torch.tensor(grad, dtype=torch.float64)
-        result = optimizer.step()
-        assert result is None
+        assert optimizer.step() is None and p.grad.equal(torch.tensor(grad, dtype=torch.float64))
     return p.tolist()
 
 

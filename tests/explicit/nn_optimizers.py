@@ -28,14 +28,16 @@ SETTINGS = {
 class Model(torch.nn.Module):
     """Parameters of more and of less than a page; one that is frozen, and one that only even steps use."""
 
-    def __init__(self):
+    def __init__(self, width, depth):
         super().__init__()
-        self.first, self.norm, self.last = torch.nn.Linear(48, 96), torch.nn.LayerNorm(96), torch.nn.Linear(96, 16, bias=False)
+        self.first, self.norm, self.last = torch.nn.Linear(48, width), torch.nn.LayerNorm(width), torch.nn.Linear(width, 16, bias=False)
+        self.middle = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(depth)))
         self.seldom = torch.nn.Parameter(torch.randn(2048))
         self.frozen = torch.nn.Parameter(torch.randn(16), requires_grad=False)
 
     def forward(self, samples, even):
-        out = self.last(torch.tanh(self.norm(self.first(samples)))) + self.frozen
+        samples = samples.to(self.frozen.dtype)
+        out = self.last(self.middle(torch.tanh(self.norm(self.first(samples))))) + self.frozen
         return out.square().mean() + (self.seldom.square().mean() if even else 0.0)
 
 
@@ -50,7 +52,7 @@ def samples(step, rank):
 
 
 def digest(tensors):
-    return hashlib.sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(t.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors)).hexdigest()[:16]
 
 
 def digests(model, optimizer):
@@ -60,22 +62,49 @@ def digests(model, optimizer):
     return [digest(model.parameters()), digest(torch.as_tensor(state[key]) for state in states.values() for key in sorted(state)), keys]
 
 
-def train(make, backward, wrap=lambda model: model, steps=STEPS, again=None):
-    """Trains a fresh model; `backward(model, step)` makes the mean gradient of two ranks. `again`: (make, steps): another optimizer takes up the
-    state dict then, and steps on. Returns the digests after each part."""
+class Masters:
+    """The float masters of a model that becomes bfloat16, with the method that an optimizer's groups are made of."""
+
+    def __init__(self, model):
+        self.pairs = [(p, torch.nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)) for p in model.parameters()]
+        model.bfloat16()
+
+    def parameters(self):
+        return [master for _, master in self.pairs]
+
+    def take_gradients(self):
+        for p, master in self.pairs:
+            master.grad = None if p.grad is None else p.grad.float()
+            p.grad = None
+
+    @torch.no_grad()
+    def give_values(self):
+        for p, master in self.pairs:
+            p.copy_(master)
+
+
+def train(make, backward, wrap=lambda model: model, steps=STEPS, again=None, size=(96, 0), masters=False):
+    """Trains a fresh model; `backward(model, step)` makes the mean gradient of the ranks. `again`: (make, steps): another optimizer takes up the
+    state dict then, and steps on. `masters`: in bfloat16, as CASTOR_PRECISION does it, written out. Returns the digests after each part."""
     torch.manual_seed(0)
-    model = Model()
-    wrapped, optimizer = wrap(model), make(groups(model))
+    model = Model(*size)
+    wide = Masters(model) if masters else None
+    wrapped = wrap(model)
+    optimizer = make(groups(wide or model))
     found, count = [], 0
     for next_make, more in ((None, steps), *(again or ())):
         if next_make is not None:
             state = optimizer.state_dict()
-            optimizer = next_make(groups(model))
+            optimizer = next_make(groups(wide or model))
             optimizer.load_state_dict(state)
         for _ in range(more):
             optimizer.zero_grad()
             backward(wrapped, count)
+            if wide:
+                wide.take_gradients()
             optimizer.step()
+            if wide:
+                wide.give_values()
             count += 1
         found.append(digests(model, optimizer))
     return found

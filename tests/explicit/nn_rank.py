@@ -15,17 +15,24 @@ from found import end, found
 
 warnings.simplefilter("error")
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-names = sys.argv[1].split("+") if len(sys.argv) > 1 else list(nn_optimizers.SETTINGS)
+# How it trains, by words: nothing, for the short length; `large`: a model that does not fit a budget; `alike`: equal samples on all ranks;
+# `masters`: as CASTOR_PRECISION=bf16 does, written out; `twice`: two backwards for a step; `scaled`: after
+# steps that find the loss scale, which all models of a process share.
+words = sys.argv[1:]
+names = list(nn_optimizers.SETTINGS)
 
 
 def of_one_rank(model, step):
-    model(nn_optimizers.samples(step, rank), step % 2 == 0).backward()
+    for turn in range(2 if "twice" in words else 1):
+        number = 0 if "alike" in words else rank + 4 * turn
+        model(nn_optimizers.samples(step, number), step % 2 == 0).backward()
 
 
 def of_both(model, step):
     """Halves are exact: the bits of the mean over two ranks."""
-    for number in range(2):
-        (model(nn_optimizers.samples(step, number), step % 2 == 0) / 2).backward()
+    for turn in range(2 if "twice" in words else 1):
+        for number in range(2):
+            (model(nn_optimizers.samples(step, number + 4 * turn), step % 2 == 0) / 2).backward()
 
 
 def seen_modes():
@@ -60,27 +67,34 @@ by_kernels, kernels = [], [0]
 if world > 1:
     dist.init_process_group("gloo")
     modes, kernels = seen_modes(), seen_kernels()
-backward = of_both if world == 1 else of_one_rank
+backward = of_both if world == 1 and "alike" not in words else of_one_rank
 
 
 def wrap(model):
     return torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True) if world > 1 else model
 
 
+def train(make, again=None):
+    return nn_optimizers.train(make, backward, wrap, again=again, size=(256, 8) if "large" in words else (96, 0),
+                                masters="masters" in words)
+
+
+if "scaled" in words:
+    train(nn_optimizers.SETTINGS["FusedSGD"][0])
 for name in names:
     make, stock = nn_optimizers.SETTINGS[name]
     before = kernels[0]
-    found(f"trained {name}", nn_optimizers.train(make, backward, wrap))
+    found(f"trained {name}", train(make))
     if kernels[0] > before:
         by_kernels.append(name)
     if stock is not None:
-        found(f"trained {name}, of torch", nn_optimizers.train(stock, backward, wrap))
+        found(f"trained {name}, of torch", train(stock))
 hybrid, stock = nn_optimizers.SETTINGS["HybridAdam"]
-found("there and back", nn_optimizers.train(hybrid, backward, wrap, again=((stock, 2), (hybrid, 2))))
-found("stayed", nn_optimizers.train(hybrid, backward, wrap, again=((hybrid, 2), (hybrid, 2))))
+found("there and back", train(hybrid, ((stock, 2), (hybrid, 2))))
+found("stayed", train(hybrid, ((hybrid, 2), (hybrid, 2))))
 if world > 1:
     found("modes", sorted(set(modes)))
-if world > 1 and len(sys.argv) == 1:
+if world > 1 and not words:
     import castor
     from castor import tensor
     from castor.engine import _groups
@@ -128,5 +142,5 @@ if world > 1 and len(sys.argv) == 1:
     utils.print_rank_0("printed once")
 if world > 1:
     end()
-elif len(sys.argv) == 1:
+elif not words:
     import nn_numbers  # noqa: F401 - what needs no other rank

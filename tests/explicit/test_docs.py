@@ -6,7 +6,7 @@ import unittest
 import jobs
 
 DOCS = os.path.join(os.path.dirname(os.path.dirname(jobs.FOLDER)), "docs")
-PAGES = ("explicit.md", "tensors.md", "pipelines.md", "booster.md")
+PAGES = ("explicit.md", "nn.md", "tensors.md", "pipelines.md", "booster.md", "checkpoints.md")
 
 
 class Docs(unittest.TestCase):

@@ -2,6 +2,7 @@
 import unittest
 
 import jobs
+import runner
 
 ROOT_HALF = 0.5**0.5
 NAMES = ("HybridAdam", "HybridAdam, L2", "HybridAdam, uncorrected", "CPUAdam", "FusedAdam", "FusedSGD", "FusedSGD, decay last", "Lamb", "FusedLAMB", "Lars",
@@ -173,15 +174,18 @@ class Nn(unittest.TestCase):
 
     # ---- optimizers under a plugin, and in one plain process that averages the gradients of all ranks
 
-    def compare(self, ranks, plain, names=NAMES):
+    def compare(self, ranks, plain):
         for found in ranks:
-            for name in (f"trained {name}" for name in names):
-                self.assertEqual(found[name], plain[name], name)
-                stock = f"{name}, of torch"
-                self.assertEqual(found[name], found.get(stock, found[name]), stock)
-            self.assertEqual(found["there and back"], found["stayed"])
-            self.assertEqual(found["there and back"], plain["there and back"])
+            self.compare_alone(found, plain)
             self.assertEqual({mode for _, mode in found["modes"]}, {"owner"})
+
+    def compare_alone(self, found, plain):
+        for name in (f"trained {name}" for name in NAMES):
+            self.assertEqual(found[name], plain[name], name)
+            stock = f"{name}, of torch"
+            self.assertEqual(found[name], found.get(stock, found[name]), stock)
+        self.assertEqual(found["there and back"], found["stayed"])
+        self.assertEqual(found["there and back"], plain["there and back"])
 
     def test_two_ranks(self):
         ranks, plain = jobs.once("nn_rank.py", 2, jobs.GEMINI), jobs.once("nn_rank.py", 1, jobs.ALONE)[0]
@@ -189,6 +193,35 @@ class Nn(unittest.TestCase):
         for found in ranks:
             self.assertEqual(found["by kernels"], [name for name in NAMES if "Adam" in name])
             self.assertEqual({name for name, _ in found["modes"]}, {name.partition(",")[0] for name in NAMES} | {"Adam", "AdamW", "SGD"})
+
+    def job(self, ranks, how, *words, **settings):
+        return jobs.job("nn_rank.py", ranks, how, *words, **settings)
+
+    @runner.long
+    def test_a_budget_of_memory(self):
+        self.compare(self.job(2, jobs.GEMINI, "large", CASTOR_MEMORY_BUDGET=str(5 << 20), CASTOR_CHUNK_SIZE="64K"), self.job(1, jobs.ALONE, "large")[0])
+
+    @runner.long
+    def test_four_ranks_and_every_plugin(self):
+        plain = self.job(1, jobs.ALONE, "alike")[0]
+        for plugin, ranks in ((jobs.GEMINI, 4), ("zero1", 2), ("zero2", 2), ("ddp", 2)):
+            with self.subTest(plugin=plugin):
+                self.compare(self.job(ranks, plugin, "alike"), plain)
+
+    @runner.long
+    def test_two_backwards_for_a_step(self):
+        self.compare(self.job(2, jobs.GEMINI, "twice"), self.job(2, jobs.NONE, "twice")[0])
+
+    @runner.long
+    def test_bfloat16_as_written_out(self):
+        plain = self.job(1, jobs.ALONE, "alike", "masters")[0]
+        self.compare(self.job(2, jobs.GEMINI, "alike", CASTOR_PRECISION="bf16"), plain)
+        self.compare_alone(self.job(1, jobs.GEMINI, "alike", CASTOR_PRECISION="bf16")[0], plain)
+
+    @runner.long
+    def test_float16_alone_and_on_two_ranks(self):
+        alone = self.job(1, jobs.GEMINI, "alike", "scaled", CASTOR_PRECISION="fp16")[0]
+        self.compare(self.job(2, jobs.GEMINI, "alike", "scaled", CASTOR_PRECISION="fp16"), alone)
 
     def test_blocks_and_stages_have_one_norm(self):
         # 3, 4; twice 6, 8: the root of 225, halved. 3, 4, 12: of 169, halved.

@@ -199,6 +199,5 @@ def install():
         patching.replace("torch.distributed.distributed_c10d.init_process_group", _group)
         patching.replace("torch.distributed.distributed_c10d.new_group", _new_group)
         patching.replace("torch.nn.parallel.DistributedDataParallel.__init__", _ddp)
-    patching.keep()
     torch.serialization.register_package(15, lambda storage: None, _deserialize)  # before CUDA's own, 20
     core.cuda_is_cpu()

@@ -81,7 +81,7 @@ def stale(folder_path, name, kept):
     stem, suffix = map(re.escape, os.path.splitext(name))
     pattern = rf"{stem}(-\d{{5,6}}-of-\d{{5,6}})?{suffix}({re.escape(INDEX)})?"
     if name in OPTIMIZER:
-        pattern += r"|pytorch_optim_group(-1)?\.bin"
+        pattern += r"|pytorch_optim_(group|rest)(-1)?\.bin"
     return [os.path.join(folder_path, n) for n in sorted(os.listdir(folder_path)) if n not in kept and re.fullmatch(pattern, n)]
 
 

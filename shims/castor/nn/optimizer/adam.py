@@ -38,7 +38,8 @@ class _Adam(Checked, torch.optim.Adam):
         """Without bias correction the arithmetic is that of a step so late that the corrections are 1."""
         result = super()._init_group(group, params_with_grad, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
         if not group["bias_correction"]:
-            torch._foreach_add_(state_steps, 1)
+            for step in state_steps:
+                step += 1
             state_steps[:] = [torch.full_like(step, math.inf) for step in state_steps]
         return result
 

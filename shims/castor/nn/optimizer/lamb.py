@@ -49,10 +49,12 @@ class Lamb(EachParameter):
 class FusedLAMB(EachParameter):
     """Lamb as NVIDIA's Apex has it (Colossal-AI: colossalai.nn.optimizer.FusedLAMB).
 
-    Before a step the gradients are clipped in place to a total norm of max_grad_norm (torch.nn.utils.clip_grad_norm_; 0: not at
-    all). bias_correction: the means are divided by 1 - beta ** step. adam_w_mode: weight_decay * p is added to the update; else to the
-    gradient. grad_averaging: the new gradient counts 1 - beta1 in its mean; else 1. use_nvlamb: the trust ratio also counts for
-    parameters without weight decay. set_grad_none: what zero_grad() does when it is not told. amsgrad: RuntimeError."""
+    A step takes the gradients scaled down to a total norm of max_grad_norm (0: as they are), and does not change them. bias_correction:
+    the means are divided by 1 - beta ** step. adam_w_mode: weight_decay * p is added to the update; else to the gradient.
+    grad_averaging: the new gradient counts 1 - beta1 in its mean; else 1. use_nvlamb: the trust ratio also counts for parameters
+    without weight decay. set_grad_none: what zero_grad() does when it is not told. amsgrad: RuntimeError."""
+
+    _scale = 1.0  # of the gradients of the running step
 
     def __init__(self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, amsgrad=False,
                  adam_w_mode=True, grad_averaging=True, set_grad_none=True, max_grad_norm=1.0, use_nvlamb=False):
@@ -75,8 +77,12 @@ class FusedLAMB(EachParameter):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.defaults["max_grad_norm"]:
-            torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], self.defaults["max_grad_norm"])
+        most = self.defaults["max_grad_norm"]
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self._scale = 1.0
+        if most and parameters:
+            norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf")).item()  # clips nothing; under a plugin owners compute it
+            self._scale = min(most / norm, 1.0) if norm else 1.0
         super().step()
         return loss
 
@@ -88,6 +94,8 @@ class FusedLAMB(EachParameter):
 
     def _update(self, p, grad, state, group):
         (beta1, beta2), decay, step = group["betas"], group["weight_decay"], state["step"].item()
+        if self._scale != 1.0:
+            grad = grad * self._scale
         if decay and not group["adam_w_mode"]:
             grad = grad.add(p, alpha=decay)
         mean = state["exp_avg"].mul_(beta1).add_(grad, alpha=1 - beta1 if group["grad_averaging"] else 1)
