@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import parallel
+from ._module import advised
 
 __all__ = ["Part", "StagedModel", "longest_chain"]
 
@@ -173,6 +174,12 @@ class Part(nn.Module):
         self.model, self._chain, self._bounds, self._layers = model, chain, (begin, end, last), tuple(layers)
         self.before = lambda value: value  # of the batch
 
+    def _call(self, data):
+        with advised():
+            if isinstance(data, Mapping):
+                return self.model(**data)
+            return self.model(*data) if isinstance(data, (list, tuple)) else self.model(data)
+
     def _trains(self):
         return self.training and any(p.requires_grad for layer in self._layers for p in layer.parameters())
 
@@ -183,10 +190,7 @@ class Part(nn.Module):
         self._chain.run = run = _Run(begin, end, last, given)
         data = self.before(data)
         try:
-            if isinstance(data, Mapping):
-                output = self.model(**data)
-            else:
-                output = self.model(*data) if isinstance(data, (list, tuple)) else self.model(data)
+            output = self._call(data)
         except _Ended as ended:
             output, = ended.args
             if torch.is_grad_enabled() and self._trains() and not any(isinstance(x, torch.Tensor) and x.requires_grad for x in tree_leaves(output)):
