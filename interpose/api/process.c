@@ -9,6 +9,7 @@
 #include "core/plugin.h"
 #include "core/start.h"
 #include "core/torch_version.h"
+#include "hooks/torch/device_names.h"
 #include "trace/pass.h"
 #include "trace/sample.h"
 #include "trace/trace.h"
@@ -97,6 +98,14 @@ void castor_passthrough(const char *reason) {
     char outcome[1024];
     log_format(outcome, sizeof outcome, "passthrough: %s", reason);
     trace_outcome_set(outcome);
+}
+
+void castor_cuda_is_cpu(void) {
+    device_names_replace();
+}
+
+void castor_cuda_is_cpu_say(void) {
+    device_names_say();
 }
 
 void castor_refuse(const char *reason) {

@@ -2,12 +2,11 @@
 #ifndef CASTOR_CORE_PLUGIN_H
 #define CASTOR_CORE_PLUGIN_H
 
-#include <stdbool.h>
 #include "options.h"
 
 typedef struct plugin_info {
     const char *name;
-    bool engine; /* it adopts parameters into the node store */
+    int engine; /* what the agent does with models (plugins.def) */
     int shards;  /* the number of kinds that only one node keeps: optimizer states, gradients, parameters */
 } plugin_info;
 

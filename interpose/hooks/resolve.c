@@ -4,6 +4,7 @@
 #include "hooks/lookup/loader.h"
 #include "hooks/lookup/lookup.h"
 #include "hooks/table/wrapper.h"
+#include "shims/torch/device.h"
 #include "shims/torch/stable.h"
 #include "trace/trace.h"
 
@@ -51,6 +52,9 @@ static hook_source source_of_layer(hook_layer layer) {
         [HOOK_LAYER_CUBLAS] = {CUBLAS_LIBRARY, "cublasCreate_v2"},
         [HOOK_LAYER_CUBLASLT] = {CUBLASLT_LIBRARY, "cublasLtCreate"},
         [HOOK_LAYER_CUDNN] = {CUDNN_LIBRARY, "cudnnCreate"},
+        [HOOK_LAYER_C10] = {C10_LIBRARY, NULL},
+        [HOOK_LAYER_TORCH_CPU] = {TORCH_CPU_LIBRARY, NULL},
+        [HOOK_LAYER_TORCH_PYTHON] = {TORCH_PYTHON_LIBRARY, NULL},
     };
     return sources[layer];
 }

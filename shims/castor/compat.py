@@ -2,13 +2,17 @@
 
 `castor run` puts the folder `names` on Python's path. Its packages call resolve() when they are imported. The agent calls
 install() in processes that have lost that path. `import colossalai.engine` gives the module castor.engine itself, not a
-second copy of it. If a package of that name is installed, it is used as a whole."""
+second copy of it. If a package of that name is installed, it is used as a whole. A name that Castor lacks is an ImportError that
+says what there is instead (compat_names.py)."""
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
+import types
+
+from . import compat_names
 
 NAMES = ("colossalai", "coati")
 _TARGET = __package__
@@ -23,18 +27,21 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname, path=None, target=None):
         root, _, rest = fullname.partition(".")
+        if root == _TARGET and rest:
+            # `from colossalai.engine import nothing` looks for a submodule, by the module's own name.
+            if self.aliases and not _is_module(fullname):
+                raise _missing(fullname)
+            return None
         if root not in NAMES:
             return None
         if not rest:
             return self._root(fullname)
         if sys.modules.get(root) is not sys.modules.get(_TARGET):
             return None  # an installed package's
-        real = f"{_TARGET}.{rest}"
-        try:
-            known = importlib.util.find_spec(real) is not None
-        except ModuleNotFoundError:
-            known = False
-        return _spec(fullname, real) if known else None
+        real = compat_names.real_name(fullname, _TARGET)
+        if rest.partition(".")[0] in compat_names.OWN or not _is_module(real):
+            raise _missing(real, fullname)
+        return _spec(fullname, real)
 
     def _root(self, name):
         spec = self._installed(name)
@@ -65,6 +72,17 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         module.__spec__ = self.spec  # the import machinery has set the alias's spec
+        if not hasattr(module, "__path__"):
+            module.__path__ = []  # a name that it lacks is looked for as a submodule then, and the finder says what there is
+        if self.real == f"{_TARGET}.launching":
+            module.__class__ = _Launching
+
+
+class _Launching(types.ModuleType):
+    """`import colossalai.initialize` puts this module in the place of the function colossalai.initialize."""
+
+    def __call__(self, *args, **kwargs):
+        return self.initialize(*args, **kwargs)
 
 
 def _spec(name, real):
@@ -75,9 +93,36 @@ def _is_names(entry):
     return os.path.abspath(entry or os.curdir) == _FOLDER
 
 
+def _is_module(name):
+    """Whether there is such a module of castor. Its parents are imported, as an import of it does."""
+    if name in sys.modules:
+        return True
+    parent = name.rpartition(".")[0]
+    if not parent:
+        return name == _TARGET
+    if not _is_module(parent):
+        return False
+    path = getattr(importlib.import_module(parent), "__path__", None)
+    return bool(path) and importlib.machinery.PathFinder.find_spec(name, path) is not None
+
+
+def _missing(real, name=None):
+    """The error for a module, or a name of a module, that Castor does not have. `name`: what the script has written, if that is known.
+    The error has no `name` of its own: the import machinery passes over errors that are named as it expects."""
+    parent = real.rpartition(".")[0]
+    while not _is_module(parent):
+        parent = parent.rpartition(".")[0]
+    return ModuleNotFoundError(compat_names.explain(real, name or real, parent, importlib.import_module(parent)))
+
+
 def install(aliases=True):
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(aliases))
+
+
+def stands_for_castor():
+    """Whether a script has imported castor by another name."""
+    return any(name in sys.modules and sys.modules[name] is sys.modules.get(_TARGET) for name in NAMES)
 
 
 def resolve(name):

@@ -1,9 +1,8 @@
 """castor.launch, castor.launch_from_torch and castor.initialize: a job's ranks, and its engine (Colossal-AI:
 colossalai.initialize)."""
+import argparse
 import functools
-import importlib.util
 import os
-import random
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from .engine import Engine, _groups
 from .engine._pipeline_schedule import PipelineSchedule
 from .engine.gradient_handler import BaseGradientHandler, DataParallelGradientHandler, ReplicaGradientHandler, TiedGradientHandler
 from .trainer.utils import is_rank_0
+from .utils.common import set_seed
 from .utils.gradient_accumulation import accumulate_gradient
 
 core.require()
@@ -59,7 +59,7 @@ def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=102
                                 init_method=f"tcp://{address}:{port}")
     _groups.configure(_config.get("parallel") or {})
     if seed is not None:
-        _seed(seed)
+        set_seed(seed)
     if verbose and is_rank_0():
         core.log(2, f"launched: {dist.get_world_size()} ranks, backend {dist.get_backend()}".encode())
 
@@ -74,6 +74,42 @@ def launch_from_torch(backend=None, seed=1024, verbose=True, config=None):
                            "with torchrun, or call castor.launch(rank, world_size, host, port)")
     rank, world_size, host, port = (os.environ[name] for name in names)
     launch(int(rank), int(world_size), host, int(port), backend, int(os.environ.get("LOCAL_RANK", rank)), seed, verbose, config)
+
+
+@_config_first
+def launch_from_slurm(host, port, backend=None, seed=1024, verbose=True, config=None):
+    """launch() with the variables that srun sets. RuntimeError: one is missing."""
+    rank, world_size, local_rank = _from_launcher("launch_from_slurm", "srun", "SLURM_PROCID", "SLURM_NPROCS", "SLURM_LOCALID")
+    launch(rank, world_size, host, port, backend, local_rank, seed, verbose, config)
+
+
+@_config_first
+def launch_from_openmpi(host, port, backend=None, seed=1024, verbose=True, config=None):
+    """launch() with the variables that Open MPI's mpirun sets. RuntimeError: one is missing."""
+    names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK"))
+    rank, world_size, local_rank = _from_launcher("launch_from_openmpi", "mpirun", *names)
+    launch(rank, world_size, host, port, backend, local_rank, seed, verbose, config)
+
+
+def _from_launcher(function, launcher, *names):
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise RuntimeError(f"castor: {function} found no {' and no '.join(missing)} in the environment: start the script with {launcher}, or "
+                           "call castor.launch(rank, world_size, host, port)")
+    return [int(os.environ[name]) for name in names]
+
+
+def get_default_parser():
+    """An argparse.ArgumentParser of launch()'s arguments, to which a script adds its own."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", help="a file of the configuration")
+    parser.add_argument("--host", help="where rank 0 listens")
+    parser.add_argument("--port", type=int, help="the port there")
+    parser.add_argument("--world_size", type=int, help="the number of ranks")
+    parser.add_argument("--rank", type=int, help="this process's rank")
+    parser.add_argument("--local_rank", type=int, help="its rank on its node")
+    parser.add_argument("--backend", default=None, help="of torch.distributed")
+    return parser
 
 
 def initialize(model, optimizer, criterion=None, train_dataloader=None, test_dataloader=None, lr_scheduler=None, *,
@@ -161,12 +197,3 @@ def _stage_handlers(model, groups, handlers):
     if handlers is None:
         handlers = [] if groups.data_group is None else [functools.partial(ReplicaGradientHandler, process_group=groups.data_group)]
     return [*tied, *handlers]
-
-
-def _seed(seed):
-    random.seed(seed)
-    if importlib.util.find_spec("numpy") is not None:
-        import numpy
-
-        numpy.random.seed(seed)
-    torch.manual_seed(seed)

@@ -1,9 +1,10 @@
 """Cases of training with a Booster on each rank, or with the same written in plain PyTorch: see test_booster.py.
 
-    booster_rank.py PLUGIN CASE...    PLUGIN: plain, or a name of PLUGINS; `none` is a Booster without one
+    booster_rank.py PLUGIN [save FOLDER | load FOLDER | on] CASE...
 
-A case is words joined by +: sgd or adamw; fp16 or bf16; lora, no_sync, lazy, clip, save, load. Of each: the losses and norms of this rank, and the
-bits of the parameters and states at its end."""
+PLUGIN: plain, plain-autocast, or a name of make_plugin's; `none` is a Booster without one. A case is words joined by +: sgd or adamw; fp16 or
+bf16; lora, no_sync, lazy, clip; kinds of models (build) and habits (train); and how it is saved: shard, safe, background. Of each: the losses and norms of this rank, and the bits of
+parameters and states at its end. `save` saves then, `load` goes on from there, `on` goes on without an interruption."""
 import contextlib
 import hashlib
 import os
@@ -30,6 +31,18 @@ class Model(torch.nn.Module):
 
     def forward(self, x):
         return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+def build(words):
+    model = Model()
+    if "batchnorm" in words:
+        model.norm = torch.nn.BatchNorm1d(2 * WIDE)
+    if "tied" in words:
+        model.last = torch.nn.Sequential(torch.nn.Linear(2 * WIDE, WIDE), torch.nn.ReLU(), torch.nn.Linear(WIDE, 2 * WIDE), torch.nn.Linear(2 * WIDE, WIDE))
+        model.last[2].weight, model.last[3].weight = model.first.weight, model.last[0].weight
+    if "frozen" in words:
+        model.first.requires_grad_(False)
+    return model
 
 
 def make_plugin(name, precision):
@@ -79,7 +92,7 @@ class Plain:
         self.words, self.device = words, device
         self.half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(next((w for w in words if w in ("fp16", "bf16")), None))
         torch.manual_seed(1)
-        model = Model()
+        model = build(words)
         if "lora" in words:
             import peft
 
@@ -87,13 +100,14 @@ class Plain:
         self.model = model.to(device)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = optimizer_for(words, self.parameters)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
         self.autocast = autocast and self.half is not None
         self.masters = self.half is not None and not autocast
         self.scale = 2.0**16 if self.half is torch.float16 else 1.0
         if self.masters:
             self.narrow = self._narrow()
         elif dist.get_world_size() > 1:
-            self.ddp = DistributedDataParallel(self.model, device_ids=[device] if device.type == "cuda" else None)
+            self.ddp = DistributedDataParallel(torch.compile(self.model, backend="eager") if "compiled" in words else self.model, device_ids=[device] if device.type == "cuda" else None)
         else:
             self.ddp = self.model
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.autocast and self.half is torch.float16)
@@ -137,7 +151,11 @@ class Plain:
             n.grad = None
 
     def clip(self):
-        return torch.nn.utils.clip_grad_norm_(self.parameters, 0.5)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, 0.5)
+        if self.masters and norm > 0.5:  # docs/precision.md: what bf16 clips is rounded once more
+            for p in self.parameters:
+                p.grad = p.grad.to(self.half).float() if self.half is torch.bfloat16 else p.grad
+        return norm
 
     def step(self):
         if self.autocast:
@@ -145,7 +163,6 @@ class Plain:
             self.scaler.update()
         else:
             self.optimizer.step()
-        self.optimizer.zero_grad()
         if self.masters:
             with torch.no_grad():
                 for p, n in zip(self.model.parameters(), self.narrow.parameters()):
@@ -171,13 +188,16 @@ class Boosted:
         self.booster = Booster(plugin=self.plugin, mixed_precision=precision if own else None)
         torch.manual_seed(1)
         with LazyInitContext() if "lazy" in words else contextlib.nullcontext():
-            model = Model()
+            model = build(words)
         if "lora" in words:
             import peft
 
             model = self.booster.enable_lora(model, lora_config=peft.LoraConfig(**LORA))
         optimizer = optimizer_for(words, [p for p in model.parameters() if p.requires_grad])
-        self.model, self.optimizer, self.criterion, *_ = self.booster.boost(model, optimizer, F.mse_loss)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        if "compiled" in words:
+            model = torch.compile(model, backend="eager")
+        self.model, self.optimizer, self.criterion, _, self.scheduler = self.booster.boost(model, optimizer, F.mse_loss, lr_scheduler=scheduler)
 
     def forward(self, x, y):
         return self.criterion(self.model(x), y)
@@ -196,7 +216,24 @@ class Boosted:
 
     def step(self):
         self.optimizer.step()
-        self.optimizer.zero_grad()
+
+    def files(self, folder, case):
+        return [os.path.join(folder, f"{case}-{what}") for what in ("model", "optimizer", "scheduler")]
+
+    def save(self, folder, case, words):
+        model, optimizer, scheduler = self.files(folder, case)
+        shard, background = "shard" in words, "background" in words
+        suffix = "" if shard else ".safetensors" if "safe" in words else ".bin"
+        self.booster.save_model(self.model, model + suffix, shard=shard, size_per_shard=1, use_safetensors="safe" in words, use_async=background)
+        self.booster.save_optimizer(self.optimizer, optimizer + ("" if shard else ".bin"), shard=shard, size_per_shard=1, use_async=background)
+        self.booster.save_lr_scheduler(self.scheduler, scheduler + ".bin")
+
+    def load(self, folder, case, words):
+        model, optimizer, scheduler = self.files(folder, case)
+        shard = "shard" in words
+        self.booster.load_model(self.model, model + ("" if shard else ".safetensors" if "safe" in words else ".bin"))
+        self.booster.load_optimizer(self.optimizer, optimizer + ("" if shard else ".bin"))
+        self.booster.load_lr_scheduler(self.scheduler, scheduler + ".bin")
 
     @property
     def part(self):
@@ -220,13 +257,22 @@ def train(case, run, words, first=0):
         if "clip" in words:
             norms.append(float(run.clip()))
         run.step()
+        run.scheduler.step()
+        if "kept" not in words:
+            run.optimizer.zero_grad(set_to_none="zeros" not in words)
+        if "alone" in words and dist.get_rank() == 0:
+            with torch.no_grad():
+                norms.append(float(run.whole()(batch(step, 0, 1, run.device)[0]).float().sum()))
+                norms.append(sum(float(t.double().sum()) for t in run.whole().state_dict().values()))
     model = run.whole().state_dict()
-    found(case, {"losses": losses, "norms": norms, "names": list(model), "model": bits(model.values()),
+    found(case, {"losses": losses, "norms": norms, "names": [key.removeprefix("_orig_mod.") for key in model], "model": bits(model.values()),
                  "optimizer": bits(states(run.optimizer)), "numbers": [float(t.double().sum()) for t in model.values()]})
 
 
 def main():
     name, *cases = sys.argv[1:]
+    does = cases.pop(0) if cases[0] in ("save", "load", "on") else None
+    folder = cases.pop(0) if does in ("save", "load") else None
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -238,7 +284,13 @@ def main():
             run = Plain(words, device, autocast=name == "plain-autocast" or on_devices)
         else:
             run = Boosted(name, words, device)
-        train(case, run, words)
+        if does == "load":
+            run.load(folder, case, words)
+        elif does == "on":
+            train(f"{case} before", run, words)
+        train(case, run, words, first=STEPS if does in ("load", "on") else 0)
+        if does == "save":
+            run.save(folder, case, words)
         del run
     end()
 

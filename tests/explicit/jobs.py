@@ -1,6 +1,7 @@
 """Runs a script of this folder, or a text, in each of the ways in which the explicit API must work, and reads what it found.
 
 A script calls found(NAME, VALUE) (found.py) for what the tests compare with figures worked out by hand."""
+import importlib.util
 import json
 import os
 import subprocess
@@ -29,6 +30,13 @@ def environment(how, more):
     return dict(clean, **more)
 
 
+def need(test, *packages):
+    """Leaves a test out where Python lacks one of these packages, which `make setup-tests` installs."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        test.skipTest(f"this Python has no {', '.join(missing)}")
+
+
 def start(command, how, *, nproc=None, cwd=None, **more):
     """Runs a Python command (a list); `more` is its environment."""
     command = [sys.executable, *command]
@@ -55,14 +63,15 @@ def job(script, ranks, how, *arguments, **more):
 _made = {}  # what once() was called with: (what job() returned, its error)
 
 
-def once(*arguments):
+def once(*arguments, **more):
     """job(), made once for all tests that look at it."""
-    if arguments not in _made:
+    key = (*arguments, *sorted(more.items()))
+    if key not in _made:
         try:
-            _made[arguments] = job(*arguments), None
+            _made[key] = job(*arguments, **more), None
         except (AssertionError, subprocess.TimeoutExpired) as error:
-            _made[arguments] = None, error
-    result, error = _made[arguments]
+            _made[key] = None, error
+    result, error = _made[key]
     if error is not None:
         raise error
     return result

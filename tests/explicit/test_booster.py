@@ -2,6 +2,7 @@
 import os
 import socket
 import sys
+import tempfile
 import unittest
 
 import jobs
@@ -15,14 +16,16 @@ FEATURES = {
     "plain": ("sgd", "adamw"),
     "LoRA": ("sgd+lora", "adamw+lora+clip"),
     "fp16": ("sgd+fp16", "adamw+fp16+clip"),
-    "bf16": ("sgd+bf16", "adamw+bf16+clip+lora"),
+    "bf16": ("sgd+bf16", "adamw+bf16+clip", "adamw+bf16+clip+lora"),
     "`no_sync`": ("sgd+no_sync", "sgd+bf16+no_sync", "adamw+fp16+no_sync+clip+lora"),
     "lazy": ("adamw+lazy", "sgd+lazy+bf16"),
     "clipping": ("sgd+clip", "adamw+clip"),
 }
-CASES = [case for cases in FEATURES.values() for case in cases]
-SHORT = ("sgd", "adamw+lora+clip", "adamw+fp16+clip", "sgd+bf16+no_sync", "adamw+lazy")  # the others are these in other combinations
-OURS = {"ddp": "plain-autocast", "zero1": "plain", "zero2": "plain", "gemini": "plain"}  # plugin: what it is beside, on the CPU
+HABITS = ("sgd+batchnorm", "adamw+batchnorm+clip", "sgd+tied+clip", "adamw+tied+fp16", "adamw+frozen+bf16", "adamw+compiled", "sgd+kept+clip",
+          "adamw+zeros+bf16", "sgd+alone+no_sync", "adamw+alone+fp16")
+CASES = [case for cases in FEATURES.values() for case in cases] + list(HABITS)
+SHORT = ("sgd+tied+kept+alone", "adamw+lora+clip", "adamw+fp16+clip", "sgd+bf16+no_sync", "adamw+lazy")  # the others are these in other combinations
+TOLERANCE = (1e-5, 1e-2)  # of floats, and of 16 bits
 
 
 def alone():
@@ -77,6 +80,43 @@ class Table(unittest.TestCase):
     def test_on_simulated_devices(self):
         for ranks in (1, 2):
             self.on_devices(("ddp", "zero1", "zero2", "gemini"), ranks, CASES)
+
+
+class Resumed(unittest.TestCase):
+    """What one job saves, another one with another plugin goes on with."""
+
+    CASES = ("sgd+clip+shard+safe", "adamw+safe", "adamw+lora+shard", "sgd+background+shard+safe", "adamw+fp16", "sgd+bf16+shard")
+
+    def check(self, first, ranks_first, second, ranks_second, cases):
+        kind = "plain-autocast" if second == "ddp" else "plain"
+        whole = jobs.once("booster_rank.py", ranks_second, jobs.ALONE, kind, "on", *cases) if ranks_second > 1 else jobs.job(
+            "booster_rank.py", 1, jobs.ALONE, kind, "on", *cases, **alone())
+        with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
+            jobs.job("booster_rank.py", ranks_first, jobs.NONE, first, "save", folder, *cases, **(alone() if ranks_first == 1 else {}))
+            went_on = jobs.job("booster_rank.py", ranks_second, jobs.NONE, second, "load", folder, *cases, **(alone() if ranks_second == 1 else {}))
+        for case in cases:
+            name = f"{case}: {first} on {ranks_first}, then {second} on {ranks_second}"
+            if ranks_first == ranks_second:
+                for rank in range(ranks_second):
+                    self.assertEqual(went_on[rank][case], whole[rank][case], name)
+            else:  # gradients of other parts of the batch were added in another order
+                for ours, theirs in zip(went_on, whole):
+                    for key in ("losses", "norms", "numbers"):
+                        for one, other in zip(ours[case][key], theirs[case][key], strict=True):
+                            self.assertAlmostEqual(one, other, delta=TOLERANCE[case.split("+")[1] in ("fp16", "bf16")] * max(1, abs(other)), msg=name)
+
+    def test_under_another_plugin(self):
+        self.check("gemini", 2, "zero2", 2, self.CASES)
+
+    def test_on_another_number_of_ranks(self):
+        self.check("gemini", 2, "ddp", 1, self.CASES[:3])
+
+    @runner.long
+    def test_others(self):
+        self.check("zero1", 1, "gemini", 2, self.CASES)
+        self.check("ddp", 4, "gemini", 2, self.CASES[:4])
+        self.check("gemini", 2, "gemini", 4, self.CASES)
+        self.check("none", 1, "zero1", 1, self.CASES[:4])
 
 
 REFUSED = r"""
@@ -155,6 +195,24 @@ ValueError: castor: save_lora_as_pretrained() of a Linear, which has no LoRA mod
 device: the Booster's is ignored']
 True True True
 """.replace("'castor: GeminiPlugin decides the device: the Booster's is ignored'", '"castor: GeminiPlugin decides the device: the Booster\'s is ignored"')
+
+
+class Loader(unittest.TestCase):
+    def test_each_rank_has_its_part(self):
+        ranks = jobs.job("booster_loader_rank.py", 2, jobs.NONE)
+        for rank, found in enumerate(ranks):
+            self.assertEqual(found["plugin"], [rank, 2, 2, True])
+            for name in ("again", "another seed", "another epoch"):
+                self.assertTrue(found[name], name)
+            self.assertEqual(found["sampler"], [[10, 9, 8, 7, 6, 5], [4, 3, 2, 1, 0]])
+            self.assertEqual(found["collated"], ["tuple"])
+        self.assertEqual([found["in order"] for found in ranks], [[[0, 2], [4, 6], [8, 10]], [[1, 3], [5, 7], [9, 0]]])
+        self.assertEqual([found["whole batches"] for found in ranks], [[[0, 2], [4, 6], [8, 10]], [[1, 3], [5, 7], [9, 0]]])
+        every = sorted(sum(sum((found["shuffled"] for found in ranks), []), []))
+        self.assertEqual(sorted(set(every)), list(range(11)))
+        self.assertEqual(len(every), 12)
+        drawn = [tuple(pair) for found in ranks for pair in found["drawn"]]
+        self.assertEqual(len(set(drawn)), 12, "two workers drew the same numbers")
 
 
 class Refused(unittest.TestCase):

@@ -1,10 +1,15 @@
 """CASTOR_COMPAT=1: a Colossal-AI script's imports."""
 import os
+import sys
 import tempfile
 import textwrap
 import unittest
 
 import jobs
+import runner
+
+sys.path.append(os.path.join(os.path.dirname(jobs.FOLDER), "sim"))
+import simulated  # noqa: E402
 
 
 class Compat(unittest.TestCase):
@@ -29,17 +34,58 @@ class Compat(unittest.TestCase):
             print(NonPipelineSchedule is castor.engine.schedule.NonPipelineSchedule, AnnealingScheduler is castor.trainer.utils.AnnealingScheduler)
             print(colossalai.initialize is castor.initialize, castor.__spec__.name, castor.engine.schedule.__spec__.name, castor.engine.__name__)
             print(CycledDataLoader([7]).next())
-            for missing in ("colossalai.nothing", "colossalai.engine.nothing", "coati.nothing.more"):
-                try:
-                    __import__(missing)
-                except ModuleNotFoundError as error:
-                    print(error)
         """
         for how in (jobs.NONE, jobs.GEMINI):
             self.assertEqual(self.printed(code, how, CASTOR_COMPAT="1"), [
                 "False", "True True True", "True True", "True castor castor.engine.schedule castor.engine", "7",
-                "No module named 'colossalai.nothing'", "No module named 'colossalai.engine.nothing'", "No module named 'coati.nothing'",
             ])
+
+    def test_names_that_stand_elsewhere_and_missing_ones(self):
+        cases = {
+            "import colossalai.nothing": "castor: there is no colossalai.nothing: colossalai has accelerator, booster, ",
+            "import colossalai.some.thing": "castor: there is no colossalai.some: colossalai has accelerator, ",
+            "import coati.engine.nothing": "castor: there is no coati.engine.nothing: coati.engine has ",
+            "from colossalai import nothing": "castor: there is no castor.nothing: castor has accelerator, ",
+            "from colossalai.boster import Booster": "castor: there is no colossalai.boster: the nearest in colossalai is booster",
+            "from colossalai.booster.plugin import TorchDDPPlugin, GeminiPlugn":
+                "castor: there is no castor.booster.plugin.GeminiPlugn: the nearest in castor.booster.plugin is GeminiPlugin",
+            "from colossalai.lazy import LazyInit": "castor: there is no castor.lazy.LazyInit: the nearest in castor.lazy is LazyInitContext",
+            "from colossalai.zero import GeminiDDP": "castor: there is no colossalai.zero: use colossalai.booster.plugin.GeminiPlugin",
+            "from colossalai.legacy.trainer import Trainer": "castor: there is no castor.trainer.Trainer: write the loop",
+            "from colossalai.legacy.core import global_context": "castor: there is no colossalai.legacy.core: use colossalai.tensor.ProcessGroup",
+            "from coati.trainer import SFTTrainer": "castor: there is no castor.trainer.SFTTrainer: use trl",
+            "import colossalai.agent": "castor: there is no colossalai.agent: colossalai has accelerator, ",
+            "import colossalai; colossalai.boster": "castor: there is no castor.boster: the nearest in castor is booster",
+        }
+        found = self.printed(f"""
+            cases = {list(cases)!r}
+            for case in cases:
+                try:
+                    exec(case, {{}})
+                except (ImportError, AttributeError) as error:
+                    print(type(error).__name__, error)
+            import colossalai
+            print(hasattr(colossalai, "nothing"), hasattr(colossalai, "tensor"))
+
+            import colossalai.legacy.engine.schedule, castor.engine.schedule, castor.tensor, castor.launching, castor.utils.gradient_accumulation
+            from colossalai.legacy.engine.gradient_accumulation import GradAccumOptimizer
+            from colossalai.legacy.tensor import ProcessGroup
+            from colossalai.legacy import launch_from_torch
+            from colossalai.initialize import launch
+            from coati.models.loss import GPTLMLoss
+            import castor.nn.loss
+            print(colossalai.legacy.engine.schedule is castor.engine.schedule, ProcessGroup is castor.tensor.ProcessGroup)
+            print(GradAccumOptimizer is castor.utils.gradient_accumulation.GradAccumOptimizer, launch is castor.launching.launch)
+            print(launch_from_torch is castor.launch_from_torch, colossalai.__version__ >= "0.2.0", callable(colossalai.initialize))
+            print(GPTLMLoss is castor.nn.loss.GPTLMLoss)
+        """, CASTOR_COMPAT="1")
+        self.assertEqual(found[-4:], ["True True", "True True", "True True True", "True"])
+        found = found[:-4]
+        self.assertEqual(len(found), len(cases) + 1, found)
+        for (case, expected), line in zip(cases.items(), found):
+            kind = "AttributeError" if ";" in case else "ModuleNotFoundError"
+            self.assertTrue(line.startswith(f"{kind} {expected}"), (case, line))
+        self.assertEqual(found[-1], "False True")
 
     def test_an_installed_package_wins(self):
         with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
@@ -93,7 +139,80 @@ class Compat(unittest.TestCase):
                 import colossalai
             except ModuleNotFoundError as error:
                 print(error)
-        """), ["No module named 'colossalai'"])
+            print(torch.device("cuda", 1))
+            try:
+                torch.ones(1).cuda()
+            except (RuntimeError, AssertionError) as error:  # of a PyTorch for CUDA, and for the CPU
+                print(type(torch.ones(1).cuda).__name__)
+        """), ["No module named 'colossalai'", "cuda:1", "builtin_function_or_method"])
+
+
+class WithoutGpu(unittest.TestCase):
+    """On a machine without a GPU "cuda" means the CPU."""
+
+    def setUp(self):
+        self.ways = {how: jobs.once("without_gpu_rank.py", 1, how, "inductor" if runner.LENGTH == "all" else "eager", CASTOR_COMPAT="1") for how in jobs.WAYS}
+
+    def check(self, name, value):
+        for how, (found,) in self.ways.items():
+            self.assertEqual(found[name], value, how)
+
+    def test_devices(self):
+        self.check("devices", [10, ["device(type='cpu')"], True, {"cpu": 1}, True, False, True])
+        self.check("others stay", ["device(type='meta', index=1)", "meta", "Expected"])
+        self.check("no GPU", [False, 0, False, False, 0])
+
+    def test_tensors(self):
+        self.check("moved", [True] * 7)
+        self.check("copied", [[True, "cpu"]] * 5)
+        self.check("made", ["cpu"] * 16)
+        self.check("generator", ["cpu", True])
+        for found, in self.ways.values():
+            self.assertEqual(found["values"][0], found["values"][1])
+        self.check("gradients", [[2.0] * 3, True])
+        self.check("packed", "cpu")
+        self.check("traced", "cpu")
+
+    def test_functions_of_torch_cuda(self):
+        self.check("torch.cuda", [True, True, 0, 0, 0, True])
+        self.check("random state", True)
+
+    def test_autocast_and_the_scaler(self):
+        self.check("autocast", ["torch.float16", "torch.float16", "torch.bfloat16", "torch.float32", "torch.float16"])
+        self.check("scaler", [True, [16.0] * 3, True])
+        self.check("recomputed", [True, [[1.0] * 3] * 3])
+
+    def test_files(self):
+        self.check("loaded", ["cpu"] * 6)
+        self.check("a GPU's file", [True, True])
+
+    def test_workers_compiled_code_and_ranks(self):
+        self.check("workers", [1.0, 5.0, 9.0, 13.0])
+        self.check("compiled", [[[5.0, 5.0], [5.0, 5.0]], "torch.float32"])
+        self.check("ranks", ["gloo", "gloo", True, [2, 1]])
+
+    def test_it_is_said_once_and_at_the_first_device(self):
+        line = 'castor: there is no GPU: "cuda" means the CPU here (CASTOR_COMPAT=1)'
+        code = "import torch, sys; torch.device('cpu', 0); sys.stderr.write('now\\n'); torch.ones(1).cuda(); torch.device('cuda:1'); torch.cuda.synchronize()"
+        done = jobs.start(["-c", code], jobs.NONE, CASTOR_COMPAT="1")
+        self.assertEqual((done.returncode, done.stderr.count(line), done.stderr.index(line) > done.stderr.index("now")), (0, 1, True), done.stderr)
+
+    def test_with_a_gpu_nothing_is_replaced(self):
+        why = simulated.left_out()
+        if why:
+            self.skipTest(why)
+        why = simulated.make(sys.executable)
+        if why:
+            self.fail(why)
+        code = """
+            import torch
+            print(torch.cuda.is_available(), repr(torch.device("cuda", 1)), torch.ones(2, device="cuda:1").device, torch.ones(2).cuda().device, torch.ones(2).to(1).device)
+            print([f.__module__ for f in (torch.cuda.synchronize, torch.cuda.Event)], "cuda" in vars(torch.Tensor), "castor" in torch.autocast.__init__.__module__)
+        """
+        environment = simulated.environment(devices=2, memory="1G", base=runner.environment())
+        done = jobs.start(["-c", textwrap.dedent(code)], jobs.NONE, **dict(environment, CASTOR_COMPAT="1"))
+        self.assertEqual(done.stdout.splitlines(), [
+            "True device(type='cuda', index=1) cuda:1 cuda:0 cuda:1", "['torch.cuda', 'torch.cuda.streams'] False False"], done.stderr)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ typedef enum hook_layer {
     HOOK_LAYER_CUBLAS,
     HOOK_LAYER_CUBLASLT,
     HOOK_LAYER_CUDNN,
+    HOOK_LAYER_C10,
+    HOOK_LAYER_TORCH_CPU,
+    HOOK_LAYER_TORCH_PYTHON,
     HOOK_LAYER_COUNT
 } hook_layer;
 typedef enum hook_mode { HOOK_MODE_OBSERVE, HOOK_MODE_REPLACE } hook_mode;

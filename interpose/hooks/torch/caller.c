@@ -1,8 +1,7 @@
 #include "caller.h"
 #include <link.h>
 #include <string.h>
-
-#define C10_LIBRARY "libc10.so"
+#include "shims/torch/device.h"
 
 caller_range caller_c10;
 

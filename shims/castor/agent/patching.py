@@ -11,6 +11,7 @@ from .replaced import ROWS
 _ABSENT = object()
 _rows = {row.name: row for row in ROWS}
 _done = []  # (owner, attribute, original function, its entry in vars(owner) or _ABSENT, replacement), oldest first
+_kept = 0  # of these, the first ones stay
 
 
 def replace(name, wrap):
@@ -18,7 +19,8 @@ def replace(name, wrap):
     row = _rows[name]
     for owner, attribute in _places(row, load=True):
         stock = getattr(owner, attribute)
-        problem = _problem(row, stock)
+        # A function that is replaced already was looked at then.
+        problem = "" if any(made is stock for *_, made in _done) else _problem(row, stock)
         if problem:
             raise core.Error(f"castor: {_shown(row, owner, attribute)} of torch {_version()} is not the function that Castor replaces: {problem}")
         replacement = wrap(stock)
@@ -39,9 +41,9 @@ def put(owner, attribute, value):
 
 
 def undo_all():
-    """Undoes all replacements, except for those that others have replaced since. Returns the names of these."""
+    """Undoes all replacements since keep(), except for those that others have replaced since. Returns the names of these."""
     left = []
-    while _done:
+    while len(_done) > _kept:
         owner, attribute, _, before, value = _done.pop()
         if vars(owner).get(attribute) is not value:
             left.append(f"{owner.__name__}.{attribute}")
@@ -50,6 +52,12 @@ def undo_all():
         else:
             setattr(owner, attribute, before)
     return left
+
+
+def keep():
+    """The replacements so far have nothing to do with a plugin: undo_all() leaves them."""
+    global _kept
+    _kept = len(_done)
 
 
 def look():

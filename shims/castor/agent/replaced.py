@@ -36,6 +36,14 @@ _SCALER = "torch.amp.GradScaler."
 _ITERATES = "a DataLoader has no hook where an iteration begins or gives a batch"
 _STEPS_ASIDE = "the reducer of PyTorch must be there before the script changes what it does; there is no hook before"
 
+_NO_GPU = "scripts for a GPU call it without asking whether there is one; under CASTOR_COMPAT it means the CPU where there is none"
+# Of torch.cuda; agent/without_gpu.py has what each does without a GPU.
+OF_CUDA = (
+    "current_device", "set_device", "synchronize", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
+    "set_per_process_memory_fraction", "current_stream", "default_stream", "set_stream", "stream", "get_rng_state", "get_rng_state_all",
+    "set_rng_state", "set_rng_state_all", "Event", "Stream",
+)
+
 _ADAM = "params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, ..."
 _SGD = "params, grads, momentum_buffer_list, ..."
 
@@ -120,7 +128,8 @@ ROWS = (
         "functions have no hooks, and statistics are those of the whole batch"),
     Row("torch.nn.functional.instance_norm", "input, running_mean, running_var, ...",
         "functions have no hooks, and its batch norm is one of each sample"),
-    Row("torch.save", "obj, f, ...", "one rank writes for all; there is no hook before a file is opened", also=("torch.serialization",)),
+    Row("torch.save", "obj, f, ...", "one rank writes for all, or a thread of the library does; there is no hook before a file is opened",
+        also=("torch.serialization",)),
     Row("safetensors.torch.serialize_file", "tensor_dict, filename, ...", "one rank writes for all; there is no hook before a file is opened",
         may_lack=True),
     Row("torch.nn.Module.train", "self, mode", "modules have no hook where their mode changes"),
@@ -133,6 +142,16 @@ ROWS = (
     Row("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers", "self",
         "in the fork that audits the workers are another process's"),
     Row("numpy.random.*", "...", "NumPy's global generator has no hooks", may_lack=True),
+    # without a GPU
+    *(Row(f"torch.cuda.{name}", "...", _NO_GPU) for name in OF_CUDA),
+    Row("torch.cuda.device.__init__", "self, device", _NO_GPU),
+    Row("torch.cuda.device.__enter__", "self", _NO_GPU),
+    Row("torch.cuda.device.__exit__", "self, type, value, traceback", _NO_GPU),
+    Row("torch.Tensor.cuda", "<method_descriptor>", _NO_GPU),
+    Row("torch.Tensor.pin_memory", "<method_descriptor>", _NO_GPU),
+    Row("torch.autocast.__init__", "self, device_type, dtype, enabled, cache_enabled", _NO_GPU),
+    Row("torch.distributed.distributed_c10d.new_group", "ranks, timeout, backend, ...", "nccl means gloo where there is no GPU", also=("torch.distributed",)),
+    Row(_DDP + "__init__", "self, module, device_ids, output_device, ...", "the devices of a module mean the CPU where there is no GPU"),
     # lazy
     Row("torch.nn.Module.__setstate__", "self, state", "copies and pickles put parameters in place past the hook for their registration"),
 )

@@ -3,6 +3,7 @@ import abc
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..agent import core
 from ..agent.backward import reducer
@@ -82,6 +83,14 @@ class ReplicaGradientHandler(DataParallelGradientHandler):
             self._reducer.sum_accumulated()
 
 
+_first_stages = WeakTensorKeyDictionary()  # a parameter that stages share: whether this is the first of them
+
+
+def counted_elsewhere(parameters):
+    """Those that an earlier stage has as well, and counts in norms of all gradients."""
+    return [p for p in parameters if not _first_stages.get(p, True)]
+
+
 class TiedGradientHandler(BaseGradientHandler):
     """Adds the gradients of parameters that several pipeline stages share: `castor_tied` of castor.pipeline.partition's parts. Made on
     every rank; the stages get the first one's values.
@@ -93,6 +102,8 @@ class TiedGradientHandler(BaseGradientHandler):
         self._tied = []  # (parameter, PyTorch's group)
         for parts, parameter in self.of(model):
             stages = sorted({part % groups.stages for part in parts})
+            if parameter is not None:
+                _first_stages[parameter] = stages[0] == groups.stage
             for pipeline in groups.pipelines if len(stages) > 1 else ():
                 ranks = [pipeline[stage] for stage in stages]
                 group = group_of(ranks)

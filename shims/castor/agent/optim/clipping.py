@@ -92,13 +92,13 @@ def _norms(gradients, norm_type, foreach):
 
 
 def _have_masters(parameters):
-    """Whether some of their gradients are of 16 bits on a device, and the optimizer will see them as floats."""
+    """Whether some of their gradients are of 16 bits, and the optimizer will see them as floats."""
     return masters.dtype is not None and any(
-        p.is_cuda and p.grad is not None and p.grad.dtype is masters.dtype and masters.of(p) is not None for p in parameters)
+        p.grad is not None and p.grad.dtype is masters.dtype and masters.of(p) is not None for p in parameters)
 
 
 def _clip_in_float(gradients, max_norm, norm_type, error_if_nonfinite, foreach):
-    """As owners clip under CASTOR_PRECISION, on devices: norms and products are float, and the products are rounded once. The host waits for
+    """As owners clip under CASTOR_PRECISION, where there are none or they cannot: norms and products are float, and the products are rounded once. The host waits for
     the norm, since most gradients are not written then."""
     parts, total = _foreach_utils._group_tensors_by_device_and_dtype([gradients], with_indices=True).values(), [None] * len(gradients)
     for (own,), places in parts:
@@ -127,10 +127,10 @@ def _clip_grad_norm(stock):
             max_norm, error_if_nonfinite = float("inf"), False  # the norm of the gradients so far
         if _job is not None and gradients is not None:
             _job.gradients_clipped("norm", float(max_norm), float(norm_type))
-        if _have_masters(listed):
-            made = [p.grad for p in listed if p.grad is not None]
-            return _clip_in_float(made, float(max_norm), float(norm_type), error_if_nonfinite, foreach)
         if gradients is None or not gradients.by_owners("norm", float(max_norm), float(norm_type), foreach):
+            if _have_masters(listed):
+                made = [p.grad for p in listed if p.grad is not None]
+                return _clip_in_float(made, float(max_norm), float(norm_type), error_if_nonfinite, foreach)
             if not acts:
                 return clip_grad._get_total_norm([p.grad for p in listed if p.grad is not None], norm_type, False, foreach)
             # An empty generator must reach the stock function as a generator, of which it warns.

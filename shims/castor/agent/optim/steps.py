@@ -16,7 +16,7 @@ from ..common import store
 from ..device import adoption
 from ..precision import loss_scale, masters
 from ..process import events, strays
-from . import figures, kernels, owner, states
+from . import figures, kernels, owner, separable, states
 
 
 def _say_alone(optimizer):
@@ -152,11 +152,21 @@ def install(single_job):
     kernels.install(core.options.optimizer)
     for name in replaced.SEPARABLE:
         cls = getattr(torch.optim, name, None)
-        if cls is not None and "step" in cls.__dict__:
+        if cls is None:
+            continue
+        if "step" in cls.__dict__:  # AdamW has Adam's
             patching.replace(f"torch.optim.{name}.step", functools.partial(owner.by_owners, divisible=True))
-            _separable.add(cls)
+        _separable.add(cls)
+    separable.begin(_take_up)
     patching.replace("torch.optim.Optimizer.profile_hook_step", _wrap_all_steps)
     patching.replace("torch.optim.Optimizer._patch_step_function", _wrap_named_steps)
+
+
+def _take_up(cls):
+    """A class that has declared itself separable. It may have the step of another one that is."""
+    if not getattr(cls.step, "castor_separable", False):
+        patching.put(cls, "step", owner.by_owners(cls.step, divisible=True))
+    _separable.add(cls)
 
 
 def _wrap_all_steps(profile_hook_step):

@@ -1,0 +1,1 @@
+"""What is left of ColossalChat's models: their losses (Colossal-AI: coati.models)."""
