@@ -24,6 +24,7 @@ TWO = {
     "tensor": {
         "llama, adamw": {"clip": 0.1}, "gpt2, adamw": {"accumulate": 2}, "gpt2 of odd sizes, sgd": {}, "llama of one head, sgd": {}, "qwen3, sgd": {},
         "bert, adamw": {}, "bert masked, sgd": {}, "vit, sgd": {}, "t5, sgd": {}, "encoder, sgd": {}, "llama, sgd, float": FLOAT, "gpt2, sgd, lora": {"lora": True},
+        "perceptron, hybridadam": FLOAT, "perceptron, lamb": FLOAT, "perceptron, lars": FLOAT,
         "llama, sgd, fp16": {**FLOAT, "precision": "fp16", "initial_scale": 1024, "layouts": [STAGES]},
     },
     "stages": {

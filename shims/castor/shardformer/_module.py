@@ -58,6 +58,9 @@ class HybridParallelModule(ModelWrapper):
             raise RuntimeError("castor: this model is divided into pipeline stages: call booster.execute_pipeline(data_iter, model, criterion, optimizer) "
                                "instead of the model")
         refuse_inner_outputs(kwargs, self._groups)
+        if self._optimizer is None and self.training and torch.is_grad_enabled() and self._groups.data_size > 1 and any(map(_trains, self.parameters())):
+            raise RuntimeError("castor: this model was boosted without its optimizer, and gradients would stay each replica's own: give both to "
+                               "booster.boost(), or call model.eval() to evaluate")
         args, kwargs = self._prepared((args, kwargs))
         with advised():
             return self.cast_back(self.module(*args, **kwargs))
@@ -106,6 +109,10 @@ class HybridParallelModule(ModelWrapper):
             if len(set(map(repr, column))) > 1:
                 raise RuntimeError(f"castor: the {what} of a tensor-parallel group's ranks differ, and its ranks must compute the same: load data with "
                                    "plugin.prepare_dataloader(), or by the data-parallel rank, and seed these ranks alike")
+
+
+def _trains(parameter):
+    return parameter.requires_grad
 
 
 def _digest(tensor):

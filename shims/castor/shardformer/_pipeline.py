@@ -1,4 +1,5 @@
 """Booster.execute_pipeline over castor.engine's schedules."""
+import contextlib
 from collections.abc import Mapping
 
 import torch
@@ -128,7 +129,8 @@ def execute(schedule, groups, data_iter, model, criterion, optimizer, return_los
         for p in common:
             p.grad = None
     try:
-        output, _, loss = engine.execute_schedule(data_iter, forward_only=forward_only, return_loss=return_loss, return_output_label=return_outputs)
+        with contextlib.nullcontext() if forward_only else optimizer.scaled():
+            output, _, loss = engine.execute_schedule(data_iter, forward_only=forward_only, return_loss=return_loss, return_output_label=return_outputs)
         if not forward_only:
             sum_over_stages(common, groups.stage_group, bucket)
     finally:

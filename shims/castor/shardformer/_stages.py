@@ -26,6 +26,9 @@ _SHOWN = {"shape", "dtype", "device", "requires_grad", "ndim", "is_cuda", "layou
           "is_floating_point", "ndimension"}
 
 
+_MOVED = {"to", "contiguous"}  # the same values, still unknown
+
+
 class _Elsewhere(torch.Tensor):
     """The output of a layer that is on an earlier stage: its shape is known, its values are not."""
 
@@ -37,11 +40,12 @@ class _Elsewhere(torch.Tensor):
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         name = getattr(function, "__name__", "")
         name = getattr(getattr(function, "__self__", None), "__name__", "") if name == "__get__" else name
-        if name not in _SHOWN:
+        if name not in _SHOWN and name not in _MOVED:
             raise RuntimeError(f"castor: the model's forward computes ({name}) with the output of a layer of an earlier pipeline stage, and not only in the "
                                "next layer: such a model does not divide into stages; use pp_size=1")
         with torch._C.DisableTorchFunctionSubclass():
-            return function(*args, **kwargs or {})
+            result = function(*args, **kwargs or {})
+        return cls.of(result) if name in _MOVED else result
 
     def __repr__(self):
         return f"<an output of another stage, {tuple(self.shape)}>"
