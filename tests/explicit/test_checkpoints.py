@@ -95,7 +95,8 @@ class Hostile(unittest.TestCase):
         for case, part in {
             "a huge header": "claims 4611686018427387904 bytes", "overlapping": "begins at byte", "a changed bit in a tensor": "its tensors have another checksum",
             "exchanged tensors": "its tensors have another checksum", "a changed bit in a shard": "its checksum is another one",
-            "shards are swapped": "its checksum is another one", "swapped, without sums": "they are of different saves", "another type": "torch.int32 in the file",
+            "shards are swapped": "its checksum is another one", "swapped, without sums": "they are of different saves", "another type": "another checksum", "integers for floats": "0.bias: torch.int32 in the file, torch.float32 in the model",
+            "floats for integers": "1.num_batches_tracked: torch.float32 in the file",
             "another shape": "shape (25,) in the file, (24,) in the model", "two formats": "holds several checkpoints", "a changed bit": "another checksum",
             "another model's index": "shape (40,) in the file", "a pipe": "is no regular file", "a folder": "there is no model.safetensors",
             "index: '../../etc/passwd'": "files of its own folder only", "optimizer: of another class": "another class of optimizer",
