@@ -143,7 +143,7 @@ ROWS = (
         "in the fork that audits the workers are another process's"),
     Row("numpy.random.*", "...", "NumPy's global generator has no hooks", may_lack=True),
     # without a GPU
-    *(Row(f"torch.cuda.{name}", "...", _NO_GPU) for name in OF_CUDA),
+    *(Row(f"torch.cuda.{name}", "...", _NO_GPU, may_lack=True) for name in OF_CUDA),
     Row("torch.cuda.device.__init__", "self, device", _NO_GPU),
     Row("torch.cuda.device.__enter__", "self", _NO_GPU),
     Row("torch.cuda.device.__exit__", "self, type, value, traceback", _NO_GPU),
