@@ -139,6 +139,9 @@ class Ranks(unittest.TestCase):
                 self.assertIn("parameter 0 was saved as (5, 6), ['S(0)']", found[f"optimizer in another layout, {of}"])
                 self.assertRegex(found[f"another rank's part, {of}"], "is the part of rank [01] of 2, and this is rank [01] of 2")
                 self.assertIn("has the parts of ranks of another job", found["parts of another job"])
+                self.assertIn("has the parts of ranks of another job", found["folder of another job"])
+        self.check("and nothing is made there", ["rank-00000-of-00004"])
+        self.check("a whole beside parts", True)
         names = [f"parts-{safe}-False.rank-0000{rank}-of-00002{suffix}" for safe, suffix in ((False, ".bin"), (True, ".safetensors")) for rank in (0, 1)]
         self.check("parts", [["rank-00000-of-00002", "rank-00001-of-00002"], [*names[:2], "parts-False-True", *names[2:], "parts-True-True"]])
         self.check("index of a part", True)
