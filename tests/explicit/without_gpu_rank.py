@@ -1,6 +1,8 @@
 """CASTOR_COMPAT=1 on a machine without a GPU: what "cuda" means, see test_compat.py. The argument: torch.compile's backend."""
 import io
+import os
 import pickle
+import socket
 import sys
 import tempfile
 import warnings
@@ -139,3 +141,19 @@ with tempfile.TemporaryDirectory() as folder:
                     list(torch.nn.DataParallel(torch.nn.Linear(3, 1))(x).shape)])
     del ddp
     end()
+
+# ---- other launchers' variables, and the backend that scripts for a GPU name
+import castor
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+missing = [raised(RuntimeError, launch, "127.0.0.1", port) for launch in (castor.launch_from_slurm, castor.launch_from_openmpi)]
+os.environ.update(SLURM_PROCID="0", SLURM_NPROCS="1", SLURM_LOCALID="0", OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="1", OMPI_COMM_WORLD_LOCAL_RANK="0")
+backends = []
+for launch in (castor.launch_from_slurm, castor.launch_from_openmpi):
+    launch({}, "127.0.0.1", port, backend="nccl", verbose=False)
+    backends.append([dist.get_backend(), dist.get_world_size()])
+    end()
+parsed = castor.get_default_parser().parse_args(["--host", "h", "--port", "7", "--rank", "1", "--world_size", "2"])
+found("launchers", [backends, [text[: text.index(" in the")] for text in missing], [parsed.host, parsed.port, parsed.rank, parsed.world_size, parsed.config]])
