@@ -213,6 +213,7 @@ class WithoutGpu(unittest.TestCase):
         self.check("workers", [1.0, 5.0, 9.0, 13.0])
         self.check("compiled", [[[5.0, 5.0], [5.0, 5.0]], "torch.float32"])
         self.check("ranks", ["gloo", "gloo", True, [2, 1]])
+        self.check("mesh", ["cpu", "cpu"])
 
     def test_launchers(self):
         self.check("launchers", [[["gloo", 1]] * 2, [

@@ -9,6 +9,8 @@ import warnings
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from found import end, found, raised
@@ -139,7 +141,9 @@ with tempfile.TemporaryDirectory() as folder:
     ddp(x.cuda(0)).sum().backward()
     found("ranks", [dist.get_backend(), dist.get_backend(dist.new_group([0], backend="nccl")), next(ddp.parameters()).grad is not None,
                     list(torch.nn.DataParallel(torch.nn.Linear(3, 1))(x).shape)])
-    del ddp
+    mesh = init_device_mesh("cuda", (1,))
+    found("mesh", [mesh.device_type, str(distribute_tensor(x, mesh, [Shard(0)]).to_local().device)])
+    del ddp, mesh
     end()
 
 # ---- other launchers' variables, and the backend that scripts for a GPU name
