@@ -57,6 +57,13 @@ def make_plugin(name, precision):
         return plugins.GeminiPlugin(hysteresis=1, **chosen)
     if name == "gemini-static":
         return plugins.GeminiPlugin(hysteresis=1, offload_optim_frac=1.0, offload_param_frac=1.0, min_chunk_size_m=0.25, search_range_m=1, **chosen)
+    if name == "fsdp":
+        from torch.distributed.fsdp import MixedPrecision
+
+        half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
+        return plugins.TorchFSDPPlugin(mixed_precision=half and MixedPrecision(param_dtype=half, reduce_dtype=torch.float32))
+    if name.startswith("hybrid"):  # hybrid-TP: its data-parallel ranks have a store
+        return plugins.HybridParallelPlugin(tp_size=int(name[-1]), pp_size=1, zero_stage=1, hysteresis=1, **chosen)
     if name == "zero1-offload":
         return plugins.LowLevelZeroPlugin(cpu_offload=True, initial_scale=2**16, hysteresis=1, **chosen)
     return None
@@ -74,15 +81,21 @@ def batch(step, part, parts, device):
     return x[part::parts].to(device), y[part::parts].to(device)
 
 
+def whole(tensor):
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def bits(tensors):
     summed = hashlib.sha256()
     for t in tensors:
-        summed.update(t.detach().float().cpu().numpy().tobytes())
+        summed.update(t.float().cpu().numpy().tobytes())
     return summed.hexdigest()
 
 
 def states(optimizer):
-    return [value for p in optimizer.state_dict()["state"].values() for value in p.values() if isinstance(value, torch.Tensor)]
+    of = sorted(optimizer.state_dict()["state"].items())
+    return [whole(value) for _, p in of for _, value in sorted(p.items()) if isinstance(value, torch.Tensor)]
 
 
 class Plain:
@@ -200,7 +213,7 @@ class Boosted:
         self.model, self.optimizer, self.criterion, _, self.scheduler = self.booster.boost(model, optimizer, F.mse_loss, lr_scheduler=scheduler)
 
     def forward(self, x, y):
-        return self.criterion(self.model(x), y)
+        return self.criterion(self.model(x).float(), y)
 
     def backward(self, loss):
         self.booster.backward(loss, self.optimizer)
@@ -264,8 +277,8 @@ def train(case, run, words, first=0):
             with torch.no_grad():
                 norms.append(float(run.whole()(batch(step, 0, 1, run.device)[0]).float().sum()))
                 norms.append(sum(float(t.double().sum()) for t in run.whole().state_dict().values()))
-    model = run.whole().state_dict()
-    found(case, {"losses": losses, "norms": norms, "names": [key.removeprefix("_orig_mod.") for key in model], "model": bits(model.values()),
+    model = {key: whole(value) for key, value in run.whole().state_dict().items()}
+    found(case, {"part": run.part[0], "losses": losses, "norms": norms, "names": [key.removeprefix("_orig_mod.") for key in model], "model": bits(model.values()),
                  "optimizer": bits(states(run.optimizer)), "numbers": [float(t.double().sum()) for t in model.values()]})
 
 

@@ -146,9 +146,16 @@ def without_sums(change):
 
 
 # ---- safetensors
+def exchanged(text):
+    one, two = text["1.running_mean"], text["1.weight"]
+    one["data_offsets"], two["data_offsets"] = two["data_offsets"], one["data_offsets"]
+
+
 case("cut off in the data", "one", lambda p: put(p, get(p)[:-5]))
 case("cut off in the header", "one", lambda p: put(p, get(p)[:40]))
 case("8 bytes", "one", lambda p: put(p, get(p)[:8]))
+case("a changed bit in a tensor", "one", lambda p: flip(p, -3))
+case("exchanged tensors", "one", header(exchanged))
 case("more than its tensors", "one", lambda p: put(p, get(p) + b"\0"))
 case("a huge header", "one", lambda p: put(p, (1 << 62).to_bytes(8, "little") + get(p)[8:]))
 case("a header of zero", "one", lambda p: put(p, bytes(8) + get(p)[8:]))

@@ -92,7 +92,16 @@ MODELS = {  # name: (the model, a batch, its loss)
     "encoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2, enable_nested_tensor=False),
                 lambda generator, count: (torch.randn(count, 5, 8, generator=generator),), lambda output, batch: output.square().mean()),
 }
-OPTIMIZERS = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1)}
+
+
+def _of_castor(name, parameters):
+    import castor.nn.optimizer
+
+    return getattr(castor.nn.optimizer, name)(parameters, lr=0.01)
+
+
+OPTIMIZERS = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+              "hybridadam": lambda p: _of_castor("HybridAdam", p), "lamb": lambda p: _of_castor("Lamb", p), "lars": lambda p: _of_castor("Lars", p)}
 
 
 def call(model, batch):

@@ -1,6 +1,6 @@
-"""HybridParallelPlugin beside plain PyTorch, on one layout of ranks: see test_hybrid.py.
+"""HybridParallelPlugin beside plain PyTorch, on several layouts of the same ranks: see test_hybrid.py.
 
-    hybrid_rank.py TP PP {"model, optimizer": {a parameter of the plugin: its value}}..."""
+    hybrid_rank.py {"model, optimizer, more words": {"tp": 1, "pp": 1, a parameter of the plugin: its value}}"""
 import copy
 import json
 import os
@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from found import end, found, launch
@@ -18,6 +19,7 @@ BATCH, STEPS = 8, 3
 # of any size, also of those that are nothing but rounding (an attention's bias of keys): so it is compared in double precision.
 NEAR = {torch.float64: {"rtol": 1e-9, "atol": 1e-11}, torch.float32: {"rtol": 1e-5, "atol": 2e-6}}
 IN_FLOAT = {"rtol": 1e-6, "atol": 1e-8}  # double precision with normalizations that transformers computes in float
+IN_16_BITS = {"rtol": 0.02, "atol": 2e-3}  # beside plain PyTorch in float: a step is ten times as large
 wrong, compared = [], 0
 
 
@@ -65,7 +67,7 @@ def train(plugin, booster, model, optimizer, batch, loss_of, dtype):
     return loss, outputs
 
 
-def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="float64", near=None, **more):
+def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="float64", near=None, lora=False, **more):
     from castor.booster import Booster
 
     make, make_batch, loss_of = MODELS[name]
@@ -74,12 +76,18 @@ def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="f
         loss_of = own_loss
     torch.manual_seed(11)
     model = make().to(dtype)
+    if lora:
+        import peft
+
+        model = Booster(plugin=plugin_of(1, 1)).enable_lora(model, lora_config=peft.LoraConfig(r=4, lora_dropout=0.0, init_lora_weights=False))
     plain = copy.deepcopy(model)
     if dist.get_rank():
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(1.0)  # rank 0's values count
     reference, own = OPTIMIZERS[optimizer](plain.parameters()), OPTIMIZERS[optimizer](model.parameters())
+    if more.get("precision", "fp32") != "fp32":
+        near = near or IN_16_BITS
     schedules = [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in (reference, own)]
     plugin = plugin_of(tp, pp, **more)
     booster = Booster(plugin=plugin)
@@ -109,6 +117,15 @@ def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="f
         own.zero_grad()
         reference.zero_grad()
     same(f"{case}: rate", torch.tensor(own.param_groups[0]["lr"]), torch.tensor(reference.param_groups[0]["lr"]))
+    if lora:
+        saved = folder_of_all()
+        booster.save_lora_as_pretrained(model, saved, use_safetensors=True)
+        dist.barrier()
+        loaded = {f"base_model.model.{name}": t for name, t in safetensors.torch.load_file(os.path.join(saved, "adapter_model.safetensors")).items()}
+        expected = {name.replace(".default.", "."): p for name, p in plain.named_parameters() if "lora_" in name}
+        same(f"{case}: saved adapters", torch.tensor(len(loaded)), torch.tensor(len(expected)))
+        for name, value in loaded.items():
+            same(f"{case}: saved {name}", value, expected[name.removeprefix("base_model.model.")])
     return booster, plugin, model, own, plain, reference
 
 
@@ -123,7 +140,7 @@ def resumed(case, tp, pp, name, optimizer, layouts=(), shard=False, parts=False,
     """Trains, saves, and goes on from the files: in plain PyTorch, and in each of `layouts`: {a parameter of the plugin: its value}."""
     from castor.booster import Booster
 
-    near = None if more.get("precision", "fp32") == "fp32" else {"rtol": 0.02, "atol": 2e-3}
+    near = None if more.get("precision", "fp32") == "fp32" else IN_16_BITS
     booster, plugin, model, own, plain, reference = beside_plain(case, tp, pp, name, optimizer, dtype=dtype, near=near, **more)
     make, make_batch, loss_of = MODELS[name]
     dtype, folder = getattr(torch, dtype), folder_of_all()
@@ -143,7 +160,7 @@ def resumed(case, tp, pp, name, optimizer, layouts=(), shard=False, parts=False,
             same(f"{case}: {of}, plain PyTorch goes on", p, plain.get_parameter(of), near)
     for number, layout in enumerate(layouts):
         layout = dict(layout)
-        into = plugin_of(layout.pop("tp"), layout.pop("pp"), **layout)
+        into = plugin_of(layout.pop("tp", 1), layout.pop("pp", 1), **layout)
         booster = Booster(plugin=into)
         again, other = fresh(make, dtype, optimizer)
         again, other, *_ = booster.boost(again, other)
@@ -168,11 +185,10 @@ def main():
     import castor
 
     launch()
-    tp, pp = int(sys.argv[1]), int(sys.argv[2])
-    for case, more in json.loads(sys.argv[3]).items():
+    for case, more in json.loads(sys.argv[1]).items():
         name, optimizer = case.split(",")[:2]
         try:
-            (resumed if "layouts" in more else beside_plain)(case, tp, pp, name, optimizer.strip(), **more)
+            (resumed if "layouts" in more else beside_plain)(case, more.pop("tp", 1), more.pop("pp", 1), name, optimizer.strip(), **more)
         except Exception as error:
             import traceback
             traceback.print_exc()

@@ -1,4 +1,5 @@
 """castor.checkpoint_io: what one process saves and loads, and files that must be refused."""
+import os
 import tempfile
 import unittest
 
@@ -92,7 +93,8 @@ class Hostile(unittest.TestCase):
 
     def test_what_is_said(self):
         for case, part in {
-            "a huge header": "claims 4611686018427387904 bytes", "overlapping": "begins at byte", "a changed bit in a shard": "its checksum is another one",
+            "a huge header": "claims 4611686018427387904 bytes", "overlapping": "begins at byte", "a changed bit in a tensor": "its tensors have another checksum",
+            "exchanged tensors": "its tensors have another checksum", "a changed bit in a shard": "its checksum is another one",
             "shards are swapped": "its checksum is another one", "swapped, without sums": "they are of different saves", "another type": "torch.int32 in the file",
             "another shape": "shape (25,) in the file, (24,) in the model", "two formats": "holds several checkpoints", "a changed bit": "another checksum",
             "another model's index": "shape (40,) in the file", "a pipe": "is no regular file", "a folder": "there is no model.safetensors",
@@ -184,6 +186,21 @@ class Moved(unittest.TestCase):
             again = jobs.job("checkpoint_moved.py", 2, jobs.GEMINI, "load", folder, CASTOR_PRECISION="bf16")
             whole = jobs.job("checkpoint_moved.py", 2, jobs.GEMINI, "whole", folder, CASTOR_PRECISION="bf16")
             self.assertEqual(again, whole)
+
+
+class SingleProcess(unittest.TestCase):
+    @runner.long  # torch.save under --nproc goes through the same code: semantics
+    def test_each_rank_has_the_files(self):
+        script = os.path.join(jobs.FOLDER, "checkpoint_single.py")
+        with tempfile.TemporaryDirectory(prefix="castor-single-") as alone, tempfile.TemporaryDirectory(prefix="castor-single-") as several:
+            expected = jobs.start([script], jobs.NONE, cwd=alone)
+            self.assertEqual(expected.stdout.count("the same"), 24, expected.stderr)
+            found = jobs.start([script], jobs.GEMINI, nproc=2, cwd=several)
+            self.assertEqual((found.returncode, found.stdout), (0, expected.stdout), found.stderr)
+            with open(os.path.join(several, "log", "rank1.out")) as file:
+                self.assertEqual(file.read(), expected.stdout)
+            names = [sorted(n for n in os.listdir(folder) if n != "log") for folder in (alone, several)]
+            self.assertEqual(names, [["lr.pt", "mFalse", "mTrue", "oFalse", "oTrue"]] * 2)
 
 
 class Memory(unittest.TestCase):

@@ -13,6 +13,11 @@ REFUSED = {
         "two_backwards_of_one_graph": OWN,
         "double_backward": "second derivative",
     },
+    "storages_ddp.py": {
+        "other_values_on_each_rank": "the checksum of the parameters",
+        "part_beside_the_whole": "share memory without being one",
+        "states_loaded_on_rank_0": "the checksum of the optimizer's states",
+    },
     "stepping_ddp.py": {"inside_backward": HOOKED},
     "sync_ddp.py": {"local_steps": OWN, "local_then_synchronized": OWN, "wrapped_but_not_called": OWN},
     "weights_ddp.py": {"tied_by_data": "share memory without being one"},

@@ -23,6 +23,8 @@ class Checkpoint:
         if not _files.is_index(path) and self.versions is not None:
             metadata = {**metadata, NAME: self.versions.get(IN_VERSIONS)}
         self.info = Info.of(path, metadata.get(NAME))
+        if self.info.data and not _files.is_index(path) and self.info.data != _safetensors.data_sum(_pages.each(self.values, self.mapped)):
+            raise CheckpointError(f"castor: {path} is damaged: its tensors have another checksum; load another checkpoint, or copy the file again")
 
     def _of_index(self):
         index = CheckpointIndexFile.from_file(self.path)
@@ -72,16 +74,22 @@ def index_sums(path, index):
 
 def check_sums(path, index, files):
     """Compares the files with the checksums of their index, if it has some."""
-    from ._writer import checksum
-
     sums = index_sums(path, index)
     for file in files:
         expected = sums.get(os.path.basename(file))
         if expected is None and sums:
             raise CheckpointError(f"castor: {path} is damaged: it has a checksum of other files and none of {file}")
-        if expected is not None and checksum(file) != expected:
+        if expected is not None and _sum(file) != expected:
             raise CheckpointError(f"castor: {file} is not the file that {path} was written with: its checksum is another one. It is damaged, or of "
                                   "another save; load another checkpoint, or copy the folder again")
+
+
+def _sum(path):
+    """Of the file that this process has under that name: under `--nproc` the core would find rank 0's."""
+    from ._writer import checksum
+
+    with open(path, "rb") as file:
+        return checksum(f"/proc/self/fd/{file.fileno()}")
 
 
 # ---- into a model

@@ -5,7 +5,7 @@ from collections import OrderedDict
 import torch
 
 from ..agent import core
-from . import _distributed, _files, _loading, _ranks, _saving, _torch_files
+from . import _distributed, _files, _jobs, _loading, _ranks, _saving, _torch_files
 from ._files import CheckpointError, INDEX, OPTIMIZER
 from ._info import NAME, Info
 from .index_file import CheckpointIndexFile, check_name
@@ -83,9 +83,7 @@ def _place(checkpoint, shard):
 
 
 def _write(saved, where, shard, prefix, most, use_async, info, parted, in_folder):
-    from ._writer import Job
-
-    job = Job(background=use_async)
+    job = _jobs.job(use_async)
     if not shard:
         if prefix:
             core.log(1, b"checkpoint: an optimizer's file has numbers and no names: prefix has no meaning in it")

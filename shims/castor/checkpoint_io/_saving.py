@@ -6,7 +6,7 @@ from collections import OrderedDict
 import torch
 
 from ..agent import core
-from . import _distributed, _files, _ranks, _safetensors
+from . import _distributed, _files, _jobs, _ranks, _safetensors
 from ._files import CheckpointError, INDEX
 from ._info import IN_VERSIONS, NAME, Info
 from .index_file import CheckpointIndexFile
@@ -209,23 +209,27 @@ def part_of(checkpoint, shard):
 
 
 def write(plan, where, shard, most, use_async):
-    from ._writer import Job
-
-    job = Job(background=use_async)
+    job = _jobs.job(use_async)
     if shard:
         _add_shards(job, plan, where, most, use_async)
     else:
-        _add(job, plan, where, list(plan.state), is_alone=True)
+        _add(job, plan, where, list(plan.state), is_alone=True, is_summed=not use_async)  # it takes as long as reading the tensors
         if plan.in_folder:
             _remove_stale(job, os.path.dirname(where), os.path.basename(where), {os.path.basename(where)})
     job.commit()
 
 
-def _add(job, plan, path, names, is_alone):
+def _add(job, plan, path, names, is_alone, is_summed=False):
     if not plan.use_safetensors:
         return job.add_torch(path, plan.torch_object(names))
-    about = {**(plan.tied_names() if is_alone else {}), **({NAME: plan.info().to_text()} if is_alone else {}), "format": "pt"}
-    return job.add_safetensors(path, plan.values([n for n in names if n not in plan.ties]), about)
+    values = plan.values([n for n in names if n not in plan.ties])
+    if not is_alone:
+        return job.add_safetensors(path, values, {"format": "pt"})
+    info = plan.info()
+    if is_summed:
+        values = {n: t.resolve_conj().resolve_neg().cpu().contiguous() for n, t in values.items()}
+        info.data = _safetensors.data_sum(sorted(values.items()))
+    return job.add_safetensors(path, values, {**plan.tied_names(), NAME: info.to_text(), "format": "pt"})
 
 
 def _add_shards(job, plan, path, most, use_async):

@@ -8,9 +8,32 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..agent import core
 from ..interface import ModelWrapper
 
-__all__ = ["HybridParallelModule"]
+__all__ = ["HybridParallelModule", "advised", "cast_parameters", "tell_of_cache"]
 
 _ALWAYS, _THEN_EVERY = 8, 16  # calls whose inputs tensor-parallel ranks compare: the first ones, and every so-manieth
+
+
+_INNER = {"output_hidden_states": "stages", "output_router_logits": "stages", "output_attentions": "stages and tensor-parallel ranks"}
+
+
+@contextlib.contextmanager
+def advised():
+    """What PyTorch says where a model takes a divided weight for a plain tensor, with what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "mixed torch.Tensor and" not in str(error):
+            raise
+        raise RuntimeError("castor: the model computes with a weight that is divided over tensor-parallel ranks, outside of the layer that has it: keep it "
+                           "whole, by HybridParallelPlugin(custom_policy={that layer's name: None, ...}) "
+                           f"({str(error).splitlines()[0]})") from None
+
+
+def refuse_inner_outputs(asked, groups):
+    """Attentions and hidden states are not on one rank. `asked`: a dict of arguments, or a configuration's attributes."""
+    for name, where in _INNER.items() if isinstance(asked, dict) else ():
+        if asked.get(name) and (groups.stages > 1 or groups.tensor_size > 1 and "tensor" in where):
+            raise ValueError(f"castor: {name}=True, and the model's layers are on several {where}: leave it out, or use pp_size=1 and tp_size=1")
 
 
 class HybridParallelModule(ModelWrapper):
@@ -22,6 +45,7 @@ class HybridParallelModule(ModelWrapper):
         self._optimizer = None  # set by the plugin
         persistent = set(module.state_dict().keys())
         self._buffers_sent = [b for name, b in module.named_buffers() if name in persistent] if buffers and groups.data_size > 1 else []
+        refuse_inner_outputs(getattr(getattr(module, "config", None), "__dict__", {}), groups)
         for part in staged.parts if staged is not None else ():
             part.before = self._prepared
 
@@ -33,11 +57,22 @@ class HybridParallelModule(ModelWrapper):
         if self._staged is not None:
             raise RuntimeError("castor: this model is divided into pipeline stages: call booster.execute_pipeline(data_iter, model, criterion, optimizer) "
                                "instead of the model")
+        refuse_inner_outputs(kwargs, self._groups)
+        if self._optimizer is None and self.training and torch.is_grad_enabled() and self._groups.data_size > 1 and any(map(_trains, self.parameters())):
+            raise RuntimeError("castor: this model was boosted without its optimizer, and gradients would stay each replica's own: give both to "
+                               "booster.boost(), or call model.eval() to evaluate")
         args, kwargs = self._prepared((args, kwargs))
-        return self.cast_back(self.module(*args, **kwargs))
+        with advised():
+            return self.cast_back(self.module(*args, **kwargs))
 
     def no_sync(self):
         return contextlib.nullcontext() if self._optimizer is None else self._optimizer.no_sync()
+
+    def gathered_state(self):
+        """On rank 0 the state dict of the whole model; every rank calls it."""
+        from .checkpoint_io import HybridParallelCheckpointIO
+
+        return HybridParallelCheckpointIO(self._groups).gathered(self)
 
     def zero_grad(self, set_to_none=True):
         if self._optimizer is None:
@@ -74,6 +109,10 @@ class HybridParallelModule(ModelWrapper):
             if len(set(map(repr, column))) > 1:
                 raise RuntimeError(f"castor: the {what} of a tensor-parallel group's ranks differ, and its ranks must compute the same: load data with "
                                    "plugin.prepare_dataloader(), or by the data-parallel rank, and seed these ranks alike")
+
+
+def _trains(parameter):
+    return parameter.requires_grad
 
 
 def _digest(tensor):

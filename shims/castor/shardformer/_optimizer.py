@@ -16,7 +16,7 @@ KEY = "castor_loss_scale"  # in a checkpoint, beside what PyTorch has there
 
 # Classes that compute each element of a parameter by itself: of a divided one they step this rank's part.
 _ELEMENTWISE = {("torch.optim", name) for name in ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")} | \
-    {("castor", name) for name in ("HybridAdam", "CPUAdam", "FusedAdam")}
+    {("castor", name) for name in ("HybridAdam", "CPUAdam", "FusedAdam", "FusedSGD")}
 
 
 def is_elementwise(optimizer):
@@ -49,7 +49,7 @@ class HybridParallelOptimizer(OptimizerWrapper):
         self._common = common
         self._owner = self._owners()
         local = is_elementwise(optim)
-        if not local and groups.stages > 1 and not type(optim).__module__.startswith("torch.optim"):
+        if not local and groups.stages > 1 and not type(optim).__module__.startswith(("torch.optim", "castor.")):
             core.log(1, f"HybridParallelPlugin: {type(optim).__name__} sees one stage's parameters in each process; it must not compute over all of them".encode())
         if optim.state:
             raise ValueError("castor: the optimizer has states already: boost it before its first step, and load its checkpoint afterwards")
@@ -57,7 +57,7 @@ class HybridParallelOptimizer(OptimizerWrapper):
         for group, row in zip(optim.param_groups, self._whole_rows):
             group["params"] = [self._masters[found[1]] for found in row if found is not None and found[1] in self._masters]
         self._sums = {}  # under stage 2: of the parameters that this replica steps
-        self._dirty, self._syncs, self._unscaled = False, True, False
+        self._dirty, self._syncs, self._unscaled, self._in_backward = False, True, False, False
         for p in self._working:
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(self._arrived)
@@ -84,6 +84,8 @@ class HybridParallelOptimizer(OptimizerWrapper):
         return torch.nn.Parameter(block(value) if local else value, requires_grad=p.requires_grad)
 
     def _arrived(self, p):
+        if self._scale is not None and not self._in_backward:
+            raise RuntimeError("castor: under fp16 losses are scaled: call booster.backward(loss, optimizer) instead of loss.backward()")
         self._dirty = True
         self._unscaled = False
 
@@ -98,12 +100,25 @@ class HybridParallelOptimizer(OptimizerWrapper):
 
     def backward(self, loss, inputs=None, retain_graph=False, **kwargs):
         """Adds the gradients of `loss`, a scalar tensor, and averages them over replicas, but in no_sync()."""
-        super().backward(loss, inputs, retain_graph, **kwargs)
+        with self.scaled():
+            super().backward(loss, inputs, retain_graph, **kwargs)
         self.synchronize()
 
     def backward_by_grad(self, tensor, grad, inputs=None, retain_graph=False):
-        super().backward_by_grad(tensor, grad, inputs, retain_graph)
+        if self._scale is not None:
+            grad = [one * self.loss_scale for one in grad] if isinstance(grad, (list, tuple)) else grad * self.loss_scale
+        with self.scaled():
+            super().backward_by_grad(tensor, grad, inputs, retain_graph)
         self.synchronize()
+
+    @contextlib.contextmanager
+    def scaled(self):
+        """Backward passes inside are of losses with the loss scale."""
+        before, self._in_backward, self._norm = self._in_backward, True, None
+        try:
+            yield
+        finally:
+            self._in_backward = before
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -284,6 +299,9 @@ class HybridParallelOptimizer(OptimizerWrapper):
         self._sums.clear()
         self._dirty = self._unscaled = False
         self._norm = None
+
+    def add_param_group(self, param_group):
+        raise ValueError("castor: HybridParallelPlugin divides an optimizer's parameters at boost(): add groups before it")
 
     def float_of(self, p):
         """The float value of this rank's part of a parameter that this replica steps."""

@@ -1,14 +1,16 @@
 """Booster.execute_pipeline over castor.engine's schedules."""
+import contextlib
 from collections.abc import Mapping
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..engine import Engine
+from ..engine import Engine, _groups
 from ..engine._pipeline_schedule import InterleavedPipelineSchedule, PipelineSchedule
 from ..engine._zero_bubble import ZeroBubblePipelineSchedule
 from ..utils.optimizer_wrapper import WrappedOptimizer
 from ._gradients import sum_over_stages
+from ._module import refuse_inner_outputs
 
 __all__ = ["STYLES", "StageManager", "execute", "make_schedule"]
 
@@ -43,13 +45,17 @@ class _Boosted:
     microbatch_size = None
 
     def load_batch(self, data_iter, to_gpu=True):
+        """What is wrong with a batch is said here, where all ranks of the pipeline learn of it."""
         if self.microbatch_size is None:
-            return super().load_batch(data_iter, to_gpu)
+            batch = super().load_batch(data_iter, to_gpu)
+            refuse_inner_outputs(batch[0], _groups.groups())
+            return batch
         self.num_microbatches = 1
         batch = super().load_batch(data_iter, to_gpu)
         if self.batch_size % self.microbatch_size:
             raise ValueError(f"castor: a batch of {self.batch_size} samples does not divide into microbatches of {self.microbatch_size}")
         self.num_microbatches = self.batch_size // self.microbatch_size
+        refuse_inner_outputs(batch[0], _groups.groups())
         return batch
 
     def _settings(self, forward_only):
@@ -123,7 +129,8 @@ def execute(schedule, groups, data_iter, model, criterion, optimizer, return_los
         for p in common:
             p.grad = None
     try:
-        output, _, loss = engine.execute_schedule(data_iter, forward_only=forward_only, return_loss=return_loss, return_output_label=return_outputs)
+        with contextlib.nullcontext() if forward_only else optimizer.scaled():
+            output, _, loss = engine.execute_schedule(data_iter, forward_only=forward_only, return_loss=return_loss, return_output_label=return_outputs)
         if not forward_only:
             sum_over_stages(common, groups.stage_group, bucket)
     finally:

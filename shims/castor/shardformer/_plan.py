@@ -9,6 +9,7 @@ code: a copy of a layer of it runs in double precision with random weights and i
 2. The copy runs with the columns' weights of each rank in turn, and a row's input must be the rank's part of the whole one's.
 
 What cannot be run or differs has its outputs put together."""
+import collections
 import contextlib
 import copy
 import fnmatch
@@ -59,6 +60,9 @@ def find(model, size):
             if parameter is not None:
                 owners.setdefault(id(parameter), []).append((module, name))
     tied = {key for key, of in owners.items() if len(of) > 1}
+    names = collections.Counter(id(one) for _, one in model.named_modules(remove_duplicate=False))
+    # What several parents call, or a hook sees, is not for one of them alone.
+    tied.update(id(one.weight) for one in model.modules() if kind_of(one) is not None and (names[id(one)] > 1 or _hooked(one)))
     _search(model, "", size, plan, tied, {})
     for name, module in model.named_modules():
         kind = kind_of(module)
@@ -66,7 +70,7 @@ def find(model, size):
             continue
         if any(kind_of(owner) is None or of != "weight" for owner, of in owners[id(module.weight)]):
             continue  # a weight that something else uses as it is
-        if id(module.weight) in tied and any(kind_of(owner) == "conv1d" for owner, _ in owners[id(module.weight)]):
+        if len(owners[id(module.weight)]) > 1 and any(kind_of(owner) == "conv1d" for owner, _ in owners[id(module.weight)]):
             continue
         outputs, inputs = reversed(module.weight.shape) if kind == "conv1d" else module.weight.shape
         if outputs % size == 0:
@@ -118,7 +122,7 @@ def _search(module, name, size, plan, tied, known):
         return
     children = list(module.named_children())
     repeats = isinstance(module, (nn.ModuleList, nn.Sequential)) and any(len(_linears(child)) > 1 for _, child in children)
-    if not repeats and not any(isinstance(one, nn.Embedding) or _takes_heads(one) for one in module.modules()):
+    if not repeats and not any(isinstance(one, nn.Embedding) or _takes_heads(one) or _hooked(one) for one in module.modules()):
         key = _signature(module)
         if key not in known:
             known[key] = _analyse(module, linears, size)
@@ -130,6 +134,10 @@ def _search(module, name, size, plan, tied, known):
             return
     for child_name, child in children:
         _search(child, f"{name}.{child_name}" if name else child_name, size, plan, tied, known)
+
+
+def _hooked(module):
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _takes_heads(module):
@@ -179,8 +187,6 @@ def _prepare(unit):
         with torch.no_grad():
             parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64) / max(parameter.shape[-1] if parameter.dim() > 1 else 1, 1) ** 0.5)
     for one in unit.modules():
-        one._forward_hooks.clear()
-        one._forward_pre_hooks.clear()
         for name, value in vars(one).items():
             if isinstance(value, float) and ("drop" in name or name == "p"):
                 vars(one)[name] = 0.0

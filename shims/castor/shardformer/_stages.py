@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import parallel
+from ._module import advised
 
 __all__ = ["Part", "StagedModel", "longest_chain"]
 
@@ -23,6 +24,9 @@ class _Ended(Exception):
 
 _SHOWN = {"shape", "dtype", "device", "requires_grad", "ndim", "is_cuda", "layout", "is_leaf", "grad_fn", "size", "dim", "numel", "__len__",
           "is_floating_point", "ndimension"}
+
+
+_MOVED = {"to", "contiguous"}  # the same values, still unknown
 
 
 class _Elsewhere(torch.Tensor):
@@ -36,11 +40,12 @@ class _Elsewhere(torch.Tensor):
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         name = getattr(function, "__name__", "")
         name = getattr(getattr(function, "__self__", None), "__name__", "") if name == "__get__" else name
-        if name not in _SHOWN:
+        if name not in _SHOWN and name not in _MOVED:
             raise RuntimeError(f"castor: the model's forward computes ({name}) with the output of a layer of an earlier pipeline stage, and not only in the "
                                "next layer: such a model does not divide into stages; use pp_size=1")
         with torch._C.DisableTorchFunctionSubclass():
-            return function(*args, **kwargs or {})
+            result = function(*args, **kwargs or {})
+        return cls.of(result) if name in _MOVED else result
 
     def __repr__(self):
         return f"<an output of another stage, {tuple(self.shape)}>"
@@ -173,6 +178,12 @@ class Part(nn.Module):
         self.model, self._chain, self._bounds, self._layers = model, chain, (begin, end, last), tuple(layers)
         self.before = lambda value: value  # of the batch
 
+    def _call(self, data):
+        with advised():
+            if isinstance(data, Mapping):
+                return self.model(**data)
+            return self.model(*data) if isinstance(data, (list, tuple)) else self.model(data)
+
     def _trains(self):
         return self.training and any(p.requires_grad for layer in self._layers for p in layer.parameters())
 
@@ -183,10 +194,7 @@ class Part(nn.Module):
         self._chain.run = run = _Run(begin, end, last, given)
         data = self.before(data)
         try:
-            if isinstance(data, Mapping):
-                output = self.model(**data)
-            else:
-                output = self.model(*data) if isinstance(data, (list, tuple)) else self.model(data)
+            output = self._call(data)
         except _Ended as ended:
             output, = ended.args
             if torch.is_grad_enabled() and self._trains() and not any(isinstance(x, torch.Tensor) and x.requires_grad for x in tree_leaves(output)):

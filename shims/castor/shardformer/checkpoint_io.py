@@ -103,7 +103,7 @@ class HybridParallelCheckpointIO(GeneralCheckpointIO):
         return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
     @torch.no_grad()
-    def _gathered(self, model):
+    def gathered(self, model):
         """On rank 0 the whole state dict; a collective of all ranks."""
         layout, own, found, first = model.layout, self._floats(model), OrderedDict(), {}
         for name, said in layout["state"].items():
@@ -148,7 +148,7 @@ class HybridParallelCheckpointIO(GeneralCheckpointIO):
             state = self._floats(model)
             return _Held(state, getattr(state, "_metadata", None))
         self._meet("save_model()")
-        return _Held(self._gathered(model), model.layout["versions"])
+        return _Held(self.gathered(model), model.layout["versions"])
 
     def save_sharded_model(self, model, checkpoint, gather_dtensor=True, prefix=None, size_per_shard=1024, use_safetensors=False, use_async=False):
         super().save_sharded_model(self._to_save(model, gather_dtensor), checkpoint, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async)

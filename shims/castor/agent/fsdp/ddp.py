@@ -6,12 +6,14 @@ import atexit
 import contextlib
 import functools
 import itertools
+import os
 import threading
 
 import torch.distributed as dist
 
 from .. import core, patching
 from ..backward import reducer
+from ..common import store
 from ..process import events, failures, leaving
 from . import gradients, homes, steps
 
@@ -36,7 +38,7 @@ class Reducer:
         self.model = model
 
     def prepare_for_forward(self):
-        pass
+        self.model.free_gathered()
 
     def prepare_for_backward(self, outputs):
         self.model.expecting = True
@@ -116,7 +118,7 @@ def _stepping_aside(reason, method):
 
 
 def _say_unused():
-    if not _wrapped:
+    if not _wrapped and store.active():
         core.passthrough(b"no model was wrapped in DistributedDataParallel, which is where the plugin fsdp shards")
 
 
@@ -139,4 +141,7 @@ def install():
         patching.replace(f"{_DDP}.{name}", functools.partial(_stepping_aside, reason))
     failures.install(None)
     leaving.install()
-    atexit.register(_say_unused)
+    if core.options.rank_process in (0, os.getpid()):
+        os.environ["CASTOR_RANK_PROCESS"] = str(os.getpid())
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # not in torchrun's own process
+            atexit.register(_say_unused)
