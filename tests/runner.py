@@ -88,7 +88,7 @@ def judged(tests, stream):
     result = unittest.TextTestRunner(stream=stream, verbosity=2, resultclass=Timed).run(unittest.TestSuite(tests))
     # A test may fail twice: by what it says, and by what it leaves behind.
     failed = len({test.id() for test, _ in result.failures + result.errors}) + len(result.unexpectedSuccesses)
-    return result.testsRun - failed - len(result.skipped), failed
+    return max(0, result.testsRun - failed - len(result.skipped)), failed  # a class whose set-up fails has run no test
 
 
 groups = []  # of tests, for the processes that run them

@@ -1,7 +1,11 @@
 /* The exported functions about checkpoints: thin, over interpose/checkpoint. */
 #include "castor.h"
 
-#include "checkpoint/job.h"
+#include <string.h>
+#include "checkpoint/checksum.h"
+#include "checkpoint/copies.h"
+#include "checkpoint/hold.h"
+#include "checkpoint/queue.h"
 
 castor_status castor_checkpoint_new(castor_checkpoint **out) {
     return job_new(out);
@@ -45,7 +49,36 @@ castor_status castor_checkpoint_remove(castor_checkpoint *save, const char *path
 }
 
 castor_status castor_checkpoint_write(castor_checkpoint *save) {
-    return job_write(save);
+    return queue_write(save);
+}
+
+castor_status castor_checkpoint_start(castor_checkpoint *save, void *kept) {
+    return queue_start(save, kept);
+}
+
+castor_status castor_checkpoint_wait(void) {
+    return queue_wait();
+}
+
+castor_status castor_checkpoint_check(void) {
+    return queue_check();
+}
+
+void castor_checkpoint_release_set(const void *later, const void *drop) {
+    int (*call)(int (*)(void *), void *);
+    void (*release)(void *);
+    memcpy(&call, &later, sizeof call);
+    memcpy(&release, &drop, sizeof release);
+    queue_release_set(call, release);
+}
+
+void castor_checkpoint_get(castor_checkpoint_info *out) {
+    hold_statistics holds;
+    hold_statistics_get(&holds);
+    *out = (castor_checkpoint_info){.guarded_bytes = holds.guarded_bytes,
+                                    .copied_at_once_bytes = holds.copied_at_once_bytes,
+                                    .copied_later_bytes = holds.copied_later_bytes};
+    copies_bytes(&out->copies_bytes, &out->copies_peak_bytes);
 }
 
 void castor_checkpoint_drop(castor_checkpoint *save) {
@@ -61,4 +94,11 @@ int castor_checkpoint_failure(const char **path) {
 castor_status castor_checkpoint_checksum(const char *path, uint64_t *out) {
     failure failed = {0};
     return stream_checksum(path, out, &failed) ? CASTOR_OK : job_error(&failed, "read");
+}
+
+void castor_checkpoint_checksum_of(const void *data, uint64_t bytes, uint64_t *out) {
+    checksum sum;
+    checksum_begin(&sum);
+    checksum_add(&sum, data, bytes);
+    *out = checksum_end(&sum);
 }

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "core/error.h"
+#include "core/held.h"
 
 /* PAGEMAP_SCAN (Linux 6.7): declared here, because the headers of older systems lack it. */
 struct pagemap_region {
@@ -163,6 +164,7 @@ size_t pages_edited_copy(char *view, char *alias, size_t bytes) {
 static castor_status let_go(char *start, size_t bytes) {
     int tries = 0, failed;
     do {
+        held_before_replacing(start, bytes);
         failed = madvise(start, bytes, MADV_DONTNEED) == 0 ? 0 : errno;
         if (failed == EINVAL &&
             madvise(start, bytes, MADV_DONTNEED_LOCKED) == 0) /* the script locks its memory */
@@ -222,6 +224,8 @@ castor_status pages_privatize(char *view, size_t bytes) {
 }
 
 static castor_status map(int fd, uint64_t offset, size_t bytes, void *at, int flags, char **out) {
+    if (at)
+        held_before_replacing(at, bytes);
     void *got = mmap(at, bytes, PROT_READ | PROT_WRITE, flags | (at ? MAP_FIXED : 0), fd, (off_t)offset);
     if (got == MAP_FAILED)
         return error_set(

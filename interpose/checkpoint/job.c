@@ -7,6 +7,7 @@
 #include "archive.h"
 #include "core/error.h"
 #include "core/table.h"
+#include "hold.h"
 
 #define DIGITS 16
 
@@ -25,6 +26,7 @@ typedef struct piece {
     uint32_t number;
     const char *data;
     size_t bytes;
+    hold *held; /* of memory; NULL: it does not change */
 } piece;
 
 typedef struct job_file {
@@ -54,6 +56,12 @@ const failure *job_failure(void) {
 
 castor_status job_error(const failure *failed, const char *doing) {
     last = *failed;
+    if (failed->error == EFAULT)
+        return error_set(CASTOR_ERR_SYSTEM,
+                         "cannot %s %s: the memory of a tensor was unmapped or replaced, or there was no "
+                         "memory for a copy "
+                         "of it, before it was written",
+                         doing, failed->path);
     return error_set(failed->error == ENOMEM ? CASTOR_ERR_MEMORY : CASTOR_ERR_SYSTEM,
                      "cannot %s %s (errno %d)", doing, failed->path, failed->error);
 }
@@ -109,7 +117,7 @@ static castor_status piece_add(job *j, piece p) {
 }
 
 static castor_status owned_add(job *j, piece_kind kind, char *data, size_t bytes) {
-    castor_status status = piece_add(j, (piece){kind, 0, data, bytes});
+    castor_status status = piece_add(j, (piece){kind, 0, data, bytes, NULL});
     if (status)
         free(data);
     return status;
@@ -120,11 +128,11 @@ castor_status job_bytes_add(job *j, const void *data, size_t bytes) {
     if (!copy)
         return no_memory();
     memcpy(copy, data, bytes);
-    return owned_add(j, PIECE_BYTES, copy, bytes);
+    return owned_add(j, PIECE_BYTES, copy, bytes); /* NOLINT(clang-analyzer-unix.Malloc): the job has it */
 }
 
 castor_status job_memory_add(job *j, const void *data, size_t bytes) {
-    return bytes ? piece_add(j, (piece){PIECE_MEMORY, 0, data, bytes}) : CASTOR_OK;
+    return bytes ? piece_add(j, (piece){PIECE_MEMORY, 0, data, bytes, NULL}) : CASTOR_OK;
 }
 
 castor_status job_digits_add(job *j, uint32_t number) {
@@ -132,7 +140,7 @@ castor_status job_digits_add(job *j, uint32_t number) {
         return error_set(CASTOR_ERR_ARGUMENT, "a checksum of file %u is only known to the files behind it",
                          number);
     file_last(j)->is_index = true;
-    return piece_add(j, (piece){PIECE_DIGITS, number, NULL, 0});
+    return piece_add(j, (piece){.kind = PIECE_DIGITS, .number = number});
 }
 
 castor_status job_archive_begin(job *j, const char *folder, uint64_t alignment) {
@@ -151,7 +159,7 @@ static castor_status header_add(job *j, const char *name, uint64_t bytes) {
 }
 
 static castor_status footer_add(job *j) {
-    return piece_add(j, (piece){PIECE_FOOTER, file_last(j)->archive.count - 1, NULL, 0});
+    return piece_add(j, (piece){.kind = PIECE_FOOTER, .number = file_last(j)->archive.count - 1});
 }
 
 castor_status job_record_add(job *j, const char *name, const void *data, uint64_t bytes, bool copied) {
@@ -170,10 +178,10 @@ castor_status job_archive_end(job *j, const char *names_hash) {
     memcpy(f->names_hash, names_hash, sizeof f->names_hash);
     castor_status status = header_add(j, ARCHIVE_ID_RECORD, ARCHIVE_ID_BYTES);
     if (status == CASTOR_OK)
-        status = piece_add(j, (piece){PIECE_ID, 0, NULL, 0});
+        status = piece_add(j, (piece){.kind = PIECE_ID});
     if (status == CASTOR_OK)
         status = footer_add(j);
-    return status == CASTOR_OK ? piece_add(j, (piece){PIECE_DIRECTORY, 0, NULL, 0}) : status;
+    return status == CASTOR_OK ? piece_add(j, (piece){.kind = PIECE_DIRECTORY}) : status;
 }
 
 castor_status job_remove_add(job *j, const char *path) {
@@ -201,6 +209,25 @@ static bool directory_put(job_file *f, failure *failed) {
     return good;
 }
 
+static bool memory_put(job_file *f, const piece *p, uint32_t *crc, failure *failed) {
+    for (size_t done = 0; done < p->bytes;) {
+        size_t room, left = p->bytes - done;
+        char *to = stream_room(&f->stream, &room);
+        if (room > left)
+            room = left;
+        if (!p->held)
+            memcpy(to, p->data + done, room);
+        else if (!hold_read(p->held, to, room))
+            return failure_set(failed, EFAULT, f->place);
+        if (f->archive.folder)
+            *crc = crc32_add(*crc, to, room);
+        if (!stream_advance(&f->stream, room, failed))
+            return false;
+        done += room;
+    }
+    return true;
+}
+
 /* `crc`: of the record that is being written. */
 static bool piece_put(job *j, job_file *f, const piece *p, uint32_t *crc, failure *failed) {
     char made[ARCHIVE_HEADER_MAX];
@@ -209,8 +236,9 @@ static bool piece_put(job *j, job_file *f, const piece *p, uint32_t *crc, failur
     case PIECE_HEADER:
         *crc = 0;
         return stream_put(&f->stream, p->data, p->bytes, failed);
-    case PIECE_BYTES:
     case PIECE_MEMORY:
+        return memory_put(f, p, crc, failed);
+    case PIECE_BYTES:
         if (f->archive.folder)
             *crc = crc32_add(*crc, p->data, p->bytes);
         return stream_put(&f->stream, p->data, p->bytes, failed);
@@ -234,10 +262,15 @@ static bool piece_put(job *j, job_file *f, const piece *p, uint32_t *crc, failur
     return stream_put(&f->stream, made, bytes, failed);
 }
 
+static bool file_open(job_file *f, failure *failed) {
+    bool before = f->open;
+    f->open = true;
+    return before || stream_open(&f->stream, f->place, failed);
+}
+
 static bool file_write(job *j, job_file *f, failure *failed) {
     uint32_t crc = 0;
-    f->open = true;
-    if (!stream_open(&f->stream, f->place, failed))
+    if (!file_open(f, failed))
         return false;
     for (uint32_t i = 0; i < f->count; i++)
         if (!piece_put(j, f, &f->pieces[i], &crc, failed))
@@ -263,7 +296,7 @@ static bool files_show(job *j, bool indexes, failure *failed) {
         for (uint32_t k = 0; k < i; k++)
             synced = synced || (j->files[k]->is_index == indexes &&
                                 same_folder(j->files[k]->place, j->files[i]->place));
-        if (j->files[i]->is_index == indexes && !synced && !stream_folder_sync(j->files[i]->place, failed))
+        if (j->files[i]->is_index == indexes && !synced && !stream_folder_sync(&j->files[i]->stream, failed))
             return false;
     }
     return true;
@@ -276,11 +309,14 @@ static bool files_remove(job *j, failure *failed) {
     return true;
 }
 
-/* Names that were given before another one failed go again, but for those that stood for a file before: its bytes are gone. */
+/* Names that were given before something failed go again; unless a file has replaced another one, which then may name them. */
 static void shown_undo(job *j) {
     for (uint32_t i = 0; i < j->count; i++)
-        if (j->files[i]->open && j->files[i]->stream.shown && !j->files[i]->stream.existed)
-            unlink(j->files[i]->place);
+        if (j->files[i]->open && j->files[i]->stream.shown && j->files[i]->stream.existed)
+            return;
+    for (uint32_t i = 0; i < j->count; i++)
+        if (j->files[i]->open)
+            stream_hide(&j->files[i]->stream);
 }
 
 static bool all_write(job *j, failure *failed) {
@@ -292,25 +328,53 @@ static bool all_write(job *j, failure *failed) {
     return files_show(j, false, failed) && files_show(j, true, failed);
 }
 
-castor_status job_write(job *j) {
-    failure failed = {0};
-    castor_status status = CASTOR_OK;
-    if (!all_write(j, &failed)) {
+bool job_write(job *j, failure *failed, const char **doing) {
+    *doing = "write";
+    if (!all_write(j, failed)) {
         shown_undo(j);
-        status = job_error(&failed, "write");
-    } else if (!files_remove(j, &failed)) {
-        status = job_error(&failed, "remove");
+        return false;
     }
-    job_drop(j);
+    *doing = "remove";
+    return files_remove(j, failed);
+}
+
+castor_status job_hold(job *j) {
+    failure failed;
+    castor_status status = CASTOR_OK;
+    if (j->count && !file_open(j->files[0], &failed))
+        return job_error(&failed, "write");
+    hold_maps *maps = hold_maps_read();
+    for (uint32_t i = 0; i < j->count && status == CASTOR_OK; i++)
+        for (uint32_t k = 0; k < j->files[i]->count && status == CASTOR_OK; k++) {
+            piece *p = &j->files[i]->pieces[k];
+            if (p->kind == PIECE_MEMORY && !(p->held = hold_take(maps, p->data, p->bytes)))
+                status = no_memory();
+        }
+    hold_maps_free(maps);
     return status;
+}
+
+void job_fork_child(job *j) {
+    for (uint32_t i = 0; i < j->count; i++)
+        if (j->files[i]->open && j->files[i]->stream.fd >= 0) { /* with the last descriptor its lock ends */
+            close(j->files[i]->stream.fd);
+            close(j->files[i]->stream.folder);
+        }
+}
+
+const char *job_place(const job *j, uint32_t number) {
+    return number < j->count ? j->files[number]->place : NULL;
 }
 
 static void file_free(job_file *f) {
     if (f->open)
         stream_drop(&f->stream);
-    for (uint32_t i = 0; i < f->count; i++)
+    for (uint32_t i = 0; i < f->count; i++) {
         if (f->pieces[i].kind == PIECE_BYTES || f->pieces[i].kind == PIECE_HEADER)
             free((char *)f->pieces[i].data);
+        if (f->pieces[i].held)
+            hold_drop(f->pieces[i].held);
+    }
     archive_free(&f->archive);
     free(f->pieces);
     free(f->place);

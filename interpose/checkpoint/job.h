@@ -8,7 +8,8 @@
  * Invariants
  *   - every file is durable before any gets its name. Files that are no index get theirs first, and these names are durable before
  *     an index gets its: whoever reads an index finds the files that it names
- *   - a failure before that leaves all names as they were, and no temporary file
+ *   - a failure before that leaves all names as they were, and no temporary file. If only the directory cannot be made durable after
+ *     an index has replaced another one, both the index and its files stay
  *   - files are removed when everything else is durable */
 #ifndef CASTOR_CHECKPOINT_JOB_H
 #define CASTOR_CHECKPOINT_JOB_H
@@ -22,7 +23,7 @@ castor_status job_new(job **out);
 /* Each takes copies of what it is given, but for memory. They add to the file that was added last. */
 castor_status job_file_add(job *j, const char *path, uint32_t *number);
 castor_status job_bytes_add(job *j, const void *data, size_t bytes);
-/* Must stay as it is until the job has been written. */
+/* Must stay as it is until the job has been written, or until job_hold; the memory must exist until the job has been freed. */
 castor_status job_memory_add(job *j, const void *data, size_t bytes);
 /* The checksum of an earlier file as 16 hexadecimal digits: the last file becomes an index. */
 castor_status job_digits_add(job *j, uint32_t number);
@@ -32,9 +33,18 @@ castor_status job_record_add(job *j, const char *name, const void *data, uint64_
 castor_status job_archive_end(job *j, const char *names_hash);
 castor_status job_remove_add(job *j, const char *path);
 
-/* Writes it, and frees it whatever happens. */
-castor_status job_write(job *j);
+/* From now on the job's memory may change: it is written as it is now (hold.h). Begins the first file, so that a directory that
+ * cannot be written to is found now. */
+castor_status job_hold(job *j);
+/* Writes it. job_drop follows. */
+bool job_write(job *j, failure *failed, const char **doing);
 void job_drop(job *j);
+
+/* In a forked child, whose parent writes the job. */
+void job_fork_child(job *j);
+
+/* The places of its files, by number; NULL behind the last. */
+const char *job_place(const job *j, uint32_t number);
 
 /* Of this thread's last status that was an error. error 0: no system call's. */
 const failure *job_failure(void);

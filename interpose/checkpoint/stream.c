@@ -54,23 +54,17 @@ bool stream_find(const char *path, char place[PATH_MAX], failure *failed) {
 }
 
 /* A temporary file beside the place, locked. */
-static int temporary_open(stream *s, const char *place, int flags) {
-    char folder[PATH_MAX];
+static int temporary_open(stream *s, int flags) {
     struct stat found;
     uint64_t number;
-    folder_of(place, folder);
     for (;;) {
         if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number)
             return -1;
-        size_t at = log_format(s->temporary, sizeof s->temporary, "%s" PREFIX, folder);
-        if (at + DIGITS + sizeof SUFFIX >= sizeof s->temporary) {
-            errno = ENAMETOOLONG;
-            return -1;
-        }
+        size_t at = log_format(s->temporary, sizeof s->temporary, PREFIX);
         for (int digit = 0; digit < DIGITS; digit++, number >>= 4)
             s->temporary[at++] = "0123456789abcdef"[number & 15];
         memcpy(s->temporary + at, SUFFIX, sizeof SUFFIX);
-        int fd = open(s->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | flags, 0666);
+        int fd = openat(s->folder, s->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | flags, 0666);
         if (fd < 0 && errno == EEXIST)
             continue;
         /* Another process may have taken it for a leftover before it was locked. */
@@ -84,19 +78,25 @@ static int temporary_open(stream *s, const char *place, int flags) {
 
 bool stream_open(stream *s, const char *place, failure *failed) {
     struct stat found;
+    char folder[PATH_MAX];
     memset(s, 0, sizeof *s);
     memcpy(s->path, place, strlen(place) + 1);
+    s->name = s->path + folder_length(s->path);
     s->fd = -1;
     checksum_begin(&s->sum);
-    s->existed = lstat(place, &found) == 0;
+    folder_of(place, folder);
+    s->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (s->folder < 0)
+        return failure_set(failed, errno, place);
+    s->existed = fstatat(s->folder, s->name, &found, AT_SYMLINK_NOFOLLOW) == 0;
     if (s->existed && S_ISDIR(found.st_mode))
         return failure_set(failed, EISDIR, place);
-    if (s->existed && access(place, W_OK) != 0)
+    if (s->existed && faccessat(s->folder, s->name, W_OK, 0) != 0)
         return failure_set(failed, errno, place);
-    s->fd = temporary_open(s, place, O_DIRECT);
+    s->fd = temporary_open(s, O_DIRECT);
     s->direct = s->fd >= 0;
     if (s->fd < 0 && errno == EINVAL)
-        s->fd = temporary_open(s, place, 0);
+        s->fd = temporary_open(s, 0);
     if (s->fd < 0)
         return failure_set(failed, errno, place);
     if (s->existed && S_ISREG(found.st_mode) && fchmod(s->fd, found.st_mode & 07777) != 0)
@@ -140,16 +140,22 @@ static bool flush(stream *s, bool last, failure *failed) {
     return true;
 }
 
+bool stream_advance(stream *s, size_t bytes, failure *failed) {
+    s->filled += bytes;
+    return s->filled < STREAM_BUFFER_BYTES || flush(s, false, failed);
+}
+
 bool stream_put(stream *s, const void *data, size_t bytes, failure *failed) {
-    const char *at = data;
-    while (bytes > 0) {
-        size_t room = STREAM_BUFFER_BYTES - s->filled, taken = bytes < room ? bytes : room;
-        memcpy(s->buffer + s->filled, at, taken);
-        s->filled += taken;
-        at += taken;
-        bytes -= taken;
-        if (s->filled == STREAM_BUFFER_BYTES && !flush(s, false, failed))
+    for (const char *at = data; bytes > 0;) {
+        size_t room;
+        char *to = stream_room(s, &room);
+        if (room > bytes)
+            room = bytes;
+        memcpy(to, at, room);
+        if (!stream_advance(s, room, failed))
             return false;
+        at += room;
+        bytes -= room;
     }
     return true;
 }
@@ -168,33 +174,32 @@ bool stream_finish(stream *s, failure *failed) {
 }
 
 bool stream_show(stream *s, failure *failed) {
-    if (rename(s->temporary, s->path) != 0)
+    if (renameat(s->folder, s->temporary, s->folder, s->name) != 0)
         return failure_set(failed, errno, s->path);
     s->shown = true;
     return true;
 }
 
+void stream_hide(stream *s) {
+    if (s->shown && !s->existed)
+        unlinkat(s->folder, s->name, 0);
+}
+
+bool stream_folder_sync(const stream *s, failure *failed) {
+    /* A file system that cannot do this (EINVAL) has nothing to write. */
+    return fsync(s->folder) == 0 || errno == EINVAL || failure_set(failed, errno, s->path);
+}
+
 void stream_drop(stream *s) {
     if (s->fd >= 0) {
         if (!s->shown)
-            unlink(s->temporary);
+            unlinkat(s->folder, s->temporary, 0);
         close(s->fd);
     }
-    s->fd = -1;
+    if (s->folder >= 0)
+        close(s->folder);
+    s->fd = s->folder = -1;
     buffer_free(s);
-}
-
-bool stream_folder_sync(const char *place, failure *failed) {
-    char folder[PATH_MAX];
-    folder_of(place, folder);
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    /* A file system that cannot do this (EINVAL) has nothing to write. */
-    bool good = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL);
-    if (!good)
-        failure_set(failed, errno, place);
-    if (fd >= 0)
-        close(fd);
-    return good;
 }
 
 static bool is_temporary(const char *name) {

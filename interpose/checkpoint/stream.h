@@ -22,8 +22,9 @@ typedef struct failure {
 
 typedef struct stream {
     char path[PATH_MAX]; /* absolute, no symbolic link */
-    char temporary[PATH_MAX];
-    int fd;
+    const char *name;    /* in it */
+    char temporary[NAME_MAX + 1];
+    int folder, fd; /* the directory is the same if it gets another name */
     bool direct, existed, shown;
     char *buffer;
     size_t filled;
@@ -36,15 +37,23 @@ bool stream_find(const char *path, char place[PATH_MAX], failure *failed);
 
 /* Each returns false after a failure; stream_drop must follow then. */
 bool stream_open(stream *s, const char *place, failure *failed);
+/* The next bytes may be written here, at most *room of them, of which stream_advance then tells the number. */
+static inline char *stream_room(stream *s, size_t *room) {
+    *room = STREAM_BUFFER_BYTES - s->filled;
+    return s->buffer + s->filled;
+}
+bool stream_advance(stream *s, size_t bytes, failure *failed);
 bool stream_put(stream *s, const void *data, size_t bytes, failure *failed);
 /* All of it is on disk. The buffer is freed. */
 bool stream_finish(stream *s, failure *failed);
 bool stream_show(stream *s, failure *failed);
+/* A name that was new goes again. */
+void stream_hide(stream *s);
+/* The names in its directory are on disk. */
+bool stream_folder_sync(const stream *s, failure *failed);
 /* Closes it; removes the temporary file, unless it is shown. */
 void stream_drop(stream *s);
 
-/* The names in the directory of `place` are on disk. */
-bool stream_folder_sync(const char *place, failure *failed);
 /* Removes the leftovers of dead processes beside `place`. */
 void stream_leftovers_remove(const char *place);
 /* The checksum of a file. */

@@ -2,13 +2,12 @@
 #ifndef CASTOR_CORE_PLUGIN_H
 #define CASTOR_CORE_PLUGIN_H
 
-#include <stdbool.h>
 #include "options.h"
 
 typedef struct plugin_info {
     const char *name;
-    bool engine; /* it adopts parameters into the node store */
-    int shards;  /* the number of kinds that only one node keeps: optimizer states, gradients, parameters */
+    int engine; /* what the agent does with models (plugins.def) */
+    int shards; /* the number of kinds that only one node keeps: optimizer states, gradients, parameters */
 } plugin_info;
 
 extern const plugin_info plugin_table[CASTOR_PLUGIN_COUNT];

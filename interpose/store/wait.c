@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/held.h"
 #include "core/interrupt.h"
 #include "core/log.h"
 #include "core/options.h"
@@ -258,6 +259,7 @@ castor_status wait_meeting(store *s, const char *what, const void *said, uint64_
     if (said)
         memcpy(mine->said, said, bytes);
     log_format(mine->what, sizeof mine->what, "%s", what);
+    held_before_barrier();
     atomic_store(&own->arrivals, w.arrivals);
     wait_notify(&s->control->event, &s->control->waiters);
     wait_condition c = {barrier_ready, barrier_missing, &w, what};

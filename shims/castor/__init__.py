@@ -4,7 +4,7 @@ Submodules that need PyTorch are imported on first use: `import castor` alone co
 import sys
 
 _SUBMODULES = {
-    "accelerator", "booster", "checkpoint_io", "cluster", "device", "engine", "gemini", "interface", "lazy", "logging", "nn", "pipeline", "quantization",
+    "accelerator", "booster", "checkpoint_io", "cluster", "device", "engine", "gemini", "interface", "lazy", "logging", "models", "nn", "pipeline", "quantization",
     "tensor", "trainer", "utils",
 }
 _LAUNCHING = ("get_default_parser", "initialize", "launch", "launch_from_openmpi", "launch_from_slurm", "launch_from_torch")

@@ -1,4 +1,6 @@
 """castor.checkpoint_io: what one process saves and loads, and files that must be refused."""
+import os
+import tempfile
 import unittest
 
 import jobs
@@ -48,6 +50,9 @@ class Formats(unittest.TestCase):
         for case, equal in self.found["resumed"].items():
             self.assertEqual(equal, [True] * 4, case)
 
+    def test_an_optimizer_with_a_state_of_its_own(self):
+        self.check("more than states and groups", [[4.0] * 3, ["pytorch_optim_rest-1.bin"]])
+
     def test_wrapped_models(self):
         self.check("wrapped", ["bias", "weight"])
         self.check("compiled", ["bias", "weight"])
@@ -88,8 +93,10 @@ class Hostile(unittest.TestCase):
 
     def test_what_is_said(self):
         for case, part in {
-            "a huge header": "claims 4611686018427387904 bytes", "overlapping": "begins at byte", "a changed bit in a shard": "its checksum is another one",
-            "shards are swapped": "its checksum is another one", "swapped, without sums": "they are of different saves", "another type": "torch.int32 in the file",
+            "a huge header": "claims 4611686018427387904 bytes", "overlapping": "begins at byte", "a changed bit in a tensor": "its tensors have another checksum",
+            "exchanged tensors": "its tensors have another checksum", "a changed bit in a shard": "its checksum is another one",
+            "shards are swapped": "its checksum is another one", "swapped, without sums": "they are of different saves", "another type": "another checksum", "integers for floats": "0.bias: torch.int32 in the file, torch.float32 in the model",
+            "floats for integers": "1.num_batches_tracked: torch.float32 in the file",
             "another shape": "shape (25,) in the file, (24,) in the model", "two formats": "holds several checkpoints", "a changed bit": "another checksum",
             "another model's index": "shape (40,) in the file", "a pipe": "is no regular file", "a folder": "there is no model.safetensors",
             "index: '../../etc/passwd'": "files of its own folder only", "optimizer: of another class": "another class of optimizer",
@@ -100,6 +107,113 @@ class Hostile(unittest.TestCase):
     def test_sound_files_are_not_refused(self):
         self.assertEqual(len(self.found["loads"]), 7)
         self.assertEqual([case for case, loaded in self.found["loads"].items() if not loaded], [])
+
+
+class Ranks(unittest.TestCase):
+    def setUp(self):
+        self.ranks = jobs.once("checkpoint_rank.py", 2, jobs.GEMINI)
+
+    def check(self, name, value):
+        self.assertEqual([found[name] for found in self.ranks], [value] * 2, name)
+
+    def test_rank_0_alone(self):
+        self.assertIn("model-00001-of-00004.safetensors", self.ranks[0]["alone"])
+        self.check("alone", self.ranks[0]["alone"])
+        self.check("resumed", [True] * 3)
+
+    def test_what_all_save_all_may_load_at_once(self):
+        for i in range(3):
+            self.check(f"all, {i}", [True, i])
+        self.assertEqual(self.ranks[0]["failed"], "[Errno 2] No such file or directory: '/no/folder.bin'")
+        self.assertEqual(self.ranks[1]["failed"], "castor: rank 0 could not save /no/folder.bin: its own error says why")
+
+    def test_dtensors_are_gathered(self):
+        for of in FORMATS:
+            self.check(f"gathered, {of}", [True] * 8)
+
+    def test_dtensors_in_parts(self):
+        for of in FORMATS:
+            self.check(f"parts, {of}", [True] * 2)
+            for found in self.ranks:
+                self.assertIn("the part was saved of (5, 6), ['S(0)'] on ranks [0, 1], and the model has (5, 6), ['S(1)']", found[f"parts in another layout, {of}"])
+                self.assertIn("parameter 0 was saved as (5, 6), ['S(0)']", found[f"optimizer in another layout, {of}"])
+                self.assertRegex(found[f"another rank's part, {of}"], "is the part of rank [01] of 2, and this is rank [01] of 2")
+                self.assertIn("has the parts of ranks of another job", found["parts of another job"])
+                self.assertIn("has the parts of ranks of another job", found["folder of another job"])
+        self.check("and nothing is made there", ["rank-00000-of-00004"])
+        self.check("a whole beside parts", True)
+        names = [f"parts-{safe}-False.rank-0000{rank}-of-00002{suffix}" for safe, suffix in ((False, ".bin"), (True, ".safetensors")) for rank in (0, 1)]
+        self.check("parts", [["rank-00000-of-00002", "rank-00001-of-00002"], [*names[:2], "parts-False-True", *names[2:], "parts-True-True"]])
+        self.check("index of a part", True)
+
+    def test_colo_tensors(self):
+        self.check("ColoTensor", [True] * 3)
+        self.check("ColoTensor in parts", True)
+
+    def test_a_rank_that_cannot_write(self):
+        self.assertEqual(self.ranks[0]["no folder"], "[Errno 2] No such file or directory: '/no/folder.bin'")
+        self.assertIn("shards are saved in a folder", self.ranks[0]["a file is there"])
+        self.assertEqual(self.ranks[1]["a file is there"], "castor: rank 0 cannot go on with save_model(): its own error says why")
+        self.assertEqual([found["full"] for found in self.ranks], ["No space left on device", None])
+        self.check("left over", [])
+        self.check("after it", True)
+
+    @runner.long  # what is said when all ranks come: the tests above
+    def test_a_rank_that_does_not_come(self):
+        first, second = jobs.job("checkpoint_rank.py", 2, jobs.GEMINI, "waits", CASTOR_TIMEOUT="5")
+        self.assertEqual(first["alone with DTensors"], "castor: save_model() gathers distributed tensors, so that all ranks must call it, and rank 1 did "
+                         "not within 5 s: call it on every rank, or give gather_dtensor=False")
+        self.assertEqual(second["never written"], "castor: rank 0 has not saved /not written within 5 s: rank 0 must call the same saves as rank 1, and "
+                         "after those in the background load too, or synchronize()")
+        self.assertEqual([first["in time"], second["in time"], first["after it"]], [True] * 3)
+
+
+class Moved(unittest.TestCase):
+    """Saved under gemini on two ranks."""
+
+    @runner.long  # the same run goes on without a plugin's model in Ranks.test_rank_0_alone
+    def test_under_other_plugins_and_numbers_of_ranks(self):
+        whole, = jobs.job("checkpoint_moved.py", 1, jobs.NONE, "whole", "unused")
+        with tempfile.TemporaryDirectory(prefix="castor-moved-") as folder:
+            jobs.job("checkpoint_moved.py", 2, jobs.GEMINI, "save", folder)
+            for ranks, plugin in ((1, "none"), (4, "ddp"), (2, "zero1"), (2, "none"), (4, "gemini")):  # powers of two: their means are exact
+                for found in jobs.job("checkpoint_moved.py", ranks, plugin, "load", folder):
+                    self.assertEqual(found, whole, f"{plugin}, {ranks} ranks")
+
+    @runner.long  # the format is Moved's; that the values are float: here
+    def test_masters_of_16_bit_parameters(self):
+        with tempfile.TemporaryDirectory(prefix="castor-moved-") as folder:
+            saved = jobs.job("checkpoint_moved.py", 2, jobs.GEMINI, "save", folder, CASTOR_PRECISION="bf16")
+            self.assertEqual({row[3][0] for row in saved[0].values()}, {"torch.float32"})
+            first, = jobs.job("checkpoint_moved.py", 1, jobs.NONE, "load", folder)
+            self.assertEqual({row[3][0] for row in first.values()}, {"torch.float32"})
+            again = jobs.job("checkpoint_moved.py", 2, jobs.GEMINI, "load", folder, CASTOR_PRECISION="bf16")
+            whole = jobs.job("checkpoint_moved.py", 2, jobs.GEMINI, "whole", folder, CASTOR_PRECISION="bf16")
+            self.assertEqual(again, whole)
+
+
+class SingleProcess(unittest.TestCase):
+    @runner.long  # torch.save under --nproc goes through the same code: semantics
+    def test_each_rank_has_the_files(self):
+        script = os.path.join(jobs.FOLDER, "checkpoint_single.py")
+        with tempfile.TemporaryDirectory(prefix="castor-single-") as alone, tempfile.TemporaryDirectory(prefix="castor-single-") as several:
+            expected = jobs.start([script], jobs.NONE, cwd=alone)
+            self.assertEqual(expected.stdout.count("the same"), 24, expected.stderr)
+            found = jobs.start([script], jobs.GEMINI, nproc=2, cwd=several)
+            self.assertEqual((found.returncode, found.stdout), (0, expected.stdout), found.stderr)
+            with open(os.path.join(several, "log", "rank1.out")) as file:
+                self.assertEqual(file.read(), expected.stdout)
+            names = [sorted(n for n in os.listdir(folder) if n != "log") for folder in (alone, several)]
+            self.assertEqual(names, [["lr.pt", "mFalse", "mTrue", "oFalse", "oTrue"]] * 2)
+
+
+class Memory(unittest.TestCase):
+    @runner.long  # a figure, not a result
+    def test_two_shards_at_most(self):
+        found, = jobs.job("checkpoint_memory.py", 1, jobs.NONE)
+        self.assertEqual(len(found["peaks"]), 10)
+        for what, mib in found["peaks"].items():
+            self.assertLess(mib, 2 * 32 + 16, what)
 
 
 class Others(unittest.TestCase):

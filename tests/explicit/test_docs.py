@@ -6,7 +6,7 @@ import unittest
 import jobs
 
 DOCS = os.path.join(os.path.dirname(os.path.dirname(jobs.FOLDER)), "docs")
-PAGES = ("explicit.md", "nn.md", "tensors.md", "pipelines.md", "booster.md")
+PAGES = ("explicit.md", "nn.md", "tensors.md", "pipelines.md", "booster.md", "checkpoints.md", "hybrid.md")
 
 
 class Docs(unittest.TestCase):
@@ -19,7 +19,7 @@ class Docs(unittest.TestCase):
             self.assertGreater(len(examples), 0)
             for number, (code, output) in enumerate(examples):
                 with self.subTest(page=name, number=number):
-                    done = jobs.start(["-c", code], jobs.NONE if name == "booster.md" else jobs.GEMINI)
+                    done = jobs.start(["-c", code], jobs.NONE if name in ("booster.md", "hybrid.md") else jobs.GEMINI)
                     self.assertEqual((done.returncode, done.stdout), (0, output), done.stderr)
 
 

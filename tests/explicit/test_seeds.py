@@ -50,10 +50,11 @@ class Tensors(unittest.TestCase):
             if ranks > 1:
                 self.assertEqual(found_there["pipeline"], [True, True, True])
 
+    @runner.long  # test_tensor.py and test_pipeline.py have these classes
     def test_two_ranks(self):
         self.look(2)
 
-    @runner.long  # test_tensor.py has these classes on 1 and 4 ranks
+    @runner.long
     def test_one_rank(self):
         self.look(1)
 
@@ -63,6 +64,9 @@ class Tensors(unittest.TestCase):
 
 
 class Boosters(unittest.TestCase):
+    def setUp(self):
+        jobs.need(self, "torchvision", "transformers")
+
     def look_at_gpt(self, ranks):
         for seen in found("gpt", ranks):
             losses, beside = seen["losses"]
@@ -92,12 +96,28 @@ class Boosters(unittest.TestCase):
             self.assertGreaterEqual(count, 4)
             self.assertLessEqual(largest, 10 << 20 if count > 5 else 11 << 20)
 
+    @runner.long  # on one rank
     def test_the_second_on_two_ranks(self):
         self.look_at_resnet(2)
 
-    @runner.long
     def test_the_second_on_one_rank(self):
         self.look_at_resnet(1)
+
+    @runner.long  # HybridParallelPlugin's own tests
+    def test_execute_pipeline(self):
+        for rank, seen in enumerate(found("pipeline", 2)):
+            losses, beside = seen["losses"]
+            self.assertEqual(seen["returned"], [rank == 1, [[rank == 1, False]] * 4])
+            self.assertEqual(len(losses), 4 * rank)
+            for ours, plain in zip(losses, beside):
+                self.assertAlmostEqual(ours, plain, delta=1e-4)
+            if rank == 1:
+                self.assertLess(losses[-1], losses[0] - 0.1)
+                logits, loss = seen["evaluated"]
+                self.assertLess(logits, 1e-3)
+                self.assertLess(loss, 1e-4)
+            else:
+                self.assertEqual(seen["evaluated"], [False, False])
 
 
 if __name__ == "__main__":

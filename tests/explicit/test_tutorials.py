@@ -18,10 +18,10 @@ def losses(output):
 
 
 def started(command, ranks, folder):
-    """One rank is started without torchrun's `import torch`."""
+    """By torchrun, for which the short length has no time. No ranks: a plain process."""
     command = [os.path.join(FOLDER, command[0]), *command[1:]]
     if ranks:
-        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else runner.ranks(1)[1:]
+        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if runner.LENGTH == "all" else runner.ranks(ranks)[1:]
         command = [*start, *command]
     done = jobs.start(command, jobs.NONE, cwd=folder, CASTOR_COMPAT="1")
     if done.returncode:
@@ -42,13 +42,16 @@ def beside(tutorial, ranks):
 class Tutorial(unittest.TestCase):
     tutorial = None
 
+    def setUp(self):
+        jobs.need(self, "torchvision", "transformers", "tqdm")
+
     def check(self, tolerance, *arguments, ranks=2):
         with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
             self.compare(started([f"{self.tutorial}.py", *arguments], ranks, folder), tolerance, beside(self.tutorial, ranks))
 
     def compare(self, done, tolerance, plain):
         found = losses(done.stdout)
-        self.assertEqual(len(found), 6, done.stdout)
+        self.assertEqual((len(found), len(found) >= 6), (len(plain), True), done.stdout)
         for step, (ours, theirs) in enumerate(zip(found, plain, strict=True)):
             self.assertLess(abs(ours - theirs), tolerance * max(theirs, 1), (step, found, plain))
         self.assertGreater(max(abs(loss - found[0]) for loss in found), 1e-3)
@@ -59,17 +62,17 @@ class Tutorial(unittest.TestCase):
 class CifarResnet(Tutorial):
     tutorial = "cifar_resnet"
 
+    @runner.long  # GptGemini; test_seeds.py has a ResNet and its checkpoint
     def test_checkpoint_that_plain_pytorch_loads_and_resume(self):
         with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
             done = started(["cifar_resnet.py"], 2, folder)
             plain = started(["plain.py", "cifar_resnet", "2", "checkpoint/model_2.pth"], 0, folder).stdout
             self.compare(done, 2e-3, losses(plain))  # a step of Adam divides by what is nearly 0
             self.assertLess(float(re.search(r"^difference (\S+)$", plain, re.M)[1]), 2e-2)
-            if runner.LENGTH == "all":
-                resumed = losses(started(["cifar_resnet.py", "-r", "1", "-i", "0"], 2, folder).stdout)
-                self.assertEqual(resumed, losses(done.stdout)[3:])
+            resumed = losses(started(["cifar_resnet.py", "-r", "1", "-i", "0"], 2, folder).stdout)
+            self.assertEqual(resumed, losses(done.stdout)[3:])
 
-    @runner.long  # glue_bert
+    @runner.long
     def test_fp16_by_autocast(self):
         self.check(HALF, "-p", "torch_ddp_fp16")
 
@@ -81,7 +84,7 @@ class CifarResnet(Tutorial):
 class CifarVit(Tutorial):
     tutorial = "cifar_vit"
 
-    @runner.long  # CifarResnet, and GptGemini
+    @runner.long
     def test_ddp(self):
         self.check(EXACT)
 

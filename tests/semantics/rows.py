@@ -10,16 +10,18 @@ and rows_placed.py.
 import ast
 import functools
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import rows_ddp
+import rows_fsdp
 import rows_placed
 import rows_single
 from expect import ANY, EXACT, Expect
 
 SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
 
-ENGINES = ("gemini", "ddp", "zero1", "zero2")  # the plugins that do something
+ENGINES = ("gemini", "ddp", "zero1", "zero2")  # the plugins that have the node store
+FSDP = "fsdp"
 HELPERS = ("accelerate_parts.py", "rearranged.py", "model.py", "parts.py", "record.py", "steps.py", "text.py", "trainer_parts.py")  # what the scripts import of each other
 
 TABLE = rows_placed.placed({**rows_ddp.TABLE, **rows_single.TABLE})
@@ -55,8 +57,15 @@ class Row:
         return 1 if self.expect.one_rank else ranks
 
     def shown_by(self, plugin):
-        """False: under the plugin none there is nothing of it to see, but arguments of Castor's runs or what Castor says."""
+        """False: under the plugin none there is nothing of it to see, but arguments of Castor's runs or what Castor says; under fsdp,
+        nothing of options, and nothing of scripts that wrap no model."""
+        if plugin == FSDP:
+            return self.distributed and not self.expect.options and (self.script, self.title) not in rows_fsdp.LEFT_OUT
         return plugin != "none" or not (self.expect.under or self.expect.says)
+
+    def under(self, plugin):
+        """The row as it is expected under the plugin."""
+        return replace(self, expect=rows_fsdp.expected(self.script, self.title, self.expect)) if plugin == FSDP else self
 
     @property
     def alone(self):

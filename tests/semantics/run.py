@@ -2,7 +2,7 @@
 
     run.py                        what TEST_LENGTH says (docs/testing.md): `short`, a part of what --full runs, or `all` of it
     run.py --full                 every row, N = 2 and 4, with every plugin; none at N = 2
-    run.py [--script S] [--case C] [--ranks 2,4] [--plugin gemini,ddp,zero1,zero2,none,plain]
+    run.py [--script S] [--case C] [--ranks 2,4] [--plugin gemini,ddp,zero1,zero2,fsdp,none,plain]
     run.py --full --continue [--for SECONDS] --markdown FILE
                                   leaves out what has passed before with the same code and scripts, and ends in time:
                                   a full run in pieces; the file says what is still missing
@@ -44,7 +44,8 @@ from complaints import last_words, refusal, what_is_wrong_with, what_it_says  # 
 from references import References, arguments_of, part_of, recorded, slug  # noqa: E402
 
 ENGINES = table.ENGINES
-OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
+OTHERS = (*(plugin for plugin in ENGINES if plugin != "gemini"), table.FSDP)
+ACTIVE = (*ENGINES, table.FSDP)  # the plugins that do something
 TESTED = ("shims/castor", "interpose", "kernels")
 HOSTS = hosts.__file__
 
@@ -150,9 +151,9 @@ class Suite:
             single=not row.distributed,
             ignored=row.expect.ignored,
         )
-        if plugin in ENGINES and (wrong := what_it_says(row.expect, finished)):
+        if plugin in ACTIVE and (wrong := what_it_says(row.expect, finished)):
             outcome.fail("castor", wrong)
-        if row.expect.differs and plugin in ENGINES:
+        if row.expect.differs and plugin in ACTIVE:
             meant = [failure for failure in outcome.failures if re.search(row.expect.differs, failure)]
             if meant and len(meant) == len(outcome.failures):
                 outcome.failures = []
@@ -164,7 +165,7 @@ class Suite:
             return True, "bitwise", outcome
         return True, f"within {tolerance.name}: abs {outcome.absolute:.1e}, rel {outcome.relative:.1e}", outcome
 
-    def idle(self, row, folder):
+    def idle(self, row, plugin, folder):
         """A run that Castor did not take part in proves nothing; one that it must leave to PyTorch says so."""
         for number, (who, _) in enumerate(row.stages):
             if who != "castor":
@@ -176,7 +177,8 @@ class Suite:
             if told.returncode != 0:
                 return f"castor report {logs} fails: {told.stderr.strip()[:200]}"
             report_of_run = json.loads(told.stdout)
-            left = report_of_run["outcome"].startswith("passthrough") or not report_of_run["model_data"]["numel"]
+            in_store = bool(report_of_run["model_data"]["numel"])
+            left = report_of_run["outcome"].startswith("passthrough") or in_store != (plugin != table.FSDP)  # fsdp has no store
             if left and not row.expect.aside:
                 return f"Castor took no part: {report_of_run['outcome']}, {report_of_run['model_data']['numel']} parameters"
             if not left and row.expect.aside:
@@ -203,7 +205,7 @@ class Suite:
                 "bitwise": bool(outcome and outcome.bitwise and passed and not row.expect.differs),
                 "absolute": outcome.absolute if outcome else None,
                 "relative": outcome.relative if outcome else None,
-                "refused": bool(row.expect.refused and plugin in ENGINES and passed),
+                "refused": bool(row.expect.refused and plugin in ACTIVE and passed),
             }
         )
 
@@ -221,13 +223,13 @@ class Suite:
             return
         folder = os.path.join(self.work, "runs", f"{plugin}-{ranks}", f"{group[0].script[:-3]}-{slug(group[0].title)}")
         finished = self.start(group, ranks, plugin, folder)
-        if plugin in ENGINES and finished.status == 0 and not group[0].expect.refused:
-            idle = self.idle(group[0], folder)
+        if plugin in ACTIVE and finished.status == 0 and not group[0].expect.refused:
+            idle = self.idle(group[0], plugin, folder)
             if idle:
                 self.settle(group[0], ranks, plugin, False, idle, finished.seconds)
-        if plugin in ENGINES and (wrong := what_is_wrong_with([row.expect for row in group], finished)):
+        if plugin in ACTIVE and (wrong := what_is_wrong_with([row.expect for row in group], finished)):
             self.settle(group[0], ranks, plugin, False, wrong, finished.seconds)
-        if group[0].expect.refused and plugin in ENGINES:
+        if group[0].expect.refused and plugin in ACTIVE:
             passed, text = refusal(group[0].expect.refused, finished)
             self.settle(group[0], ranks, plugin, passed, text, finished.seconds, detail=last_words(finished))
             return
@@ -343,7 +345,7 @@ def chosen(args):
                 if (plugin == "none" or row.expect.one_rank) and ranks != args.ranks[0]:
                     continue  # nothing of it depends on the number of ranks
                 if row.shown_by(plugin):
-                    plan.append((plugin, row.ranks(ranks), row))
+                    plan.append((plugin, row.ranks(ranks), row.under(plugin)))
     if not plan:
         sys.exit("run.py: these rows are not for the plugin none")
     if not args.short:
@@ -380,7 +382,7 @@ def arguments():
     parser.add_argument("--script", type=words, default=[], help="comma separated, with or without .py")
     parser.add_argument("--case", type=words, default=[])
     parser.add_argument("--ranks", type=lambda text: [int(word) for word in text.split(",")])
-    parser.add_argument("--plugin", type=words, help="gemini, ddp, zero1, zero2, none, plain")
+    parser.add_argument("--plugin", type=words, help="gemini, ddp, zero1, zero2, fsdp, none, plain")
     parser.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="begin nothing later than that")
     parser.add_argument("--hosts", type=int, default=1, help="share the ranks out over so many hosts")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for every run under Castor")

@@ -5,6 +5,7 @@
 #ifndef CASTOR_HOOKS_FILES_H
 #define CASTOR_HOOKS_FILES_H
 
+#include "checkpoint/pending.h"
 #include "files/overlay.h"
 #include "hooks/table/wrapper.h"
 
@@ -36,6 +37,14 @@ static inline bool files_is_ours(const void *caller) {
 #define FILES_DIVERTS()                                                                                      \
     (__builtin_expect(__atomic_load_n(&files_now, __ATOMIC_RELAXED) != FILES_OFF, 0) &&                      \
      !files_is_ours(__builtin_return_address(0)))
+
+/* In a wrapper: waits until a save in the background has written what has this name (checkpoint/pending.h). NULL: all that there is. */
+#define FILES_AWAIT(folder, path, use)                                                                       \
+    do {                                                                                                     \
+        if (__builtin_expect(__atomic_load_n(&pending_now, __ATOMIC_RELAXED) != NULL, 0) &&                  \
+            !files_is_ours(__builtin_return_address(0)))                                                     \
+            pending_await(folder, path, use);                                                                \
+    } while (0)
 
 #define REAL(symbol) ((__typeof__(symbol) *)files_real(FILE_##symbol))
 

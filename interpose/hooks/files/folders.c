@@ -74,6 +74,7 @@ static __attribute__((noinline)) DIR *opendir_diverted(const char *path) {
 }
 
 HOOK_EXPORT DIR *opendir(const char *path) {
+    FILES_AWAIT(AT_FDCWD, path, PENDING_TREE);
     return FILES_DIVERTS() ? opendir_diverted(path) : REAL(opendir)(path);
 }
 
@@ -85,6 +86,7 @@ static __attribute__((noinline)) DIR *fdopendir_diverted(int folder) {
 }
 
 HOOK_EXPORT DIR *fdopendir(int folder) {
+    FILES_AWAIT(folder, ".", PENDING_TREE);
     return FILES_DIVERTS() ? fdopendir_diverted(folder) : REAL(fdopendir)(folder);
 }
 

@@ -14,6 +14,9 @@
 
 #define NEEDS_MODE(flags) ((flags)&O_CREAT || ((flags)&O_TMPFILE) == O_TMPFILE)
 
+/* A directory that is opened may be about to be listed. */
+#define OPEN_USE(flags) ((flags)&O_DIRECTORY ? PENDING_TREE : PENDING_FILE)
+
 /* ---- open ---- */
 
 typedef int open_function(const char *, int, ...);
@@ -34,6 +37,7 @@ static __attribute__((noinline)) int open_diverted(file_id id, int folder, const
         va_start(rest, flags);                                                                               \
         mode_t mode = NEEDS_MODE(flags) ? va_arg(rest, mode_t) : 0;                                          \
         va_end(rest);                                                                                        \
+        FILES_AWAIT(AT_FDCWD, path, OPEN_USE(flags));                                                        \
         return FILES_DIVERTS() ? open_diverted(id, AT_FDCWD, path, flags, mode)                              \
                                : ((open_function *)files_real(FILE_##symbol))(path, flags, mode);            \
     }
@@ -46,6 +50,7 @@ OPEN(open64, FILE_openat64)
         va_start(rest, flags);                                                                               \
         mode_t mode = NEEDS_MODE(flags) ? va_arg(rest, mode_t) : 0;                                          \
         va_end(rest);                                                                                        \
+        FILES_AWAIT(folder, path, OPEN_USE(flags));                                                          \
         return FILES_DIVERTS() ? open_diverted(FILE_##symbol, folder, path, flags, mode)                     \
                                : ((openat_function *)files_real(FILE_##symbol))(folder, path, flags, mode);  \
     }
@@ -54,6 +59,7 @@ OPENAT(openat64)
 
 #define CREAT(symbol, id)                                                                                    \
     HOOK_EXPORT int symbol(const char *path, mode_t mode) {                                                  \
+        FILES_AWAIT(AT_FDCWD, path, PENDING_FILE);                                                           \
         return FILES_DIVERTS() ? open_diverted(id, AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode)       \
                                : REAL(symbol)(path, mode);                                                   \
     }
@@ -63,12 +69,14 @@ CREAT(creat64, FILE_openat64)
 /* What <fcntl.h> makes of open without a mode, in programs that are compiled with _FORTIFY_SOURCE. */
 #define OPEN_CHECKED(symbol, id)                                                                             \
     HOOK_EXPORT int symbol(const char *path, int flags) {                                                    \
+        FILES_AWAIT(AT_FDCWD, path, OPEN_USE(flags));                                                        \
         return FILES_DIVERTS() ? open_diverted(id, AT_FDCWD, path, flags, 0) : REAL(symbol)(path, flags);    \
     }
 OPEN_CHECKED(__open_2, FILE_openat)
 OPEN_CHECKED(__open64_2, FILE_openat64)
 #define OPENAT_CHECKED(symbol, id)                                                                           \
     HOOK_EXPORT int symbol(int folder, const char *path, int flags) {                                        \
+        FILES_AWAIT(folder, path, OPEN_USE(flags));                                                          \
         return FILES_DIVERTS() ? open_diverted(id, folder, path, flags, 0)                                   \
                                : REAL(symbol)(folder, path, flags);                                          \
     }
@@ -97,6 +105,7 @@ static int stream_use(const char *path, const char *mode, char *place) {
         return wrong < 0 ? NULL : REAL(symbol)(wrong ? path : place, mode);                                  \
     }                                                                                                        \
     HOOK_EXPORT FILE *symbol(const char *path, const char *mode) {                                           \
+        FILES_AWAIT(AT_FDCWD, path, PENDING_FILE);                                                           \
         return FILES_DIVERTS() ? symbol##_diverted(path, mode) : REAL(symbol)(path, mode);                   \
     }
 FOPEN(fopen)
@@ -116,6 +125,8 @@ FOPEN(fopen64)
         return REAL(symbol)(wrong ? path : place, mode, file);                                               \
     }                                                                                                        \
     HOOK_EXPORT FILE *symbol(const char *path, const char *mode, FILE *file) {                               \
+        if (path)                                                                                            \
+            FILES_AWAIT(AT_FDCWD, path, PENDING_FILE);                                                       \
         return FILES_DIVERTS() ? symbol##_diverted(path, mode, file) : REAL(symbol)(path, mode, file);       \
     }
 FREOPEN(freopen)
@@ -123,33 +134,46 @@ FREOPEN(freopen64)
 
 /* ---- names ---- */
 
+#define TWO_AWAIT(from_folder, from, to_folder, to)                                                          \
+    FILES_AWAIT(from_folder, from, PENDING_TREE);                                                            \
+    FILES_AWAIT(to_folder, to, PENDING_TREE)
+
 /* A whole call that files/ has done, or 1: the real one. */
-#define WHOLE(symbol, parameters, arguments, done)                                                           \
+#define WHOLE(symbol, parameters, arguments, done, awaited)                                                  \
     HOOK_EXPORT int symbol parameters {                                                                      \
+        awaited;                                                                                             \
         int result = FILES_DIVERTS() ? (done) : 1;                                                           \
         return result == 1 ? REAL(symbol) arguments : result;                                                \
     }
-WHOLE(mkdir, (const char *path, mode_t mode), (path, mode), files_mkdir(AT_FDCWD, path, mode))
+WHOLE(mkdir, (const char *path, mode_t mode), (path, mode), files_mkdir(AT_FDCWD, path, mode),
+      FILES_AWAIT(AT_FDCWD, path, PENDING_FILE))
 WHOLE(mkdirat, (int folder, const char *path, mode_t mode), (folder, path, mode),
-      files_mkdir(folder, path, mode))
-WHOLE(rmdir, (const char *path), (path), files_remove(AT_FDCWD, path, AT_REMOVEDIR))
-WHOLE(unlink, (const char *path), (path), files_remove(AT_FDCWD, path, 0))
+      files_mkdir(folder, path, mode), FILES_AWAIT(folder, path, PENDING_FILE))
+WHOLE(rmdir, (const char *path), (path), files_remove(AT_FDCWD, path, AT_REMOVEDIR),
+      FILES_AWAIT(AT_FDCWD, path, PENDING_TREE))
+WHOLE(unlink, (const char *path), (path), files_remove(AT_FDCWD, path, 0),
+      FILES_AWAIT(AT_FDCWD, path, PENDING_FILE))
 WHOLE(unlinkat, (int folder, const char *path, int flags), (folder, path, flags),
-      files_remove(folder, path, flags))
-WHOLE(rename, (const char *from, const char *to), (from, to), files_rename(AT_FDCWD, from, AT_FDCWD, to, 0))
+      files_remove(folder, path, flags), FILES_AWAIT(folder, path, PENDING_TREE))
+WHOLE(rename, (const char *from, const char *to), (from, to), files_rename(AT_FDCWD, from, AT_FDCWD, to, 0),
+      TWO_AWAIT(AT_FDCWD, from, AT_FDCWD, to))
 WHOLE(renameat, (int from_folder, const char *from, int to_folder, const char *to),
-      (from_folder, from, to_folder, to), files_rename(from_folder, from, to_folder, to, 0))
+      (from_folder, from, to_folder, to), files_rename(from_folder, from, to_folder, to, 0),
+      TWO_AWAIT(from_folder, from, to_folder, to))
 WHOLE(renameat2, (int from_folder, const char *from, int to_folder, const char *to, unsigned flags),
-      (from_folder, from, to_folder, to, flags), files_rename(from_folder, from, to_folder, to, flags))
-WHOLE(link, (const char *from, const char *to), (from, to), files_link(AT_FDCWD, from, AT_FDCWD, to, 0))
+      (from_folder, from, to_folder, to, flags), files_rename(from_folder, from, to_folder, to, flags),
+      TWO_AWAIT(from_folder, from, to_folder, to))
+WHOLE(link, (const char *from, const char *to), (from, to), files_link(AT_FDCWD, from, AT_FDCWD, to, 0),
+      TWO_AWAIT(AT_FDCWD, from, AT_FDCWD, to))
 WHOLE(linkat, (int from_folder, const char *from, int to_folder, const char *to, int flags),
-      (from_folder, from, to_folder, to, flags), files_link(from_folder, from, to_folder, to, flags))
+      (from_folder, from, to_folder, to, flags), files_link(from_folder, from, to_folder, to, flags),
+      TWO_AWAIT(from_folder, from, to_folder, to))
 
 static int remove_diverted(const char *path) {
     int done = files_remove(AT_FDCWD, path, 0);
     return done < 0 && errno == EISDIR ? files_remove(AT_FDCWD, path, AT_REMOVEDIR) : done;
 }
-WHOLE(remove, (const char *path), (path), remove_diverted(path))
+WHOLE(remove, (const char *path), (path), remove_diverted(path), FILES_AWAIT(AT_FDCWD, path, PENDING_TREE))
 
 /* ---- mkstemp ---- */
 

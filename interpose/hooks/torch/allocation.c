@@ -8,6 +8,7 @@
 #include "arena/arena.h"
 #include "arena/pages.h"
 #include "budget/touches.h"
+#include "core/held.h"
 #include "core/start.h"
 #include "hooks/table/wrapper.h"
 #include "trace/counters.h"
@@ -94,13 +95,27 @@ HOOK_EXPORT int posix_memalign(void **out, size_t alignment, size_t size) {
     return *out ? 0 : ENOMEM;
 }
 
+/* A save may still need the bytes of a block that another allocator is about to write to or give back. */
+static void foreign_announce(void *block) {
+    if (!held_any() || !block || early_owns(block))
+        return;
+    size_t (*size)(void *) = hooks_next(HOOK_MALLOC_USABLE_SIZE);
+    size_t bytes = size ? size(block) : 0;
+    if (bytes >= HELD_BYTES_MIN)
+        held_before_replacing(block, bytes);
+}
+
 HOOK_EXPORT void free(void *block) {
     if (arena_owns(block)) {
         int saved_errno = errno;
+        size_t held = held_any() ? arena_block_size(block) : 0;
+        if (held >= HELD_BYTES_MIN)
+            held_before_replacing(block, held);
         arena_free(block);
         errno = saved_errno;
         return;
     }
+    foreign_announce(block);
     __atomic_load_n(&free_next, __ATOMIC_RELAXED)(block);
 }
 
@@ -124,6 +139,7 @@ HOOK_EXPORT void *realloc(void *block, size_t size) {
     }
     if (block && early_owns(block))
         return block_move(block, (size_t)(early.bytes + sizeof early.bytes - (char *)block), size);
+    foreign_announce(block);
     void *(*real)(void *, size_t) = hooks_next(HOOK_REALLOC);
     if (real)
         return real(block, size);

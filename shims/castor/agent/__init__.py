@@ -16,7 +16,7 @@ def attach():
 def _attach():
     import torch
 
-    from . import core, without_gpu
+    from . import core, patching, without_gpu
     from .nodes import groups
     from .process import stacks
 
@@ -30,6 +30,11 @@ def _attach():
 
         compat.install()
         without_gpu.install()
+    if core.options.checkpoint != "plain":
+        from . import saving
+
+        saving.install()
+    patching.keep()
     if not core.plugin_engine():
         if core.options.precision != "fp32":
             core.log(1, b"CASTOR_PRECISION has no effect under the plugin none, which only observes: choose another plugin")
@@ -43,7 +48,7 @@ def _attach():
     except core.Error as error:
         _refuse(str(error).removeprefix("castor: "))
         return
-    from . import patching, plugin
+    from . import plugin
 
     try:
         plugin.install()

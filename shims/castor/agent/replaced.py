@@ -128,7 +128,8 @@ ROWS = (
         "functions have no hooks, and statistics are those of the whole batch"),
     Row("torch.nn.functional.instance_norm", "input, running_mean, running_var, ...",
         "functions have no hooks, and its batch norm is one of each sample"),
-    Row("torch.save", "obj, f, ...", "one rank writes for all; there is no hook before a file is opened", also=("torch.serialization",)),
+    Row("torch.save", "obj, f, ...", "one rank writes for all, or a thread of the library does; there is no hook before a file is opened",
+        also=("torch.serialization",)),
     Row("safetensors.torch.serialize_file", "tensor_dict, filename, ...", "one rank writes for all; there is no hook before a file is opened",
         may_lack=True),
     Row("torch.nn.Module.train", "self, mode", "modules have no hook where their mode changes"),
@@ -142,7 +143,7 @@ ROWS = (
         "in the fork that audits the workers are another process's"),
     Row("numpy.random.*", "...", "NumPy's global generator has no hooks", may_lack=True),
     # without a GPU
-    *(Row(f"torch.cuda.{name}", "...", _NO_GPU) for name in OF_CUDA),
+    *(Row(f"torch.cuda.{name}", "...", _NO_GPU, may_lack=True) for name in OF_CUDA),
     Row("torch.cuda.device.__init__", "self, device", _NO_GPU),
     Row("torch.cuda.device.__enter__", "self", _NO_GPU),
     Row("torch.cuda.device.__exit__", "self, type, value, traceback", _NO_GPU),
@@ -150,6 +151,7 @@ ROWS = (
     Row("torch.Tensor.pin_memory", "<method_descriptor>", _NO_GPU),
     Row("torch.autocast.__init__", "self, device_type, dtype, enabled, cache_enabled", _NO_GPU),
     Row("torch.distributed.distributed_c10d.new_group", "ranks, timeout, backend, ...", "nccl means gloo where there is no GPU", also=("torch.distributed",)),
+    Row("torch.distributed.device_mesh.DeviceMesh.__init__", "self, device_type, ...", _NO_GPU),
     Row(_DDP + "__init__", "self, module, device_ids, output_device, ...", "the devices of a module mean the CPU where there is no GPU"),
     # lazy
     Row("torch.nn.Module.__setstate__", "self, state", "copies and pickles put parameters in place past the hook for their registration"),

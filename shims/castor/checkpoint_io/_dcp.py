@@ -75,6 +75,8 @@ def _alone():
 class _Plan(_saving.Plan):
     """The tensors of a DCP checkpoint, read when they are written."""
 
+    is_lazy = True
+
     def __init__(self, folder, prefix, use_safetensors):
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -90,6 +92,7 @@ class _Plan(_saving.Plan):
         self.prefix, self.use_safetensors, self.gathers, self.parted = "", use_safetensors, True, False
         self.state = {n: torch.empty(row.size, dtype=row.properties.dtype, device="meta") for n, row in rows.items()}
         self.versions, self.distributed, self.ties = {}, {}, {}
+        self._check()
 
     def values(self, names):
         from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -101,7 +104,8 @@ class _Plan(_saving.Plan):
             with _alone():
                 _load_state_dict(state, storage_reader=self.reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
         except Exception as error:  # noqa: BLE001
-            raise CheckpointError(f"castor: {self.folder} is damaged, or cannot be read: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CheckpointError(f"castor: {self.folder} is damaged, or cannot be read: {why}") from error
         return {n[len(self.begin):]: t for n, t in state.items()}
 
     def torch_object(self, names):
@@ -140,4 +144,4 @@ def from_dcp(folder, checkpoint, shard=True, prefix="", size_per_shard=1024, use
     if _ranks.rank():
         return
     plan = _Plan(os.fspath(folder), prefix, use_safetensors)
-    _saving.write(plan, os.fspath(checkpoint), shard, _saving.limit(size_per_shard), False)
+    _saving.write(plan, _saving.place(plan, os.fspath(checkpoint), shard), shard, _saving.limit(size_per_shard), False)

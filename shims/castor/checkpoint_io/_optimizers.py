@@ -5,10 +5,10 @@ from collections import OrderedDict
 import torch
 
 from ..agent import core
-from . import _distributed, _files, _loading, _ranks, _saving, _torch_files
+from . import _distributed, _files, _jobs, _loading, _ranks, _saving, _torch_files
 from ._files import CheckpointError, INDEX, OPTIMIZER
 from ._info import NAME, Info
-from .index_file import CheckpointIndexFile
+from .index_file import CheckpointIndexFile, check_name
 
 _NAME = OPTIMIZER[0]
 # States of the size of their parameter, by the names of torch.optim.
@@ -47,45 +47,53 @@ def _ready(value, parted):
 def save_optimizer(optimizer, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_async):
     most, checkpoint = _saving.limit(size_per_shard), os.fspath(checkpoint)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    distributed = [p for p in parameters if _distributed.is_distributed(p)]
-    parted, rank = not gather_dtensor and _ranks.world() > 1, _ranks.rank()
-    if rank and not distributed and not parted:
+    divided, parted, rank = any(map(_distributed.is_distributed, parameters)), not gather_dtensor and _ranks.world() > 1, _ranks.rank()
+    if rank and not divided and not parted:
         _ranks.note(checkpoint)
         return
     saved = optimizer.state_dict()
+    distributed = [t for t in _torch_files.tensors_in(saved["state"]) if _distributed.is_distributed(t)]
     if parted:
-        info = Info(part=[rank, _ranks.world()], layouts={str(i): _distributed.layout(p) for i, p in enumerate(parameters) if p in set(distributed)})
-        _write(saved, _saving.part_of(checkpoint, shard), shard, prefix, most, use_async, info, True)
+        info = Info(part=[rank, _ranks.world()], layouts={str(i): _distributed.layout(p) for i, p in enumerate(parameters) if _distributed.is_distributed(p)})
+        part = _saving.make_part(checkpoint, shard)
+        _write(saved, _place(part, shard), shard, prefix, most, use_async, info, True, os.path.isdir(part))
         return
-    number = _ranks.note(checkpoint)
-    if distributed:
-        _ranks.meet(_distributed.ranks_of(distributed), "save_optimizer()")
-    if rank:
-        _ready(saved["state"], False)  # its collectives, in the order of rank 0's
-        return
-    is_saved = False
+    number, is_saved, error = _ranks.note(checkpoint), False, None
     try:
-        _write(saved, checkpoint, shard, prefix, most, use_async, Info(), False)
+        try:
+            where = None if rank else _place(checkpoint, shard)
+        except (OSError, ValueError, CheckpointError) as found:
+            error = found
+        if distributed:
+            _ranks.meet(_distributed.ranks_of(distributed), "save_optimizer()", error)
+        elif error is not None:
+            raise error
+        if rank:
+            _ready(saved["state"], False)  # its collectives, in the order of rank 0's
+        else:
+            _write(saved, where, shard, prefix, most, use_async, Info(), False, os.path.isdir(checkpoint))
         is_saved = True
     finally:
-        _ranks.tell(checkpoint, number, is_saved)
+        if not rank:
+            _ranks.tell(checkpoint, number, is_saved, later=is_saved and use_async)
 
 
-def _write(saved, checkpoint, shard, prefix, most, use_async, info, parted):
-    from ._writer import Job
+def _place(checkpoint, shard):
+    return _files.folder(checkpoint) if shard else _files.target(checkpoint, OPTIMIZER)
 
-    job = Job(background=use_async)
+
+def _write(saved, where, shard, prefix, most, use_async, info, parted, in_folder):
+    job = _jobs.job(use_async)
     if not shard:
-        path = _files.target(checkpoint, OPTIMIZER)
         if prefix:
             core.log(1, b"checkpoint: an optimizer's file has numbers and no names: prefix has no meaning in it")
         whole = {**saved, "state": _ready(saved["state"], parted)}
         if info.to_dict():
             whole[NAME] = info.to_dict()
-        job.add_torch(path, whole)
-        stale = _files.stale(checkpoint, _NAME, {_NAME}) if os.path.isdir(checkpoint) else []
+        job.add_torch(where, whole)
+        stale = _files.stale(os.path.dirname(where), _NAME, {_NAME}) if in_folder else []
     else:
-        stale = _add_shards(job, saved, _files.folder(checkpoint), prefix, most, info, parted)
+        stale = _add_shards(job, saved, where, prefix, most, info, parted)
     for old in stale:
         job.remove(old)
     job.commit()
@@ -99,13 +107,17 @@ def _add_shards(job, saved, path, prefix, most, info, parted):
     index, info.prefix = CheckpointIndexFile(path), prefix or ""
     numbers = {file: job.add_torch(os.path.join(path, file), {i: _ready(state[i], parted) for i in ids}) for file, ids in zip(files, shards)}
     numbers[groups] = job.add_torch(os.path.join(path, groups), saved["param_groups"])
+    rest = {k: v for k, v in saved.items() if k not in ("state", "param_groups")}  # of optimizers that have more, such as a loss scale
+    if rest:
+        info.rest = groups.replace("group", "rest")
+        numbers[info.rest] = job.add_torch(os.path.join(path, info.rest), rest)
     for file, ids in zip(files, shards):
         for i in ids:
             index.append_weight_map(f"{info.prefix}{i}", file)
     index.append_meta_data("total_size", sum(sizes.values()))
     index.append_meta_data("param_groups", groups)
     _saving.finish_index(job, index, info, numbers, _NAME)
-    return _files.stale(path, _NAME, {*files, groups, _NAME + INDEX})
+    return _files.stale(path, _NAME, {*numbers, _NAME + INDEX})
 
 
 # ---- to read
@@ -113,7 +125,7 @@ def _add_shards(job, saved, path, prefix, most, info, parted):
 
 def load_optimizer(optimizer, checkpoint, prefix):
     _ranks.wait_for_save(checkpoint)
-    path = _files.find(_loading.own_part(os.fspath(checkpoint)), OPTIMIZER)
+    path = _files.find(_loading.own_part(os.fspath(checkpoint), OPTIMIZER), OPTIMIZER)
     saved, info = _of_index(path, prefix) if _files.is_index(path) else _of_file(path)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     _check(path, saved, info, optimizer, parameters)
@@ -157,7 +169,11 @@ def _of_index(path, prefix):
     groups = index.get_param_group_filename()
     if groups is None:
         raise CheckpointError(f"castor: {path} is no index of an optimizer's checkpoint: it names no param_groups")
-    files = [*index.get_checkpoint_filenames(), groups]
+    shards, others = index.get_checkpoint_filenames(), [groups]
+    if info.rest:
+        check_name(path, info.rest)
+        others.append(os.path.join(index.root_path, info.rest))
+    files = [*shards, *others]
     for file in files:
         _files.check_regular(file, f"{path} names it: copy the whole folder, or load another checkpoint")
     _loading.check_sums(path, index, files)
@@ -167,7 +183,7 @@ def _of_index(path, prefix):
             raise CheckpointError(f"castor: {path} numbers the optimizer's parameters, after {before!r}, and has {name!r}")
         named.setdefault(file, set()).add(int(name[len(before):]))
     state = OrderedDict()
-    for file in files[:-1]:
+    for file in shards:
         part = _read(file, bool(info.checksums))
         ids = named.get(os.path.basename(file), set())
         if not isinstance(part, dict) or part.keys() != ids:
@@ -175,7 +191,10 @@ def _of_index(path, prefix):
         state.update(part)
     param_groups = _read(groups, bool(info.checksums))
     _check_types(path, state, param_groups)
-    return {"state": {i: state[i] for i in sorted(state)}, "param_groups": param_groups}, info
+    rest = _read(others[1], bool(info.checksums)) if info.rest else {}
+    if not isinstance(rest, dict):
+        raise CheckpointError(f"castor: {others[1]} is no part of an optimizer's checkpoint: it holds {_loading.shown(rest)}")
+    return {**rest, "state": {i: state[i] for i in sorted(state)}, "param_groups": param_groups}, info
 
 
 def _check_types(path, state, groups):

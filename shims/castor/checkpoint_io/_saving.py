@@ -6,7 +6,7 @@ from collections import OrderedDict
 import torch
 
 from ..agent import core
-from . import _distributed, _files, _ranks, _safetensors
+from . import _distributed, _files, _jobs, _ranks, _safetensors
 from ._files import CheckpointError, INDEX
 from ._info import IN_VERSIONS, NAME, Info
 from .index_file import CheckpointIndexFile
@@ -59,6 +59,8 @@ def nbytes(value):
 class Plan:
     """What one rank writes: names to tensors, gathered or in parts, when they are asked for."""
 
+    is_lazy = False  # the tensors of `state` are there for their shapes alone
+
     def __init__(self, module, prefix, gather_dtensor, use_safetensors):
         self.prefix, self.use_safetensors = prefix or "", use_safetensors
         self.state = module.state_dict()
@@ -67,11 +69,12 @@ class Plan:
         self.gathers = gather_dtensor and bool(self.distributed)
         self.parted = not gather_dtensor and _ranks.world() > 1
         self.ties = ties(self.state)
+        self.gathered = 0  # lists of names of which values() was asked
         self._check()
 
     def _check(self):
         for name, value in self.state.items():
-            if isinstance(value, torch.Tensor) and value.is_meta:
+            if not self.is_lazy and isinstance(value, torch.Tensor) and value.is_meta:
                 raise CheckpointError(f"castor: {name} is on the meta device and has no values to save")
             if not self.use_safetensors:
                 continue
@@ -103,6 +106,7 @@ class Plan:
     def values(self, names):
         """The shard's tensors under the names of the file."""
         made = OrderedDict()
+        self.gathered += 1
         for name in names:
             first = self.ties.get(name)
             if first is not None:
@@ -150,53 +154,88 @@ def save_model(module, checkpoint, shard, gather_dtensor, prefix, size_per_shard
         return
     plan = Plan(module, prefix, gather_dtensor, use_safetensors)
     if plan.parted:
-        write(plan, part_of(checkpoint, shard), shard, most, use_async)
+        write(plan, place(plan, make_part(checkpoint, shard), shard), shard, most, use_async)
         return
-    number = _ranks.note(checkpoint)
-    if plan.gathers:
-        _ranks.meet(_distributed.ranks_of(plan.distributed.values()), "save_model()")
-    if not writes:
-        for names in plan.shards(most) if shard else [list(plan.state)]:
-            plan.values(names)  # its collectives
-        return
-    saved = False
+    number, saved, error = _ranks.note(checkpoint), False, None
     try:
-        write(plan, checkpoint, shard, most, use_async)
+        try:
+            where = place(plan, checkpoint, shard) if writes else None
+        except (OSError, ValueError, CheckpointError) as found:
+            error = found
+        if plan.gathers:
+            _ranks.meet(_distributed.ranks_of(plan.distributed.values()), "save_model()", error)
+        elif error is not None:
+            raise error
+        if writes:
+            _write_all(plan, where, shard, most, use_async)
+        elif plan.gathers:
+            _gather_rest(plan, shard, most)
         saved = True
     finally:
-        _ranks.tell(checkpoint, number, saved)
+        if writes:
+            _ranks.tell(checkpoint, number, saved, later=saved and use_async)
+
+
+def _write_all(plan, where, shard, most, use_async):
+    try:
+        write(plan, where, shard, most, use_async)
+    except BaseException:
+        if plan.gathers:
+            _gather_rest(plan, shard, most)  # the other ranks are in these collectives, or wait in them
+        raise
+
+
+def _gather_rest(plan, shard, most):
+    """The collectives of the values that this rank has not asked for."""
+    for names in (plan.shards(most) if shard else [list(plan.state)])[plan.gathered:]:
+        plan.values(names)
+
+
+def place(plan, checkpoint, shard):
+    """The folder of the shards, or the file."""
+    plan.in_folder = os.path.isdir(checkpoint)
+    return _files.folder(checkpoint) if shard else _files.target(checkpoint, _files.MODEL, plan.use_safetensors)
 
 
 def part_of(checkpoint, shard):
     """Where this rank's part of a checkpoint is (gather_dtensor=False)."""
     own = f"rank-{_ranks.rank():05d}-of-{_ranks.world():05d}"
     if shard or os.path.isdir(checkpoint):
-        path = os.path.join(checkpoint, own)
-        os.makedirs(path, exist_ok=True)
-        return path
+        return os.path.join(checkpoint, own)
     stem, suffix = os.path.splitext(checkpoint)
     return f"{stem}.{own}{suffix}"
 
 
-def write(plan, checkpoint, shard, most, use_async):
-    from ._writer import Job
+def make_part(checkpoint, shard):
+    """The same, with its folder."""
+    path = part_of(checkpoint, shard)
+    if shard or os.path.isdir(checkpoint):
+        os.makedirs(path, exist_ok=True)
+    return path
 
-    job = Job(background=use_async)
+
+def write(plan, where, shard, most, use_async):
+    job = _jobs.job(use_async)
     if shard:
-        _add_shards(job, plan, _files.folder(checkpoint), most, use_async)
+        _add_shards(job, plan, where, most, use_async)
     else:
-        path = _files.target(checkpoint, _files.MODEL, plan.use_safetensors)
-        _add(job, plan, path, list(plan.state), is_alone=True)
-        if os.path.isdir(checkpoint):
-            _remove_stale(job, checkpoint, os.path.basename(path), {os.path.basename(path)})
+        _add(job, plan, where, list(plan.state), is_alone=True, is_summed=not use_async)  # it takes as long as reading the tensors
+        if plan.in_folder:
+            _remove_stale(job, os.path.dirname(where), os.path.basename(where), {os.path.basename(where)})
     job.commit()
 
 
-def _add(job, plan, path, names, is_alone):
+def _add(job, plan, path, names, is_alone, is_summed=False):
     if not plan.use_safetensors:
         return job.add_torch(path, plan.torch_object(names))
-    about = {**(plan.tied_names() if is_alone else {}), **({NAME: plan.info().to_text()} if is_alone else {}), "format": "pt"}
-    return job.add_safetensors(path, plan.values([n for n in names if n not in plan.ties]), about)
+    values = plan.values([n for n in names if n not in plan.ties])
+    if not is_alone:
+        return job.add_safetensors(path, values, {"format": "pt"})
+    info = plan.info()
+    if is_summed:
+        values = {n: t.resolve_conj().resolve_neg().cpu().contiguous() for n, t in values.items()}
+        info.data = _safetensors.data_sum(sorted(values.items()))
+    return job.add_safetensors(path, values, {**plan.tied_names(), NAME: info.to_text(), "format": "pt"})
 
 
 def _add_shards(job, plan, path, most, use_async):

@@ -1,8 +1,8 @@
 """What a plugin's checkpoints can do (Colossal-AI: colossalai.checkpoint_io.checkpoint_io_base)."""
-from abc import ABC, abstractmethod
 import os
+from abc import ABC, abstractmethod
 
-from . import _files
+from . import _files, _ranks
 
 __all__ = ["CheckpointIO"]
 
@@ -109,9 +109,7 @@ class CheckpointIO(ABC):
 
     def synchronize(self):
         """Waits for the saves in the background. Raises the error of one that failed."""
-        from . import _writer
-
-        _writer.wait()
+        _ranks.settle()
 
     @staticmethod
     def _is_sharded(checkpoint, names):

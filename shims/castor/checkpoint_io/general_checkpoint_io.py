@@ -4,7 +4,7 @@ import os
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _files, _loading, _optimizers, _ranks, _saving, _torch_files, _writer
+from . import _files, _jobs, _loading, _optimizers, _ranks, _saving, _torch_files
 from ._files import CheckpointError
 from .checkpoint_io_base import CheckpointIO
 
@@ -38,7 +38,7 @@ class GeneralCheckpointIO(CheckpointIO):
         _saving.save_model(_module(model), checkpoint, False, gather_dtensor, prefix, 1024, use_safetensors, use_async)
 
     def load_sharded_model(self, model, index_file_path, strict=True):
-        _writer.wait()
+        _ranks.settle()
         _loading.load_model(_module(model), index_file_path, strict)
 
     load_unsharded_model = load_sharded_model
@@ -50,7 +50,7 @@ class GeneralCheckpointIO(CheckpointIO):
         _optimizers.save_optimizer(_optimizer(optimizer), checkpoint, False, gather_dtensor, None, 1024, use_async)
 
     def load_sharded_optimizer(self, optimizer, index_file_path, prefix=None):
-        _writer.wait()
+        _ranks.settle()
         _optimizers.load_optimizer(_optimizer(optimizer), index_file_path, prefix)
 
     def load_unsharded_optimizer(self, optimizer, checkpoint):
@@ -64,7 +64,7 @@ class GeneralCheckpointIO(CheckpointIO):
         saved = False
         try:
             _files.check_suffix(path, False)
-            job = _writer.Job()
+            job = _jobs.job()
             job.add_torch(path, lr_scheduler.state_dict())
             job.commit()
             saved = True
@@ -73,7 +73,7 @@ class GeneralCheckpointIO(CheckpointIO):
 
     def load_lr_scheduler(self, lr_scheduler, checkpoint):
         """Loads it. CheckpointError: the file is damaged, or no scheduler's."""
-        _writer.wait()
+        _ranks.settle()
         _ranks.wait_for_save(checkpoint)
         path = os.fspath(checkpoint)
         kind = _files.kind(path)

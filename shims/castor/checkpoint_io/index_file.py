@@ -41,7 +41,7 @@ class CheckpointIndexFile:
             raise CheckpointError(f"castor: {path} is no index of a checkpoint, or is damaged: {type(error).__name__}: {error}") from None
         groups = metadata.get("param_groups")
         for name in (*weight_map.values(), *([groups] if groups is not None else [])):
-            _check_name(path, name)
+            check_name(path, name)
         self.metadata, self.weight_map, self.root_path = metadata, weight_map, Path(path).absolute().parent
 
     def text(self):
@@ -49,9 +49,9 @@ class CheckpointIndexFile:
 
     def export(self, json_path):
         """Writes the index to a path."""
-        from ._writer import Job
+        from . import _jobs
 
-        job = Job()
+        job = _jobs.job()
         job.add_text(os.fspath(json_path), self.text(), {})
         job.commit()
 
@@ -96,6 +96,6 @@ class CheckpointIndexFile:
         return self.root_path
 
 
-def _check_name(path, name):
+def check_name(path, name):
     if not isinstance(name, str) or name in ("", ".", "..") or any(c in name for c in "/\\\0"):
         raise CheckpointError(f"castor: {path} names the file {name!r}: an index names files of its own folder only; not loaded")

@@ -9,28 +9,30 @@ _groups = None  # of the job
 
 
 class ParallelGroups:
-    """Rank d * S * t + s * t + i is replica d, stage s, tensor-parallel rank i.
+    """Rank d * S * t + s * t + i is replica d, stage s, tensor-parallel rank i; without `data_outside`, of D replicas, rank s * D * t + d * t + i.
 
     stages, stage: the number of pipeline stages, and this rank's.
     tensor_size, data_size: ranks of the other groups. stage_group, tensor_group, data_group: PyTorch's groups; None: of one rank.
     forward_group, backward_group: for messages between stages; None: the default group.
     stage_ranks: the ranks of this rank's pipeline, by stage; pipelines: those of all."""
 
-    def __init__(self, stages, tensor):
+    def __init__(self, stages, tensor, data_outside=True):
         world = dist.get_world_size()
         if stages < 1 or tensor < 1 or world % (stages * tensor):
             raise ValueError(f"castor: {stages} pipeline stages x {tensor} tensor-parallel ranks do not divide the job's {world} ranks")
-        mesh = ProcessGroupMesh(world // (stages * tensor), stages, tensor)
-        self.data_size, self.stages, self.tensor_size = mesh.shape
-        self.stage = mesh.coordinate(1)
-        self.pipelines = list(mesh._mesh.lines([1]))
+        data, stage = (0, 1) if data_outside else (1, 0)  # the mesh's axes
+        sizes = {data: world // (stages * tensor), stage: stages}
+        self.mesh = mesh = ProcessGroupMesh(sizes[0], sizes[1], tensor)
+        self.data_size, self.stages, self.tensor_size = sizes[data], stages, tensor
+        self.stage = mesh.coordinate(stage)
+        self.pipelines = list(mesh._mesh.lines([stage]))
         self.stage_ranks = next(ranks for ranks in self.pipelines if mesh.rank in ranks)
-        self.stage_group = mesh.create_group_along_axis(1) if self.stages > 1 else None
+        self.stage_group = mesh.create_group_along_axis(stage) if self.stages > 1 else None
         self.forward_group, self.backward_group = self._groups_of_messages()
         self.tensor_group = mesh.create_group_along_axis(2) if self.tensor_size > 1 else None
-        self.data_group = mesh.create_group_along_axis(0) if self.data_size > 1 else None
-        self.model_group = mesh.create_group_along_axis([1, 2]) if self.stages > 1 else None  # all ranks of one replica
-        self.data_ranks = mesh._mesh.line_of([0], mesh.rank)
+        self.data_group = mesh.create_group_along_axis(data) if self.data_size > 1 else None
+        self.model_group = mesh.create_group_along_axis(sorted([stage, 2])) if self.stages > 1 else None  # all ranks of one replica
+        self.data_ranks = mesh._mesh.line_of([data], mesh.rank)
 
     def _groups_of_messages(self):
         """NCCL does what two ranks of a group send to each other one after another, in the order in which each of them has begun it. A stage that
@@ -44,7 +46,6 @@ class ParallelGroups:
 def configure(parallel):
     """Makes the groups of launch's `parallel`: {"pipeline": S or {"size": S}, "tensor": {"size": t, "mode": "1d"}}. Every rank calls it, also
     with an empty one. ValueError on all of them: they have different numbers."""
-    global _groups
     unknown = sorted(set(parallel) - {"pipeline", "tensor"})
     if unknown:
         raise ValueError(f"castor: the configuration's parallel has {', '.join(map(repr, unknown))}: expected 'pipeline' and 'tensor'")
@@ -58,7 +59,13 @@ def configure(parallel):
         return
     if isinstance(tensor, dict) and tensor.get("mode") not in (None, "1d"):
         raise ValueError(f"castor: tensor parallelism of mode {tensor['mode']!r}: expected '1d'")
-    _groups = ParallelGroups(*sizes)
+    use(ParallelGroups(*sizes))
+
+
+def use(made):
+    """`made` are the job's groups from here on."""
+    global _groups
+    _groups = made
 
 
 def _size(given):

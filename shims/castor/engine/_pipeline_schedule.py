@@ -35,6 +35,8 @@ class PipelineSchedule(BaseSchedule):
     with what the stage before gave, and where its forward takes more, with the microbatch's data as well: a dict by name, all else by
     position. The criterion gets the last stage's output and the label."""
 
+    every_stage_loads = False  # a stage between the others computes with the batch, too
+
     def __init__(self, num_microbatches, batch_data_process_func=None, tensor_shape=None, scatter_gather_tensors=False):
         super().__init__(batch_data_process_func)
         if not isinstance(num_microbatches, int) or num_microbatches < 1:
@@ -141,7 +143,7 @@ class PipelineSchedule(BaseSchedule):
         parameter = next((p for p in engine.model.parameters()), None)
         trouble = None if parameter is not None or forward_only else (
             f"stage {groups.stage} has no parameters, so that it has nothing to train: give it a part of the model that has some")
-        _agreement.begin_batch(self, data_iter, groups.stage == 0 or last, self._settings(forward_only), trouble, groups.model_group, device)
+        _agreement.begin_batch(self, data_iter, groups.stage == 0 or last or self.every_stage_loads, self._settings(forward_only), trouble, groups.model_group, device)
         dtype = torch.float64 if parameter is not None and parameter.dtype is torch.float64 else torch.float32
         loss = torch.zeros(1, device=device, dtype=dtype) if last and (return_loss or not forward_only) else None
         returned = [] if last and return_output_label else None
@@ -152,8 +154,12 @@ class PipelineSchedule(BaseSchedule):
             self._batch = None
         if not last:
             return None, None, None
-        output, label = _together(returned) if returned else (None, None)
+        output, label = self._together(returned) if returned else (None, None)
         return output, label, loss if return_loss else None
+
+    @staticmethod
+    def _together(returned):
+        return _together(returned)
 
     def _settings(self, forward_only):
         """What must be alike on all ranks of a pipeline."""
@@ -282,6 +288,8 @@ def _whole(value):
 
 def _call_stage(model, call, given, data):
     """Calls a later stage's model, by `call`, with what the stage before gave, and with the data if its forward takes more."""
+    if getattr(model, "takes_all", False):
+        return call(given, data)
     parameters = inspect.signature(_forward_of(model)).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

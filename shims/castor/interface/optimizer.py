@@ -1,4 +1,6 @@
 """An optimizer as the Booster returns it (Colossal-AI: colossalai.interface.optimizer)."""
+import functools
+
 import torch
 
 from ..utils.optimizer_wrapper import WrappedOptimizer
@@ -34,10 +36,22 @@ class OptimizerWrapper(WrappedOptimizer):
             return super().backward_by_grad(tensor, grad)
         return torch.autograd.backward(tensor, grad, inputs=inputs, retain_graph=retain_graph)
 
-    def step(self, *args, **kwargs):
-        if self._max_norm > 0:
+    def step(self, closure=None, *args, **kwargs):
+        """Clips, if the plugin has a `max_norm`, and steps. A closure's gradients are clipped each time that it is called."""
+        if self._max_norm > 0 and closure is None:
             self.clip_grad_by_norm(self._max_norm, self._norm_type)
-        return super().step(*args, **kwargs)
+        elif self._max_norm > 0:
+            return super().step(self._clipped(closure), *args, **kwargs)
+        return super().step(*args, **kwargs) if closure is None else super().step(closure, *args, **kwargs)
+
+    def _clipped(self, closure):
+        @functools.wraps(closure)
+        def run():
+            loss = closure()
+            self.clip_grad_by_norm(self._max_norm, self._norm_type)
+            return loss
+
+        return run
 
     def scale_loss(self, loss):
         """The loss as backward() takes it; where a loss scale is applied elsewhere, `loss` itself."""

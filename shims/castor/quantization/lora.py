@@ -40,5 +40,7 @@ def save(model, checkpoint, use_safetensors=False):
     module = model.unwrap() if isinstance(model, ModelWrapper) else model
     if not isinstance(module, peft.PeftModel):
         raise ValueError(f"castor: save_lora_as_pretrained() of a {type(module).__name__}, which has no LoRA modules: give it the model of enable_lora()")
+    gather = getattr(model, "gathered_state", None)  # of a model whose layers are on several ranks, each of which calls this
+    state = {} if gather is None else {"state_dict": gather()}
     if not dist.is_initialized() or dist.get_rank() == 0:
-        module.save_pretrained(checkpoint, safe_serialization=use_safetensors)
+        module.save_pretrained(checkpoint, safe_serialization=use_safetensors, **state)

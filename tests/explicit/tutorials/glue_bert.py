@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForSequenceClassification, get_linear_s
 import colossalai
 from colossalai.accelerator import get_accelerator
 from colossalai.booster import Booster
-from colossalai.booster.plugin import GeminiPlugin, LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
+from colossalai.booster.plugin import GeminiPlugin, LowLevelZeroPlugin, TorchDDPPlugin
 from colossalai.cluster import DistCoordinator
 from colossalai.nn.optimizer import HybridAdam
 
@@ -87,6 +87,8 @@ def main():
     elif args.plugin == "low_level_zero":
         plugin = LowLevelZeroPlugin(initial_scale=2**5)
     elif args.plugin == "torch_fsdp":
+        from colossalai.booster.plugin import TorchFSDPPlugin
+
         plugin = TorchFSDPPlugin()
     booster = Booster(plugin=plugin, **booster_kwargs)
 

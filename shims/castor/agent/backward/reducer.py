@@ -15,6 +15,12 @@ from . import gradients
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
+ASIDE = {  # methods of DistributedDataParallel: why one that is called leaves the module to PyTorch
+    "register_comm_hook": "the script registers a communication hook",
+    "_register_builtin_comm_hook": "the script registers a communication hook",
+    "join_hook": "the script trains on uneven inputs (Join)",
+    "_update_process_group": "the script changes the process group",
+}
 
 
 def why_not(parameters, process_group, expect_sparse):
@@ -204,12 +210,7 @@ def install():
     patching.replace("torch.distributed.Logger", lambda _: _make_logger)
     patching.replace("torch.nn.parallel.distributed._verify_param_shape_across_processes", _verify)
     patching.replace("torch.nn.parallel.distributed._sync_module_states", _adopt_before_broadcast)
-    for name, reason in {
-        "register_comm_hook": "the script registers a communication hook",
-        "_register_builtin_comm_hook": "the script registers a communication hook",
-        "join_hook": "the script trains on uneven inputs (Join)",
-        "_update_process_group": "the script changes the process group",
-    }.items():
+    for name, reason in ASIDE.items():
         patching.replace(f"{_DDP}.{name}", functools.partial(_stepping_aside, reason))
 
 

@@ -1,0 +1,4 @@
+#include "held.h"
+
+int held_count;
+const held_calls *held_now;
