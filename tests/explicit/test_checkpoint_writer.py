@@ -16,7 +16,7 @@ class Moment(unittest.TestCase):
         for rank, found in enumerate(jobs.once("checkpoint_writer_rank.py", ranks, how, CASTOR_CHECKPOINT="async")):
             self.assertEqual(found.pop("plugin"), how)
             self.assertGreater(found.pop("copied later"), 0)
-            self.assertEqual(len(found), 20)
+            self.assertEqual(len(found), 22)
             for name, right in found.items():
                 self.assertTrue(right, f"rank {rank} of {ranks}, {how}: {name}")
 
