@@ -20,6 +20,7 @@ BATCH, STEPS = 8, 3
 NEAR = {torch.float64: {"rtol": 1e-9, "atol": 1e-11}, torch.float32: {"rtol": 1e-5, "atol": 2e-6}}
 IN_FLOAT = {"rtol": 1e-6, "atol": 1e-8}  # double precision with normalizations that transformers computes in float
 IN_16_BITS = {"rtol": 0.02, "atol": 2e-3}  # beside plain PyTorch in float: a step is ten times as large
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 wrong, compared = [], 0
 
 
@@ -31,6 +32,7 @@ def same(name, got, expected, near=None):
             wrong.append(f"{name}: {'none' if got is None else 'some'} instead of {'none' if expected is None else 'some'}")
         return
     near = near or (IN_FLOAT if name.startswith(("llama", "qwen3", "t5")) and got.dtype is torch.float64 else None) or NEAR[got.dtype if got.is_floating_point() else torch.float64]
+    expected = expected.to(got.device)
     got, expected = got.detach().double(), expected.detach().double()
     if got.shape != expected.shape or not torch.allclose(got, expected, **near):
         error = (got - expected).abs().max().item() if got.shape == expected.shape else "shape"
@@ -44,9 +46,13 @@ def whole(tensor):
 def mean_of_replicas(plugin, loss, dtype):
     """The last stages' losses, on every rank."""
     last = plugin.stage_manager is None or plugin.stage_manager.is_last_stage()
-    total = torch.tensor([loss.item() if last else 0.0, float(last)], dtype=torch.float64)
+    total = torch.tensor([loss.item() if last else 0.0, float(last)], dtype=torch.float64, device=DEVICE)
     dist.all_reduce(total)
     return (total[0] / total[1]).to(dtype)
+
+
+def on_device(batch):
+    return torch.utils._pytree.tree_map(lambda t: t.to(DEVICE), batch)
 
 
 def plugin_of(tp, pp, **more):
@@ -67,7 +73,7 @@ def train(plugin, booster, model, optimizer, batch, loss_of, dtype):
     return loss, outputs
 
 
-def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="float64", near=None, lora=False, **more):
+def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="float64", near=None, lora=False, checkpointing=False, **more):
     from castor.booster import Booster
 
     make, make_batch, loss_of = MODELS[name]
@@ -75,7 +81,7 @@ def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="f
     if dtype is torch.float32 and loss_of.__name__ == "_of_logits":
         loss_of = own_loss
     torch.manual_seed(11)
-    model = make().to(dtype)
+    model = make().to(DEVICE, dtype)
     if lora:
         import peft
 
@@ -94,10 +100,12 @@ def beside_plain(case, tp, pp, name, optimizer, clip=0.0, accumulate=1, dtype="f
     model, own, loss_of, _, scheduler = booster.boost(model, own, loss_of, lr_scheduler=schedules[1])
     plain.train()
     model.train()
+    if checkpointing:
+        model.unwrap().gradient_checkpointing_enable()
     generator, kept = torch.Generator().manual_seed(5), {}
     for step in range(STEPS):
         for micro in range(accumulate):
-            batch = part(make_batch(generator, BATCH), 0, 1, dtype)
+            batch = on_device(part(make_batch(generator, BATCH), 0, 1, dtype))
             expected = loss_of(call(plain, batch), batch)
             expected.backward()
             with booster.no_sync(model, own) if micro < accumulate - 1 and step else torch.enable_grad():
@@ -147,7 +155,7 @@ def resumed(case, tp, pp, name, optimizer, layouts=(), shard=False, parts=False,
     of_model, of_optimizer = (os.path.join(folder, one) for one in (("model", "optimizer") if shard else ("model.bin", "optimizer.bin")))
     booster.save_model(model, of_model, shard=shard, size_per_shard=0.01, gather_dtensor=not parts)
     booster.save_optimizer(own, of_optimizer, shard=shard, size_per_shard=0.01, gather_dtensor=not parts)
-    batch = part(make_batch(torch.Generator().manual_seed(6), BATCH), 0, 1, dtype)
+    batch = on_device(part(make_batch(torch.Generator().manual_seed(6), BATCH), 0, 1, dtype))
     loss_of(call(plain, batch), batch).backward()
     reference.step()
     if not parts:
@@ -177,7 +185,7 @@ def resumed(case, tp, pp, name, optimizer, layouts=(), shard=False, parts=False,
 
 def fresh(make, dtype, optimizer):
     torch.manual_seed(12)
-    model = make().to(dtype)
+    model = make().to(DEVICE, dtype)
     return model, OPTIMIZERS[optimizer](model.parameters())
 
 

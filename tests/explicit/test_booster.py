@@ -27,6 +27,7 @@ CASES = [case for cases in FEATURES.values() for case in cases] + list(HABITS)
 SHORT = ("sgd+tied+kept+alone", "adamw+lora+clip", "adamw+fp16+clip", "sgd+bf16+no_sync", "adamw+lazy")  # the others are these in other combinations
 # On ranks that divide tensors, what does not look at the model's inside. (A batch norm's statistics are of a rank's part of the batch.)
 OF_WHOLE_BATCHES = [case for case in CASES if not {"compiled", "alone", "batchnorm", "tied"} & set(case.split("+"))]
+HALF = [case for case in CASES if "fp16" in case or "bf16" in case]
 SAME_BITS = {"none", "ddp", "zero1", "zero2", "gemini"}
 TOLERANCE = (1e-5, 1e-2)  # of floats, and of 16 bits
 
@@ -42,7 +43,9 @@ class Beside(unittest.TestCase):
 
     def near(self, ours, theirs, case, name):
         self.assertEqual(ours["names"], theirs["names"], name)
-        for key in ("losses", "norms", "numbers"):
+        # Under hybrid, what a model of 16 bits shows is rounded (docs/hybrid.md); the losses of later steps tell of its masters.
+        rounded = "hybrid" in name and ("fp16" in case or "bf16" in case)
+        for key in ("losses", "norms") if rounded else ("losses", "norms", "numbers"):
             for one, other in zip(ours[key], theirs[key], strict=True):
                 self.assertAlmostEqual(one, other, delta=TOLERANCE["fp16" in case or "bf16" in case] * max(1, abs(other)), msg=f"{name}: {key}")
 
@@ -67,13 +70,12 @@ class Table(Beside):
                 for case in cases:
                     self.assertEqual(ours[rank][case], theirs[rank][case], f"{plugin}, {case}, rank {rank} of {ranks}")
 
-    def close(self, plugin, ranks, cases, beside, on_devices=False):
+    def close(self, plugin, ranks, cases, beside, by="plain"):
         """The plugin adds in another order than plain PyTorch on `beside` ranks, with whose numbers its own are compared."""
-        more = simulated.environment(devices=ranks, memory="1G", numbers=True, base=runner.environment()) if on_devices else {}
-        theirs = jobs.job("booster_rank.py", beside, jobs.NONE if on_devices else jobs.ALONE, "plain", *cases, **(alone() if beside == 1 else {}), **more)
-        for rank, ours in enumerate(jobs.job("booster_rank.py", ranks, jobs.NONE, plugin, *cases, **more)):
+        theirs = jobs.job("booster_rank.py", beside, jobs.ALONE, by, *cases, **(alone() if beside == 1 else {}))
+        for rank, ours in enumerate(jobs.job("booster_rank.py", ranks, jobs.NONE, plugin, *cases)):
             for case in cases:
-                self.near(ours[case], theirs[ours[case]["part"]][case], case, f"{plugin}, {case}, rank {rank} of {ranks}")
+                self.near(ours[case], theirs[ours[case]["part"]][case], case if by == "plain" else "", f"{plugin}, {case}, rank {rank} of {ranks}")
 
     def test_on_two_ranks(self):
         self.beside(("gemini", "ddp"), 2, SHORT)
@@ -81,7 +83,8 @@ class Table(Beside):
     @runner.long  # test_fsdp, test_hybrid
     def test_what_adds_in_another_order(self):
         for ranks in (2, 4):
-            self.close("fsdp", ranks, CASES, ranks)
+            self.close("fsdp", ranks, [case for case in CASES if case not in HALF], ranks)
+            self.close("fsdp", ranks, [case for case in HALF if "alone" not in case], ranks, "plain-fsdp")
             self.close("hybrid-1", ranks, [case for case in CASES if "compiled" not in case and "alone" not in case], ranks)
         self.close("hybrid-2", 2, OF_WHOLE_BATCHES, 1)
         self.close("hybrid-2", 4, OF_WHOLE_BATCHES, 2)

@@ -213,6 +213,22 @@ class WithoutGpu(unittest.TestCase):
         self.check("workers", [1.0, 5.0, 9.0, 13.0])
         self.check("compiled", [[[5.0, 5.0], [5.0, 5.0]], "torch.float32"])
         self.check("ranks", ["gloo", "gloo", True, [2, 1]])
+        self.check("mesh", ["cpu", "cpu"])
+
+    def test_launchers(self):
+        self.check("launchers", [[["gloo", 1]] * 2, [
+            "castor: launch_from_slurm found no SLURM_PROCID and no SLURM_NPROCS and no SLURM_LOCALID",
+            "castor: launch_from_openmpi found no OMPI_COMM_WORLD_RANK and no OMPI_COMM_WORLD_SIZE and no OMPI_COMM_WORLD_LOCAL_RANK"],
+            ["h", 7, 1, 2, None]])
+
+    @runner.long  # without_gpu_rank.py
+    def test_a_script_for_gpus_under_a_plugin(self):
+        printed = []
+        for how in (jobs.NONE, jobs.GEMINI):
+            done = jobs.start([*runner.ranks(2)[1:], os.path.join(jobs.FOLDER, "cuda_ddp.py")], how, CASTOR_COMPAT="1")
+            self.assertEqual((done.returncode, "without the plugin" in done.stderr), (0, False), done.stderr)
+            printed.append(done.stdout.splitlines())
+        self.assertEqual((len(printed[0]), printed[0]), (3, printed[1]))
 
     def test_it_is_said_once_and_at_the_first_device(self):
         line = 'castor: there is no GPU: "cuda" means the CPU here (CASTOR_COMPAT=1)'

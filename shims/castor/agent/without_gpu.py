@@ -170,6 +170,14 @@ def _new_group(stock):
     return new_group
 
 
+def _mesh(stock):
+    @functools.wraps(stock)
+    def __init__(self, device_type, *args, **kwargs):
+        stock(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    return __init__
+
+
 def _ddp(stock):
     @functools.wraps(stock)
     def __init__(self, module, device_ids=None, output_device=None, *args, **kwargs):
@@ -209,6 +217,7 @@ def install():
     if torch.distributed.is_available():
         patching.replace("torch.distributed.distributed_c10d.init_process_group", _group)
         patching.replace("torch.distributed.distributed_c10d.new_group", _new_group)
+        patching.replace("torch.distributed.device_mesh.DeviceMesh.__init__", _mesh)
         patching.replace("torch.nn.parallel.DistributedDataParallel.__init__", _ddp)
     torch.serialization.register_package(15, lambda storage: None, _deserialize)  # before CUDA's own, 20
     core.cuda_is_cpu()

@@ -55,7 +55,7 @@ def save_optimizer(optimizer, checkpoint, shard, gather_dtensor, prefix, size_pe
     distributed = [t for t in _torch_files.tensors_in(saved["state"]) if _distributed.is_distributed(t)]
     if parted:
         info = Info(part=[rank, _ranks.world()], layouts={str(i): _distributed.layout(p) for i, p in enumerate(parameters) if _distributed.is_distributed(p)})
-        part = _saving.part_of(checkpoint, shard)
+        part = _saving.make_part(checkpoint, shard)
         _write(saved, _place(part, shard), shard, prefix, most, use_async, info, True, os.path.isdir(part))
         return
     number, is_saved, error = _ranks.note(checkpoint), False, None
@@ -125,7 +125,7 @@ def _add_shards(job, saved, path, prefix, most, info, parted):
 
 def load_optimizer(optimizer, checkpoint, prefix):
     _ranks.wait_for_save(checkpoint)
-    path = _files.find(_loading.own_part(os.fspath(checkpoint)), OPTIMIZER)
+    path = _files.find(_loading.own_part(os.fspath(checkpoint), OPTIMIZER), OPTIMIZER)
     saved, info = _of_index(path, prefix) if _files.is_index(path) else _of_file(path)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     _check(path, saved, info, optimizer, parameters)

@@ -154,7 +154,7 @@ def save_model(module, checkpoint, shard, gather_dtensor, prefix, size_per_shard
         return
     plan = Plan(module, prefix, gather_dtensor, use_safetensors)
     if plan.parted:
-        write(plan, place(plan, part_of(checkpoint, shard), shard), shard, most, use_async)
+        write(plan, place(plan, make_part(checkpoint, shard), shard), shard, most, use_async)
         return
     number, saved, error = _ranks.note(checkpoint), False, None
     try:
@@ -168,7 +168,7 @@ def save_model(module, checkpoint, shard, gather_dtensor, prefix, size_per_shard
             raise error
         if writes:
             _write_all(plan, where, shard, most, use_async)
-        else:
+        elif plan.gathers:
             _gather_rest(plan, shard, most)
         saved = True
     finally:
@@ -201,11 +201,17 @@ def part_of(checkpoint, shard):
     """Where this rank's part of a checkpoint is (gather_dtensor=False)."""
     own = f"rank-{_ranks.rank():05d}-of-{_ranks.world():05d}"
     if shard or os.path.isdir(checkpoint):
-        path = os.path.join(checkpoint, own)
-        os.makedirs(path, exist_ok=True)
-        return path
+        return os.path.join(checkpoint, own)
     stem, suffix = os.path.splitext(checkpoint)
     return f"{stem}.{own}{suffix}"
+
+
+def make_part(checkpoint, shard):
+    """The same, with its folder."""
+    path = part_of(checkpoint, shard)
+    if shard or os.path.isdir(checkpoint):
+        os.makedirs(path, exist_ok=True)
+    return path
 
 
 def write(plan, where, shard, most, use_async):

@@ -121,8 +121,7 @@ def _search(module, name, size, plan, tied, known):
     if len(linears) < 2:
         return
     children = list(module.named_children())
-    repeats = isinstance(module, (nn.ModuleList, nn.Sequential)) and any(len(_linears(child)) > 1 for _, child in children)
-    if not repeats and not any(isinstance(one, nn.Embedding) or _takes_heads(one) or _hooked(one) for one in module.modules()):
+    if not _repeats(module) and not any(isinstance(one, nn.Embedding) or _takes_heads(one) or _hooked(one) for one in module.modules()):
         key = _signature(module)
         if key not in known:
             known[key] = _analyse(module, linears, size)
@@ -134,6 +133,11 @@ def _search(module, name, size, plan, tied, known):
             return
     for child_name, child in children:
         _search(child, f"{name}.{child_name}" if name else child_name, size, plan, tied, known)
+
+
+def _repeats(module):
+    """It has a chain of layers, each of which is looked at by itself: a copy of all of them would be large."""
+    return any(isinstance(one, (nn.ModuleList, nn.Sequential)) and sum(len(_linears(child)) > 1 for child in one) > 1 for one in module.modules())
 
 
 def _hooked(module):

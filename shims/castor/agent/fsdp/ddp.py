@@ -9,6 +9,7 @@ import itertools
 import os
 import threading
 
+import torch
 import torch.distributed as dist
 
 from .. import core, patching
@@ -37,9 +38,11 @@ class Reducer:
     def __init__(self, model):
         self.model = model
 
+    @torch._disable_dynamo  # a compiled wrapper calls them each time
     def prepare_for_forward(self):
         self.model.free_gathered()
 
+    @torch._disable_dynamo
     def prepare_for_backward(self, outputs):
         self.model.expecting = True
 
