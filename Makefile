@@ -123,11 +123,11 @@ $(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernel
 	$(CC) $(CFLAGS_ALL) -o $@ $^
 # Its step is to wait for memory, not for arithmetic.
 $(B)/obj/bench/disk/disk.o: CFLAGS_ALL += -O3
-$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue disk/threads arena/pages core/error core/log core/thread)
+$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue disk/threads arena/pages core/error core/held core/log core/thread)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Replays recorded moments through the chunk manager on the tests' fake backend; bench/policy.
-$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/support/fake_backend.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments placement prefetch victims) $(patsubst %,$(B)/obj/interpose/core/%.o,error file_bytes log)
+$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/support/fake_backend.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments placement prefetch victims) $(patsubst %,$(B)/obj/interpose/core/%.o,error file_bytes held log)
 	@mkdir -p $(@D)
 	$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Decisions per second of interpose/parallel; bench/parallel.

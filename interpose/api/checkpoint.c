@@ -2,6 +2,7 @@
 #include "castor.h"
 
 #include <string.h>
+#include "checkpoint/checksum.h"
 #include "checkpoint/copies.h"
 #include "checkpoint/hold.h"
 #include "checkpoint/queue.h"
@@ -93,4 +94,11 @@ int castor_checkpoint_failure(const char **path) {
 castor_status castor_checkpoint_checksum(const char *path, uint64_t *out) {
     failure failed = {0};
     return stream_checksum(path, out, &failed) ? CASTOR_OK : job_error(&failed, "read");
+}
+
+void castor_checkpoint_checksum_of(const void *data, uint64_t bytes, uint64_t *out) {
+    checksum sum;
+    checksum_begin(&sum);
+    checksum_add(&sum, data, bytes);
+    *out = checksum_end(&sum);
 }

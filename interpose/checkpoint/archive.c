@@ -42,11 +42,12 @@ bool archive_begin(archive *a, const char *folder, uint64_t alignment) {
     return a->folder != NULL;
 }
 
-/* The extra field of a record that is large or lies far behind; 0 bytes otherwise. */
-static size_t long_extra(const archive_record *r, char out[LONG_EXTRA_MAX]) {
+/* The extra field of a record that is large or lies far behind; 0 bytes otherwise. `stored`: its bytes in the file, which PyTorch
+ * does not know yet when it writes the header. */
+static size_t long_extra(const archive_record *r, uint64_t stored, char out[LONG_EXTRA_MAX]) {
     char *at = out + 4;
     if (r->bytes >= LIMIT)
-        at = put(put(at, r->bytes, 8), r->bytes, 8);
+        at = put(put(at, r->bytes, 8), stored, 8);
     if (r->offset >= LIMIT)
         at = put(at, r->offset, 8);
     size_t bytes = (size_t)(at - out);
@@ -65,7 +66,7 @@ bool archive_record_add(archive *a, const char *name, uint64_t bytes, char **hea
     size_t length = strlen(a->folder) + 1 + strlen(name);
     *r = (archive_record){malloc(length + 1), a->size, bytes, 0};
     char extra[LONG_EXTRA_MAX];
-    size_t extra_bytes = long_extra(r, extra), before = LOCAL_BYTES + length + extra_bytes + 4;
+    size_t extra_bytes = long_extra(r, 0, extra), before = LOCAL_BYTES + length + extra_bytes + 4;
     size_t padding = (a->alignment - (a->size + before) % a->alignment) % a->alignment;
     *header_bytes = before + padding;
     *header = malloc(*header_bytes);
@@ -118,7 +119,7 @@ bool archive_directory(const archive *a, char **out, size_t *bytes) {
     for (uint32_t i = 0; i < a->count; i++) {
         const archive_record *r = &a->records[i];
         char extra[LONG_EXTRA_MAX];
-        size_t extra_bytes = long_extra(r, extra), length = strlen(r->name);
+        size_t extra_bytes = long_extra(r, r->bytes, extra), length = strlen(r->name);
         at = put(put(put(put(at, 0x02014b50, 4), 0, 4), flags_of(r), 2), 0, 6);
         at = put(put(put(at, r->crc, 4), limited(r->bytes), 4), limited(r->bytes), 4);
         at = put(put(put(put(at, length, 2), extra_bytes, 2), 0, 2), 0, 2); /* no comment; disk 0 */

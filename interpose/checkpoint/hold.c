@@ -268,7 +268,7 @@ static bool hold_guard(hold *h, const hold_maps *maps) {
     h->head = from - (uintptr_t)h->address;
     h->guarded = to - from;
     h->edges = malloc(h->bytes - h->guarded + 1);
-    h->grains = calloc(grain_count(h), sizeof *h->grains);
+    h->grains = calloc(grain_count(h) + 1, sizeof *h->grains);
     if (!h->edges || !h->grains || !room_make())
         return false;
     size_t tail = h->bytes - h->head - h->guarded;

@@ -56,6 +56,12 @@ const failure *job_failure(void) {
 
 castor_status job_error(const failure *failed, const char *doing) {
     last = *failed;
+    if (failed->error == EFAULT)
+        return error_set(CASTOR_ERR_SYSTEM,
+                         "cannot %s %s: the memory of a tensor was unmapped or replaced, or there was no "
+                         "memory for a copy "
+                         "of it, before it was written",
+                         doing, failed->path);
     return error_set(failed->error == ENOMEM ? CASTOR_ERR_MEMORY : CASTOR_ERR_SYSTEM,
                      "cannot %s %s (errno %d)", doing, failed->path, failed->error);
 }
@@ -122,7 +128,7 @@ castor_status job_bytes_add(job *j, const void *data, size_t bytes) {
     if (!copy)
         return no_memory();
     memcpy(copy, data, bytes);
-    return owned_add(j, PIECE_BYTES, copy, bytes);
+    return owned_add(j, PIECE_BYTES, copy, bytes); /* NOLINT(clang-analyzer-unix.Malloc): the job has it */
 }
 
 castor_status job_memory_add(job *j, const void *data, size_t bytes) {

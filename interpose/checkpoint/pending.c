@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include "core/log.h"
 
 #define PLACES      256
 #define WAIT_NS     100000000 /* between two looks whether the process that writes still lives */
@@ -68,8 +69,8 @@ bool pending_any(void) {
 
 /* The whole path, with the directory's links resolved by the kernel; false: there is no such directory. */
 static bool resolve(int folder, const char *path, char out[PATH_MAX]) {
-    char link[PROC_FD_MAX] = "/proc/self/fd/", parent[PATH_MAX];
-    size_t length = strlen(path), digits = 0;
+    char link[PROC_FD_MAX], parent[PATH_MAX];
+    size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/')
         length--;
     size_t name = length;
@@ -86,11 +87,7 @@ static bool resolve(int folder, const char *path, char out[PATH_MAX]) {
     int fd = (int)syscall(SYS_openat, folder, parent, O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
     if (fd < 0)
         return false;
-    char number[16];
-    for (int rest = fd; digits == 0 || rest > 0; rest /= 10)
-        number[digits++] = (char)('0' + rest % 10);
-    for (size_t at = strlen(link); digits > 0; link[at] = 0)
-        link[at++] = number[--digits];
+    log_format(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t got = syscall(SYS_readlinkat, AT_FDCWD, link, out, PATH_MAX - 1);
     syscall(SYS_close, fd);
     size_t rest = whole ? 0 : length - name;

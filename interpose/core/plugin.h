@@ -7,7 +7,7 @@
 typedef struct plugin_info {
     const char *name;
     int engine; /* what the agent does with models (plugins.def) */
-    int shards;  /* the number of kinds that only one node keeps: optimizer states, gradients, parameters */
+    int shards; /* the number of kinds that only one node keeps: optimizer states, gradients, parameters */
 } plugin_info;
 
 extern const plugin_info plugin_table[CASTOR_PLUGIN_COUNT];

@@ -2,7 +2,7 @@
 
     booster_rank.py PLUGIN [save FOLDER | load FOLDER | on] CASE...
 
-PLUGIN: plain, plain-autocast, or a name of make_plugin's; `none` is a Booster without one. A case is words joined by +: sgd or adamw; fp16 or
+PLUGIN: plain, plain-autocast, plain-fsdp (fully_shard), or a name of make_plugin's; `none` is a Booster without one. A case is words joined by +: sgd or adamw; fp16 or
 bf16; lora, no_sync, lazy, clip; kinds of models (build) and habits (train); and how it is saved: shard, safe, background. Of each: the losses and norms of this rank, and the bits of
 parameters and states at its end. `save` saves then, `load` goes on from there, `on` goes on without an interruption."""
 import contextlib
@@ -57,6 +57,13 @@ def make_plugin(name, precision):
         return plugins.GeminiPlugin(hysteresis=1, **chosen)
     if name == "gemini-static":
         return plugins.GeminiPlugin(hysteresis=1, offload_optim_frac=1.0, offload_param_frac=1.0, min_chunk_size_m=0.25, search_range_m=1, **chosen)
+    if name == "fsdp":
+        from torch.distributed.fsdp import MixedPrecision
+
+        half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
+        return plugins.TorchFSDPPlugin(mixed_precision=half and MixedPrecision(param_dtype=half, reduce_dtype=torch.float32))
+    if name.startswith("hybrid"):  # hybrid-TP: its data-parallel ranks have a store
+        return plugins.HybridParallelPlugin(tp_size=int(name[-1]), pp_size=1, zero_stage=1, hysteresis=1, **chosen)
     if name == "zero1-offload":
         return plugins.LowLevelZeroPlugin(cpu_offload=True, initial_scale=2**16, hysteresis=1, **chosen)
     return None
@@ -74,22 +81,28 @@ def batch(step, part, parts, device):
     return x[part::parts].to(device), y[part::parts].to(device)
 
 
+def whole(tensor):
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def bits(tensors):
     summed = hashlib.sha256()
     for t in tensors:
-        summed.update(t.detach().float().cpu().numpy().tobytes())
+        summed.update(t.float().cpu().numpy().tobytes())
     return summed.hexdigest()
 
 
 def states(optimizer):
-    return [value for p in optimizer.state_dict()["state"].values() for value in p.values() if isinstance(value, torch.Tensor)]
+    of = sorted(optimizer.state_dict()["state"].items())
+    return [whole(value) for _, p in of for _, value in sorted(p.items()) if isinstance(value, torch.Tensor)]
 
 
 class Plain:
     """The case in plain PyTorch."""
 
-    def __init__(self, words, device, autocast):
-        self.words, self.device = words, device
+    def __init__(self, words, device, autocast, sharded):
+        self.words, self.device, self.sharded = words, device, sharded
         self.half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(next((w for w in words if w in ("fp16", "bf16")), None))
         torch.manual_seed(1)
         model = build(words)
@@ -102,9 +115,16 @@ class Plain:
         self.optimizer = optimizer_for(words, self.parameters)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
         self.autocast = autocast and self.half is not None
-        self.masters = self.half is not None and not autocast
+        self.masters = self.half is not None and not autocast and not sharded
         self.scale = 2.0**16 if self.half is torch.float16 else 1.0
-        if self.masters:
+        if sharded:
+            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+            self.ddp = fully_shard(self.model, mp_policy=MixedPrecisionPolicy(param_dtype=self.half, reduce_dtype=torch.float32))
+            self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+            self.optimizer = optimizer_for(words, self.parameters)
+            self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+        elif self.masters:
             self.narrow = self._narrow()
         elif dist.get_world_size() > 1:
             self.ddp = DistributedDataParallel(torch.compile(self.model, backend="eager") if "compiled" in words else self.model, device_ids=[device] if device.type == "cuda" else None)
@@ -128,12 +148,20 @@ class Plain:
         if self.masters:
             return F.mse_loss(self.narrow(x).float(), y)
         with torch.autocast(self.device.type, dtype=self.half, enabled=self.autocast):
-            return F.mse_loss(self.ddp(x), y)
+            return F.mse_loss(self.ddp(x).float() if self.sharded else self.ddp(x), y)
 
     def backward(self, loss):
-        (self.scaler.scale(loss) if self.autocast else loss * self.scale).backward()
+        (self.scaler.scale(loss) if self.autocast else loss * self.scale if self.masters else loss).backward()
+
+    @contextlib.contextmanager
+    def _added_up(self):
+        self.ddp.set_requires_gradient_sync(False)
+        yield
+        self.ddp.set_requires_gradient_sync(True)
 
     def no_sync(self):
+        if self.sharded:
+            return self._added_up()
         return self.ddp.no_sync() if not self.masters and dist.get_world_size() > 1 else contextlib.nullcontext()
 
     def before_step(self):
@@ -151,7 +179,7 @@ class Plain:
             n.grad = None
 
     def clip(self):
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, 0.5)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters, 0.5))
         if self.masters and norm > 0.5:  # docs/precision.md: what bf16 clips is rounded once more
             for p in self.parameters:
                 p.grad = p.grad.to(self.half).float() if self.half is torch.bfloat16 else p.grad
@@ -200,7 +228,7 @@ class Boosted:
         self.model, self.optimizer, self.criterion, _, self.scheduler = self.booster.boost(model, optimizer, F.mse_loss, lr_scheduler=scheduler)
 
     def forward(self, x, y):
-        return self.criterion(self.model(x), y)
+        return self.criterion(self.model(x).float(), y)
 
     def backward(self, loss):
         self.booster.backward(loss, self.optimizer)
@@ -264,8 +292,8 @@ def train(case, run, words, first=0):
             with torch.no_grad():
                 norms.append(float(run.whole()(batch(step, 0, 1, run.device)[0]).float().sum()))
                 norms.append(sum(float(t.double().sum()) for t in run.whole().state_dict().values()))
-    model = run.whole().state_dict()
-    found(case, {"losses": losses, "norms": norms, "names": [key.removeprefix("_orig_mod.") for key in model], "model": bits(model.values()),
+    model = {key: whole(value) for key, value in run.whole().state_dict().items()}
+    found(case, {"part": run.part[0], "losses": losses, "norms": norms, "names": [key.removeprefix("_orig_mod.") for key in model], "model": bits(model.values()),
                  "optimizer": bits(states(run.optimizer)), "numbers": [float(t.double().sum()) for t in model.values()]})
 
 
@@ -281,7 +309,7 @@ def main():
     for case in cases:
         words = case.split("+")
         if name.startswith(PLAIN):
-            run = Plain(words, device, autocast=name == "plain-autocast" or on_devices)
+            run = Plain(words, device, name == "plain-autocast" or on_devices, name == "plain-fsdp")
         else:
             run = Boosted(name, words, device)
         if does == "load":

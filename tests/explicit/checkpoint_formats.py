@@ -130,7 +130,8 @@ short = nn.Sequential(nn.Linear(24, 40))
 longer = nn.Sequential(nn.Linear(24, 40), nn.Linear(2, 2))
 disk.save_model(short, at("short"))
 disk.save_model(longer, at("longer"))
-found("strict", [raised(RuntimeError, disk.load_model, longer, at("short")).replace(folder, ""), raised(RuntimeError, disk.load_model, short, at("longer")).replace(folder, "")])
+found("strict", [raised(RuntimeError, disk.load_model, longer, at("short")).replace(folder, ""),
+                 raised(RuntimeError, disk.load_model, short, at("longer")).replace(folder, "")])
 disk.load_model(longer, at("short"), strict=False)
 found("not strict", torch.equal(longer[0].weight, short[0].weight))
 found("not strict, nothing fits", raised(RuntimeError, disk.load_model, nn.Sequential(nn.ReLU(), nn.Linear(24, 40)), at("short"), strict=False).replace(folder, ""))
@@ -140,7 +141,8 @@ found("saved meta", raised(RuntimeError, disk.save_model, nn.Linear(2, 2, device
 
 # ---- arguments
 found("arguments", [
-    raised(ValueError, disk.save_model, short, at("a.safetensors")).replace(folder, ""), raised(ValueError, disk.save_model, short, at("a.bin"), use_safetensors=True).replace(folder, ""),
+    raised(ValueError, disk.save_model, short, at("a.safetensors")).replace(folder, ""),
+    raised(ValueError, disk.save_model, short, at("a.bin"), use_safetensors=True).replace(folder, ""),
     raised(ValueError, disk.save_model, short, at("a"), shard=True, size_per_shard=0), raised(TypeError, disk.save_model, short, at("a"), prefix=3),
     raised(RuntimeError, disk.save_model, short, at("short"), shard=True).replace(folder, ""), raised(TypeError, disk.save_model, 3, at("a")),
     raised(OSError, disk.save_model, short, at("no", "folder")).replace(folder, ""),
@@ -180,7 +182,8 @@ for kind, options in ((torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.op
         trained(3, kind, *again)
         states = [[bits(t) for s in o.state_dict()["state"].values() for t in s.values() if isinstance(t, torch.Tensor)] for o in (expected[1], again[1])]
         resumed[f"{kind.__name__}, {shard}, {background}"] = [equal(expected[0], again[0]), states[0] == states[1] and len(states[0]) > 3,
-                                                              expected[2].state_dict() == again[2].state_dict(), expected[1].param_groups[0]["lr"] == again[1].param_groups[0]["lr"]]
+                                                              expected[2].state_dict() == again[2].state_dict(),
+                                                              expected[1].param_groups[0]["lr"] == again[1].param_groups[0]["lr"]]
         if shard and not background:
             optimizers_listed[kind.__name__] = sorted(n for n in os.listdir(place) if "optim" in n)
 found("resumed", resumed)

@@ -146,9 +146,16 @@ def without_sums(change):
 
 
 # ---- safetensors
+def exchanged(text):
+    one, two = text["1.running_mean"], text["1.weight"]
+    one["data_offsets"], two["data_offsets"] = two["data_offsets"], one["data_offsets"]
+
+
 case("cut off in the data", "one", lambda p: put(p, get(p)[:-5]))
 case("cut off in the header", "one", lambda p: put(p, get(p)[:40]))
 case("8 bytes", "one", lambda p: put(p, get(p)[:8]))
+case("a changed bit in a tensor", "one", lambda p: flip(p, -3))
+case("exchanged tensors", "one", header(exchanged))
 case("more than its tensors", "one", lambda p: put(p, get(p) + b"\0"))
 case("a huge header", "one", lambda p: put(p, (1 << 62).to_bytes(8, "little") + get(p)[8:]))
 case("a header of zero", "one", lambda p: put(p, bytes(8) + get(p)[8:]))
@@ -189,6 +196,8 @@ case("a module", "bin", lambda p: torch.save(saved, p))
 case("a list", "bin", lambda p: torch.save([1, 2], p))
 case("numbers for names", "bin", lambda p: torch.save({1: torch.ones(2)}, p))
 case("text for tensors", "bin", lambda p: torch.save({**saved.state_dict(), "0.bias": "text"}, p))
+case("integers for floats", "bin", lambda p: torch.save({**saved.state_dict(), "0.bias": torch.ones(24, dtype=torch.int32)}, p))
+case("floats for integers", "bin", lambda p: torch.save({**saved.state_dict(), "1.num_batches_tracked": torch.tensor(1.5)}, p))
 case("nested", "bin", lambda p: torch.save({"model": saved.state_dict()}, p))
 case("cut off archive", "bin", lambda p: put(p, get(p)[:-30]))
 case("half an archive", "bin", lambda p: put(p, get(p)[:len(get(p)) // 2]))

@@ -135,12 +135,26 @@ for safe in (False, True):
         dist.barrier()
 found("parts", [entries("parts-True-True"), sorted(n for n in os.listdir(folder) if n.startswith("parts-"))])
 index = CheckpointIndexFile.from_file(at("parts-True-True", f"rank-{rank:05d}-of-00002", "model.safetensors.index.json"))
+disk.save_model(Divided(7), at("mixed"), shard=True, gather_dtensor=False)
+disk.save_model(Divided(8), at("mixed"), shard=True)
+disk.save_optimizer(steps, at("mixed"), shard=True, gather_dtensor=False)
+dist.barrier()
+disk.load_model(same, at("mixed"))
+disk.load_optimizer(same_steps, at("mixed"))
+found("a whole beside parts", equal(wholes(same), wholes(Divided(8))))
+disk.load_model(same, at("divided-True-True"))
 found("index of a part", index.contains_dtensor())
 dist.barrier()
 for name in os.listdir(folder):
     if rank == 0 and name.startswith("parts-False-False.rank-"):
         os.rename(at(name), at(name.replace("of-00002", "of-00004")))
+    if rank == 0 and name == "parts-False-True":
+        os.rename(at(name, "rank-00000-of-00002"), at(name, "rank-00000-of-00004"))
+        shutil.rmtree(at(name, "rank-00001-of-00002"))
 dist.barrier()
+found("folder of another job", raised(RuntimeError, disk.load_model, same, at("parts-False-True")).replace(folder, ""))
+dist.barrier()
+found("and nothing is made there", entries("parts-False-True"))
 found("parts of another job", raised(RuntimeError, disk.load_model, same, at("parts-False-False.bin")).replace(folder, ""))
 
 # ---- ColoTensors

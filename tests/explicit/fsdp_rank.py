@@ -180,7 +180,7 @@ def main():
                     states=largest(states, optimizer.state_dict()))
         differences[" ".join(map(str, row))] = here
         if row == rows[1]:
-            whole(model, optimizer, kind, here, weights, states)
+            whole(booster, model, optimizer, kind, here, weights, states)
     found("differences", differences)
 
     policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -201,7 +201,7 @@ def main():
     end()
 
 
-def whole(model, optimizer, kind, here, weights, states):
+def whole(booster, model, optimizer, kind, here, weights, states):
     """What one rank does without the others."""
 
     def act():
@@ -214,7 +214,7 @@ def whole(model, optimizer, kind, here, weights, states):
         ema = copy.deepcopy(model.unwrap())
         pickled = io.BytesIO()
         torch.save(ema, pickled)
-        return saved.getvalue(), float(loss), float(loss_of(ema, kind, 50)), float(sum(p.norm() for p in model.parameters()))
+        return saved.getvalue(), float(loss), float(loss_of(ema, kind, 50).detach()), float(sum(p.detach().norm() for p in model.parameters()))
 
     gave, seconds = alone_on_rank_0(act)
     found("alone_seconds", seconds)
@@ -224,12 +224,30 @@ def whole(model, optimizer, kind, here, weights, states):
         here["saved"] = max(largest({k.removeprefix("module."): v for k, v in weights.items()}, plain_names), largest(states, loaded["optimizer"]))
         again = build(kind)
         again.load_state_dict(plain_names)
-        found("alone_losses", [gave[1], gave[2], float(loss_of(again, kind, 50))])
+        found("alone_losses", [gave[1], gave[2], float(loss_of(again, kind, 50).detach())])
     optimizer.load_state_dict(copy.deepcopy(states))
     model.load_state_dict(model.state_dict())
+    checkpoints(booster, model, optimizer, kind)
     loss_of(model, kind, 60).backward()
     optimizer.step()
     memory()
+
+
+def checkpoints(booster, model, optimizer, kind):
+    """Saved by the Booster, in one file and in shards; loaded into a model that nobody boosted, and back."""
+    folder = os.path.join(os.environ["EXPLICIT_TEST_FOUND"], "saved")
+    for shard in (False, True):
+        booster.save_model(model, f"{folder}-model-{shard}", shard=shard, size_per_shard=1, use_safetensors=True)
+        booster.save_optimizer(optimizer, f"{folder}-optimizer-{shard}", shard=shard, size_per_shard=1)
+        dist.barrier()
+        again = build(kind)
+        booster.load_model(again, f"{folder}-model-{shard}")
+        found(f"loaded_{shard}", largest({k.split("module.")[-1]: v for k, v in model.state_dict().items()}, again.state_dict()))
+        before = copy.deepcopy(optimizer.state_dict())
+        booster.load_model(model, f"{folder}-model-{shard}")
+        booster.load_optimizer(optimizer, f"{folder}-optimizer-{shard}")
+        found(f"states_{shard}", largest(before["state"], optimizer.state_dict()["state"]))
+        dist.barrier()
 
 
 def memory():

@@ -83,14 +83,16 @@ class Masters:
             p.copy_(master)
 
 
-def train(make, backward, wrap=lambda model: model, steps=STEPS, again=None, size=(96, 0), masters=False):
-    """Trains a fresh model; `backward(model, step)` makes the mean gradient of the ranks. `again`: (make, steps): another optimizer takes up the
+def train(make, backward, wrap=lambda model: model, steps=STEPS, again=None, size=(96, 0), masters=False, boost=None):
+    """Trains a fresh model; `backward(model, step)` makes the mean gradient of the ranks. `boost(model, optimizer)`: instead of `wrap`. `again`: (make, steps): another optimizer takes up the
     state dict then, and steps on. `masters`: in bfloat16, as CASTOR_PRECISION does it, written out. Returns the digests after each part."""
     torch.manual_seed(0)
     model = Model(*size)
     wide = Masters(model) if masters else None
-    wrapped = wrap(model)
-    optimizer = make(groups(wide or model))
+    if boost is None:
+        wrapped, optimizer = wrap(model), make(groups(wide or model))
+    else:
+        wrapped, optimizer = boost(model, make(groups(model)))
     found, count = [], 0
     for next_make, more in ((None, steps), *(again or ())):
         if next_make is not None:

@@ -17,9 +17,9 @@ warnings.simplefilter("error")
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 # How it trains, by words: nothing, for the short length; `large`: a model that does not fit a budget; `alike`: equal samples on all ranks;
 # `masters`: as CASTOR_PRECISION=bf16 does, written out; `twice`: two backwards for a step; `scaled`: after
-# steps that find the loss scale, which all models of a process share.
+# steps that find the loss scale, which all models of a process share; `boosted`: by a Booster; `few`: two optimizers.
 words = sys.argv[1:]
-names = list(nn_optimizers.SETTINGS)
+names = [name for name in nn_optimizers.SETTINGS if "few" not in words or name in ("HybridAdam", "Lamb")]
 
 
 def of_one_rank(model, step):
@@ -66,6 +66,7 @@ def seen_kernels():
 by_kernels, kernels = [], [0]
 if world > 1:
     dist.init_process_group("gloo")
+if world > 1 and "boosted" not in words:
     modes, kernels = seen_modes(), seen_kernels()
 backward = of_both if world == 1 and "alike" not in words else of_one_rank
 
@@ -74,9 +75,27 @@ def wrap(model):
     return torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True) if world > 1 else model
 
 
+def boosted():
+    """Starts the engine by a plugin object, when each optimizer class has had an instance that stepped."""
+    import castor.booster
+
+    for make, _ in nn_optimizers.SETTINGS.values():
+        p = torch.nn.Parameter(torch.ones(2))
+        p.grad = torch.ones(2)
+        make([p]).step()
+    booster = castor.booster.Booster(plugin=castor.booster.plugin.GeminiPlugin(precision="fp32"))
+    return lambda model, optimizer: booster.boost(model, optimizer)[:2]
+
+
+boost = None
+if "boosted" in words:
+    boost = boosted()
+    modes, kernels = seen_modes(), seen_kernels()
+
+
 def train(make, again=None):
     return nn_optimizers.train(make, backward, wrap, again=again, size=(256, 8) if "large" in words else (96, 0),
-                                masters="masters" in words)
+                                masters="masters" in words, boost=boost)
 
 
 if "scaled" in words:
@@ -90,17 +109,17 @@ for name in names:
     if stock is not None:
         found(f"trained {name}, of torch", train(stock))
 hybrid, stock = nn_optimizers.SETTINGS["HybridAdam"]
-found("there and back", train(hybrid, ((stock, 2), (hybrid, 2))))
-found("stayed", train(hybrid, ((hybrid, 2), (hybrid, 2))))
+if boost is None:
+    found("there and back", train(hybrid, ((stock, 2), (hybrid, 2))))
+    found("stayed", train(hybrid, ((hybrid, 2), (hybrid, 2))))
 if world > 1:
     found("modes", sorted(set(modes)))
+    found("by kernels", by_kernels)
 if world > 1 and not words:
     import castor
     from castor import tensor
     from castor.engine import _groups
     from castor.engine.gradient_handler import TiedGradientHandler
-
-    found("by kernels", by_kernels)
 
     # ---- castor.utils.clip_grad_norm_fp32: blocks and stages are parts of one norm
     def gradients(*parameters):

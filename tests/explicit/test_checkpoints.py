@@ -1,4 +1,5 @@
 """castor.checkpoint_io: what one process saves and loads, and files that must be refused."""
+import os
 import tempfile
 import unittest
 
@@ -92,8 +93,10 @@ class Hostile(unittest.TestCase):
 
     def test_what_is_said(self):
         for case, part in {
-            "a huge header": "claims 4611686018427387904 bytes", "overlapping": "begins at byte", "a changed bit in a shard": "its checksum is another one",
-            "shards are swapped": "its checksum is another one", "swapped, without sums": "they are of different saves", "another type": "torch.int32 in the file",
+            "a huge header": "claims 4611686018427387904 bytes", "overlapping": "begins at byte", "a changed bit in a tensor": "its tensors have another checksum",
+            "exchanged tensors": "its tensors have another checksum", "a changed bit in a shard": "its checksum is another one",
+            "shards are swapped": "its checksum is another one", "swapped, without sums": "they are of different saves", "another type": "another checksum", "integers for floats": "0.bias: torch.int32 in the file, torch.float32 in the model",
+            "floats for integers": "1.num_batches_tracked: torch.float32 in the file",
             "another shape": "shape (25,) in the file, (24,) in the model", "two formats": "holds several checkpoints", "a changed bit": "another checksum",
             "another model's index": "shape (40,) in the file", "a pipe": "is no regular file", "a folder": "there is no model.safetensors",
             "index: '../../etc/passwd'": "files of its own folder only", "optimizer: of another class": "another class of optimizer",
@@ -136,6 +139,9 @@ class Ranks(unittest.TestCase):
                 self.assertIn("parameter 0 was saved as (5, 6), ['S(0)']", found[f"optimizer in another layout, {of}"])
                 self.assertRegex(found[f"another rank's part, {of}"], "is the part of rank [01] of 2, and this is rank [01] of 2")
                 self.assertIn("has the parts of ranks of another job", found["parts of another job"])
+                self.assertIn("has the parts of ranks of another job", found["folder of another job"])
+        self.check("and nothing is made there", ["rank-00000-of-00004"])
+        self.check("a whole beside parts", True)
         names = [f"parts-{safe}-False.rank-0000{rank}-of-00002{suffix}" for safe, suffix in ((False, ".bin"), (True, ".safetensors")) for rank in (0, 1)]
         self.check("parts", [["rank-00000-of-00002", "rank-00001-of-00002"], [*names[:2], "parts-False-True", *names[2:], "parts-True-True"]])
         self.check("index of a part", True)
@@ -184,6 +190,21 @@ class Moved(unittest.TestCase):
             again = jobs.job("checkpoint_moved.py", 2, jobs.GEMINI, "load", folder, CASTOR_PRECISION="bf16")
             whole = jobs.job("checkpoint_moved.py", 2, jobs.GEMINI, "whole", folder, CASTOR_PRECISION="bf16")
             self.assertEqual(again, whole)
+
+
+class SingleProcess(unittest.TestCase):
+    @runner.long  # torch.save under --nproc goes through the same code: semantics
+    def test_each_rank_has_the_files(self):
+        script = os.path.join(jobs.FOLDER, "checkpoint_single.py")
+        with tempfile.TemporaryDirectory(prefix="castor-single-") as alone, tempfile.TemporaryDirectory(prefix="castor-single-") as several:
+            expected = jobs.start([script], jobs.NONE, cwd=alone)
+            self.assertEqual(expected.stdout.count("the same"), 24, expected.stderr)
+            found = jobs.start([script], jobs.GEMINI, nproc=2, cwd=several)
+            self.assertEqual((found.returncode, found.stdout), (0, expected.stdout), found.stderr)
+            with open(os.path.join(several, "log", "rank1.out")) as file:
+                self.assertEqual(file.read(), expected.stdout)
+            names = [sorted(n for n in os.listdir(folder) if n != "log") for folder in (alone, several)]
+            self.assertEqual(names, [["lr.pt", "mFalse", "mTrue", "oFalse", "oTrue"]] * 2)
 
 
 class Memory(unittest.TestCase):

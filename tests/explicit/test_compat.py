@@ -1,5 +1,7 @@
 """CASTOR_COMPAT=1: a Colossal-AI script's imports."""
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -57,6 +59,16 @@ class Compat(unittest.TestCase):
             "import colossalai.agent": "castor: there is no colossalai.agent: colossalai has accelerator, ",
             "import colossalai; colossalai.boster": "castor: there is no castor.boster: the nearest in castor is booster",
         }
+        with open(os.path.join(os.path.dirname(os.path.dirname(jobs.FOLDER)), "docs", "migrate.md")) as file:
+            page = file.read()
+        options = subprocess.run([jobs.castor(), "options"], capture_output=True, text=True, check=True).stdout
+        for option in set(re.findall(r"CASTOR_[A-Z_]+", page)):
+            self.assertIn(option, options)
+        for plugin in set(re.findall(r"--plugin (\w+)", page)):
+            self.assertIn(plugin, options)
+        absent = ("colossalai.zero",)  # the page says so
+        named = sorted(set(re.findall(r"\b(?:castor|colossalai)\.[a-z]\w*(?:\.\w+)*", page)) - {*absent})
+        self.assertGreater(len(named), 8)
         found = self.printed(f"""
             cases = {list(cases)!r}
             for case in cases:
@@ -78,9 +90,20 @@ class Compat(unittest.TestCase):
             print(GradAccumOptimizer is castor.utils.gradient_accumulation.GradAccumOptimizer, launch is castor.launching.launch)
             print(launch_from_torch is castor.launch_from_torch, colossalai.__version__ >= "0.2.0", callable(colossalai.initialize))
             print(GPTLMLoss is castor.nn.loss.GPTLMLoss)
+
+            import importlib
+            for name in {named!r}:
+                root, *rest = name.split(".")
+                held = importlib.import_module(root)
+                for part in rest:
+                    try:
+                        held = getattr(held, part)
+                    except AttributeError:
+                        held = importlib.import_module(held.__name__ + "." + part)
+            print("named")
         """, CASTOR_COMPAT="1")
-        self.assertEqual(found[-4:], ["True True", "True True", "True True True", "True"])
-        found = found[:-4]
+        self.assertEqual(found[-5:], ["True True", "True True", "True True True", "True", "named"])
+        found = found[:-5]
         self.assertEqual(len(found), len(cases) + 1, found)
         for (case, expected), line in zip(cases.items(), found):
             kind = "AttributeError" if ";" in case else "ModuleNotFoundError"
@@ -190,6 +213,22 @@ class WithoutGpu(unittest.TestCase):
         self.check("workers", [1.0, 5.0, 9.0, 13.0])
         self.check("compiled", [[[5.0, 5.0], [5.0, 5.0]], "torch.float32"])
         self.check("ranks", ["gloo", "gloo", True, [2, 1]])
+        self.check("mesh", ["cpu", "cpu"])
+
+    def test_launchers(self):
+        self.check("launchers", [[["gloo", 1]] * 2, [
+            "castor: launch_from_slurm found no SLURM_PROCID and no SLURM_NPROCS and no SLURM_LOCALID",
+            "castor: launch_from_openmpi found no OMPI_COMM_WORLD_RANK and no OMPI_COMM_WORLD_SIZE and no OMPI_COMM_WORLD_LOCAL_RANK"],
+            ["h", 7, 1, 2, None]])
+
+    @runner.long  # without_gpu_rank.py
+    def test_a_script_for_gpus_under_a_plugin(self):
+        printed = []
+        for how in (jobs.NONE, jobs.GEMINI):
+            done = jobs.start([*runner.ranks(2)[1:], os.path.join(jobs.FOLDER, "cuda_ddp.py")], how, CASTOR_COMPAT="1")
+            self.assertEqual((done.returncode, "without the plugin" in done.stderr), (0, False), done.stderr)
+            printed.append(done.stdout.splitlines())
+        self.assertEqual((len(printed[0]), printed[0]), (3, printed[1]))
 
     def test_it_is_said_once_and_at_the_first_device(self):
         line = 'castor: there is no GPU: "cuda" means the CPU here (CASTOR_COMPAT=1)'

@@ -37,6 +37,12 @@ class Fsdp(unittest.TestCase):
 
         self.each(look)
 
+    def test_checkpoints_of_the_booster(self):
+        def look(ranks, rank, found):
+            self.assertEqual([found[f"{what}_{shard}"] for what in ("loaded", "states") for shard in (False, True)], [0.0] * 4)
+
+        self.each(look)
+
     def test_the_node_keeps_model_data_once(self):
         """Parameters, gradients and two states, each once: a rank's share of them, and nothing of its own."""
 

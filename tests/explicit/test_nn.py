@@ -208,6 +208,13 @@ class Nn(unittest.TestCase):
             with self.subTest(plugin=plugin):
                 self.compare(self.job(ranks, plugin, "alike"), plain)
 
+    def test_a_plugin_object_takes_up_classes_that_have_stepped(self):
+        plain = jobs.once("nn_rank.py", 1, jobs.ALONE)[0]
+        for found in self.job(2, jobs.NONE, "boosted", "few"):
+            self.assertEqual([found[f"trained {name}"] for name in ("HybridAdam", "Lamb")], [plain[f"trained {name}"] for name in ("HybridAdam", "Lamb")])
+            self.assertEqual(found["modes"], [["AdamW", "owner"], ["HybridAdam", "owner"], ["Lamb", "owner"]])
+            self.assertEqual(found["by kernels"], ["HybridAdam"])
+
     @runner.long
     def test_two_backwards_for_a_step(self):
         self.compare(self.job(2, jobs.GEMINI, "twice"), self.job(2, jobs.NONE, "twice")[0])

@@ -51,7 +51,7 @@ class Tutorial(unittest.TestCase):
 
     def compare(self, done, tolerance, plain):
         found = losses(done.stdout)
-        self.assertEqual(len(found), 6, done.stdout)
+        self.assertEqual((len(found), len(found) >= 6), (len(plain), True), done.stdout)
         for step, (ours, theirs) in enumerate(zip(found, plain, strict=True)):
             self.assertLess(abs(ours - theirs), tolerance * max(theirs, 1), (step, found, plain))
         self.assertGreater(max(abs(loss - found[0]) for loss in found), 1e-3)

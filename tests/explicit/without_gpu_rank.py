@@ -1,12 +1,16 @@
 """CASTOR_COMPAT=1 on a machine without a GPU: what "cuda" means, see test_compat.py. The argument: torch.compile's backend."""
 import io
+import os
 import pickle
+import socket
 import sys
 import tempfile
 import warnings
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from found import end, found, raised
@@ -137,5 +141,23 @@ with tempfile.TemporaryDirectory() as folder:
     ddp(x.cuda(0)).sum().backward()
     found("ranks", [dist.get_backend(), dist.get_backend(dist.new_group([0], backend="nccl")), next(ddp.parameters()).grad is not None,
                     list(torch.nn.DataParallel(torch.nn.Linear(3, 1))(x).shape)])
-    del ddp
+    mesh = init_device_mesh("cuda", (1,))
+    found("mesh", [mesh.device_type, str(distribute_tensor(x, mesh, [Shard(0)]).to_local().device)])
+    del ddp, mesh
     end()
+
+# ---- other launchers' variables, and the backend that scripts for a GPU name
+import castor
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+missing = [raised(RuntimeError, launch, "127.0.0.1", port) for launch in (castor.launch_from_slurm, castor.launch_from_openmpi)]
+os.environ.update(SLURM_PROCID="0", SLURM_NPROCS="1", SLURM_LOCALID="0", OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="1", OMPI_COMM_WORLD_LOCAL_RANK="0")
+backends = []
+for launch in (castor.launch_from_slurm, castor.launch_from_openmpi):
+    launch({}, "127.0.0.1", port, backend="nccl", verbose=False)
+    backends.append([dist.get_backend(), dist.get_world_size()])
+    end()
+parsed = castor.get_default_parser().parse_args(["--host", "h", "--port", "7", "--rank", "1", "--world_size", "2"])
+found("launchers", [backends, [text[: text.index(" in the")] for text in missing], [parsed.host, parsed.port, parsed.rank, parsed.world_size, parsed.config]])

@@ -60,7 +60,7 @@ class Row:
         """False: under the plugin none there is nothing of it to see, but arguments of Castor's runs or what Castor says; under fsdp,
         nothing of options, and nothing of scripts that wrap no model."""
         if plugin == FSDP:
-            return self.distributed and not self.expect.options
+            return self.distributed and not self.expect.options and (self.script, self.title) not in rows_fsdp.LEFT_OUT
         return plugin != "none" or not (self.expect.under or self.expect.says)
 
     def under(self, plugin):

@@ -143,7 +143,7 @@ ROWS = (
         "in the fork that audits the workers are another process's"),
     Row("numpy.random.*", "...", "NumPy's global generator has no hooks", may_lack=True),
     # without a GPU
-    *(Row(f"torch.cuda.{name}", "...", _NO_GPU) for name in OF_CUDA),
+    *(Row(f"torch.cuda.{name}", "...", _NO_GPU, may_lack=True) for name in OF_CUDA),
     Row("torch.cuda.device.__init__", "self, device", _NO_GPU),
     Row("torch.cuda.device.__enter__", "self", _NO_GPU),
     Row("torch.cuda.device.__exit__", "self, type, value, traceback", _NO_GPU),
@@ -151,6 +151,7 @@ ROWS = (
     Row("torch.Tensor.pin_memory", "<method_descriptor>", _NO_GPU),
     Row("torch.autocast.__init__", "self, device_type, dtype, enabled, cache_enabled", _NO_GPU),
     Row("torch.distributed.distributed_c10d.new_group", "ranks, timeout, backend, ...", "nccl means gloo where there is no GPU", also=("torch.distributed",)),
+    Row("torch.distributed.device_mesh.DeviceMesh.__init__", "self, device_type, ...", _NO_GPU),
     Row(_DDP + "__init__", "self, module, device_ids, output_device, ...", "the devices of a module mean the CPU where there is no GPU"),
     # lazy
     Row("torch.nn.Module.__setstate__", "self, state", "copies and pickles put parameters in place past the hook for their registration"),

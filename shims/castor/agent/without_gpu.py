@@ -73,8 +73,19 @@ def in_stream(stream):
     yield
 
 
+_said = False
+
+
+def _say():
+    """The library's line, of which Python asks once only: `.cuda()` is called for each tensor."""
+    global _said
+    if not _said:
+        _said = True
+        core.cuda_is_cpu_say()
+
+
 def _nothing(*args, **kwargs):
-    core.cuda_is_cpu_say()
+    _say()
 
 
 def _set_states(states):
@@ -104,8 +115,8 @@ _INSTEAD = {
 def _cuda(stock):
     @functools.wraps(stock)
     def cuda(self, device=None, non_blocking=False, memory_format=torch.preserve_format):
-        core.cuda_is_cpu_say()
-        return self.to("cpu", memory_format=memory_format)
+        _say()
+        return self if self.is_cpu and memory_format is torch.preserve_format else self.to("cpu", memory_format=memory_format)
 
     return cuda
 
@@ -114,7 +125,7 @@ def _pin_memory(stock):
     @functools.wraps(stock)
     def pin_memory(self, device=None):
         # Pinned memory is memory of its own, on a GPU's machine as well.
-        core.cuda_is_cpu_say()
+        _say()
         return self.clone()
 
     return pin_memory
@@ -124,7 +135,7 @@ def _autocast(stock):
     @functools.wraps(stock)
     def __init__(self, device_type, dtype=None, enabled=True, cache_enabled=None):
         if device_type == "cuda":
-            core.cuda_is_cpu_say()
+            _say()
             device_type, dtype = "cpu", torch.float16 if dtype is None else dtype
         stock(self, device_type, dtype, enabled, cache_enabled)
 
@@ -143,7 +154,7 @@ def _group(stock):
     @functools.wraps(stock)
     def init_process_group(backend=None, *args, **kwargs):
         if isinstance(backend, str) and "nccl" in backend:
-            core.cuda_is_cpu_say()
+            _say()
             backend = "gloo"
             kwargs.pop("device_id", None)
         return stock(backend, *args, **kwargs)
@@ -159,6 +170,14 @@ def _new_group(stock):
     return new_group
 
 
+def _mesh(stock):
+    @functools.wraps(stock)
+    def __init__(self, device_type, *args, **kwargs):
+        stock(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    return __init__
+
+
 def _ddp(stock):
     @functools.wraps(stock)
     def __init__(self, module, device_ids=None, output_device=None, *args, **kwargs):
@@ -172,7 +191,7 @@ def _deserialize(storage, location):
     """For torch.load: a storage that was saved on a GPU, or is to be loaded to one, stays on the CPU."""
     if not location.startswith("cuda"):
         return None
-    core.cuda_is_cpu_say()
+    _say()
     return storage
 
 
@@ -198,6 +217,7 @@ def install():
     if torch.distributed.is_available():
         patching.replace("torch.distributed.distributed_c10d.init_process_group", _group)
         patching.replace("torch.distributed.distributed_c10d.new_group", _new_group)
+        patching.replace("torch.distributed.device_mesh.DeviceMesh.__init__", _mesh)
         patching.replace("torch.nn.parallel.DistributedDataParallel.__init__", _ddp)
     torch.serialization.register_package(15, lambda storage: None, _deserialize)  # before CUDA's own, 20
     core.cuda_is_cpu()

@@ -104,7 +104,8 @@ class _Plan(_saving.Plan):
             with _alone():
                 _load_state_dict(state, storage_reader=self.reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
         except Exception as error:  # noqa: BLE001
-            raise CheckpointError(f"castor: {self.folder} is damaged, or cannot be read: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CheckpointError(f"castor: {self.folder} is damaged, or cannot be read: {why}") from error
         return {n[len(self.begin):]: t for n, t in state.items()}
 
     def torch_object(self, names):

@@ -94,8 +94,8 @@ def check_regular(path, missing="check the path"):
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        broken = os.path.islink(path)
-        raise FileNotFoundError(errno.ENOENT, f"castor: the checkpoint's file is {'a link that leads nowhere' if broken else 'not there'}: {missing}", path) from None
+        what = "a link that leads nowhere" if os.path.islink(path) else "not there"
+        raise FileNotFoundError(errno.ENOENT, f"castor: the checkpoint's file is {what}: {missing}", path) from None
     except OSError as error:
         raise OSError(error.errno, f"castor: the checkpoint's file cannot be reached: {error.strerror}", path) from None
     if not stat.S_ISREG(found.st_mode):

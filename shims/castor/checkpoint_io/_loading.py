@@ -2,6 +2,7 @@
 written: their bytes by their checksums, then names, shapes and types. The files are mapped: a tensor's bytes are read when it
 is copied, and their pages are returned soon after."""
 import os
+import re
 from collections import OrderedDict
 
 import torch
@@ -23,6 +24,8 @@ class Checkpoint:
         if not _files.is_index(path) and self.versions is not None:
             metadata = {**metadata, NAME: self.versions.get(IN_VERSIONS)}
         self.info = Info.of(path, metadata.get(NAME))
+        if self.info.data and not _files.is_index(path) and self.info.data != _safetensors.data_sum(_pages.each(self.values, self.mapped)):
+            raise CheckpointError(f"castor: {path} is damaged: its tensors have another checksum; load another checkpoint, or copy the file again")
 
     def _of_index(self):
         index = CheckpointIndexFile.from_file(self.path)
@@ -72,16 +75,22 @@ def index_sums(path, index):
 
 def check_sums(path, index, files):
     """Compares the files with the checksums of their index, if it has some."""
-    from ._writer import checksum
-
     sums = index_sums(path, index)
     for file in files:
         expected = sums.get(os.path.basename(file))
         if expected is None and sums:
             raise CheckpointError(f"castor: {path} is damaged: it has a checksum of other files and none of {file}")
-        if expected is not None and checksum(file) != expected:
+        if expected is not None and _sum(file) != expected:
             raise CheckpointError(f"castor: {file} is not the file that {path} was written with: its checksum is another one. It is damaged, or of "
                                   "another save; load another checkpoint, or copy the folder again")
+
+
+def _sum(path):
+    """Of the file that this process has under that name: under `--nproc` the core would find rank 0's."""
+    from ._writer import checksum
+
+    with open(path, "rb") as file:
+        return checksum(f"/proc/self/fd/{file.fileno()}")
 
 
 # ---- into a model
@@ -89,7 +98,7 @@ def check_sums(path, index, files):
 
 def load_model(module, checkpoint, strict):
     _ranks.wait_for_save(checkpoint)
-    path = _files.find(own_part(os.fspath(checkpoint)), _files.MODEL)
+    path = _files.find(own_part(os.fspath(checkpoint), _files.MODEL), _files.MODEL)
     found = Checkpoint(path)
     target = module.state_dict()
     _check_part(found)
@@ -102,18 +111,16 @@ def load_model(module, checkpoint, strict):
         module.load_state_dict(state, strict=strict)
 
 
-def own_part(checkpoint):
-    """This rank's part, where every rank has saved its own (gather_dtensor=False)."""
-    if os.path.isdir(checkpoint):
-        parts = [n for n in os.listdir(checkpoint) if n.startswith("rank-")]
-    elif os.path.lexists(checkpoint):
-        parts = []
-    else:
-        stem, suffix = os.path.splitext(checkpoint)
-        folder = os.path.dirname(checkpoint) or "."
-        begin = os.path.basename(stem) + ".rank-"
-        parts = [n for n in os.listdir(folder) if n.startswith(begin) and n.endswith(suffix)] if os.path.isdir(folder) else []
-    if not parts:
+def own_part(checkpoint, names=()):
+    """This rank's part, where every rank has saved its own (gather_dtensor=False); else `checkpoint`, also where its folder has a whole
+    checkpoint of one of these names."""
+    stem, suffix = ("", "") if os.path.isdir(checkpoint) else os.path.splitext(checkpoint)
+    folder = os.path.dirname(checkpoint) or "." if stem else checkpoint
+    if stem and os.path.lexists(checkpoint) or not os.path.isdir(folder):
+        return checkpoint
+    pattern = (re.escape(os.path.basename(stem)) + r"\." if stem else "") + r"rank-\d{5}-of-\d{5}" + re.escape(suffix)
+    parts = [n for n in os.listdir(folder) if re.fullmatch(pattern, n)]
+    if not parts or not stem and any(os.path.lexists(os.path.join(folder, n + e)) for n in names for e in ("", _files.INDEX)):
         return checkpoint
     own = _saving.part_of(checkpoint, False)
     if os.path.basename(own) not in parts:

@@ -5,7 +5,7 @@ from collections import OrderedDict
 import torch
 
 from ..agent import core
-from . import _distributed, _files, _loading, _ranks, _saving, _torch_files
+from . import _distributed, _files, _jobs, _loading, _ranks, _saving, _torch_files
 from ._files import CheckpointError, INDEX, OPTIMIZER
 from ._info import NAME, Info
 from .index_file import CheckpointIndexFile, check_name
@@ -55,7 +55,7 @@ def save_optimizer(optimizer, checkpoint, shard, gather_dtensor, prefix, size_pe
     distributed = [t for t in _torch_files.tensors_in(saved["state"]) if _distributed.is_distributed(t)]
     if parted:
         info = Info(part=[rank, _ranks.world()], layouts={str(i): _distributed.layout(p) for i, p in enumerate(parameters) if _distributed.is_distributed(p)})
-        part = _saving.part_of(checkpoint, shard)
+        part = _saving.make_part(checkpoint, shard)
         _write(saved, _place(part, shard), shard, prefix, most, use_async, info, True, os.path.isdir(part))
         return
     number, is_saved, error = _ranks.note(checkpoint), False, None
@@ -83,9 +83,7 @@ def _place(checkpoint, shard):
 
 
 def _write(saved, where, shard, prefix, most, use_async, info, parted, in_folder):
-    from ._writer import Job
-
-    job = Job(background=use_async)
+    job = _jobs.job(use_async)
     if not shard:
         if prefix:
             core.log(1, b"checkpoint: an optimizer's file has numbers and no names: prefix has no meaning in it")
@@ -127,7 +125,7 @@ def _add_shards(job, saved, path, prefix, most, info, parted):
 
 def load_optimizer(optimizer, checkpoint, prefix):
     _ranks.wait_for_save(checkpoint)
-    path = _files.find(_loading.own_part(os.fspath(checkpoint)), OPTIMIZER)
+    path = _files.find(_loading.own_part(os.fspath(checkpoint), OPTIMIZER), OPTIMIZER)
     saved, info = _of_index(path, prefix) if _files.is_index(path) else _of_file(path)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     _check(path, saved, info, optimizer, parameters)

@@ -19,20 +19,35 @@ def _ranges(mapped):
     return found
 
 
+def _give_back(ranges):
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for address, size in ranges:
+        madvise(address, size, mmap.MADV_DONTNEED)
+
+
+def each(tensors, mapped):
+    """The items of {name: tensor} in the order of their names; the pages of those before are returned."""
+    ranges, seen = _ranges(mapped), 0
+    for name in sorted(tensors):
+        yield name, tensors[name]
+        seen += tensors[name].nbytes
+        if seen >= _AFTER:
+            seen = 0
+            _give_back(ranges)
+
+
 @contextlib.contextmanager
 def returned(module, mapped):
     """While `module` is loaded: each time that some more of it has been loaded, the pages are returned."""
     ranges, loaded = _ranges(mapped), 0
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
     def after(of, _):
         nonlocal loaded
         loaded += sum(t.nbytes for t in (*of._parameters.values(), *of._buffers.values()) if t is not None)
         if loaded >= _AFTER:
             loaded = 0
-            for address, size in ranges:
-                madvise(address, size, mmap.MADV_DONTNEED)
+            _give_back(ranges)
 
     hooks = [m.register_load_state_dict_post_hook(after) for m in module.modules()] if ranges else []
     try:

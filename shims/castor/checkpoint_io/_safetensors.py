@@ -1,10 +1,12 @@
 """Reads safetensors files: https://github.com/huggingface/safetensors, "Format". Nothing in a file is trusted."""
 import json
 import os
+from ctypes import byref, c_uint64
 from typing import NamedTuple
 
 import torch
 
+from ..agent import core
 from ._files import CheckpointError
 
 TYPES = {
@@ -90,3 +92,14 @@ def _tensor(file, entry):
     if part.data_ptr() % entry.dtype.itemsize:
         part = part.clone()  # the format lets a tensor begin anywhere
     return part.view(entry.dtype).view(entry.shape)
+
+
+def data_sum(items):
+    """The checksum, 16 digits, of (name, tensor) in the order of the names: contiguous tensors in the CPU's memory."""
+    out, said = c_uint64(), []
+    for name, t in items:
+        core.checkpoint_checksum_of(t.data_ptr(), t.nbytes, byref(out))
+        said.append(f"{name} {t.dtype} {tuple(t.shape)} {out.value:016x}")
+    text = "\n".join(said).encode()
+    core.checkpoint_checksum_of(text, len(text), byref(out))
+    return f"{out.value:016x}"

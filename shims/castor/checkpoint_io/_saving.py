@@ -6,7 +6,7 @@ from collections import OrderedDict
 import torch
 
 from ..agent import core
-from . import _distributed, _files, _ranks, _safetensors
+from . import _distributed, _files, _jobs, _ranks, _safetensors
 from ._files import CheckpointError, INDEX
 from ._info import IN_VERSIONS, NAME, Info
 from .index_file import CheckpointIndexFile
@@ -154,7 +154,7 @@ def save_model(module, checkpoint, shard, gather_dtensor, prefix, size_per_shard
         return
     plan = Plan(module, prefix, gather_dtensor, use_safetensors)
     if plan.parted:
-        write(plan, place(plan, part_of(checkpoint, shard), shard), shard, most, use_async)
+        write(plan, place(plan, make_part(checkpoint, shard), shard), shard, most, use_async)
         return
     number, saved, error = _ranks.note(checkpoint), False, None
     try:
@@ -168,7 +168,7 @@ def save_model(module, checkpoint, shard, gather_dtensor, prefix, size_per_shard
             raise error
         if writes:
             _write_all(plan, where, shard, most, use_async)
-        else:
+        elif plan.gathers:
             _gather_rest(plan, shard, most)
         saved = True
     finally:
@@ -201,31 +201,41 @@ def part_of(checkpoint, shard):
     """Where this rank's part of a checkpoint is (gather_dtensor=False)."""
     own = f"rank-{_ranks.rank():05d}-of-{_ranks.world():05d}"
     if shard or os.path.isdir(checkpoint):
-        path = os.path.join(checkpoint, own)
-        os.makedirs(path, exist_ok=True)
-        return path
+        return os.path.join(checkpoint, own)
     stem, suffix = os.path.splitext(checkpoint)
     return f"{stem}.{own}{suffix}"
 
 
-def write(plan, where, shard, most, use_async):
-    from ._writer import Job
+def make_part(checkpoint, shard):
+    """The same, with its folder."""
+    path = part_of(checkpoint, shard)
+    if shard or os.path.isdir(checkpoint):
+        os.makedirs(path, exist_ok=True)
+    return path
 
-    job = Job(background=use_async)
+
+def write(plan, where, shard, most, use_async):
+    job = _jobs.job(use_async)
     if shard:
         _add_shards(job, plan, where, most, use_async)
     else:
-        _add(job, plan, where, list(plan.state), is_alone=True)
+        _add(job, plan, where, list(plan.state), is_alone=True, is_summed=not use_async)  # it takes as long as reading the tensors
         if plan.in_folder:
             _remove_stale(job, os.path.dirname(where), os.path.basename(where), {os.path.basename(where)})
     job.commit()
 
 
-def _add(job, plan, path, names, is_alone):
+def _add(job, plan, path, names, is_alone, is_summed=False):
     if not plan.use_safetensors:
         return job.add_torch(path, plan.torch_object(names))
-    about = {**(plan.tied_names() if is_alone else {}), **({NAME: plan.info().to_text()} if is_alone else {}), "format": "pt"}
-    return job.add_safetensors(path, plan.values([n for n in names if n not in plan.ties]), about)
+    values = plan.values([n for n in names if n not in plan.ties])
+    if not is_alone:
+        return job.add_safetensors(path, values, {"format": "pt"})
+    info = plan.info()
+    if is_summed:
+        values = {n: t.resolve_conj().resolve_neg().cpu().contiguous() for n, t in values.items()}
+        info.data = _safetensors.data_sum(sorted(values.items()))
+    return job.add_safetensors(path, values, {**plan.tied_names(), NAME: info.to_text(), "format": "pt"})
 
 
 def _add_shards(job, plan, path, most, use_async):

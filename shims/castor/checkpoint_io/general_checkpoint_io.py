@@ -4,7 +4,7 @@ import os
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _files, _loading, _optimizers, _ranks, _saving, _torch_files, _writer
+from . import _files, _jobs, _loading, _optimizers, _ranks, _saving, _torch_files
 from ._files import CheckpointError
 from .checkpoint_io_base import CheckpointIO
 
@@ -64,7 +64,7 @@ class GeneralCheckpointIO(CheckpointIO):
         saved = False
         try:
             _files.check_suffix(path, False)
-            job = _writer.Job()
+            job = _jobs.job()
             job.add_torch(path, lr_scheduler.state_dict())
             job.commit()
             saved = True

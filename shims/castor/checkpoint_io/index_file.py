@@ -49,9 +49,9 @@ class CheckpointIndexFile:
 
     def export(self, json_path):
         """Writes the index to a path."""
-        from ._writer import Job
+        from . import _jobs
 
-        job = Job()
+        job = _jobs.job()
         job.add_text(os.fspath(json_path), self.text(), {})
         job.commit()
 

@@ -10,6 +10,7 @@
 #include "hooks/cuda/driver.h"
 #include "hooks/cuda/operands.h"
 #include "hooks/table/hooks.h"
+#include "hooks/torch/device_names.h"
 #include "store/store.h"
 #include "store/tensor.h"
 #include "store/consensus.h"
@@ -76,6 +77,10 @@ castor_status start_wake(void) {
 }
 
 void start_engine(void) {}
+
+void device_names_replace(void) {}
+
+void device_names_say(void) {}
 
 /* ---- the inside ---- */
 

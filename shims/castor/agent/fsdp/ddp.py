@@ -6,12 +6,15 @@ import atexit
 import contextlib
 import functools
 import itertools
+import os
 import threading
 
+import torch
 import torch.distributed as dist
 
 from .. import core, patching
 from ..backward import reducer
+from ..common import store
 from ..process import events, failures, leaving
 from . import gradients, homes, steps
 
@@ -35,9 +38,11 @@ class Reducer:
     def __init__(self, model):
         self.model = model
 
+    @torch._disable_dynamo  # a compiled wrapper calls them each time
     def prepare_for_forward(self):
-        pass
+        self.model.free_gathered()
 
+    @torch._disable_dynamo
     def prepare_for_backward(self, outputs):
         self.model.expecting = True
 
@@ -116,7 +121,7 @@ def _stepping_aside(reason, method):
 
 
 def _say_unused():
-    if not _wrapped:
+    if not _wrapped and store.active():
         core.passthrough(b"no model was wrapped in DistributedDataParallel, which is where the plugin fsdp shards")
 
 
@@ -139,4 +144,7 @@ def install():
         patching.replace(f"{_DDP}.{name}", functools.partial(_stepping_aside, reason))
     failures.install(None)
     leaving.install()
-    atexit.register(_say_unused)
+    if core.options.rank_process in (0, os.getpid()):
+        os.environ["CASTOR_RANK_PROCESS"] = str(os.getpid())
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # not in torchrun's own process
+            atexit.register(_say_unused)

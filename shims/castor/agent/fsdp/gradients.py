@@ -15,7 +15,7 @@ _windows = {}  # store group: two lists of one flat tensor of each rank
 def _windows_of(group):
     if group not in _windows:
         made = memory.regions(group, [(torch.empty(WINDOW, dtype=torch.uint8, device="meta"), torch.uint8, WINDOW)] * (2 * group.world),
-                              "the ranks' gradients")
+                              "the ranks' gradients", False)
         shared = [region.shared for region in made]
         _windows[group] = shared[:group.world], shared[group.world:]
     return _windows[group]
@@ -160,6 +160,8 @@ class Observer(events.Observer):
 
     def backward_ended(self, outputs, synchronized):
         with torch.no_grad():
+            for model in homes.models:
+                model.free_gathered()
             for model in sorted((m for m in homes.models if _began(m)), key=lambda m: m.number):
                 (_synchronize if model.expecting else _keep_local)(model)
                 model.gathered = False
@@ -169,8 +171,7 @@ class Observer(events.Observer):
             for home in model.homes:
                 _taken(home)
                 home.touched = False
-            for group in model.groups:
-                group._to_sharded()
+            model.free_gathered()
             model.gathered = False
 
     def gradients_taken(self, inputs, create_graph):

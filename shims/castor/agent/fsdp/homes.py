@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from .. import core
 from ..common import tensors
@@ -64,9 +65,10 @@ class Home:
         if self.model.group.rank == 0:
             region.whole().copy_(self.p.data)
 
-    def show(self):
-        """The parameter shows what all ranks share."""
-        self.region.refresh()
+    def show(self, edited):
+        """The parameter shows what all ranks share. `edited`: the script has written to it."""
+        if edited:
+            self.region.refresh()
         if not self.region.shows(self.p.data):
             if self.p.data.shape != self.shape or self.p.dtype is not self.dtype:
                 self.check()
@@ -198,15 +200,23 @@ class Model:
                 self._watch(home)
         models.add(self)
 
+    def free_gathered(self):
+        """Outside of forward and backward: no module keeps gathered parameters, whose values would be old after the next step. An
+        exception in a forward, and reentrant checkpointing of a block, leave some."""
+        for state in self.states:
+            state._training_state = TrainingState.IDLE
+            state._state_ctx.iter_forward_root = None
+        for group in self.groups:
+            group._training_state = TrainingState.IDLE
+            group._to_sharded()
+
     def refuse_overlaps(self):
         """Error: two parameters have one memory, where each would have its own."""
-        first = {}
-        for home in self.homes:
-            if home.region is not None and home.region.shows(home.p.data) or not home.p.numel():
-                continue
-            other = first.setdefault(home.p.data_ptr(), home)
-            if other is not home:
-                raise core.Error(f"castor: fsdp: the parameters {other.name} and {home.name} share memory without being one: assign the parameter "
+        places = sorted((h.p.data_ptr(), h.name, h.p.data_ptr() + tensors.extent(h.p)) for h in self.homes
+                        if h.p.numel() and not (h.region is not None and h.region.shows(h.p.data)))
+        for (_, name, end), (first, other, _) in zip(places, places[1:]):
+            if first < end:
+                raise core.Error(f"castor: fsdp: the parameters {name} and {other} share memory without being one: assign the parameter "
                                  "itself to both modules, or use another plugin")
 
     def modules(self):

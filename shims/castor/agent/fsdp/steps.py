@@ -72,19 +72,38 @@ def _inner(func):
     return step
 
 
-def _begin(optimizer, found, group):
-    """All ranks have come to a step, with the same settings and, where a script has changed gradients, the same ones."""
-    pairs = [(h.p, h) for h in found if h.p.grad is not None]
-    edited = any(h.shown is None or h.shown[0] is not p.grad or h.shown[1] != p.grad._version for p, h in pairs)
-    for model in {h.model for h in found}:
-        model.refuse_overlaps()
-    names = zlib.crc32(repr([h.name for _, h in pairs]).encode())
-    agreed = [*owner._agreed_values(optimizer, pairs), ("the checksum of the names of the parameters that have gradients", float(names))]
-    every = group.begin_step(agreed, [float(edited)])
-    edited_on = ", ".join(str(rank) for rank, (flag,) in enumerate(every) if flag)
-    if edited_on:
-        label = f"the checksum of the gradients (the script changed them on rank {edited_on})"
-        group.begin_step([(label, float(owner._checksum(p.grad for p, _ in pairs)))])
+def _begin(optimizer, found, states):
+    """All ranks have come to a step, with the same settings; what a script has written to gradients, parameters or states on one rank, it
+    has on all. `states`: (home, name, tensor, Region or None) each. Returns the homes and the states whose values are not the shared
+    ones."""
+    changed, written = set(), set()
+    for group in _groups(found):
+        pairs = [(h.p, h) for h in found if h.model.group is group and h.p.grad is not None]
+        regraded = any(h.shown is None or h.shown[0] is not p.grad or h.shown[1] != p.grad._version for p, h in pairs)
+        every = [h for m in _models(found) if m.group is group for h in m.homes]
+        pages = memory.edited([h.region for h in every])
+        mine = [h.region in pages or not h.region.shows(h.p.data) for h in every]
+        own = [(h, n, t, r) for h, n, t, r in states if h.model.group is group]
+        pages = memory.edited([r for *_, r in own if r is not None])
+        loaded = [(h, n) for h, n, t, r in own if r is None or r in pages]
+        names = zlib.crc32(repr([h.name for _, h in pairs]).encode())
+        agreed = [*owner._agreed_values(optimizer, pairs), ("the checksum of the names of the parameters that have gradients", float(names))]
+        said = group.begin_step(agreed, [float(regraded), float(any(mine)), float(bool(loaded))])
+        if any(flag for _, flag, _ in said):
+            mine = [h for h, flag in zip(every, group.union(mine, "what the script wrote to parameters")) if flag]
+            changed.update(mine)
+        sums = (("gradients", 0, [p.grad for p, _ in pairs]), ("parameters", 1, [h.p.data for h in every if h in changed]),
+                ("optimizer's states", 2, [t for *_, t, _ in own]))
+        for what, at, written_to in sums:
+            on = ", ".join(str(rank) for rank, flags in enumerate(said) if flags[at])
+            if on:
+                _compare(group, f"the checksum of the {what} (the script changed them on rank {on})", written_to)
+        written.update(loaded)
+    return changed, written
+
+
+def _compare(group, label, written):
+    group.begin_step([(label, float(owner._checksum(written)))])
 
 
 def _models(found):
@@ -96,20 +115,16 @@ def _groups(found):
     return list(dict.fromkeys(m.group for m in _models(found)))
 
 
-def _end(found, stepped, groups):
-    """What the script has written to other parameters is published too: its own rows are the only pages of them that a rank keeps."""
-    models = _models(found)
+def _end(found, stepped, changed):
+    """`changed`: homes whose values the script, or a step of everything, has written where only this rank sees them."""
     with torch.no_grad():
-        for model in models:
-            for home in model.homes:
-                if home not in stepped:
-                    home.publish()
-        for group in groups:
+        for home in changed - stepped:
+            home.publish()
+        for group in _groups(found):
             group.barrier("an optimizer step")
-        for model in models:
-            for home in model.homes:
-                home.show()
-    for model in models:
+        for home in changed | stepped:
+            home.show(home in changed)
+    for model in _models(found):
         model.gathered = False
     for home in stepped:
         if home.p.grad is not None:
@@ -117,13 +132,14 @@ def _end(found, stepped, groups):
 
 
 def _replicated(func, optimizer, found, args, kwargs):
-    groups = _groups(found)
-    for group in groups:
-        _begin(optimizer, [h for h in found if h.model.group is group], group)
+    for model in _models(found):
+        model.free_gathered()
+        model.refuse_overlaps()
+    changed, _ = _begin(optimizer, found, ())
     result = func(optimizer, *args, **kwargs)
-    for group in groups:
-        group.barrier("an optimizer step")  # nobody reads the old values any more
-    _end(found, (), groups)
+    for group in _groups(found):  # from here on nobody reads the old values
+        _compare(group, f"the checksum of what {type(optimizer).__name__} computed", [h.p.data for h in found if h.model.group is group])
+    _end(found, set(), changed | set(found))
     return result
 
 
@@ -133,21 +149,23 @@ def _sharded(func, optimizer, found, args, kwargs):
         with torch.enable_grad():
             loss = closure()
         args, kwargs = owner._replace_closure(args, kwargs, None)
-    groups = _groups(found)
-    for group in groups:
-        _begin(optimizer, [h for h in found if h.model.group is group], group)
+    for model in _models(found):
+        model.free_gathered()
+        model.refuse_overlaps()
     divided = [h for h in found if h.shape]  # states of a single number cannot be told from counts of steps: every rank steps scalars
     parts = _Parts(optimizer, divided)
+    changed, written = _begin(optimizer, found, parts.whole_states())
     with torch.no_grad():
-        parts.show()
+        parts.show(changed, written)
     try:
         result = func(optimizer, *args, **kwargs)
     finally:
         with torch.no_grad():
             parts.hide()
     with torch.no_grad():
-        parts.publish_states(groups)  # after which all ranks have stepped
-    _end(found, set(divided), groups)
+        parts.publish_states(_groups(found))  # after which all ranks have stepped
+    scalars = {h for h in found if not h.shape}
+    _end(found, set(divided), changed | scalars)
     parts.show_states()
     return result if closure is None else loss
 
@@ -165,19 +183,34 @@ class _Parts:
         state = self.optimizer.state.get(home.p)
         return [] if not state else [(k, t) for k, t in state.items() if isinstance(t, torch.Tensor) and t.ndim and t.shape == shape]
 
-    def show(self):
+    def whole_states(self):
+        """(home, name, tensor, the Region that it shows or None) of each state."""
+        found = []
+        for home in self.found:
+            for name, t in self._states_of(home, home.shape):
+                place = self.places.get((home, name))
+                found.append((home, name, t, place if place is not None and place.shows(t) else None))
+        return found
+
+    def show(self, changed, written):
+        """`changed`, `written`: what _begin() returns."""
+        whole = self.whole_states()
+        self.continued = {(home, name) for home, name, _, place in whole if place is not None}
+        self.written = written & self.continued
+        for home, name, t, place in whole:
+            part = home.mine(t.detach() if place is None else place.whole())
+            if (home, name) in self.written:
+                part.copy_(home.mine(t))
+            elif place is None:
+                part = part.clone()
+            self.optimizer.state[home.p][name] = part
         for home in self.found:
             home.check()
             p, grad = home.p, home.p.grad
             mine = home.mine(home.region.whole())
-            mine.copy_(home.mine(p.data))
+            if home in changed:
+                mine.copy_(home.mine(p.data))
             self.saved.append((home, p.data, grad))
-            for name, t in self._states_of(home, home.shape):
-                place = self.places.get((home, name))
-                part = home.mine(t.detach())
-                if place is not None and place.dtype is t.dtype:
-                    part = home.mine(place.whole()).copy_(part)
-                self.optimizer.state[p][name] = part
             p.grad = None
             p.data = mine
             if grad is not None:
@@ -199,10 +232,10 @@ class _Parts:
         return getattr(self.optimizer, "grad_scale", None) is not None and not (found is not None and found.item())
 
     def publish_states(self, groups):
-        """States that are new get their place, on every rank together."""
+        """States that are new get a place, on every rank together. Not an older one's: the script may have kept that."""
         now = [(home, name, t) for home in self.found for name, t in self._states_of(home, home.mine(home.region.whole()).shape)]
         for group in groups:
-            fresh = [(h, n, t) for h, n, t in now if h.model.group is group and ((h, n) not in self.places or self.places[h, n].dtype is not t.dtype)]
+            fresh = [(h, n, t) for h, n, t in now if h.model.group is group and ((h, n) not in self.continued or self.places[h, n].dtype is not t.dtype)]
             told = zlib.crc32(repr([(h.name, n, t.dtype) for h, n, t in fresh]).encode()) if fresh else 0
             every = group.gather([float(told)], "the states of an optimizer")
             if any(row[0] != every[0][0] for row in every):
@@ -219,7 +252,8 @@ class _Parts:
     def show_states(self):
         for home, name, _ in self.now:
             place = self.places[home, name]
-            place.refresh()
+            if (home, name) in self.written:
+                place.refresh()
             self.optimizer.state[home.p][name] = place.view()
 
 

@@ -9,9 +9,11 @@ from .. import core, patching
 from ..common import store
 
 PATH_MAX = 4096
+_installed = []  # the job of this rank; empty: it is no single-process script on several ranks
 
 
 def install(job):
+    _installed.append(job)
     patching.replace("torch.save", functools.partial(_once, job, "f", "torch.save"))
     if job.rank:
         # wandb reads it when a run begins, often before Castor sees anything else of the script.
@@ -32,32 +34,46 @@ def _name_digest(target):
     return [float(int.from_bytes(digest[at:at + 6], "little")) for at in (0, 6)]
 
 
+def is_private():
+    """Whether this process's changes to files are private: the core's own threads do not see them."""
+    return bool(_installed) and core.options.rank > 0
+
+
+def are_together():
+    """Whether all ranks are in step, so that rank 0 can write for all."""
+    return bool(_installed) and not _installed[0].distributed and store.active() and _installed[0].synchronizer is not None
+
+
+def write_together(targets, write, what):
+    """Calls write(), which writes the files `targets`, on rank 0 only. The others wait, and take rank 0's files as theirs, also
+    under other names: a name may have the time in it, or a random folder. Returns what write() returned, None elsewhere."""
+    job, result = _installed[0], None
+    core.activity_set(job.group.handle, core.ACTIVITY_SAVE)
+    try:
+        names = job.group.gather(_name_digest(targets[0]), what)  # all are here: none still reads the old file, rank 0's too
+        if job.rank == 0:
+            result = write()
+        sources = [None] * len(targets)
+        if any(name != names[0] for name in names):
+            paths = [os.path.realpath(os.fsencode(target)).ljust(PATH_MAX, b"\0") for target in targets]
+            sources = [job.group.broadcast(path, what).rstrip(b"\0") for path in paths]
+        job.group.barrier(what)
+        for target, source in zip(targets, sources):
+            core.files_adopt(os.fsencode(target), source if names[job.rank] != names[0] else None)
+        job.group.barrier(what)  # rank 0 may change it again
+    finally:
+        core.activity_set(job.group.handle, core.ACTIVITY_SCRIPT)
+    return result
+
+
 def _once(job, name_of_target, name, write):
-    """Calls `write`, whose second argument is the file, on rank 0 only. The others wait, and take rank 0's file as theirs, also
-    under another name: a name may have the time in it, or a random folder. To a file that is already open each rank writes by
-    itself."""
+    """Calls `write`, whose second argument is the file, on rank 0 only. To a file that is already open each rank writes by itself."""
 
     @functools.wraps(write)
     def write_once(*args, **kwargs):
         target = args[1] if len(args) > 1 else kwargs.get(name_of_target)
-        named = isinstance(target, (str, bytes, os.PathLike))
-        if not named or job.distributed or not store.active() or job.synchronizer is None:
+        if not isinstance(target, (str, bytes, os.PathLike)) or not are_together():
             return write(*args, **kwargs)
-        result, what = None, f"{name} of {os.path.basename(os.fsdecode(target))}"
-        core.activity_set(job.group.handle, core.ACTIVITY_SAVE)
-        try:
-            names = job.group.gather(_name_digest(target), what)  # all are here: none still reads the old file, rank 0's too
-            if job.rank == 0:
-                result = write(*args, **kwargs)
-            source = None
-            if any(name != names[0] for name in names):
-                path = os.path.realpath(os.fsencode(target))
-                source = job.group.broadcast(path.ljust(PATH_MAX, b"\0"), what).rstrip(b"\0")
-            job.group.barrier(what)
-            core.files_adopt(os.fsencode(target), source if names[job.rank] != names[0] else None)
-            job.group.barrier(what)  # rank 0 may change it again
-        finally:
-            core.activity_set(job.group.handle, core.ACTIVITY_SCRIPT)
-        return result
+        return write_together([target], lambda: write(*args, **kwargs), f"{name} of {os.path.basename(os.fsdecode(target))}")
 
     return write_once
