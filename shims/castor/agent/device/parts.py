@@ -10,8 +10,7 @@ import weakref
 import torch
 
 from .. import core
-from ..common import store, tensors
-from ..optim import separable
+from ..common import separable, store, tensors
 from ..precision import masters
 from . import adoption, homes, shortage
 

@@ -12,11 +12,11 @@ import torch
 
 from .. import core, patching, replaced
 from ..backward import accumulation, reducer
-from ..common import store
+from ..common import separable, store
 from ..device import adoption
 from ..precision import loss_scale, masters
 from ..process import events, strays
-from . import figures, kernels, owner, separable, states
+from . import figures, kernels, owner, states
 
 
 def _say_alone(optimizer):

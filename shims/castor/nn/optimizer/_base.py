@@ -4,7 +4,7 @@ import math
 import torch
 from torch.optim import Optimizer
 
-from ...agent.optim import separable
+from ...agent.common import separable
 
 _AT_LEAST_0 = (lambda x: 0.0 <= x < math.inf), "a number of 0 or more"
 _BELOW_1 = (lambda x: 0.0 <= x < 1.0), "numbers from 0 to below 1"

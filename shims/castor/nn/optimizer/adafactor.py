@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from ...agent.optim import separable
+from ...agent.common import separable
 from ._base import EachParameter, make_factors, mean_factors, rms
 
 

@@ -8,7 +8,7 @@ import warnings
 import torch
 
 from ...agent import core
-from ...agent.optim import separable
+from ...agent.common import separable
 from ._base import Checked
 
 

@@ -1,7 +1,7 @@
 """CAME: Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization" (arXiv 2307.02047)."""
 import torch
 
-from ...agent.optim import separable
+from ...agent.common import separable
 from ._base import EachParameter, make_factors, mean_factors, rms
 
 

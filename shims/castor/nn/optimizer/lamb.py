@@ -1,7 +1,7 @@
 """Lamb and FusedLAMB: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes" (arXiv 1904.00962)."""
 import torch
 
-from ...agent.optim import separable
+from ...agent.common import separable
 from ._base import EachParameter
 
 

@@ -1,7 +1,7 @@
 """Lars: You et al., "Large Batch Training of Convolutional Networks" (arXiv 1708.03888)."""
 import torch
 
-from ...agent.optim import separable
+from ...agent.common import separable
 from ._base import EachParameter
 
 

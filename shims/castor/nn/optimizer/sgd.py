@@ -1,7 +1,7 @@
 """FusedSGD: torch.optim.SGD with Colossal-AI's arguments."""
 import torch
 
-from ...agent.optim import separable
+from ...agent.common import separable
 from ._base import Checked
 
 
