@@ -1,15 +1,17 @@
 """The losses of rank 0 in a tutorial of RANKS ranks, by plain PyTorch on whole batches in one process: plain.py TUTORIAL RANKS [fp16] [CHECKPOINT]
 
-fp16: under autocast, with a GradScaler, which leaves out the steps whose gradients overflow.
+fp16: under autocast, with a GradScaler, which leaves out the steps whose gradients overflow. masters: of images, with a model in float16 beside
+the float one, whose norms stay float, and a scale of 32.
 CHECKPOINT: the tutorial's model at its end, as a file of plain PyTorch; the largest difference from this model is printed.
 """
+import copy
 import importlib
 import sys
 
 import torch
 
-half = "fp16" in sys.argv[3:]
-checkpoint = [name for name in sys.argv[3:] if name != "fp16"]
+half, masters = "fp16" in sys.argv[3:], "masters" in sys.argv[3:]
+checkpoint = [name for name in sys.argv[3:] if name not in ("fp16", "masters")]
 tutorial, ranks = importlib.import_module(sys.argv[1]), int(sys.argv[2])
 losses = []
 
@@ -56,11 +58,35 @@ decay = {"cifar_vit": 0.1, "glue_bert": 0.01}.get(sys.argv[1], 0.0)
 parameters = tutorial.grouped(model) if sys.argv[1] == "glue_bert" else model.parameters()
 optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
 scheduler, every = scheduler_of(optimizer, len(everything))
+def working_copy():
+    narrow = copy.deepcopy(model).half()
+    for module in narrow.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.float()
+    for p in narrow.parameters():
+        p.grad_dtype = torch.float32
+    return narrow
+
+
+def by_masters(parts):
+    """The gradients of the float model, from the working copy's."""
+    narrow = working_copy()
+    for rank, (images, labels) in enumerate(parts):
+        loss = torch.nn.functional.cross_entropy(narrow(images.half()).float(), labels)
+        if rank == 0:
+            print(f"loss {loss.item()!r}")
+        (loss * 32).backward()
+    for wide, p in zip(model.parameters(), narrow.parameters()):
+        wide.grad = p.grad / 32
+
+
 scaler = torch.amp.GradScaler("cpu", enabled=half)
 model.train()
 for step, parts in enumerate(everything):
     optimizer.zero_grad()
-    for rank, part in enumerate(parts):
+    if masters:
+        by_masters(parts)
+    for rank, part in enumerate(parts if not masters else ()):
         with torch.autocast("cpu", dtype=torch.float16, enabled=half):
             loss = loss_of(model, part)
         if rank == 0:
