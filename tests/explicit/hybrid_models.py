@@ -27,6 +27,42 @@ class Perceptron(nn.Module):
         return self.head(x)
 
 
+class Block(nn.Module):
+    """Two layers that look as if the one between them could stay divided, and may not; `kind` says why."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.up, self.down, self.scale = kind, nn.Linear(8, 8), nn.Linear(8, 8), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        h = torch.tanh(self.up(x))
+        if self.kind == "also an output":
+            return x + self.down(h) + h.mean(-1, keepdim=True)
+        if self.kind == "a parameter between":
+            return x + self.down(h * self.scale)
+        if self.kind == "all of it normalized":
+            return x + self.down(F.layer_norm(h, (8,)))
+        if self.kind == "halves exchanged":
+            return x + self.down(torch.cat([h[..., 4:], h[..., :4]], -1))
+        if self.kind == "used twice":
+            return x + self.down(torch.tanh(self.up(h)))
+        return x + self.down(h) * self.scale  # which may
+
+
+class Awkward(nn.Module):
+    KINDS = "also an output", "a parameter between", "all of it normalized", "halves exchanged", "used twice", "nothing", "hooked"
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(kind) for kind in self.KINDS)
+        self.blocks[6].up.register_forward_hook(lambda module, args, output: output / output.detach().norm())
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 def _tokens(generator, count):
     return torch.randint(0, VOCABULARY, (count, LENGTH), generator=generator)
 
@@ -78,6 +114,7 @@ _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 MODELS = {  # name: (the model, a batch, its loss)
     "sequential": (lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)),
                    _vectors, lambda output, batch: (output - 0.5).square().mean()),
+    "awkward": (Awkward, _vectors, lambda output, batch: (output - 0.5).square().mean()),
     "perceptron": (Perceptron, _of_ids, lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch["ids"].flatten())),
     "gpt2": (_transformers("GPT2LMHeadModel", "GPT2Config", **_GPT2), _language, _of_logits),
     "gpt2 of odd sizes": (_transformers("GPT2LMHeadModel", "GPT2Config", **{**_GPT2, "vocab_size": 49, "n_embd": 18, "n_head": 3}), _language, _of_logits),

@@ -19,7 +19,7 @@ INTERLEAVED = {"pp": 2, "pp_style": "interleaved", "num_model_chunks": 2, "num_m
 FLOAT = {"dtype": "float32"}
 
 SHORT = {
-    "sequential, sgd, tp": TENSOR, "perceptron, adamw, tp": {**TENSOR, "clip": 0.1, "layouts": [STAGES, ZERO1]},
+    "sequential, sgd, tp": TENSOR, "awkward, sgd, tp": TENSOR, "perceptron, adamw, tp": {**TENSOR, "clip": 0.1, "layouts": [STAGES, ZERO1]},
     "perceptron, sgd, pp": {**STAGES, "accumulate": 2, "clip": 0.1, "layouts": [TENSOR], "shard": True},
     "perceptron, adamw, interleaved": INTERLEAVED, "perceptron, adamw, dp": {**ZERO2, "accumulate": 3, "clip": 0.1},
     "perceptron, sgd, fp16": {**FLOAT, **STAGES, "precision": "fp16", "initial_scale": 1024},
@@ -27,7 +27,7 @@ SHORT = {
 }
 TWO = {
     "tensor": {
-        "llama, adamw": {"clip": 0.1}, "gpt2, adamw": {"accumulate": 2}, "gpt2 of odd sizes, sgd": {}, "llama of one head, sgd": {}, "qwen3, sgd": {},
+        "llama, adamw": {"clip": 0.1}, "llama, sgd, checkpoints": {"checkpointing": True}, "gpt2, adamw": {"accumulate": 2}, "gpt2 of odd sizes, sgd": {}, "llama of one head, sgd": {}, "qwen3, sgd": {},
         "bert, adamw": {}, "bert masked, sgd": {}, "vit, sgd": {}, "t5, sgd": {}, "encoder, sgd": {}, "llama, sgd, float": FLOAT, "gpt2, sgd, lora": {"lora": True},
         "perceptron, hybridadam": FLOAT, "perceptron, lamb": FLOAT, "perceptron, lars": FLOAT,
         "llama, sgd, fp16": {**FLOAT, "precision": "fp16", "initial_scale": 1024, "layouts": [STAGES]},

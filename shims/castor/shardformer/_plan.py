@@ -61,8 +61,7 @@ def find(model, size):
                 owners.setdefault(id(parameter), []).append((module, name))
     tied = {key for key, of in owners.items() if len(of) > 1}
     names = collections.Counter(id(one) for _, one in model.named_modules(remove_duplicate=False))
-    # What several parents call, or a hook sees, is not for one of them alone.
-    tied.update(id(one.weight) for one in model.modules() if kind_of(one) is not None and (names[id(one)] > 1 or _hooked(one)))
+    tied.update(id(one.weight) for one in model.modules() if kind_of(one) is not None and names[id(one)] > 1)  # which several parents call
     _search(model, "", size, plan, tied, {})
     for name, module in model.named_modules():
         kind = kind_of(module)
