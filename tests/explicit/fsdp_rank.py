@@ -135,6 +135,12 @@ def alone_on_rank_0(act):
 alone_on_rank_0.count = 0
 
 
+def places():
+    """The plugin's mappings."""
+    with open("/proc/self/maps") as file:
+        return [tuple(int(word, 16) for word in line.split(" ", 1)[0].split("-")) for line in file if "castor-fsdp" in line]
+
+
 def mapped():
     """(bytes of the plugin's memory that this rank shares out among the ranks, bytes that are its own)."""
     pss = own = 0
@@ -259,6 +265,8 @@ def memory():
     model(torch.ones(1, 1024)).sum().backward()
     optimizer.step()
     after = mapped()
+    tensors = [t for p in module.parameters() for t in (p, p.grad, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"])]
+    found("elsewhere", sum(t.nbytes for t in tensors if not any(first <= t.data_ptr() < end for first, end in places())))
     found("memory", [after[0] - before[0], after[1] - before[1], sum(p.nbytes for p in module.parameters())])
 
 

@@ -50,6 +50,7 @@ class Fsdp(unittest.TestCase):
             shared, own, parameters = found["memory"]
             self.assertLess(shared, 1.3 * 4 * parameters / ranks + own)
             self.assertLess(own, 0.1 * parameters)
+            self.assertEqual(found["elsewhere"], 0)
 
         self.each(look)
 
