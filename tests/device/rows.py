@@ -105,6 +105,7 @@ ALSO = {
     FIXED[1]: ("tied:adamw", "written_within_a_step:sgd"),
     NO_HOMES: ("mlp:momentum",),
     FAILS: tuple(f"mlp:momentum@{fault}" for fault in ("cuMemCreate:2:2", "cuMemMap:2:999", "cuStreamWaitEvent:1*:999")),
+    SHARES[2]: ("of_castor:castor-hybrid",),  # behind the others, which have devices by their number
 }
 # What Castor and PyTorch call while `mlp` trains, under a budget. Any other call is an error of the row: cudaEventRecord and cudaEventQuery,
 # for instance, are of memory that a stream frees which did not allocate it, as copies of a step must not be.
@@ -164,7 +165,7 @@ def narrow(precision, only_short):
 def short(cases):
     """(device, "case:optimizer") of the short length; `cases`: the optimizers of each case by its name."""
     found = []
-    for number, (name, optimizers) in enumerate((name, cases[name]) for name in cases if name not in BACK and not name.startswith(TYPES)):
+    for number, (name, optimizers) in enumerate((name, cases[name]) for name in cases if name not in (*BACK, "of_castor") and not name.startswith(TYPES)):
         optimizer = WITH.get(name) or optimizers[number % len(optimizers)]
         found.append((SHARES[number // len(SHARES) % len(SHARES)], f"{name}:{optimizer}"))
     found += [(device, word) for device, words in ALSO.items() for word in words]

@@ -11,7 +11,7 @@ import torch
 from found import found, raised
 
 plain_save, plain_load = torch.save.__wrapped__, torch.load.__wrapped__
-BYTES = 24 << 20
+BYTES = 12 << 20
 BACKGROUND = os.environ["CASTOR_CHECKPOINT"] == "async"
 
 

@@ -83,6 +83,11 @@ def training(kind):
         save([model.state_dict(), optimizer.state_dict()], f"{name}.pt")
         edit()
         found(f"{kind}: {name}", equal(f"{name}.pt"))
+    given_back = torch.randn(WIDTH * WIDTH)
+    save(given_back, "given back.pt")
+    given_back.untyped_storage().resize_(0)
+    others = [torch.full((WIDTH, WIDTH), 7.) for _ in range(4)]
+    found(f"{kind}: given back", equal("given back.pt") and len(others) == 4)
     step(model, optimizer, 6)
     states = copy.deepcopy(model.state_dict())
     save(model.state_dict(), "freed.pt")

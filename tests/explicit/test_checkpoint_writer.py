@@ -16,7 +16,7 @@ class Moment(unittest.TestCase):
         for rank, found in enumerate(jobs.once("checkpoint_writer_rank.py", ranks, how, CASTOR_CHECKPOINT="async")):
             self.assertEqual(found.pop("plugin"), how)
             self.assertGreater(found.pop("copied later"), 0)
-            self.assertEqual(len(found), 20)
+            self.assertEqual(len(found), 22)
             for name, right in found.items():
                 self.assertTrue(right, f"rank {rank} of {ranks}, {how}: {name}")
 
@@ -27,6 +27,7 @@ class Moment(unittest.TestCase):
     def test_one_process_of_gemini(self):
         self.check(1, jobs.GEMINI)
 
+    @runner.long
     def test_one_process_without_plugin(self):
         self.check(1, jobs.NONE)
 
@@ -60,11 +61,15 @@ class Ends(unittest.TestCase):
             self.assertEqual([name for name in os.listdir(folder) if name.startswith(".castor")], [])
             return done.stderr
 
+    @runner.long
     def test_it_is_written(self):
         self.assertNotIn("checkpoint", self.check(0))
 
     def test_an_exit(self):
         self.check(3, "exit")
+
+    @runner.long
+    def test_os_exit(self):
         self.check(4, "_exit")
 
     @runner.long

@@ -213,6 +213,10 @@ class HybridParallelOptimizer(OptimizerWrapper):
         for master in self._masters.values():
             if master.grad is not None:
                 block(master.grad).mul_(factor.to(master.grad.device, master.grad.dtype))
+        clipped = {block(m.grad).data_ptr() for m in self._masters.values() if m.grad is not None}
+        for p in self._working:  # to these, clipped alike on all replicas, the next backward adds, if the script keeps them
+            if p.grad is not None and block(p.grad).data_ptr() not in clipped:
+                block(p.grad).mul_(factor.to(p.grad.device, p.grad.dtype))
         return norm
 
     def get_grad_norm(self, norm_type=2.0, **kwargs):

@@ -1,8 +1,13 @@
 """The optimizers by the names that train.py takes."""
 import functools
+import os
+import sys
 
 import torch
 from torch import optim
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "shims"))  # for plain PyTorch
+from castor.nn import optimizer as castors  # noqa: E402
 
 OPTIMIZERS = {
     "sgd": functools.partial(optim.SGD, lr=0.05),
@@ -22,7 +27,10 @@ OPTIMIZERS = {
     "nadam": functools.partial(optim.NAdam, lr=1e-3),
     "lbfgs": functools.partial(optim.LBFGS, lr=0.1, max_iter=3, history_size=4),
     "muon": functools.partial(optim.Muon, lr=1e-2),
+    "castor-hybrid": functools.partial(castors.HybridAdam, lr=1e-3, weight_decay=1e-2, bias_correction=False),
+    "castor-came": functools.partial(castors.CAME, lr=1e-3),
 }
+OF_CASTOR = tuple(name for name in OPTIMIZERS if name.startswith("castor-"))  # castor.nn's
 CLOSURE = ("lbfgs",)  # its step needs one
 MATRICES = ("muon",)  # it takes nothing else
-GENERAL = tuple(name for name in OPTIMIZERS if name not in CLOSURE + MATRICES)
+GENERAL = tuple(name for name in OPTIMIZERS if name not in CLOSURE + MATRICES + OF_CASTOR)

@@ -1,5 +1,6 @@
-"""The losses of rank 0 in a tutorial of RANKS ranks, by plain PyTorch on whole batches in one process: plain.py TUTORIAL RANKS [CHECKPOINT]
+"""The losses of rank 0 in a tutorial of RANKS ranks, by plain PyTorch on whole batches in one process: plain.py TUTORIAL RANKS [fp16] [CHECKPOINT]
 
+fp16: under autocast, with a GradScaler, which leaves out the steps whose gradients overflow.
 CHECKPOINT: the tutorial's model at its end, as a file of plain PyTorch; the largest difference from this model is printed.
 """
 import importlib
@@ -7,6 +8,8 @@ import sys
 
 import torch
 
+half = "fp16" in sys.argv[3:]
+checkpoint = [name for name in sys.argv[3:] if name != "fp16"]
 tutorial, ranks = importlib.import_module(sys.argv[1]), int(sys.argv[2])
 losses = []
 
@@ -53,17 +56,25 @@ decay = {"cifar_vit": 0.1, "glue_bert": 0.01}.get(sys.argv[1], 0.0)
 parameters = tutorial.grouped(model) if sys.argv[1] == "glue_bert" else model.parameters()
 optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
 scheduler, every = scheduler_of(optimizer, len(everything))
+scaler = torch.amp.GradScaler("cpu", enabled=half)
 model.train()
 for step, parts in enumerate(everything):
     optimizer.zero_grad()
-    each = [loss_of(model, part) for part in parts]
-    print(f"loss {each[0].item()!r}")
-    (sum(each) / ranks).backward()
-    optimizer.step()
+    for rank, part in enumerate(parts):
+        with torch.autocast("cpu", dtype=torch.float16, enabled=half):
+            loss = loss_of(model, part)
+        if rank == 0:
+            print(f"loss {loss.item()!r}")
+        scaler.scale(loss).backward()
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad /= ranks
+    scaler.step(optimizer)
+    scaler.update()
     if (step + 1) % every == 0:
         scheduler.step()
-if len(sys.argv) > 3:
-    state = torch.load(sys.argv[3], weights_only=True)
+if checkpoint:
+    state = torch.load(checkpoint[0], weights_only=True)
     own = model.state_dict()
     learned = [name for name, _ in model.named_parameters()]  # a rank's batch statistics are its own
     again = tutorial.build_model()

@@ -11,6 +11,7 @@ import torch
 
 from .. import core
 from ..common import store, tensors
+from ..optim import separable
 from ..precision import masters
 from . import adoption, homes, shortage
 
@@ -155,7 +156,8 @@ def _divided(optimizer, pairs):
 
 
 def _writes_gradients(optimizer):
-    return (type(optimizer) not in _KNOWN or getattr(optimizer, "grad_scale", None) is not None
+    known = type(optimizer) in _KNOWN or separable.has_declared(type(optimizer))
+    return (not known or getattr(optimizer, "grad_scale", None) is not None
             or any(group.get("nesterov") for group in optimizer.param_groups))
 
 

@@ -9,11 +9,16 @@ _take_up = None
 
 def declare(cls):
     """A decorator of classes whose update of a parameter depends on that parameter, its gradient, its states and its group alone,
-    and which count steps for each parameter: a rank may step what it owns, in parts."""
+    and which count steps for each parameter: a rank may step what it owns, in parts. They write no gradients, but where a group
+    says `nesterov`."""
     _declared.append(cls)
     if _take_up is not None:
         _take_up(cls)
     return cls
+
+
+def has_declared(cls):
+    return cls in _declared
 
 
 def begin(take_up):
