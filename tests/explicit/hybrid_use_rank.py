@@ -109,7 +109,7 @@ def refusals():
 def skipping():
     """Each in a job of its own: one stage alone finds out."""
     kind = {"skipping": lambda: Skipping(True), "twice": lambda: Twice(False)}[sys.argv[1]]
-    booster, model, optimizer = boosted(plugin_of(1, 2, num_layers_per_stage=[2, 2]), kind())
+    booster, model, optimizer = boosted(plugin_of(1, 2, num_layers_per_stage=[2, 2], cpu_offload=True), kind())
     try:
         booster.execute_pipeline(iter([torch.ones(4, 8)]), model, lambda output, batch: output.mean(), optimizer)
     except RuntimeError as error:
