@@ -15,8 +15,8 @@
 
 typedef struct loss_scale {
     double scale;
-    int64_t good;                               /* steps since the scale changed */
-    int64_t overflows;                          /* since the last doubling, until there are `hysteresis` */
+    int64_t good;                              /* steps since the scale changed */
+    int64_t overflows;                         /* since the last doubling, until there are `hysteresis` */
     double smallest, largest, growth, backoff; /* its bounds, and the factors by which it changes */
     int64_t interval, hysteresis; /* good steps before it grows; overflows before it becomes smaller */
 } loss_scale;
