@@ -59,10 +59,11 @@ parameters = tutorial.grouped(model) if sys.argv[1] == "glue_bert" else model.pa
 optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
 scheduler, every = scheduler_of(optimizer, len(everything))
 def working_copy():
-    narrow = copy.deepcopy(model).half()
+    narrow = copy.deepcopy(model)
     for module in narrow.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.float()
+        if not isinstance(module, torch.nn.BatchNorm2d):  # its float numbers stay what they are
+            for p in module.parameters(recurse=False):
+                p.data = p.data.half()
     for p in narrow.parameters():
         p.grad_dtype = torch.float32
     return narrow
