@@ -78,7 +78,7 @@ class Table(Beside):
                 self.near(ours[case], theirs[ours[case]["part"]][case], case if by == "plain" else "", f"{plugin}, {case}, rank {rank} of {ranks}")
 
     def test_on_two_ranks(self):
-        self.beside(("gemini", "ddp"), 2, SHORT)
+        self.beside(("gemini",), 2, SHORT)
 
     @runner.long  # test_fsdp, test_hybrid
     def test_what_adds_in_another_order(self):
@@ -89,7 +89,7 @@ class Table(Beside):
         self.close("hybrid-2", 2, OF_WHOLE_BATCHES, 1)
         self.close("hybrid-2", 4, OF_WHOLE_BATCHES, 2)
 
-    @runner.long
+    @runner.long  # test_on_two_ranks; for ddp test_seeds
     def test_every_plugin_and_case(self):
         for ranks in (1, 2, 4):
             self.beside(("ddp", "zero1", "zero2", "gemini"), ranks, CASES)
@@ -137,6 +137,7 @@ class Resumed(Beside):
     def test_under_another_plugin(self):
         self.check("gemini", 2, "zero2", 2, self.CASES)
 
+    @runner.long  # test_under_another_plugin: files say nothing of ranks
     def test_on_another_number_of_ranks(self):
         self.check("gemini", 2, "ddp", 1, self.CASES[:3])
 
