@@ -23,7 +23,6 @@ def _attach():
     if not core.bind():
         return  # libcastor.so is not in this process: nothing to do
     core.attach()
-    groups.install()
     stacks.install()
     if core.options.compat:
         from .. import compat
@@ -35,6 +34,7 @@ def _attach():
 
         saving.install()
     patching.keep()
+    groups.install()
     if not core.plugin_engine():
         if core.options.precision != "fp32":
             core.log(1, b"CASTOR_PRECISION has no effect under the plugin none, which only observes: choose another plugin")

@@ -9,6 +9,7 @@ import torch
 
 from . import core, patching
 from .common import store
+from .nodes import groups
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -54,6 +55,7 @@ def _start(plugin, asked, changed):
     core.torch_check(str(torch.__version__).encode())
     hooked = _unhook()
     patching.undo_all()  # what observes
+    groups.install()
     core.engine_start()
     from . import plugin as engine
 
