@@ -111,6 +111,7 @@ class Table(Beside):
     def test_on_simulated_devices(self):
         for ranks in (1, 2):
             self.on_devices(("ddp", "zero1", "zero2", "gemini"), ranks, CASES)
+        self.on_devices(("fsdp",), 2, [case for case in CASES if case not in HALF])  # with PyTorch's reducer so far (docs/fsdp.md)
 
 
 class Resumed(Beside):
