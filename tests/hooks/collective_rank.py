@@ -4,6 +4,7 @@ trace must hold: {operation: [calls, bytes, elements, dtype]} of the script's ow
     collective_rank.py FOLDER
 """
 import hashlib
+import gc
 import json
 import os
 import sys
@@ -202,4 +203,7 @@ count("barrier")
 
 with open(os.path.join(sys.argv[1], f"rank-{rank}.json"), "w") as file:
     json.dump({"pid": os.getpid(), "expected": expected, "digest": digest.hexdigest()}, file)
+# A group that something still refers to keeps its threads beyond this call, and PyTorch aborts a process whose interpreter ends before them.
+del half
+gc.collect()
 dist.destroy_process_group()
