@@ -3,8 +3,8 @@ trace must hold: {operation: [calls, bytes, elements, dtype]} of the script's ow
 
     collective_rank.py FOLDER
 """
-import hashlib
 import gc
+import hashlib
 import json
 import os
 import sys
@@ -204,6 +204,6 @@ count("barrier")
 with open(os.path.join(sys.argv[1], f"rank-{rank}.json"), "w") as file:
     json.dump({"pid": os.getpid(), "expected": expected, "digest": digest.hexdigest()}, file)
 # A group that something still refers to keeps its threads beyond this call, and PyTorch aborts a process whose interpreter ends before them.
-del half
+del half, work, works
 gc.collect()
 dist.destroy_process_group()
