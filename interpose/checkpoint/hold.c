@@ -1,7 +1,6 @@
 #include "hold.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,11 +8,11 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 #include "copies.h"
 #include "core/held.h"
 #include "core/thread.h"
+#include "core/userfault.h"
 #include "maps.h"
 
 #define PAGE_BYTES 4096ul
@@ -200,18 +199,10 @@ static bool started(void) {
     if (tried)
         return descriptor >= 0;
     tried = true;
-    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
-    if (fd < 0) {
-        int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC); /* Linux 6.1 */
-        if (device >= 0) {
-            fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC);
-            close(device);
-        }
-    }
-    struct uffdio_api api = {.api = UFFD_API, .features = FEATURES};
+    int fd = userfault_open(FEATURES);
     if (fd < 0)
         return false;
-    if (ioctl(fd, UFFDIO_API, &api) != 0 || thread_start(hold_main, (void *)(intptr_t)fd) != 0) {
+    if (thread_start(hold_main, (void *)(intptr_t)fd) != 0) {
         close(fd);
         return false;
     }

@@ -17,6 +17,7 @@
 #include "core/log.h"
 #include "core/table.h"
 #include "core/thread.h"
+#include "core/userfault.h"
 
 #define PIECE_BYTES (1ul << 20)
 /* Faults on shared memory, and who faulted. Faults of system calls need no feature: they come unless
@@ -224,25 +225,8 @@ static void *demand_main(void *context) {
 
 /* ---- starting */
 
-static int descriptor_open(void) {
-    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
-    if (fd < 0) {
-        int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC); /* Linux 6.1 */
-        if (device >= 0) {
-            fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC);
-            close(device);
-        }
-    }
-    struct uffdio_api api = {.api = UFFD_API, .features = FEATURES};
-    if (fd >= 0 && ioctl(fd, UFFDIO_API, &api) != 0) {
-        close(fd);
-        fd = -1;
-    }
-    return fd;
-}
-
 castor_status demand_probe(void) {
-    int fd = descriptor_open();
+    int fd = userfault_open(FEATURES);
     if (fd < 0)
         return error_set(
             CASTOR_ERR_UNSUPPORTED,
@@ -266,7 +250,7 @@ castor_status demand_start(store *s, int kinds, const demand_source *source, uin
     d->source = *source;
     d->room = room;
     pthread_mutex_init(&d->lock, NULL);
-    d->descriptor = descriptor_open();
+    d->descriptor = userfault_open(FEATURES);
     int failed = d->descriptor < 0 ? errno : thread_start(demand_main, d);
     if (failed) {
         if (d->descriptor >= 0)

@@ -16,7 +16,7 @@ def attach():
 def _attach():
     import torch
 
-    from . import core, patching, without_gpu
+    from . import core, patching
     from .nodes import groups
     from .process import stacks
 
@@ -26,6 +26,7 @@ def _attach():
     stacks.install()
     if core.options.compat:
         from .. import compat
+        from . import without_gpu
 
         compat.install()
         without_gpu.install()

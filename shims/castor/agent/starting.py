@@ -11,8 +11,6 @@ from . import core, patching
 from .common import store
 from .nodes import groups
 
-PRECISIONS = ("fp32", "bf16", "fp16")
-
 
 class Conflict(RuntimeError):
     """The plugin object asks for something else than what runs in this process."""

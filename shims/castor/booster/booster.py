@@ -12,7 +12,7 @@ core.require()
 from ..agent import starting  # noqa: E402 - needs the core
 from ..interface import OptimizerWrapper  # noqa: E402
 from .accelerator import Accelerator  # noqa: E402
-from .mixed_precision import MixedPrecision, mixed_precision_factory  # noqa: E402
+from .mixed_precision import MixedPrecision, class_named  # noqa: E402
 from .plugin.plugin_base import Plugin  # noqa: E402
 
 __all__ = ["Booster"]
@@ -38,7 +38,8 @@ class Booster:
         if plugin is not None and not isinstance(plugin, Plugin):
             raise TypeError(f"castor: Booster(plugin={plugin!r}): expected an object of a class of castor.booster.plugin")
         if isinstance(mixed_precision, str):
-            mixed_precision = mixed_precision_factory(mixed_precision) if plugin is None or not plugin.control_precision() else _named(mixed_precision)
+            of_name = class_named(mixed_precision)  # a name that will be ignored must be right, too
+            mixed_precision = of_name() if plugin is None or not plugin.control_precision() else mixed_precision
         elif mixed_precision is not None and not isinstance(mixed_precision, MixedPrecision):
             raise TypeError(f"castor: Booster(mixed_precision={mixed_precision!r}): expected a name or a castor.booster.mixed_precision.MixedPrecision")
         self.plugin, self.mixed_precision = plugin, mixed_precision
@@ -179,12 +180,3 @@ class Booster:
 
     def load_lr_scheduler(self, lr_scheduler, checkpoint):
         self.checkpoint_io.load_lr_scheduler(lr_scheduler, checkpoint)
-
-
-def _named(name):
-    """Refuses an unknown name, also where it will be ignored."""
-    from .mixed_precision import _NAMED
-
-    if name not in _NAMED:
-        mixed_precision_factory(name)
-    return name

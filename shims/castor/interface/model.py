@@ -1,4 +1,6 @@
 """A model as the Booster returns it (Colossal-AI: colossalai.interface.model)."""
+import contextlib
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,8 +26,6 @@ class ModelWrapper(torch.nn.Module):
 
     def no_sync(self):
         """The context in which backward passes add to this rank's own gradients alone."""
-        import contextlib
-
         inner = getattr(self.module, "no_sync", None)
         return contextlib.nullcontext() if inner is None else inner()
 

@@ -1,8 +1,8 @@
 """LoRA modules by the library peft."""
 import torch
-import torch.distributed as dist
 
 from ..interface import ModelWrapper
+from ..trainer.utils import is_rank_0
 from .bnb import quantize_model
 from .bnb_config import BnbQuantizationConfig
 
@@ -42,5 +42,5 @@ def save(model, checkpoint, use_safetensors=False):
         raise ValueError(f"castor: save_lora_as_pretrained() of a {type(module).__name__}, which has no LoRA modules: give it the model of enable_lora()")
     gather = getattr(model, "gathered_state", None)  # of a model whose layers are on several ranks, each of which calls this
     state = {} if gather is None else {"state_dict": gather()}
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if is_rank_0():
         module.save_pretrained(checkpoint, safe_serialization=use_safetensors, **state)

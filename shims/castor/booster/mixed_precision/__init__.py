@@ -15,9 +15,14 @@ _NAMED = {"fp16": FP16TorchMixedPrecision, "fp16_apex": FP16ApexMixedPrecision, 
           "fp8": FP8MixedPrecision}
 
 
+def class_named(name):
+    """The class of a mixed precision. ValueError: there is none of that name."""
+    if name not in _NAMED:
+        raise ValueError(f"castor: there is no mixed precision {name!r}: expected one of {', '.join(map(repr, _NAMED))}, or a "
+                         "castor.booster.mixed_precision.MixedPrecision")
+    return _NAMED[name]
+
+
 def mixed_precision_factory(mixed_precision_type):
     """The object for a name. ValueError: there is none of that name."""
-    if mixed_precision_type not in _NAMED:
-        raise ValueError(f"castor: there is no mixed precision {mixed_precision_type!r}: expected one of {', '.join(map(repr, _NAMED))}, or a "
-                         "castor.booster.mixed_precision.MixedPrecision")
-    return _NAMED[mixed_precision_type]()
+    return class_named(mixed_precision_type)()

@@ -3,14 +3,11 @@ import functools
 
 import torch
 
+from ...accelerator import get_accelerator
 from ...interface import ModelWrapper, OptimizerWrapper
 from .mixed_precision_base import MixedPrecision
 
 __all__ = ["FP16TorchMixedPrecision", "TorchAMPModule", "TorchAMPOptimizer"]
-
-
-def device_type():
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class TorchAMPOptimizer(OptimizerWrapper):
@@ -20,7 +17,7 @@ class TorchAMPOptimizer(OptimizerWrapper):
 
     def __init__(self, optim, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, max_norm=0.0, norm_type=2.0):
         super().__init__(optim, max_norm, norm_type)
-        self.scaler = torch.amp.GradScaler(device_type(), init_scale, growth_factor, backoff_factor, growth_interval)
+        self.scaler = torch.amp.GradScaler(get_accelerator().name, init_scale, growth_factor, backoff_factor, growth_interval)
         self._unscaled = False
 
     def scale_loss(self, loss):
@@ -49,7 +46,7 @@ class TorchAMPModule(ModelWrapper):
         self._dtype = dtype
 
     def forward(self, *args, **kwargs):
-        with torch.autocast(device_type(), dtype=self._dtype):
+        with torch.autocast(get_accelerator().name, dtype=self._dtype):
             return self.module(*args, **kwargs)
 
 
@@ -62,7 +59,7 @@ def autocast_criterion(criterion, dtype):
 
     @functools.wraps(criterion)
     def in_autocast(*args, **kwargs):
-        with torch.autocast(device_type(), dtype=dtype):
+        with torch.autocast(get_accelerator().name, dtype=dtype):
             return criterion(*args, **kwargs)
 
     return in_autocast

@@ -1,6 +1,5 @@
 """What the data-parallel plugins have in common (Colossal-AI: colossalai.booster.plugin.dp_plugin_base)."""
 import contextlib
-import random
 
 import torch
 import torch.distributed as dist
@@ -10,6 +9,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ...accelerator import get_accelerator
 from ...agent import core, starting
 from ...interface import ModelWrapper, OptimizerWrapper
+from ...utils import set_seed
 from .plugin_base import Plugin
 
 __all__ = ["DPPluginBase"]
@@ -86,13 +86,13 @@ class DPPluginBase(Plugin):
     def _to_device(self, model):
         return model.to(get_accelerator().get_current_device())
 
-    def _wrap_model(self, model, ddp=True, **kwargs):
+    def _wrap_model(self, model, **kwargs):
         """The model on this rank's device, in DistributedDataParallel where there are several ranks and something to train."""
         if isinstance(model, ModelWrapper):
             raise ValueError("castor: this model was boosted already: boost each model once")
         model = self._to_device(model)
         module = model
-        if ddp and self.world_size > 1 and any(p.requires_grad for p in model.parameters()):
+        if self.world_size > 1 and any(p.requires_grad for p in model.parameters()):
             device = next(model.parameters()).device
             module = torch.nn.parallel.DistributedDataParallel(
                 model, device_ids=[device] if device.type == "cuda" else None, process_group=self.dp_group, **kwargs)
@@ -114,11 +114,4 @@ class _Seeded:
         self.seed = seed
 
     def __call__(self, worker_id):
-        seed = self.seed + worker_id
-        random.seed(seed)
-        torch.manual_seed(seed)
-        try:
-            import numpy
-        except ImportError:
-            return
-        numpy.random.seed(seed)
+        set_seed(self.seed + worker_id)

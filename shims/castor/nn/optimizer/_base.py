@@ -41,6 +41,24 @@ class Checked(Optimizer):
             raise ValueError(f"castor: {type(self).__name__}: {key} is {value!r}: expected {f'{count}: ' if count else ''}{expected}")
 
 
+class SetGradNone:
+    """`set_grad_none`: what zero_grad() does when it is not told: gradients become None, or zero."""
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "set_grad_none": self.set_grad_none}
+
+    def zero_grad(self, set_to_none=None):
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+
+def loss_of(closure):
+    """The loss of a step's closure, which makes the gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 @separable.declare
 class EachParameter(Checked):
     """A step is `_update` of each parameter that has a gradient. `state["step"]` counts them, in a tensor as torch.optim's does."""
@@ -48,10 +66,7 @@ class EachParameter(Checked):
     @torch.no_grad()
     def step(self, closure=None):
         """Steps each parameter that has a gradient. `closure`: makes the gradients and returns the loss, which step() returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:

@@ -9,7 +9,7 @@ import torch
 
 from ...agent import core
 from ...agent.common import separable
-from ._base import Checked
+from ._base import Checked, SetGradNone
 
 
 class _Adam(Checked, torch.optim.Adam):
@@ -72,7 +72,7 @@ class HybridAdam(CPUAdam):
 
 
 @separable.declare
-class FusedAdam(_Adam):
+class FusedAdam(SetGradNone, _Adam):
     """Adam (Colossal-AI: colossalai.nn.optimizer.FusedAdam). As HybridAdam, with
 
     amsgrad: as torch.optim.AdamW's.
@@ -82,12 +82,6 @@ class FusedAdam(_Adam):
                  amsgrad=False, set_grad_none=True):
         super().__init__(params, lr, bias_correction, betas, eps, weight_decay, adamw_mode, amsgrad)
         self.set_grad_none = bool(set_grad_none)
-
-    def __getstate__(self):
-        return {**super().__getstate__(), "set_grad_none": self.set_grad_none}
-
-    def zero_grad(self, set_to_none=None):
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
 
 def _check_offload(name, fraction, folder):

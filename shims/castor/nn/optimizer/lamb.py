@@ -2,7 +2,7 @@
 import torch
 
 from ...agent.common import separable
-from ._base import EachParameter
+from ._base import EachParameter, SetGradNone, loss_of
 
 
 def _begin_means(p, state):
@@ -46,7 +46,7 @@ class Lamb(EachParameter):
 
 
 @separable.declare
-class FusedLAMB(EachParameter):
+class FusedLAMB(SetGradNone, EachParameter):
     """Lamb as NVIDIA's Apex has it (Colossal-AI: colossalai.nn.optimizer.FusedLAMB).
 
     A step takes the gradients scaled down to a total norm of max_grad_norm (0: as they are), and does not change them. bias_correction:
@@ -65,18 +65,9 @@ class FusedLAMB(EachParameter):
                                       use_nvlamb=bool(use_nvlamb)))
         self.set_grad_none = bool(set_grad_none)
 
-    def __getstate__(self):
-        return {**super().__getstate__(), "set_grad_none": self.set_grad_none}
-
-    def zero_grad(self, set_to_none=None):
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
     @torch.no_grad()
     def step(self, closure=None):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         most = self.defaults["max_grad_norm"]
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         self._scale = 1.0

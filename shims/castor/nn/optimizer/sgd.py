@@ -2,7 +2,7 @@
 import torch
 
 from ...agent.common import separable
-from ._base import Checked
+from ._base import Checked, loss_of
 
 
 @separable.declare
@@ -24,10 +24,7 @@ class FusedSGD(Checked, torch.optim.SGD):
     def step(self, closure=None):
         if not self.wd_after_momentum:
             return super().step(closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         decays = [group["weight_decay"] for group in self.param_groups]
         try:
             for group, decay in zip(self.param_groups, decays):
