@@ -114,7 +114,7 @@ class Plain:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = optimizer_for(words, self.parameters)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
-        self.autocast = autocast and self.half is not None
+        self.autocast = autocast and self.half is not None and not sharded
         self.masters = self.half is not None and not autocast and not sharded
         self.scale = 2.0**16 if self.half is torch.float16 else 1.0
         if sharded:

@@ -52,30 +52,31 @@ class Beside(unittest.TestCase):
 
 class Table(Beside):
 
+    @staticmethod
+    def trained(plugin, ranks, cases, on_devices=False):
+        """What the ranks found with a plugin's name, or with one of plain PyTorch's."""
+        more = simulated.environment(devices=ranks, memory="1G", numbers=True, base=runner.environment()) if on_devices else {}
+        how = jobs.ALONE if plugin.startswith("plain") and not on_devices else jobs.NONE
+        return jobs.job("booster_rank.py", ranks, how, plugin, *cases, **(alone() if ranks == 1 else {}), **more)
+
     def beside(self, plugins, ranks, cases, on_devices=False):
         """Each plugin's cases are those of plain PyTorch, to the bit."""
         made = {}
-
-        def run(name, how):
-            if name not in made:
-                more = simulated.environment(devices=ranks, memory="1G", numbers=True, base=runner.environment()) if on_devices else {}
-                made[name] = jobs.job("booster_rank.py", ranks, how, name, *cases, **(alone() if ranks == 1 else {}), **more)
-            return made[name]
-
         for plugin in plugins:
             autocasts = plugin in ("ddp", "none") or on_devices and ranks > 1
-            theirs = run("plain-autocast" if autocasts else "plain", jobs.NONE if on_devices else jobs.ALONE)
-            ours = run(plugin, jobs.NONE)
+            plain = "plain-fsdp" if plugin == "fsdp" else "plain-autocast" if autocasts else "plain"
+            theirs = made[plain] if plain in made else made.setdefault(plain, self.trained(plain, ranks, cases, on_devices))
+            ours = self.trained(plugin, ranks, cases, on_devices)
             for rank in range(ranks):
                 for case in cases:
                     self.assertEqual(ours[rank][case], theirs[rank][case], f"{plugin}, {case}, rank {rank} of {ranks}")
 
-    def close(self, plugin, ranks, cases, beside, by="plain"):
+    def close(self, plugin, ranks, cases, beside, by="plain", on_devices=False):
         """The plugin adds in another order than plain PyTorch on `beside` ranks, with whose numbers its own are compared."""
-        theirs = jobs.job("booster_rank.py", beside, jobs.ALONE, by, *cases, **(alone() if beside == 1 else {}))
-        for rank, ours in enumerate(jobs.job("booster_rank.py", ranks, jobs.NONE, plugin, *cases)):
+        theirs = self.trained(by, beside, cases, on_devices)
+        for rank, ours in enumerate(self.trained(plugin, ranks, cases, on_devices)):
             for case in cases:
-                self.near(ours[case], theirs[ours[case]["part"]][case], case if by == "plain" else "", f"{plugin}, {case}, rank {rank} of {ranks}")
+                self.near(ours[case], theirs[ours[case]["part"]][case], "" if by == "plain-fsdp" else case, f"{plugin}, {case}, rank {rank} of {ranks}")
 
     def test_on_two_ranks(self):
         self.beside(("gemini",), 2, SHORT)
@@ -95,23 +96,27 @@ class Table(Beside):
             self.beside(("ddp", "zero1", "zero2", "gemini"), ranks, CASES)
         self.beside(("none",), 1, CASES)
 
-    def on_devices(self, plugins, ranks, cases):
+    def need_devices(self):
         why = simulated.left_out(whole=True)
         if why:
             self.skipTest(why)
         why = simulated.make(sys.executable)
         if why:
             raise AssertionError(why)
-        self.beside(plugins, ranks, cases, on_devices=True)
 
     def test_on_a_simulated_device(self):
-        self.on_devices(("gemini",), 1, SHORT)
+        self.need_devices()
+        self.beside(("gemini",), 1, SHORT, on_devices=True)
 
     @runner.long
     def test_on_simulated_devices(self):
+        self.need_devices()
         for ranks in (1, 2):
-            self.on_devices(("ddp", "zero1", "zero2", "gemini"), ranks, CASES)
-        self.on_devices(("fsdp",), 2, [case for case in CASES if case not in HALF])  # with PyTorch's reducer so far (docs/fsdp.md)
+            self.beside(("ddp", "zero1", "zero2", "gemini"), ranks, CASES, on_devices=True)
+        # There every rank must take part in forward passes; and a rank's buffers are rank 0's, which fully_shard leaves as they are.
+        self.beside(("fsdp",), 2, [case for case in CASES if not {"alone", "batchnorm"} & set(case.split("+"))], on_devices=True)
+        self.close("hybrid-1", 2, [case for case in CASES if "compiled" not in case and "alone" not in case], 2, "plain-autocast", on_devices=True)
+        self.close("hybrid-2", 2, OF_WHOLE_BATCHES, 1, on_devices=True)
 
 
 class Resumed(Beside):

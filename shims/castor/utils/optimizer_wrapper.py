@@ -115,7 +115,9 @@ def clip_by_norm(parameters, max_norm, norm_type=2.0, elsewhere=None):
         total.add(gradients, over)
     norm = total.norm(groups.stage_group if staged else None).to(made[0].grad.dtype if made else torch.float32)
     if made:
-        torch._foreach_mul_([_block(p.grad) for p in made], torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for device in {p.grad.device for p in made}:  # parts may be in host memory
+            torch._foreach_mul_([_block(p.grad) for p in made if p.grad.device == device], scale.to(device))
     return norm
 
 

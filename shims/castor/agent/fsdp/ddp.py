@@ -21,7 +21,7 @@ from . import gradients, homes, steps
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _real_reducer, _real_logger = dist.Reducer, dist.Logger
 _numbers = itertools.count()  # models are wrapped in the same order on all ranks
-_wrapped = []  # their numbers
+_said = []  # of each model that is sharded, its ranks
 
 
 class _Thread(threading.local):
@@ -76,9 +76,14 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     blocks = homes.find_blocks(ddp.module) if _thread.blocks is None else homes.separate(ddp.module, _thread.blocks(ddp.module))
     model = homes.Model(ddp.module, process_group, ddp.parameters_to_ignore, blocks, _thread.policy)
     model.number = next(_numbers)
-    _wrapped.append(model.number)
-    core.log(3, f"fsdp: fully_shard over {model.world} ranks: {len(model.groups)} groups of parameters, {len(model.states) - 1} blocks".encode())
+    tell(model.world, len(model.states) - 1)
     return Reducer(model)
+
+
+def tell(world, blocks):
+    """A model is sharded over so many ranks."""
+    _said.append(world)
+    core.log(3, f"fsdp: fully_shard over {world} ranks: {blocks} blocks, and the rest".encode())
 
 
 def _make_logger(made):
@@ -121,7 +126,7 @@ def _stepping_aside(reason, method):
 
 
 def _say_unused():
-    if not _wrapped and store.active():
+    if not _said and store.active():
         core.passthrough(b"no model was wrapped in DistributedDataParallel, which is where the plugin fsdp shards")
 
 

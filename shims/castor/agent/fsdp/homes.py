@@ -180,7 +180,7 @@ class Model:
             if set(map(id, other.modules())) & set(map(id, module.modules())):
                 other.undo()  # the script wraps a module anew
         named = {name: p for name, p in module.named_parameters() if name not in ignored}
-        kept = self._kept_whole(module, named, [*blocks, module])
+        kept = kept_whole(module, named, [*blocks, module])
         self.homes = [Home(p, name, self, number, name not in kept) for number, (name, p) in enumerate(named.items())]
         self.root = weakref.ref(module)
         self.refuse_overlaps()
@@ -228,21 +228,6 @@ class Model:
             home.touched = True
 
         home.watch = home.p.register_post_accumulate_grad_hook(touched)
-
-    @staticmethod
-    def _kept_whole(module, named, groups):
-        """Names of parameters that fully_shard does not take: scalars, and those of another type than the most of their group."""
-        kept = {name for name, p in named.items() if p.ndim == 0 or not p.is_contiguous()}
-        names, seen = {id(p): name for name, p in named.items()}, set()
-        for block in groups:
-            own = [names[id(p)] for p in block.parameters() if id(p) in names and id(p) not in seen and names[id(p)] not in kept]
-            seen |= {id(named[name]) for name in own}
-            types = {}
-            for name in own:
-                types[named[name].dtype] = types.get(named[name].dtype, 0) + named[name].numel()
-            most = max(types, key=types.get) if types else None
-            kept |= {name for name in own if named[name].dtype is not most}
-        return kept
 
     def _shard(self, module, process_group, blocks, ignored):
         classes = {m: m.__class__ for m in (*blocks, module)}
@@ -331,3 +316,18 @@ def separate(module, blocks):
 
     counts, containers = uses(module), (torch.nn.ModuleList, torch.nn.ModuleDict)
     return [b for b in blocks if not isinstance(b, containers) and all(counts[key] == number for key, number in uses(b).items())]
+
+
+def kept_whole(module, named, groups):
+    """Names of parameters that fully_shard does not take: scalars, and those of another type than the most of their group."""
+    kept = {name for name, p in named.items() if p.ndim == 0 or not p.is_contiguous()}
+    names, seen = {id(p): name for name, p in named.items()}, set()
+    for block in groups:
+        own = [names[id(p)] for p in block.parameters() if id(p) in names and id(p) not in seen and names[id(p)] not in kept]
+        seen |= {id(named[name]) for name in own}
+        types = {}
+        for name in own:
+            types[named[name].dtype] = types.get(named[name].dtype, 0) + named[name].numel()
+        most = max(types, key=types.get) if types else None
+        kept |= {name for name in own if named[name].dtype is not most}
+    return kept

@@ -3,20 +3,28 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffload, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy
 
+from ...accelerator import get_accelerator
 from ...agent import starting
+from ...interface import ModelWrapper, OptimizerWrapper
 from .dp_plugin_base import DPPluginBase
 from .plugin_base import tell_of_meaningless
 
 __all__ = ["TorchFSDPPlugin"]
 
 _COPIED = "gathering is a copy within the node's memory, which waits for no other rank"
+_SENT = "rank 0's values are always sent to all ranks when a model is wrapped"
 _MEANINGLESS = {
     "backward_prefetch": (None, _COPIED),
-    "sync_module_states": (False, "rank 0's values are always sent to all ranks when a model is wrapped"),
+    "sync_module_states": (False, _SENT),
     "fp8_communication": (False, "ranks of a node read each other's memory and send nothing"),
 }
+_MEANINGLESS_ON_DEVICES = {
+    "backward_prefetch": (None, "fully_shard gathers the block before in backward by itself"),
+    "sync_module_states": (False, _SENT),
+    "fp8_communication": (False, "parameters are gathered in the type of mixed_precision"),
+}
 _WORDS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_SAME = {  # strategies: why they are FULL_SHARD here
+_SAME = {  # strategies on CPUs: why they are FULL_SHARD
     ShardingStrategy.SHARD_GRAD_OP: f"parameters are freed after forward as well: {_COPIED}",
     ShardingStrategy.HYBRID_SHARD: "all ranks are on one node, within which it shards fully",
     ShardingStrategy._HYBRID_SHARD_ZERO2: f"all ranks are on one node, and {_COPIED}",
@@ -24,11 +32,13 @@ _SAME = {  # strategies: why they are FULL_SHARD here
 
 
 class TorchFSDPPlugin(DPPluginBase):
-    """CASTOR_PLUGIN=fsdp, as an object: fully_shard on blocks of the model and on the rest. state_dict() is whole on every rank.
+    """CASTOR_PLUGIN=fsdp, as an object: fully_shard on blocks of the model and on the rest. On CPUs state_dict() is whole on every rank. On
+    devices it has DTensors, and every rank must call forward passes and save_model().
 
     Args:
         process_group: its ranks share the model; None: all.
-        sharding_strategy: FULL_SHARD (None); the other ones that shard are the same here; NO_SHARD is a ValueError.
+        sharding_strategy: FULL_SHARD (None); NO_SHARD is a ValueError. On devices SHARD_GRAD_OP keeps blocks between forward and backward, and
+            HYBRID_SHARD shards within each node (LOCAL_WORLD_SIZE); on CPUs both are FULL_SHARD, and a line says why.
         auto_wrap_policy: which modules are blocks: a policy of torch.distributed.fsdp.wrap, or a function
             (module, recurse, nonwrapped_numel). None: the children of the longest ModuleList or Sequential of like modules.
         mixed_precision: a MixedPrecision, a MixedPrecisionPolicy, or "bf16", "fp16", "fp32": types of the gathered parameters and of the
@@ -36,7 +46,7 @@ class TorchFSDPPlugin(DPPluginBase):
         ignored_modules: their parameters stay each rank's own, and their gradients are not averaged.
         param_init_fn: called with each module that has tensors on the meta device, to materialize them; None: to_empty() and
             reset_parameters().
-        cpu_offload: no meaning on a machine without a GPU, where parameters are in host memory.
+        cpu_offload: a CPUOffload, or True: on devices parts, gradients and states are in host memory. On CPUs they are there already.
 
     The others have no meaning here; a line says why."""
 
@@ -56,15 +66,18 @@ class TorchFSDPPlugin(DPPluginBase):
             self.dp_group, self.dp_size = process_group, dist.get_world_size(process_group)
         self.auto_wrap_policy, self.param_init_fn = auto_wrap_policy, param_init_fn
         self.ignored_modules = list(ignored_modules or ())
-        tell_of_meaningless(self, given, _MEANINGLESS)
-        if sharding_strategy in _SAME:
+        self.sharding_strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
+        self.cpu_offload = isinstance(cpu_offload, CPUOffload) and cpu_offload.offload_params or cpu_offload is True
+        self._on_devices = self.world_size > 1 and get_accelerator().get_current_device().type == "cuda"
+        tell_of_meaningless(self, given, _MEANINGLESS_ON_DEVICES if self._on_devices else _MEANINGLESS)
+        if not self._on_devices and sharding_strategy in _SAME:
             starting.tell(f"TorchFSDPPlugin(sharding_strategy={sharding_strategy.name}) is FULL_SHARD here: {_SAME[sharding_strategy]}")
-        if isinstance(cpu_offload, CPUOffload) and cpu_offload.offload_params or cpu_offload is True:
+        if not self._on_devices and self.cpu_offload:
             starting.tell("TorchFSDPPlugin(cpu_offload=...) has no meaning here: parameters are in host memory already")
         starting.start("fsdp", "TorchFSDPPlugin")
 
     def supported_devices(self):
-        return ["cpu"]
+        return ["cpu", "cuda"]
 
     def supported_precisions(self):
         return list(_WORDS)
@@ -76,13 +89,36 @@ class TorchFSDPPlugin(DPPluginBase):
         from ...agent.fsdp import ddp
 
         self._materialize(model)
+        if self._on_devices:
+            return *self._shard(model, optimizer), criterion, dataloader, lr_scheduler
         if self.ignored_modules:
-            ignored = {id(t) for m in self.ignored_modules for t in (*m.parameters(), *m.buffers())}
+            ignored = {id(t) for t in self._ignored()}
             names = [name for named in (model.named_parameters(), model.named_buffers()) for name, t in named if id(t) in ignored]
             torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
         with ddp.chosen(blocks=self.auto_wrap_policy and self._blocks, policy=self.policy):
             wrapped = self._wrap_model(model)
         return wrapped, self._wrap_optimizer(optimizer), criterion, dataloader, lr_scheduler
+
+    def _ignored(self):
+        return [t for m in self.ignored_modules for t in (*m.parameters(), *m.buffers())]
+
+    def _shard(self, model, optimizer):
+        from ...agent.fsdp import ddp, homes
+        from ._fully_sharded import FullyShardedModel, FullyShardedOptimizer
+
+        if isinstance(model, ModelWrapper):
+            raise ValueError("castor: this model was boosted already: boost each model once")
+        inner = getattr(model, "_orig_mod", model)
+        blocks = homes.separate(inner, self._blocks(inner)) if self.auto_wrap_policy else homes.find_blocks(inner)
+        strategy = self.sharding_strategy.name
+        wrapped = FullyShardedModel(model, blocks, self.dp_group, get_accelerator().get_current_device(), "HYBRID" in strategy, self.policy,
+                                    strategy in ("FULL_SHARD", "HYBRID_SHARD"), self.cpu_offload, self._ignored())
+        ddp.tell(self.dp_size, len(blocks))
+        self._models.append(wrapped)
+        if optimizer is None or isinstance(optimizer, OptimizerWrapper):
+            return wrapped, optimizer
+        starting.take_up(optimizer)
+        return wrapped, FullyShardedOptimizer(optimizer, wrapped.moved)
 
     def _materialize(self, model):
         for module in model.modules():
