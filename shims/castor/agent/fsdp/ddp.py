@@ -66,6 +66,8 @@ def chosen(blocks=None, policy=None):
 def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more):
     parameters, ddp = list(parameters), _thread.ddp
     reason = reducer.why_not(parameters, process_group, expect_sparse)
+    if reason is not None and any(p.is_cuda for p in parameters):
+        reason = "its model is on devices, where castor.booster.plugin.TorchFSDPPlugin shards models"
     if reason is None and ddp is None:
         reason = "it was made without DistributedDataParallel"
     if reason is None and ddp.mixed_precision is not None:
