@@ -183,7 +183,14 @@ class Plain:
             p.grad = sum(every[1:], every[0]).float()
             n.grad = None
 
+    @torch.no_grad()
     def clip(self):
+        if self.sharded:  # by the norms of whole tensors, as DistributedDataParallel; of DTensors PyTorch adds those of the ranks' parts
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(map(whole, gradients))
+            for gradient in gradients:
+                gradient.to_local().mul_(torch.clamp(0.5 / (norm + 1e-6), max=1.0))
+            return norm
         norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters, 0.5))
         if self.masters and norm > 0.5:  # docs/precision.md: what bf16 clips is rounded once more
             for p in self.parameters:
