@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+import in_rank_order
 from found import end, found
 
 STEPS, BATCH, WIDE = 4, 8, int(os.environ.get("BOOSTER_WIDE", "32"))
@@ -121,6 +122,8 @@ class Plain:
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
             self.ddp = fully_shard(self.model, mp_policy=MixedPrecisionPolicy(param_dtype=self.half, reduce_dtype=torch.float32))
+            if dist.get_world_size() > 2:
+                self.ddp.set_custom_reduce_scatter(in_rank_order.ReduceScatter())
             self.parameters = [p for p in self.model.parameters() if p.requires_grad]
             self.optimizer = optimizer_for(words, self.parameters)
             self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
@@ -128,6 +131,8 @@ class Plain:
             self.narrow = self._narrow()
         elif dist.get_world_size() > 1:
             self.ddp = DistributedDataParallel(torch.compile(self.model, backend="eager") if "compiled" in words else self.model, device_ids=[device] if device.type == "cuda" else None)
+            if dist.get_world_size() > 2:
+                self.ddp.register_comm_hook(None, in_rank_order.mean)
         else:
             self.ddp = self.model
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.autocast and self.half is torch.float16)
@@ -178,7 +183,14 @@ class Plain:
             p.grad = sum(every[1:], every[0]).float()
             n.grad = None
 
+    @torch.no_grad()
     def clip(self):
+        if self.sharded:  # by the norms of whole tensors, as DistributedDataParallel; of DTensors PyTorch adds those of the ranks' parts
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(map(whole, gradients))
+            for gradient in gradients:
+                gradient.to_local().mul_(torch.clamp(0.5 / (norm + 1e-6), max=1.0))
+            return norm
         norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters, 0.5))
         if self.masters and norm > 0.5:  # docs/precision.md: what bf16 clips is rounded once more
             for p in self.parameters:
@@ -199,7 +211,10 @@ class Plain:
     part = property(lambda self: (dist.get_rank(), dist.get_world_size()))
 
     def whole(self):
-        return self.model
+        return self.narrow if self.masters else self.model
+
+    def state(self):
+        return self.model.state_dict()
 
 
 class Boosted:
@@ -272,6 +287,13 @@ class Boosted:
     def whole(self):
         return self.model.unwrap() if hasattr(self.model, "unwrap") else self.model
 
+    def state(self):
+        """With masters in the place of what is rounded (docs/hybrid.md)."""
+        from castor.shardformer.checkpoint_io import HybridParallelCheckpointIO
+
+        checkpoints = self.booster.checkpoint_io
+        return checkpoints._floats(self.model) if isinstance(checkpoints, HybridParallelCheckpointIO) else self.whole().state_dict()
+
 
 def train(case, run, words, first=0):
     losses, norms, micro = [], [], 3 if "no_sync" in words else 1
@@ -291,8 +313,8 @@ def train(case, run, words, first=0):
         if "alone" in words and dist.get_rank() == 0:
             with torch.no_grad():
                 norms.append(float(run.whole()(batch(step, 0, 1, run.device)[0]).float().sum()))
-                norms.append(sum(float(t.double().sum()) for t in run.whole().state_dict().values()))
-    model = {key: whole(value) for key, value in run.whole().state_dict().items()}
+                norms.append(sum(float(t.double().sum()) for t in run.state().values()))
+    model = {key: whole(value) for key, value in run.state().items()}
     found(case, {"part": run.part[0], "losses": losses, "norms": norms, "names": [key.removeprefix("_orig_mod.") for key in model], "model": bits(model.values()),
                  "optimizer": bits(states(run.optimizer)), "numbers": [float(t.double().sum()) for t in model.values()]})
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts"))
+import in_rank_order  # noqa: E402
 from found import end, found, launch, raised  # noqa: E402
 from model import GPT, Classifier, batch  # noqa: E402
 
@@ -94,6 +95,8 @@ def plain(kind, name, early):
     module = build(kind)
     optimizer = OPTIMIZERS[name](module.parameters()) if early else None
     model = DistributedDataParallel(module)
+    if dist.get_world_size() > 2:
+        model.register_comm_hook(None, in_rank_order.mean)
     optimizer = optimizer or OPTIMIZERS[name](model.parameters())
     seen = train(model, optimizer, kind, model.no_sync)
     return seen, {k: v.clone() for k, v in model.state_dict().items()}, copy.deepcopy(optimizer.state_dict())
@@ -106,7 +109,9 @@ def sharded_by_pytorch(name):
     module = build("gpt")
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for each in (*module.blocks, module):
-        fully_shard(each, mp_policy=policy)
+        sharded = fully_shard(each, mp_policy=policy)
+        if dist.get_world_size() > 2:
+            sharded.set_custom_reduce_scatter(in_rank_order.ReduceScatter())
     optimizer = OPTIMIZERS[name](module.parameters())
     seen = []
     for step in range(STEPS):

@@ -1,5 +1,6 @@
 """What a HybridParallelPlugin shows to scripts, what it refuses, and loss scales: see test_hybrid.py. Two ranks."""
 import copy
+import os
 import sys
 
 import torch
@@ -48,6 +49,22 @@ class Skipping(torch.nn.Module):
             x = layer(x)
             kept = x if i == 0 else kept
         return x + kept if self.skips else x
+
+
+class Shifted(torch.nn.Module):
+    """With a layer that is not trained and a buffer, of numbers that 16 bits do not have."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+        self.layers[1].requires_grad_(False)
+        self.register_buffer("shift", torch.randn(8))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x + self.shift
 
 
 class Twice(Skipping):
@@ -171,6 +188,49 @@ def policy():
     found("divided", divided)
     found("equal", all(torch.allclose(p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad, plain.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
                        for name, p in model.module.named_parameters()))
+
+
+def kept():
+    """What a model of 16 bits saves of what was not trained: the float values, those that were loaded, and what a script has written."""
+    from castor.booster import Booster
+
+    file, first, other = os.path.join(os.environ["EXPLICIT_TEST_FOUND"], "kept.bin"), Shifted(3).state_dict(), Shifted(4).state_dict()
+    untrained = ["layers.1.weight", "layers.1.bias", "shift"]
+    for name, tp, pp in (("tensor", 2, 1), ("stages", 1, 2)):
+        for trains in (True, False):
+            booster, model = Booster(plugin=plugin_of(tp, pp, precision="bf16")), Shifted(3)
+            optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0) if trains else None
+            model, optimizer, *_ = booster.boost(model, optimizer)
+
+            def saved():
+                dist.barrier()
+                booster.save_model(model, file)
+                dist.barrier()
+                return torch.load(file, weights_only=True)
+
+            def alike(state, expected, of):
+                return [key for key in of if not torch.equal(state[key], expected[key])]
+
+            before = saved()
+            if pp == 2 and trains:
+                booster.execute_pipeline(iter([torch.ones(4, 8)]), model, lambda output, batch: output.square().mean(), optimizer)
+            elif trains:
+                booster.backward(model(torch.ones(4, 8)).square().mean(), optimizer)
+            if trains:
+                optimizer.step()
+            after = saved()
+            dist.barrier()
+            if dist.get_rank() == 0:
+                torch.save(other, file)
+            dist.barrier()
+            booster.load_model(model, file)
+            loaded = saved()
+            with torch.no_grad():
+                model.module.shift[0] = 0.5
+            edited = saved()["shift"]
+            found(f"{name}, {'trains' if trains else 'evaluates'}", [
+                alike(before, first, first), alike(after, first, untrained), len(alike(after, first, first)), alike(loaded, other, other),
+                float(edited[0]), torch.equal(edited[1:], other["shift"][1:])])
 
 
 def main():

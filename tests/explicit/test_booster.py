@@ -24,12 +24,21 @@ FEATURES = {
 HABITS = ("sgd+batchnorm", "adamw+batchnorm+clip", "sgd+tied+clip", "adamw+tied+fp16", "adamw+frozen+bf16", "adamw+compiled", "sgd+kept+clip",
           "adamw+zeros+bf16", "sgd+alone+no_sync", "adamw+alone+fp16")
 CASES = [case for cases in FEATURES.values() for case in cases] + list(HABITS)
+GOES_ON = ("sgd+clip+shard+safe", "adamw+safe", "adamw+lora+shard", "sgd+background+shard+safe", "adamw+fp16", "sgd+bf16+shard",
+           "adamw+frozen+bf16+shard")
 SHORT = ("sgd+tied+kept+alone", "adamw+lora+clip", "adamw+fp16+clip", "sgd+bf16+no_sync", "adamw+lazy")  # the others are these in other combinations
 # On ranks that divide tensors, what does not look at the model's inside. (A batch norm's statistics are of a rank's part of the batch.)
 OF_WHOLE_BATCHES = [case for case in CASES if not {"compiled", "alone", "batchnorm", "tied"} & set(case.split("+"))]
-HALF = [case for case in CASES if "fp16" in case or "bf16" in case]
+HALF = [case for case in (*CASES, *GOES_ON) if "fp16" in case or "bf16" in case]
 SAME_BITS = {"none", "ddp", "zero1", "zero2", "gemini"}
-TOLERANCE = (1e-5, 1e-2)  # of floats, and of 16 bits
+
+
+def tolerance(case, key):
+    """Of sums in another order. A step of Adam has its size also where a gradient is nothing but rounding, which 16 bits have more of: its parameters
+    say little then, and its norms tell a wrong scale. Those of SGD differ by 2e-2 where a gradient is halved, by 4e-2 where it is doubled."""
+    if case not in HALF:
+        return 1e-5
+    return 5e-2 if "adamw" in case and key == "numbers" else 2e-3
 
 
 def alone():
@@ -43,11 +52,9 @@ class Beside(unittest.TestCase):
 
     def near(self, ours, theirs, case, name):
         self.assertEqual(ours["names"], theirs["names"], name)
-        # Under hybrid, what a model of 16 bits shows is rounded (docs/hybrid.md); the losses of later steps tell of its masters.
-        rounded = "hybrid" in name and ("fp16" in case or "bf16" in case)
-        for key in ("losses", "norms") if rounded else ("losses", "norms", "numbers"):
+        for key in ("losses", "norms", "numbers"):
             for one, other in zip(ours[key], theirs[key], strict=True):
-                self.assertAlmostEqual(one, other, delta=TOLERANCE["fp16" in case or "bf16" in case] * max(1, abs(other)), msg=f"{name}: {key}")
+                self.assertAlmostEqual(one, other, delta=tolerance(case, key) * max(1, abs(other)), msg=f"{name}: {key}")
 
 
 class Table(Beside):
@@ -59,12 +66,12 @@ class Table(Beside):
         how = jobs.ALONE if plugin.startswith("plain") and not on_devices else jobs.NONE
         return jobs.job("booster_rank.py", ranks, how, plugin, *cases, **(alone() if ranks == 1 else {}), **more)
 
-    def beside(self, plugins, ranks, cases, on_devices=False):
+    def beside(self, plugins, ranks, cases, on_devices=False, by=None):
         """Each plugin's cases are those of plain PyTorch, to the bit."""
         made = {}
         for plugin in plugins:
             autocasts = plugin in ("ddp", "none") or on_devices and ranks > 1
-            plain = "plain-fsdp" if plugin == "fsdp" else "plain-autocast" if autocasts else "plain"
+            plain = by or ("plain-autocast" if autocasts else "plain")
             theirs = made[plain] if plain in made else made.setdefault(plain, self.trained(plain, ranks, cases, on_devices))
             ours = self.trained(plugin, ranks, cases, on_devices)
             for rank in range(ranks):
@@ -76,16 +83,20 @@ class Table(Beside):
         theirs = self.trained(by, beside, cases, on_devices)
         for rank, ours in enumerate(self.trained(plugin, ranks, cases, on_devices)):
             for case in cases:
-                self.near(ours[case], theirs[ours[case]["part"]][case], "" if by == "plain-fsdp" else case, f"{plugin}, {case}, rank {rank} of {ranks}")
+                self.near(ours[case], theirs[ours[case]["part"]][case], case, f"{plugin}, {case}, rank {rank} of {ranks}")
 
     def test_on_two_ranks(self):
         self.beside(("gemini",), 2, SHORT)
 
-    @runner.long  # test_fsdp, test_hybrid
+    @runner.long  # test_fsdp
+    def test_fsdp(self):
+        for ranks in (2, 4):
+            self.beside(("fsdp",), ranks, [case for case in CASES if case not in HALF])
+            self.beside(("fsdp",), ranks, [case for case in CASES if case in HALF and "alone" not in case], by="plain-fsdp")
+
+    @runner.long  # test_hybrid
     def test_what_adds_in_another_order(self):
         for ranks in (2, 4):
-            self.close("fsdp", ranks, [case for case in CASES if case not in HALF], ranks)
-            self.close("fsdp", ranks, [case for case in HALF if "alone" not in case], ranks, "plain-fsdp")
             self.close("hybrid-1", ranks, [case for case in CASES if "compiled" not in case and "alone" not in case], ranks)
         self.close("hybrid-2", 2, OF_WHOLE_BATCHES, 1)
         self.close("hybrid-2", 4, OF_WHOLE_BATCHES, 2)
@@ -114,15 +125,13 @@ class Table(Beside):
         for ranks in (1, 2):
             self.beside(("ddp", "zero1", "zero2", "gemini"), ranks, CASES, on_devices=True)
         # There every rank must take part in forward passes; and a rank's buffers are rank 0's, which fully_shard leaves as they are.
-        self.beside(("fsdp",), 2, [case for case in CASES if not {"alone", "batchnorm"} & set(case.split("+"))], on_devices=True)
+        self.beside(("fsdp",), 2, [case for case in CASES if not {"alone", "batchnorm"} & set(case.split("+"))], on_devices=True, by="plain-fsdp")
         self.close("hybrid-1", 2, [case for case in CASES if "compiled" not in case and "alone" not in case], 2, "plain-autocast", on_devices=True)
         self.close("hybrid-2", 2, OF_WHOLE_BATCHES, 1, on_devices=True)
 
 
 class Resumed(Beside):
     """What one job saves, another one with another plugin goes on with."""
-
-    CASES = ("sgd+clip+shard+safe", "adamw+safe", "adamw+lora+shard", "sgd+background+shard+safe", "adamw+fp16", "sgd+bf16+shard")
 
     def check(self, first, ranks_first, second, ranks_second, cases):
         kind, parts = "plain-autocast" if second == "ddp" else "plain", ranks_second // (2 if second == "hybrid-2" else 1)
@@ -135,26 +144,26 @@ class Resumed(Beside):
             for case in cases:
                 name = f"{case}: {first} on {ranks_first}, then {second} on {ranks_second}"
                 theirs = whole[ours[case]["part"]][case]
-                if ranks_first == ranks_second and {first, second} <= SAME_BITS:
+                if ranks_first == ranks_second and {first, second} <= (SAME_BITS if case in HALF else SAME_BITS | {"fsdp"}):
                     self.assertEqual(ours[case], theirs, name)
                 else:  # gradients, or those of other parts of the batch, were added in another order
                     self.near(ours[case], theirs, case, name)
 
     def test_under_another_plugin(self):
-        self.check("gemini", 2, "zero2", 2, self.CASES)
+        self.check("gemini", 2, "zero2", 2, GOES_ON)
 
     @runner.long  # test_under_another_plugin: files say nothing of ranks
     def test_on_another_number_of_ranks(self):
-        self.check("gemini", 2, "ddp", 1, self.CASES[:3])
+        self.check("gemini", 2, "ddp", 1, GOES_ON[:3])
 
     @runner.long
     def test_others(self):
-        self.check("zero1", 1, "gemini", 2, self.CASES)
-        self.check("ddp", 4, "gemini", 2, self.CASES[:4])
-        self.check("gemini", 2, "gemini", 4, self.CASES)
-        self.check("none", 1, "zero1", 1, self.CASES[:4])
+        self.check("zero1", 1, "gemini", 2, GOES_ON)
+        self.check("ddp", 4, "gemini", 2, GOES_ON[:4])
+        self.check("gemini", 2, "gemini", 4, GOES_ON)
+        self.check("none", 1, "zero1", 1, GOES_ON[:4])
         for first, second in (("fsdp", "gemini"), ("zero1", "fsdp"), ("hybrid-2", "zero2"), ("gemini", "hybrid-2"), ("hybrid-2", "fsdp")):
-            self.check(first, 2, second, 2, self.CASES)
+            self.check(first, 2, second, 2, GOES_ON)
 
 
 REFUSED = r"""

@@ -21,13 +21,12 @@ class Fsdp(unittest.TestCase):
         def look(ranks, rank, found):
             for row, differences in found["differences"].items():
                 for what, difference in differences.items():
-                    limit = 0.0 if ranks == 2 else 2e-6
-                    self.assertLessEqual(difference, limit, f"{row}: {what}")
+                    self.assertEqual(difference, 0.0, f"{row}: {what}")
 
         self.each(look)
 
     def test_mixed_precision_is_that_of_fully_shard(self):
-        self.each(lambda ranks, rank, found: self.assertLessEqual(max(found["bf16"]), 0.0 if ranks == 2 else 1e-2))
+        self.each(lambda ranks, rank, found: self.assertEqual(found["bf16"], [0.0, 0.0]))
 
     def test_rank_0_alone(self):
         def look(ranks, rank, found):

@@ -115,7 +115,7 @@ class Use(unittest.TestCase):
     """What scripts see, and what is refused: on both ranks, in one line."""
 
     def found(self):
-        return jobs.once("hybrid_use_rank.py", 2, jobs.NONE, "layouts", "refusals", "overflows", "policy")
+        return jobs.once("hybrid_use_rank.py", 2, jobs.NONE, "layouts", "refusals", "overflows", "policy", "kept")
 
     def test_layouts(self):
         for rank, found in enumerate(self.found()):
@@ -148,6 +148,12 @@ class Use(unittest.TestCase):
         for found in self.found():
             self.assertEqual(found["divided"], [f"blocks.{i}.{name}" for i in range(4) for name in ("1.weight", "1.bias", "3.weight")])
             self.assertTrue(found["equal"])
+
+    def test_what_is_not_trained_is_saved_as_it_was(self):
+        for found in self.found():
+            for name in ("tensor", "stages"):
+                self.assertEqual(found[f"{name}, trains"], [[], [], 6, [], 0.5, True])
+                self.assertEqual(found[f"{name}, evaluates"], [[], [], 0, [], 0.5, True])
 
     def test_the_loss_scale(self):
         one, other = self.found()

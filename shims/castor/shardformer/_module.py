@@ -43,6 +43,7 @@ class HybridParallelModule(ModelWrapper):
         super().__init__(module)
         self._groups, self._staged, self._dtype, self._calls = groups, staged, dtype, 0
         self._optimizer = None  # set by the plugin
+        self.floats = {}  # {name: the float value} of 16-bit parameters and buffers that have no master
         persistent = set(module.state_dict().keys())
         self._buffers_sent = [b for name, b in module.named_buffers() if name in persistent] if buffers and groups.data_size > 1 else []
         refuse_inner_outputs(getattr(getattr(module, "config", None), "__dict__", {}), groups)
@@ -123,7 +124,8 @@ def _digest(tensor):
 
 
 def cast_parameters(model, dtype):
-    """Makes the model's float parameters and buffers 16-bit, but those of batch norms. Returns {the new parameter: the float value}."""
+    """Makes the model's float parameters and buffers 16-bit, but those of batch norms. Returns {the new parameter or buffer: the float value}, and
+    {the id of an old parameter: the new one}."""
     floats, made = {}, {}
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
@@ -138,6 +140,7 @@ def cast_parameters(model, dtype):
         for name, b in module._buffers.items():
             if b is not None and b.is_floating_point() and b.element_size() == 4:
                 module._buffers[name] = b.to(dtype)
+                floats[module._buffers[name]] = b
     return floats, {key: new for key, (_, new) in made.items()}
 
 

@@ -24,6 +24,11 @@ def is_elementwise(optimizer):
     return any(kind.__name__ == name and (kind.__module__ == module or kind.__module__.startswith(module + ".")) for module, name in _ELEMENTWISE)
 
 
+def followed(held, value):
+    """The float values behind `value`: those `held`, but where a script has written something else into `value`."""
+    return torch.where(held.to(value.dtype) == value, held, value.to(held.dtype))
+
+
 class HybridParallelOptimizer(OptimizerWrapper):
     """Wraps `optim`, whose parameters are those of a model before it was divided.
 
@@ -281,7 +286,7 @@ class HybridParallelOptimizer(OptimizerWrapper):
                 if value.data_ptr() != held.data_ptr():
                     master.data = value if not isinstance(master, DTensor) else p.data
             else:
-                held.copy_(torch.where(held.to(value.dtype) == value, held, value.to(held.dtype)))
+                held.copy_(followed(held, value))
 
     @torch.no_grad()
     def _publish(self):

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from ..checkpoint_io import GeneralCheckpointIO, _distributed, _loading, _ranks
 from ._gradients import block
 from ._module import HybridParallelModule
-from ._optimizer import HybridParallelOptimizer
+from ._optimizer import HybridParallelOptimizer, followed
 
 __all__ = ["HybridParallelCheckpointIO"]
 
@@ -62,8 +62,12 @@ class HybridParallelCheckpointIO(GeneralCheckpointIO):
     # ---- values
 
     def _floats(self, model):
-        """The state dict of what this rank has, with masters in the place of 16-bit parameters; a collective of replicas with ZeRO."""
+        """The state dict of what this rank has, with float values in the place of 16-bit ones; a collective of replicas with ZeRO. So nothing that
+        was not trained is rounded in a checkpoint."""
         state, optimizer = model.module.state_dict(), model._optimizer
+        for name, held in model.floats.items():
+            if name in state:
+                state[name] = followed(held, state[name])
         if optimizer is None or model._dtype is None:
             return state
         named = {}
@@ -183,6 +187,8 @@ class HybridParallelCheckpointIO(GeneralCheckpointIO):
                 continue
             value = block(state[name])
             block(target).copy_(value)
+            if name in model.floats:
+                block(model.floats[name]).copy_(value)
             master = masters.get(parameters.get(name))
             if master is not None and block(master).dtype is not target.dtype:
                 block(master.detach()).copy_(value)

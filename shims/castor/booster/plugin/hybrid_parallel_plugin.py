@@ -197,6 +197,10 @@ class HybridParallelPlugin(PipelinePluginBase):
                                                 self.zero_stage, self.max_norm, self._bucket, self._dtype_sent)
             optimizer.layout = layout
             wrapped._optimizer = optimizer
+        stepped = set() if wrapped._optimizer is None else set(wrapped._optimizer._working)
+        for name, t in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+            if t in floats and t not in stepped:
+                wrapped.floats[name] = floats[t]
         return wrapped, optimizer, criterion, dataloader, lr_scheduler
 
     @staticmethod
