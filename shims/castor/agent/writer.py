@@ -144,11 +144,11 @@ class Job:
         core.checkpoint_memory(self._handle, addresses, sizes, len(held))
         return number
 
-    def add_torch(self, path, obj, pickle_module=pickle, pickle_protocol=2, _disable_byteorder_record=False, folder=None):
+    def add_torch(self, path, obj, pickle_module=pickle, pickle_protocol=2, folder=None):
         """Adds a file of the bytes that torch.save(obj, path) writes. Returns its number. `folder`: in the archive; None: by the
         file's name, as PyTorch names it."""
         gathered = _Records()
-        torch.serialization._save(obj, gathered, pickle_module, pickle_protocol, _disable_byteorder_record)
+        torch.serialization._save(obj, gathered, pickle_module, pickle_protocol, False)
         gathered.write_record("version", "3\n", 2)
         number = self._file(path)
         name = os.path.basename(os.fsdecode(path))
