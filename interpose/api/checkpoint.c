@@ -2,10 +2,10 @@
 #include "castor.h"
 
 #include <string.h>
-#include "checkpoint/checksum.h"
 #include "checkpoint/copies.h"
 #include "checkpoint/hold.h"
 #include "checkpoint/queue.h"
+#include "checkpoint/verify.h"
 
 castor_status castor_checkpoint_new(castor_checkpoint **out) {
     return job_new(out);
@@ -25,6 +25,10 @@ castor_status castor_checkpoint_memory(castor_checkpoint *save, const void *cons
     for (uint32_t i = 0; i < count && status == CASTOR_OK; i++)
         status = job_memory_add(save, addresses[i], bytes[i]);
     return status;
+}
+
+castor_status castor_checkpoint_sum(castor_checkpoint *save, const void *text, uint64_t bytes, uint64_t at) {
+    return job_sum_add(save, text, bytes, at);
 }
 
 castor_status castor_checkpoint_digits(castor_checkpoint *save, uint32_t number) {
@@ -52,8 +56,16 @@ castor_status castor_checkpoint_write(castor_checkpoint *save) {
     return queue_write(save);
 }
 
-castor_status castor_checkpoint_start(castor_checkpoint *save, void *kept) {
-    return queue_start(save, kept);
+castor_status castor_checkpoint_start(castor_checkpoint *save, void *kept, char *path, char *place,
+                                      uint64_t *inode) {
+    job_partial partial;
+    castor_status status = queue_start(save, kept, &partial);
+    *inode = status ? 0 : partial.inode;
+    if (*inode) {
+        memcpy(path, partial.path, sizeof partial.path);
+        memcpy(place, partial.place, sizeof partial.place);
+    }
+    return status;
 }
 
 castor_status castor_checkpoint_wait(void) {
@@ -91,14 +103,16 @@ int castor_checkpoint_failure(const char **path) {
     return failed->error;
 }
 
-castor_status castor_checkpoint_checksum(const char *path, uint64_t *out) {
+castor_status castor_checkpoint_checksum(const char *path, uint64_t from, const void *text,
+                                         uint64_t text_bytes, uint64_t *out) {
     failure failed = {0};
-    return stream_checksum(path, out, &failed) ? CASTOR_OK : job_error(&failed, "read");
+    return verify_checksum(path, from, text, text_bytes, out, &failed) ? CASTOR_OK
+                                                                       : job_error(&failed, "read");
 }
 
-void castor_checkpoint_checksum_of(const void *data, uint64_t bytes, uint64_t *out) {
-    checksum sum;
-    checksum_begin(&sum);
-    checksum_add(&sum, data, bytes);
-    *out = checksum_end(&sum);
+castor_status castor_checkpoint_crcs(const char *path, const uint64_t *headers, const uint64_t *bytes,
+                                     uint32_t count, uint32_t *crcs) {
+    failure failed = {0};
+    return verify_records(path, headers, bytes, count, crcs, &failed) ? CASTOR_OK
+                                                                      : job_error(&failed, "read");
 }

@@ -1,4 +1,4 @@
-/* The checksum of a file, 64 bits, and the CRC-32 that archives need of each record.
+/* The checksum of a file, 64 bits.
  *
  * The checksum finds damage; it is no defence against somebody who wants another file to have the same. Eight lanes take the
  * words of 64 bytes each, so that a processor multiplies them at the same time. A lane is one-to-one in each word, so a file in which one word is
@@ -22,8 +22,5 @@ void checksum_begin(checksum *c);
 /* In any division into pieces the result is the same. */
 void checksum_add(checksum *c, const void *data, size_t bytes);
 uint64_t checksum_end(const checksum *c);
-
-/* Of 0 bytes: 0. */
-uint32_t crc32_add(uint32_t crc, const void *data, size_t bytes);
 
 #endif

@@ -236,7 +236,8 @@ static bool room_make(void) {
     pthread_mutex_lock(&lock);
     if (listed_capacity == capacity) { /* else another thread has made room */
         hold **before = listed;
-        memcpy(other, before, listed_count * sizeof(hold *));
+        if (before)
+            memcpy(other, before, listed_count * sizeof(hold *));
         listed = other;
         listed_capacity = wanted;
         other = before;

@@ -3,10 +3,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "archive.h"
 #include "core/error.h"
 #include "core/table.h"
+#include "crc.h"
 #include "hold.h"
 
 #define DIGITS 16
@@ -15,6 +17,7 @@ typedef enum piece_kind {
     PIECE_BYTES,
     PIECE_MEMORY,
     PIECE_DIGITS,    /* of file `number` */
+    PIECE_SUM,       /* the text with which the file's checksum begins; bytes of the job's */
     PIECE_FOOTER,    /* of the archive's record `number`; its CRC is that of the bytes since its header */
     PIECE_HEADER,    /* a record's; bytes of the job's */
     PIECE_ID,        /* the archive's id */
@@ -37,7 +40,8 @@ typedef struct job_file {
     archive archive;
     char names_hash[ARCHIVE_ID_BYTES / 2];
     stream stream;
-    bool open;
+    bool open, has_sum;
+    uint64_t sum_at; /* where its own checksum stands in it, with has_sum */
     uint64_t checksum;
 } job_file;
 
@@ -135,9 +139,24 @@ castor_status job_memory_add(job *j, const void *data, size_t bytes) {
     return bytes ? piece_add(j, (piece){PIECE_MEMORY, 0, data, bytes, NULL}) : CASTOR_OK;
 }
 
+castor_status job_sum_add(job *j, const void *text, size_t bytes, uint64_t at) {
+    job_file *f = file_last(j);
+    if (!f || f->has_sum)
+        return error_set(CASTOR_ERR_ARGUMENT, "a file has one checksum of its own");
+    char *copy = malloc(bytes + 1);
+    if (!copy)
+        return no_memory();
+    memcpy(copy, text, bytes);
+    f->has_sum = true;
+    f->sum_at = at;
+    return owned_add(j, PIECE_SUM, copy, bytes); /* NOLINT(clang-analyzer-unix.Malloc): the job has it */
+}
+
 castor_status job_digits_add(job *j, uint32_t number) {
-    if (number + 1 >= j->count)
-        return error_set(CASTOR_ERR_ARGUMENT, "a checksum of file %u is only known to the files behind it",
+    if (number + 1 >= j->count || j->files[number]->has_sum)
+        return error_set(CASTOR_ERR_ARGUMENT,
+                         "a checksum of file %u is only known to the files behind it, "
+                         "and not known of a file with one of its own",
                          number);
     file_last(j)->is_index = true;
     return piece_add(j, (piece){.kind = PIECE_DIGITS, .number = number});
@@ -228,6 +247,11 @@ static bool memory_put(job_file *f, const piece *p, uint32_t *crc, failure *fail
     return true;
 }
 
+static void digits_of(uint64_t value, char out[DIGITS]) {
+    for (int digit = DIGITS; digit-- > 0; value >>= 4)
+        out[digit] = "0123456789abcdef"[value & 15];
+}
+
 /* `crc`: of the record that is being written. */
 static bool piece_put(job *j, job_file *f, const piece *p, uint32_t *crc, failure *failed) {
     char made[ARCHIVE_HEADER_MAX];
@@ -243,9 +267,12 @@ static bool piece_put(job *j, job_file *f, const piece *p, uint32_t *crc, failur
             *crc = crc32_add(*crc, p->data, p->bytes);
         return stream_put(&f->stream, p->data, p->bytes, failed);
     case PIECE_DIGITS:
-        for (; bytes < DIGITS; bytes++)
-            made[bytes] = "0123456789abcdef"[j->files[p->number]->checksum >> 4 * (DIGITS - 1 - bytes) & 15];
+        digits_of(j->files[p->number]->checksum, made);
+        bytes = DIGITS;
         break;
+    case PIECE_SUM:
+        stream_sum_begin(&f->stream, p->data, p->bytes);
+        return true;
     case PIECE_ID:
         f->archive.count--; /* of all records but this one */
         archive_id(&f->archive, f->names_hash, made);
@@ -275,10 +302,14 @@ static bool file_write(job *j, job_file *f, failure *failed) {
     for (uint32_t i = 0; i < f->count; i++)
         if (!piece_put(j, f, &f->pieces[i], &crc, failed))
             return false;
-    if (!stream_finish(&f->stream, failed))
+    if (!stream_end(&f->stream, failed))
         return false;
     f->checksum = checksum_end(&f->stream.sum);
-    return true;
+    char digits[DIGITS];
+    digits_of(f->checksum, digits);
+    if (f->has_sum && !stream_fill_in(&f->stream, digits, DIGITS, f->sum_at, failed))
+        return false;
+    return stream_finish(&f->stream, failed);
 }
 
 static bool same_folder(const char *a, const char *b) {
@@ -338,10 +369,32 @@ bool job_write(job *j, failure *failed, const char **doing) {
     return files_remove(j, failed);
 }
 
-castor_status job_hold(job *j) {
+/* Begins the file that appears last. */
+static bool last_open(job *j, job_partial *partial, failure *failed) {
+    job_file *last_shown = file_last(j);
+    struct stat found;
+    for (uint32_t i = 0; i < j->count; i++)
+        if (j->files[i]->is_index)
+            last_shown = j->files[i];
+    if (!file_open(last_shown, failed))
+        return false;
+    stream *s = &last_shown->stream;
+    if (fstat(s->fd, &found) != 0)
+        return failure_set(failed, errno, s->path);
+    partial->inode = found.st_ino;
+    size_t folder = (size_t)(s->name - s->path);
+    if (folder + sizeof s->temporary > sizeof partial->path)
+        return failure_set(failed, ENAMETOOLONG, s->path);
+    memcpy(partial->place, s->path, sizeof partial->place);
+    memcpy(partial->path, s->path, folder);
+    memcpy(partial->path + folder, s->temporary, sizeof s->temporary);
+    return true;
+}
+
+castor_status job_hold(job *j, job_partial *partial) {
     failure failed;
     castor_status status = CASTOR_OK;
-    if (j->count && !file_open(j->files[0], &failed))
+    if (j->count && !last_open(j, partial, &failed))
         return job_error(&failed, "write");
     hold_maps *maps = hold_maps_read();
     for (uint32_t i = 0; i < j->count && status == CASTOR_OK; i++)
@@ -370,7 +423,8 @@ static void file_free(job_file *f) {
     if (f->open)
         stream_drop(&f->stream);
     for (uint32_t i = 0; i < f->count; i++) {
-        if (f->pieces[i].kind == PIECE_BYTES || f->pieces[i].kind == PIECE_HEADER)
+        if (f->pieces[i].kind == PIECE_BYTES || f->pieces[i].kind == PIECE_HEADER ||
+            f->pieces[i].kind == PIECE_SUM)
             free((char *)f->pieces[i].data);
         if (f->pieces[i].held)
             hold_drop(f->pieces[i].held);

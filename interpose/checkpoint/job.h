@@ -25,6 +25,8 @@ castor_status job_file_add(job *j, const char *path, uint32_t *number);
 castor_status job_bytes_add(job *j, const void *data, size_t bytes);
 /* Must stay as it is until the job has been written, or until job_hold; the memory must exist until the job has been freed. */
 castor_status job_memory_add(job *j, const void *data, size_t bytes);
+/* The checksum of this text and of what is added from now on comes into the file itself, over the 16 bytes at `at`. */
+castor_status job_sum_add(job *j, const void *text, size_t bytes, uint64_t at);
 /* The checksum of an earlier file as 16 hexadecimal digits: the last file becomes an index. */
 castor_status job_digits_add(job *j, uint32_t number);
 /* The file is an archive. Records follow (`data` is copied if `copied`), then its end. */
@@ -33,9 +35,16 @@ castor_status job_record_add(job *j, const char *name, const void *data, uint64_
 castor_status job_archive_end(job *j, const char *names_hash);
 castor_status job_remove_add(job *j, const char *path);
 
-/* From now on the job's memory may change: it is written as it is now (hold.h). Begins the first file, so that a directory that
- * cannot be written to is found now. */
-castor_status job_hold(job *j);
+/* The temporary file of the one that appears last. While it has this name, the job is being written; after that the last file is
+ * this one, or was replaced since, or the job has failed. Other processes, on other nodes too, see that. */
+typedef struct job_partial {
+    char path[PATH_MAX], place[PATH_MAX]; /* its name now, and then */
+    uint64_t inode;
+} job_partial;
+
+/* From now on the job's memory may change: it is written as it is now (hold.h). Begins the file that appears last, so that a
+ * directory that cannot be written to is found now. */
+castor_status job_hold(job *j, job_partial *partial);
 /* Writes it. job_drop follows. */
 bool job_write(job *j, failure *failed, const char **doing);
 void job_drop(job *j);

@@ -145,10 +145,11 @@ castor_status queue_write(job *j) {
     return status;
 }
 
-castor_status queue_start(job *j, void *kept) {
+castor_status queue_start(job *j, void *kept, job_partial *partial) {
     entry *e = malloc(sizeof *e);
     castor_status status = e ? CASTOR_OK : error_set(CASTOR_ERR_MEMORY, "no memory for a save");
     uint32_t listed = 0;
+    partial->inode = 0;
     pthread_mutex_lock(&lock);
     if (status == CASTOR_OK)
         status = thread_run();
@@ -157,7 +158,7 @@ castor_status queue_start(job *j, void *kept) {
     bool full = status == CASTOR_OK && job_place(j, listed);
     pthread_mutex_unlock(&lock);
     if (status == CASTOR_OK && !full)
-        status = job_hold(j);
+        status = job_hold(j, partial);
     if (status) {
         while (listed > 0)
             pending_remove(job_place(j, --listed));

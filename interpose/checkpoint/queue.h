@@ -9,8 +9,8 @@
 /* Writes the job on this thread, and frees it. */
 castor_status queue_write(job *j);
 /* Holds the job's memory and returns; frees the job in the end. `kept`: what the memory belongs to; it is let go when the job
- * has been freed, unless this returns an error. */
-castor_status queue_start(job *j, void *kept);
+ * has been freed, unless this returns an error. *partial: by which others see its end; inode 0: it is written already. */
+castor_status queue_start(job *j, void *kept, job_partial *partial);
 /* The first error that was not told yet, without a wait. */
 castor_status queue_check(void);
 /* Until all are written. The first error that was not told yet. CASTOR_ERR_INTERRUPTED. */

@@ -132,7 +132,8 @@ static bool flush(stream *s, bool last, failure *failed) {
     }
     if (error)
         return failure_set(failed, error, s->path);
-    checksum_add(&s->sum, s->buffer, s->filled);
+    checksum_add(&s->sum, s->buffer + s->unsummed, s->filled - s->unsummed);
+    s->unsummed = 0;
     s->bytes += s->filled;
     if (bytes != s->filled && ftruncate(s->fd, (off_t)s->bytes) != 0)
         return failure_set(failed, errno, s->path);
@@ -166,10 +167,25 @@ static void buffer_free(stream *s) {
     s->buffer = NULL;
 }
 
-bool stream_finish(stream *s, failure *failed) {
-    if (s->filled && !flush(s, true, failed))
-        return false;
+void stream_sum_begin(stream *s, const void *text, size_t bytes) {
+    checksum_begin(&s->sum);
+    checksum_add(&s->sum, text, bytes);
+    s->unsummed = s->filled;
+}
+
+bool stream_end(stream *s, failure *failed) {
+    bool good = !s->filled || flush(s, true, failed);
     buffer_free(s);
+    return good;
+}
+
+bool stream_fill_in(stream *s, const void *data, size_t bytes, uint64_t at, failure *failed) {
+    direct_end(s); /* the place is no whole block */
+    int error = file_bytes_write(s->fd, data, bytes, at);
+    return !error || failure_set(failed, error, s->path);
+}
+
+bool stream_finish(stream *s, failure *failed) {
     return fsync(s->fd) == 0 || failure_set(failed, errno, s->path);
 }
 
@@ -223,27 +239,4 @@ void stream_leftovers_remove(const char *place) {
     }
     if (names)
         closedir(names);
-}
-
-bool stream_checksum(const char *path, uint64_t *out, failure *failed) {
-    checksum sum;
-    checksum_begin(&sum);
-    char *buffer =
-        mmap(NULL, STREAM_BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    int fd = open(path, O_RDONLY | O_CLOEXEC), error = fd < 0 ? errno : buffer == MAP_FAILED ? ENOMEM : 0;
-    while (!error) {
-        ssize_t got = read(fd, buffer, STREAM_BUFFER_BYTES);
-        if (got < 0 && errno == EINTR)
-            continue;
-        error = got < 0 ? errno : 0;
-        if (got <= 0)
-            break;
-        checksum_add(&sum, buffer, (size_t)got);
-    }
-    *out = checksum_end(&sum);
-    if (fd >= 0)
-        close(fd);
-    if (buffer != MAP_FAILED)
-        munmap(buffer, STREAM_BUFFER_BYTES);
-    return !error || failure_set(failed, error, path);
 }

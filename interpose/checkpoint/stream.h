@@ -27,8 +27,8 @@ typedef struct stream {
     int folder, fd; /* the directory is the same if it gets another name */
     bool direct, existed, shown;
     char *buffer;
-    size_t filled;
-    uint64_t bytes; /* of the file so far, without what is in the buffer */
+    size_t filled, unsummed; /* unsummed: its first bytes, which do not count */
+    uint64_t bytes;          /* of the file so far, without what is in the buffer */
     checksum sum;
 } stream;
 
@@ -44,7 +44,13 @@ static inline char *stream_room(stream *s, size_t *room) {
 }
 bool stream_advance(stream *s, size_t bytes, failure *failed);
 bool stream_put(stream *s, const void *data, size_t bytes, failure *failed);
-/* All of it is on disk. The buffer is freed. */
+/* The checksum is that of this text and of what follows in the file. */
+void stream_sum_begin(stream *s, const void *text, size_t bytes);
+/* All of it is written, and summed. The buffer is freed. */
+bool stream_end(stream *s, failure *failed);
+/* After that: other bytes in the place of some. */
+bool stream_fill_in(stream *s, const void *data, size_t bytes, uint64_t at, failure *failed);
+/* All of it is on disk. */
 bool stream_finish(stream *s, failure *failed);
 bool stream_show(stream *s, failure *failed);
 /* A name that was new goes again. */
@@ -56,8 +62,6 @@ void stream_drop(stream *s);
 
 /* Removes the leftovers of dead processes beside `place`. */
 void stream_leftovers_remove(const char *place);
-/* The checksum of a file. */
-bool stream_checksum(const char *path, uint64_t *out, failure *failed);
 
 static inline bool failure_set(failure *f, int error, const char *path) {
     f->error = error;

@@ -8,6 +8,8 @@ import tempfile
 import zipfile
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from castor.checkpoint_io import CheckpointIndexFile, CheckpointIO, GeneralCheckpointIO, from_dcp
@@ -43,10 +45,11 @@ def values(model):
 # ---- sound checkpoints, which each case damages in a copy
 saved = made(1)
 sound = {
-    "one": os.path.join(folder, "one.safetensors"), "bin": os.path.join(folder, "bin.bin"), "shards": os.path.join(folder, "shards"),
+    "one": os.path.join(folder, "one.safetensors"), "late": os.path.join(folder, "late.safetensors"), "bin": os.path.join(folder, "bin.bin"), "shards": os.path.join(folder, "shards"),
     "bins": os.path.join(folder, "bins"), "optim": os.path.join(folder, "optim.bin"), "optims": os.path.join(folder, "optims"),
 }
 disk.save_model(saved, sound["one"], use_safetensors=True)
+disk.save_model(saved, sound["late"], use_safetensors=True, use_async=True)
 disk.save_model(saved, sound["bin"])
 disk.save_model(saved, sound["shards"], shard=True, size_per_shard=0.001, use_safetensors=True)
 disk.save_model(saved, sound["bins"], shard=True, size_per_shard=0.001)
@@ -155,7 +158,11 @@ case("cut off in the data", "one", lambda p: put(p, get(p)[:-5]))
 case("cut off in the header", "one", lambda p: put(p, get(p)[:40]))
 case("8 bytes", "one", lambda p: put(p, get(p)[:8]))
 case("a changed bit in a tensor", "one", lambda p: flip(p, -3))
+case("a changed bit, saved in the background", "late", lambda p: flip(p, -3))
 case("exchanged tensors", "one", header(exchanged))
+case("another entry of Castor's", "one", header(lambda h: h["__metadata__"].update(castor=h["__metadata__"]["castor"].replace('{"', '{"prefix": "", "', 1))))
+case("no checksum was filled in", "one", header(lambda h: h["__metadata__"].update(castor=h["__metadata__"]["castor"][:-18] + "0" * 16 + '"}')))
+case("changed, and saved by another program", "one", lambda p: save_file({**load_file(p), "0.bias": torch.ones(24)}, p, metadata=safe_open(p, "pt").metadata()))
 case("more than its tensors", "one", lambda p: put(p, get(p) + b"\0"))
 case("a huge header", "one", lambda p: put(p, (1 << 62).to_bytes(8, "little") + get(p)[8:]))
 case("a header of zero", "one", lambda p: put(p, bytes(8) + get(p)[8:]))
@@ -317,6 +324,8 @@ fits("a folder of links, as Hugging Face's cache", os.path.join(folder, "links")
 misaligned = os.path.join(folder, "misaligned")
 header(lambda h: (json.dumps(h) + " " * (3 - len(json.dumps(h)) % 4)).encode())(shutil.copy(sound["one"], misaligned))
 fits("misaligned tensors", misaligned)
+save_file(load_file(sound["one"]), misaligned, metadata={**safe_open(sound["one"], "pt").metadata(), "a": "note"})
+fits("copied by another program, with the checksum", misaligned)
 torch.save(saved_before.state_dict(), misaligned, _use_new_zipfile_serialization=False)
 fits("PyTorch's old format", misaligned)
 torch.serialization.set_crc32_options(False)

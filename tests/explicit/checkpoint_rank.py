@@ -1,5 +1,7 @@
 """Checkpoints of several ranks: who writes, who waits, and distributed tensors."""
+import ctypes
 import os
+import resource
 import shutil
 import sys
 import time
@@ -9,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
+from castor.agent import core
 from castor.checkpoint_io import CheckpointIndexFile, GeneralCheckpointIO, _writer
 from castor.tensor import ColoParameter, ColoTensor, ColoTensorSpec, ProcessGroup, ShardSpec
 from checkpoint_models import equal
@@ -65,6 +68,75 @@ if rank == 0:
 if rank:
     disk.save_model(model, at("no", "folder.bin"))
     found("failed", raised(RuntimeError, disk.load_model, model, at("no", "folder.bin")).replace(folder, ""))
+dist.barrier()
+
+
+# ---- saves in the background: the other ranks load, and rank 0 does nothing for that any more, but waits for them elsewhere
+def wide(value):
+    made = nn.Linear(1024, 1024)
+    with torch.no_grad():
+        made.weight.fill_(value)
+    steps = torch.optim.SGD(made.parameters(), lr=0.0, momentum=0.9)
+    for p in made.parameters():
+        p.grad = torch.full_like(p, value)
+    steps.step()
+    return made, steps
+
+
+LATE = {
+    "file": (lambda made, path: disk.save_model(made[0], path, use_safetensors=True, use_async=True), lambda made, path: disk.load_model(made[0], path)),
+    "shards": (lambda made, path: disk.save_model(made[0], path, shard=True, size_per_shard=1, use_async=True), lambda made, path: disk.load_model(made[0], path)),
+    "optimizer": (lambda made, path: disk.save_optimizer(made[1], path, use_async=True), lambda made, path: disk.load_optimizer(made[1], path)),
+}
+
+
+def values(made):
+    return [made[0].weight[0, 0].item(), made[1].state[made[0].weight]["momentum_buffer"][0, 0].item()]
+
+
+def late(what, value, fails):
+    save, load = LATE[what]
+    if rank == 0 and not fails:  # something stands before it in the queue
+        job = _writer.Job(background=True)
+        job.add_torch(at("busy"), torch.ones(12 << 20))
+        job.commit()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 0 and fails:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    save(wide(value), at(f"late {what}"))
+    got, said = wide(0), None
+    if rank:
+        try:
+            load(got, at(f"late {what}"))
+        except RuntimeError as error:
+            said = str(error).replace(folder, "")
+    dist.barrier()
+    if rank == 0:
+        raised(OSError, _writer.wait) if fails else _writer.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    return value in values(got), said
+
+
+def held():
+    info = core.CheckpointInfo()
+    core.checkpoint_get(ctypes.byref(info))
+    return info.guarded_bytes + info.copied_at_once_bytes
+
+
+before = held()
+for what in LATE:
+    found(f"in the background, {what}", late(what, 3.0, False)[0])
+    got, said = late(what, 4.0, True)
+    found(f"failed in the background, {what}", [not got, said])
+found("indeed in the background", held() - before)
+for value in (5.0, 6.0) if rank == 0 else (5.0,):  # rank 0 is ahead
+    LATE["file"][0](wide(value), at("late file"))
+if rank == 0:
+    _writer.wait()
+dist.barrier()
+got = wide(0)
+LATE["file"][1](got, at("late file"))
+found("in the background, replaced", values(got)[0] == 6)
 dist.barrier()
 
 

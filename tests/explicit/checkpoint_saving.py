@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import torch
 from found import found, raised
 
@@ -18,6 +19,10 @@ BACKGROUND = os.environ["CASTOR_CHECKPOINT"] == "async"
 def same(one, other):
     with open(one, "rb") as a, open(other, "rb") as b:
         return a.read() == b.read()
+
+
+class Tensor(torch.Tensor):
+    pass
 
 
 def objects():
@@ -37,6 +42,25 @@ def objects():
     yield "mapped", plain_load("mapped.pt", mmap=True)
     yield "shared memory", torch.ones(100000).share_memory_()
     yield "number", 3
+    yield "more types", [torch.zeros(3, dtype=t) for t in (torch.uint16, torch.uint64, torch.complex32, torch.complex128, torch.float8_e8m0fnu)]
+    yield "over each other", [shared[:600], shared[400:], shared[::3], shared[:10].expand(5, 10), torch.as_strided(shared, (50, 30), (1, 7)), shared[5:5]]
+    yield "other layouts", [torch.eye(30).to_sparse_csr(), torch.eye(30).to_sparse_bsr((2, 2)), torch.randn(9, dtype=torch.complex64).conj(),
+                            torch.nested.nested_tensor([torch.randn(3), torch.randn(5)], layout=torch.jagged), torch.empty(5, device="meta"),
+                            torch.quantize_per_channel(torch.randn(8, 9), torch.rand(8) + 0.1, torch.zeros(8), 0, torch.qint8)]
+    yield "others' objects", {"array": np.arange(100000.), "objects": np.array(["a", None], dtype=object), "class": torch.randn(4).as_subclass(Tensor),
+                              "of an array": torch.from_numpy(np.ones(70000)), "parameter": torch.nn.Parameter(torch.randn(5)), "text": "ü" * 99999}
+    yield "many", {f"k{i}": [torch.full((17,), float(i)), (i, {"x": None})] for i in range(500)}
+
+
+def outcome(folder, path, save, obj, more):
+    """The file, or the error."""
+    path = path.format(folder)
+    try:
+        save(obj, path, **more)
+    except RuntimeError as error:
+        return str(error).replace(folder, "")
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def forms():
@@ -65,6 +89,8 @@ def forms():
     plain_save(tensor, "plain/protocol.pt", pickle_protocol=4)
     torch.save(tensor, "castor/protocol.pt", pickle_protocol=4)
     found("another protocol", same("plain/protocol.pt", "castor/protocol.pt"))
+    for name, path, more in (("a name of one dot", "{}/.hidden", {}), ("another record", "{}/order.pt", {"_disable_byteorder_record": True})):
+        found(name, outcome("plain", path, plain_save, tensor, more) == outcome("castor", path, torch.save, tensor, more))
     os.mkfifo("pipe")
     reader = subprocess.Popen([sys.executable, "-c", "print(len(open('pipe', 'rb').read()))"], stdout=subprocess.PIPE, text=True)
     torch.save(tensor, "pipe")
@@ -94,6 +120,27 @@ def waits():
               (not os.path.exists("copied.pt") or same("w.pt", "copied.pt")))
 
 
+def several():
+    """Saves that follow each other, while their memory changes."""
+    value = torch.zeros(BYTES // 4)
+    for i in range(6):
+        value.fill_(i)
+        torch.save(value, "same.pt")
+        torch.save({"i": i, "value": value}, f"one of {i}.pt")
+    value.fill_(6)
+    found("to the same path", plain_load("same.pt").unique().tolist() == [5])
+    found("of the same tensor", [plain_load(f"one of {i}.pt")["value"].unique().tolist() for i in range(6)] == [[i] for i in range(6)])
+    torch.save(value, "parent.pt")
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)  # OpenMP's are the parent's
+        value.fill_(7)
+        torch.save(value, "child.pt")
+        os._exit(0)
+    value.fill_(8)
+    found("and of a forked child", os.waitpid(child, 0)[1] == 0 and [plain_load(f"{n}.pt").unique().tolist() for n in ("parent", "child")] == [[6], [7]])
+
+
 def errors():
     found("no directory", raised(RuntimeError, torch.save, 1, "none/such.pt") == raised(RuntimeError, plain_save, 1, "none/such.pt"))
     found("a directory", raised(RuntimeError, torch.save, 1, "castor") == raised(RuntimeError, plain_save, 1, "castor"))
@@ -118,4 +165,5 @@ def errors():
 if __name__ == "__main__":
     forms()
     waits()
+    several()
     errors()

@@ -38,7 +38,7 @@ class Moment(unittest.TestCase):
 class Saving(unittest.TestCase):
     def check(self, how):
         found = jobs.once("checkpoint_saving.py", 1, jobs.NONE, CASTOR_CHECKPOINT=how)[0]
-        self.assertEqual(len(found), 35 if how == "async" else 34)
+        self.assertEqual(len(found), 45 if how == "async" else 44)
         self.assertEqual([name for name, right in found.items() if not right], [])
 
     def test_in_the_background(self):

@@ -2,6 +2,7 @@
 import errno
 import functools
 import os
+import re
 import stat
 import tempfile
 
@@ -21,7 +22,9 @@ def install():
 
 
 def _is_plain(path):
-    """Whether the path is a file's, or nobody's yet: no pipe, no device."""
+    """Whether the path is a file's, or nobody's yet: no pipe, no device. A name that begins with its only dot PyTorch refuses."""
+    if re.search(r"(^|/)\.[^./]*$", os.fspath(path)):
+        return False
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
@@ -77,13 +80,13 @@ def _saver(save):
 
 
 def _takes(f, pickle_module=None, pickle_protocol=2, _use_new_zipfile_serialization=True, _disable_byteorder_record=False):
-    return _is_supported(f, _use_new_zipfile_serialization)
+    return not _disable_byteorder_record and _is_supported(f, _use_new_zipfile_serialization)
 
 
 def _add(job, obj, f, pickle_module=torch.serialization.pickle, pickle_protocol=torch.serialization.DEFAULT_PROTOCOL,
          _use_new_zipfile_serialization=True, _disable_byteorder_record=False):
     torch.serialization._check_dill_version(pickle_module)
-    job.add_torch(f, obj, pickle_module, pickle_protocol, _disable_byteorder_record)
+    job.add_torch(f, obj, pickle_module, pickle_protocol)
 
 
 def _after_saves(load):

@@ -35,11 +35,27 @@ def _checked(call, *args):
         raise OSError(number, os.strerror(number), os.fsdecode(path.value or b"")) from error
 
 
-def checksum(path):
-    """The checksum of a file, 16 hexadecimal digits."""
+def checksum(path, begin=0, text=b""):
+    """The checksum of a text and of a file's bytes from `begin` on, 16 hexadecimal digits."""
     out = ctypes.c_uint64()
-    _checked(core.checkpoint_checksum, os.fsencode(path), ctypes.byref(out))
+    _checked(core.checkpoint_checksum, os.fsencode(path), begin, text, len(text), ctypes.byref(out))
     return f"{out.value:016x}"
+
+
+def crcs(path, headers, sizes):
+    """The CRC-32 of each of an archive's records, by the positions of their headers and their sizes."""
+    count = len(headers)
+    out = (ctypes.c_uint32 * count)()
+    _checked(core.checkpoint_crcs, os.fsencode(path), (ctypes.c_uint64 * count)(*headers), (ctypes.c_uint64 * count)(*sizes), count, out)
+    return list(out)
+
+
+def summed(header, mark):
+    """What the checksum `mark` in a safetensors file covers besides the bytes behind the header: the entries of the tensors, and
+    of the metadata the entry in which it stands and names of tensors. Other programs may add some when they copy the file."""
+    metadata = header.get("__metadata__", {})
+    names = {n: v.replace(mark, "") for n, v in metadata.items() if mark in v or v in header}
+    return json.dumps([names, {n: row for n, row in header.items() if n != "__metadata__"}], sort_keys=True).encode()
 
 
 def _plain(name, tensor):
@@ -84,6 +100,7 @@ class Job:
         """`background`: commit() returns at once, and the files hold what the tensors hold then. Raises the error of an earlier
         save in the background, once."""
         self._handle = None
+        self.partial = None  # after commit() in the background: the file that exists while it is written, the one after that and its inode
         _checked(core.checkpoint_check)
         self._background = background
         self._files = 0
@@ -105,8 +122,9 @@ class Job:
     def _bytes(self, data):
         core.checkpoint_bytes(self._handle, data, len(data))
 
-    def add_safetensors(self, path, tensors, metadata=None):
-        """Adds a file of tensors, as safetensors' save_file writes it. Returns its number."""
+    def add_safetensors(self, path, tensors, metadata=None, mark=None):
+        """Adds a file of tensors, as safetensors' save_file writes it. Returns its number. `mark`: 16 characters in the metadata, in
+        whose place the checksum of the file's content will stand (summed)."""
         tensors = {name: _plain(name, tensor) for name, tensor in tensors.items()}
         names = sorted(tensors, key=lambda name: (_ORDER[tensors[name].dtype][0], name))
         header, end = ({"__metadata__": dict(metadata)} if metadata else {}), 0
@@ -117,17 +135,20 @@ class Job:
         text += b" " * (-len(text) % 8)
         number = self._file(path)
         self._bytes(len(text).to_bytes(8, "little") + text)
+        if mark is not None:
+            what = summed(header, mark)
+            _checked(core.checkpoint_sum, self._handle, what, len(what), 8 + text.index(mark.encode()))
         held = [tensors[name] for name in names]
         self._keep.append(held)
         addresses, sizes = core.pointers([t.data_ptr() for t in held]), (ctypes.c_uint64 * len(held))(*(t.nbytes for t in held))
         core.checkpoint_memory(self._handle, addresses, sizes, len(held))
         return number
 
-    def add_torch(self, path, obj, pickle_module=pickle, pickle_protocol=2, _disable_byteorder_record=False, folder=None):
+    def add_torch(self, path, obj, pickle_module=pickle, pickle_protocol=2, folder=None):
         """Adds a file of the bytes that torch.save(obj, path) writes. Returns its number. `folder`: in the archive; None: by the
         file's name, as PyTorch names it."""
         gathered = _Records()
-        torch.serialization._save(obj, gathered, pickle_module, pickle_protocol, _disable_byteorder_record)
+        torch.serialization._save(obj, gathered, pickle_module, pickle_protocol, False)
         gathered.write_record("version", "3\n", 2)
         number = self._file(path)
         name = os.path.basename(os.fsdecode(path))
@@ -171,12 +192,15 @@ class Job:
         if not self._background:
             _checked(core.checkpoint_write, handle)
             return
+        path, place, inode = ctypes.create_string_buffer(4096), ctypes.create_string_buffer(4096), ctypes.c_uint64()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         try:
-            _checked(core.checkpoint_start, handle, id(kept))
+            _checked(core.checkpoint_start, handle, id(kept), path, place, ctypes.byref(inode))
         except BaseException:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(kept))
             raise
+        if inode.value:
+            self.partial = os.fsdecode(path.value), os.fsdecode(place.value), inode.value
 
 
 def _occurrences(text, part):

@@ -10,14 +10,14 @@ IN_VERSIONS = "castor checkpoint"  # a key of a state dict's _metadata: no modul
 class Info:
     """prefix: before each name; versions: {module: version} of those that are not 1, None where the file has PyTorch's own;
     checksums: {file: 16 digits}; part: [rank, ranks], with layouts: {name: layout} (gather_dtensor=False); rest: the file of what an
-    optimizer's state dict has besides states and groups; data: the checksum of a safetensors file's tensors, of one without an index."""
+    optimizer's state dict has besides states and groups; sum: the checksum of a safetensors file without an index, 16 digits."""
 
-    KEYS = {"prefix": str, "versions": dict, "checksums": dict, "part": list, "layouts": dict, "rest": str, "data": str}
+    KEYS = {"prefix": str, "versions": dict, "checksums": dict, "part": list, "layouts": dict, "rest": str, "sum": str}
 
-    def __init__(self, prefix="", versions=None, checksums=None, part=None, layouts=None, rest="", data=""):
+    def __init__(self, prefix="", versions=None, checksums=None, part=None, layouts=None, rest="", sum=""):  # noqa: A002 - as it stands in the file
         self.prefix, self.versions, self.checksums = prefix, versions, checksums or {}
         self.part, self.layouts, self.rest = part, layouts or {}, rest
-        self.data = data
+        self.sum = sum
 
     def to_dict(self):
         return {key: getattr(self, key) for key in self.KEYS if getattr(self, key)}

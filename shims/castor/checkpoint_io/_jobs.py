@@ -13,7 +13,7 @@ from . import _writer
 def job(background=False):
     """A Job. Under `--nproc` it ignores `background`: the other ranks wait for the files."""
     writers = _writers()
-    if writers is None:
+    if writers is None or not writers.is_installed():
         return _writer.Job(background=background)
     return _TogetherJob() if writers.are_together() else _PrivateJob() if writers.is_private() else _writer.Job()
 
@@ -24,6 +24,8 @@ def _writers():
 
 class _TogetherJob:
     """The writer's Job, written by rank 0."""
+
+    partial = None
 
     def __init__(self):
         self._job = _writer.Job() if self._writes() else None

@@ -24,8 +24,8 @@ class Checkpoint:
         if not _files.is_index(path) and self.versions is not None:
             metadata = {**metadata, NAME: self.versions.get(IN_VERSIONS)}
         self.info = Info.of(path, metadata.get(NAME))
-        if self.info.data and not _files.is_index(path) and self.info.data != _safetensors.data_sum(_pages.each(self.values, self.mapped)):
-            raise CheckpointError(f"castor: {path} is damaged: its tensors have another checksum; load another checkpoint, or copy the file again")
+        if self.info.sum and not _files.is_index(path):
+            _check_sum(path, self.info.sum)
 
     def _of_index(self):
         index = CheckpointIndexFile.from_file(self.path)
@@ -85,12 +85,22 @@ def check_sums(path, index, files):
                                   "another save; load another checkpoint, or copy the folder again")
 
 
-def _sum(path):
+def _check_sum(path, expected):
+    """Compares a safetensors file with the checksum in its metadata."""
+    from ._writer import summed
+
+    header, _, begin = _safetensors.read_header(path)
+    if _sum(path, begin, summed(header, expected)) != expected:
+        raise CheckpointError(f"castor: {path} is damaged: its tensors have another checksum than its metadata say; load another checkpoint, or copy the "
+                              "file again (if another program has changed it: without the entry 'castor' in its metadata)")
+
+
+def _sum(path, *which):
     """Of the file that this process has under that name: under `--nproc` the core would find rank 0's."""
     from ._writer import checksum
 
     with open(path, "rb") as file:
-        return checksum(f"/proc/self/fd/{file.fileno()}")
+        return checksum(f"/proc/self/fd/{file.fileno()}", *which)
 
 
 # ---- into a model

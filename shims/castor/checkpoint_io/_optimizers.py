@@ -58,7 +58,7 @@ def save_optimizer(optimizer, checkpoint, shard, gather_dtensor, prefix, size_pe
         part = _saving.make_part(checkpoint, shard)
         _write(saved, _place(part, shard), shard, prefix, most, use_async, info, True, os.path.isdir(part))
         return
-    number, is_saved, error = _ranks.note(checkpoint), False, None
+    number, job, error = _ranks.note(checkpoint), None, None
     try:
         try:
             where = None if rank else _place(checkpoint, shard)
@@ -71,11 +71,10 @@ def save_optimizer(optimizer, checkpoint, shard, gather_dtensor, prefix, size_pe
         if rank:
             _ready(saved["state"], False)  # its collectives, in the order of rank 0's
         else:
-            _write(saved, where, shard, prefix, most, use_async, Info(), False, os.path.isdir(checkpoint))
-        is_saved = True
+            job = _write(saved, where, shard, prefix, most, use_async, Info(), False, os.path.isdir(checkpoint))
     finally:
         if not rank:
-            _ranks.tell(checkpoint, number, is_saved, later=is_saved and use_async)
+            _ranks.tell(checkpoint, number, job)
 
 
 def _place(checkpoint, shard):
@@ -97,6 +96,7 @@ def _write(saved, where, shard, prefix, most, use_async, info, parted, in_folder
     for old in stale:
         job.remove(old)
     job.commit()
+    return job
 
 
 def _add_shards(job, saved, path, prefix, most, info, parted):

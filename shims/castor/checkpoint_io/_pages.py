@@ -26,17 +26,6 @@ def _give_back(ranges):
         madvise(address, size, mmap.MADV_DONTNEED)
 
 
-def each(tensors, mapped):
-    """The items of {name: tensor} in the order of their names; the pages of those before are returned."""
-    ranges, seen = _ranges(mapped), 0
-    for name in sorted(tensors):
-        yield name, tensors[name]
-        seen += tensors[name].nbytes
-        if seen >= _AFTER:
-            seen = 0
-            _give_back(ranges)
-
-
 @contextlib.contextmanager
 def returned(module, mapped):
     """While `module` is loaded: each time that some more of it has been loaded, the pages are returned."""

@@ -1,5 +1,6 @@
 """Who writes, and who waits for whom. Rank 0 of the job writes, and may do so alone: nothing here is a collective of PyTorch.
 Ranks leave notes for each other in the store of the process group, as they do when groups are made."""
+import json
 import os
 import time
 from collections import Counter
@@ -11,7 +12,6 @@ from ._files import CheckpointError
 
 _gathers = [0]  # this rank's calls that gather distributed tensors
 _saves = Counter()  # (store, path): this rank's saves there
-_later = []  # (path, number) of rank 0's saves in the background
 _SAVED, _FAILED = b"saved", b"failed"
 
 
@@ -27,10 +27,10 @@ def _store():
     return dist.distributed_c10d._get_default_store()
 
 
-def _wait(store, key, seconds):
-    """False: nobody has written the key in that time. The store's own wait would hold its connection."""
-    end, pause = time.monotonic() + seconds, 0.001
-    while not store.check([key]):
+def _wait(done, end):
+    """False: it was not done until `end`. The wait of the store itself would hold its connection."""
+    pause = 0.001
+    while not done():
         if time.monotonic() > end:
             return False
         time.sleep(pause)
@@ -50,7 +50,7 @@ def meet(ranks, what, error=None):
     store.set(key + str(rank()), _SAVED if error is None else _FAILED)
     failed = None
     for other in ranks:
-        if not _wait(store, key + str(other), seconds):
+        if not _wait(lambda: store.check([key + str(other)]), time.monotonic() + seconds):  # noqa: B023 - called at once
             store.delete_key(key + str(rank()))
             raise CheckpointError(f"castor: {what} gathers distributed tensors, so that all ranks must call it, and rank {other} did not within "
                                   f"{seconds:g} s: call it on every rank, or give gather_dtensor=False")
@@ -70,37 +70,52 @@ def note(checkpoint):
     return _saves[key]
 
 
-def tell(checkpoint, number, is_saved, later=False):
-    """Rank 0, after its save: the others may look for the files, or for an error. `later`: it is still written in the background."""
-    if later:
-        _later.append((checkpoint, number))
-    elif world() > 1:
-        _store().set(f"castor/checkpoint/{os.path.abspath(checkpoint)}/{number}", _SAVED if is_saved else _FAILED)
+def tell(checkpoint, number, job):
+    """Rank 0, after its save by this job: the others may look for the files. None: for an error. Of a save in the background they get
+    to know how its end is seen, so that they need nothing of this rank any more."""
+    if world() > 1:
+        said = _FAILED if job is None else json.dumps(job.partial).encode() if job.partial else _SAVED
+        _store().set(_key(checkpoint, number), said)
+
+
+def _key(checkpoint, number):
+    return f"castor/checkpoint/{os.path.abspath(checkpoint)}/{number}"
 
 
 def settle():
-    """Waits for this rank's saves in the background, and tells of them."""
+    """Waits for this rank's saves in the background."""
     from . import _writer
 
-    saved = False
-    try:
-        _writer.wait()
-        saved = True
-    finally:
-        while _later:
-            tell(*_later.pop(), saved)
+    _writer.wait()
 
 
 def wait_for_save(checkpoint):
     """Before a load: what this rank has passed to save, rank 0 has written. Without an own call there is nothing to wait for."""
-    if rank() == 0:
-        return
-    number = _saves.get((id(_store()), os.path.abspath(checkpoint)))
+    number = _saves.get((id(_store()), os.path.abspath(checkpoint))) if rank() else None
     if number is None:
         return
-    key, seconds = f"castor/checkpoint/{os.path.abspath(checkpoint)}/{number}", core.options.timeout
-    if not _wait(_store(), key, seconds):
-        raise CheckpointError(f"castor: rank 0 has not saved {checkpoint} within {seconds:g} s: rank 0 must call the same saves as rank {rank()}, and "
-                              "after those in the background load too, or synchronize()")
-    if _store().get(key) == _FAILED:
+    seconds, end = core.options.timeout, time.monotonic() + core.options.timeout
+    while True:
+        if not _wait(lambda: _store().check([_key(checkpoint, number)]), end):
+            raise CheckpointError(f"castor: rank 0 has not saved {checkpoint} within {seconds:g} s: rank 0 must call the same saves as rank {rank()}")
+        said = _store().get(_key(checkpoint, number))
+        if said in (_SAVED, _FAILED):
+            saved = said == _SAVED
+            break
+        path, place, inode = json.loads(said)
+        if not _wait(lambda: not os.path.lexists(path), end):
+            raise CheckpointError(f"castor: rank 0 has not written {checkpoint} within {seconds:g} s of this load: its disk is slower than that, or it has "
+                                  "ended; CASTOR_TIMEOUT sets the time")
+        saved = _inode(place) == inode
+        number += 1
+        if saved or not _store().check([_key(checkpoint, number)]):
+            break  # else rank 0 is ahead, and its next save may have replaced the file
+    if not saved:
         raise CheckpointError(f"castor: rank 0 could not save {checkpoint}: its own error says why")
+
+
+def _inode(path):
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None

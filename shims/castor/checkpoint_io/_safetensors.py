@@ -1,12 +1,10 @@
 """Reads safetensors files: https://github.com/huggingface/safetensors, "Format". Nothing in a file is trusted."""
 import json
 import os
-from ctypes import byref, c_uint64
 from typing import NamedTuple
 
 import torch
 
-from ..agent import core
 from ._files import CheckpointError
 
 TYPES = {
@@ -34,7 +32,7 @@ def once(pairs):
 
 
 def read_header(path):
-    """(metadata, {name: Entry}) of a file that holds exactly the tensors of its header."""
+    """(the header as it stands there, {name: Entry}, where the tensors' bytes begin) of a file that holds exactly those tensors."""
     size = os.stat(path).st_size
 
     def damaged(why):
@@ -47,10 +45,9 @@ def read_header(path):
         text = file.read(length)
     try:
         header = json.loads(text.decode(), object_pairs_hook=once)
-        metadata = header.pop("__metadata__", {})
-        if any(not isinstance(v, str) for v in metadata.values()):
+        if any(not isinstance(v, str) for v in header.get("__metadata__", {}).values()):
             raise ValueError("its metadata are no text")
-        entries = {name: _entry(row, 8 + length) for name, row in header.items()}
+        entries = {name: _entry(row, 8 + length) for name, row in header.items() if name != "__metadata__"}
     except KeyError as error:
         raise CheckpointError(f"castor: {path} holds a tensor of the type {error}, which PyTorch cannot read from safetensors") from None
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -62,7 +59,7 @@ def read_header(path):
         at = entry.end
     if at != size:
         raise damaged(f"its tensors end at byte {at}, and the file has {size}")
-    return metadata, entries
+    return header, entries, 8 + length
 
 
 def _entry(row, base):
@@ -79,10 +76,10 @@ def _entry(row, base):
 
 def read(path):
     """(metadata, {name: tensor}, the file's bytes): the tensors show the file's pages, which are read when they are looked at."""
-    metadata, entries = read_header(path)
+    header, entries, _ = read_header(path)
     size = os.stat(path).st_size
     file = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage.from_file(path, False, size))
-    return metadata, {name: _tensor(file, entry) for name, entry in entries.items()}, file
+    return header.get("__metadata__", {}), {name: _tensor(file, entry) for name, entry in entries.items()}, file
 
 
 def _tensor(file, entry):
@@ -92,14 +89,3 @@ def _tensor(file, entry):
     if part.data_ptr() % entry.dtype.itemsize:
         part = part.clone()  # the format lets a tensor begin anywhere
     return part.view(entry.dtype).view(entry.shape)
-
-
-def data_sum(items):
-    """The checksum, 16 digits, of (name, tensor) in the order of the names: contiguous tensors in the CPU's memory."""
-    out, said = c_uint64(), []
-    for name, t in items:
-        core.checkpoint_checksum_of(t.data_ptr(), t.nbytes, byref(out))
-        said.append(f"{name} {t.dtype} {tuple(t.shape)} {out.value:016x}")
-    text = "\n".join(said).encode()
-    core.checkpoint_checksum_of(text, len(text), byref(out))
-    return f"{out.value:016x}"

@@ -156,7 +156,7 @@ def save_model(module, checkpoint, shard, gather_dtensor, prefix, size_per_shard
     if plan.parted:
         write(plan, place(plan, make_part(checkpoint, shard), shard), shard, most, use_async)
         return
-    number, saved, error = _ranks.note(checkpoint), False, None
+    number, job, error = _ranks.note(checkpoint), None, None
     try:
         try:
             where = place(plan, checkpoint, shard) if writes else None
@@ -167,18 +167,17 @@ def save_model(module, checkpoint, shard, gather_dtensor, prefix, size_per_shard
         elif error is not None:
             raise error
         if writes:
-            _write_all(plan, where, shard, most, use_async)
+            job = _write_all(plan, where, shard, most, use_async)
         elif plan.gathers:
             _gather_rest(plan, shard, most)
-        saved = True
     finally:
         if writes:
-            _ranks.tell(checkpoint, number, saved, later=saved and use_async)
+            _ranks.tell(checkpoint, number, job)
 
 
 def _write_all(plan, where, shard, most, use_async):
     try:
-        write(plan, where, shard, most, use_async)
+        return write(plan, where, shard, most, use_async)
     except BaseException:
         if plan.gathers:
             _gather_rest(plan, shard, most)  # the other ranks are in these collectives, or wait in them
@@ -215,27 +214,27 @@ def make_part(checkpoint, shard):
 
 
 def write(plan, where, shard, most, use_async):
+    """Returns the job, committed."""
     job = _jobs.job(use_async)
     if shard:
         _add_shards(job, plan, where, most, use_async)
     else:
-        _add(job, plan, where, list(plan.state), is_alone=True, is_summed=not use_async)  # it takes as long as reading the tensors
+        _add(job, plan, where, list(plan.state), is_alone=True)
         if plan.in_folder:
             _remove_stale(job, os.path.dirname(where), os.path.basename(where), {os.path.basename(where)})
     job.commit()
+    return job
 
 
-def _add(job, plan, path, names, is_alone, is_summed=False):
+def _add(job, plan, path, names, is_alone):
     if not plan.use_safetensors:
         return job.add_torch(path, plan.torch_object(names))
     values = plan.values([n for n in names if n not in plan.ties])
     if not is_alone:
         return job.add_safetensors(path, values, {"format": "pt"})
     info = plan.info()
-    if is_summed:
-        values = {n: t.resolve_conj().resolve_neg().cpu().contiguous() for n, t in values.items()}
-        info.data = _safetensors.data_sum(sorted(values.items()))
-    return job.add_safetensors(path, values, {**plan.tied_names(), NAME: info.to_text(), "format": "pt"})
+    info.sum = secrets.token_hex(8)
+    return job.add_safetensors(path, values, {**plan.tied_names(), NAME: info.to_text(), "format": "pt"}, info.sum)
 
 
 def _add_shards(job, plan, path, most, use_async):

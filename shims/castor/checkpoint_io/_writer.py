@@ -3,6 +3,6 @@ from ..agent import core
 
 core.require()
 
-from ..agent.writer import Job, checksum, wait  # noqa: E402 - they need the library
+from ..agent.writer import Job, checksum, crcs, summed, wait  # noqa: E402 - they need the library
 
-__all__ = ["Job", "checksum", "wait"]
+__all__ = ["Job", "checksum", "crcs", "summed", "wait"]

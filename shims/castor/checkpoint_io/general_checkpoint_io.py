@@ -61,13 +61,13 @@ class GeneralCheckpointIO(CheckpointIO):
         path, number = os.fspath(checkpoint), _ranks.note(checkpoint)
         if _ranks.rank():
             return
-        saved = False
+        saved = None
         try:
             _files.check_suffix(path, False)
             job = _jobs.job()
             job.add_torch(path, lr_scheduler.state_dict())
             job.commit()
-            saved = True
+            saved = job
         finally:
             _ranks.tell(checkpoint, number, saved)
 

@@ -41,7 +41,7 @@ Result save_traced(const Folder &folder, bool background, What what, int nth, in
         job *j = job_of(folder, 2, kShards[1]);
         ptrace(PTRACE_TRACEME, 0, 0, 0);
         raise(SIGSTOP);
-        castor_status status = background ? queue_start(j, nullptr) : queue_write(j);
+        castor_status status = background ? start(j) : queue_write(j);
         if (background && status == CASTOR_OK)
             status = queue_wait();
         syscall(SYS_exit_group, status == CASTOR_OK ? 0 : 1);
@@ -73,7 +73,8 @@ Result save_traced(const Folder &folder, bool background, What what, int nth, in
             struct user_regs_struct registers;
             ptrace(PTRACE_GETREGS, thread, 0, &registers);
             if (!begins && thread == failing) {
-                registers.rax = (unsigned long long)-error;
+                /* brk says the end of the heap, or one that is too low, and never an errno. */
+                registers.rax = result.number == SYS_brk ? 0 : (unsigned long long)-error;
                 ptrace(PTRACE_SETREGS, thread, 0, &registers);
                 failing = 0;
             }
@@ -181,6 +182,12 @@ void failing_calls(bool background, int error) {
 
 TEST(Calls, EachOneFindsTheDiskFull) {
     failing_calls(false, ENOSPC);
+}
+TEST(Calls, EachOneFails) {
+    failing_calls(false, EIO);
+}
+TEST(Calls, EachOneFindsTheDiskFullInTheBackground) {
+    failing_calls(true, ENOSPC);
 }
 TEST(Calls, EachOneFailsInTheBackground) {
     failing_calls(true, EIO);

@@ -16,6 +16,8 @@ extern "C" {
 #include "checkpoint/hold.h"
 #include "checkpoint/pending.h"
 #include "checkpoint/queue.h"
+#include "checkpoint/verify.h"
+#include "checkpoint/crc.h"
 #include "core/error.h"
 #include "core/held.h"
 }
@@ -69,14 +71,15 @@ inline std::string bytes_of(int version, int number, size_t bytes) {
     return made;
 }
 
-/* Shards get names of their own in each save; the index names them with their checksums; those of the save before are removed. */
+/* Shards get names of their own in each save; the index has a checksum of itself and names them with theirs; those of the save
+ * before are removed. */
 inline job *job_of(const Folder &folder, int version, const std::string shards[2]) {
     job *made;
     uint32_t number[3];
     if (job_new(&made) != CASTOR_OK)
         return nullptr;
     castor_status status = CASTOR_OK;
-    std::string index = "save " + std::to_string(version) + "\n";
+    const std::string own = "save " + std::to_string(version) + " ", index = own + "################\n";
     for (int i = 0; i < 2 && !status; i++) {
         std::string name = "shard" + std::to_string(i) + "." + std::to_string(version);
         if (!(status = job_file_add(made, (folder / name).c_str(), &number[i])))
@@ -86,6 +89,8 @@ inline job *job_of(const Folder &folder, int version, const std::string shards[2
         status = job_file_add(made, (folder / "index").c_str(), &number[2]);
     if (!status)
         status = job_bytes_add(made, index.data(), index.size());
+    if (!status)
+        status = job_sum_add(made, "", 0, own.size());
     for (int i = 0; i < 2 && !status; i++) {
         std::string line = "shard" + std::to_string(i) + "." + std::to_string(version) + " ";
         if (!(status = job_bytes_add(made, line.data(), line.size())) &&
@@ -102,16 +107,32 @@ inline job *job_of(const Folder &folder, int version, const std::string shards[2
     return made;
 }
 
+/* In the background; *partial: how others see its end. */
+inline castor_status start(job *j, job_partial *partial) {
+    return queue_start(j, nullptr, partial);
+}
+inline castor_status start(job *j) {
+    job_partial partial;
+    return start(j, &partial);
+}
+
 /* The version that the index names, if all that it names is there, whole; else 0, with the reason. */
 inline int loads(const Folder &folder, std::string *why) {
     std::istringstream index(read(folder / "index"));
     std::string word, name, sum;
     int version = 0, count = 0;
-    index >> word >> version;
+    uint64_t own = 0;
+    failure unread;
+    index >> word >> version >> sum;
+    verify_checksum((folder / "index").c_str(), (uint64_t)index.tellg() + 1, "", 0, &own, &unread);
+    if (hex(own) != sum) {
+        *why = "the index has not its own checksum";
+        return 0;
+    }
     for (; index >> name >> sum; count++) {
         uint64_t found;
         failure failed;
-        if (!stream_checksum((folder / name).c_str(), &found, &failed)) {
+        if (!verify_checksum((folder / name).c_str(), 0, "", 0, &found, &failed)) {
             *why = "no " + name;
             return 0;
         }

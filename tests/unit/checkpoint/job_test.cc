@@ -80,6 +80,77 @@ TEST(Checksum, Crc32) {
             slow = slow >> 1 ^ (((slow ^ byte >> bit) & 1) ? 0xedb88320u : 0);
     EXPECT_EQ(parts, whole);
     EXPECT_EQ(~slow, whole);
+    for (size_t size = 0; size < 700; size++) /* each end of both ways, wherever the data lie */
+        ASSERT_EQ(crc32_add((uint32_t)size * 77, all.data() + size, size),
+                  crc32_add_portable((uint32_t)size * 77, all.data() + size, size))
+            << size;
+}
+
+TEST(Verify, RecordsOfAnArchive) {
+    Folder folder;
+    const std::string datum[3] = {bytes_of(1, 0, (4 << 20) + 100), "", "small"};
+    job *j;
+    uint32_t number, crcs[3];
+    ASSERT_EQ(job_new(&j), CASTOR_OK);
+    ASSERT_EQ(job_file_add(j, (folder / "a.pt").c_str(), &number), CASTOR_OK);
+    ASSERT_EQ(job_archive_begin(j, "a", 64), CASTOR_OK);
+    for (const std::string &one : datum)
+        ASSERT_EQ(job_record_add(j, "record", one.data(), one.size(), false), CASTOR_OK);
+    ASSERT_EQ(job_archive_end(j, "01234567890123456789"), CASTOR_OK);
+    ASSERT_EQ(write(j), CASTOR_OK) << error_text();
+    std::string all = read(folder / "a.pt");
+    uint64_t headers[3], sizes[3];
+    size_t at = 0;
+    for (int i = 0; i < 3; i++) {
+        at = all.find("PK\3\4", i ? at + 4 + sizes[i - 1] : 0);
+        headers[i] = at;
+        sizes[i] = datum[i].size();
+    }
+    failure failed = {};
+    const std::string name = folder / "a.pt";
+    const char *path = name.c_str();
+    ASSERT_TRUE(verify_records(path, headers, sizes, 3, crcs, &failed));
+    for (int i = 0; i < 3; i++)
+        EXPECT_EQ(crcs[i], crc32_add(0, datum[i].data(), datum[i].size())) << i;
+    EXPECT_NE(all.find(std::string((char *)&crcs[0], 4)), std::string::npos) << "it stands in the file";
+    for (uint64_t wrong : {headers[0] + 1, (uint64_t)all.size() - 29, (uint64_t)all.size() + 7, UINT64_MAX}) {
+        EXPECT_FALSE(verify_records(path, &wrong, sizes, 1, crcs, &failed));
+        EXPECT_EQ(failed.error, EBADMSG) << wrong;
+    }
+    sizes[2] = all.size();
+    EXPECT_FALSE(verify_records(path, headers, sizes, 3, crcs, &failed));
+    EXPECT_EQ(failed.error, EBADMSG);
+}
+
+/* The checksum of what follows stands before it in the file, whatever the file's size and the place of the digits. */
+TEST(Job, AFileHasItsOwnChecksum) {
+    Folder folder;
+    const std::string text = "what else counts";
+    for (size_t size : {(size_t)0, (size_t)65, (size_t)(4 << 20) + 1})
+        for (size_t before : {0u, 4090u, (4u << 20) - 20, (5u << 20)}) {
+            std::string data = bytes_of(1, 2, size), header = bytes_of(2, 1, before) + "################--";
+            job *j;
+            uint32_t number;
+            uint64_t sum;
+            failure failed;
+            checksum c;
+            ASSERT_EQ(job_new(&j), CASTOR_OK);
+            ASSERT_EQ(job_file_add(j, (folder / "file").c_str(), &number), CASTOR_OK);
+            ASSERT_EQ(job_bytes_add(j, header.data(), header.size()), CASTOR_OK);
+            ASSERT_EQ(job_sum_add(j, text.data(), text.size(), before), CASTOR_OK);
+            EXPECT_EQ(job_sum_add(j, text.data(), text.size(), before), CASTOR_ERR_ARGUMENT);
+            ASSERT_EQ(job_memory_add(j, data.data(), size), CASTOR_OK);
+            ASSERT_EQ(size % 2 ? start(j) : write(j), CASTOR_OK) << error_text();
+            ASSERT_EQ(queue_wait(), CASTOR_OK) << error_text();
+            checksum_begin(&c);
+            checksum_add(&c, text.data(), text.size());
+            checksum_add(&c, data.data(), size);
+            header.replace(before, 16, hex(checksum_end(&c)));
+            ASSERT_TRUE(read(folder / "file") == header + data) << size << " behind " << before;
+            ASSERT_TRUE(verify_checksum((folder / "file").c_str(), header.size(), text.data(), text.size(),
+                                        &sum, &failed));
+            EXPECT_EQ(sum, checksum_end(&c));
+        }
 }
 
 TEST(Job, WritesTheBytes) {
@@ -97,7 +168,7 @@ TEST(Job, WritesTheBytes) {
         uint64_t sum;
         failure failed;
         checksum c;
-        ASSERT_TRUE(stream_checksum((folder / "file").c_str(), &sum, &failed));
+        ASSERT_TRUE(verify_checksum((folder / "file").c_str(), 0, "", 0, &sum, &failed));
         checksum_begin(&c);
         checksum_add(&c, data.data(), data.size());
         EXPECT_EQ(sum, checksum_end(&c));
@@ -154,12 +225,16 @@ TEST(Job, BadInput) {
     EXPECT_EQ(job_bytes_add(j, "x", 1), CASTOR_ERR_ARGUMENT);
     EXPECT_EQ(job_digits_add(j, 0), CASTOR_ERR_ARGUMENT);
     EXPECT_EQ(job_record_add(j, "x", "x", 1, true), CASTOR_ERR_ARGUMENT);
+    EXPECT_EQ(job_sum_add(j, "", 0, 0), CASTOR_ERR_ARGUMENT);
     EXPECT_EQ(job_file_add(j, (folder / "no/file").c_str(), &number), CASTOR_ERR_SYSTEM);
     EXPECT_EQ(job_failure()->error, ENOENT);
     ASSERT_EQ(job_file_add(j, (folder / "file").c_str(), &number), CASTOR_OK);
     EXPECT_EQ(job_file_add(j, (folder / "./file").c_str(), &number), CASTOR_ERR_ARGUMENT);
     EXPECT_EQ(job_failure()->error, 0);
     EXPECT_EQ(job_digits_add(j, 0), CASTOR_ERR_ARGUMENT) << "its own checksum";
+    ASSERT_EQ(job_sum_add(j, "", 0, 0), CASTOR_OK);
+    ASSERT_EQ(job_file_add(j, (folder / "index").c_str(), &number), CASTOR_OK);
+    EXPECT_EQ(job_digits_add(j, 0), CASTOR_ERR_ARGUMENT) << "of a file that has one of its own";
     job_drop(j);
     ASSERT_EQ(job_new(&j), CASTOR_OK);
     ASSERT_EQ(mkdir((folder / "folder").c_str(), 0700), 0);
@@ -206,11 +281,15 @@ TEST(Queue, ErrorsAreToldOnce) {
     uint32_t number;
     ASSERT_EQ(mkdir((folder / "gone").c_str(), 0700), 0);
     const std::string shards[2] = {bytes_of(1, 0, 20 << 20), "b"};
-    ASSERT_EQ(queue_start(job_of(folder, 1, shards), nullptr), CASTOR_OK) << error_text();
+    job_partial good, bad;
+    struct stat found;
+    ASSERT_EQ(start(job_of(folder, 1, shards), &good), CASTOR_OK) << error_text();
     ASSERT_EQ(job_new(&j), CASTOR_OK);
     ASSERT_EQ(job_file_add(j, (folder / "gone/file").c_str(), &number), CASTOR_OK);
     ASSERT_EQ(job_bytes_add(j, "x", 1), CASTOR_OK);
-    ASSERT_EQ(queue_start(j, nullptr), CASTOR_OK);
+    ASSERT_EQ(start(j, &bad), CASTOR_OK);
+    EXPECT_EQ(stat(bad.path, &found), 0) << "it is written behind the other one";
+    EXPECT_EQ(found.st_ino, bad.inode);
     for (const std::string &name : names(folder / "gone"))
         unlink((folder / ("gone/" + name)).c_str());
     ASSERT_EQ(rmdir((folder / "gone").c_str()), 0);
@@ -220,6 +299,12 @@ TEST(Queue, ErrorsAreToldOnce) {
     EXPECT_EQ(queue_check(), CASTOR_OK);
     std::string why;
     EXPECT_EQ(loads(folder, &why), 1) << why;
+    EXPECT_EQ(stat(good.place, &found), 0) << good.place;
+    EXPECT_EQ(found.st_ino, good.inode);
+    EXPECT_EQ(good.place, folder / "index");
+    EXPECT_NE(access(good.path, F_OK), 0);
+    EXPECT_NE(access(bad.path, F_OK), 0);
+    EXPECT_EQ(bad.place, folder / "gone/file");
 }
 
 TEST(Queue, ADirectoryThatGetsAnotherName) {
@@ -228,11 +313,11 @@ TEST(Queue, ADirectoryThatGetsAnotherName) {
     uint32_t number;
     ASSERT_EQ(mkdir((folder / "one").c_str(), 0700), 0);
     const std::string shards[2] = {bytes_of(1, 0, 20 << 20), "b"};
-    ASSERT_EQ(queue_start(job_of(folder, 1, shards), nullptr), CASTOR_OK) << error_text();
+    ASSERT_EQ(start(job_of(folder, 1, shards)), CASTOR_OK) << error_text();
     ASSERT_EQ(job_new(&j), CASTOR_OK);
     ASSERT_EQ(job_file_add(j, (folder / "one/file").c_str(), &number), CASTOR_OK);
     ASSERT_EQ(job_bytes_add(j, "x", 1), CASTOR_OK);
-    ASSERT_EQ(queue_start(j, nullptr), CASTOR_OK);
+    ASSERT_EQ(start(j), CASTOR_OK);
     ASSERT_EQ(rename((folder / "one").c_str(), (folder / "other").c_str()), 0);
     EXPECT_EQ(queue_wait(), CASTOR_OK) << error_text();
     EXPECT_EQ(read(folder / "other/file"), "x");
@@ -244,9 +329,7 @@ TEST(Pending, WhoNamesAFileWaits) {
     Folder folder;
     const std::string shards[2] = {bytes_of(1, 0, 40 << 20), bytes_of(1, 1, 1000)};
     std::string path = folder.path, why;
-    auto begin = [&](int version) {
-        ASSERT_EQ(queue_start(job_of(folder, version, shards), nullptr), CASTOR_OK);
-    };
+    auto begin = [&](int version) { ASSERT_EQ(start(job_of(folder, version, shards)), CASTOR_OK); };
     begin(1);
     pending_await(AT_FDCWD, (folder / "other").c_str(), PENDING_FILE);
     pending_await(AT_FDCWD, path.c_str(), PENDING_FILE);

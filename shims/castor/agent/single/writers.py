@@ -34,6 +34,11 @@ def _name_digest(target):
     return [float(int.from_bytes(digest[at:at + 6], "little")) for at in (0, 6)]
 
 
+def is_installed():
+    """Whether this is a single-process script on several ranks."""
+    return bool(_installed)
+
+
 def is_private():
     """Whether this process's changes to files are private: the core's own threads do not see them."""
     return bool(_installed) and core.options.rank > 0
