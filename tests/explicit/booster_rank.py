@@ -185,7 +185,7 @@ class Plain:
 
     @torch.no_grad()
     def clip(self):
-        if self.sharded:  # by the norms of whole tensors, as DistributedDataParallel; of DTensors PyTorch adds those of the ranks' parts
+        if self.sharded and self.device.type == "cpu":  # by the norms of whole tensors; of DTensors PyTorch adds those of the ranks' parts
             gradients = [p.grad for p in self.parameters if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(map(whole, gradients))
             for gradient in gradients:

@@ -131,6 +131,7 @@ def main():
     numbers(device, sys.argv[1:])
     if dist.get_world_size() == 2:
         checkpoints(device)
+        ignored(device)
         memory(device)
     end()
 
@@ -199,6 +200,19 @@ def checkpoints(device):
     found("twice", raised(ValueError, booster.boost, model))
     differing = torch.nn.Linear(4, 4 + dist.get_rank())
     found("differs", raised(ValueError, booster.boost, differing))
+
+
+def ignored(device):
+    """A module that stays each rank's own: values, gradients and buffers."""
+    rank, module = dist.get_rank(), torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    torch.nn.init.constant_(module[1].bias, rank)
+    plugin = TorchFSDPPlugin(ignored_modules=[module[1]])
+    model, *_ = Booster(plugin=plugin).boost(module)
+    for _ in range(2):
+        model(torch.full((2, 4), 1.0 + rank, device=device)).mul(1.0 + rank).sum().backward()
+    linear, norm = model.unwrap()
+    row = (whole(linear.weight).sum(1) * (1.0 + rank) + whole(linear.bias)) * 0.19  # two batches of equal rows, with a momentum of 0.1
+    found("ignored", [norm.bias.tolist(), norm.bias.grad.tolist(), torch.allclose(norm.running_mean.cpu().double(), row, atol=1e-5)])
 
 
 def memory(device):

@@ -47,8 +47,21 @@ def alone():
         return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
 
 
+def on_simulated(devices):
+    """The environment of a job with simulated devices."""
+    return simulated.environment(devices=devices, memory="1G", numbers=True, base=runner.environment())
+
+
 class Beside(unittest.TestCase):
     maxDiff = None
+
+    def need_devices(self):
+        why = simulated.left_out(whole=True)
+        if why:
+            self.skipTest(why)
+        why = simulated.make(sys.executable)
+        if why:
+            raise AssertionError(why)
 
     def near(self, ours, theirs, case, name):
         self.assertEqual(ours["names"], theirs["names"], name)
@@ -62,7 +75,7 @@ class Table(Beside):
     @staticmethod
     def trained(plugin, ranks, cases, on_devices=False):
         """What the ranks found with a plugin's name, or with one of plain PyTorch's."""
-        more = simulated.environment(devices=ranks, memory="1G", numbers=True, base=runner.environment()) if on_devices else {}
+        more = on_simulated(ranks) if on_devices else {}
         how = jobs.ALONE if plugin.startswith("plain") and not on_devices else jobs.NONE
         return jobs.job("booster_rank.py", ranks, how, plugin, *cases, **(alone() if ranks == 1 else {}), **more)
 
@@ -107,14 +120,6 @@ class Table(Beside):
             self.beside(("ddp", "zero1", "zero2", "gemini"), ranks, CASES)
         self.beside(("none",), 1, CASES)
 
-    def need_devices(self):
-        why = simulated.left_out(whole=True)
-        if why:
-            self.skipTest(why)
-        why = simulated.make(sys.executable)
-        if why:
-            raise AssertionError(why)
-
     def test_on_a_simulated_device(self):
         self.need_devices()
         self.beside(("gemini",), 1, SHORT, on_devices=True)
@@ -133,18 +138,20 @@ class Table(Beside):
 class Resumed(Beside):
     """What one job saves, another one with another plugin goes on with."""
 
-    def check(self, first, ranks_first, second, ranks_second, cases):
+    def check(self, first, ranks_first, second, ranks_second, cases, on_devices=False):
+        """`on_devices`: the second job; what was saved without devices goes on there."""
         kind, parts = "plain-autocast" if second == "ddp" else "plain", ranks_second // (2 if second == "hybrid-2" else 1)
         whole = jobs.once("booster_rank.py", parts, jobs.ALONE, kind, "on", *cases) if parts > 1 else jobs.job(
             "booster_rank.py", 1, jobs.ALONE, kind, "on", *cases, **alone())
         with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
             jobs.job("booster_rank.py", ranks_first, jobs.NONE, first, "save", folder, *cases, **(alone() if ranks_first == 1 else {}))
-            went_on = jobs.job("booster_rank.py", ranks_second, jobs.NONE, second, "load", folder, *cases, **(alone() if ranks_second == 1 else {}))
+            went_on = jobs.job("booster_rank.py", ranks_second, jobs.NONE, second, "load", folder, *cases, **(alone() if ranks_second == 1 else {}),
+                               **(on_simulated(ranks_second) if on_devices else {}))
         for ours in went_on:
             for case in cases:
                 name = f"{case}: {first} on {ranks_first}, then {second} on {ranks_second}"
                 theirs = whole[ours[case]["part"]][case]
-                if ranks_first == ranks_second and {first, second} <= (SAME_BITS if case in HALF else SAME_BITS | {"fsdp"}):
+                if ranks_first == ranks_second and not on_devices and {first, second} <= (SAME_BITS if case in HALF else SAME_BITS | {"fsdp"}):
                     self.assertEqual(ours[case], theirs, name)
                 else:  # gradients, or those of other parts of the batch, were added in another order
                     self.near(ours[case], theirs, case, name)
@@ -164,6 +171,12 @@ class Resumed(Beside):
         self.check("none", 1, "zero1", 1, GOES_ON[:4])
         for first, second in (("fsdp", "gemini"), ("zero1", "fsdp"), ("hybrid-2", "zero2"), ("gemini", "hybrid-2"), ("hybrid-2", "fsdp")):
             self.check(first, 2, second, 2, GOES_ON)
+
+    @runner.long  # test_under_another_plugin, test_fsdp_devices
+    def test_on_simulated_devices(self):
+        self.need_devices()
+        for first, ranks_first, second, ranks_second in (("gemini", 2, "fsdp", 2), ("fsdp", 2, "gemini", 1), ("zero2", 1, "zero1", 2), ("ddp", 2, "hybrid-2", 2)):
+            self.check(first, ranks_first, second, ranks_second, GOES_ON[:4], on_devices=True)
 
 
 REFUSED = r"""

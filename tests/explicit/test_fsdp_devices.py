@@ -62,6 +62,13 @@ class FsdpDevices(unittest.TestCase):
 
         self.each(look)
 
+    def test_ignored_modules_are_each_ranks_own(self):
+        def look(ranks, rank, found):
+            if ranks == 2:
+                self.assertEqual(found["ignored"], [[rank] * 4, [4 * (1 + rank)] * 4, True])
+
+        self.each(look)
+
     def test_bad_models(self):
         def look(ranks, rank, found):
             if ranks > 2:

@@ -68,7 +68,9 @@ class FullyShardedModel(ModelWrapper):
                         t.data = t.data.to(device)
                     elif t is not None:
                         tensors[name] = t.to(device)
-                    if t is not None and t not in self._ignored:
+                    if t in self._ignored:
+                        self._ignored.add(tensors[name])
+                    elif t is not None:
                         sent[id(t)] = tensors[name].detach()
         if sent:
             dist._broadcast_coalesced(self._group, list(sent.values()), _BUCKET, 0)

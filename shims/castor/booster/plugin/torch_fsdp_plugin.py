@@ -68,7 +68,7 @@ class TorchFSDPPlugin(DPPluginBase):
         self.ignored_modules = list(ignored_modules or ())
         self.sharding_strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
         self.cpu_offload = isinstance(cpu_offload, CPUOffload) and cpu_offload.offload_params or cpu_offload is True
-        self._on_devices = self.world_size > 1 and get_accelerator().get_current_device().type == "cuda"
+        self._on_devices = self.dp_size > 1 and get_accelerator().get_current_device().type == "cuda"
         tell_of_meaningless(self, given, _MEANINGLESS_ON_DEVICES if self._on_devices else _MEANINGLESS)
         if not self._on_devices and sharding_strategy in _SAME:
             starting.tell(f"TorchFSDPPlugin(sharding_strategy={sharding_strategy.name}) is FULL_SHARD here: {_SAME[sharding_strategy]}")
