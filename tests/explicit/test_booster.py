@@ -95,8 +95,9 @@ class Table(Beside):
 
     @runner.long  # test_hybrid
     def test_what_adds_in_another_order(self):
-        for ranks in (2, 4):
-            self.close("hybrid-1", ranks, [case for case in CASES if "compiled" not in case and "alone" not in case], ranks)
+        # Two samples a rank, which a batch norm makes 1 and -1 of, whatever they are: plain PyTorch then differs by 6e-5 from itself with another order.
+        for ranks, without in ((2, {"compiled", "alone"}), (4, {"compiled", "alone", "batchnorm"})):
+            self.close("hybrid-1", ranks, [case for case in CASES if not without & set(case.split("+"))], ranks)
         self.close("hybrid-2", 2, OF_WHOLE_BATCHES, 1)
         self.close("hybrid-2", 4, OF_WHOLE_BATCHES, 2)
 
