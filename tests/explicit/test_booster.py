@@ -35,7 +35,7 @@ SAME_BITS = {"none", "ddp", "zero1", "zero2", "gemini"}
 
 def tolerance(case, key):
     """Of sums in another order. A step of Adam has its size also where a gradient is nothing but rounding, which 16 bits have more of: its parameters
-    say little then, and its norms tell a wrong scale. Those of SGD differ by 2e-2 where a gradient is halved, by 4e-2 where it is doubled."""
+    say little then, and its norms tell a wrong scale. Numbers or losses of SGD differ by 1e-2 and more where a gradient is halved."""
     if case not in HALF:
         return 1e-5
     return 5e-2 if "adamw" in case and key == "numbers" else 2e-3
@@ -109,8 +109,9 @@ class Table(Beside):
 
     @runner.long  # test_hybrid
     def test_what_adds_in_another_order(self):
-        for ranks in (2, 4):
-            self.close("hybrid-1", ranks, [case for case in CASES if "compiled" not in case and "alone" not in case], ranks)
+        # Two samples a rank, which a batch norm makes 1 and -1 of, whatever they are: plain PyTorch then differs by 6e-5 from itself with another order.
+        for ranks, without in ((2, {"compiled", "alone"}), (4, {"compiled", "alone", "batchnorm"})):
+            self.close("hybrid-1", ranks, [case for case in CASES if not without & set(case.split("+"))], ranks)
         self.close("hybrid-2", 2, OF_WHOLE_BATCHES, 1)
         self.close("hybrid-2", 4, OF_WHOLE_BATCHES, 2)
 
