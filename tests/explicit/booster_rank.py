@@ -62,8 +62,8 @@ def make_plugin(name, precision, **more):
 
         half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
         return plugins.TorchFSDPPlugin(mixed_precision=half and MixedPrecision(param_dtype=half, reduce_dtype=torch.float32))
-    if name.startswith("hybrid"):  # hybrid-TP: its data-parallel ranks have a store
-        return plugins.HybridParallelPlugin(tp_size=int(name[-1]), pp_size=1, zero_stage=1, hysteresis=1, **chosen)
+    if name.startswith("hybrid"):  # hybrid-TP, hybrid-replicas-TP
+        return plugins.HybridParallelPlugin(tp_size=int(name[-1]), pp_size=1, zero_stage=0 if "replicas" in name else 1, hysteresis=1, **chosen)
     if name == "zero1-offload":
         return plugins.LowLevelZeroPlugin(cpu_offload=True, initial_scale=2**16, hysteresis=1, **chosen)
     return None

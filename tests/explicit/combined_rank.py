@@ -118,7 +118,7 @@ class Reference(booster_rank.Plain):
         if self.masters:
             self.publish()
 
-    def save_in_the_middle(self):
+    def save_in_the_middle(self, ranks):
         return True
 
 
@@ -163,11 +163,12 @@ class Boosted(booster_rank.Boosted):
     def back(self):
         self.load(self.folder, "kept", ())
 
-    def save_in_the_middle(self):
-        """Whether the file has what the model has now."""
+    def save_in_the_middle(self, ranks):
+        """Whether the file that these ranks save has what the model has now."""
         path = os.path.join(_folder(), "middle.bin")
-        self.booster.save_model(self.model, path)
-        self.booster.save_optimizer(self.optimizer, path + ".optimizer.bin")
+        if dist.get_rank() in ranks:
+            self.booster.save_model(self.model, path)
+            self.booster.save_optimizer(self.optimizer, path + ".optimizer.bin")
         mine = {key: whole(value) for key, value in self.whole().state_dict().items()}
         dist.barrier()
         saved = torch.load(path, weights_only=True)
@@ -203,7 +204,8 @@ def finish(run, words, clips=True):
 
 def train(run, words):
     """Words: micro (two backward passes for a step, the first in no_sync unless `synced`), value, clip, maxnorm (the plugin clips), norm; overflow (a
-    loss of rank 1 is infinite at the third step), middle (saved between two backward passes), alternate (parts are frozen in turn), thaws (one part is frozen at the
+    loss of rank 1 is infinite at the third step), middle (saved between two backward passes; alone:
+    by rank 0), alternate (parts are frozen in turn), thaws (one part is frozen at the
     begin, and trains alone from the third step on), grows (a group is
     added), later (a scheduler of the boosted optimizer), returns (to what was saved two steps before), by_grad, whole (model.zero_grad())."""
     seen, parts = [], 2 if "micro" in words else 1
@@ -233,7 +235,7 @@ def train(run, words):
                 seen.append(loss.item())
                 run.backward(loss * float("inf") if "overflow" in words and step == 2 and dist.get_rank() == 1 else loss)
             if "middle" in words and number == 0:
-                seen.append(run.save_in_the_middle())
+                seen.append(run.save_in_the_middle([0] if "alone" in words else range(dist.get_world_size())))
         norms = finish(run, words)
         seen += [] if "overflow" in words and step == 2 else norms
         run.zero_grad()

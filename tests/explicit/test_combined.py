@@ -6,7 +6,7 @@ import runner
 from test_booster import Beside
 
 # Words: combined_rank.py
-FLOATS = ("sgd+micro", "adamw+micro+synced", "adamw+value", "sgd+norm", "adamw+middle+micro", "sgd+alternate", "adamw+grows", "adamw+groups+clip", "sgd+later",
+FLOATS = ("sgd+micro", "adamw+micro+synced", "adamw+value", "sgd+norm", "adamw+middle+micro", "adamw+middle+alone", "sgd+alternate", "adamw+grows", "adamw+groups+clip", "sgd+later",
           "sgd+returns", "adamw+returns+micro", "sgd+by_grad", "sgd+pair", "adamw+pair", "adamw+lora+grows", "adamw+lazy+returns", "sgd+lora+middle+micro")
 CLOSURES = ("sgd+closure", "adamw+closure")
 CLIPS = ("sgd+maxnorm", "adamw+maxnorm+micro", "sgd+maxnorm+lora", "adamw+maxnorm+closure")  # by the plugin
@@ -43,8 +43,12 @@ class Combined(Beside):
     @runner.long
     def test_close(self):
         self.close("fsdp", FLOATS + CLOSURES)
-        self.close("hybrid-1", [case for case in FLOATS if "grows" not in case] + ["sgd+thaws", "adamw+maxnorm"])
+        self.close("hybrid-1", [case for case in FLOATS if "grows" not in case and "alone" not in case] + ["sgd+thaws", "adamw+maxnorm"])
         self.close("hybrid-1", ["adamw+fp16+thaws", "sgd+bf16+thaws", "adamw+fp16+overflow+clip", "sgd+fp16+micro", "adamw+bf16+returns"])
+
+    @runner.long
+    def test_rank_0_of_replicas_saves_alone(self):
+        self.close("hybrid-replicas-1", ["adamw+middle+alone", "sgd+fp16+middle+alone", "sgd+bf16+micro+middle"])
 
     @runner.long
     def test_unfrozen_after_it_was_boosted(self):
