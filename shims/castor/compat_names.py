@@ -15,6 +15,12 @@ _ELSEWHERE = {
     "legacy.initialize": "launching",
     "initialize": "launching",
     "models": "nn",  # coati's; nn.loss
+    **{f"accelerator.{name}": "accelerator" for name in ("api", "base_accelerator", "cpu_accelerator", "cuda_accelerator")},
+    "lazy.lazy_init": "lazy",
+    "logging.logger": "logging",
+    **{f"nn.lr_scheduler.{name}": "nn.lr_scheduler" for name in ("cosine", "delayed", "linear", "multistep", "onecycle", "poly", "torch")},
+    **{f"nn.optimizer.{name}": "nn.optimizer" for name in (
+        "cpu_adam", "distributed_adafactor", "distributed_came", "distributed_lamb", "fused_adam", "fused_lamb", "fused_sgd", "hybrid_adam")},
 }
 
 _GEMINI = "use {0}.booster.plugin.GeminiPlugin, or CASTOR_PLUGIN=gemini for a script that imports nothing"
@@ -33,6 +39,7 @@ _INSTEAD = {
     "gemini.ChunkManager": _GEMINI,
     "gemini.GeminiManager": _GEMINI,
     "shardformer": _HYBRID,
+    "shardformer.PipelineGradientCheckpointConfig": "call model.gradient_checkpointing_enable() before boost(), which works in stages",
     "pipeline.schedule": _HYBRID,
     "pipeline.pipelinable": _HYBRID,
     "pipeline.rpc": _HYBRID,
@@ -43,6 +50,15 @@ _INSTEAD = {
     "autochunk": "use torch.utils.checkpoint, which the engine leaves as it is",
     "inference": "Castor trains; use a server for inference",
     "kernel": "use PyTorch's functions, which have fused kernels; optimizer steps use the library's own",
+    "nn.optimizer.galore": "use the library galore-torch",
+    "nn.optimizer.distributed_galore": "use the library galore-torch",
+    "nn.optimizer.nvme_optimizer": "use CASTOR_OFFLOAD_OPTIM_FRAC and CASTOR_OFFLOAD_DIR",
+    "lazy.LazyTensor": "parameters of a {0}.lazy.LazyInitContext are tensors of PyTorch's",
+    "utils.colo_device_memory_capacity": "use CASTOR_MEMORY_BUDGET, or CASTOR_DEVICE_BUDGET on a GPU",
+    "utils.colo_set_process_memory_fraction": "use CASTOR_MEMORY_BUDGET, or CASTOR_DEVICE_BUDGET on a GPU",
+    "cluster.ProcessGroupManager": "use {0}.cluster.ProcessGroupMesh, or torch.distributed.new_group",
+    "cluster.DeviceMeshManager": "use {0}.device.device_mesh.DeviceMesh",
+    "interface.pretrained": "{0}.lazy.LazyInitContext and from_pretrained() give parameters their values",
     "moe": "Castor has no expert parallelism",
     "booster.plugin.MoeHybridParallelPlugin": "Castor has no expert parallelism",
     "context": _GROUPS,
@@ -71,6 +87,8 @@ _INSTEAD = {
     "models.convert_to_lora_module": "use {0}.booster.Booster.enable_lora",
     "models.lora": "use {0}.booster.Booster.enable_lora",
 }
+_INSTEAD.update(dict.fromkeys((f"nn.optimizer.{name}" for name in ("GaLoreAdamW", "GaLoreAdafactor", "GaLoreAdamW8bit", "DistGaloreAwamW")),
+                              _INSTEAD["nn.optimizer.galore"]))
 _INSTEAD.update(dict.fromkeys((f"trainer.{name}Trainer" for name in ("SFT", "PPO", "DPO", "ORPO", "KTO", "GRPO", "RewardModel")),
                               "use trl, whose trainers run under `castor run`"))
 _SHOWN = 30

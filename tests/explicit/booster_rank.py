@@ -41,15 +41,15 @@ def build(words):
     if "tied" in words:
         model.last = torch.nn.Sequential(torch.nn.Linear(2 * WIDE, WIDE), torch.nn.ReLU(), torch.nn.Linear(WIDE, 2 * WIDE), torch.nn.Linear(2 * WIDE, WIDE))
         model.last[2].weight, model.last[3].weight = model.first.weight, model.last[0].weight
-    if "frozen" in words:
+    if {"frozen", "thaws"} & set(words):
         model.first.requires_grad_(False)
     return model
 
 
-def make_plugin(name, precision):
+def make_plugin(name, precision, **more):
     from castor.booster import plugin as plugins
 
-    chosen = {"precision": precision or "fp32"}
+    chosen = {"precision": precision or "fp32", **more}
     if name == "ddp":
         return plugins.TorchDDPPlugin()
     if name in ("zero1", "zero2"):
@@ -63,14 +63,18 @@ def make_plugin(name, precision):
 
         half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
         return plugins.TorchFSDPPlugin(mixed_precision=half and MixedPrecision(param_dtype=half, reduce_dtype=torch.float32))
-    if name.startswith("hybrid"):  # hybrid-TP: its data-parallel ranks have a store
-        return plugins.HybridParallelPlugin(tp_size=int(name[-1]), pp_size=1, zero_stage=1, hysteresis=1, **chosen)
+    if name.startswith("hybrid"):  # hybrid-TP, hybrid-replicas-TP
+        return plugins.HybridParallelPlugin(tp_size=int(name[-1]), pp_size=1, zero_stage=0 if "replicas" in name else 1, hysteresis=1, **chosen)
     if name == "zero1-offload":
         return plugins.LowLevelZeroPlugin(cpu_offload=True, initial_scale=2**16, hysteresis=1, **chosen)
     return None
 
 
 def optimizer_for(words, parameters):
+    if "grows" in words:  # the others come later
+        parameters = list(parameters)[:-2]
+    if "groups" in words:
+        parameters = [{"params": list(parameters)[:2], "weight_decay": 0.1}, {"params": list(parameters)[2:], "lr": 0.03}]
     if "adamw" in words:
         return torch.optim.AdamW(parameters, lr=0.01)
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
@@ -112,7 +116,7 @@ class Plain:
 
             model = peft.get_peft_model(model, peft.LoraConfig(**LORA))
         self.model = model.to(device)
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad or "thaws" in words]
         self.optimizer = optimizer_for(words, self.parameters)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
         self.autocast = autocast and self.half is not None and not sharded
@@ -236,7 +240,7 @@ class Boosted:
             import peft
 
             model = self.booster.enable_lora(model, lora_config=peft.LoraConfig(**LORA))
-        optimizer = optimizer_for(words, [p for p in model.parameters() if p.requires_grad])
+        optimizer = optimizer_for(words, [p for p in model.parameters() if p.requires_grad or "thaws" in words])
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
         if "compiled" in words:
             model = torch.compile(model, backend="eager")

@@ -225,6 +225,36 @@ with warnings.catch_warnings(record=True) as caught:
     Booster(device="cpu", precision="fp16", plugin=GeminiPlugin(precision="fp32"))
     print([str(w.message) for w in caught])
 print(issubclass(GeminiPlugin, DPPluginBase), issubclass(DPPluginBase, Plugin), isinstance(MixedPrecision, type))
+
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+said(lambda: TorchDDPPlugin().prepare_dataloader(Numbers(), 2))
+amp = Booster(mixed_precision="fp16")
+one = torch.nn.Linear(4, 1, bias=False)
+one.weight.data.fill_(0.5)
+one, steps, *_ = amp.boost(one, torch.optim.SGD(one.parameters(), lr=8.0))
+x = torch.tensor([[0.75, 0.0, 1.0, 0.0]])
+print([p.shape for p in steps.parameters], steps.get_grad_norm())
+amp.backward(one(x).float().mean() / 2, steps)
+print(steps.get_grad_norm(), steps.clip_grad_by_norm(0.5).item(), steps.get_grad_norm())
+said(lambda: amp.backward(one(x).float().mean() / 2, steps))
+steps.zero_grad()
+amp.backward(one(x).float().mean() / 2, steps)
+steps.step()
+print(one.unwrap().weight[0].tolist(), steps.get_grad_norm())
+steps.zero_grad()
+(one(x).float().mean() / 2).backward()
+said(steps.step)
+steps.zero_grad()
+steps.backward_by_grad(one(x), torch.full((1, 1), 0.5))
+steps.step()
+print(one.unwrap().weight[0].tolist())
+amp.save_model(one, "model.pt")
+amp.save_optimizer(steps, "optimizer.pt")
+amp.load_model(one, "model.pt", True, low_cpu_mem_mode=False, num_threads=8)
+amp.load_optimizer(steps, "optimizer.pt", low_cpu_mem_mode=False, num_threads=8)
 """
 SAID = """TypeError: GeminiPlugin.__init__() got an unexpected keyword argument 'no_such'
 ValueError: castor: GeminiPlugin(placement_policy='const'): expected 'static' or 'auto'
@@ -255,6 +285,16 @@ ValueError: castor: save_lora_as_pretrained() of a Linear, which has no LoRA mod
 ["castor: GeminiPlugin decides the precision by its own parameter `precision`: the Booster's is ignored", 'castor: GeminiPlugin decides the \
 device: the Booster's is ignored']
 True True True
+ValueError: castor: prepare_dataloader() of Numbers, an IterableDataset, of which a rank cannot pick its part: let its __iter__ yield every \
+plugin.dp_size-th item from its rank in plugin.dp_group on, and give it to torch.utils.data.DataLoader
+[torch.Size([1, 4])] None
+0.625 0.625 0.625
+RuntimeError: castor: the loss scale was taken off the gradients (by clipping, or to show their norm), and another backward would add scaled ones: \
+clip after the last backward of a step; or zero_grad() first
+[-2.5, 0.5, -3.5, 0.5] 0.625
+RuntimeError: castor: under fp16 losses are scaled, and these gradients are of none that this optimizer scaled: call booster.backward(loss, optimizer) \
+before each step, instead of loss.backward()
+[-5.5, 0.5, -7.5, 0.5]
 """.replace("'castor: GeminiPlugin decides the device: the Booster's is ignored'", '"castor: GeminiPlugin decides the device: the Booster\'s is ignored"')
 
 

@@ -85,6 +85,8 @@ class Booster:
         if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
             starting.take_up(optimizer)
             optimizer = OptimizerWrapper(optimizer)
+        if optimizer is not None and getattr(self.plugin, "world_size", 1) > 1:
+            optimizer.frozen = [p for p in model.parameters() if not p.requires_grad]
         if optimizer is not None and self._engine_precision():
             starting.train_as_one(optimizer.unwrap())
         return model, optimizer, criterion, dataloader, lr_scheduler
@@ -151,9 +153,10 @@ class Booster:
 
         lora.save(model, checkpoint, use_safetensors)
 
-    def load_model(self, model, checkpoint, strict=True):
-        """Loads a model, boosted or not, from a file, an index or a directory. RuntimeError: names or shapes differ, and `strict`."""
-        return self.checkpoint_io.load_model(model, checkpoint, strict)
+    def load_model(self, model, checkpoint, strict=True, low_cpu_mem_mode=True, num_threads=1):
+        """Loads a model, boosted or not, from a file, an index or a directory. RuntimeError: names or shapes differ, and `strict`.
+        `low_cpu_mem_mode`, `num_threads`: accepted; a file's tensors are read one by one."""
+        return self.checkpoint_io.load_model(model, checkpoint, strict, low_cpu_mem_mode, num_threads)
 
     def save_model(self, model, checkpoint, shard=False, gather_dtensor=True, prefix=None, size_per_shard=1024, use_safetensors=False,
                    use_async=False):
@@ -167,9 +170,9 @@ class Booster:
             use_async: returns at once, and the files are written in the background, with what the model is now."""
         self.checkpoint_io.save_model(model, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async)
 
-    def load_optimizer(self, optimizer, checkpoint):
-        """Loads an optimizer's states, from a file, an index or a directory."""
-        self.checkpoint_io.load_optimizer(optimizer, checkpoint)
+    def load_optimizer(self, optimizer, checkpoint, low_cpu_mem_mode=True, num_threads=1):
+        """Loads an optimizer's states, from a file, an index or a directory. The last two arguments: as load_model()."""
+        self.checkpoint_io.load_optimizer(optimizer, checkpoint, low_cpu_mem_mode=low_cpu_mem_mode, num_threads=num_threads)
 
     def save_optimizer(self, optimizer, checkpoint, shard=False, gather_dtensor=True, prefix=None, size_per_shard=1024, use_async=False):
         """Saves an optimizer's states; the parameters are save_model()'s."""

@@ -35,8 +35,9 @@ class CheckpointIO(ABC):
         else:
             self.save_unsharded_model(model, checkpoint, gather_dtensor, use_safetensors, use_async, prefix)
 
-    def load_model(self, model, checkpoint, strict=True):
-        """Loads a model's checkpoint: a file, an index or a folder, of any program that writes such. Returns `model`.
+    def load_model(self, model, checkpoint, strict=True, low_cpu_mem_mode=True, num_threads=1):
+        """Loads a model's checkpoint: a file, an index or a folder, of any program that writes such. Returns `model`. `low_cpu_mem_mode` and
+        `num_threads` are accepted: a file's tensors are read one by one.
 
         CheckpointError: it is damaged, or does not fit: then the model is as it was. `strict`: the names must be equal."""
         if self._is_sharded(checkpoint, _files.MODEL):
@@ -55,9 +56,9 @@ class CheckpointIO(ABC):
         else:
             self.save_unsharded_optimizer(optimizer, checkpoint, gather_dtensor, use_async)
 
-    def load_optimizer(self, optimizer, checkpoint, prefix=None, size_per_shard=1024):
+    def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1, *, size_per_shard=1024):
         """Loads an optimizer's checkpoint. `prefix`: of an index that another program wrote. `size_per_shard` is accepted for scripts
-        that give it; the files decide. CheckpointError: as load_model."""
+        that give it; the files decide. The others, and CheckpointError: as load_model."""
         if self._is_sharded(checkpoint, _files.OPTIMIZER):
             self.load_sharded_optimizer(optimizer, checkpoint, prefix)
         else:

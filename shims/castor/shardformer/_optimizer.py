@@ -64,8 +64,10 @@ class HybridParallelOptimizer(OptimizerWrapper):
         self._sums = {}  # under stage 2: of the parameters that this replica steps
         self._dirty, self._syncs, self._unscaled, self._in_backward = False, True, False, False
         for p in self._working:
-            if p.requires_grad:
-                p.register_post_accumulate_grad_hook(self._arrived)
+            trains = p.requires_grad
+            if p.is_floating_point():
+                p.requires_grad_(True).register_post_accumulate_grad_hook(self._arrived)  # the script may unfreeze it
+                p.requires_grad_(trains)
         self._scale = None
         if scale is not None:
             self._scale = core.LossScale()

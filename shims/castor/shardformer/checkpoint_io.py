@@ -1,7 +1,7 @@
 """Checkpoints of hybrid-parallel models: the files that any plugin writes and reads.
 
-Rank 0 gathers the whole state dict, tensor by tensor, and writes it; all ranks call a save. A load reads the files on every rank, each of
-which takes its part."""
+Rank 0 gathers the whole state dict, tensor by tensor, and writes it; all ranks call a save, unless rank 0 has all of it (replicas without
+ZeRO). A load reads the files on every rank, each of which takes its part."""
 import os
 from collections import OrderedDict
 
@@ -135,6 +135,10 @@ class HybridParallelCheckpointIO(GeneralCheckpointIO):
                 found[name] = value
         return found
 
+    def _alone(self, optimizer):
+        """Whether rank 0 has everything itself, so that it may save without the others."""
+        return self._groups.stages == 1 and self._groups.tensor_group is None and (optimizer is None or not optimizer._zero)
+
     def _meet(self, what):
         _ranks.meet(list(range(dist.get_world_size())), what)
 
@@ -148,7 +152,7 @@ class HybridParallelCheckpointIO(GeneralCheckpointIO):
     def _to_save(self, model, gather_dtensor):
         if not isinstance(model, HybridParallelModule):
             return model
-        if not gather_dtensor:
+        if not gather_dtensor or self._alone(model._optimizer):
             state = self._floats(model)
             return _Held(state, getattr(state, "_metadata", None))
         self._meet("save_model()")
@@ -223,6 +227,8 @@ class HybridParallelCheckpointIO(GeneralCheckpointIO):
     def _gathered_states(self, optimizer):
         """On rank 0 the whole optimizer's state dict; a collective of all ranks."""
         own, every = self._own_states(optimizer), [None] * dist.get_world_size()
+        if self._alone(optimizer):
+            return self._state_of(optimizer, dict(own))
         said = [(number, key, (tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else None, None if isinstance(v, torch.Tensor) else v)
                 for number, whole in own for key, v in whole.items()]
         dist.all_gather_object(every, said)
@@ -239,6 +245,9 @@ class HybridParallelCheckpointIO(GeneralCheckpointIO):
                     value = torch.empty(tensor[0], dtype=tensor[1], device=self._device())
                     dist.recv(value, source)
                 state.setdefault(number, {})[key] = value
+        return self._state_of(optimizer, state)
+
+    def _state_of(self, optimizer, state):
         return {"state": {number: state[number] for number in sorted(state)}, "param_groups": self._groups_of(optimizer), **optimizer.scale_state()}
 
     @staticmethod
@@ -255,7 +264,8 @@ class HybridParallelCheckpointIO(GeneralCheckpointIO):
     def _optimizer_to_save(self, optimizer, gather_dtensor):
         if not isinstance(optimizer, HybridParallelOptimizer) or not gather_dtensor:
             return optimizer
-        self._meet("save_optimizer()")
+        if not self._alone(optimizer):
+            self._meet("save_optimizer()")
         return _HeldOptimizer(self._groups_of(optimizer, self._shapes(optimizer)), self._gathered_states(optimizer))
 
     @staticmethod

@@ -11,8 +11,8 @@ class FP16NaiveMixedPrecision(MixedPrecision):
 
     engine_precision = "fp16"
 
-    def __init__(self, log_num_zeros_in_grad=False, initial_scale=2**32, growth_factor=2, backoff_factor=0.5, growth_interval=1000, hysteresis=2,
-                 max_scale=2**32, verbose=False):
+    def __init__(self, log_num_zeros_in_grad=False, initial_scale=2**32, growth_factor=2, backoff_factor=0.5, hysteresis=2, max_scale=2**32,
+                 verbose=False, growth_interval=1000):
         self.scale = {"scale": initial_scale, "growth": growth_factor, "backoff": backoff_factor, "interval": growth_interval, "hysteresis": hysteresis,
                       "largest": max_scale}
 

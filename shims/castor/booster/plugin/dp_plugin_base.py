@@ -3,7 +3,7 @@ import contextlib
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ...accelerator import get_accelerator
@@ -72,6 +72,9 @@ class DPPluginBase(Plugin):
             seed: of the shuffling, and of the random numbers of workers, each of which gets numbers of its own.
             distributed_sampler_cls: instead of PyTorch's DistributedSampler.
             kwargs: DataLoader's."""
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(f"castor: prepare_dataloader() of {type(dataset).__name__}, an IterableDataset, of which a rank cannot pick its part: let its "
+                             "__iter__ yield every plugin.dp_size-th item from its rank in plugin.dp_group on, and give it to torch.utils.data.DataLoader")
         sampler = (distributed_sampler_cls or DistributedSampler)(dataset, num_replicas=self.dp_size, rank=self._data_rank(), shuffle=shuffle,
                                                                  **({"seed": seed} if distributed_sampler_cls is None else {}))
         kwargs.setdefault("worker_init_fn", _Seeded(seed + self._data_rank() * num_workers))
