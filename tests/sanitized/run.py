@@ -5,6 +5,7 @@
 `make SAN=address,undefined` builds it. Needs torch (the interpreter that runs this has it). NAMEs select tests whose id contains
 one of them. The last line is `N passed, N failed`.
 """
+import json
 import os
 import re
 import subprocess
@@ -37,26 +38,53 @@ def runtime():
 
 
 class SanitizedTest(unittest.TestCase):
-    def check(self, *command, under=(), plugin="gemini", settings=()):
+    def check(self, *command, **how):
         """The script ends well, and prints losses."""
-        for setting in settings:
-            under = (*under, "--set", setting)
-        environment = dict(runner.environment("ASAN_", "UBSAN_"), LD_PRELOAD=runtime(), **OPTIONS)
         with tempfile.TemporaryDirectory(prefix="castor-sanitized-") as folder:
-            done = subprocess.run([CASTOR, "run", "--plugin", plugin, *under, "--", *command, "--out", "out"], env=environment, cwd=folder,
-                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertNotRegex(done.stderr, r"runtime error|AddressSanitizer")
+            done = self.start(folder, *command, "--out", "out", **how)
         self.assertGreater(len(re.findall(r"^(?:step \d+ )?loss \S+", done.stdout, re.MULTILINE)), 3, done.stderr)
 
-    def script(self, name, ranks=0):
-        return [*(runner.ranks(ranks) if ranks else [sys.executable]), os.path.join(ROOT, "tests", "scripts", name)]
+    def check_found(self, *command, **how):
+        """The script of the suite `explicit` ends well, and finds that everything is as it should be."""
+        with tempfile.TemporaryDirectory(prefix="castor-sanitized-") as folder:
+            self.start(folder, *command, **how)
+            with open(os.path.join(folder, "found-0.json")) as file:
+                found = json.load(file)
+        self.assertEqual([name for name, value in found.items() if not value], [])
+        self.assertGreater(len(found), 20)
+
+    def start(self, folder, *command, under=(), plugin="gemini", settings=()):
+        for setting in settings:
+            under = (*under, "--set", setting)
+        environment = dict(runner.environment("ASAN_", "UBSAN_"), LD_PRELOAD=runtime(), EXPLICIT_TEST_FOUND=folder, **OPTIONS)
+        done = subprocess.run([CASTOR, "run", "--plugin", plugin, *under, "--", *command], env=environment, cwd=folder,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotRegex(done.stderr, r"runtime error|AddressSanitizer")
+        return done
+
+    def script(self, name, ranks=0, suite="scripts"):
+        return [*(runner.ranks(ranks) if ranks else [sys.executable]), os.path.join(ROOT, "tests", suite, name)]
+
+    def explicit(self, name, ranks=0):
+        return self.script(name, ranks, "explicit")
 
     def test_ranks_under_a_budget(self):
         self.check(*self.script("gpt_ddp.py", 2), settings=BUDGET)
 
     def test_ranks_of_one_process(self):
         self.check(*self.script("gpt.py"), under=("--nproc", "2"), plugin="zero2")
+
+    def test_saves_in_the_background(self):
+        self.check_found(*self.explicit("checkpoint_writer_rank.py"), plugin="none", settings=("CASTOR_CHECKPOINT=async",))
+
+    @runner.long
+    def test_saves_with_forks_and_errors(self):
+        self.check_found(*self.explicit("checkpoint_saving.py"), plugin="none", settings=("CASTOR_CHECKPOINT=async",))
+
+    @runner.long
+    def test_saves_of_two_ranks(self):
+        self.check_found(*self.explicit("checkpoint_writer_rank.py", 2), settings=("CASTOR_CHECKPOINT=async",))
 
     @runner.long
     def test_optimizers_on_disk(self):
