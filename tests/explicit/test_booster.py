@@ -132,7 +132,7 @@ class Table(Beside):
             self.beside(("ddp", "zero1", "zero2", "gemini"), ranks, CASES, on_devices=True)
         # There every rank must take part in forward passes; and a rank's buffers are rank 0's, which fully_shard leaves as they are.
         self.beside(("fsdp",), 2, [case for case in CASES if not {"alone", "batchnorm"} & set(case.split("+"))], on_devices=True, by="plain-fsdp")
-        self.close("hybrid-1", 2, [case for case in CASES if "compiled" not in case and "alone" not in case], 2, "plain-autocast", on_devices=True)
+        self.close("hybrid-1", 2, [case for case in CASES if case not in HALF and "compiled" not in case and "alone" not in case], 2, on_devices=True)
         self.close("hybrid-2", 2, OF_WHOLE_BATCHES, 1, on_devices=True)
 
 

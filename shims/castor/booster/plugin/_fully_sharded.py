@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ...agent import starting
 from ...agent.fsdp import homes
 from ...interface import ModelWrapper, OptimizerWrapper
-from ...utils.optimizer_wrapper import clip_by_norm
 
 _BUCKET = 64 << 20  # bytes that one message has when values are sent
 
@@ -150,27 +149,50 @@ class FullyShardedOptimizer(OptimizerWrapper):
                           "are whole on each rank, and the optimizer steps one parameter at a time")
             group.update({name: False for name in ("foreach", "fused") if name in group})
 
+    def _check_frozen(self):
+        """The gradients of parameters that are unfrozen later are averaged, too."""
+
     def add_param_group(self, param_group):
         result = super().add_param_group(param_group)
         self._enter(self.unwrap().param_groups[-1])
         return result
 
+    def _gradients(self):
+        return [p.grad for p in self.parameters if p.grad is not None]
+
     def clip_grad_by_value(self, clip_value, *args, **kwargs):
-        parts = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in self.parameters() if p.grad is not None]
-        for part in parts:
+        for part in map(_local, self._gradients()):
             part.clamp_(-clip_value, clip_value)
 
+    def _total_norm(self, norm_type):
+        norms = []
+        for is_divided in (True, False):
+            some = [g for g in self._gradients() if isinstance(g, DTensor) is is_divided]
+            if some:
+                norm = torch.nn.utils.get_total_norm(some, norm_type)
+                norms.append(norm.full_tensor() if is_divided else norm)
+        if len(norms) < 2:
+            return norms[0] if norms else torch.zeros(())
+        return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
+
     def _clip(self, max_norm, norm_type, error_if_nonfinite, *args, **kwargs):
-        parameters = [p for p in self.parameters() if p.grad is not None]
-        if not all(isinstance(p, DTensor) for p in parameters):
-            return clip_by_norm(parameters, max_norm, norm_type)
-        norm = super()._clip(max_norm, norm_type, error_if_nonfinite, *args, **kwargs)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = self._total_norm(norm_type)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"castor: the norm of the gradients is {norm.item()}, so that they cannot be clipped")
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for part in map(_local, self._gradients()):
+            part.mul_(scale.to(part.device))
+        return norm
 
     def get_grad_norm(self, norm_type=2.0, **kwargs):
-        if self._norm is None and any(p.grad is not None for p in self.parameters()):
-            return float(clip_by_norm(self.parameters(), float("inf"), norm_type))
+        if self._norm is None and self._gradients():
+            return float(self._total_norm(norm_type))
         return super().get_grad_norm(norm_type, **kwargs)
+
+
+def _local(gradient):
+    """The memory of this rank's part."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _part(value, parameter):
