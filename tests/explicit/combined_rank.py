@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 import booster_rank
 from booster_rank import STEPS, batch, bits, states, whole
-from found import end, found
+from found import end, found, raised
 
 
 class Reference(booster_rank.Plain):
@@ -121,6 +121,9 @@ class Reference(booster_rank.Plain):
     def save_in_the_middle(self, ranks):
         return True
 
+    def refuses_to_step(self):
+        return True
+
 
 class Boosted(booster_rank.Boosted):
     def __init__(self, name, words, device):
@@ -173,6 +176,9 @@ class Boosted(booster_rank.Boosted):
         dist.barrier()
         saved = torch.load(path, weights_only=True)
         return all(torch.equal(saved[key].to(value.dtype), value) for key, value in mine.items())
+
+    def refuses_to_step(self):
+        return "another optimizer's loss, with another loss scale" in raised(RuntimeError, self.optimizer.step)
 
 
 def _folder():
@@ -269,12 +275,14 @@ def pair(one, two, words):
         x, y = data(step, one)
         two.zero_grad()
         real, made = two.call(y).mean(), two.call(one.call(x).detach()).mean()
-        two.backward(made - real)
+        two.backward((made - real) * (float("inf") if "overflow" in words and step == 1 and dist.get_rank() == 1 else 1.0))
         two.before_step()
         two.step()
         one.zero_grad()
         loss = -two.call(one.call(x)).mean()
         one.backward(loss)
+        if "overflow" in words and step == 1:  # the scales differ now
+            seen.append(two.refuses_to_step())
         one.before_step()
         one.step()
         seen += [real.item(), made.item(), loss.item()]

@@ -47,8 +47,8 @@ class Combined(Beside):
         self.close("hybrid-1", ["adamw+fp16+thaws", "sgd+bf16+thaws", "adamw+fp16+overflow+clip", "sgd+fp16+micro", "adamw+bf16+returns"])
 
     @runner.long
-    def test_rank_0_of_replicas_saves_alone(self):
-        self.close("hybrid-replicas-1", ["adamw+middle+alone", "sgd+fp16+middle+alone", "sgd+bf16+micro+middle"])
+    def test_replicas_of_hybrid(self):
+        self.close("hybrid-replicas-1", ["adamw+middle+alone", "sgd+fp16+middle+alone", "sgd+bf16+micro+middle", "sgd+fp16+pair", "sgd+fp16+pair+overflow"])
 
     @runner.long
     def test_unfrozen_after_it_was_boosted(self):

@@ -43,6 +43,8 @@ class HybridParallelOptimizer(OptimizerWrapper):
 
     `p.grad` of a 16-bit parameter is in 16 bits, under fp16 times the loss scale; the masters' gradients, which clipping and steps use, are float."""
 
+    _running = []  # those whose backward passes run, the innermost one last
+
     def __init__(self, optim, parameters, groups, common, floats, scale, zero_stage, max_norm, bucket, communication_dtype):
         super().__init__(optim, max_norm)
         self._groups, self._bucket, self._dtype = groups, bucket, communication_dtype
@@ -62,7 +64,7 @@ class HybridParallelOptimizer(OptimizerWrapper):
         for group, row in zip(optim.param_groups, self._whole_rows):
             group["params"] = [self._masters[found[1]] for found in row if found is not None and found[1] in self._masters]
         self._sums = {}  # under stage 2: of the parameters that this replica steps
-        self._dirty, self._syncs, self._unscaled, self._in_backward = False, True, False, False
+        self._dirty, self._syncs, self._unscaled, self._foreign = False, True, False, False
         for p in self._working:
             trains = p.requires_grad
             if p.is_floating_point():
@@ -91,8 +93,10 @@ class HybridParallelOptimizer(OptimizerWrapper):
         return torch.nn.Parameter(block(value) if local else value, requires_grad=p.requires_grad)
 
     def _arrived(self, p):
-        if self._scale is not None and not self._in_backward:
-            raise RuntimeError("castor: under fp16 losses are scaled: call booster.backward(loss, optimizer) instead of loss.backward()")
+        if self._scale is not None and self not in self._running:
+            if not self._running:
+                raise RuntimeError("castor: under fp16 losses are scaled: call booster.backward(loss, optimizer) instead of loss.backward()")
+            self._foreign = self._foreign or self._running[-1].loss_scale != self.loss_scale
         self._dirty = True
         self._unscaled = False
 
@@ -121,11 +125,12 @@ class HybridParallelOptimizer(OptimizerWrapper):
     @contextlib.contextmanager
     def scaled(self):
         """Backward passes inside are of losses with the loss scale."""
-        before, self._in_backward, self._norm = self._in_backward, True, None
+        self._norm = None
+        self._running.append(self)
         try:
             yield
         finally:
-            self._in_backward = before
+            self._running.pop()
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -158,6 +163,9 @@ class HybridParallelOptimizer(OptimizerWrapper):
     def _to_masters(self):
         if self._unscaled:
             return
+        if self._foreign:
+            raise RuntimeError("castor: the gradients are in part of another optimizer's loss, with another loss scale: call zero_grad() before the "
+                               "backward of this optimizer's loss")
         self.synchronize(at_step=self._pending())
         for p, master in self._masters.items():
             gradient = self._sums.get(p) if self._zero == 2 else None if p.grad is None else block(p.grad)
@@ -308,7 +316,7 @@ class HybridParallelOptimizer(OptimizerWrapper):
                 p.grad = None if set_to_none else torch.zeros_like(p.grad)
         self._drop()
         self._sums.clear()
-        self._dirty = self._unscaled = False
+        self._dirty = self._unscaled = self._foreign = False
         self._norm = None
 
     def add_param_group(self, param_group):
