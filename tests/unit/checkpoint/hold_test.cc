@@ -104,7 +104,7 @@ TEST(Hold, ThreadsThatWriteAtRandom) {
             writers.emplace_back([&, number] {
                 std::minstd_rand random((unsigned)(round * 10 + number));
                 while (!ended)
-                    memory.data[random() % kBytes]++;
+                    __atomic_fetch_add(&memory.data[random() % kBytes], 1, __ATOMIC_RELAXED);
             });
         EXPECT_TRUE(bytes_held(h, kBytes, 100000) == expected);
         ended = true;
