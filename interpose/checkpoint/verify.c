@@ -54,8 +54,8 @@ bool verify_checksum(const char *path, uint64_t from, const void *text, size_t t
     return reading_end(&r, error, path, failed);
 }
 
-#define LOCAL_BYTES                                                                                          \
-    30 /* of a local header, without the name and the extra field behind it, whose sizes are its last words */
+/* Of a local header, without the name and the extra field behind it, whose sizes are its last words. */
+#define LOCAL_BYTES 30
 
 static int record_read(reading *r, uint64_t header, uint64_t bytes, uint32_t *crc) {
     unsigned char local[LOCAL_BYTES];
