@@ -198,6 +198,7 @@ def checkpoints(device):
     found("left", sorted(name for name in os.listdir(os.path.dirname(folder)) if "alone" in name or "castor-" in name))
     booster.save_model(model, f"{folder}-together.bin")
     found("twice", raised(ValueError, booster.boost, model))
+    found("without_gloo", raised(ValueError, TorchFSDPPlugin, process_group=dist.new_group(backend="nccl"), cpu_offload=True))
     differing = torch.nn.Linear(4, 4 + dist.get_rank())
     found("differs", raised(ValueError, booster.boost, differing))
 

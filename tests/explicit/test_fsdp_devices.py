@@ -74,6 +74,7 @@ class FsdpDevices(unittest.TestCase):
             if ranks > 2:
                 return
             self.assertIn("boosted already", found["twice"])
+            self.assertIn("cpu:gloo,cuda:nccl", found["without_gloo"])
             self.assertIn("the parameter weight is torch.float32 of shape (4, 4) on rank 0", found["differs"])
 
         self.each(look)

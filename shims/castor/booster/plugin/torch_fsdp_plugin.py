@@ -69,6 +69,9 @@ class TorchFSDPPlugin(DPPluginBase):
         self.sharding_strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
         self.cpu_offload = isinstance(cpu_offload, CPUOffload) and cpu_offload.offload_params or cpu_offload is True
         self._on_devices = self.dp_size > 1 and get_accelerator().get_current_device().type == "cuda"
+        if self._on_devices and self.cpu_offload and not _adds_on_cpus(self.dp_group):
+            raise ValueError("castor: TorchFSDPPlugin(cpu_offload=...) adds up norms in host memory, for which the process group needs gloo too: make it with "
+                             "the backend \"cpu:gloo,cuda:nccl\"")
         tell_of_meaningless(self, given, _MEANINGLESS_ON_DEVICES if self._on_devices else _MEANINGLESS)
         if not self._on_devices and sharding_strategy in _SAME:
             starting.tell(f"TorchFSDPPlugin(sharding_strategy={sharding_strategy.name}) is FULL_SHARD here: {_SAME[sharding_strategy]}")
@@ -152,6 +155,13 @@ class TorchFSDPPlugin(DPPluginBase):
 
         visit(root)
         return found
+
+
+def _adds_on_cpus(group):
+    try:
+        return group._get_backend(torch.device("cpu")) is not None
+    except RuntimeError:
+        return False
 
 
 def _policy_of(given):
