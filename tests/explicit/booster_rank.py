@@ -43,6 +43,9 @@ def build(words):
         model.last[2].weight, model.last[3].weight = model.first.weight, model.last[0].weight
     if {"frozen", "thaws"} & set(words):
         model.first.requires_grad_(False)
+    if "half" in words:
+        for p in model.parameters():
+            p.data = p.data.half().float()
     return model
 
 
@@ -236,6 +239,8 @@ class Boosted:
         torch.manual_seed(1)
         with LazyInitContext() if "lazy" in words else contextlib.nullcontext():
             model = build(words)
+        if "half" in words:
+            model = model.half()
         if "lora" in words:
             import peft
 

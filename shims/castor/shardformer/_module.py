@@ -131,11 +131,11 @@ def cast_parameters(model, dtype):
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             continue
         for name, p in module._parameters.items():
-            if p is None or not p.is_floating_point() or p.element_size() < 4:
+            if p is None or not p.is_floating_point() or p.dtype is dtype or p.element_size() < 2:
                 continue
             if id(p) not in made:
                 new = torch.nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad)
-                made[id(p)], floats[new] = (p, new), p.detach()
+                made[id(p)], floats[new] = (p, new), p.detach() if p.element_size() >= 4 else p.detach().float()
             module._parameters[name] = made[id(p)][1]
         for name, b in module._buffers.items():
             if b is not None and b.is_floating_point() and b.element_size() == 4:

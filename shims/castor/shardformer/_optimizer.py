@@ -35,7 +35,7 @@ class HybridParallelOptimizer(OptimizerWrapper):
     Args:
         parameters: {the id of a parameter of `optim`: (its name, what this rank has instead)}; those missing are on other stages.
         groups: the job's ParallelGroups. common: the ids of this rank's parameters that all stages have.
-        floats: {a 16-bit parameter: its float value}. scale: fields of castor_loss_scale; None: losses are not scaled. zero_stage: 0, 1 or 2.
+        floats: {a 16-bit parameter: its float value}; None: no masters. scale: fields of castor_loss_scale; None: losses are not scaled. zero_stage: 0, 1 or 2.
         bucket, communication_dtype: of sums over replicas.
 
     `param_groups` holds masters: float tensors of this rank's part, which share a float parameter's memory. With ZeRO each replica has those of
@@ -60,7 +60,7 @@ class HybridParallelOptimizer(OptimizerWrapper):
             core.log(1, f"HybridParallelPlugin: {type(optim).__name__} sees one stage's parameters in each process; it must not compute over all of them".encode())
         if optim.state:
             raise ValueError("castor: the optimizer has states already: boost it before its first step, and load its checkpoint afterwards")
-        self._masters = {p: self._master(p, floats.get(p), local) for p in self._working if self._owner[p] == self._replica or not self._zero}
+        self._masters = {p: self._master(p, floats, local, scale is not None) for p in self._working if self._owner[p] == self._replica or not self._zero}
         for group, row in zip(optim.param_groups, self._whole_rows):
             group["params"] = [self._masters[found[1]] for found in row if found is not None and found[1] in self._masters]
         self._sums = {}  # under stage 2: of the parameters that this replica steps
@@ -86,10 +86,12 @@ class HybridParallelOptimizer(OptimizerWrapper):
         return owner
 
     @staticmethod
-    def _master(p, value, local):
-        if value is None and (not local or not isinstance(p, DTensor)):
+    def _master(p, floats, local, scaled):
+        """A tensor of its own where gradients differ from the parameter's, in type or by the loss scale."""
+        value = p if floats is None else floats.get(p, p.float() if p.element_size() < 4 else p)
+        if value is p and not scaled and (not local or not isinstance(p, DTensor)):
             return p
-        value = p.detach() if value is None else value.detach()
+        value = value.detach()
         return torch.nn.Parameter(block(value) if local else value, requires_grad=p.requires_grad)
 
     def _arrived(self, p):

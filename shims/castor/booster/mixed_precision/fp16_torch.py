@@ -61,7 +61,7 @@ class TorchAMPOptimizer(OptimizerWrapper):
 
 
 class TorchAMPModule(ModelWrapper):
-    """A model that runs in autocast, with float outputs."""
+    """A model that runs in autocast. Its outputs have the types that autocast gives them."""
 
     def __init__(self, module, dtype=torch.float16):
         super().__init__(module)

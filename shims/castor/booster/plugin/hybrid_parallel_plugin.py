@@ -179,7 +179,7 @@ class HybridParallelPlugin(PipelinePluginBase):
         if self.pp_size > 1:
             tell_of_cache(model)
             staged = StagedModel(model, self.pp_size, self.groups.stage, self.num_model_chunks, self.num_layers_per_stage)
-        floats, dtype = {}, _DTYPES[self.precision]
+        floats, dtype = None, _DTYPES[self.precision]
         if dtype is not None:
             floats, replaced = cast_parameters(model, dtype)
             now = {key: replaced.get(id(p), p) for key, p in now.items()}
