@@ -68,8 +68,8 @@ class Suite:
                 kept = json.load(file)
         except (OSError, ValueError):
             return []
-        known = {(row.script, row.title): self.fingerprint(row) for row in table.rows()}
-        return [r for r in kept if r["passed"] and r.get("tested") == known.get((r["script"], r["case"]))]
+        rows = {(row.script, row.title): row for row in table.rows()}
+        return [r for r in kept if r["passed"] and (row := rows.get((r["script"], r["case"]))) and r.get("tested") == self.fingerprint(row.under(r["plugin"]))]
 
     @staticmethod
     def fingerprint(row):
