@@ -76,10 +76,11 @@ TARGET static uint32_t folded_add(uint32_t crc, const unsigned char *at, size_t 
     for (int i = 0; i < LANES; i++)
         lane[i] = _mm_loadu_si128(from++);
     lane[0] = _mm_xor_si128(lane[0], _mm_cvtsi32_si128((int)crc));
-    for (bytes -= FOLD_BYTES; bytes > 0; bytes -= FOLD_BYTES)
+    for (bytes -= FOLD_BYTES; bytes > 0; bytes -= FOLD_BYTES) {
 #pragma GCC unroll 4
         for (int i = 0; i < LANES; i++)
             lane[i] = fold(lane[i], BY_512_BITS, _mm_loadu_si128(from++));
+    }
 #pragma GCC unroll 4
     for (int i = 1; i < LANES; i++)
         lane[i] = fold(lane[i - 1], BY_128_BITS, lane[i]);

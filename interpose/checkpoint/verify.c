@@ -19,6 +19,7 @@ static int reading_begin(reading *r, const char *path) {
     r->buffer = mmap(NULL, STREAM_BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     r->fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat found;
+    r->size = 0;
     if (r->fd < 0 || fstat(r->fd, &found) != 0)
         return errno;
     r->size = (uint64_t)found.st_size;
