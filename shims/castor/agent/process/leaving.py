@@ -29,7 +29,7 @@ def _threads():
     return found
 
 
-def _await_idle():
+def await_idle():
     """Python's lock is free while this sleeps. So a thread that sleeps as well, and has not run since the last look, waits for
     work and not for the lock."""
     until = time.monotonic() + LONGEST_SECONDS
@@ -43,4 +43,4 @@ def _await_idle():
 
 
 def install():
-    atexit.register(_await_idle)
+    atexit.register(await_idle)

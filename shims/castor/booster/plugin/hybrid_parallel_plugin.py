@@ -199,7 +199,7 @@ class HybridParallelPlugin(PipelinePluginBase):
             wrapped._optimizer = optimizer
         stepped = set() if wrapped._optimizer is None else set(wrapped._optimizer._working)
         for name, t in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
-            if t in floats and t not in stepped:
+            if floats is not None and t in floats and t not in stepped:
                 wrapped.floats[name] = floats[t]
         return wrapped, optimizer, criterion, dataloader, lr_scheduler
 
