@@ -221,7 +221,8 @@ class Plain:
         return self.narrow if self.masters else self.model
 
     def state(self):
-        return self.model.state_dict()
+        """Float masters, and the buffers of the model that runs."""
+        return {**self.model.state_dict(), **dict(self.whole().named_buffers())}
 
 
 class Boosted:

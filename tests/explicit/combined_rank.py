@@ -50,6 +50,8 @@ class Reference(booster_rank.Plain):
 
     def call(self, x):
         if self.masters:
+            for buffer in self.narrow.buffers():  # rank 0's, as in DistributedDataParallel
+                dist.broadcast(buffer, 0)
             return self.narrow(x).float()
         with torch.autocast(self.device.type, dtype=self.half, enabled=self.autocast):
             out = self.model(x)
@@ -290,7 +292,7 @@ def pair(one, two, words):
 
 
 def report(case, run, seen):
-    model = {key: whole(value) for key, value in run.whole().state_dict().items()}
+    model = {key: whole(value) for key, value in run.state().items()}
     found(case, {"part": run.part[0], "losses": seen, "norms": [], "names": list(model), "model": bits(model.values()), "optimizer": bits(states(run.optimizer)),
                  "numbers": [float(t.double().sum()) for t in model.values()]})
 

@@ -36,7 +36,7 @@ SAME_BITS = {"none", "ddp", "zero1", "zero2", "gemini"}
 def tolerance(case, key):
     """Of sums in another order. A step of Adam has its size also where a gradient is nothing but rounding, which 16 bits have more of: its parameters
     say little then, and its norms tell a wrong scale. Numbers or losses of SGD differ by 1e-2 and more where a gradient is halved."""
-    if case not in HALF:
+    if not {"fp16", "bf16"} & set(case.split("+")):
         return 1e-5
     return 5e-2 if "adamw" in case and key == "numbers" else 2e-3
 

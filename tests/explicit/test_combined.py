@@ -48,7 +48,7 @@ class Combined(Beside):
 
     @runner.long
     def test_replicas_of_hybrid(self):
-        self.close("hybrid-replicas-1", ["adamw+middle+alone", "sgd+fp16+middle+alone", "sgd+bf16+micro+middle", "sgd+fp16+pair", "sgd+fp16+pair+overflow", "sgd+fp16+half", "adamw+fp16+batchnorm+norm"])
+        self.close("hybrid-replicas-1", ["adamw+middle+alone", "sgd+fp16+middle+alone", "sgd+bf16+micro+middle", "sgd+fp16+pair", "sgd+fp16+pair+overflow", "sgd+fp16+half", "sgd+fp16+batchnorm+norm"])
 
     @runner.long
     def test_unfrozen_after_it_was_boosted(self):
