@@ -14,9 +14,14 @@ def peak(samples):
     return statistics.median(s["peak"] for s in samples) / (1 << 20)
 
 
-def held_up(sample, base):
-    """Seconds by which the training took longer than without a save in the same round: the call, and the steps after it."""
-    return sample["call"] + sum(sample["steps"][SAVED_AT:]) - sum(base["steps"][SAVED_AT:])
+def held_up(sample):
+    """Seconds by which a save held training up: the call, and what the steps until it was on disk took above the median of the others."""
+    steps, passed, last = sample["steps"], sample["call"], SAVED_AT
+    while last < len(steps) and (last == SAVED_AT or passed < sample["done"]):
+        passed += steps[last]
+        last += 1
+    usual = statistics.median(steps[1:SAVED_AT] + steps[last:])
+    return sample["call"] + sum(steps[SAVED_AT:last]) - (last - SAVED_AT) * usual
 
 
 def markdown(results):
@@ -30,17 +35,16 @@ def markdown(results):
         lines.append("")
     lines += ["| asynchronous | call, ms | x DCP | training held up in all, ms | x DCP | next step, ms | on disk after, s | copied, MiB | most memory, MiB |",
               "| --- | --: | --: | --: | --: | --: | --: | --: | --: |"]
-    base, peer = results["async"][BASE], results["async"][PEER]
-    median = statistics.median
+    peer, median = results["async"][PEER], statistics.median
+    peers = median(map(held_up, peer))
     for name, samples in results["async"].items():
-        ups = [held_up(s, b) for s, b in zip(samples, base)]
-        peers = [held_up(s, b) for s, b in zip(peer, base)]
+        ups = median(map(held_up, samples))
         cells = [1e3 * median(s["steps"][SAVED_AT] for s in samples), peak(samples)]
         if name == BASE:
-            lines.append(f"| {name} | | | | | {cells[0]:.0f} | | | {cells[1]:.0f} |")
+            lines.append(f"| {name} | | | {1e3 * ups:.0f} | | {cells[0]:.0f} | | | {cells[1]:.0f} |")
             continue
         call, to_call = 1e3 * median(s["call"] for s in samples), median(s["call"] / p["call"] for s, p in zip(samples, peer))
         done, copied = median(s["done"] for s in samples), median(s["copied"] for s in samples) / (1 << 20)
-        lines.append(f"| {name} | {call:.1f} | {to_call:.3f} | {1e3 * median(ups):.0f} | {median(ups) / median(peers):.2f} | {cells[0]:.0f} | "
+        lines.append(f"| {name} | {call:.1f} | {to_call:.3f} | {1e3 * ups:.0f} | {ups / peers:.2f} | {cells[0]:.0f} | "
                      f"{done:.2f} | {copied:.0f} | {cells[1]:.0f} |")
     return "\n".join(lines)
