@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import unittest
 
 import runner
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(os.path.dirname(FOLDER), "sim"))
+import simulated  # noqa: E402
+
 LIMIT_S = 240  # of one job; reached only by a failure
 
 # How a job is started: by itself, without the library; observed only, so that PyTorch is as it is; with the node store.
@@ -35,6 +39,21 @@ def need(test, *packages):
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         test.skipTest(f"this Python has no {', '.join(missing)}")
+
+
+def need_devices(whole=True):
+    """Leaves a test, or a class's, out where no devices can be simulated; `whole`: with numbers and NCCL."""
+    why = simulated.left_out(whole=whole)
+    if why:
+        raise unittest.SkipTest(why)
+    why = simulated.make(sys.executable)
+    if why:
+        raise AssertionError(why)
+
+
+def devices(count, memory="1G", numbers=True):
+    """The environment of a job with simulated devices."""
+    return simulated.environment(devices=count, memory=memory, numbers=numbers, base=runner.environment())
 
 
 def start(command, how, *, nproc=None, cwd=None, **more):

@@ -1,15 +1,10 @@
 """Training with a Booster beside the same in plain PyTorch: every plugin with every feature; and what a Booster refuses."""
-import os
 import socket
-import sys
 import tempfile
 import unittest
 
 import jobs
 import runner
-
-sys.path.append(os.path.join(os.path.dirname(jobs.FOLDER), "sim"))
-import simulated  # noqa: E402
 
 # feature: cases of booster_rank.py
 FEATURES = {
@@ -47,21 +42,8 @@ def alone():
         return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
 
 
-def on_simulated(devices):
-    """The environment of a job with simulated devices."""
-    return simulated.environment(devices=devices, memory="1G", numbers=True, base=runner.environment())
-
-
 class Beside(unittest.TestCase):
     maxDiff = None
-
-    def need_devices(self):
-        why = simulated.left_out(whole=True)
-        if why:
-            self.skipTest(why)
-        why = simulated.make(sys.executable)
-        if why:
-            raise AssertionError(why)
 
     def near(self, ours, theirs, case, name):
         self.assertEqual(ours["names"], theirs["names"], name)
@@ -75,7 +57,7 @@ class Table(Beside):
     @staticmethod
     def trained(plugin, ranks, cases, on_devices=False):
         """What the ranks found with a plugin's name, or with one of plain PyTorch's."""
-        more = on_simulated(ranks) if on_devices else {}
+        more = jobs.devices(ranks) if on_devices else {}
         how = jobs.ALONE if plugin.startswith("plain") and not on_devices else jobs.NONE
         return jobs.job("booster_rank.py", ranks, how, plugin, *cases, **(alone() if ranks == 1 else {}), **more)
 
@@ -85,7 +67,9 @@ class Table(Beside):
         for plugin in plugins:
             autocasts = plugin in ("ddp", "none") or on_devices and ranks > 1
             plain = by or ("plain-autocast" if autocasts else "plain")
-            theirs = made[plain] if plain in made else made.setdefault(plain, self.trained(plain, ranks, cases, on_devices))
+            if plain not in made:
+                made[plain] = self.trained(plain, ranks, cases, on_devices)
+            theirs = made[plain]
             ours = self.trained(plugin, ranks, cases, on_devices)
             for rank in range(ranks):
                 for case in cases:
@@ -122,12 +106,12 @@ class Table(Beside):
         self.beside(("none",), 1, CASES)
 
     def test_on_a_simulated_device(self):
-        self.need_devices()
+        jobs.need_devices()
         self.beside(("gemini",), 1, SHORT, on_devices=True)
 
     @runner.long
     def test_on_simulated_devices(self):
-        self.need_devices()
+        jobs.need_devices()
         for ranks in (1, 2):
             self.beside(("ddp", "zero1", "zero2", "gemini"), ranks, CASES, on_devices=True)
         # There every rank must take part in forward passes; and a rank's buffers are rank 0's, which fully_shard leaves as they are.
@@ -147,7 +131,7 @@ class Resumed(Beside):
         with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
             jobs.job("booster_rank.py", ranks_first, jobs.NONE, first, "save", folder, *cases, **(alone() if ranks_first == 1 else {}))
             went_on = jobs.job("booster_rank.py", ranks_second, jobs.NONE, second, "load", folder, *cases, **(alone() if ranks_second == 1 else {}),
-                               **(on_simulated(ranks_second) if on_devices else {}))
+                               **(jobs.devices(ranks_second) if on_devices else {}))
         for ours in went_on:
             for case in cases:
                 name = f"{case}: {first} on {ranks_first}, then {second} on {ranks_second}"
@@ -175,7 +159,7 @@ class Resumed(Beside):
 
     @runner.long  # test_under_another_plugin, test_fsdp_devices
     def test_on_simulated_devices(self):
-        self.need_devices()
+        jobs.need_devices()
         for first, ranks_first, second, ranks_second in (("gemini", 2, "fsdp", 2), ("fsdp", 2, "gemini", 1), ("zero2", 1, "zero1", 2), ("ddp", 2, "hybrid-2", 2)):
             self.check(first, ranks_first, second, ranks_second, GOES_ON[:4], on_devices=True)
 

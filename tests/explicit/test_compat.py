@@ -2,16 +2,12 @@
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import textwrap
 import unittest
 
 import jobs
 import runner
-
-sys.path.append(os.path.join(os.path.dirname(jobs.FOLDER), "sim"))
-import simulated  # noqa: E402
 
 
 class Compat(unittest.TestCase):
@@ -247,18 +243,13 @@ class WithoutGpu(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr.count(line), done.stderr.index(line) > done.stderr.index("now")), (0, 1, True), done.stderr)
 
     def test_with_a_gpu_nothing_is_replaced(self):
-        why = simulated.left_out()
-        if why:
-            self.skipTest(why)
-        why = simulated.make(sys.executable)
-        if why:
-            self.fail(why)
+        jobs.need_devices(whole=False)
         code = """
             import torch
             print(torch.cuda.is_available(), repr(torch.device("cuda", 1)), torch.ones(2, device="cuda:1").device, torch.ones(2).cuda().device, torch.ones(2).to(1).device)
             print([f.__module__ for f in (torch.cuda.synchronize, torch.cuda.Event)], "cuda" in vars(torch.Tensor), "castor" in torch.autocast.__init__.__module__)
         """
-        environment = simulated.environment(devices=2, memory="1G", base=runner.environment())
+        environment = jobs.devices(2, numbers=False)
         done = jobs.start(["-c", textwrap.dedent(code)], jobs.NONE, **dict(environment, CASTOR_COMPAT="1"))
         self.assertEqual(done.stdout.splitlines(), [
             "True device(type='cuda', index=1) cuda:1 cuda:0 cuda:1", "['torch.cuda', 'torch.cuda.streams'] False False"], done.stderr)

@@ -1,13 +1,8 @@
 """TorchFSDPPlugin over NCCL, on simulated devices with numbers."""
-import os
-import sys
 import unittest
 
 import jobs
 import runner
-
-sys.path.append(os.path.join(os.path.dirname(jobs.FOLDER), "sim"))
-import simulated  # noqa: E402
 
 IS_LONG = runner.LENGTH == "all"
 RANKS = (2, 4) if IS_LONG else (2,)
@@ -17,15 +12,10 @@ LIMIT = 1e-5  # norms of parts are added in another order, and so are four ranks
 
 class FsdpDevices(unittest.TestCase):
     def each(self, look):
-        why = simulated.left_out(whole=True)
-        if why:
-            self.skipTest(why)
-        why = simulated.make(sys.executable)
-        if why:
-            raise AssertionError(why)
+        jobs.need_devices()
         for ranks in RANKS:
             # Memory: what plain PyTorch's training of the model of memory() overflows. Small workspaces, which count as well.
-            environment = simulated.environment(devices=ranks, memory="176M", numbers=True, base=runner.environment())
+            environment = jobs.devices(ranks, "176M")
             more = {"CASTOR_TIMEOUT": "4", "LOCAL_WORLD_SIZE": "2", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
             for rank, found in enumerate(jobs.once("fsdp_devices_rank.py", ranks, jobs.NONE, *KINDS, **{**environment, **more})):
                 with self.subTest(ranks=ranks, rank=rank):

@@ -3,15 +3,10 @@
 Models are in double precision, so that what is compared is what was computed and not how it was rounded (near 1e-9); where transformers computes
 parts in float, near 1e-6; cases in float, near 1e-5 (hybrid_rank.py says why). 16 bits are beside float: a step is compared to a tenth."""
 import json
-import os
-import sys
 import unittest
 
 import jobs
 import runner
-
-sys.path.append(os.path.join(os.path.dirname(jobs.FOLDER), "sim"))
-import simulated  # noqa: E402
 
 ZERO1, ZERO2 = {"zero_stage": 1}, {"zero_stage": 2}
 TENSOR, STAGES = {"tp": 2}, {"pp": 2}
@@ -81,12 +76,9 @@ class BesidePlain(unittest.TestCase):
     @runner.long
     def test_on_devices(self):
         """Over NCCL's functions; schedules with tags are gloo's."""
-        if why := simulated.left_out(whole=True):
-            self.skipTest(why)
-        if why := simulated.make(sys.executable):
-            raise AssertionError(why)
+        jobs.need_devices()
         cases = {name: case for name, case in SHORT.items() if case is not INTERLEAVED and "precision" not in case}
-        self.equal(2, cases, simulated.environment(devices=2, memory="1G", numbers=True, base=runner.environment()))
+        self.equal(2, cases, jobs.devices(2))
 
     @runner.long
     def test_tensor_parallel(self):

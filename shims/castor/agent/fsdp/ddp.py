@@ -75,7 +75,7 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     if reason is not None:
         core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
         return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more)
-    blocks = homes.find_blocks(ddp.module) if _thread.blocks is None else homes.separate(ddp.module, _thread.blocks(ddp.module))
+    blocks = homes.find_blocks(ddp.module, _thread.blocks)
     model = homes.Model(ddp.module, process_group, ddp.parameters_to_ignore, blocks, _thread.policy)
     model.number = next(_numbers)
     tell(model.world, len(model.states) - 1)

@@ -297,8 +297,11 @@ class _Stateless:
         return state
 
 
-def find_blocks(module):
-    """The children of the longest ModuleList or Sequential whose children are of one class."""
+def find_blocks(module, chosen=None):
+    """The modules that are sharded by themselves: those which `chosen` lists, a function of the module; None: the children of the longest
+    ModuleList or Sequential whose children are of one class."""
+    if chosen is not None:
+        return separate(module, chosen(module))
     lists = [list(m.children()) for m in module.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))]
     alike = [c for c in lists if len(c) > 1 and len({type(x) for x in c}) == 1 and all(any(True for _ in x.parameters()) for x in c)]
     return separate(module, list(dict.fromkeys(max(alike, key=len))) if alike else [])

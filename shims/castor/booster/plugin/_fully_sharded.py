@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ...agent import starting
 from ...agent.fsdp import homes
 from ...interface import ModelWrapper, OptimizerWrapper
+from ...shardformer._gradients import block
 
 _BUCKET = 64 << 20  # bytes that one message has when values are sent
 
@@ -161,7 +162,7 @@ class FullyShardedOptimizer(OptimizerWrapper):
         return [p.grad for p in self.parameters if p.grad is not None]
 
     def clip_grad_by_value(self, clip_value, *args, **kwargs):
-        for part in map(_local, self._gradients()):
+        for part in map(block, self._gradients()):
             part.clamp_(-clip_value, clip_value)
 
     def _total_norm(self, norm_type):
@@ -180,7 +181,7 @@ class FullyShardedOptimizer(OptimizerWrapper):
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"castor: the norm of the gradients is {norm.item()}, so that they cannot be clipped")
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for part in map(_local, self._gradients()):
+        for part in map(block, self._gradients()):
             part.mul_(scale.to(part.device))
         return norm
 
@@ -188,11 +189,6 @@ class FullyShardedOptimizer(OptimizerWrapper):
         if self._norm is None and self._gradients():
             return float(self._total_norm(norm_type))
         return super().get_grad_norm(norm_type, **kwargs)
-
-
-def _local(gradient):
-    """The memory of this rank's part."""
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _part(value, parameter):

@@ -7,10 +7,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ...accelerator import get_accelerator
-from ...agent import core, starting
+from ...agent import starting
 from ...interface import ModelWrapper, OptimizerWrapper
 from ...utils import set_seed
-from .plugin_base import Plugin
+from .plugin_base import Plugin, refuse_boosted
 
 __all__ = ["DPPluginBase"]
 
@@ -91,8 +91,7 @@ class DPPluginBase(Plugin):
 
     def _wrap_model(self, model, **kwargs):
         """The model on this rank's device, in DistributedDataParallel where there are several ranks and something to train."""
-        if isinstance(model, ModelWrapper):
-            raise ValueError("castor: this model was boosted already: boost each model once")
+        refuse_boosted(model)
         model = self._to_device(model)
         module = model
         if self.world_size > 1 and any(p.requires_grad for p in model.parameters()):

@@ -8,14 +8,14 @@ import torch.distributed as dist
 from ...agent import core, starting
 from ...cluster.groups import require
 from ...engine import _agreement, _groups
-from ...interface import ModelWrapper, OptimizerWrapper
+from ...interface import OptimizerWrapper
 from ...shardformer import _plan
 from ...shardformer._module import HybridParallelModule, cast_parameters, tell_of_cache
 from ...shardformer._optimizer import HybridParallelOptimizer
 from ...shardformer._pipeline import STYLES, StageManager, execute, make_schedule
 from ...shardformer._stages import StagedModel
 from ._engine_plugin import scale_of
-from .plugin_base import tell_of_meaningless
+from .plugin_base import refuse_boosted, tell_of_meaningless
 from .pp_plugin_base import PipelinePluginBase
 
 __all__ = ["HybridParallelPlugin"]
@@ -159,8 +159,7 @@ class HybridParallelPlugin(PipelinePluginBase):
     # ---- models
 
     def configure(self, model, optimizer=None, criterion=None, dataloader=None, lr_scheduler=None):
-        if isinstance(model, ModelWrapper):
-            raise ValueError("castor: this model was boosted already: boost each model once")
+        refuse_boosted(model)
         shapes = repr([(name, tuple(t.shape), str(t.dtype)) for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)])
         self._same_on_all({"the model": f"{type(model).__name__} {zlib.crc32(shapes.encode()):x}"}, "boost a model")
         model = self._to_device(model)

@@ -6,8 +6,9 @@ from ...agent import core
 core.require()
 
 from ...agent import starting  # noqa: E402 - needs the core
+from ...interface import ModelWrapper  # noqa: E402
 
-__all__ = ["Plugin", "tell_of_meaningless"]
+__all__ = ["Plugin", "refuse_boosted", "tell_of_meaningless"]
 
 
 class Plugin(abc.ABC):
@@ -61,6 +62,12 @@ class Plugin(abc.ABC):
     def prepare_dataloader(self, dataset, batch_size, shuffle=False, seed=1024, drop_last=False, pin_memory=False, num_workers=0,
                            distributed_sampler_cls=None, **kwargs):
         """A DataLoader that gives each data-parallel rank its part of the data set."""
+
+
+def refuse_boosted(model):
+    """ValueError: the model is one that boost() returned."""
+    if isinstance(model, ModelWrapper):
+        raise ValueError("castor: this model was boosted already: boost each model once")
 
 
 def tell_of_meaningless(plugin, given, reasons):

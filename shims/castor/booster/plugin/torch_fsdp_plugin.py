@@ -5,9 +5,9 @@ from torch.distributed.fsdp import CPUOffload, MixedPrecision, MixedPrecisionPol
 
 from ...accelerator import get_accelerator
 from ...agent import starting
-from ...interface import ModelWrapper, OptimizerWrapper
+from ...interface import OptimizerWrapper
 from .dp_plugin_base import DPPluginBase
-from .plugin_base import tell_of_meaningless
+from .plugin_base import refuse_boosted, tell_of_meaningless
 
 __all__ = ["TorchFSDPPlugin"]
 
@@ -109,10 +109,9 @@ class TorchFSDPPlugin(DPPluginBase):
         from ...agent.fsdp import ddp, homes
         from ._fully_sharded import FullyShardedModel, FullyShardedOptimizer
 
-        if isinstance(model, ModelWrapper):
-            raise ValueError("castor: this model was boosted already: boost each model once")
+        refuse_boosted(model)
         inner = getattr(model, "_orig_mod", model)
-        blocks = homes.separate(inner, self._blocks(inner)) if self.auto_wrap_policy else homes.find_blocks(inner)
+        blocks = homes.find_blocks(inner, self.auto_wrap_policy and self._blocks)
         strategy = self.sharding_strategy.name
         wrapped = FullyShardedModel(model, blocks, self.dp_group, get_accelerator().get_current_device(), "HYBRID" in strategy, self.policy,
                                     strategy in ("FULL_SHARD", "HYBRID_SHARD"), self.cpu_offload, self._ignored())
