@@ -6,7 +6,7 @@
 #include "hooks/table/wrapper.h"
 #include "shims/torch/device.h"
 #include "shims/torch/stable.h"
-#include "trace/trace.h"
+#include "trace/sampled.h"
 
 #define CUDA_RUNTIME_LIBRARY "libcudart.so"
 #define CUDA_DRIVER_LIBRARY  "libcuda.so"
@@ -117,6 +117,8 @@ const char *hooks_operation_name(hook_id id) {
 
 static void name_row(hook_id id) {
     trace_name_set(TRACE_CALL, id, hook_table[id].name);
+    if (id == HOOK_POSIX_MEMALIGN)
+        sampled_name(SAMPLED_POSIX_MEMALIGN, hook_table[id].name);
     hook_layer layer = hook_table[id].layer;
     if (layer == HOOK_LAYER_GLOO || layer == HOOK_LAYER_C10D_NCCL)
         trace_name_set(TRACE_COLLECTIVE, id, hooks_operation_name(id));

@@ -49,14 +49,17 @@ static void write_names(const report_counters *a, const report_counters *b, cons
                                      "time B", "B/A", "mean A", "mean B", "B/A"}};
     static const report_counter nothing;
     char name[256];
+    bool estimated = false;
     for (size_t i = 0; i < count && i < NAMES_SHOWN; i++) {
         const report_counter *in_a = names[i].a == NULL ? &nothing : names[i].a,
                              *in_b = names[i].b == NULL ? &nothing : names[i].b;
         double seconds_a = (double)in_a->ns / 1e9, seconds_b = (double)in_b->ns / 1e9;
         double mean_a = in_a->count == 0 ? 0 : seconds_a / (double)in_a->count,
                mean_b = in_b->count == 0 ? 0 : seconds_b / (double)in_b->count;
+        bool about = in_a->estimated || in_b->estimated;
+        estimated |= about;
         report_shorten_symbol(name, sizeof name, names[i].name);
-        text_table_add(&table, "%s", name);
+        text_table_add(&table, "%s%s", name, about ? " ~" : "");
         add_figure(&table, COMPARE_COUNT, (double)in_a->count);
         add_figure(&table, COMPARE_COUNT, (double)in_b->count);
         add_ratio(&table, (double)in_a->count, (double)in_b->count);
@@ -71,6 +74,8 @@ static void write_names(const report_counters *a, const report_counters *b, cons
     }
     fprintf(out, "\n%s\n", title);
     text_table_print(&table, out, 2);
+    if (estimated)
+        fprintf(out, "  ~ estimated times: short calls are timed by sample\n");
     if (count > NAMES_SHOWN)
         fprintf(out, "  and %zu more (--format json has all)\n", count - NAMES_SHOWN);
     free(names);
@@ -143,6 +148,8 @@ static void write_names_json(json_writer *json, const char *key, const report_co
             write_pair(json, "count", (double)in_a->count, (double)in_b->count);
             write_pair(json, "bytes", (double)in_a->bytes, (double)in_b->bytes);
             write_pair(json, "seconds", (double)in_a->ns / 1e9, (double)in_b->ns / 1e9);
+            if (in_a->estimated || in_b->estimated)
+                json_bool(json, "estimated", true);
             json_object_end(json);
         }
     json_object_end(json);

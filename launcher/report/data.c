@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include "launcher/common/array.h"
 #include "launcher/common/suffix.h"
+#include "launcher/common/text_table.h"
 #include "collectives.h"
 #include "pipeline.h"
 
@@ -48,7 +49,7 @@ __attribute__((format(printf, 2, 3))) static bool add_problem(report *report, co
 }
 
 static bool add_counter(report_counters *counters, const char *name, const trace_counter *value,
-                        uint64_t max_ns) {
+                        uint64_t max_ns, bool estimated) {
     for (size_t i = 0; i < counters->count; i++) {
         report_counter *row = &counters->rows[i];
         if (strcmp(row->name, name) == 0) {
@@ -56,6 +57,7 @@ static bool add_counter(report_counters *counters, const char *name, const trace
             row->bytes += value->bytes;
             row->ns += value->ns;
             row->max_ns = max_ns > row->max_ns ? max_ns : row->max_ns;
+            row->estimated |= estimated;
             return true;
         }
     }
@@ -64,7 +66,8 @@ static bool add_counter(report_counters *counters, const char *name, const trace
     char *copy = strdup(name);
     if (copy == NULL)
         return false;
-    counters->rows[counters->count++] = (report_counter){copy, value->count, value->bytes, value->ns, max_ns};
+    counters->rows[counters->count++] =
+        (report_counter){copy, value->count, value->bytes, value->ns, max_ns, estimated};
     return true;
 }
 
@@ -244,12 +247,30 @@ static bool read_files(report *report, DIR *directory, const char *suffix,
 
 /* ---- what they say ---- */
 
+/* Adds the time of the calls that were timed by sample (trace/sampled.h). False: there are none. */
+static bool add_sampled(const trace_counters *source, const char *name, trace_counter *call) {
+    for (uint32_t id = 0; id < trace_slot_ids(TRACE_SAMPLE); id++) {
+        const trace_counter *sample = &source->counters[trace_slot(TRACE_SAMPLE, id)];
+        uint64_t timed = source->counters[trace_slot(TRACE_TIMED, id)].count;
+        const char *of = trace_read_name(source, TRACE_SAMPLE, id);
+        if (sample->count == 0 || of == NULL || strcmp(of, name) != 0 || call->count <= timed)
+            continue;
+        call->ns += text_whole((double)sample->ns / (double)sample->count * (double)(call->count - timed));
+        return true;
+    }
+    return false;
+}
+
 static bool add_named(report_counters *counters, const report_process *process, uint32_t kind, uint32_t id,
                       const trace_counter *value, bool timed) {
+    if (value->count == 0)
+        return true;
     char fallback[32];
-    return value->count == 0 ||
-           add_counter(counters, report_id_name(process->counters, kind, id, fallback), value,
-                       timed && process->call_max_ns != NULL ? process->call_max_ns[id] : 0);
+    const char *name = report_id_name(process->counters, kind, id, fallback);
+    trace_counter sum = *value;
+    bool estimated = kind == TRACE_CALL && add_sampled(process->counters, name, &sum);
+    return add_counter(counters, name, &sum,
+                       timed && process->call_max_ns != NULL ? process->call_max_ns[id] : 0, estimated);
 }
 
 static bool add_process_counters(report *report, const report_process *process) {

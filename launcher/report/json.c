@@ -12,6 +12,8 @@ static void write_counters(json_writer *json, const char *key, const report_coun
         json_number(json, "seconds", (double)counters->rows[i].ns / 1e9);
         if (counters->rows[i].max_ns > 0)
             json_number(json, "max_seconds", (double)counters->rows[i].max_ns / 1e9);
+        if (counters->rows[i].estimated)
+            json_bool(json, "estimated", true);
         json_object_end(json);
     }
     json_object_end(json);

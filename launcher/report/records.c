@@ -122,6 +122,8 @@ static int compare_slow(const void *left, const void *right) {
 static void take_slow(report *report, const report_process *process, const trace_record *record,
                       uint64_t ns) {
     bool full = report->slow_count == REPORT_SLOW_MAX;
+    if (ns < REPORT_SLOW_NS)
+        return;
     if (full && ns <= report->slow[0].ns)
         return;
     report_slow row = {process,          record->kind, record->id,   record->thread,

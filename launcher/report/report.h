@@ -27,6 +27,7 @@ typedef struct report_counter {
     char *name;
     uint64_t count, bytes, ns;
     uint64_t max_ns; /* of the records kept; 0: unknown */
+    bool estimated;  /* some calls were timed by sample: ns is an estimate, and max_ns that of the others */
 } report_counter;
 
 typedef struct report_counters {
@@ -116,6 +117,7 @@ typedef struct report_slow {
 } report_slow;
 
 #define REPORT_SLOW_MAX 25
+#define REPORT_SLOW_NS  100000 /* what took less is not slow */
 
 struct report_collectives;
 

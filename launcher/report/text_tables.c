@@ -118,11 +118,17 @@ void report_text_collectives(const report *report, FILE *out) {
 
 /* ---- calls ---- */
 
+static void add_time(text_table *table, double seconds, bool estimated) {
+    char figure[TEXT_FIGURE_MAX];
+    text_table_add(table, "%s%s", estimated && seconds > 0 ? "~" : "",
+                   seconds > 0 ? text_seconds(figure, seconds) : "-");
+}
+
 void report_text_counters(const report_counters *counters, const char *title, const char *heading,
                           size_t shown, FILE *out) {
     if (counters->count == 0)
         return;
-    bool longest = false;
+    bool longest = false, estimated = false;
     for (size_t i = 0; i < counters->count; i++)
         longest |= counters->rows[i].max_ns > 0;
     text_table table = {.headings = {heading, "count", "bytes", "time", "mean", longest ? "longest" : NULL}};
@@ -133,13 +139,17 @@ void report_text_counters(const report_counters *counters, const char *title, co
         text_table_add(&table, "%s", name);
         text_table_add(&table, "%s", text_count(figure, row->count));
         report_text_bytes_cell(&table, row->bytes);
-        report_text_seconds_cell(&table, (double)row->ns / 1e9);
-        report_text_seconds_cell(&table, (double)row->ns / 1e9 / (double)row->count);
+        double seconds = (double)row->ns / 1e9;
+        estimated |= row->estimated;
+        add_time(&table, seconds, row->estimated);
+        add_time(&table, seconds / (double)row->count, row->estimated);
         if (longest)
-            report_text_seconds_cell(&table, (double)row->max_ns / 1e9);
+            add_time(&table, (double)row->max_ns / 1e9, row->estimated);
     }
     fprintf(out, "\n%s\n", title);
     text_table_print(&table, out, 2);
+    if (estimated)
+        fprintf(out, "  ~ estimated: short calls are timed by sample\n");
     if (counters->count > shown)
         fprintf(out, "  and %zu more (--format json has all)\n", counters->count - shown);
 }

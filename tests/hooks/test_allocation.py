@@ -3,6 +3,7 @@ import ctypes.util
 import unittest
 
 import runner
+import trace_files
 from preload import LIBRARY, PreloadTest
 
 # Prints how many of the tensors' blocks lie in one common range of page-aligned addresses, apart from the heap.
@@ -112,6 +113,10 @@ class AllocationTest(PreloadTest):
         (process,) = self.counters()
         self.assertGreater(process.calls["posix_memalign"].count, 3900)
         self.assertGreater(process.calls["posix_memalign"].bytes, 12000000)
+        # One in 64 of the small ones is timed.
+        sample = process.file.counters[trace_files.SAMPLE_SLOT]
+        self.assertAlmostEqual(sample.count / process.calls["posix_memalign"].count, 1 / 64, delta=1 / 640)
+        self.assertGreater(sample.ns, 0)
 
     def test_a_plugin_has_the_arena(self):
         self.assertEqual(self.blocks(CASTOR_PLUGIN="gemini"), ["1 1"] * 5)

@@ -11,11 +11,11 @@
 #include "core/held.h"
 #include "core/start.h"
 #include "hooks/table/wrapper.h"
-#include "trace/counters.h"
+#include "trace/sampled.h"
 #include "caller.h"
 
 #define LOOK_SIZE_MIN   65536      /* of an activation: what is smaller comes with others */
-#define RECORD_SIZE_MIN (1u << 20) /* smaller allocations are only counted */
+#define RECORD_SIZE_MIN (1u << 20) /* smaller allocations are counted, and timed by sample */
 
 /* Serves what the look-up of the real functions itself allocates. Never given back. */
 static struct {
@@ -53,46 +53,52 @@ static void *early_alloc(size_t alignment, size_t size) {
     return at + size <= sizeof early.bytes ? early.bytes + at : NULL;
 }
 
-/* Allocations are frequent: large ones are recorded, others only counted. Nothing is before the library is
- * awake. */
-static void allocation_trace(uint64_t begin_ns, size_t size, const void *block) {
-    if (!start_is_awake())
-        return;
-    if (begin_ns) {
-        trace_record_write(TRACE_CALL, HOOK_POSIX_MEMALIGN, begin_ns, trace_now_ns(), size, (uintptr_t)block,
-                           0, 0);
-        return;
-    }
-    trace_counters *counters = counters_get();
-    if (counters)
-        counters_add(counters, TRACE_CALL, HOOK_POSIX_MEMALIGN, size, 0);
+/* When the allocation begins; 0: it is not timed. */
+static uint64_t allocation_begin(size_t size) {
+    HOOK_THREAD_LOCAL unsigned left = SAMPLED_FIRST;
+    return size >= RECORD_SIZE_MIN || sampled_due(&left) ? trace_now_ns() : 0;
 }
 
-/* A block for libc10; NULL: let the next allocator serve it. */
-static void *torch_alloc(size_t alignment, size_t size) {
-    uint64_t begin_ns = size >= RECORD_SIZE_MIN ? trace_now_ns() : 0;
-    void *block = NULL;
-    if (pages_own(size) && alignment <= PAGE_BYTES && start_arena())
-        block = arena_alloc(size);
-    if (size >= LOOK_SIZE_MIN)
-        touches_collect();
-    allocation_trace(begin_ns, size, block);
-    return block;
+static void allocation_end(uint64_t begin_ns, size_t size, const void *block) {
+    if (size < RECORD_SIZE_MIN) {
+        sampled_add(SAMPLED_POSIX_MEMALIGN, HOOK_POSIX_MEMALIGN, begin_ns, size);
+        return;
+    }
+    trace_record_write(TRACE_CALL, HOOK_POSIX_MEMALIGN, begin_ns, trace_now_ns(), size, (uintptr_t)block, 0,
+                       0);
+    sampled_recorded(SAMPLED_POSIX_MEMALIGN);
 }
 
-HOOK_EXPORT int posix_memalign(void **out, size_t alignment, size_t size) {
-    if (caller_is_c10(__builtin_return_address(0))) {
-        void *block = torch_alloc(alignment, size);
-        if (block) {
-            *out = block;
-            return 0;
-        }
-    }
+static int next_alloc(void **out, size_t alignment, size_t size) {
     int (*real)(void **, size_t, size_t) = hooks_next(HOOK_POSIX_MEMALIGN);
     if (real)
         return real(out, alignment, size);
     *out = early_alloc(alignment, size);
     return *out ? 0 : ENOMEM;
+}
+
+/* For libc10: from the arena, else from the next allocator. Nothing is traced before the library is awake. */
+static int torch_alloc(void **out, size_t alignment, size_t size) {
+    bool traced = start_is_awake();
+    uint64_t begin_ns = traced ? allocation_begin(size) : 0;
+    void *block = NULL;
+    int error = 0;
+    if (pages_own(size) && alignment <= PAGE_BYTES && start_arena())
+        block = arena_alloc(size);
+    if (size >= LOOK_SIZE_MIN)
+        touches_collect();
+    if (block)
+        *out = block;
+    else
+        error = next_alloc(out, alignment, size);
+    if (traced)
+        allocation_end(begin_ns, size, error ? NULL : *out);
+    return error;
+}
+
+HOOK_EXPORT int posix_memalign(void **out, size_t alignment, size_t size) {
+    return caller_is_c10(__builtin_return_address(0)) ? torch_alloc(out, alignment, size)
+                                                      : next_alloc(out, alignment, size);
 }
 
 /* A save may still need the bytes of a block that another allocator is about to write to or give back. */

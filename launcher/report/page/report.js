@@ -485,16 +485,19 @@
     const most = Math.max(...list.map((row) => row.seconds));
     table([
       [heading, (row) => symbol(row.name), { name: true }], ["count", (row) => count(row.count)], ["bytes", (row) => (row.bytes > 0 ? bytes(row.bytes) : null)],
-      ["time", (row) => (row.seconds > 0 ? seconds(row.seconds) : null), { bar: (row) => [most > 0 ? row.seconds / most : 0, 0] }],
-      ["mean", (row) => (row.seconds > 0 ? seconds(row.seconds / row.count) : null)], ["longest", (row) => (row.max_seconds ? seconds(row.max_seconds) : null)],
+      ["time", (row) => time(row, row.seconds), { bar: (row) => [most > 0 ? row.seconds / most : 0, 0] }],
+      ["mean", (row) => time(row, row.seconds / row.count)], ["longest", (row) => time(row, row.max_seconds)],
     ], list);
+    if (list.some((row) => row.estimated)) page.append(el("div", { class: "more" }, "~ estimated: short calls are timed by sample."));
     if (all) leftOut(list.length, all, "function");
   };
+
+  const time = (row, figure) => (figure > 0 ? (row.estimated ? "~" : "") + seconds(figure) : null);
 
   const slowest = () => {
     const rows = data.slowest_calls;
     if (!rows.length) return;
-    section("Slowest calls", "The longest single calls and collectives of the job.");
+    section("Slowest calls", "The longest single calls and collectives of the job, of 0.1 ms or more.");
     const most = rows[0].seconds;
     table([
       ["call", (row) => symbol(row.name), { name: true }], ["rank", (row) => (row.rank === null ? "?" : String(row.rank))], ["thread", (row) => String(row.thread)],

@@ -4,6 +4,7 @@
 
 extern "C" {
 #include "launcher/common/text_table.h"
+#include "trace/sampled.h"
 }
 
 namespace {
@@ -147,6 +148,49 @@ TEST_F(Report, TextIsForPeople) {
     expect_out("30 functions hooked, 1 missed");
     expect_out("3 of 32.0 MiB");
     EXPECT_EQ(out.find('\x1b'), std::string::npos);
+}
+
+TEST_F(Report, ShortCallsAreTimedBySample) {
+    for (int rank : {0, 1})
+        run_child([&] {
+            record_rank(rank); /* 10 long calls of 0.1 us */
+            sampled_name(SAMPLED_POSIX_MEMALIGN, "posix_memalign");
+            for (int i = 0; i < 10; i++)
+                sampled_recorded(SAMPLED_POSIX_MEMALIGN);
+            for (int i = 0; i < 640; i++)
+                sampled_add(SAMPLED_POSIX_MEMALIGN, 3, 0, 8);
+            for (int i = 0; i < 5; i++)
+                counters_add(counters_get(), TRACE_SAMPLE, SAMPLED_POSIX_MEMALIGN, 0, 200);
+            trace_flush();
+        });
+    Json report = json();
+    EXPECT_EQ(report["calls"]["posix_memalign"]["count"].count(), 1300u);
+    EXPECT_NEAR(report["calls"]["posix_memalign"]["seconds"].number, 2 * (10 * 100e-9 + 640 * 200e-9), 1e-12);
+    EXPECT_EQ(report["calls"]["posix_memalign"]["estimated"].kind, Json::BOOLEAN);
+    EXPECT_EQ(report["calls"].members.size(), 2u);
+    run({directory});
+    expect_out("~258.0 us");
+    expect_out("  ~ estimated: short calls are timed by sample\n");
+    run({directory, directory});
+    expect_out("posix_memalign ~");
+}
+
+TEST_F(Report, ACallBelowATenthOfAMillisecondIsNotSlow) {
+    run_job();
+    EXPECT_EQ(json()["slowest_calls"].items.size(), 0u);
+    run({directory});
+    EXPECT_EQ(out.find("Slowest calls"), std::string::npos);
+    EXPECT_EQ(out.find("~"), std::string::npos);
+    run_child([&] {
+        trace_start(directory.c_str(), MIB, 2);
+        trace_record_write(TRACE_CALL, 3, 5000, 5000 + 99999, 0, 0, 0, 0);
+        trace_record_write(TRACE_CALL, 3, 5000, 5000 + 100000, 0, 0, 0, 0);
+    });
+    Json report = json();
+    ASSERT_EQ(report["slowest_calls"].items.size(), 1u);
+    EXPECT_NEAR(report["slowest_calls"][0]["seconds"].number, 100e-6, 1e-12);
+    run({directory});
+    expect_out("Slowest calls");
 }
 
 TEST_F(Report, AKilledRankAndAMissingOneAreNoted) {
