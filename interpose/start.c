@@ -167,13 +167,19 @@ static void note_write(int file, const char *name, const char *reason) {
 static void passthrough_report(void) {
     static const char reason[] =
         "the agent was not reached: this process ran as plain PyTorch (python -I or -E, "
-        "TORCH_DEVICE_BACKEND_AUTOLOAD=0, or a torch before 2.5, keep PyTorch from calling it)";
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0, a PYTHONPATH that was replaced, or a torch before 2.5, keep "
+        "PyTorch from calling it)";
     int file = note_open(TRACE_UNREACHED_NAME);
     if (option_status != CASTOR_OK)
         LOG_E("%s", option_message);
     if (file < 0 || !options()->job[0]) /* else `castor run` says so at the end of the job */
         LOG_W("%s", reason);
     note_write(file, TRACE_UNREACHED_NAME, reason);
+}
+
+bool start_is_unreached(void) {
+    return !__atomic_load_n(&agent_attached, __ATOMIC_RELAXED) && plugin()->engine &&
+           options()->on_error == CASTOR_ON_ERROR_ABORT;
 }
 
 void start_refuse(const char *reason) {

@@ -21,6 +21,9 @@ castor_status start_wake(void);
 void start_wake_by_hook(void);
 bool start_is_awake(void);
 
+/* Whether a plugin should train here, must not step aside, and no agent has attached. */
+bool start_is_unreached(void);
+
 /* Refuses the job for this reason: logs it, once per job, and writes the file `refused` in the log directory. */
 void start_refuse(const char *reason);
 

@@ -71,14 +71,15 @@ int run_command_find(const char *name, const char *search, char *path, size_t pa
 
 static const struct launcher {
     const char *name, *fix;
+    bool command; /* starts the command among its arguments as it stands, not a script */
 } launchers[] = {
-    {"torchrun", "--nproc-per-node"},
-    {"accelerate", "--num_processes"},
-    {"deepspeed", "--num_gpus"},
-    {"mpirun", "-n"},
-    {"mpiexec", "-n"},
-    {"srun", "--ntasks"},
-    {"horovodrun", "-np"},
+    {"torchrun", "--nproc-per-node", false},
+    {"accelerate", "--num_processes", false},
+    {"deepspeed", "--num_gpus", false},
+    {"mpirun", "-n", true},
+    {"mpiexec", "-n", true},
+    {"srun", "--ntasks", true},
+    {"horovodrun", "-np", true},
 };
 
 /* What `python -m` starts under these names. */
@@ -103,13 +104,18 @@ static const char *base_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-static const char *find_launcher(const char *word, const char **fix) {
+static const struct launcher *launcher_of(const char *word) {
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
-        if (strcmp(base_name(word), launchers[i].name) == 0) {
-            *fix = launchers[i].fix;
-            return launchers[i].name;
-        }
+        if (strcmp(base_name(word), launchers[i].name) == 0)
+            return &launchers[i];
     return NULL;
+}
+
+static const char *find_launcher(const char *word, const char **fix) {
+    const struct launcher *launcher = launcher_of(word);
+    if (launcher)
+        *fix = launcher->fix;
+    return launcher ? launcher->name : NULL;
 }
 
 static const char *find_module(const char *module, const char **fix) {
@@ -128,8 +134,10 @@ static bool is_python(const char *word) {
     return length && strspn(name + length, "0123456789.") == strlen(name + length);
 }
 
-/* What a Python command line runs: options up to the first of -m MODULE, -c CODE or a script. */
-static const char *find_python_launcher(char *const *arguments, const char **fix) {
+/* The launcher that a Python command line runs: options up to the first of -m MODULE, -c CODE or a script. `alone` gets the option
+ * with which Python ignores its environment ('E' or 'I'), 0 for none. */
+static const char *find_python_launcher(char *const *arguments, const char **fix, char *alone) {
+    *alone = 0;
     for (; *arguments; arguments++) {
         const char *word = *arguments;
         if (word[0] != '-')
@@ -142,6 +150,8 @@ static const char *find_python_launcher(char *const *arguments, const char **fix
         for (const char *letter = word + 1; *letter; letter++) { /* letters may be joined: -um MODULE */
             if (*letter == 'c')
                 return NULL;
+            if (*letter == 'E' || *letter == 'I')
+                *alone = *letter;
             if (*letter == 'm')
                 return letter[1]      ? find_module(letter + 1, fix)
                        : arguments[1] ? find_module(arguments[1], fix)
@@ -156,18 +166,119 @@ static const char *find_python_launcher(char *const *arguments, const char **fix
     return NULL;
 }
 
-const char *run_command_launcher(char *const *command, const char **fix) {
-    bool wrapped = false;
+static bool is_wrapper(const char *word) {
     for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++)
-        wrapped |= command[0] && strcmp(base_name(command[0]), wrappers[i]) == 0;
+        if (strcmp(base_name(word), wrappers[i]) == 0)
+            return true;
+    return false;
+}
+
+const char *run_command_launcher(char *const *command, const char **fix) {
+    bool wrapped = command[0] && is_wrapper(command[0]);
+    char alone;
     for (; *command; command++) {
         const char *found = find_launcher(*command, fix);
         if (found)
             return found;
         if (is_python(*command))
-            return find_python_launcher(command + 1, fix);
+            return find_python_launcher(command + 1, fix, &alone);
         if (!wrapped)
             break;
     }
     return NULL;
+}
+
+/* ---- what keeps the agent away, as far as it can be seen ---- */
+
+#define AUTOLOAD                                                                                             \
+    "TORCH_DEVICE_BACKEND_AUTOLOAD" /* PyTorch loads what others have added if it is 1 or unset */
+
+enum { FIRST_LINE_MAX = 256, FIRST_LINE_WORDS = 16 };
+
+typedef struct obstacle {
+    const char *autoload; /* as the command will find it; NULL: unset */
+    char text[512];       /* what to leave out; "": nothing */
+} obstacle;
+
+static bool is_name(const char *word, size_t length, const char *name) {
+    return strlen(name) == length && memcmp(word, name, length) == 0;
+}
+
+/* Reads the words of `env` up to the command that it starts, which is returned. */
+static char *const *env_read(char *const *word, obstacle *out) {
+    for (; *word; word++) {
+        const char *text = *word, *unset = NULL, *equals = strchr(text, '=');
+        if (strcmp(text, "-i") == 0 || strcmp(text, "-") == 0 || strcmp(text, "--ignore-environment") == 0)
+            log_format(out->text, sizeof out->text, "%s of env", text);
+        else if ((strcmp(text, "-u") == 0 || strcmp(text, "--unset") == 0) && word[1])
+            unset = *++word;
+        else if (strncmp(text, "-u", 2) == 0)
+            unset = text + 2;
+        else if (strncmp(text, "--unset=", 8) == 0)
+            unset = text + 8;
+        else if ((strcmp(text, "-C") == 0 || strcmp(text, "--chdir") == 0) && word[1])
+            word++;
+        else if (text[0] != '-' && !equals)
+            break;
+        const char *name = unset ? unset : text;
+        size_t length = unset ? strlen(unset) : equals ? (size_t)(equals - text) : 0;
+        if (is_name(name, length, AUTOLOAD))
+            out->autoload = unset ? NULL : equals + 1;
+        else if (is_name(name, length, "PYTHONPATH") || is_name(name, length, "LD_PRELOAD"))
+            log_format(out->text, sizeof out->text,
+                       unset ? "-u %.200s of env" : "%.200s of env (set it in front of castor run)", name);
+    }
+    return word;
+}
+
+static void find_obstacle(char *const *command, obstacle *out) {
+    const struct launcher *first = *command ? launcher_of(*command) : NULL;
+    bool wrapped = *command && (is_wrapper(*command) || (first && first->command));
+    while (*command && !out->text[0]) {
+        const char *fix;
+        char alone;
+        if (is_python(*command)) {
+            /* The ranks of a launcher are started without this option. */
+            if (!find_python_launcher(command + 1, &fix, &alone) && alone)
+                log_format(out->text, sizeof out->text, "-%c of %.200s", alone, base_name(*command));
+            return;
+        }
+        const struct launcher *launcher = launcher_of(*command);
+        if ((launcher && !launcher->command) || !wrapped)
+            return;
+        command = strcmp(base_name(*command), "env") == 0 ? env_read(command + 1, out) : command + 1;
+    }
+}
+
+/* The words of the file's first line, if that names the program to run it with. */
+static bool read_first_line(const char *path, char *line, char **words) {
+    size_t count = 0;
+    FILE *file = fopen(path, "re");
+    bool read = file && fgets(line, FIRST_LINE_MAX, file) && strncmp(line, "#!", 2) == 0;
+    if (file)
+        fclose(file);
+    for (char *word = read ? strtok(line + 2, " \t\r\n") : NULL; word; word = strtok(NULL, " \t\r\n"))
+        if (count + 1 < FIRST_LINE_WORDS)
+            words[count++] = word;
+    words[count] = NULL;
+    return count > 0;
+}
+
+bool run_command_is_apart(char *const *command, const char *path, const char *autoload, char *what,
+                          size_t what_size) {
+    char line[FIRST_LINE_MAX], *words[FIRST_LINE_WORDS];
+    obstacle found = {.autoload = autoload};
+    find_obstacle(command, &found);
+    if (!found.text[0] && !launcher_of(command[0]) && read_first_line(path, line, words)) {
+        find_obstacle(words, &found);
+        if (found.text[0])
+            log_format(what, what_size, "%s in the first line of %s", found.text, command[0]);
+    } else if (found.text[0]) {
+        log_format(what, what_size, "%s", found.text);
+    }
+    if (!found.text[0] && found.autoload && strcmp(found.autoload, "1") != 0) {
+        log_format(found.text, sizeof found.text, AUTOLOAD "=%.100s", found.autoload);
+        log_format(what, what_size, "%s in the environment", found.text);
+    }
+    return found.text[0] != '\0';
 }

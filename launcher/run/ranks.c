@@ -18,6 +18,7 @@ enum {
     LATEST_MS = 300,    /* ... but no later than this after END_MS */
     KILL_STEP_MS = 50,  /* between rounds of SIGKILL: descendants appear as their parents end */
     KILL_ROUNDS = 40,
+    LOOK_MS = 1000, /* between looks at the note of a process that has refused the job */
 };
 
 static int64_t now_ms(void) {
@@ -165,10 +166,24 @@ static int take_signal(rank_set *s, int64_t wait_ms) {
     return signal;
 }
 
+/* A process of the job has refused it, and the ranks still run: they may not have started that process themselves, or its exit
+ * may mean nothing to them. */
+static void check_refusal(rank_set *s) {
+    if (s->end_ms || !run_outcome_refused(s->job))
+        return;
+    s->term_ms = now_ms() + SAY_MS;
+    s->end_ms = now_ms() + END_MS;
+}
+
+static int64_t watch_wait_ms(const rank_set *s) {
+    int64_t stall = run_stall_wait_ms(&s->stall);
+    return stall < 0 || stall > LOOK_MS ? LOOK_MS : stall;
+}
+
 static void watch(rank_set *s) {
     int rounds = 0;
     while (s->running > 0 && rounds < KILL_ROUNDS) {
-        int64_t left = s->end_ms ? s->end_ms - now_ms() : run_stall_wait_ms(&s->stall);
+        int64_t left = s->end_ms ? s->end_ms - now_ms() : watch_wait_ms(s);
         if (s->end_ms && left <= 0) {
             ranks_signal(s, SIGKILL);
             left = KILL_STEP_MS;
@@ -182,6 +197,7 @@ static void watch(rank_set *s) {
         take_signal(s, until_term > 0 && until_term < left ? until_term : left);
         if (!s->end_ms)
             run_stall_check(&s->stall);
+        check_refusal(s);
     }
     run_stall_end(&s->stall);
     if (s->running > 0)
@@ -207,12 +223,13 @@ static bool wait_for_leftovers(rank_set *s, bool same_session, int64_t wait_ms) 
 /* Ends what the ranks left running.
  *
  * A single command that ended by itself may leave what it likes, as without castor. After a failure of a
- * rank, or a signal, everything goes. After a good end of several ranks, only those go that did not make
+ * rank, a signal or a refusal, everything goes. After a good end of several ranks, only those go that did not make
  * themselves independent by a session of their own; they get a moment to end by themselves. */
 static void end_leftovers(rank_set *s) {
     bool failed = s->failed >= 0;
     bool signaled = failed && WIFSIGNALED(s->ranks[s->failed].status);
-    bool everything = s->told_to_end || signaled || (failed && s->count > 1);
+    bool everything =
+        s->told_to_end || signaled || (failed && s->count > 1) || run_outcome_refused(s->job);
     if (!everything && s->count == 1)
         return;
     bool same_session = !everything;
@@ -236,7 +253,7 @@ static void end_leftovers(rank_set *s) {
 
 static int exit_status(const rank_set *s) {
     if (s->failed < 0)
-        return s->running ? RUN_EXIT_SYSTEM : 0;
+        return s->running || run_outcome_refused(s->job) ? RUN_EXIT_SYSTEM : 0;
     int status = s->ranks[s->failed].status;
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }

@@ -56,6 +56,19 @@ static int check_accumulation(void) {
     return RUN_EXIT_USAGE;
 }
 
+static int check_reach(const run_job *job, const run_environment *settled) {
+    char what[1024];
+    if (!plugin()->engine || options()->on_error != CASTOR_ON_ERROR_ABORT ||
+        !run_command_is_apart(job->request->command, job->command,
+                              run_environment_get(settled, "TORCH_DEVICE_BACKEND_AUTOLOAD"), what,
+                              sizeof what))
+        return 0;
+    LOG_E("plugin %s cannot be applied: %s keeps PyTorch from loading Castor's agent; leave it out "
+          "(CASTOR_ON_ERROR=passthrough trains without the plugin)",
+          plugin()->name, what);
+    return RUN_EXIT_USAGE;
+}
+
 /* The ranks of a cluster's launcher have a `castor run` each: of a directory that is named for all of them each takes a part
  * of its own. */
 static int prepare_directory(const run_request *request, const run_environment *settled,
@@ -106,6 +119,8 @@ static int run_job_do(run_job *job, char *const *base) {
     if (!status)
         status = run_command_find(request->command[0], run_environment_get(&search, "PATH"), job->command,
                                   sizeof job->command);
+    if (!status)
+        status = check_reach(job, &search);
     if (!status)
         status = run_install_find(&job->install);
     if (!status)

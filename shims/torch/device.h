@@ -1,8 +1,9 @@
-/* c10::Device and std::optional<c10::DeviceType> as they lie in memory, in every version of PyTorch that Castor knows. */
+/* c10::Device, std::optional<c10::DeviceType> and std::string as they lie in memory, in every version of PyTorch that Castor knows. */
 #ifndef CASTOR_SHIMS_TORCH_DEVICE_H
 #define CASTOR_SHIMS_TORCH_DEVICE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define C10_LIBRARY          "libc10.so"
@@ -20,5 +21,11 @@ typedef struct c10_device_type {
     int8_t type;
     bool known;
 } c10_device_type;
+
+/* The beginning of a std::string of libstdc++. */
+typedef struct std_string {
+    const char *text;
+    size_t size;
+} std_string;
 
 #endif

@@ -8,6 +8,8 @@ import runner
 
 # The agent starts later than it does by itself: after the script has changed PyTorch.
 CHANGED = """
+import os
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 import torch
 torch.optim.Optimizer.zero_grad = lambda self, everything=False: None
 import castor.agent
@@ -44,14 +46,14 @@ class Patching(unittest.TestCase):
         self.assertEqual(found["trained"], self.undone(jobs.ALONE)["trained"])
 
     def test_another_function_is_refused(self):
-        done = jobs.start(["-c", CHANGED], jobs.GEMINI, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        done = jobs.start(["-c", CHANGED], jobs.GEMINI)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         said = [line for line in done.stderr.splitlines() if "zero_grad" in line]
         self.assertEqual(len(said), 1, done.stderr)
         self.assertRegex(said[0], WRONG.replace("(", r"\(").replace(")", r"\)").replace(".", r"\.").format("[^ ]*"))
 
     def test_what_steps_aside_does_so_whole(self):
-        done = jobs.start(["-c", CHANGED], jobs.GEMINI, TORCH_DEVICE_BACKEND_AUTOLOAD="0", CASTOR_ON_ERROR="passthrough")
+        done = jobs.start(["-c", CHANGED], jobs.GEMINI, CASTOR_ON_ERROR="passthrough")
         self.assertEqual((done.returncode, done.stdout), (0, "False 0\n"), done.stderr)
         self.assertIn("(self, set_to_none) are expected", done.stderr)
 

@@ -212,9 +212,11 @@ class SleepTest(PreloadTest):
             "9allgatherERNS_16AllgatherOptionsE", "7barrierERNS_14BarrierOptionsE", "6reduceERNS_13ReduceOptionsE",
             "6gatherERNS_13GatherOptionsE", "7scatterERNS_14ScatterOptionsE", "8alltoallERNS_15AlltoallOptionsE")}
         works = {"_ZN4c10d4Work4waitENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"}
+        training = {"_ZN3c1011LogAPIUsageERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+                    "_ZN5torch8autograd6Engine30initialize_device_threads_poolEv"}
         devices = {"_ZN3c106DeviceC1ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE", "_ZN2at11accelerator14getAcceleratorEb",
                    "_Z13THPDevice_NewRKN3c106DeviceE"}
-        others = {n for n in names if not n.startswith(("castor_",) + process_groups)} - libc - cuda - gloo - works - devices
+        others = {n for n in names if not n.startswith(("castor_",) + process_groups)} - libc - cuda - gloo - works - devices - training
         self.assertEqual(others, set())
 
 
@@ -260,6 +262,30 @@ class AwakeTest(PreloadTest):
         self.assertIn("the agent was not reached", errors)
         with open(os.path.join(self.log_dir, "passthrough")) as file:
             self.assertIn("the agent was not reached", file.read())
+        self.check_private()
+
+    def test_training_without_the_agent_is_refused(self):
+        text = (
+            "import threading, torch\n"
+            "def refused(what):\n"
+            "    try:\n"
+            "        what()\n"
+            "        print('went on')\n"
+            "    except SystemExit as end:\n"
+            "        print(end.code)\n"
+            "w = torch.ones(5000, requires_grad=True)\n"
+            "refused(lambda: w.sum().backward())\n"
+            "refused(lambda: torch.optim.SGD([w], lr=1))\n"
+            "refused(lambda: w.sum().backward())\n"
+            "thread = threading.Thread(target=lambda: (w.sum().backward(), print('a thread went on')))\n"
+            "refused(lambda: (thread.start(), thread.join()))\n"
+        )
+        out, errors = self.python(text, agent=False, CASTOR_PLUGIN="gemini")
+        self.assertEqual(out, "1\n1\n1\n1\n", errors)
+        self.assertEqual(errors.count("\n"), 1, errors)
+        self.assertIn("plugin gemini cannot be applied", errors)
+        self.assertIn("PYTHONPATH or sys.path was replaced", errors)
+        self.assertEqual(os.listdir(self.log_dir).count("refused"), 1)
         self.check_private()
 
     def test_bad_option_is_said_once(self):

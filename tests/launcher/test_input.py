@@ -62,6 +62,32 @@ class BadInput(CommandTest):
         for value in ("0", "abc", "-1", "2.5", "", "99999999999999999999", "2x", " 2", "65537"):
             self.run_refused(["--nproc", value], 2, "--nproc", "from 1 to")
 
+    def test_what_keeps_the_agent_away(self):
+        gemini, off = ["--plugin", "gemini"], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        first = self.script("first", "#!/usr/bin/env -S python3 -E\n")
+        for what, command, env in (
+            ("TORCH_DEVICE_BACKEND_AUTOLOAD=0", ["touch", "started"], off),
+            ("TORCH_DEVICE_BACKEND_AUTOLOAD=0", ["env", "TORCH_DEVICE_BACKEND_AUTOLOAD=0", "touch", "started"], {}),
+            ("-E of python3", ["python3", "-E", "x.py"], {}),
+            ("-I of python3", ["env", "A=b", "nice", "python3", "-uI", "-m", "x"], {}),
+            ("-I of python3", ["mpirun", "-n", "2", "python3", "-I", "x.py"], {}),
+            (f"-E of python3 in the first line of {first}", [first], {}),
+            ("-i of env", ["env", "-i", "touch", "started"], {}),
+            ("-u PYTHONPATH", ["env", "-u", "PYTHONPATH", "touch", "started"], {}),
+            ("PYTHONPATH=/x of env (set it in front of castor run)", ["env", "PYTHONPATH=/x", "touch", "started"], {}),
+        ):
+            if shutil.which(command[0]):
+                self.run_refused(gemini, 2, "plugin gemini cannot be applied", what, "leave it out", command=command, env=env)
+        for options, command, env in (
+            (["--plugin", "none"], ["true"], off),
+            ([*gemini, "--set", "CASTOR_ON_ERROR=passthrough"], ["true"], off),
+            (gemini, ["env", "-u", "TORCH_DEVICE_BACKEND_AUTOLOAD", "true"], off),
+            (gemini, ["env", "TORCH_DEVICE_BACKEND_AUTOLOAD=1", "true"], off),
+            (gemini, ["python3", "-c", "pass", "-E"], {}),
+        ):
+            status, _, err = self.castor("run", *options, "--", *command, env=env)
+            self.assertEqual(status, 0, err)
+
     def test_missing_command(self):
         for arguments in (["run"], ["run", "--"], ["run", "--plugin", "gemini"], ["run", "--", ""]):
             self.refused(arguments, 2, "command is missing", "castor run")

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import sysconfig
 
-from command import CommandTest
+from command import LIBRARY, CommandTest
 
 # An extension module without Python's headers: the layout of PyModuleDef is part of the stable ABI.
 MODULE = """
@@ -27,6 +27,16 @@ print("imported", __version__, flush=True)
 """
 IMPORT = "import torch; print('trained', flush=True)"
 PASSED_ON = ["imported {}", "trained"]
+
+# What PyTorch calls when an optimizer is made: c10::LogAPIUsage(const std::string &), without the agent having attached.
+TRAINING = """
+import ctypes, os, sys, torch
+name = b"python.optimizer"
+text = (ctypes.c_void_p * 4)(ctypes.cast(ctypes.c_char_p(name), ctypes.c_void_p), len(name))
+def optimizer():
+    ctypes.CDLL(None)["_ZN3c1011LogAPIUsageERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"](text)
+    for _ in range(1000): pass
+"""
 
 
 class Torch(CommandTest):
@@ -90,6 +100,37 @@ class Torch(CommandTest):
         self.torch("0.1.0", package="torchother")
         status, out, err = self.run_it("--plugin", "gemini", text="import torchother")
         self.assertEqual((status, out), (0, "imported 0.1.0\n"), err)
+
+    def refused_training(self, *options, text=TRAINING + "optimizer(); print('trained')", python=(), why, **env):
+        self.torch("2.11.0")
+        self.script("train.py", f"import sys; sys.path.insert(0, {self.folder!r})\n{text}", 0o644)
+        command = ["sh", "-c", 'PYTHONPATH=/nowhere "$@"; true', "sh"] if python == "other path" else []
+        flags = python if isinstance(python, tuple) else ()
+        status, out, err = self.castor("run", *options, "--", *command, "sh", "-c", '"$@"', "sh", sys.executable, *flags, "train.py", env=env)
+        self.assertEqual((status, len(err)), (1, 1), err)
+        self.assertIn("plugin gemini cannot be applied: PyTorch has not loaded Castor's agent", err[0])
+        self.assertIn(why, err[0])
+        self.assertIn("CASTOR_ON_ERROR=passthrough", err[0])
+        self.assertNotIn("trained", out)
+
+    def test_training_that_the_agent_has_not_reached_is_refused(self):
+        gemini = ("--plugin", "gemini", "--nproc", "2")
+        self.refused_training(*gemini, python=("-E",), why="start the script without -E")
+        self.refused_training("--plugin", "gemini", python=("-I",), why="start the script without -I")
+        self.refused_training(*gemini, python="other path", why=f"keep the folder {os.path.dirname(LIBRARY)}/castor in it")
+        off = "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"
+        self.refused_training(*gemini, text=f"{off}\n{TRAINING}\noptimizer(); print('trained')", why="TORCH_DEVICE_BACKEND_AUTOLOAD=0")
+
+    def test_a_script_that_catches_the_refusal_is_ended(self):
+        text = TRAINING + "import time\ntry:\n    optimizer()\nexcept BaseException: time.sleep(60)\nprint('trained')"
+        self.refused_training("--plugin", "gemini", text=text, why="castor")
+
+    def test_what_does_not_train_needs_no_agent(self):
+        self.torch("2.11.0")
+        self.assertEqual(self.run_it("--plugin", "gemini", text=IMPORT)[0], 0)
+        for options in (("--plugin", "none"), ("--plugin", "gemini", "--set", "CASTOR_ON_ERROR=passthrough")):
+            status, out, _ = self.run_it(*options, text=TRAINING + "optimizer(); print('trained')")
+            self.assertEqual((status, out.splitlines()[-1]), (0, "trained"))
 
     def test_where_the_plugin_is_not_needed(self):
         self.torch("2.4.1")

@@ -73,13 +73,17 @@ bool torch_import_is_refused(void *handle, const char *name) {
     return true;
 }
 
-static void *refused_entry(void) {
+void torch_import_exit(void) {
     py_function_new *number = (py_function_new *)loader_symbol(RTLD_DEFAULT, "PyLong_FromLong");
     py_function_set *set = (py_function_set *)loader_symbol(RTLD_DEFAULT, "PyErr_SetObject");
     void **exit_type = loader_symbol(RTLD_DEFAULT, "PyExc_SystemExit");
     /* Without them Python says that the entry function failed without an exception: an import that fails too. */
     if (number && set && exit_type)
         set(*exit_type, number(MODULE_REFUSED));
+}
+
+static void *refused_entry(void) {
+    torch_import_exit();
     return NULL;
 }
 

@@ -8,6 +8,9 @@
  * first refusal is logged. */
 bool torch_import_is_refused(void *handle, const char *name);
 
+/* Sets Python's exception SystemExit, with status 1. The caller holds Python's lock. */
+void torch_import_exit(void);
+
 /* The function that such a look-up returns in place of the module's entry function. */
 void *torch_import_refused(void);
 

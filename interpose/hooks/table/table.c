@@ -38,9 +38,9 @@ const char *const hook_layer_name[HOOK_LAYER_COUNT] = {
     [HOOK_LAYER_CUBLAS] = "cuBLAS",
     [HOOK_LAYER_CUBLASLT] = "cuBLASLt",
     [HOOK_LAYER_CUDNN] = "cuDNN",
-    [HOOK_LAYER_C10] = "PyTorch's devices",
-    [HOOK_LAYER_TORCH_CPU] = "PyTorch's devices",
-    [HOOK_LAYER_TORCH_PYTHON] = "PyTorch's devices",
+    [HOOK_LAYER_C10] = "PyTorch",
+    [HOOK_LAYER_TORCH_CPU] = "PyTorch",
+    [HOOK_LAYER_TORCH_PYTHON] = "PyTorch",
 };
 
 hook_id hook_operation(hook_id id) {
