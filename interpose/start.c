@@ -19,6 +19,7 @@
 #include "hooks/table/hooks.h"
 #include "hooks/torch/caller.h"
 #include "trace/format.h"
+#include "trace/phases.h"
 #include "trace/trace.h"
 
 #define FORK_HANDLERS_MAX 16
@@ -199,6 +200,7 @@ void start_refuse(const char *reason) {
 }
 
 __attribute__((constructor)) static void start(void) {
+    phases_start();
     option_status = options_load(environ, option_message, sizeof option_message);
     log_set_file(options()->log_file);
     if (options()->job[0] && options()->log_dir[0]) {

@@ -22,7 +22,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "device/copies.h"
+#include "trace/counters.h"
 #include "trace/pass.h"
+#include "trace/phases.h"
 #include "trace/trace.h"
 
 #define MIB   UINT64_C(1048576)
@@ -258,6 +260,21 @@ static void set_gauges(const rank_state *rank) {
     trace_gauge_set(GAUGE_HOOKS_MISSED, 2);
 }
 
+/* 3 s of import, 0.1 s a step of backward, and so on; evaluation is what the rank was in last, and still is. */
+static void set_phases(const rank_state *rank) {
+    static const uint64_t once_ms[TRACE_PHASE_COUNT] =
+                              {[TRACE_PHASE_IMPORT] = 3000, [TRACE_PHASE_START_UP] = 500},
+                          step_ms[TRACE_PHASE_COUNT] = {[TRACE_PHASE_DATA] = 5,       [TRACE_PHASE_FORWARD] = 60,
+                                                        [TRACE_PHASE_BACKWARD] = 100, [TRACE_PHASE_OPTIMIZER] = 9,
+                                                        [TRACE_PHASE_REST] = 12};
+    trace_counters *counters = counters_get();
+    for (int phase = 0; phase < TRACE_PHASE_COUNT && counters; phase++)
+        counters->counters[trace_slot(TRACE_PHASE, phase)].ns =
+            (once_ms[phase] + step_ms[phase] * rank->step) * 1000 * US;
+    trace_gauge_set(GAUGE_PHASE, TRACE_PHASE_EVALUATION);
+    trace_gauge_set(GAUGE_PHASE_BEGAN_NS, rank->now_ns - 260000 * US);
+}
+
 static void set_device_gauges(const rank_state *rank) {
     uint64_t steps = rank->step > 3 ? rank->step - 3 : 0;
     trace_gauge_set(GAUGE_DEVICE_BUDGET_BYTES, 1024 * MIB);
@@ -292,6 +309,7 @@ static int run_rank(const job *job, unsigned number) {
     while (rank.records < job->records)
         record_step(&rank, calls);
     set_gauges(&rank);
+    set_phases(&rank);
     if (job->devices)
         set_device_gauges(&rank);
     if (job->die && number + 1 == job->ranks)

@@ -11,6 +11,7 @@
 #include "core/torch_version.h"
 #include "hooks/torch/device_names.h"
 #include "trace/pass.h"
+#include "trace/phases.h"
 #include "trace/sample.h"
 #include "trace/trace.h"
 #include "gauges.h"
@@ -19,6 +20,7 @@ static void attach_once(void) {
     static _Atomic int attached;
     if (atomic_exchange(&attached, 1))
         return;
+    phases_attach();
     gauges_start();
     sample_start();
 }
@@ -130,6 +132,46 @@ void castor_arena_get(castor_arena_info *out) {
 
 uint64_t castor_now_ns(void) {
     return trace_now_ns();
+}
+
+_Static_assert((int)CASTOR_PHASE_DATA == (int)TRACE_PHASE_DATA &&
+                   (int)CASTOR_PHASE_BACKWARD == (int)TRACE_PHASE_BACKWARD &&
+                   (int)CASTOR_PHASE_EXIT == (int)TRACE_PHASE_EXIT,
+               "one value, two names");
+
+uint64_t castor_phase_begin(int phase) {
+    return phases_begin((trace_phase)phase);
+}
+
+void castor_phase_end(int batch) {
+    phases_end(batch != 0);
+}
+
+/* The function of Python that loads a module, and a function of C around it, which leaves no frame in tracebacks. */
+static void *import_stock, *(*import_call)(void *function, void *arguments, void *names);
+static __thread unsigned import_depth __attribute__((tls_model("initial-exec")));
+
+static void *import_run(void *self, void *arguments) {
+    (void)self;
+    if (import_depth++ == 0)
+        phases_begin(TRACE_PHASE_IMPORT);
+    void *module = import_call(import_stock, arguments, NULL);
+    if (--import_depth == 0)
+        phases_end(false);
+    return module;
+}
+
+const void *castor_import_counted(void *stock, void *call) {
+    /* Python's PyMethodDef. */
+    static const struct {
+        const char *name;
+        void *(*function)(void *self, void *arguments);
+        int flags;
+        const char *doc;
+    } method = {"_find_and_load", import_run, 1 /* METH_VARARGS */, NULL};
+    import_stock = stock;
+    import_call = (void *(*)(void *, void *, void *))call;
+    return &method;
 }
 
 void castor_event_step(uint64_t begin_ns, uint64_t end_ns, uint32_t optimizer, uint32_t mode) {

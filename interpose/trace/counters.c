@@ -13,6 +13,7 @@
 #include "core/process.h"
 #include "file.h"
 #include "live.h"
+#include "phases.h"
 #include "sample.h"
 
 #define COUNTERS_NAME_TRIES 100
@@ -188,6 +189,7 @@ static trace_counters *counters_create(void) {
     for (uint32_t slot = 0; slot < TRACE_SLOT_MAX; slot++)
         if (staged_names[slot] != NULL)
             write_name(counters, slot, staged_names[slot]);
+    phases_write(counters);
     __atomic_store_n(&counters->magic, TRACE_COUNTERS_MAGIC, __ATOMIC_RELEASE);
     __atomic_store_n(&current, counters, __ATOMIC_RELEASE);
     return counters;
@@ -292,6 +294,7 @@ void trace_flush(void) {
     if (counters == NULL)
         return;
     sample_stop();
+    phases_flush();
     __atomic_store_n(&counters->last_monotonic_ns, trace_now_ns(), __ATOMIC_RELAXED);
     __atomic_store_n(&counters->exit_state, TRACE_PROCESS_EXITED, __ATOMIC_RELEASE);
 }

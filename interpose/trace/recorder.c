@@ -7,6 +7,7 @@
 #include "device_memory.h"
 #include "file.h"
 #include "live.h"
+#include "phases.h"
 #include "sample.h"
 #include "segment.h"
 
@@ -68,6 +69,7 @@ void trace_fork_child(void) {
     counters_reset(true);
     segment_reset();
     live_reset();
+    phases_fork_child();
     device_reset();
     device_memory_reset();
     this_thread = (segment_cursor){0};

@@ -34,6 +34,17 @@ static void write_seconds(json_writer *json, const char *key, double seconds) {
         json_null(json, key);
 }
 
+static void write_phases(json_writer *json, const report_rank *rank) {
+    if (!rank->has_phases) {
+        json_null(json, "phases");
+        return;
+    }
+    json_object_begin(json, "phases");
+    for (int phase = 0; phase < TRACE_PHASE_COUNT; phase++)
+        json_number(json, report_phase_key((trace_phase)phase), rank->phase_seconds[phase]);
+    json_object_end(json);
+}
+
 static void write_rank(json_writer *json, const report *report, const report_rank *rank,
                        const report_limits *limits) {
     static const char *const states[] = {"running", "exited", "died"};
@@ -68,6 +79,7 @@ static void write_rank(json_writer *json, const report *report, const report_ran
     json_number(json, "collective_seconds", rank->collective_seconds);
     json_number(json, "reduce_seconds", rank->reduce_seconds);
     json_number(json, "lived_seconds", rank->lived_seconds);
+    write_phases(json, rank);
     json_unsigned(json, "records", process->records);
     report_json_steps(json, rank, report, limits);
     report_json_memory(json, &rank->memory, limits);

@@ -73,6 +73,38 @@ static double kind_seconds(const trace_counters *counters, uint32_t kind) {
     return (double)total_ns / 1e9;
 }
 
+static const struct {
+    const char *key, *label;
+} phases[] = {
+#define PHASE(id, key, label, doc) {key, label},
+#include "trace/phase.def"
+};
+
+const char *report_phase_key(trace_phase phase) {
+    return phases[phase].key;
+}
+const char *report_phase_label(trace_phase phase) {
+    return phases[phase].label;
+}
+
+/* The time since the last event counts for the phase that began with it. */
+static void find_phases(report_rank *rank) {
+    const report_process *process = rank->process;
+    uint64_t phase = report_gauge(process, GAUGE_PHASE).last,
+             began_ns = report_gauge(process, GAUGE_PHASE_BEGAN_NS).last;
+    if (began_ns == 0 || phase >= TRACE_PHASE_COUNT)
+        return;
+    for (uint32_t id = 0; id < TRACE_PHASE_COUNT; id++) {
+        uint64_t ns = process->counters->counters[trace_slot(TRACE_PHASE, id)].ns;
+        if (id == phase && process->last_ns > began_ns)
+            ns += process->last_ns - began_ns;
+        rank->phase_seconds[id] = (double)ns / 1e9;
+        rank->lived_seconds =
+            id == 0 ? rank->phase_seconds[0] : rank->lived_seconds + rank->phase_seconds[id];
+    }
+    rank->has_phases = true;
+}
+
 static void find_times(report_rank *rank) {
     const report_process *process = rank->process;
     const trace_counters *counters = process->counters;
@@ -83,6 +115,7 @@ static void find_times(report_rank *rank) {
     rank->wait_seconds = (double)report_gauge(process, GAUGE_WAIT_NS).last / 1e9;
     if (process->last_ns > counters->start_monotonic_ns)
         rank->lived_seconds = (double)(process->last_ns - counters->start_monotonic_ns) / 1e9;
+    find_phases(rank);
 }
 
 /* ---- which process was which rank ---- */

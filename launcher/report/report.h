@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include "launcher/common/tiers.h"
 #include "launcher/common/trace_read.h"
+#include "trace/phases.h"
 #include "series.h"
 
 #define REPORT_FORMAT_VERSION 1
@@ -104,7 +105,9 @@ typedef struct report_rank {
     double backward_seconds, optimizer_seconds; /* in all */
     double collective_seconds, reduce_seconds;  /* on worker threads: beside the others, not part of them */
     double wait_seconds;
-    double lived_seconds;
+    double lived_seconds; /* of the process, if its phases are known; else since its first record */
+    bool has_phases;      /* false: the recorder did not know of phases, or the agent was not there */
+    double phase_seconds[TRACE_PHASE_COUNT]; /* of the script's thread: they add up to lived_seconds */
     report_memory memory;
     device_figures device;
 } report_rank;
@@ -215,6 +218,9 @@ const report_node *report_fullest_node(const report *report);
 
 /* The name of an id: the one that the process gave it, else made from kind and number (in `fallback`). */
 const char *report_id_name(const trace_counters *counters, uint32_t kind, uint32_t id, char fallback[32]);
+/* The names of phases: `key` in JSON, the label for people. */
+const char *report_phase_key(trace_phase phase);
+const char *report_phase_label(trace_phase phase);
 const char *report_memory_label(report_memory_kind kind);
 report_memory_role report_memory_role_of(report_memory_kind kind);
 trace_gauge report_memory_gauge(report_memory_kind kind);

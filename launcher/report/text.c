@@ -59,12 +59,16 @@ static bool has_steps_or_memory(const report *report) {
     return false;
 }
 
-/* Its number, if that is known, and its process. */
-static void add_rank(text_table *table, const report_rank *rank) {
+static void add_number(text_table *table, const report_rank *rank) {
     if (rank->rank >= 0)
         text_table_add(table, "%d", rank->rank);
     else
         text_table_add(table, "?");
+}
+
+/* Its number, if that is known, and its process. */
+static void add_rank(text_table *table, const report_rank *rank) {
+    add_number(table, rank);
     text_table_add(table, "%u", rank->process->counters->pid);
 }
 
@@ -112,38 +116,78 @@ static void write_ranks(const report *report, FILE *out) {
         fprintf(out, "  sum of the PSS peaks: %s\n", text_bytes(figure, pss_bytes));
 }
 
+#define SHARE_SHOWN 0.0005 /* a smaller share of a rank's life is no figure of its own */
+
 static void write_share_cell(text_table *table, double seconds, double whole) {
     char figure[TEXT_FIGURE_MAX];
-    if (seconds > 0 && whole > 0)
+    if (seconds > SHARE_SHOWN * whole && whole > 0)
         text_table_add(table, "%s %3.0f%%", text_seconds(figure, seconds), 100 * seconds / whole);
     else
         text_table_add(table, "-");
 }
 
+/* What the life of each rank went to. False: that is not known of all ranks. */
+static bool write_phases(const report *report, FILE *out) {
+    text_table table = {.headings = {"rank"}};
+    bool used[TRACE_PHASE_COUNT] = {false}, any = false, all = true, trained = false;
+    size_t columns = 1;
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        any |= rank->has_phases;
+        all &= rank->has_phases;
+        trained |= rank->backward_seconds > 0 || rank->optimizer_seconds > 0;
+        for (int phase = 0; phase < TRACE_PHASE_COUNT; phase++)
+            used[phase] |= rank->phase_seconds[phase] > SHARE_SHOWN * rank->lived_seconds;
+    }
+    if (!any && trained)
+        fprintf(out, "\nWhere the time went: not known (this trace has no phases)\n");
+    if (!any)
+        return false;
+    for (int phase = 0; phase < TRACE_PHASE_COUNT; phase++)
+        if (used[phase])
+            table.headings[columns++] = report_phase_label((trace_phase)phase);
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        add_number(&table, rank);
+        for (int phase = 0; phase < TRACE_PHASE_COUNT; phase++)
+            if (used[phase])
+                write_share_cell(&table, rank->phase_seconds[phase], rank->lived_seconds);
+    }
+    fprintf(out, "\nWhere the time went (of the script's thread%s)\n", all ? "" : "; all -: not known");
+    text_table_print(&table, out, 2);
+    return all;
+}
+
 static void write_times(const report *report, FILE *out) {
-    text_table table = {.headings = {"rank", "lived", "median step", "90% within", "longest", "backward",
-                                     "optimizer", "waits", "collectives", "gradient sums"}};
     bool any = false;
     for (size_t i = 0; i < report->rank_count; i++) {
         const report_rank *rank = &report->ranks[i];
         any |= rank->backward_seconds > 0 || rank->optimizer_seconds > 0 || rank->collective_seconds > 0;
-        if (rank->rank >= 0)
-            text_table_add(&table, "%d", rank->rank);
-        else
-            text_table_add(&table, "?");
+    }
+    bool phases = write_phases(report, out);
+    if (!any)
+        return;
+    /* With phases, backward passes and steps are among them. */
+    static const text_table with = {.headings = {"rank", "lived", "median step", "90% within", "longest",
+                                                 "waits", "collectives", "gradient sums"}},
+                            without = {.headings = {"rank", "lived", "median step", "90% within", "longest",
+                                                    "backward", "optimizer", "waits", "collectives",
+                                                    "gradient sums"}};
+    text_table table = phases ? with : without;
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_rank *rank = &report->ranks[i];
+        add_number(&table, rank);
         report_text_seconds_cell(&table, rank->lived_seconds);
         report_text_seconds_cell(&table, rank->step_seconds);
         report_text_seconds_cell(&table, rank->step_p90_seconds);
         report_text_seconds_cell(&table, rank->step_max_seconds);
-        write_share_cell(&table, rank->backward_seconds, rank->lived_seconds);
-        write_share_cell(&table, rank->optimizer_seconds, rank->lived_seconds);
+        if (!phases) {
+            write_share_cell(&table, rank->backward_seconds, rank->lived_seconds);
+            write_share_cell(&table, rank->optimizer_seconds, rank->lived_seconds);
+        }
         write_share_cell(&table, rank->wait_seconds, rank->lived_seconds);
         write_share_cell(&table, rank->collective_seconds, rank->lived_seconds);
         write_share_cell(&table, rank->reduce_seconds, rank->lived_seconds);
-    }
-    if (!any) {
-        text_table_drop(&table);
-        return;
     }
     fprintf(out, "\nTime (of the script's thread; collectives and gradient sums run beside it)\n");
     text_table_print(&table, out, 2);

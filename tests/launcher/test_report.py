@@ -77,6 +77,11 @@ class Json(ReportTest):
             self.assertLessEqual(max(map(len, memory["bytes"].values())), 256)
             self.assertEqual(max(memory["bytes"]["param"]), rank["peak_bytes"]["param"])
             self.assertEqual(len(rank["step_times"]["seconds"]), rank["steps"] - 1)
+            phases, steps = rank["phases"], rank["steps"]
+            self.assertAlmostEqual(sum(phases.values()), rank["lived_seconds"], places=6)
+            self.assertAlmostEqual(phases["backward"], 0.1 * steps, places=6)
+            self.assertEqual((phases["import"], phases["start_up"], phases["saving"]), (3, 0.5, 0))
+            self.assertGreaterEqual(phases["evaluation"], 0.25)  # which the rank was in last
         slowest = [call["seconds"] for call in report["slowest_calls"]]
         self.assertEqual(slowest, sorted(slowest, reverse=True))
         self.assertAlmostEqual(slowest[0], max(row["max_seconds"] for row in report["calls"].values() if "max_seconds" in row), places=8)
@@ -122,11 +127,12 @@ class Json(ReportTest):
 class Text(ReportTest):
     def test_people_find_what_they_look_for(self):
         out = self.report(self.trace("run", "--ranks", "4", "--groups"))
-        for part in ("ranks     4 on 1 node", "Time (of the script's thread", "Memory over time (rank ", "the fullest: peak ", "backward)",
+        for part in ("ranks     4 on 1 node", "Where the time went (of the script's thread)", "Time (of the script's thread", "Memory over time (rank ", "the fullest: peak ", "backward)",
                      "bus bandwidth", "GB/s", "1: ranks 2-3", "Slowest calls", "longest", "Waits for other ranks", "Chunk events", "to device",
                      "61 functions hooked, 2 missed", "c10d::ProcessGroupGloo::allreduce"):
             self.assertIn(part, out)
         self.assertRegex(out, "optim .*[\u2581-\u2588]{8}")
+        self.assertRegex(out, r"\n  rank +import +start-up +data +forward +backward +optimizer +evaluation +rest\n  0 +3\.00 s +\d+% ")
         self.assertLess(max(map(len, out.splitlines())), 180)
 
     def test_devices(self):
@@ -315,7 +321,7 @@ class Html(ReportTest):
                 if arguments[-2:] != ["--records", "1"]:
                     self.assertGreaterEqual(dom.count('data-kind="param"'), min(ranks, 6))
                     self.assertIn('class="peak-dot"', dom)
-                    for title in ("Memory over time", "Steps", "Collectives", "Calls", "Slowest calls", "Coverage"):
+                    for title in ("Memory over time", "Steps", "Where the time went", "Collectives", "Calls", "Slowest calls", "Coverage"):
                         self.assertIn(f"<h2>{title}</h2>", dom)
 
 

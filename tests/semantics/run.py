@@ -183,6 +183,10 @@ class Suite:
                 return f"Castor took no part: {report_of_run['outcome']}, {report_of_run['model_data']['numel']} parameters"
             if not left and row.expect.aside:
                 return "Castor took part, though the row says that it is left to PyTorch"
+            for rank in report_of_run["ranks"]:
+                phases = rank["phases"]
+                if rank["steps"] and (not phases or abs(sum(phases.values()) - rank["lived_seconds"]) > 1e-4 or not phases["backward"]):
+                    return f"the phases of rank {rank['rank']} do not add up to its {rank['lived_seconds']} s: {phases}"
         return ""
 
     def settle(self, row, ranks, plugin, passed, text, seconds, outcome=None, detail=""):

@@ -492,6 +492,17 @@
     if (all) leftOut(list.length, all, "function");
   };
 
+  const phases = () => {
+    const rows = data.ranks.filter((row) => row.phases);
+    if (!rows.length) return;
+    section("Where the time went", "Of the script's thread, from the start of the process to its end. Forward: what leads to a backward pass; evaluation: batches without one; rest: the script's own code.");
+    const part = (row, name) => (row.lived_seconds > 0 ? row.phases[name] / row.lived_seconds : 0);
+    const used = Object.keys(rows[0].phases).filter((name) => rows.some((row) => part(row, name) > 0.0005));
+    table([["rank", (row) => (row.rank === null ? "?" : String(row.rank)), { left: true }], ["lived", (row) => seconds(row.lived_seconds)],
+      ...used.map((name) => [name.replace("_", "-"), (row) => (part(row, name) > 0.0005 ? seconds(row.phases[name]) + ", " + share(row.phases[name], row.lived_seconds) : null),
+        { bar: (row) => [part(row, name), 0] }])], rows);
+  };
+
   const time = (row, figure) => (figure > 0 ? (row.estimated ? "~" : "") + seconds(figure) : null);
 
   const slowest = () => {
@@ -533,7 +544,7 @@
     for (const problem of data.problems) page.append(el("div", { class: "note bad" }, "not read: " + problem));
   };
 
-  for (const part of [header, cards, notes, memory, devices, pipeline, steps, ranks, collectives,
+  for (const part of [header, cards, notes, memory, devices, pipeline, steps, ranks, phases, collectives,
     () => counters("Calls", "Intercepted functions of all processes, by time.", "function", data.calls, totals.calls), slowest,
     () => counters("Waits for other ranks", null, "for", data.waits), chunks, () => counters("Events", null, "event", data.events), coverage]) part();
   page.append(el("footer", {}, "Made by castor report from " + data.directory + ". This page holds all it shows; it loads nothing."));

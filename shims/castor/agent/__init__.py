@@ -18,7 +18,7 @@ def _attach():
 
     from . import core, patching
     from .nodes import groups
-    from .process import stacks
+    from .process import phases, stacks
 
     if not core.bind():
         return  # libcastor.so is not in this process: nothing to do
@@ -34,6 +34,7 @@ def _attach():
         from . import saving
 
         saving.install()
+    phases.install()
     patching.keep()
     groups.install()
     if not core.plugin_engine():

@@ -25,11 +25,12 @@ def _counted(wrapper):
         # torch.compile(optimizer.step): the compiled step is PyTorch's own.
         if torch.compiler.is_compiling() or _thread.steps or not store.active():
             return wrapper(*args, **kwargs)
-        begin, _thread.steps = core.now_ns(), True
+        begin, _thread.steps = core.phase_begin(core.PHASE_OPTIMIZER), True
         try:
             result = wrapper(*args, **kwargs)
         finally:
             _thread.steps = False
+            core.phase_end(0)
         figures.stepped(args[0], begin, core.MODE_PLAIN)
         return result
 

@@ -37,11 +37,12 @@ def _outermost(wrapper):
     def step(*args, **kwargs):
         if torch.compiler.is_compiling() or _thread.running is not None or not store.active():
             return wrapper(*args, **kwargs)
-        begin, _thread.running, _thread.inside = core.now_ns(), args[0], False
+        begin, _thread.running, _thread.inside = core.phase_begin(core.PHASE_OPTIMIZER), args[0], False
         try:
             result = wrapper(*args, **kwargs)
         finally:
             _thread.running = None
+            core.phase_end(0)
         found = any(homes.home_of(p) for p in store.parameters_of(args[0]))
         figures.stepped(args[0], begin, (core.MODE_OWNER if type(args[0]) in _ELEMENTWISE else core.MODE_REPLICATED) if found else core.MODE_PLAIN)
         return result

@@ -59,29 +59,32 @@ def _outermost(wrapper):
         if loss_scale.skips(self):
             return _skipped_step(self)
         running = owner.thread.running = owner.Running(self)
-        begin = core.now_ns()
-        if events.depth():
-            _step_in_backward(self)
+        begin = core.phase_begin(core.PHASE_OPTIMIZER)
         try:
-            if _job is not None and closure is None:
-                running.say(_job)
-                if not getattr(type(self).step, "castor_separable", False):
-                    running.compare_alone()
-            result = wrapper(*args, **kwargs)
+            if events.depth():
+                _step_in_backward(self)
+            try:
+                if _job is not None and closure is None:
+                    running.say(_job)
+                    if not getattr(type(self).step, "castor_separable", False):
+                        running.compare_alone()
+                result = wrapper(*args, **kwargs)
+            finally:
+                owner.thread.running = None
+            if loss_scale.active():
+                loss_scale.stepped(self)
+            if accumulation.active():
+                accumulation.step_over(self)
+            if store.groups() and (not _is_separable(type(self)) or states.of(self).local):
+                _end_replicated(self, running)
+            if _job is not None:
+                _job.step_ended()
+            adoption.step_ended()
+            if figures.is_first_step() and not store.groups():
+                _say_alone(self)
+            figures.stepped(self, begin, running.mode)
         finally:
-            owner.thread.running = None
-        if loss_scale.active():
-            loss_scale.stepped(self)
-        if accumulation.active():
-            accumulation.step_over(self)
-        if store.groups() and (not _is_separable(type(self)) or states.of(self).local):
-            _end_replicated(self, running)
-        if _job is not None:
-            _job.step_ended()
-        adoption.step_ended()
-        if figures.is_first_step() and not store.groups():
-            _say_alone(self)
-        figures.stepped(self, begin, running.mode)
+            core.phase_end(0)
         return result
 
     return torch._disable_dynamo(step)

@@ -72,36 +72,40 @@ def _wrap(run):
                 return run(t_outputs, *args, **kwargs)
             finally:
                 _thread.depth -= 1
-        begin = core.now_ns()
-        _thread.depth, _thread.pending = 1, []
         accumulates = kwargs.get("accumulate_grad", False)
+        begin = core.phase_begin(core.PHASE_BACKWARD) if accumulates else None
+        _thread.depth, _thread.pending = 1, []
         heard, pending = tuple(_observers) if accumulates else (), _thread.pending
         try:
             try:
+                try:
+                    for observer in heard:
+                        observer.backward_begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
+                        args = (observer.scaled(args[0]), *args[1:])
+                    if not accumulates and len(args) > 3:
+                        for observer in _observers:
+                            observer.gradients_taken(args[3], bool(args[2]))
+                    result = run(t_outputs, *args, **kwargs)
+                finally:
+                    _thread.depth, _thread.pending = 0, []
+                for callback, _ in pending:
+                    callback()
+            except BaseException as error:
+                for _, raised in pending:
+                    raised(error)
                 for observer in heard:
-                    observer.backward_begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
-                    args = (observer.scaled(args[0]), *args[1:])
-                if not accumulates and len(args) > 3:
-                    for observer in _observers:
-                        observer.gradients_taken(args[3], bool(args[2]))
-                result = run(t_outputs, *args, **kwargs)
+                    observer.backward_raised(error)
+                raise
             finally:
-                _thread.depth, _thread.pending = 0, []
-            for callback, _ in pending:
-                callback()
-        except BaseException as error:
-            for _, raised in pending:
-                raised(error)
+                for observer in heard:
+                    observer.backward_left()
             for observer in heard:
-                observer.backward_raised(error)
-            raise
+                observer.backward_ended(t_outputs, bool(pending))
+            if accumulates:
+                core.event_backward(begin, core.now_ns(), bool(pending))
         finally:
-            for observer in heard:
-                observer.backward_left()
-        for observer in heard:
-            observer.backward_ended(t_outputs, bool(pending))
-        if accumulates:
-            core.event_backward(begin, core.now_ns(), bool(pending))
+            if accumulates:
+                core.phase_end(0)
         return result
 
     return engine_run_backward

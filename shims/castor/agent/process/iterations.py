@@ -1,5 +1,6 @@
 """Iterations over DataLoaders: where they begin, and where they give a batch."""
 import functools
+import sys
 
 from .. import patching
 from . import stacks
@@ -35,3 +36,14 @@ def wrap(begin, following):
 
     for name, wrap_function in (("__init__", wrap_init), ("_reset", wrap_reset), ("__next__", wrap_next)):
         patching.replace(f"torch.utils.data.dataloader._BaseDataLoaderIter.{name}", wrap_function)
+
+
+def fetched_ahead(loader):
+    """Whether Accelerate draws the loader's batches: it hands out a batch only after it has fetched the next one, or knows that
+    there is none. Its GradientState names the loader that is iterated, which contains ours."""
+    state, loaders = (sys.modules.get(f"accelerate.{name}") for name in ("state", "data_loader"))
+    if state is None or loaders is None or not state.GradientState._shared_state:
+        return False
+    active = state.GradientState().active_dataloader
+    ahead = issubclass(type(active), loaders.DataLoaderShard)  # it pretends to be a DataLoader
+    return ahead and loader in (active, getattr(active, "base_dataloader", None))

@@ -6,7 +6,6 @@ Iterable datasets give each rank the same samples, of which it collates its part
 loaded whole and cut."""
 import collections
 import functools
-import sys
 import weakref
 import zlib
 from ctypes import byref, c_uint64
@@ -58,7 +57,7 @@ class _Split:
         self.in_whole = False  # the dataset draws random numbers, so that its batches cannot be made a second time
         self.drawn = collections.deque()  # batches not yet delivered: (arguments of Job.batch_delivered, indices, are parts made)
         self.drawn_ahead = False  # a batch is drawn while the script trains on an earlier one (audit.py)
-        self.ahead = _fetched_ahead(loader)  # the loader fetches the next batch before it hands out one (Accelerate)
+        self.ahead = iterations.fetched_ahead(loader)  # the loader fetches the next batch before it hands out one (Accelerate)
         self.fetched = None  # the arguments of Job.batch_delivered for that next batch
         self.parts = not job.evaluating  # parts are handed out, and no whole batches
         self.backwards = job.backwards
@@ -183,17 +182,6 @@ class _Split:
         first, last, weight = part_of(sizes[0], self.job.rank, self.job.world)
         self.hand_out((weight, float(sizes[0]), sizes[0]))
         return streams.cut(data, functools.partial(streams.is_column, count=sizes[0]), first, last)[0]
-
-
-def _fetched_ahead(loader):
-    """Whether Accelerate draws the loader's batches: it hands out a batch only after it has fetched the next one, or knows that
-    there is none. Its GradientState names the loader that is iterated, which contains ours."""
-    state, loaders = (sys.modules.get(f"accelerate.{name}") for name in ("state", "data_loader"))
-    if state is None or loaders is None or not state.GradientState._shared_state:
-        return False
-    active = state.GradientState().active_dataloader
-    ahead = issubclass(type(active), loaders.DataLoaderShard)  # it pretends to be a DataLoader
-    return ahead and loader in (active, getattr(active, "base_dataloader", None))
 
 
 def _may_train(job):

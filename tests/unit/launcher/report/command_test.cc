@@ -147,6 +147,10 @@ TEST_F(Report, TextIsForPeople) {
     expect_out("c10d::ProcessGroupGloo::allreduce ");
     expect_out("30 functions hooked, 1 missed");
     expect_out("3 of 32.0 MiB");
+    /* As in traces of recorders that knew no phases. */
+    expect_out("Where the time went: not known (this trace has no phases)");
+    EXPECT_EQ(json()["ranks"][0]["phases"].kind, Json::NULL_VALUE);
+    run({directory});
     EXPECT_EQ(out.find('\x1b'), std::string::npos);
 }
 
