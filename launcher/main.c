@@ -7,6 +7,7 @@
 #include "core/version.h"
 #include "launcher/common/command_line.h"
 #include "launcher/doctor/doctor.h"
+#include "launcher/logs/logs.h"
 #include "launcher/report/report.h"
 #include "launcher/run/run.h"
 #include "launcher/tables/complete.h"

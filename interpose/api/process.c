@@ -83,6 +83,11 @@ castor_status castor_torch_check(const char *version) {
     return torch_version_check(version);
 }
 
+void castor_versions_tell(const char *torch, const char *python) {
+    trace_about_add(TRACE_ABOUT_TORCH, torch);
+    trace_about_add(TRACE_ABOUT_PYTHON, python);
+}
+
 void castor_say(const char *text) {
     log_say(text);
 }

@@ -4,6 +4,7 @@
  *   rank-R.pid-P.counters                     one per process that recorded anything: struct trace_counters
  *   rank-R.pid-P.tid-T.segment-N.trace        per thread: a trace_segment header, then records
  *   trace.budget                              trace bytes taken by all processes: struct trace_budget
+ *   castor.about                              text: a line `KEY VALUE` per fact of about.def
  *   passthrough                               text: a line per process that the agent did not reach, and why
  *   refused                                   text: why the job was refused, by the first process that refused it
  *   refused-unseen                            the same, by a process whose log lines nobody may see: `castor run` prints it
@@ -11,6 +12,7 @@
  * Invariants
  *   - a file whose magic is zero was never finished and holds nothing
  *   - the first `committed` records of a segment are complete, whatever happened to the process
+ *   - a value of `castor.about` has no control characters; a line that stands there twice says the same once
  *   - rows of record.def and gauge.def are only ever appended; any other change of this file, or of the number of ids of
  *     a kind, increments TRACE_VERSION
  *
@@ -29,6 +31,7 @@
 #define TRACE_COUNTERS_SUFFIX     ".counters"
 #define TRACE_SEGMENT_SUFFIX      ".trace"
 #define TRACE_BUDGET_NAME         "trace.budget"
+#define TRACE_ABOUT_NAME          "castor.about"
 #define TRACE_UNREACHED_NAME      "passthrough"
 #define TRACE_REFUSED_NAME        "refused"
 #define TRACE_REFUSED_UNSEEN_NAME "refused-unseen"
@@ -45,6 +48,15 @@ typedef enum trace_gauge {
 #include "gauge.def"
     GAUGE_COUNT
 } trace_gauge;
+
+typedef enum trace_about {
+#define ABOUT(id, key, doc) TRACE_ABOUT_##id,
+#include "about.def"
+    TRACE_ABOUT_COUNT
+} trace_about;
+
+#define TRACE_ABOUT_VALUE_MAX 8192   /* of one line, with its NUL */
+#define TRACE_ABOUT_BYTES_MAX 262144 /* of the file that anybody reads or adds to */
 
 /* One record, 64 bytes. */
 typedef struct trace_record {

@@ -39,6 +39,8 @@ void trace_name_set(trace_record_kind kind, uint32_t id, const char *name);
 
 /* The plugin of this process. */
 void trace_plugin_set(const char *plugin);
+/* A fact about the run, for the report; nothing happens if it cannot be written. */
+void trace_about_add(trace_about fact, const char *value);
 /* One line that the report shows, for instance "passthrough: REASON"; the last one counts. */
 void trace_outcome_set(const char *outcome);
 

@@ -65,7 +65,8 @@ bool text_table_print(text_table *table, FILE *out, int indent) {
         for (size_t column = 0; column < columns; column++) {
             const char *text =
                 row == 0 ? table->headings[column] : table->cells[(row - 1) * columns + column];
-            print_cell(out, text, widths[column], column == 0, column + 1 == columns);
+            print_cell(out, text, widths[column], column == 0 || (table->left >> column & 1),
+                       column + 1 == columns);
         }
     }
     bool complete = !table->failed;

@@ -12,6 +12,7 @@
 typedef struct text_table {
     const char *
         headings[TEXT_TABLE_COLUMNS]; /* NULL ends them; the first column is aligned left, the others right */
+    unsigned left;                    /* bit n: so is column n */
     char **cells;
     size_t cell_count, cell_capacity;
     bool failed;

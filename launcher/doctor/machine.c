@@ -2,9 +2,7 @@
 #include <fcntl.h>
 #include <gnu/libc-version.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -15,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "core/machine.h"
+#include "launcher/common/limits.h"
 #include "launcher/common/text_table.h"
 #include "doctor.h"
 
@@ -44,26 +43,20 @@ static void check_machine(doctor_checks *checks) {
     doctor_add(checks, GROUP_MACHINE, "glibc", old ? DOCTOR_FAIL : DOCTOR_OK, "%s", libc);
     if (old)
         doctor_advise(checks, "Castor needs glibc 2.28 or later: a newer system, or a container with one");
-    cpu_set_t set;
-    long usable =
-        sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
-    char quota[64];
-    double limit = 0, period = 0;
-    if (machine_group_limit("", &(machine_controller){"cpu", "cpu.max", "cpu.cfs_quota_us"}, quota) &&
-        sscanf(quota, "%lf %lf", &limit, &period) > 0 && limit > 0)
-        limit /= period > 0 ? period : 100000;
+    unsigned long usable = limit_cores_usable();
+    double limit = limit_cores_given();
     if (limit > 0 && limit < (double)usable)
-        doctor_add(checks, GROUP_MACHINE, "cores", DOCTOR_OK, "%ld, of which a control group gives %.1f",
+        doctor_add(checks, GROUP_MACHINE, "cores", DOCTOR_OK, "%lu, of which a control group gives %.1f",
                    usable, limit);
     else
-        doctor_add(checks, GROUP_MACHINE, "cores", DOCTOR_OK, "%ld", usable);
+        doctor_add(checks, GROUP_MACHINE, "cores", DOCTOR_OK, "%lu", usable);
 }
 
 /* ---- memory ---- */
 
 static void check_memory(doctor_checks *checks) {
     uint64_t total = 0, available = 0, value, committed;
-    char a[TEXT_FIGURE_MAX], b[TEXT_FIGURE_MAX], text[64];
+    char a[TEXT_FIGURE_MAX], b[TEXT_FIGURE_MAX];
     if (machine_meminfo("", "MemTotal", &total) && machine_meminfo("", "MemAvailable", &available)) {
         bool little = available < GIB;
         doctor_add(checks, GROUP_MEMORY, "memory", little ? DOCTOR_WARN : DOCTOR_OK,
@@ -72,10 +65,7 @@ static void check_memory(doctor_checks *checks) {
             doctor_advise(checks, "a process with PyTorch alone takes about 0.3 GiB: end other programs");
     } else
         doctor_add(checks, GROUP_MEMORY, "memory", DOCTOR_WARN, "/proc/meminfo cannot be read");
-    uint64_t limit =
-        machine_group_limit("", &(machine_controller){"memory", "memory.max", "memory.limit_in_bytes"}, text)
-            ? strtoull(text, NULL, 10)
-            : 0;
+    uint64_t limit = limit_memory_bytes();
     if (limit > 0 && (total == 0 || limit < total)) {
         doctor_add(checks, GROUP_MEMORY, "control group", limit < GIB ? DOCTOR_WARN : DOCTOR_OK, "at most %s",
                    text_bytes(a, limit));

@@ -402,13 +402,26 @@ static bool find_names(report *report, const char *path) {
 }
 
 /* False when memory is out. */
-static bool read_directory(report *report, DIR *directory) {
+static bool read_directory(report *report, DIR *directory, bool records) {
     if ((report->matched = report_collectives_new()) == NULL ||
+        !about_read(dirfd(directory), &report->about) ||
         !read_files(report, directory, TRACE_COUNTERS_SUFFIX, read_counters_file))
         return false;
     report_align_clocks(report);
-    return read_files(report, directory, TRACE_SEGMENT_SUFFIX, read_segment_file) &&
+    return (!records || read_files(report, directory, TRACE_SEGMENT_SUFFIX, read_segment_file)) &&
            read_outcomes(report, dirfd(directory));
+}
+
+bool report_read_brief(report *report, const char *path) {
+    memset(report, 0, sizeof *report);
+    report->plugin = report->command = "";
+    DIR *directory = opendir(path);
+    bool complete = directory != NULL && find_names(report, path) &&
+                    read_directory(report, directory, false) &&
+                    (report->process_count == 0 || summarize(report));
+    if (directory != NULL)
+        closedir(directory);
+    return complete;
 }
 
 bool report_read(report *report, const char *path) {
@@ -421,7 +434,7 @@ bool report_read(report *report, const char *path) {
         free(named);
         return false;
     }
-    bool complete = find_names(report, path) && read_directory(report, directory);
+    bool complete = find_names(report, path) && read_directory(report, directory, true);
     for (size_t i = 0; i < report->problem_count; i++) {
         trace_read_clean(report->problems[i], strlen(report->problems[i]) + 1);
         fprintf(stderr, "castor: %s/%s\n", shown, report->problems[i]);
@@ -470,6 +483,7 @@ void report_free(report *report) {
     free_counters(&report->chunk_events);
     free_lines(report->notes, report->note_count);
     free_lines(report->problems, report->problem_count);
+    about_free(&report->about);
     free(report->outcome);
     free(report->directory);
     free(report->shown);

@@ -147,6 +147,7 @@ void report_json_object(json_writer *json, const report *report, const report_li
     json_string(json, "plugin", report->plugin);
     json_string(json, "outcome", report->outcome);
     write_start(json, report);
+    report_json_about(json, report);
     json_number(json, "duration_seconds", report->duration_seconds);
     json_array_begin(json, "ranks");
     for (size_t i = 0; i < report->rank_count && i < limits->rows; i++)

@@ -14,6 +14,9 @@ typedef struct report_limits {
 
 void report_json_object(json_writer *json, const report *report, const report_limits *limits);
 
+/* Options, versions and machine of the run. */
+void report_json_about(json_writer *json, const report *report);
+
 /* Of a rank: its bytes by tier; its device, null without one. */
 void report_json_tiers(json_writer *json, const report_rank *rank);
 void report_json_device(json_writer *json, const report_rank *rank);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -9,6 +10,7 @@
 #include "compare.h"
 #include "core/log.h"
 #include "launcher/common/command_line.h"
+#include "launcher/job/runs.h"
 
 #define STATUS_MADE    0
 #define STATUS_PARTIAL 1
@@ -30,6 +32,7 @@ static const report_format formats[] = {
 
 typedef struct report_options {
     const char *directories[2], *output;
+    char newest[PATH_MAX]; /* where no directory was named */
     int directory_count;
     const report_format *format;
 } report_options;
@@ -73,8 +76,13 @@ static int parse_arguments(int argc, char **argv, report_options *options) {
         }
     }
     if (options->directory_count == 0) {
-        LOG_E("report: needs the log directory of a job: castor report DIR");
-        return STATUS_NOTHING;
+        if (!job_runs_newest(options->newest, sizeof options->newest)) {
+            LOG_E("report: there is no run in ./" JOB_RUNS_PARENT
+                  "; name its log directory: castor report DIR");
+            return STATUS_NOTHING;
+        }
+        LOG_I("report: the newest run: %s", options->newest);
+        options->directories[options->directory_count++] = options->newest;
     }
     if (options->directory_count == 2 && options->format->compare == NULL) {
         LOG_E("report: --format %s shows one run; two are compared with --format text or json",

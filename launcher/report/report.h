@@ -11,6 +11,7 @@
 
 #include <stdbool.h>
 #include <stdio.h>
+#include "launcher/common/about.h"
 #include "launcher/common/tiers.h"
 #include "launcher/common/trace_read.h"
 #include "trace/phases.h"
@@ -170,6 +171,7 @@ typedef struct report {
     uint64_t start_realtime_ns;
     const char *plugin, *command; /* never NULL */
     char *outcome;
+    about about; /* what castor and the job's processes wrote about the run */
 
     char **notes;    /* remarks for the reader about these figures */
     char **problems; /* files that could not be read */
@@ -179,6 +181,9 @@ typedef struct report {
 /* Reads a log directory. False: there is nothing to report, and the reason is on standard error. Free it in
  * any case. */
 bool report_read(report *report, const char *directory);
+/* The same of the counters alone, and without a word: what a run was and what it came to (NULL: it left nothing that says so). False:
+ * it cannot be read. */
+bool report_read_brief(report *report, const char *directory);
 void report_free(report *report);
 
 void report_write_text(const report *report, FILE *out);

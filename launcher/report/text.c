@@ -32,6 +32,7 @@ static void write_header(const report *report, FILE *out) {
     fprintf(out, "  started   %s, %s\n", started, text_seconds(figure, report->duration_seconds));
     fprintf(out, "  outcome   %s\n", report->outcome);
     write_audit(report, out);
+    report_text_about(report, out);
 }
 
 void report_text_bytes_cell(text_table *table, uint64_t bytes) {

@@ -11,11 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "core/log.h"
-#include "launcher/common/suffix.h"
-#include "trace/format.h"
-#include "trace/live_format.h"
-
-#define DEFAULT_PARENT "castor-logs"
+#include "launcher/job/runs.h"
 
 enum { SAME_SECOND_MAX = 1000 };
 
@@ -66,14 +62,14 @@ static bool make_default(run_directory *out) {
     struct tm local;
     localtime_r(&now, &local);
     strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", &local);
-    strcpy(out->shown, DEFAULT_PARENT);
-    if (!make_parents(DEFAULT_PARENT, &out->made_from))
+    strcpy(out->shown, JOB_RUNS_PARENT);
+    if (!make_parents(JOB_RUNS_PARENT, &out->made_from))
         return false;
     for (int number = 1; number <= SAME_SECOND_MAX; number++) {
         if (number == 1)
-            snprintf(out->shown, sizeof out->shown, DEFAULT_PARENT "/%s", stamp);
+            snprintf(out->shown, sizeof out->shown, JOB_RUNS_PARENT "/%s", stamp);
         else
-            snprintf(out->shown, sizeof out->shown, DEFAULT_PARENT "/%s-%d", stamp, number);
+            snprintf(out->shown, sizeof out->shown, JOB_RUNS_PARENT "/%s-%d", stamp, number);
         if (mkdir(out->shown, 0777) == 0) {
             if (!out->made_from)
                 out->made_from = strlen(out->shown);
@@ -126,23 +122,6 @@ int run_directory_prepare(const char *wanted, run_directory *out) {
     return 0;
 }
 
-/* A file that a run writes into its directory. */
-static bool is_of_a_run(const char *name) {
-    static const char out_prefix[] = "rank";
-    if (strcmp(name, TRACE_BUDGET_NAME) == 0 || strcmp(name, TRACE_UNREACHED_NAME) == 0 ||
-        strcmp(name, TRACE_REFUSED_NAME) == 0 || strcmp(name, TRACE_REFUSED_UNSEEN_NAME) == 0 ||
-        strcmp(name, TRACE_SAID_NAME) == 0)
-        return true;
-    if (strncmp(name, out_prefix, sizeof out_prefix - 1) != 0)
-        return false;
-    if (has_suffix(name, TRACE_COUNTERS_SUFFIX) || has_suffix(name, TRACE_SEGMENT_SUFFIX) ||
-        has_suffix(name, LIVE_SUFFIX) || has_suffix(name, LIVE_STACK_SUFFIX))
-        return strstr(name, ".pid-") != NULL;
-    const char *number = name + sizeof out_prefix - 1;
-    size_t digits = strspn(number, "0123456789");
-    return digits > 0 && (strcmp(number + digits, ".out") == 0 || strcmp(number + digits, ".err") == 0);
-}
-
 void run_directory_clear(const run_directory *directory) {
     char files[PATH_MAX + 16];
     run_files_path(directory, files, sizeof files);
@@ -152,7 +131,7 @@ void run_directory_clear(const run_directory *directory) {
         return;
     size_t removed = 0;
     for (struct dirent *entry; (entry = readdir(entries));)
-        if (is_of_a_run(entry->d_name) && unlinkat(dirfd(entries), entry->d_name, 0) == 0)
+        if (job_file_is(entry->d_name) && unlinkat(dirfd(entries), entry->d_name, 0) == 0)
             removed++;
     closedir(entries);
     if (removed)

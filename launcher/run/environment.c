@@ -1,11 +1,11 @@
 #include "run.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include "core/options.h"
+#include "launcher/common/limits.h"
 
 /* ---- the block ---- */
 
@@ -181,14 +181,6 @@ static bool set_place(run_environment *out, const run_cluster *cluster) {
     return done;
 }
 
-static unsigned long usable_cores(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        return (unsigned long)CPU_COUNT(&set);
-    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more cores than cpu_set_t holds */
-    return online > 0 ? (unsigned long)online : 1;
-}
-
 /* The same on all ranks of a job, from 1 to 2^32 - 1; another one in the next job, as Python's own. */
 static unsigned long hash_seed(const char *token) {
     char digits[9];
@@ -261,7 +253,7 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
         done = set_place(out, &cluster);
     int ranks = job->request->ranks;
     if (ranks > 1) {
-        unsigned long threads = usable_cores() / (unsigned long)ranks;
+        unsigned long threads = limit_cores_usable() / (unsigned long)ranks;
         hide_other_launcher(out);
         done = done && set_number(out, "CASTOR_RANK", (unsigned long)rank);
         done = done && set_number(out, "CASTOR_WORLD_SIZE", (unsigned long)ranks);

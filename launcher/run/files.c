@@ -9,9 +9,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 #include "core/log.h"
+#include "launcher/job/runs.h"
 
 void run_files_path(const run_directory *directory, char *out, size_t out_size) {
-    log_format(out, out_size, "%s/" RUN_FILES_NAME, directory->path);
+    log_format(out, out_size, "%s/" JOB_FILES_NAME, directory->path);
 }
 
 void run_files_tell_full(const char *path) {

@@ -131,12 +131,15 @@ static int run_job_do(run_job *job, char *const *base) {
     if (status)
         return status;
     run_directory_clear(&job->directory);
+    run_about_write(job);
     bool started;
     status = run_ranks(job, base, &started);
-    if (started)
+    if (started) {
         run_outcome_report(job);
-    else
+    } else {
+        run_about_remove(job);
         run_directory_abandon(&job->directory);
+    }
     return status;
 }
 

@@ -83,9 +83,14 @@ void run_directory_clear(const run_directory *directory);
 /* Removes what run_directory_prepare made. */
 void run_directory_abandon(run_directory *directory);
 
-/* ---- files.c ---- */
+/* ---- about.c ---- */
 
-#define RUN_FILES_NAME ".files"
+struct run_job;
+/* Writes what is known of the run into its directory, as far as that can be done. */
+void run_about_write(const struct run_job *job);
+void run_about_remove(const struct run_job *job);
+
+/* ---- files.c ---- */
 
 /* The folder for the ranks' changes of files. */
 void run_files_path(const run_directory *directory, char *out, size_t out_size);

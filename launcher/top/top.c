@@ -12,8 +12,7 @@
 #include "core/log.h"
 #include "launcher/common/command_line.h"
 #include "launcher/common/trace_read.h"
-
-#define LOGS_PARENT "castor-logs"
+#include "launcher/job/runs.h"
 
 enum { STATUS_SHOWN = 0, STATUS_NOTHING = 1, STATUS_USAGE = 2 };
 
@@ -26,29 +25,6 @@ typedef struct top_request {
 } top_request;
 
 /* ---- command line ---- */
-
-/* The newest folder of castor-logs: files were made in it last. */
-static bool find_newest(char out[PATH_MAX]) {
-    DIR *listing = opendir(LOGS_PARENT);
-    struct timespec newest = {0, 0};
-    bool found = false;
-    for (struct dirent *entry; listing != NULL && (entry = readdir(listing)) != NULL;) {
-        struct stat status;
-        if (entry->d_name[0] == '.' || fstatat(dirfd(listing), entry->d_name, &status, 0) != 0 ||
-            !S_ISDIR(status.st_mode))
-            continue;
-        bool newer = status.st_mtim.tv_sec != newest.tv_sec ? status.st_mtim.tv_sec > newest.tv_sec
-                                                            : status.st_mtim.tv_nsec > newest.tv_nsec;
-        if (found && !newer)
-            continue;
-        found = true;
-        newest = status.st_mtim;
-        snprintf(out, PATH_MAX, LOGS_PARENT "/%s", entry->d_name);
-    }
-    if (listing != NULL)
-        closedir(listing);
-    return found;
-}
 
 static bool parse_interval(const char *text, uint64_t *out_ns) {
     char *end;
@@ -95,8 +71,8 @@ static int parse_arguments(int argc, char **argv, top_request *out) {
             more = false;
         }
     }
-    if (out->directory[0] == '\0' && !find_newest(out->directory)) {
-        LOG_E("top: there is no run in ./" LOGS_PARENT "; name its log directory: castor top DIR");
+    if (out->directory[0] == '\0' && !job_runs_newest(out->directory, sizeof out->directory)) {
+        LOG_E("top: there is no run in ./" JOB_RUNS_PARENT "; name its log directory: castor top DIR");
         return STATUS_NOTHING;
     }
     return -1;

@@ -85,7 +85,7 @@ class Streams(CommandTest):
         status, out, err = self.castor("run", *ranks(3), "--all-output", "sh", "-c", say)
         self.assertEqual((status, sorted(out.splitlines())), (0, ["out 0", "out 1", "out 2"]))
         self.assertEqual(sorted(line for line in err if line.startswith("err")), ["err 0", "err 1", "err 2"])
-        self.assertEqual(os.listdir(self.path("logs")), [])
+        self.assertEqual(os.listdir(self.path("logs")), ["castor.about"])
 
     def test_closed_standard_error(self):
         self.assertEqual(self.castor("-c", 'exec "$0" run --plugin ddp --nproc 2 sh -c "exit 4" 2>&-', BINARY, binary="sh")[0], 4)
@@ -114,14 +114,37 @@ class LogDirectory(CommandTest):
 
     def test_an_earlier_trace_is_replaced_and_nothing_else(self):
         os.mkdir(self.path("logs"))
-        earlier = ["rank-0.pid-7.counters", "rank-0.pid-7.tid-7.segment-0.trace", "trace.budget", "passthrough", "rank12.out"]
+        earlier = ["rank-0.pid-7.counters", "rank-0.pid-7.tid-7.segment-0.trace", "trace.budget", "passthrough", "castor.about", "rank12.out"]
         others = ["notes.txt", "my.counters", "rank.out", "rank-0.trace", "model.trace"]
         for name in earlier + others:
             self.script(f"logs/{name}", "")
         status, _, err = self.castor("run", "--log-dir", "logs", "true")
         self.assertEqual(status, 0)
         self.assertTrue(any("replaced" in line for line in err), err)
-        self.assertEqual(sorted(os.listdir(self.path("logs"))), sorted(others))
+        self.assertEqual(sorted(os.listdir(self.path("logs"))), sorted([*others, "castor.about"]))
+
+    def about(self, *arguments, **changes):
+        status, _, err = self.castor("run", "--log-dir", "logs", *arguments, env=changes)
+        self.assertEqual(status, 0, err)
+        return [tuple(line.split(" ", 1)) for line in self.text("logs/castor.about").splitlines()]
+
+    def test_what_is_known_of_the_run(self):
+        lines = self.about("--set", "CASTOR_OFFLOAD_DIR=a\nb", "--set", "CASTOR_MEMORY_BUDGET=300M", "--set", "CASTOR_AUDIT=2", "echo", "two words",
+                           CASTOR_TIMEOUT="7", SECRET_KEY="hidden", CASTOR_JOB="0123")
+        self.assertEqual([line for line in lines if line[0].startswith("option")],
+                         [("option-set", "CASTOR_MEMORY_BUDGET=300M"), ("option-set", "CASTOR_OFFLOAD_DIR=a?b"), ("option-environment", "CASTOR_TIMEOUT=7")])
+        known = dict(lines)
+        self.assertEqual(known["command"], "echo two words")
+        self.assertEqual((known["host"], known["kernel"].split()[1].rstrip(",")), (os.uname().nodename, os.uname().release))
+        self.assertEqual(int(known["cores"].split(",")[0]), len(os.sched_getaffinity(0)))
+        self.assertGreater(int(known["memory"]), 1 << 20)
+        self.assertNotIn("hidden", self.text("logs/castor.about"))
+        self.assertEqual(os.stat(self.path("logs/castor.about")).st_mode & 0o777, 0o600)
+        self.assertEqual([line for line in self.about("true") if line[0].startswith("option")], [])
+
+    def test_a_limit_of_file_sizes_costs_what_is_known_and_no_more(self):
+        status, out, _ = self.castor("-c", 'ulimit -f 1; exec "$0" run --log-dir logs --set "CASTOR_OFFLOAD_DIR=$(printf %02000d 1)" echo here', BINARY, binary="bash")
+        self.assertEqual((status, out, os.listdir(self.path("logs"))), (0, "here\n", []))
 
     def test_a_refused_run_keeps_directories_that_were_there(self):
         os.makedirs(self.path("logs/kept"))

@@ -2,6 +2,7 @@
 
 It turns PyTorch's Python events into calls of the core. An exception in here never breaks `import torch`."""
 import os
+import platform
 import sys
 
 
@@ -23,6 +24,7 @@ def _attach():
     if not core.bind():
         return  # libcastor.so is not in this process: nothing to do
     core.attach()
+    core.versions_tell(str(torch.__version__).encode(), platform.python_version().encode())
     stacks.install()
     if core.options.compat:
         from .. import compat

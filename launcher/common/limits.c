@@ -1,0 +1,32 @@
+#include "limits.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "core/machine.h"
+
+unsigned long limit_cores_usable(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return (unsigned long)CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more cores than cpu_set_t holds */
+    return online > 0 ? (unsigned long)online : 1;
+}
+
+double limit_cores_given(void) {
+    char quota[64];
+    double limit = 0, period = 0;
+    if (!machine_group_limit("", &(machine_controller){"cpu", "cpu.max", "cpu.cfs_quota_us"}, quota) ||
+        sscanf(quota, "%lf %lf", &limit, &period) < 1 || limit <= 0)
+        return 0;
+    return limit / (period > 0 ? period : 100000);
+}
+
+uint64_t limit_memory_bytes(void) {
+    char text[64];
+    return machine_group_limit("", &(machine_controller){"memory", "memory.max", "memory.limit_in_bytes"},
+                               text)
+               ? strtoull(text, NULL, 10)
+               : 0;
+}
