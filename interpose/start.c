@@ -31,7 +31,6 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT, arena_once = PTHREAD_ONCE_I
                       wake_once = PTHREAD_ONCE_INIT;
 static _Atomic bool arena_serves;
 static bool awake, agent_attached;
-static bool refused;    /* the import of PyTorch was */
 static pid_t awake_pid; /* the process that woke up itself: not its forked children */
 
 static struct { void (*prepare)(void), (*parent)(void), (*child)(void); } fork_handlers[FORK_HANDLERS_MAX];
@@ -185,7 +184,6 @@ bool start_is_unreached(void) {
 
 void start_refuse(const char *reason) {
     struct stat note;
-    refused = true;
     const char *name = log_is_shown() ? TRACE_REFUSED_NAME : TRACE_REFUSED_UNSEEN_NAME;
     int file = note_open(name);
     /* Who finds it written knows that it has been said. Under the lock, since castor ends the other ranks when the first
@@ -213,7 +211,8 @@ __attribute__((constructor)) static void start(void) {
 
 __attribute__((destructor)) static void stop(void) {
     bool own = awake_pid == getpid();
-    if (!agent_attached && !refused && (own || !awake_pid) && dl_iterate_phdr(torch_visit, NULL))
+    /* Under CASTOR_ON_ERROR=abort a process that comes to its end has not trained, as workers do that load data. */
+    if (!agent_attached && !start_is_unreached() && (own || !awake_pid) && dl_iterate_phdr(torch_visit, NULL))
         passthrough_report();
     if (awake_pid) {
         anycall_stop();

@@ -3,7 +3,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { LENGTH_MAX = 64, CONTAINED_MIN = 4, CONTAINED_DISTANCE = 2 };
+enum { LENGTH_MAX = 64, CONTAINED_MIN = 4, CONTAINED_DISTANCE = 1 };
 
 static char lower(char c) {
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
@@ -54,7 +54,8 @@ size_t nearest_distance(const char *a, size_t a_length, const char *b, size_t b_
 }
 
 int nearest_is_near(size_t distance, size_t length) {
-    return distance <= 1 || distance <= (length + 1) / 2;
+    enum { SHORT = 5, MIDDLE = 9 };
+    return distance < length && distance <= (length < SHORT ? 1 : length < MIDDLE ? 2 : length / 3);
 }
 
 const char *nearest_name(const char *word, const char *const *names, size_t count) {
@@ -67,5 +68,6 @@ const char *nearest_name(const char *word, const char *const *names, size_t coun
             best = names[i];
         }
     }
-    return best && nearest_is_near(best_distance, word_length) ? best : NULL;
+    size_t dashes = strspn(word, "-"); /* these say nothing about what was meant */
+    return best && nearest_is_near(best_distance, word_length - dashes) ? best : NULL;
 }

@@ -51,10 +51,16 @@ static int disk_file(const char *directory, uint64_t bytes) {
 }
 
 static castor_status no_memory_files(void) {
-    return error_set(CASTOR_ERR_SYSTEM,
-                     "cannot make the store's memory files (errno %d): raise the limit on "
-                     "file size (ulimit -f) or on open files (ulimit -n)",
-                     errno);
+    const char *advice = "see the kernel's log (dmesg)";
+    if (errno == EFBIG)
+        advice = "raise the limit on file size (ulimit -f)";
+    else if (errno == EMFILE || errno == ENFILE)
+        advice = "raise the limit on open files (ulimit -n)";
+    else if (errno == EPERM || errno == EACCES || errno == ENOSYS)
+        advice = "the sandbox or container (seccomp) forbids memfd_create, which Castor needs: allow it";
+    else if (errno == ENOMEM || errno == ENOSPC)
+        advice = "memory is out, or a limit on it (ulimit -v, a cgroup) is too low";
+    return error_set(CASTOR_ERR_SYSTEM, "cannot make the store's memory files (errno %d): %s", errno, advice);
 }
 
 /* Files there are memory that counts like any other: what lies "on disk" bounds nothing. */

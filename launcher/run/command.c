@@ -32,6 +32,40 @@ static int refuse_file(const char *name, const char *path) {
     return RUN_EXIT_NOT_EXECUTABLE;
 }
 
+/* False: not there, or, where `path` says which, not to be executed. */
+static bool find_in(const char *name, const char *search, char *path, size_t path_size) {
+    char other[PATH_MAX] = "";
+    for (const char *element = search; element;) {
+        const char *colon = strchr(element, ':');
+        int length = colon ? (int)(colon - element) : (int)strlen(element);
+        /* An empty element of PATH is the working directory. */
+        int size = snprintf(path, path_size, "%.*s/%s", length ? length : 1, length ? element : ".", name);
+        if (size > 0 && (size_t)size < path_size) {
+            if (is_executable(path))
+                return true;
+            if (!other[0] && access(path, F_OK) == 0 && size < PATH_MAX)
+                strcpy(other, path);
+        }
+        element = colon ? colon + 1 : NULL;
+    }
+    snprintf(path, path_size, "%s", other);
+    return false;
+}
+
+/* `name` is nowhere in `search`. */
+static void refuse_missing(const char *name, const char *search) {
+    char other[PATH_MAX], path[PATH_MAX];
+    const char *known = strcmp(name, "python") == 0 ? "python3" : "python";
+    if (!run_command_is_python(name))
+        LOG_E("%s: command not found in PATH", name);
+    else if (run_python_other(search, "", other, sizeof other))
+        LOG_E("%s: command not found in PATH; %s has torch: castor run -- %s ...", name, other, other);
+    else if (find_in(known, search, path, sizeof path))
+        LOG_E("%s: command not found in PATH; %s is there: castor run -- %s ...", name, known, known);
+    else
+        LOG_E("%s: command not found in PATH", name);
+}
+
 int run_command_find(const char *name, const char *search, char *path, size_t path_size) {
     if (strchr(name, '/')) {
         if (strlen(name) >= path_size) {
@@ -41,29 +75,17 @@ int run_command_find(const char *name, const char *search, char *path, size_t pa
         strcpy(path, name);
         return is_executable(path) ? 0 : refuse_file(name, path);
     }
-    char other[PATH_MAX] = ""; /* found, but not to be executed */
     if (!search || !search[0])
         search = "/usr/local/bin:/usr/bin:/bin";
-    for (const char *element = search; element;) {
-        const char *colon = strchr(element, ':');
-        int length = colon ? (int)(colon - element) : (int)strlen(element);
-        /* An empty element of PATH is the working directory. */
-        int size = snprintf(path, path_size, "%.*s/%s", length ? length : 1, length ? element : ".", name);
-        if (size > 0 && (size_t)size < path_size) {
-            if (is_executable(path))
-                return 0;
-            if (!other[0] && access(path, F_OK) == 0 && size < PATH_MAX)
-                strcpy(other, path);
-        }
-        element = colon ? colon + 1 : NULL;
-    }
-    if (other[0])
-        return refuse_file(name, other);
+    if (find_in(name, search, path, path_size))
+        return 0;
+    if (path[0])
+        return refuse_file(name, path);
     if (access(name, F_OK) == 0 && has_suffix(name, ".py")) {
         LOG_E("%s: a script, not a command; run it as: castor run -- python %s", name, name);
         return RUN_EXIT_NOT_FOUND;
     }
-    LOG_E("%s: command not found in PATH", name);
+    refuse_missing(name, search);
     return RUN_EXIT_NOT_FOUND;
 }
 
@@ -128,7 +150,7 @@ static const char *find_module(const char *module, const char **fix) {
 }
 
 /* python, python3, python3.12, pypy3 */
-static bool is_python(const char *word) {
+bool run_command_is_python(const char *word) {
     const char *name = base_name(word);
     size_t length = strncmp(name, "python", 6) == 0 ? 6 : strncmp(name, "pypy", 4) == 0 ? 4 : 0;
     return length && strspn(name + length, "0123456789.") == strlen(name + length);
@@ -180,7 +202,7 @@ const char *run_command_launcher(char *const *command, const char **fix) {
         const char *found = find_launcher(*command, fix);
         if (found)
             return found;
-        if (is_python(*command))
+        if (run_command_is_python(*command))
             return find_python_launcher(command + 1, fix, &alone);
         if (!wrapped)
             break;
@@ -237,7 +259,7 @@ static void find_obstacle(char *const *command, obstacle *out) {
     while (*command && !out->text[0]) {
         const char *fix;
         char alone;
-        if (is_python(*command)) {
+        if (run_command_is_python(*command)) {
             /* The ranks of a launcher are started without this option. */
             if (!find_python_launcher(command + 1, &fix, &alone) && alone)
                 log_format(out->text, sizeof out->text, "-%c of %.200s", alone, base_name(*command));

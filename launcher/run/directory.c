@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,19 +82,26 @@ static bool make_default(run_directory *out) {
     return false;
 }
 
-/* Permissions do not tell (root, read-only and full file systems); a byte in a file does. */
-static bool try_to_write(const char *directory) {
+/* Permissions do not tell (root, read-only and full file systems); a file of that size does. */
+static bool try_to_write(const char *directory, size_t bytes) {
     char path[PATH_MAX + 16];
+    struct sigaction ignored = {.sa_handler = SIG_IGN},
+                     before; /* a limit on the size of files would end castor */
     snprintf(path, sizeof path, "%s/.castor-XXXXXX", directory);
     int file = mkostemp(path, O_CLOEXEC);
     if (file < 0)
         return false;
-    bool written = write(file, "", 1) == 1;
-    int reason = errno;
+    sigaction(SIGXFSZ, &ignored, &before);
+    int reason = posix_fallocate(file, 0, (off_t)bytes);
+    sigaction(SIGXFSZ, &before, NULL);
     close(file);
     unlink(path);
     errno = reason;
-    return written;
+    return reason == 0;
+}
+
+bool run_directory_takes(const run_directory *directory, size_t bytes) {
+    return try_to_write(directory->path, bytes);
 }
 
 int run_directory_prepare(const char *wanted, run_directory *out) {
@@ -105,9 +113,14 @@ int run_directory_prepare(const char *wanted, run_directory *out) {
     if (wanted[0])
         strcpy(out->shown, wanted);
     bool made = wanted[0] ? make_parents(out->shown, &out->made_from) : make_default(out);
-    if (!made || !realpath(out->shown, out->path) || !try_to_write(out->path)) {
-        LOG_E("the log directory %s cannot be written: %s; name another with --log-dir", out->shown,
-              strerror(errno));
+    if (!made || !realpath(out->shown, out->path) || !try_to_write(out->path, 1)) {
+        if (errno == EFBIG)
+            LOG_E("the log directory %s cannot be written: the limit on the size of files (ulimit -f) is too "
+                  "low",
+                  out->shown);
+        else
+            LOG_E("the log directory %s cannot be written: %s; name another with --log-dir", out->shown,
+                  strerror(errno));
         run_directory_abandon(out);
         return RUN_EXIT_SYSTEM;
     }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include "core/log.h"
 #include "core/options.h"
+#include "core/plugin.h"
 #include "core/torch_version.h"
 #include "launcher/common/trace_read.h"
 #include "trace/format.h"
@@ -57,7 +58,29 @@ bool run_outcome_refused(const run_job *job) {
            note_read(job->directory.path, TRACE_REFUSED_UNSEEN_NAME, text, sizeof text);
 }
 
-void run_outcome_report(const run_job *job) {
+/* The command failed before PyTorch was used, and has said why. A Python without torch is a reason that says too little. */
+static void say_where_torch_is(const run_job *job, const run_environment *settled) {
+    char other[PATH_MAX];
+    const char *name = job->request->command[0];
+    if (!run_command_is_python(name) ||
+        run_python_torch(job->command, run_environment_get(settled, "HOME")) != RUN_TORCH_MISSING)
+        return;
+    if (run_python_other(run_environment_get(settled, "PATH"), job->command, other, sizeof other))
+        LOG_I("%s has no torch, and %s has it: castor run -- %s ...", name, other, other);
+    else if (plugin()->engine)
+        LOG_I("%s has no torch; Castor needs torch " TORCH_MIN_TEXT " or later: pip install torch", name);
+}
+
+static void say_untraced(const run_job *job, const run_environment *settled, int status) {
+    if (!run_directory_takes(&job->directory, sizeof(trace_counters)))
+        return; /* the library has said why the trace could not be written */
+    if (status)
+        say_where_torch_is(job, settled);
+    else
+        LOG_I("nothing was recorded: no process of the command used PyTorch under Castor");
+}
+
+void run_outcome_report(const run_job *job, const run_environment *settled, int status) {
     char text[2048], quoted[PATH_MAX + 64], plugin[64];
     if (note_read(job->directory.path, TRACE_REFUSED_NAME, text, sizeof text))
         return; /* the library has said all */
@@ -72,10 +95,7 @@ void run_outcome_report(const run_job *job) {
               options()->plugin == CASTOR_PLUGIN_NONE ? "" : "; it was not under plugin ",
               options()->plugin == CASTOR_PLUGIN_NONE ? "" : plugin, text);
     else if (!has_trace(job->directory.path))
-        LOG_I("nothing was recorded: no process of the command used PyTorch%s",
-              options()->plugin == CASTOR_PLUGIN_NONE ? ""
-                                                      : " (the command's Python needs torch " TORCH_MIN_TEXT
-                                                        " or later: pip install torch)");
+        say_untraced(job, settled, status);
     run_path_quote(job->directory.shown, quoted, sizeof quoted);
     LOG_I("report: castor report %s", quoted);
 }

@@ -228,8 +228,7 @@ static bool wait_for_leftovers(rank_set *s, bool same_session, int64_t wait_ms) 
 static void end_leftovers(rank_set *s) {
     bool failed = s->failed >= 0;
     bool signaled = failed && WIFSIGNALED(s->ranks[s->failed].status);
-    bool everything =
-        s->told_to_end || signaled || (failed && s->count > 1) || run_outcome_refused(s->job);
+    bool everything = s->told_to_end || signaled || (failed && s->count > 1) || run_outcome_refused(s->job);
     if (!everything && s->count == 1)
         return;
     bool same_session = !everything;

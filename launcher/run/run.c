@@ -108,38 +108,38 @@ static int make_token(char *token) {
 
 static int run_job_do(run_job *job, char *const *base) {
     const run_request *request = job->request;
-    run_environment search = {0};
+    run_environment settled = {0};
     int status = check_options(request, base);
     if (!status)
         status = check_ranks(request);
     if (!status)
         status = check_accumulation();
-    if (!status && !run_environment_settle(request, base, &search))
+    if (!status && !run_environment_settle(request, base, &settled))
         status = RUN_EXIT_SYSTEM;
     if (!status)
-        status = run_command_find(request->command[0], run_environment_get(&search, "PATH"), job->command,
+        status = run_command_find(request->command[0], run_environment_get(&settled, "PATH"), job->command,
                                   sizeof job->command);
     if (!status)
-        status = check_reach(job, &search);
+        status = check_reach(job, &settled);
     if (!status)
         status = run_install_find(&job->install);
     if (!status)
         status = make_token(job->token);
     if (!status)
-        status = prepare_directory(request, &search, &job->directory);
-    run_environment_free(&search);
-    if (status)
-        return status;
-    run_directory_clear(&job->directory);
-    run_about_write(job);
-    bool started;
-    status = run_ranks(job, base, &started);
-    if (started) {
-        run_outcome_report(job);
-    } else {
-        run_about_remove(job);
-        run_directory_abandon(&job->directory);
+        status = prepare_directory(request, &settled, &job->directory);
+    if (!status) {
+        bool started;
+        run_directory_clear(&job->directory);
+        run_about_write(job);
+        status = run_ranks(job, base, &started);
+        if (started) {
+            run_outcome_report(job, &settled, status);
+        } else {
+            run_about_remove(job);
+            run_directory_abandon(&job->directory);
+        }
     }
+    run_environment_free(&settled);
     return status;
 }
 

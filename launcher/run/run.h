@@ -55,6 +55,18 @@ const char *run_command_launcher(char *const *command, const char **fix);
 bool run_command_is_apart(char *const *command, const char *path, const char *autoload, char *what,
                           size_t what_size);
 
+bool run_command_is_python(const char *word);
+
+/* ---- python.c ---- */
+
+typedef enum run_torch { RUN_TORCH_UNKNOWN, RUN_TORCH_MISSING, RUN_TORCH_HERE } run_torch;
+
+/* Whether the Python at `path` has torch, by the folders beside it and those of the user, `home` (NULL: unknown). */
+run_torch run_python_torch(const char *path, const char *home);
+/* Another Python than `except` that has torch: a virtual environment of the working directory, or one in the list of folders
+ * `search`. False: none. */
+bool run_python_other(const char *search, const char *except, char *out, size_t out_size);
+
 /* ---- install.c ---- */
 
 typedef struct run_install {
@@ -80,6 +92,8 @@ typedef struct run_directory {
 int run_directory_prepare(const char *wanted, run_directory *out);
 /* Removes the trace of an earlier run. */
 void run_directory_clear(const run_directory *directory);
+/* Whether the directory takes a file of `bytes`: it has room, and no limit forbids it. */
+bool run_directory_takes(const run_directory *directory, size_t bytes);
 /* Removes what run_directory_prepare made. */
 void run_directory_abandon(run_directory *directory);
 
@@ -158,8 +172,9 @@ size_t run_job_signal(const char *token, int signal);
 
 /* ---- outcome.c ---- */
 
-/* Prints remarks about a finished job, and the line that names the report. */
-void run_outcome_report(const run_job *job);
+/* Prints remarks about a job that has finished with that status, and the line that names the report. `settled`: its environment,
+ * without what castor adds. */
+void run_outcome_report(const run_job *job, const run_environment *settled, int status);
 /* Whether a process of the job has refused PyTorch, and said why. */
 bool run_outcome_refused(const run_job *job);
 /* `path` for a shell: quoted if necessary. */

@@ -95,6 +95,7 @@ class BadInput(CommandTest):
     def test_subcommands(self):
         self.refused([], 2, "castor run", "castor help")
         self.refused(["rnu"], 2, "rnu", "did you mean castor run?")
+        self.assertNotIn("did you mean", self.castor("foo")[2][0])
         self.refused(["optoins"], 2, "did you mean castor options?")
         self.refused(["xyzzy"], 2, "castor help")
         self.refused(["options", "--markdwon"], 2, "did you mean --markdown?", "castor options --help")

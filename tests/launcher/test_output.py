@@ -152,6 +152,14 @@ class LogDirectory(CommandTest):
         self.assertEqual(self.castor("run", "--log-dir", "logs/kept/new", "./orphan")[0], 127)
         self.assertEqual(os.listdir(self.path("logs/kept")), [])
 
+    def test_a_limit_on_the_size_of_files(self):
+        limited = 'ulimit -f "$1"; shift; "$@" 2>&1 | cat'  # what is written to a pipe has no limit
+        status, out, _ = self.castor("-c", limited, "sh", "8", BINARY, "run", "true", binary="sh")
+        self.assertNotIn("nothing was recorded", out)
+        status, out, _ = self.castor("-c", limited, "sh", "0", BINARY, "run", "true", binary="sh")
+        self.assertEqual(out.count("\n"), 1, out)
+        self.assertIn("ulimit -f", out)
+
     def test_passthrough_is_said(self):
         note = 'echo "process 1: the agent was not reached" > "$CASTOR_LOG_DIR/passthrough"'
         status, _, err = self.castor("run", "--plugin", "gemini", "sh", "-c", note)

@@ -138,9 +138,43 @@ class Torch(CommandTest):
             status, out, err = self.run_it(*options)
             self.assertEqual((status, out.splitlines()), (0, [line.format("2.4.1") for line in PASSED_ON]), err)
 
+    def python_without_torch(self, folder):
+        """An interpreter with the folders of a virtual environment."""
+        for name in (f"{folder}/bin", f"{folder}/lib/python3.11/site-packages"):
+            os.makedirs(self.path(name))
+        os.symlink(sys.executable, self.path(f"{folder}/bin/python"))
+        self.script(f"{folder}/pyvenv.cfg", f"home = {os.path.dirname(os.path.realpath(sys.executable))}\n", 0o644)
+        return self.path(f"{folder}/bin/python")
+
     def test_no_torch_at_all(self):
-        status, _, err = self.castor("run", "--plugin", "gemini", "--", sys.executable, "-S", "-c", IMPORT)
+        python, path = self.python_without_torch("empty"), {"PATH": "/nowhere"}
+        status, _, err = self.castor("run", "--plugin", "gemini", "--", python, "-S", "-c", IMPORT, env=path)
         self.assertEqual(status, 1)
         self.assertIn("ModuleNotFoundError: No module named 'torch'", err)
         said = [line for line in err if "needs torch 2.10 or later: pip install torch" in line]
         self.assertEqual(len(said), 1, err)
+
+    def test_another_python_has_torch(self):
+        python, path = self.python_without_torch("empty"), {"PATH": "/nowhere"}
+        other = self.python_without_torch(".venv")
+        os.makedirs(self.path(".venv/lib/python3.11/site-packages/torch"))
+        self.script(".venv/lib/python3.11/site-packages/torch/version.py", "", 0o644)
+        status, _, err = self.castor("run", "--", python, "-S", "-c", IMPORT, env=path)
+        self.assertEqual(status, 1)
+        self.assertIn(f"castor: {python} has no torch, and .venv/bin/python has it: castor run -- .venv/bin/python ...", err)
+        status, _, err = self.castor("run", "--", "python", "-c", IMPORT, env=path)
+        self.assertEqual((status, len(err)), (127, 1), err)
+        self.assertIn(".venv/bin/python has torch: castor run -- .venv/bin/python ...", err[0])
+        os.remove(other)
+        status, _, err = self.castor("run", "--", "python", "-c", IMPORT, env={"PATH": self.path("only")})
+        self.assertEqual((status, err), (127, ["castor: python: command not found in PATH"]))
+        os.makedirs(self.path("only"))
+        os.symlink(sys.executable, self.path("only/python3"))
+        status, _, err = self.castor("run", "--", "python", "-c", IMPORT, env={"PATH": self.path("only")})
+        self.assertEqual((status, len(err)), (127, 1), err)
+        self.assertIn("python3 is there: castor run -- python3 ...", err[0])
+
+    def test_a_failure_of_another_kind_is_left_to_the_command(self):
+        for command in ((sys.executable, "missing.py"), (sys.executable, "-c", "raise SystemExit(3)"), ("false",)):
+            _, _, err = self.castor("run", "--plugin", "gemini", "--", *command)
+            self.assertFalse([line for line in err if "recorded" in line or "has no torch" in line], err)

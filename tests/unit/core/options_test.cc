@@ -318,7 +318,7 @@ TEST(Nearest, CountsEdits) {
     EXPECT_EQ(distance("Kitten", "sitting"), 3u);
     EXPECT_EQ(distance("abcd", "acbd"), 1u);
     EXPECT_EQ(distance("abc", "ABC"), 0u);
-    EXPECT_EQ(distance("chunk", "chunk_size"), 2u) << "contained";
+    EXPECT_EQ(distance("chunk", "chunk_size"), 1u) << "contained";
     EXPECT_EQ(distance("abc", "abcdefgh"), 5u) << "too short to count as contained";
     EXPECT_EQ(distance(std::string(64, 'a'), std::string(64, 'b')), 64u);
     EXPECT_EQ(distance(std::string(65, 'a'), "b"), NEAREST_FAR);
@@ -327,6 +327,11 @@ TEST(Nearest, CountsEdits) {
     EXPECT_STREQ(nearest_name("reprot", names, 3), "report");
     EXPECT_EQ(nearest_name("xyzzy", names, 3), nullptr);
     EXPECT_EQ(nearest_name("", names, 0), nullptr);
+    const char *others[] = {"top", "logs", "env", "--set", "--plugin"};
+    for (const char *far : {"foo", "x", "lost", "demo", "--foo", "--see-it"})
+        EXPECT_EQ(nearest_name(far, others, 5), nullptr) << far;
+    EXPECT_STREQ(nearest_name("log", others, 5), "logs");
+    EXPECT_STREQ(nearest_name("--plguin", others, 5), "--plugin");
 }
 
 } // namespace
