@@ -42,7 +42,10 @@ SONAME := $(shell sed -n 's/^.define CASTOR_SONAME "\(.*\)"/\1/p' $(VERSION_H))
 LIB_C := $(wildcard interpose/*.c interpose/*/*.c interpose/*/*/*.c kernels/*.c)
 LIB_O := $(LIB_C:%.c=$(B)/obj/%.o) $(B)/obj/kernels/cuda/image.o
 # The CUDA kernels are data of the library, and need nothing of CUDA where it runs without them. NVCC= builds without them.
-NVCC ?= $(shell command -v nvcc)
+# Where there is no toolkit, the nvcc of `make setup-tests` lies beside PYTHON's torch.
+ifeq ($(origin NVCC),undefined)
+NVCC := $(shell command -v nvcc || ls "$$(dirname "$(PYTHON)")"/../lib/python3*/site-packages/nvidia/cu13/bin/nvcc 2>/dev/null | head -n 1)
+endif
 NVCC_ARCHITECTURES ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
 LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options option_text log machine meeting plugin process)
@@ -69,7 +72,7 @@ $(B)/obj/kernels/cuda/nvcc: FORCE
 	@echo '$(NVCC) $(NVCC_ARCHITECTURES)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_ARCHITECTURES)' >$@
 .PHONY: FORCE
 $(B)/obj/kernels/cuda/kernels.fatbin: kernels/cuda/kernels.cu $(B)/obj/kernels/cuda/nvcc
-	$(NVCC) -std=c++17 -O3 $(NVCC_ARCHITECTURES) -fatbin -MD -MF $(@:.fatbin=.d) -o $@ $<
+	"$(NVCC)" -std=c++17 -O3 $(NVCC_ARCHITECTURES) -fatbin -MD -MF $(@:.fatbin=.d) -o $@ $<
 $(B)/obj/kernels/cuda/image.o: kernels/cuda/image.S $(B)/obj/kernels/cuda/nvcc $(if $(NVCC),$(B)/obj/kernels/cuda/kernels.fatbin)
 	$(if $(NVCC),,@echo 'no nvcc: libcastor.so is built without the CUDA kernels (NVCC=PATH names one)')
 	$(CC) $(if $(NVCC),-DIMAGE='"$(B)/obj/kernels/cuda/kernels.fatbin"') -c $< -o $@

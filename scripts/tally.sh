@@ -2,8 +2,8 @@
 #
 # A suite is a command that prints `N passed, N failed` as its last line that starts with a number; gtest's output
 # is understood too. A command that fails, is cut off or prints no such line counts as one failure at least, so that
-# nothing can go missing silently. A suite that has nothing to test here says `left out: WHY`, counts none, and succeeds.
-# The closing part says what each suite took, and adds up what suites `left to make test-all: COUNT WHAT`.
+# nothing can go missing silently. A suite that no setup enables this machine to run says `left out here: WHY`, counts none, and succeeds.
+# The closing part says what each suite took, and collects what suites `left to make test-all: COUNT WHAT` and `left out here: COUNT (WHY)`.
 
 tally_passed=0
 tally_failed=0
@@ -11,6 +11,7 @@ tally_failures=()
 tally_excerpts=() # logs that hold the words of what failed
 tally_times=()    # lines of the closing table
 tally_left=()     # what the short length leaves out
+tally_out=()      # what is left out since the machine lacks something
 
 tally_pass() { # NAME
     tally_passed=$((tally_passed + 1))
@@ -32,6 +33,18 @@ tally_counts() { # LOG
         END {
             if (found) print passed + 0, failed + 0
             else if (gtest) print gtest_passed + 0, gtest_failed + 0
+        }' "$1"
+}
+
+# Prints what a log says was left out here: a suite's line, or gtest's skipped tests.
+tally_left_out() { # LOG
+    awk '
+        /^left out here: / { said = substr($0, 16) }
+        / Skipped$/        { getline why }
+        /^\[  SKIPPED \] .* \([0-9]+ ms\)$/ { skipped[why]++ }
+        END {
+            for (why in skipped) said = said (said == "" ? "" : "; ") skipped[why] " (" why ")"
+            if (said != "") print said
         }' "$1"
 }
 
@@ -58,7 +71,7 @@ tally_suite() { # NAME SECONDS COMMAND [ARG]...
     tally_timed "$1" tally_run "$@"
 }
 tally_run() { # as tally_suite
-    local name=$1 seconds=$2 log status counts left fifo suite show
+    local name=$1 seconds=$2 log status counts left out fifo suite show
     shift 2
     log=$tally_logs/${name//[^A-Za-z0-9_.-]/_}.log
     fifo=$log.fifo
@@ -82,6 +95,8 @@ tally_run() { # as tally_suite
     [ "$status" -eq 0 ] || tally_excerpts+=("$log")
     left=$(sed -n 's/^left to make test-all: //p' "$log" | tail -n 1)
     [ -z "$left" ] || tally_left+=("$left of $name")
+    out=$(tally_left_out "$log")
+    [ -z "$out" ] || tally_out+=("$name: $out")
     if [ -n "$counts" ]; then
         tally_passed=$((tally_passed + ${counts% *}))
         tally_failed=$((tally_failed + ${counts#* }))
@@ -89,7 +104,7 @@ tally_run() { # as tally_suite
     fi
     if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
         tally_fail "$name" "cut off after $seconds s, see ${log#"$PWD"/}"
-    elif [ "$status $counts" = "0 0 0" ] && grep -q '^left out: ' "$log"; then
+    elif [ "$status $counts" = "0 0 0" ] && [ -n "$out" ]; then
         :
     elif [ -z "$counts" ] || [ "$counts" = "0 0" ]; then
         tally_fail "$name" "it counted no test (exit status $status), see ${log#"$PWD"/}"
@@ -116,6 +131,7 @@ tally_close() {
         printf '%s\n' "${tally_times[@]}" | sort -rn
     fi
     [ ${#tally_left[@]} -eq 0 ] || printf '\nleft to make test-all: %s\n' "$(printf ', %s' "${tally_left[@]}" | cut -c3-)"
+    [ ${#tally_out[@]} -eq 0 ] || printf '\nleft out here: %s\n' "$(printf '; %s' "${tally_out[@]}" | cut -c3-)"
     if [ "$tally_failed" -gt 0 ]; then
         printf '\nFailed:\n'
         printf '  %s\n' "${tally_failures[@]}"

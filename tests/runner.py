@@ -1,9 +1,13 @@
 """What the suites share: which tests run, how much of them, and the closing line `N passed, N failed`."""
 import argparse
+import collections
 import concurrent.futures
+import ctypes.util
+import importlib.util
 import io
 import multiprocessing
 import os
+import shutil
 import sys
 import time
 import unittest
@@ -55,6 +59,61 @@ def leave(count, what="tests"):
         print(f"left to make test-all: {count} {what}", flush=True)
 
 
+left_out = []  # why, once for each test that cannot run on this machine
+
+
+def say_left_out():
+    """What was left out since the machine lacks something, in one line; scripts/tally.sh shows it at the end."""
+    if left_out:
+        print("left out here: " + "; ".join(f"{count} ({why})" for why, count in sorted(collections.Counter(left_out).items())), flush=True)
+
+
+def close(passed, failed):
+    """The closing lines, and the end of the program."""
+    say_left_out()
+    print(f"{passed} passed, {failed} failed", flush=True)
+    sys.exit(1 if failed or not passed else 0)
+
+
+def lacking(what):
+    """The failure of tests that need what `make setup-tests` provides; what it cannot (a kernel's features, a browser) is skipped."""
+    return AssertionError(f"{what}; `make setup-tests` installs what the tests need")
+
+
+def need_packages(*names):
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise lacking(f"{sys.executable} has no {', '.join(missing)}")
+
+
+def program(name):
+    """The path of a program that `make setup-tests` installs."""
+    path = shutil.which(name)
+    if not path:
+        raise lacking(f"there is no {name}")
+    return path
+
+
+def library(name):
+    """The library of an allocator that `make setup-tests` installs."""
+    path = ctypes.util.find_library(name)
+    if not path:
+        raise lacking(f"there is no lib{name}")
+    return path
+
+
+def cannot_run(why):
+    """Ends a suite whose tests cannot run, as one failure."""
+    print(f"FAILED: {why}")
+    close(0, 1)
+
+
+def leave_out_all(why):
+    """Ends a suite that this machine cannot run whatever is installed."""
+    print(f"left out here: all ({why})\n0 passed, 0 failed", flush=True)
+    sys.exit()
+
+
 def flat(suite):
     for test in suite:
         if isinstance(test, unittest.TestSuite):
@@ -72,7 +131,9 @@ def in_folder(folder):
 
 
 class Timed(unittest.TextTestResult):
-    """Says what each test took."""
+    """Says what each test took, and counts those that passed: a class whose set-up fails has run none."""
+
+    passed = 0
 
     def startTest(self, test):  # noqa: N802
         self.began = time.monotonic()
@@ -80,15 +141,17 @@ class Timed(unittest.TextTestResult):
 
     def addSuccess(self, test):  # noqa: N802
         unittest.TestResult.addSuccess(self, test)
+        self.passed += 1
         self.stream.writeln(f"ok [{time.monotonic() - self.began:.1f} s]")
 
 
 def judged(tests, stream):
     """Runs the tests one after another; returns how many passed and failed."""
     result = unittest.TextTestRunner(stream=stream, verbosity=2, resultclass=Timed).run(unittest.TestSuite(tests))
+    left_out.extend(why for _, why in result.skipped)
     # A test may fail twice: by what it says, and by what it leaves behind.
     failed = len({test.id() for test, _ in result.failures + result.errors}) + len(result.unexpectedSuccesses)
-    return max(0, result.testsRun - failed - len(result.skipped)), failed  # a class whose set-up fails has run no test
+    return result.passed, failed
 
 
 groups = []  # of tests, for the processes that run them
@@ -96,7 +159,8 @@ groups = []  # of tests, for the processes that run them
 
 def judged_apart(number):
     stream = io.StringIO()
-    return *judged(groups[number], stream), stream.getvalue()
+    left_out.clear()
+    return *judged(groups[number], stream), stream.getvalue(), left_out
 
 
 def in_two_processes(tests, alike):
@@ -108,7 +172,8 @@ def in_two_processes(tests, alike):
     passed = failed = 0
     with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         for done in concurrent.futures.as_completed([pool.submit(judged_apart, number) for number in range(len(groups))]):
-            more_passed, more_failed, output = done.result()
+            more_passed, more_failed, output, more_left_out = done.result()
+            left_out.extend(more_left_out)
             passed, failed = passed + more_passed, failed + more_failed
             print(output, end="", flush=True)
     return passed, failed
@@ -128,5 +193,4 @@ def run(everything, names, alike=None):
     chosen = [test for test in tests if names or LENGTH == "all" or not is_long(test)]
     passed, failed = in_two_processes(chosen, alike) if alike else judged(chosen, sys.stdout)
     leave(len(tests) - len(chosen))
-    print(f"{passed} passed, {failed} failed", flush=True)
-    sys.exit(1 if failed or not passed else 0)
+    close(passed, failed)

@@ -5,7 +5,7 @@ plain PyTorch prints, to the last bit of each tensor. On simulated devices with 
 
 Trains the cases of train.py, and scripts of tests/scripts (on_device.py). NAMEs select cases: `gpt` the rows that the short length has of
 it, `gpt:adamw` each that there is with this optimizer; and scripts: `loops.py`, `loops.py:adam`. --device selects
-what they run on by a part of its name in rows.py. The plugin `plain` runs plain PyTorch a second time. Is left out on a torch that is not for the CUDA of the
+what they run on by a part of its name in rows.py. The plugin `plain` runs plain PyTorch a second time. Needs a torch for the CUDA of the
 simulation. The last line is `N passed, N failed`.
 """
 import argparse
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
@@ -362,15 +363,14 @@ def chosen(args, cases):
 
 def main():
     args = arguments()
-    why = simulated.left_out(whole=True)
-    if why:
-        print(f"left out: {why}\n0 passed, 0 failed")
-        return
     if args.plugin != "plain" and not os.access(args.castor, os.X_OK):
         sys.exit(f"{args.castor} is missing; run make first")
-    why = simulated.make(sys.executable)
-    if why:
-        sys.exit(f"{why}\nthe simulated devices cannot be built")
+    try:
+        simulated.need(whole=True)
+    except unittest.SkipTest as why:
+        runner.leave_out_all(why)
+    except AssertionError as why:
+        runner.cannot_run(why)
     clean = runner.environment("SIM_", "PYTORCH_", "CUDA_", "CUBLAS_")
     os.environ.clear()
     # A workspace of cuBLAS is of the device's memory, like all that a run needs beside model data.
@@ -381,8 +381,7 @@ def main():
     suite.go(plan)
     runner.leave(left, "rows")
     print(f"device: {time.monotonic() - began:.0f} s", flush=True)
-    print(f"{suite.passed} passed, {suite.failed} failed", flush=True)
-    sys.exit(1 if suite.failed or not suite.passed else 0)
+    runner.close(suite.passed, suite.failed)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 """Runs a script of this folder, or a text, in each of the ways in which the explicit API must work, and reads what it found.
 
 A script calls found(NAME, VALUE) (found.py) for what the tests compare with figures worked out by hand."""
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import unittest
 
 import runner
 
@@ -32,23 +30,6 @@ def environment(how, more):
     if how == ALONE:
         clean["PYTHONPATH"] = os.path.join(os.path.dirname(os.path.dirname(castor())), "lib", "castor")
     return dict(clean, **more)
-
-
-def need(test, *packages):
-    """Leaves a test out where Python lacks one of these packages, which `make setup-tests` installs."""
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        test.skipTest(f"this Python has no {', '.join(missing)}")
-
-
-def need_devices(whole=True):
-    """Leaves a test, or a class's, out where no devices can be simulated; `whole`: with numbers and NCCL."""
-    why = simulated.left_out(whole=whole)
-    if why:
-        raise unittest.SkipTest(why)
-    why = simulated.make(sys.executable)
-    if why:
-        raise AssertionError(why)
 
 
 def devices(count, memory="1G", numbers=True):

@@ -106,12 +106,12 @@ class Table(Beside):
         self.beside(("none",), 1, CASES)
 
     def test_on_a_simulated_device(self):
-        jobs.need_devices()
+        jobs.simulated.need(whole=True)
         self.beside(("gemini",), 1, SHORT, on_devices=True)
 
     @runner.long
     def test_on_simulated_devices(self):
-        jobs.need_devices()
+        jobs.simulated.need(whole=True)
         for ranks in (1, 2):
             self.beside(("ddp", "zero1", "zero2", "gemini"), ranks, CASES, on_devices=True)
         # There every rank must take part in forward passes; and a rank's buffers are rank 0's, which fully_shard leaves as they are.
@@ -159,7 +159,7 @@ class Resumed(Beside):
 
     @runner.long  # test_under_another_plugin, test_fsdp_devices
     def test_on_simulated_devices(self):
-        jobs.need_devices()
+        jobs.simulated.need(whole=True)
         for first, ranks_first, second, ranks_second in (("gemini", 2, "fsdp", 2), ("fsdp", 2, "gemini", 1), ("zero2", 1, "zero1", 2), ("ddp", 2, "hybrid-2", 2)):
             self.check(first, ranks_first, second, ranks_second, GOES_ON[:4], on_devices=True)
 

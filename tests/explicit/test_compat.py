@@ -243,7 +243,7 @@ class WithoutGpu(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr.count(line), done.stderr.index(line) > done.stderr.index("now")), (0, 1, True), done.stderr)
 
     def test_with_a_gpu_nothing_is_replaced(self):
-        jobs.need_devices(whole=False)
+        jobs.simulated.need()
         code = """
             import torch
             print(torch.cuda.is_available(), repr(torch.device("cuda", 1)), torch.ones(2, device="cuda:1").device, torch.ones(2).cuda().device, torch.ones(2).to(1).device)

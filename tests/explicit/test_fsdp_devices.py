@@ -12,7 +12,7 @@ LIMIT = 1e-5  # norms of parts are added in another order, and so are four ranks
 
 class FsdpDevices(unittest.TestCase):
     def each(self, look):
-        jobs.need_devices()
+        jobs.simulated.need(whole=True)
         for ranks in RANKS:
             # Memory: what plain PyTorch's training of the model of memory() overflows. Small workspaces, which count as well.
             environment = jobs.devices(ranks, "176M")

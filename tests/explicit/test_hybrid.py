@@ -76,7 +76,7 @@ class BesidePlain(unittest.TestCase):
     @runner.long
     def test_on_devices(self):
         """Over NCCL's functions; schedules with tags are gloo's."""
-        jobs.need_devices()
+        jobs.simulated.need(whole=True)
         cases = {name: case for name, case in SHORT.items() if case is not INTERLEAVED and "precision" not in case}
         self.equal(2, cases, jobs.devices(2))
 

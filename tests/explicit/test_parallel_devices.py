@@ -10,7 +10,7 @@ RANKS = (2, 4) if runner.LENGTH == "all" else (4,)
 class ParallelDevices(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        jobs.need_devices()
+        jobs.simulated.need(whole=True)
 
     def test_beside_the_whole_model(self):
         for ranks in RANKS:

@@ -65,7 +65,7 @@ class Tensors(unittest.TestCase):
 
 class Boosters(unittest.TestCase):
     def setUp(self):
-        jobs.need(self, "torchvision", "transformers")
+        runner.need_packages("torchvision", "transformers")
 
     def look_at_gpt(self, ranks):
         for seen in found("gpt", ranks):

@@ -44,7 +44,7 @@ class Tutorial(unittest.TestCase):
     tutorial = None
 
     def setUp(self):
-        jobs.need(self, "torchvision", "transformers", "tqdm")
+        runner.need_packages("torchvision", "transformers", "tqdm")
 
     def check(self, tolerance, *arguments, ranks=2):
         # The scaler of autocast begins with 2^16, and leaves steps out.

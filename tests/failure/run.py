@@ -275,12 +275,12 @@ def main():
                 passed += 1
             except Skipped as reason:
                 print(f"{started[done]} ... skipped: {reason}", flush=True)
+                runner.left_out.append(str(reason))
             except Exception as error:  # noqa: BLE001 - whatever it is, the other tests go on
                 print(f"{started[done]} ... FAILED: {error if isinstance(error, Failed) else repr(error)}", flush=True)
                 failed += 1
     runner.leave(len(left))
-    print(f"{passed} passed, {failed} failed", flush=True)
-    sys.exit(1 if failed or not passed else 0)
+    runner.close(passed, failed)
 
 
 if __name__ == "__main__":

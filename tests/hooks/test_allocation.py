@@ -1,5 +1,4 @@
 """PyTorch's blocks come from the arena where it is on, from the system where it is off; nobody else's do."""
-import ctypes.util
 import unittest
 
 import runner
@@ -136,9 +135,7 @@ class AllocationTest(PreloadTest):
     @runner.long
     def test_beside_another_allocator(self):
         for name in ("jemalloc", "mimalloc"):
-            other = ctypes.util.find_library(name)
-            if not other:
-                continue  # optional: setup does not install them
+            other = runner.library(name)
             for preload in ((LIBRARY, other), (other, LIBRARY)):
                 with self.subTest(preload=preload):
                     out, _ = self.python(BLOCKS + "print('good')", preload=preload, CASTOR_ARENA=1)

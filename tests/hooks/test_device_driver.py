@@ -19,12 +19,7 @@ NOT_SUPPORTED, NO_MEMORY = 801, 2
 class DeviceDriverTest(PreloadTest):
     @classmethod
     def setUpClass(cls):
-        why = simulated.left_out()
-        if why:
-            raise unittest.SkipTest(why)
-        why = simulated.make(sys.executable)
-        if why:
-            raise AssertionError(why)
+        simulated.need()
 
     def program(self):
         path = os.path.join(self.folder, "device_driver")

@@ -1,9 +1,9 @@
 """How functions of the driver are asked for: names, versions and kinds of default stream; what a runtime's call causes is
 counted once; tables without names are counted as unseen."""
 import os
-import shutil
 import unittest
 
+import runner
 import standin
 from preload import PreloadTest
 
@@ -130,14 +130,13 @@ class LookupTest(PreloadTest):
         found = {name: (counter.count, counter.bytes) for name, counter in process.calls.items()}
         self.assertEqual(found, {"cudaMalloc": (1, 100), "cudaLaunchKernel": (1, 0), "cuMemAlloc_v2": (1, 200)})
 
-    @unittest.skipUnless(shutil.which("valgrind"), "valgrind is not installed")
     def test_awake_under_valgrind(self):
         standin.build(self, "dlsym", ("CUDA_DRIVER",))
         program = self.compile("ask", ASK, "-rdynamic")
         runtime = self.compile("libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-Wl,-soname,libcudart.so.12")
         once = self.compile("once", ONCE, "-rdynamic", runtime)
         for command, expected in ((program, ANSWERS), (once, "0\n3\n0 3\n")):
-            done = self.run_program("valgrind", "-q", "--error-exitcode=9", command)
+            done = self.run_program(runner.program("valgrind"), "-q", "--error-exitcode=9", command)
             self.assertEqual(done, (expected, ""))
 
 

@@ -62,12 +62,7 @@ assert lib.castor_device_start(0) == 0
 class RescueTest(PreloadTest):
     @classmethod
     def setUpClass(cls):
-        why = simulated.left_out()
-        if why:
-            raise unittest.SkipTest(why)
-        why = simulated.make(sys.executable)
-        if why:
-            raise AssertionError(why)
+        simulated.need()
 
     def run_text(self, text, start=START, **settings):
         libraries = tuple(simulated.preload().split(":"))

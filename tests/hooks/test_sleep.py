@@ -1,18 +1,16 @@
 """The library asleep: no output, no files, no change in programs that have nothing to do with PyTorch; and awake
 without an agent, it says so."""
-import ctypes.util
 import os
 import re
-import shutil
 import stat
 import subprocess
 import sys
 import unittest
 
 import cuda_rows
+import runner
 from preload import FOLDER, LIBRARY, PreloadTest
 
-JEMALLOC, MIMALLOC = (ctypes.util.find_library(name) for name in ("jemalloc", "mimalloc"))
 
 THREADS = r"""
 #include <malloc.h>
@@ -149,19 +147,17 @@ class SleepTest(PreloadTest):
             file.write("one two:\n\t@sh -c 'for i in 1 2 3; do echo $@ $$i; done' | sort | tail -n 1\n")
         self.quiet("make", "-s", "-j2", "one", expected="one 3\n")
 
-    @unittest.skipUnless(shutil.which("valgrind"), "valgrind is not installed")
     def test_valgrind(self):
         # valgrind preloads its own library and replaces malloc: the library must stand between.
-        valgrind = ("valgrind", "-q", "--error-exitcode=9", "--trace-children=yes")
+        valgrind = (runner.program("valgrind"), "-q", "--error-exitcode=9", "--trace-children=yes")
         self.quiet(*valgrind, "--leak-check=full", "true", expected="")
         # A child has no threads that could free what they hold when it is forked.
         self.quiet(*valgrind, "--leak-check=no", self.compiled("threads", THREADS), "20", expected="good\n")
 
-    @unittest.skipUnless(shutil.which("gdb"), "gdb is not installed")
     def test_gdb(self):
         # The library is in the debugger and in what it debugs.
         for command in (("true",), (self.compiled("threads", THREADS), "20")):
-            out, errors = self.run_program("gdb", "-q", "-nx", "-batch", "-ex", "run", "-ex", "info sharedlibrary", "--args", *command)
+            out, errors = self.run_program(runner.program("gdb"), "-q", "-nx", "-batch", "-ex", "run", "-ex", "info sharedlibrary", "--args", *command)
             self.assertIn("exited normally", out)
             self.assertNotIn("castor:", out + errors)
             self.assertEqual(os.listdir(self.log_dir), [], "files were left")
@@ -183,13 +179,11 @@ class SleepTest(PreloadTest):
                 self.quiet("bash", "-c", "echo a | cat; echo $(echo b)", expected="a\nb\n", preload=preload)
                 self.quiet(sys.executable, "-c", text, expected="f\n", preload=preload)
 
-    @unittest.skipUnless(JEMALLOC, "libjemalloc is not installed")
     def test_beside_jemalloc(self):
-        self.beside(JEMALLOC)
+        self.beside(runner.library("jemalloc"))
 
-    @unittest.skipUnless(MIMALLOC, "libmimalloc is not installed")
     def test_beside_mimalloc(self):
-        self.beside(MIMALLOC)
+        self.beside(runner.library("mimalloc"))
 
     def test_needs_nothing_but_libc(self):
         listing = subprocess.run(["readelf", "-dW", LIBRARY], capture_output=True, text=True, check=True).stdout
@@ -247,13 +241,11 @@ class AwakeTest(PreloadTest):
         (process,) = self.counters()
         self.assertGreater(process.calls["posix_memalign"].count, 0)
 
-    @unittest.skipUnless(JEMALLOC, "libjemalloc is not installed")
     def test_beside_jemalloc(self):
-        self.beside(JEMALLOC)
+        self.beside(runner.library("jemalloc"))
 
-    @unittest.skipUnless(MIMALLOC, "libmimalloc is not installed")
     def test_beside_mimalloc(self):
-        self.beside(MIMALLOC)
+        self.beside(runner.library("mimalloc"))
 
     def test_agent_not_reached(self):
         self.addCleanup(os.umask, os.umask(0))

@@ -142,9 +142,7 @@ class LiveTest(unittest.TestCase):
     def simulated(self, devices):
         sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
         import simulated
-        why = simulated.left_out() or simulated.make(sys.executable)
-        if why:
-            self.skipTest(why)
+        simulated.need()
         return simulated.environment(devices=devices, base=runner.environment())
 
     def test_collectives_that_are_enqueued(self):

@@ -1,9 +1,9 @@
 """make install and make uninstall, and what they install."""
 import os
 import re
-import shutil
 import sys
 
+import runner
 from installed import BUILD, SONAME, VERSION, InstalledTest
 
 PROGRAM = """
@@ -50,9 +50,8 @@ class Install(InstalledTest):
         self.assertEqual((lines["prefix"], lines["Version"]), (prefix, VERSION))
         fill = lambda text: re.sub(r"\$\{(\w+)\}", lambda match: fill(lines[match[1]]), text)  # noqa: E731
         flags = [*fill(lines["Cflags"]).split(), *fill(lines["Libs"]).split()]
-        if shutil.which("pkg-config"):
-            found = self.command("pkg-config", "--cflags", "--libs", "castor", env={"PKG_CONFIG_PATH": os.path.join(prefix, "lib/pkgconfig")})
-            self.assertEqual(found.split(), flags)
+        found = self.command(runner.program("pkg-config"), "--cflags", "--libs", "castor", env={"PKG_CONFIG_PATH": os.path.join(prefix, "lib/pkgconfig")})
+        self.assertEqual(found.split(), flags)
         with open(self.path("program.c"), "w") as file:
             file.write(PROGRAM)
         self.command("cc", "program.c", "-o", "program", *flags)
@@ -107,12 +106,9 @@ class Texts(InstalledTest):
         page = os.path.join(self.prefix, "share/man/man1/castor.1")
         with open(page) as file:
             text = file.read().replace("\\-", "-").replace("\\fB", "").replace("\\fR", "").replace("\\fI", "")
-        if shutil.which("mandoc"):
-            self.command("mandoc", "-T", "lint", "-W", "error", page)
-        if shutil.which("groff"):
-            self.assertEqual(self.command("groff", "-man", "-ww", "-z", "-Tutf8", page), "")
-        if shutil.which("man") and shutil.which("groff"):
-            text = self.command("man", "-l", page, env={"MANWIDTH": "500", "LC_ALL": "C"})
+        self.command(runner.program("mandoc"), "-T", "lint", "-W", "error", page)
+        self.assertEqual(self.command(runner.program("groff"), "-man", "-ww", "-z", "-Tutf8", page), "")
+        text = self.command(runner.program("man"), "-l", page, env={"MANWIDTH": "500", "LC_ALL": "C"})
         commands, options = self.names()
         for word in [*(f"castor {command}" for command in commands), *options, "--plugin", "--format", "zero1"]:
             self.assertIn(word, text)
@@ -128,9 +124,7 @@ class Texts(InstalledTest):
         self.assertIn("-o default", rule)  # names of files, where castor has none
 
     def test_completion_in_fish(self):
-        if not shutil.which("fish"):
-            self.skipTest("there is no fish here")
         asked = 'source $argv[1]/share/fish/vendor_completions.d/castor.fish; complete -C "castor re"; complete -C "castor run --set CASTOR_DEBUG="'
-        found = self.command("fish", "--no-config", "-c", asked, self.prefix,
+        found = self.command(runner.program("fish"), "--no-config", "-c", asked, self.prefix,
                              env={"PATH": os.path.join(self.prefix, "bin") + ":" + os.environ["PATH"], "HOME": self.folder})
         self.assertEqual(found, "report\tshow what a run did\nCASTOR_DEBUG=0\nCASTOR_DEBUG=1\n")

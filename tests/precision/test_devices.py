@@ -29,13 +29,10 @@ def train(folder, on, precision, *arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-@unittest.skipIf(simulated.left_out(whole=True), "no simulated devices for this torch")
 class DeviceTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        why = simulated.make(sys.executable)
-        if why:
-            raise RuntimeError(why)
+        simulated.need(whole=True)
 
     def check(self, precision):
         """A run, and one that goes on from the other one's checkpoint."""

@@ -2,7 +2,7 @@
 
     tests/sim/run.py [--build build] [NAME]...
 
-Runs in a Python that has torch for CUDA 13.0, or says why it is left out; builds the simulation first. NAMEs select groups whose name contains one of them. Each
+Runs in a Python that has torch for CUDA 13.0, or says why it cannot; builds the simulation first. NAMEs select groups whose name contains one of them. Each
 group is a program of its own that prints a line per test, `ok TEST` or `FAIL TEST: why`. The last line is
 `N passed, N failed`.
 """
@@ -10,9 +10,12 @@ import argparse
 import os
 import subprocess
 import sys
+import unittest
 
-import groups
-import simulated
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import groups  # noqa: E402
+import runner  # noqa: E402
+import simulated  # noqa: E402
 
 SECONDS = 120
 
@@ -37,6 +40,7 @@ def run(group, build):
         print("\n".join("    " + line for line in lines), flush=True)
     else:
         print("\n".join("    " + line for line in lines if line.startswith(("ok ", "left out: "))), flush=True)
+        runner.left_out.extend(line.removeprefix("left out: ") for line in lines if line.startswith("left out: "))
     return passed, failed
 
 
@@ -46,13 +50,12 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME")
     args = parser.parse_args()
 
-    why = simulated.left_out(whole=True)
-    if why:
-        print(f"left out: {why}\n0 passed, 0 failed")
-        return
-    why = simulated.make(sys.executable, args.build, ("all", "sim"))
-    if why:
-        sys.exit(f"{why}\nthe simulated devices cannot be built")
+    try:
+        simulated.need(whole=True, build=args.build, targets=("all", "sim"))
+    except unittest.SkipTest as why:
+        runner.leave_out_all(why)
+    except AssertionError as why:
+        runner.cannot_run(why)
     os.makedirs(os.path.join(args.build, "test-logs"), exist_ok=True)
     passed = failed = 0
     for group in groups.all_groups():
@@ -60,8 +63,7 @@ def main():
             one, other = run(group, args.build)
             passed += one
             failed += other
-    print(f"{passed} passed, {failed} failed", flush=True)
-    sys.exit(1 if failed or not passed else 0)
+    runner.close(passed, failed)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,16 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
+import unittest
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
 BUILD = os.path.join(ROOT, "build")
 CUDA = "13.0"  # whose functions the libraries have
-LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2")
+# The last is the wheel's own, which NVRTC asks for by its name alone: PyTorch would load it after the wheel's cuBLAS, which it cannot
+# load in front of the simulated cuBLASLt.
+LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2", "libnvrtc-builtins.so")
 
 
 def libraries(build=None):
@@ -54,6 +58,17 @@ def make(python, build=None, targets=("sim",)):
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return None if done.returncode == 0 else done.stdout.strip()
+
+
+def need(whole=False, build=None, targets=("sim",)):
+    """Builds the libraries for this Python, or fails. Another version of PyTorch than the one of `make setup-tests` may be for a
+    CUDA that is not simulated: scripts/test-torch then leaves these tests out, which is said."""
+    why = left_out(whole)
+    if why and os.environ.get("TEST_TORCH"):
+        raise unittest.SkipTest(why)
+    why = why and f"{why}; `make setup-tests` makes .venv with the torch that the tests need" or make(sys.executable, build, targets)
+    if why:
+        raise AssertionError(f"{why}\nthe simulated devices cannot be built")
 
 
 def preload(build=None):
