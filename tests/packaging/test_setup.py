@@ -1,4 +1,5 @@
-"""Which system packages scripts/setup asks for: those of the tests only for the tests."""
+"""Which system packages scripts/setup asks for: those of the tests only for the tests. And the machine without toolkits that .ci/run
+runs the tests on."""
 import os
 import shutil
 import subprocess
@@ -62,3 +63,17 @@ watched {self.folder} -- sh -c 'echo badly; exit 3' || echo "status $?"
         for target, tests in (("demo", False), ("bench", False), ("setup", False), ("setup-tests", True)):
             (setup,) = [line for line in self.make("-n", target, "PYTHON=/usr/bin/python3").splitlines() if "scripts/setup" in line]
             self.assertEqual("--tests" in setup.split(), tests, setup)
+
+
+class Bare(InstalledTest):
+    def test_no_toolkit_is_seen(self):
+        """What lies in /usr/local and in toolkits of /opt is not there; who calls is who they were, and may mount again."""
+        bare = os.path.join(runner.ROOT, "scripts/bare")
+        show = 'echo $(id -u) "$PATH" "${CUDA_HOME:-none}" "${LIBRARY_PATH:-none}"; find /usr/local /opt/*/lib ! -type d 2>/dev/null; exit 7'
+        done = subprocess.run([bare, "sh", "-c", show], capture_output=True, text=True, cwd=self.folder, timeout=60,
+                              env=dict(runner.environment(), CUDA_HOME="/elsewhere", LIBRARY_PATH="/elsewhere/lib"))
+        self.assertEqual(done.returncode, 7, done.stderr)
+        if done.stderr:
+            self.assertRegex(done.stderr, r"^bare: the command sees \S+.*: no mount namespace can be made here \(.*\)\n$")
+            self.skipTest("no mount namespace can be made")
+        self.assertEqual(done.stdout, f"{os.getuid()} /usr/sbin:/usr/bin:/sbin:/bin none none\n")
