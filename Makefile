@@ -15,7 +15,7 @@
 # make wheel      dist/castor-VERSION-py3-none-PLATFORM.whl, for pip install
 # make install    into PREFIX (/usr/local), below DESTDIR for packagers; make uninstall removes it
 #
-# PYTHON=path uses an environment that has torch; nothing is downloaded then.
+# PYTHON=path uses an environment that has torch; nothing is downloaded then. V=1 prints the commands.
 
 CC ?= gcc
 CXX ?= g++
@@ -23,6 +23,7 @@ PREFIX ?= /usr/local
 SAN ?=
 TORCH_VERSION ?= 2.11.0
 PYTHON ?= $(CURDIR)/.venv/bin/python
+include scripts/printing.mk
 
 B := build$(if $(SAN),-$(SAN))
 WARN := -Wall -Wextra -Werror
@@ -65,17 +66,17 @@ all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
 
 $(B)/obj/kernels/%.o: kernels/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -MMD -MP -c $< -o $@
+	$(compiling)$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS) -MMD -MP -c $< -o $@
 # Another nvcc, or none, makes another image.
 $(B)/obj/kernels/cuda/nvcc: FORCE
 	@mkdir -p $(@D)
 	@echo '$(NVCC) $(NVCC_ARCHITECTURES)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_ARCHITECTURES)' >$@
 .PHONY: FORCE
 $(B)/obj/kernels/cuda/kernels.fatbin: kernels/cuda/kernels.cu $(B)/obj/kernels/cuda/nvcc
-	"$(NVCC)" -std=c++17 -O3 $(NVCC_ARCHITECTURES) -fatbin -MD -MF $(@:.fatbin=.d) -o $@ $<
+	$(compiling)"$(NVCC)" -std=c++17 -O3 $(NVCC_ARCHITECTURES) -fatbin -MD -MF $(@:.fatbin=.d) -o $@ $<
 $(B)/obj/kernels/cuda/image.o: kernels/cuda/image.S $(B)/obj/kernels/cuda/nvcc $(if $(NVCC),$(B)/obj/kernels/cuda/kernels.fatbin)
 	$(if $(NVCC),,@echo 'no nvcc: libcastor.so is built without the CUDA kernels (NVCC=PATH names one)')
-	$(CC) $(if $(NVCC),-DIMAGE='"$(B)/obj/kernels/cuda/kernels.fatbin"') -c $< -o $@
+	$(compiling)$(CC) $(if $(NVCC),-DIMAGE='"$(B)/obj/kernels/cuda/kernels.fatbin"') -c $< -o $@
 # C++ exceptions pass through the wrappers, and their clean-up must run.
 $(B)/obj/interpose/hooks/%.o: CFLAGS_ALL += -fexceptions
 # AddressSanitizer's runtime looks up libc's functions, by these, before the memory is there that instrumented code needs.
@@ -85,67 +86,67 @@ $(BEFORE_ASAN_C:%.c=$(B)/obj/%.o): CFLAGS_ALL += $(if $(findstring address,$(SAN
 $(patsubst %,$(B)/obj/interpose/%.o,training/annealing parallel/mesh parallel/spec_path): CFLAGS_ALL += -ffp-contract=off
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
+	$(compiling)$(CC) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
 # The tests' own code is not optimized: with the sanitizers that takes four times as long to compile as it does to run. Their
 # headers are compiled once.
 UNIT_CXX := $(CXX) -std=gnu++17 -O0 -g1 $(WARN) -pthread -I. -Iinterpose $(if $(filter thread,$(SAN)),$(SANFLAGS))
 $(UNIT_B)/obj/unit.h.gch:
 	@mkdir -p $(@D)
-	echo '#include <gtest/gtest.h>' >$(UNIT_B)/obj/unit.h
-	$(UNIT_CXX) -x c++-header $(UNIT_B)/obj/unit.h -o $@
+	@echo '#include <gtest/gtest.h>' >$(UNIT_B)/obj/unit.h
+	$(call say,compiling,$@)$(UNIT_CXX) -x c++-header $(UNIT_B)/obj/unit.h -o $@
 $(UNIT_B)/obj/%.o: %.cc $(UNIT_B)/obj/unit.h.gch
 	@mkdir -p $(@D)
-	$(UNIT_CXX) -include $(UNIT_B)/obj/unit.h -MMD -MP -c $< -o $@
+	$(compiling)$(UNIT_CXX) -include $(UNIT_B)/obj/unit.h -MMD -MP -c $< -o $@
 
 $(B)/lib/libcastor.so.$(VERSION): $(LIB_O)
 	@mkdir -p $(@D)
-	$(CC) -shared -pthread $(SANFLAGS) -Wl,-soname,$(SONAME) -Wl,-z,defs -Wl,-z,now -o $@ $^ -ldl
+	$(linking)$(CC) -shared -pthread $(SANFLAGS) -Wl,-soname,$(SONAME) -Wl,-z,defs -Wl,-z,now -o $@ $^ -ldl
 $(B)/lib/libcastor.so: $(B)/lib/libcastor.so.$(VERSION)
-	ln -sfn $(<F) $(@D)/$(SONAME)
-	ln -sfn $(SONAME) $@
+	$(Q)ln -sfn $(<F) $(@D)/$(SONAME)
+	$(Q)ln -sfn $(SONAME) $@
 # The Python part lies as it does when it is installed, alone in its folder: on PYTHONPATH, a folder beside it would be
 # a package of that name. Its distribution has a name of its own, so that none in the user's environment hides the entry point.
 $(B)/lib/castor: $(VERSION_H) shims/entry_points.txt
-	rm -rf $@
+	$(Q)rm -rf $@
 	@mkdir -p $@/castor_agent-$(VERSION).dist-info
-	ln -sfn "$$(realpath --relative-to=$@ shims/castor)" $@/castor
-	cp shims/entry_points.txt $@/castor_agent-$(VERSION).dist-info/
-	printf 'Metadata-Version: 2.1\nName: castor-agent\nVersion: %s\n' $(VERSION) >$@/castor_agent-$(VERSION).dist-info/METADATA
+	$(Q)ln -sfn "$$(realpath --relative-to=$@ shims/castor)" $@/castor
+	$(Q)cp shims/entry_points.txt $@/castor_agent-$(VERSION).dist-info/
+	$(Q)printf 'Metadata-Version: 2.1\nName: castor-agent\nVersion: %s\n' $(VERSION) >$@/castor_agent-$(VERSION).dist-info/METADATA
 $(B)/bin/castor: $(LAUNCHER_O)
 	@mkdir -p $(@D)
-	$(CC) -pthread $(SANFLAGS) -o $@ $^
+	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 # One hash for each way of calling the kernels (scripts/aarch64).
 $(B)/bin/kernel-bits: $(B)/obj/tests/aarch64/bits.o $(filter $(B)/obj/kernels/%,$(LIB_O))
 	@mkdir -p $(@D)
-	$(CC) -pthread $(SANFLAGS) -o $@ $^
+	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 $(B)/bin/castor-unit: $(UNIT_O) $(UNIT_LIB_O)
 	@mkdir -p $(@D)
-	$(CXX) -pthread $(SANFLAGS) -o $@ $^ -lgtest -lgtest_main -ldl
+	$(linking)$(CXX) -pthread $(SANFLAGS) -o $@ $^ -lgtest -lgtest_main -ldl
 $(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernels/variant.o
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -o $@ $^
+	$(linking)$(CC) $(CFLAGS_ALL) -o $@ $^
 # Its step is to wait for memory, not for arithmetic.
 $(B)/obj/bench/disk/disk.o: CFLAGS_ALL += -O3
 $(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue disk/threads arena/pages core/error core/held core/log core/thread)
 	@mkdir -p $(@D)
-	$(CC) -pthread $(SANFLAGS) -o $@ $^
+	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Replays recorded moments through the chunk manager on the tests' fake backend; bench/policy.
 $(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/support/fake_backend.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments placement prefetch victims) $(patsubst %,$(B)/obj/interpose/core/%.o,error file_bytes held log)
 	@mkdir -p $(@D)
-	$(CC) -pthread $(SANFLAGS) -o $@ $^
+	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Decisions per second of interpose/parallel; bench/parallel.
 $(B)/bin/bench-parallel: $(B)/obj/bench/parallel/decisions.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/parallel/*.c) interpose/core/error.c interpose/core/log.c)
 	@mkdir -p $(@D)
-	$(CC) -pthread $(SANFLAGS) -o $@ $^
+	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 .PHONY: tools
 tools: $(B)/bin/make-trace
 # Makes traces for the tests of `castor report` and for bench/report.
 $(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/trace/*.c) interpose/core/log.c interpose/core/process.c interpose/core/thread.c)
 	@mkdir -p $(@D)
-	$(CC) -pthread $(SANFLAGS) -o $@ $^
+	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 
 setup setup-tests:
-	scripts/setup $(if $(filter setup-tests,$@),--tests) "$(PYTHON)" "$(TORCH_VERSION)"
+	$(Q)scripts/setup $(if $(filter setup-tests,$@),--tests) "$(PYTHON)" "$(TORCH_VERSION)"
 unit: $(B)/bin/castor-unit
 	$(B)/bin/castor-unit
 # The scripts call make themselves, with flags of their own.
@@ -170,9 +171,9 @@ FUZZ_LAUNCHER_O := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(filter-out launcher/main.c
 	$(wildcard interpose/core/*.c) interpose/hooks/table/table.c)
 $(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
+	$(compiling)$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
 $(B)/fuzz/%_fuzz: $(B)/fuzz/obj/tests/fuzz/%_fuzz.o $(FUZZ_LAUNCHER_O)
-	$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer -o $@ $^
+	$(linking)$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer -o $@ $^
 .SECONDARY: $(FUZZ_TARGETS:%=$(B)/fuzz/obj/tests/fuzz/%.o) $(FUZZ_LAUNCHER_O)
 fuzz: $(FUZZ_TARGETS:%=$(B)/fuzz/%)
 	@B="$(B)" SECONDS_EACH="$(FUZZ_SECONDS)" scripts/fuzz $(FUZZ_TARGETS)
