@@ -43,10 +43,14 @@ static struct {
     atomic_bool loaded;
 } loaded;
 
+bool kernel_cuda_built(void) {
+    return kernel_cuda_image_bytes > 0;
+}
+
 int kernel_cuda_load(const kernel_cuda_driver *driver) {
     if (atomic_load_explicit(&loaded.loaded, memory_order_acquire))
         return KERNEL_CUDA_OK;
-    if (kernel_cuda_image_bytes == 0)
+    if (!kernel_cuda_built())
         return KERNEL_CUDA_ABSENT;
     /* The driver unloads it with the process. */
     void *library = NULL;

@@ -16,6 +16,7 @@
 #ifndef CASTOR_KERNELS_CUDA_H
 #define CASTOR_KERNELS_CUDA_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include "kernels.h"
 
@@ -39,6 +40,9 @@ typedef enum kernel_cuda_result {
     KERNEL_CUDA_NOT_LOADED = -2, /* kernel_cuda_load has not succeeded */
     KERNEL_CUDA_UNKNOWN = -3     /* no kernel for these types, this mode or so many elements */
 } kernel_cuda_result;
+
+/* Whether the library was built with an image: by nvcc. */
+bool kernel_cuda_built(void);
 
 /* Loads the image and finds the kernels; the driver is copied. Threads that come at once must wait for each other; after success it
  * does nothing. */

@@ -66,6 +66,10 @@ static castor_status status_of(int result) {
     }
 }
 
+int castor_cuda_kernels_built(void) {
+    return kernel_cuda_built();
+}
+
 castor_status castor_cuda_kernels(void) {
     kernel_cuda_driver driver;
     pthread_mutex_lock(&loading);

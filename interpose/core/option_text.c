@@ -59,8 +59,10 @@ bool option_text_parse_bytes(const char *p, uint64_t *out) {
     }
     if (shift) {
         p++;
-        if (p[0] == 'i' && p[1] == 'B')
+        if ((p[0] == 'i' || p[0] == 'I') && (p[1] == 'B' || p[1] == 'b'))
             p += 2;
+        else if (p[0] == 'B' || p[0] == 'b')
+            p++;
     }
     if (!at_end(p) || value > UINT64_MAX >> shift)
         return false;

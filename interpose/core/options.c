@@ -242,7 +242,7 @@ static void explain_value(option_id id, const char *text, char *message, size_t 
         break;
     case TYPE_BYTES:
         log_format(message, size,
-                   "must be %sa number of bytes from %.*s to %s (K, M, G and T are powers of 1024)",
+                   "must be %sa number of bytes from %.*s to %s (" OPTION_BYTES_NOTE ")",
                    low != row->allowed ? AUTO ", or " : "", low_length, low, high + 2);
         break;
     }

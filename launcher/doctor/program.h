@@ -18,6 +18,8 @@ static const char doctor_program[] =
     "library = ctypes.CDLL(None)\n"
     "loaded = hasattr(library, 'castor_attach')\n"
     "say('library', int(loaded))\n"
+    "if loaded:\n"
+    "    say('kernels', library.castor_cuda_kernels_built())\n"
     "say('autoload', os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD', ''))\n"
     "try:\n"
     "    import importlib.util\n"

@@ -142,6 +142,19 @@ static bool has_devices(const doctor_fact *devices) {
     return devices != NULL && strtoul(field(devices, 1), NULL, 10) > 0;
 }
 
+static void check_kernels(doctor_checks *checks, const doctor_fact *kernels, bool needed) {
+    if (kernels == NULL)
+        return; /* the library is not in the process, which another line says */
+    if (is_set(kernels, 1)) {
+        doctor_add(checks, GROUP_DEVICE, "CUDA kernels", DOCTOR_OK, "built in");
+        return;
+    }
+    doctor_add(checks, GROUP_DEVICE, "CUDA kernels", needed ? DOCTOR_WARN : DOCTOR_NOTE,
+               "libcastor.so was built without nvcc and has none");
+    doctor_advise(checks, "on devices PyTorch's own kernels compute optimizer steps, to the same numbers; "
+                          "to have Castor's, build it with nvcc: make NVCC=/path/to/nvcc");
+}
+
 static void check_devices(doctor_checks *checks, const doctor_probe *probe, const doctor_fact *torch) {
     const doctor_fact *driver = doctor_probe_fact(probe, "driver", NULL);
     const doctor_fact *devices = doctor_probe_fact(probe, "devices", NULL);
@@ -168,6 +181,7 @@ static void check_devices(doctor_checks *checks, const doctor_probe *probe, cons
     else if (nccl != NULL)
         doctor_add(checks, GROUP_DEVICE, "NCCL library", DOCTOR_NOTE, "not in this torch%s%s",
                    field(nccl, 2)[0] ? ": " : "", field(nccl, 2));
+    check_kernels(checks, doctor_probe_fact(probe, "kernels", NULL), has_devices(devices));
     bool gloo = is_set(doctor_probe_fact(probe, "gloo", NULL), 1);
     doctor_add(checks, GROUP_DEVICE, "gloo backend", gloo ? DOCTOR_OK : DOCTOR_WARN, "%s",
                gloo ? "in this torch" : "not in this torch");

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "core/log.h"
+#include "core/option_text.h"
 #include "core/options.h"
 #include "core/version.h"
 #include "launcher/common/command_line.h"
@@ -124,9 +125,8 @@ void manual_write(FILE *out) {
         if (subcommand_table[id].doc)
             write_command(out, (subcommand_id)id);
     fputs(".SH ENVIRONMENT\n"
-          "\\fBcastor run \\-\\-set\\fR \\fINAME=VALUE\\fR sets an option for a run. Bytes take the suffixes "
-          "K, M, G and T, "
-          "powers of 1024.\n",
+          "\\fBcastor run \\-\\-set\\fR \\fINAME=VALUE\\fR sets an option for a run. In sizes "
+          OPTION_BYTES_NOTE ".\n",
           out);
     for (int id = 0; id < OPTION_COUNT; id++)
         if (!option_table[id].internal)

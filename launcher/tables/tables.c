@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "core/log.h"
+#include "core/option_text.h"
 #include "core/options.h"
 #include "hooks/table/hooks.h"
 #include "launcher/common/command_line.h"
@@ -49,7 +50,7 @@ void options_write_text(FILE *out) {
         fprintf(out, ")\n    %s\n", row->doc);
     }
     fputs("\nAll of them are environment variables; `castor run --set NAME=VALUE` sets one for a run.\n"
-          "Bytes take the suffixes K, M, G and T, powers of 1024.\n",
+          "In sizes " OPTION_BYTES_NOTE ".\n",
           out);
 }
 

@@ -8,6 +8,7 @@ from command import CommandTest
 GOOD = """python\t3.12.1\tcpython\t/usr/bin/python3
 flags\t0\t0
 library\t1
+kernels\t1
 autoload\t
 package\t/opt/lib/castor/castor/__init__.py
 importing
@@ -131,6 +132,14 @@ class Doctor(CommandTest):
         starts = {line.index("3.12.1") for line in out.splitlines() if "3.12.1" in line}
         starts |= {line.index("libcastor") for line in out.splitlines() if "libcastor" in line}
         self.assertEqual(len(starts), 1)  # values stand under each other
+
+    def test_a_library_without_cuda_kernels(self):
+        self.assertEqual(self.checks("--", self.fake(GOOD))["CUDA kernels"], ("ok", "built in", ""))
+        for devices, state in ((2, "warn"), (0, "note")):
+            checks = self.checks("--", self.fake(GOOD.replace("kernels\t1", "kernels\t0").replace("devices\t2", f"devices\t{devices}")))
+            self.assertEqual(checks["CUDA kernels"][:2], (state, "libcastor.so was built without nvcc and has none"))
+            self.assertIn("make NVCC=/path/to/nvcc", checks["CUDA kernels"][2])
+        self.assertNotIn("CUDA kernels", self.checks("--", self.fake(GOOD.replace("kernels\t1\n", ""))))
 
     def test_versions(self):
         for change, name, state, text in (

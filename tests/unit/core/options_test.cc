@@ -186,6 +186,12 @@ TEST(Options, BytesTakeSuffixes) {
         {"1024", 1024, "1K"},
         {"3k", 3072, "3K"},
         {"2KiB", 2048, "2K"},
+        {"2KB", 2048, "2K"},
+        {"2kb", 2048, "2K"},
+        {"2kib", 2048, "2K"},
+        {"20GB", UINT64_C(20) << 30, "20G"},
+        {"20GiB", UINT64_C(20) << 30, "20G"},
+        {"1TB", UINT64_C(1) << 40, "1T"},
         {"1536K", 1536 << 10, "1536K"},
         {"5M", 5 << 20, "5M"},
         {"1024M", 1 << 30, "1G"},
@@ -197,7 +203,7 @@ TEST(Options, BytesTakeSuffixes) {
         EXPECT_EQ(options()->trace_max, c.bytes);
         EXPECT_EQ(formatted(OPTION_ID_trace_max), c.shown);
     }
-    for (const char *text : {"1KB", "1B", "1P", "K", "1 K", "1.5G", "-1", "+1", "2T", "18446744073709551616",
+    for (const char *text : {"1KBB", "1KiBB", "1B", "1P", "K", "1 K", "1.5G", "-1", "+1", "2T", "18446744073709551616",
                              "18446744073709551615T", "16777216T", "1KK", "1Ki", "1iB"})
         EXPECT_NE(load_error(std::string("CASTOR_TRACE_MAX=") + text).find("from 0 to 1T"),
                   std::string::npos);
