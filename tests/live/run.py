@@ -230,6 +230,24 @@ class LiveTest(unittest.TestCase):
         self.assertIn("the job has ended", top.stdout)
 
 
+    def test_a_rank_of_torchrun_without_a_process_group(self):
+        script = os.path.join(self.folder, "train.py")
+        with open(script, "w") as file:
+            file.write("import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+                       "for _ in range(2):\n    model(torch.randn(4, 8)).sum().backward()\n    optimizer.step()\n")
+        rank = dict(runner.environment(), RANK="1", WORLD_SIZE="2", TORCHELASTIC_RUN_ID="none")  # as torchrun starts it
+        command = [CASTOR, "run", "--plugin", "gemini", "--log-dir", "log", "--", sys.executable, script]
+        job = subprocess.run(command, env=rank, cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual((job.returncode, job.stdout), (0, ""), job.stderr)
+        self.assertEqual(job.stderr.splitlines(), [
+            "castor: this process trains without the plugin: the script makes no process group: each of its 2 processes trains a model of its "
+            f"own. Leave torchrun out, castor run --plugin gemini --nproc 2 -- python {script}, or call init_process_group and wrap the model in "
+            "DistributedDataParallel",
+            "castor: report: castor report log",
+        ])
+        report = subprocess.run([CASTOR, "report", "log", "--format", "json"], cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual([rank["rank"] for rank in json.loads(report.stdout)["ranks"]], [1])
+
     def doctor(self, *python, status=0, **environment):
         done = subprocess.run(
             [CASTOR, "doctor", "--format", "json", "--", sys.executable, *python], env=dict(runner.environment(), **environment),

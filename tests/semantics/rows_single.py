@@ -229,7 +229,7 @@ TABLE = {
     }
     | {"some_in_an_optimizer": adaptive},
     "drawn.py": {
-        "random_windows": like(adaptive, reason="every rank draws the same batches", says="by hand"),
+        "random_windows": like(adaptive, reason="every rank draws the same batches", says="each of the . ranks computes the whole batch"),
         "random_windows: CASTOR_BATCH=scale": like(
             agreement,
             reason="each rank draws its own batches",

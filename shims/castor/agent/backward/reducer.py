@@ -11,6 +11,7 @@ from .. import core, lazy, patching
 from ..common import store, tensors
 from ..nodes import grouping
 from ..precision import casts, masters
+from ..process import launchers
 from . import gradients
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -26,7 +27,7 @@ ASIDE = {  # methods of DistributedDataParallel: why one that is called leaves t
 def why_not(parameters, process_group, expect_sparse):
     """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
     if process_group.size() == 1 and not masters.serves_one_process(parameters):
-        return store.NOTHING_SHARED
+        return launchers.ONE_RANK
     if any(expect_sparse):
         return "a parameter has sparse gradients"
     for p in parameters:

@@ -14,9 +14,6 @@ from .. import core
 from . import tensors
 
 
-NOTHING_SHARED = "nothing is shared: one process trains. Start more ranks (castor run --nproc N, or torchrun)"
-
-
 class Entry:
     """A registered parameter. What follows `window` belongs to the gradients (backward/gradients.py).
 

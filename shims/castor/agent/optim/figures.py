@@ -7,6 +7,7 @@ import torch
 
 from .. import core
 from ..common import store
+from ..process import launchers
 
 _numbers = weakref.WeakKeyDictionary()  # optimizer: its number
 _steps = weakref.WeakKeyDictionary()  # optimizer: its steps
@@ -21,14 +22,23 @@ def is_first_step():
 def stepped(optimizer, begin_ns, mode):
     """Records an outermost step that began at `begin_ns` and has ended."""
     if optimizer not in _numbers:
-        if not _numbers and torch.distributed.is_available() and torch.distributed.is_initialized():
-            core.rank_set(torch.distributed.get_rank())
+        if not _numbers:
+            _tell_rank()
         _numbers[optimizer] = next(_count)
         _steps[optimizer] = 0
     _steps[optimizer] += 1
     if _steps[optimizer] & (_steps[optimizer] - 1) == 0:  # now and then: the 1st, 2nd, 4th, 8th step
         _tell_model_data()
     core.event_step(begin_ns, core.now_ns(), _numbers[optimizer], mode)
+
+
+def _tell_rank():
+    """This process trains, so it is a rank: of its process group, or of the launcher whose script makes none."""
+    place = launchers.place()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        core.rank_set(torch.distributed.get_rank())
+    elif place is not None:
+        core.rank_set(place[0])
 
 
 def _tell_model_data():

@@ -15,7 +15,7 @@ from ..backward import accumulation, reducer
 from ..common import separable, store
 from ..device import adoption
 from ..precision import loss_scale, masters
-from ..process import events, strays
+from ..process import events, launchers, strays
 from . import figures, kernels, owner, states
 
 
@@ -32,7 +32,7 @@ def _say_alone(optimizer):
     elif torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         why = b"nothing is shared: the model is in no DistributedDataParallel"
     else:
-        core.passthrough(store.NOTHING_SHARED.encode())
+        core.passthrough(launchers.why_nothing_shared().encode())
         return
 
     def tell():

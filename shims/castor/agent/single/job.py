@@ -265,8 +265,9 @@ class Job(process.Process):
         if self.mode == "scale":
             self.diverge()
         else:
-            self.say("the script draws its batches by hand: every rank computes the whole of each, and the memory is shared. A "
-                     "DataLoader's are split; with CASTOR_BATCH=scale each rank draws its own")
+            self.say(f"the script draws its batches by hand: each of the {self.world} ranks computes the whole batch, so steps are no faster than "
+                     "on one rank; memory is shared. A DataLoader's batches are split; with CASTOR_BATCH=scale each rank draws its own, and a "
+                     f"step sees {self.world} times as many samples")
 
     def _check_drawn_by_hand(self, every):
         """`every`: rows of the ranks, whose third number is the loss of a batch that was not split."""

@@ -1,0 +1,33 @@
+"""What the launcher that started this process (torchrun, Slurm) says in its environment: the place of a script that makes no process
+group, and what to do about such a script."""
+import multiprocessing
+import os
+import sys
+
+import torch
+
+from .. import core
+
+ONE_RANK = "nothing is shared: the process group has one rank. Start more: torchrun --nproc-per-node N"
+
+
+def place():
+    """(rank, ranks) as PyTorch's launchers tell it; None: this process was started alone, or by a process of the script."""
+    try:
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return None
+    return (rank, ranks) if 0 <= rank < ranks > 1 and multiprocessing.parent_process() is None else None
+
+
+def why_nothing_shared():
+    """Of a script that has trained a step without a process group, or in a group of one rank."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return ONE_RANK
+    found, script = place(), f"python {sys.argv[0] or 'train.py'}"
+    start = f"castor run --plugin {core.options.plugin} --nproc"
+    if found is None:
+        return f"nothing is shared: one process trains. Start more ranks: {start} N -- {script}"
+    one = "Leave torchrun out" if "TORCHELASTIC_RUN_ID" in os.environ else "Start it once"
+    return (f"the script makes no process group: each of its {found[1]} processes trains a model of its own. {one}, {start} {found[1]} -- "
+            f"{script}, or call init_process_group and wrap the model in DistributedDataParallel")
