@@ -156,7 +156,8 @@ static void note_write(int file, const char *name, const char *reason) {
     char text[2048];
     if (file < 0)
         return;
-    size_t size = log_format(text, sizeof text, "process %d: %s\n", (int)getpid(), reason);
+    size_t size = log_message(text, sizeof text - 1, "process %d: %s", (int)getpid(), reason);
+    text[size++] = '\n';
     if (write(file, text, size) < 0)
         LOG_W("%s/%s could not be written: error %d", options()->log_dir, name, errno);
     close(file);

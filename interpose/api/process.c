@@ -10,6 +10,7 @@
 #include "core/start.h"
 #include "core/torch_version.h"
 #include "hooks/torch/device_names.h"
+#include "trace/format.h"
 #include "trace/pass.h"
 #include "trace/phases.h"
 #include "trace/sample.h"
@@ -102,8 +103,8 @@ void castor_log(int level, const char *text) {
 
 void castor_passthrough(const char *reason) {
     LOG_W("this process trains without the plugin: %s", reason);
-    char outcome[1024];
-    log_format(outcome, sizeof outcome, "passthrough: %s", reason);
+    char outcome[TRACE_OUTCOME_MAX];
+    log_message(outcome, sizeof outcome, "passthrough: %s", reason);
     trace_outcome_set(outcome);
 }
 

@@ -155,7 +155,7 @@ int castor_failure_get(castor_store *s, char *text, size_t size) {
         wait_peers_check(s);
     if (atomic_load(&s->control->failed) != 2)
         return -2;
-    log_format(text, size, "%s", s->control->failure);
+    log_message(text, size, "%s", s->control->failure);
     return s->control->blamed;
 }
 

@@ -203,7 +203,7 @@ castor_status node_fail(node_group *g, castor_status status) {
     uint32_t none = 0;
     if (!atomic_compare_exchange_strong(&c->failed, &none, 1))
         return status;
-    log_format(c->failure, sizeof c->failure, "%s", error_text());
+    log_message(c->failure, sizeof c->failure, "%s", error_text());
     atomic_store(&c->failed, 2);
     for (int rank = 0; rank < g->world; rank++)
         node_notify(g, rank);

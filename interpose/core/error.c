@@ -10,7 +10,7 @@ static __thread __attribute__((tls_model("initial-exec"))) char text[ERROR_TEXT_
 castor_status error_set(castor_status status, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    log_vformat(text, sizeof text, format, arguments);
+    log_vmessage(text, sizeof text, format, arguments);
     va_end(arguments);
     return status;
 }

@@ -31,11 +31,14 @@ static struct {
 typedef struct text {
     char *out;
     size_t size, length;
+    bool cut; /* something had no room */
 } text;
 
 static void put_char(text *t, char c) {
     if (t->length + 1 < t->size)
         t->out[t->length++] = c;
+    else
+        t->cut = true;
 }
 
 static void put_string(text *t, const char *s, size_t limit) {
@@ -241,10 +244,10 @@ static bool put_conversion(text *t, char conversion, length_modifier length, int
     }
 }
 
-size_t log_vformat(char *out, size_t out_size, const char *format, va_list arguments) {
+static text vformat(char *out, size_t out_size, const char *format, va_list arguments) {
+    text t = {out, out_size, 0, false};
     if (out_size == 0)
-        return 0;
-    text t = {out, out_size, 0};
+        return t;
     va_list rest;
     va_copy(rest, arguments);
     for (const char *p = format; *p; p++) {
@@ -263,7 +266,45 @@ size_t log_vformat(char *out, size_t out_size, const char *format, va_list argum
     }
     va_end(rest);
     t.out[t.length] = '\0';
+    return t;
+}
+
+size_t log_vformat(char *out, size_t out_size, const char *format, va_list arguments) {
+    return vformat(out, out_size, format, arguments).length;
+}
+
+/* Ends a text that was cut at its last whole word; one that is a single word, before a whole character. */
+static void end_at_word(text *t) {
+    static const char mark[] = "...";
+    if (t->size < sizeof mark)
+        return;
+    size_t longest = t->size - sizeof mark, end = t->length;
+    while (end > 0 && (end > longest || t->out[end] != ' '))
+        end--;
+    while (end > 0 && t->out[end - 1] == ' ')
+        end--;
+    if (end == 0)
+        for (end = longest; end > 0 && ((unsigned char)t->out[end] & 0xc0) == 0x80;)
+            end--;
+    else if (end < longest)
+        t->out[end++] = ' ';
+    memcpy(t->out + end, mark, sizeof mark);
+    t->length = end + sizeof mark - 1;
+}
+
+size_t log_vmessage(char *out, size_t out_size, const char *format, va_list arguments) {
+    text t = vformat(out, out_size, format, arguments);
+    if (t.cut)
+        end_at_word(&t);
     return t.length;
+}
+
+size_t log_message(char *out, size_t out_size, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    size_t length = log_vmessage(out, out_size, format, arguments);
+    va_end(arguments);
+    return length;
 }
 
 size_t log_format(char *out, size_t out_size, const char *format, ...) {
@@ -366,7 +407,7 @@ void log_write(log_level level, const char *format, ...) {
                              : log_format(line, sizeof line, "castor: rank %d: ", rank);
     va_list arguments;
     va_start(arguments, format);
-    size_t length = prefix + log_vformat(line + prefix, sizeof line - prefix, format, arguments);
+    size_t length = prefix + log_vmessage(line + prefix, sizeof line - prefix, format, arguments);
     va_end(arguments);
     if (length > sizeof line - 1) /* it is not; the compiler cannot see it */
         length = sizeof line - 1;

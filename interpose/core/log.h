@@ -3,7 +3,7 @@
  * A line is written with one write(2), prefixed `castor: ` (and the rank, once it is known), control
  * characters replaced. Conversions: %s %d %u %x %p %c %% with the lengths l, ll and z; %.Nf (N digits, at
  * most 9); %g (as printf's %.9g); %.Ns and %.*s (at most so many characters); %B is a uint64_t number of bytes with a unit
- * ("3.2 MiB"). A line is cut at 4 KiB. */
+ * ("3.2 MiB"). A line of more than 4 KiB is cut after a word. */
 #ifndef CASTOR_CORE_LOG_H
 #define CASTOR_CORE_LOG_H
 
@@ -29,9 +29,12 @@ void log_write(log_level level, const char *format, ...);
  * gets the text as well, with a NUL after it: `castor run` does not show it again (launcher/run/errors.c). */
 void log_say(const char *text);
 
-/* The formatter alone: always terminates `out`, returns the length without the terminator. */
+/* The formatter alone: always terminates `out`, returns the length without the terminator. What has no room is left out. */
 size_t log_format(char *out, size_t out_size, const char *format, ...);
 size_t log_vformat(char *out, size_t out_size, const char *format, va_list arguments);
+/* The same for what people read: a text that has no room ends after a word, with "...". */
+size_t log_message(char *out, size_t out_size, const char *format, ...);
+size_t log_vmessage(char *out, size_t out_size, const char *format, va_list arguments);
 
 #define LOG_E(...) log_write(LOG_ERROR, __VA_ARGS__)
 #define LOG_W(...) log_write(LOG_WARN, __VA_ARGS__)

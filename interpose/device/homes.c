@@ -117,7 +117,7 @@ castor_status home_stick(homes *h, uint32_t unit, bool lost, castor_status statu
     home_record *r = &h->records[unit];
     uint64_t bytes = (uint64_t)r->units * h->unit_bytes;
     char why[256];
-    log_format(why, sizeof why, "%s", error_text());
+    log_message(why, sizeof why, "%s", error_text());
     if (!r->stuck && r->tier == DEVICE_TIER_DEVICE)
         h->stuck_bytes += bytes;
     r->stuck = true;
@@ -216,7 +216,7 @@ static castor_status home_back(homes *h, uint32_t unit, uint32_t units, device_t
         }
         if (status != CASTOR_OK) {
             char why[256]; /* undoing may fail and set the text as well */
-            log_format(why, sizeof why, "%s", error_text());
+            log_message(why, sizeof why, "%s", error_text());
             h->pages[at] = 0;
             back_undo(h, unit, units, at);
             return error_set(status, "%s", why);

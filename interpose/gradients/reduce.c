@@ -239,7 +239,7 @@ static void *reducer_main(void *context) {
         pthread_mutex_lock(&r->lock);
         if (status && !r->failed) {
             r->failed = status;
-            log_format(r->failure, sizeof r->failure, "%s", error_text());
+            log_message(r->failure, sizeof r->failure, "%s", error_text());
         }
         open_sums_add(r, &job);
         r->tail++;

@@ -93,7 +93,7 @@ castor_status store_fail_by(store *s, int blamed, castor_status status) {
     store_control *control = s->control;
     uint32_t none = 0;
     if (!s->detached && atomic_compare_exchange_strong(&control->failed, &none, 1)) {
-        log_format(control->failure, sizeof control->failure, "%s", error_text());
+        log_message(control->failure, sizeof control->failure, "%s", error_text());
         control->blamed = blamed;
         atomic_store(&control->failed, 2);
         wait_notify(&control->event, &control->waiters);

@@ -194,13 +194,13 @@ static castor_status host_find(cuda_device *d, int device) {
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
         if ((d->refused = pages_try(d, device, hosts[i])) == CUDA_SUCCESS)
             return CASTOR_OK;
-    log_format(d->why, sizeof d->why, "device %d maps no memory of the host at its addresses: %s (error %d)",
+    log_message(d->why, sizeof d->why, "device %d maps no memory of the host at its addresses: %s (error %d)",
                device, cuda_text(d->refused), (int)d->refused);
     castor_status status = allocated_try(d, device);
     if (status == CASTOR_OK)
         return CASTOR_OK;
     char why[160];
-    log_format(why, sizeof why, "%s", error_text());
+    log_message(why, sizeof why, "%s", error_text());
     return error_set(CASTOR_ERR_UNSUPPORTED, "%s; %s", d->why, why);
 }
 

@@ -5,6 +5,7 @@ in its own type. Nothing is decided here."""
 import ctypes
 import os
 import re
+import textwrap
 import types
 from ctypes import POINTER, byref, c_char_p, c_void_p
 
@@ -148,6 +149,11 @@ def require():
     """Binds the library for the explicit API. ImportError: the process was not started by `castor run`."""
     if not bind():
         raise ImportError("castor: libcastor.so is not in this process: start the script with `castor run -- python ...`", name="castor")
+
+
+def shortened(text, letters):
+    """The text in one line of at most so many letters, which ends after a word where it is cut."""
+    return textwrap.shorten(text, letters, placeholder=" ...")
 
 
 def pointers(values):

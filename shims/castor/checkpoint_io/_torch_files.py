@@ -1,5 +1,6 @@
 """Reads files of torch.save without running code of theirs."""
 import re
+import textwrap
 import zipfile
 
 import torch
@@ -29,7 +30,7 @@ def read(path, kind, mapped, is_checked=False):
 
 
 def _damaged(path, error):
-    why = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+    why = textwrap.shorten(f"{type(error).__name__}: {error}".splitlines()[0], 160, placeholder=" ...")
     return CheckpointError(f"castor: {path} is damaged or was cut off ({why}): load another checkpoint, or copy the file again")
 
 

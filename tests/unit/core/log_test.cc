@@ -116,6 +116,31 @@ TEST(LogFormat, CutsAtTheEndOfTheBuffer) {
     }
 }
 
+template <typename... Arguments>
+std::string message(size_t size, const char *text, Arguments... arguments) {
+    std::string out(size + 1, '#');
+    size_t length = log_message(&out[0], size, text, arguments...);
+    EXPECT_EQ(out[size], '#');
+    EXPECT_EQ(out[length], '\0');
+    return out.substr(0, length);
+}
+
+TEST(LogMessage, EndsAfterAWord) {
+    const char *text = "no such file: %s";
+    EXPECT_EQ(message(26, text, "/data/of/a"), "no such file: /data/of/a");
+    EXPECT_EQ(message(25, text, "/data/of/a"), "no such file: /data/of/a");
+    EXPECT_EQ(message(24, text, "/data/of/a"), "no such file: ...");
+    EXPECT_EQ(message(18, text, "/data/of/a"), "no such file: ...");
+    EXPECT_EQ(message(17, text, "/data/of/a"), "no such file:...");
+    EXPECT_EQ(message(16, text, "/data/of/a"), "no such ...");
+    EXPECT_EQ(message(11, "%s", "/data/of/a"), "/data/of/a");
+    EXPECT_EQ(message(10, "%s", "/data/of/a"), "/data/...");
+    EXPECT_EQ(message(10, "%s", "/dat\xc3\xa4\xc3\xa4n/a"), "/dat\xc3\xa4...");
+    EXPECT_EQ(message(9, "%s", "/dat\xc3\xa4\xc3\xa4n/a"), "/dat...");
+    EXPECT_EQ(message(4, "%s", "/data"), "...");
+    EXPECT_EQ(message(3, "%s", "/data"), "/d");
+}
+
 /* ---- lines ---- */
 
 class LogLine : public testing::Test {

@@ -47,7 +47,7 @@ class Across:
         except RuntimeError as error:
             others = [rank for node, rank in enumerate(self.lane_ranks) if node != self.place.node]
             text = (f"rank {' or '.join(map(str, others))}, on another node, has ended or cannot be reached; what that node "
-                    f"says tells why ({str(error).strip().splitlines()[0][:120]})")
+                    f"says tells why ({core.shortened(str(error).strip().splitlines()[0], 300)})")
             core.fail(self.group.handle, text.encode(), 0)
             raise core.GroupError("castor: " + text) from error
 

@@ -17,7 +17,7 @@ from . import stacks
 
 FIRST_SECONDS = 3.0  # the longest that a rank waits for the end of the rank where the failure began
 LOST_SECONDS = 1.0  # ... and, after a closed connection, for news of the rank that has ended
-REASON_LETTERS = 300
+REASON_LETTERS = 600
 _own = (core.PACKAGE_FOLDER, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
 _python = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -64,7 +64,7 @@ def _reason(kind, error):
     lines = str(error).strip().splitlines()
     if "Original Traceback (most recent call last):" in lines:  # raised in a DataLoader's worker
         lines[0] += " " + lines[-1]
-    return f"{kind.__name__}: {lines[0]}"[:REASON_LETTERS] if lines else kind.__name__
+    return core.shortened(f"{kind.__name__}: {lines[0]}", REASON_LETTERS) if lines else kind.__name__
 
 
 def _lost_connection(error):

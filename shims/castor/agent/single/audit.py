@@ -33,7 +33,8 @@ FREE_BYTES = 256 << 20  # of memory: the fork ends before less is free
 OOM_SCORE = "1000"  # of a fork: the system ends it first if memory is short
 BACKWARDS = 16  # of one batch that are compared, at most
 FORM_NODES, FORMS = 24, 8  # nodes of a loss's graph that are its form; forms, after which none is new
-ENDS, FORK, RECORD = struct.Struct("2q"), struct.Struct("2q120s"), struct.Struct("2d")  # RECORD: (loss, in 16 bits)
+WHY_LETTERS = 1000  # of what ended a fork: a path has room
+ENDS, FORK, RECORD = struct.Struct("2q"), struct.Struct(f"2q{4 * WHY_LETTERS}s"), struct.Struct("2d")  # RECORD: (loss, in 16 bits)
 RUNNING, DONE, FAILED = range(3)
 SKETCH_BYTES = 8 * core.SKETCH_BUCKETS
 
@@ -63,7 +64,7 @@ class _Board:
     @told.setter
     def told(self, values):
         count, state, why = values
-        FORK.pack_into(self.memory, ENDS.size, count, state, why.encode()[:120])
+        FORK.pack_into(self.memory, ENDS.size, count, state, core.shortened(why, WHY_LETTERS).encode(errors="replace"))
 
     def put(self, loss, half, sketches):
         count, *rest = self.told
@@ -236,7 +237,7 @@ class Auditor:
         self._leave(FAILED)
 
     def _fail(self, error):
-        self._leave(FAILED, f"{type(error).__name__} in the process that computes them: {' '.join(str(error).split())}")
+        self._leave(FAILED, f"{type(error).__name__} in the process that computes them: {error}")
 
     def _leave(self, state, why=""):
         self.board.told = (self.board.told[0], state, why)
