@@ -156,28 +156,48 @@ bool run_command_is_python(const char *word) {
     return length && strspn(name + length, "0123456789.") == strlen(name + length);
 }
 
-/* The launcher that a Python command line runs: options up to the first of -m MODULE, -c CODE or a script. `alone` gets the option
- * with which Python ignores its environment ('E' or 'I'), 0 for none. */
-static const char *find_python_launcher(char *const *arguments, const char **fix, char *alone) {
-    *alone = 0;
+static bool is_standard_input(const char *script) {
+    static const char *const names[] = {"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(script, names[i]) == 0)
+            return true;
+    return false;
+}
+
+typedef struct python_line {
+    const char *launcher; /* that it runs; NULL: none */
+    const char *fix;
+    char alone;      /* the option with which Python ignores its environment ('E' or 'I'), 0 for none */
+    bool from_input; /* the script comes by standard input */
+} python_line;
+
+/* Reads a Python command line up to the first of -m MODULE, -c CODE or a script. */
+static python_line python_line_read(char *const *arguments) {
+    python_line line = {0};
     for (; *arguments; arguments++) {
         const char *word = *arguments;
-        if (word[0] != '-')
-            return find_launcher(word, fix);
+        if (word[0] != '-' || !word[1]) {
+            line.launcher = find_launcher(word, &line.fix);
+            line.from_input = is_standard_input(word);
+            return line;
+        }
+        if (strncmp(word, "--help", 6) == 0 || strcmp(word, "--version") == 0)
+            return line;
         if (strncmp(word, "--", 2) == 0) {
             if (strcmp(word, "--check-hash-based-pycs") == 0 && arguments[1])
                 arguments++;
             continue;
         }
         for (const char *letter = word + 1; *letter; letter++) { /* letters may be joined: -um MODULE */
-            if (*letter == 'c')
-                return NULL;
+            if (strchr("chV?", *letter))
+                return line;
             if (*letter == 'E' || *letter == 'I')
-                *alone = *letter;
-            if (*letter == 'm')
-                return letter[1]      ? find_module(letter + 1, fix)
-                       : arguments[1] ? find_module(arguments[1], fix)
-                                      : NULL;
+                line.alone = *letter;
+            if (*letter == 'm') {
+                const char *module = letter[1] ? letter + 1 : arguments[1];
+                line.launcher = module ? find_module(module, &line.fix) : NULL;
+                return line;
+            }
             if (*letter == 'W' || *letter == 'X') {
                 if (!letter[1] && arguments[1])
                     arguments++;
@@ -185,7 +205,8 @@ static const char *find_python_launcher(char *const *arguments, const char **fix
             }
         }
     }
-    return NULL;
+    line.from_input = true;
+    return line;
 }
 
 static bool is_wrapper(const char *word) {
@@ -195,19 +216,30 @@ static bool is_wrapper(const char *word) {
     return false;
 }
 
-const char *run_command_launcher(char *const *command, const char **fix) {
+/* Reads a command, and one that starts its arguments, up to a launcher or Python. */
+static python_line command_read(char *const *command) {
     bool wrapped = command[0] && is_wrapper(command[0]);
-    char alone;
+    python_line line = {0};
     for (; *command; command++) {
-        const char *found = find_launcher(*command, fix);
-        if (found)
-            return found;
+        line.launcher = find_launcher(*command, &line.fix);
+        if (line.launcher)
+            break;
         if (run_command_is_python(*command))
-            return find_python_launcher(command + 1, fix, &alone);
+            return python_line_read(command + 1);
         if (!wrapped)
             break;
     }
-    return NULL;
+    return line;
+}
+
+const char *run_command_launcher(char *const *command, const char **fix) {
+    python_line line = command_read(command);
+    *fix = line.fix;
+    return line.launcher;
+}
+
+bool run_command_is_input(char *const *command) {
+    return command_read(command).from_input;
 }
 
 /* ---- what keeps the agent away, as far as it can be seen ---- */
@@ -257,12 +289,11 @@ static void find_obstacle(char *const *command, obstacle *out) {
     const struct launcher *first = *command ? launcher_of(*command) : NULL;
     bool wrapped = *command && (is_wrapper(*command) || (first && first->command));
     while (*command && !out->text[0]) {
-        const char *fix;
-        char alone;
         if (run_command_is_python(*command)) {
+            python_line line = python_line_read(command + 1);
             /* The ranks of a launcher are started without this option. */
-            if (!find_python_launcher(command + 1, &fix, &alone) && alone)
-                log_format(out->text, sizeof out->text, "-%c of %.200s", alone, base_name(*command));
+            if (!line.launcher && line.alone)
+                log_format(out->text, sizeof out->text, "-%c of %.200s", line.alone, base_name(*command));
             return;
         }
         const struct launcher *launcher = launcher_of(*command);

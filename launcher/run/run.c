@@ -44,6 +44,13 @@ static int check_ranks(const run_request *request) {
             request->ranks, plugin()->name, request->ranks, request->ranks);
         return RUN_EXIT_USAGE;
     }
+    if (run_command_is_input(request->command)) {
+        LOG_E("--nproc %d: python reads its script from standard input, which rank 0 alone gets; put the "
+              "script into "
+              "a file: castor run --nproc %d -- python FILE.py",
+              request->ranks, request->ranks);
+        return RUN_EXIT_USAGE;
+    }
     return 0;
 }
 

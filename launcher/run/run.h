@@ -50,6 +50,9 @@ int run_command_find(const char *name, const char *search, char *path, size_t pa
  * torch.distributed.run, ...); `fix` gets the option that sets its number of ranks. NULL for anything else. */
 const char *run_command_launcher(char *const *command, const char **fix);
 
+/* Whether Python reads the script of `command` from its standard input: `python`, `python -`. */
+bool run_command_is_input(char *const *command);
+
 /* Whether the command keeps PyTorch from loading the agent, as far as its words and the first line of its file, `path`, tell; `what`
  * gets what the user should leave out. `autoload`: the value of TORCH_DEVICE_BACKEND_AUTOLOAD that it finds, or NULL. */
 bool run_command_is_apart(char *const *command, const char *path, const char *autoload, char *what,

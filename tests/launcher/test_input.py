@@ -2,6 +2,7 @@
 import fcntl
 import os
 import shutil
+import sys
 
 from command import BINARY, LIBRARY, SONAME, CommandTest
 
@@ -159,6 +160,12 @@ class BadInput(CommandTest):
             (["srun", "python", "train.py"], "--ntasks 2"),
         ):
             self.run_refused(["--nproc", "2"], 2, "starts its own ranks", fix, "leave --nproc out", command=command)
+
+    def test_a_script_on_standard_input(self):
+        for command in (["python"], [sys.executable, "-"], ["env", "A=b", "python3", "-u"]):
+            self.run_refused(["--nproc", "2", "--plugin", "gemini"], 2, "--nproc 2", "standard input", "into a file", "-- python FILE.py",
+                             command=command)
+        self.assertEqual(self.castor("run", "--plugin", "gemini", sys.executable, "-", input="print('ran')")[:2], (0, "ran\n"))
 
     def test_parts_that_are_missing(self):
         for name in ("bin", "lib"):

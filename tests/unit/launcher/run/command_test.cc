@@ -188,6 +188,52 @@ TEST(RunCommandLauncher, NothingElseIs) {
         EXPECT_EQ(launcher_of(command), "") << (command.empty() ? "" : command[0]);
 }
 
+bool is_input(std::vector<std::string> words) {
+    std::vector<char *> command;
+    for (std::string &word : words)
+        command.push_back(word.data());
+    command.push_back(nullptr);
+    return run_command_is_input(command.data());
+}
+
+TEST(RunCommandInput, PythonReadsItsScriptThere) {
+    for (const Words &command : std::vector<Words>{
+             {"python"},
+             {"/opt/venv/bin/python3.12"},
+             {"python", "-"},
+             {"python", "-", "train.py"},
+             {"python", "-u", "-X", "dev"},
+             {"python", "-uW", "ignore", "-", "--lr", "1"},
+             {"python", "--check-hash-based-pycs", "never"},
+             {"python", "/dev/stdin"},
+             {"env", "A=b", "python"},
+             {"nice", "-n", "5", "python", "-i"},
+         })
+        EXPECT_TRUE(is_input(command)) << command[0] << " and " << command.size() - 1;
+}
+
+TEST(RunCommandInput, NothingElseDoes) {
+    for (const Words &command : std::vector<Words>{
+             {},
+             {"env"},
+             {"python", "train.py"},
+             {"python", "-u", "train.py", "-"},
+             {"python", "--", "train.py"},
+             {"python", "-c", "import train"},
+             {"python", "-cimport train"},
+             {"python", "-m", "train"},
+             {"python", "-mtrain"},
+             {"python", "-V"},
+             {"python", "--version"},
+             {"python", "--help-all"},
+             {"./train.py", "-"},
+             {"env", "A=b", "python", "train.py"},
+             {"torchrun", "-"},
+             {"env", "torchrun", "python"},
+         })
+        EXPECT_FALSE(is_input(command)) << (command.empty() ? "" : command[0]) << command.size();
+}
+
 /* ---- the file ---- */
 
 std::string search(const std::string &name, const char *path, int *status) {
