@@ -177,8 +177,11 @@ $(B)/fuzz/%_fuzz: $(B)/fuzz/obj/tests/fuzz/%_fuzz.o $(FUZZ_LAUNCHER_O)
 .SECONDARY: $(FUZZ_TARGETS:%=$(B)/fuzz/obj/tests/fuzz/%.o) $(FUZZ_LAUNCHER_O)
 fuzz: $(FUZZ_TARGETS:%=$(B)/fuzz/%)
 	@B="$(B)" SECONDS_EACH="$(FUZZ_SECONDS)" scripts/fuzz $(FUZZ_TARGETS)
-demo: setup all
-	scripts/demo "$(PYTHON)"
+# The compiler comes first; Castor is compiled while torch is downloaded. The clock is read before all of it, when make expands this.
+demo:
+	@scripts/setup --system "$(PYTHON)" "$(TORCH_VERSION)"
+	@$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j2) setup all
+	@scripts/demo "$(PYTHON)" $(shell date +%s.%N)
 bench: setup all
 	bench/gpt_cpu/run.py --python "$(PYTHON)"
 # GPU_FLAGS="--only 7B": some checks alone.

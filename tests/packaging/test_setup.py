@@ -33,6 +33,7 @@ class Setup(InstalledTest):
 
     def test_what_is_asked_for(self):
         self.assertEqual(self.asked()[0], set())
+        self.assertEqual(self.asked("--system", python="/no/python"), (set(), ""))
         packages, said = self.asked("--tests")
         self.assertLessEqual({"g++", "libgtest-dev", "valgrind", "gdb", "iproute2", "man-db"}, packages)
         self.assertIn("tests that need these packages will fail, since they could not be installed here: g++", said)
@@ -59,10 +60,11 @@ watched {self.folder} -- sh -c 'echo badly; exit 3' || echo "status $?"
         self.assertEqual(done.stderr, "badly\n")
 
     def test_the_demo_asks_for_no_more(self):
-        # The demo's own environment would be made here; what make would run is enough.
+        # The demo's own environment would be made here; what make would run is enough. The demo asks for what a compiler needs first.
         for target, tests in (("demo", False), ("bench", False), ("setup", False), ("setup-tests", True)):
-            (setup,) = [line for line in self.make("-n", target, "PYTHON=/usr/bin/python3").splitlines() if "scripts/setup" in line]
-            self.assertEqual("--tests" in setup.split(), tests, setup)
+            setup = [line for line in self.make("-n", target, "PYTHON=/usr/bin/python3").splitlines() if "scripts/setup" in line]
+            self.assertEqual(["--system" in line.split() for line in setup], [True, False] if target == "demo" else [False])
+            self.assertEqual("--tests" in setup[-1].split(), tests, setup)
 
 
 class Bare(InstalledTest):
