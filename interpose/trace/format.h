@@ -96,6 +96,15 @@ typedef struct trace_counter {
     uint64_t count, bytes, ns;
 } trace_counter;
 
+/* What became of a function of CASTOR_TRACE_ALSO; of several processes the highest counts. */
+typedef enum trace_also_state {
+    TRACE_ALSO_NO_LIBRARY, /* is not loaded */
+    TRACE_ALSO_NO_FUNCTION,
+    TRACE_ALSO_NO_CLOSURE,
+    TRACE_ALSO_FOUND, /* and replaced in as many places as its counter says, which may be none */
+    TRACE_ALSO_STATE_COUNT
+} trace_also_state;
+
 typedef struct trace_gauge_value {
     uint64_t last, max;
 } trace_gauge_value;

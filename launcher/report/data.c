@@ -302,6 +302,45 @@ static bool add_process_counters(report *report, const report_process *process) 
     return true;
 }
 
+static bool add_also(report *report, const char *name, const trace_counter *counter) {
+    uint64_t state = counter->bytes < TRACE_ALSO_STATE_COUNT ? counter->bytes : TRACE_ALSO_NO_LIBRARY;
+    report_also *row = report->also;
+    while (row < report->also + report->also_count && strcmp(row->name, name) != 0)
+        row++;
+    if (row == report->also + report->also_count) {
+        if (!array_grow(&report->also, &report->also_capacity, report->also_count, sizeof *report->also))
+            return false;
+        row = &report->also[report->also_count];
+        *row = (report_also){.name = strdup(name)};
+        if (row->name == NULL)
+            return false;
+        report->also_count++;
+    }
+    row->places += counter->count;
+    if (state > row->state)
+        row->state = (trace_also_state)state;
+    return true;
+}
+
+const char *report_also_missed(const report_also *also) {
+    static const char *const reasons[] = {
+        [TRACE_ALSO_NO_LIBRARY] = "its library was not loaded",
+        [TRACE_ALSO_NO_FUNCTION] = "its library has no such function",
+        [TRACE_ALSO_NO_CLOSURE] = "libffi made no closure for it",
+        [TRACE_ALSO_FOUND] = "nothing calls it that could be replaced: at most its own library does",
+    };
+    return also->places > 0 ? NULL : reasons[also->state];
+}
+
+static bool add_process_also(report *report, const trace_counters *source) {
+    for (uint32_t id = 0; id < trace_slot_ids(TRACE_ALSO); id++) {
+        const char *name = trace_read_name(source, TRACE_ALSO, id);
+        if (name != NULL && !add_also(report, name, &source->counters[trace_slot(TRACE_ALSO, id)]))
+            return false;
+    }
+    return true;
+}
+
 static int compare_counters(const void *left, const void *right) {
     const report_counter *a = left, *b = right;
     if (a->ns != b->ns)
@@ -321,7 +360,7 @@ static bool summarize(report *report) {
     for (size_t i = 0; i < report->process_count; i++) {
         const report_process *process = &report->processes[i];
         const trace_counters *counters = process->counters;
-        if (!add_process_counters(report, process))
+        if (!add_process_counters(report, process) || !add_process_also(report, process->counters))
             return false;
         report->dropped += counters->dropped;
         if (counters->trace_max_bytes > report->trace_max_bytes)
@@ -477,6 +516,9 @@ void report_free(report *report) {
     free(report->ranks);
     free(report->nodes);
     free_counters(&report->calls);
+    for (size_t i = 0; i < report->also_count; i++)
+        free(report->also[i].name);
+    free(report->also);
     free_counters(&report->collectives);
     free_counters(&report->waits);
     free_counters(&report->events);

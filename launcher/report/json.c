@@ -179,6 +179,18 @@ void report_json_object(json_writer *json, const report *report, const report_li
     json_unsigned(json, "hooked", report->hooked);
     json_unsigned(json, "missed", report->missed);
     json_unsigned(json, "export_tables", report->export_tables);
+    json_object_begin(json, "also");
+    for (size_t i = 0; i < report->also_count; i++) {
+        const char *missed = report_also_missed(&report->also[i]);
+        json_object_begin(json, report->also[i].name);
+        json_unsigned(json, "places", report->also[i].places);
+        if (missed != NULL)
+            json_string(json, "missed", missed);
+        else
+            json_null(json, "missed");
+        json_object_end(json);
+    }
+    json_object_end(json);
     json_object_end(json);
     json_object_begin(json, "trace");
     json_unsigned(json, "processes", report->process_count);

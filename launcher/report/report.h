@@ -37,6 +37,13 @@ typedef struct report_counters {
     size_t count, capacity;
 } report_counters;
 
+/* A function of CASTOR_TRACE_ALSO, in all processes. */
+typedef struct report_also {
+    char *name;
+    uint64_t places; /* entries and look-ups that lead to Castor */
+    trace_also_state state;
+} report_also;
+
 /* An optimizer step, or a backward pass. */
 typedef struct report_step {
     uint64_t begin_ns;
@@ -162,6 +169,8 @@ typedef struct report {
     size_t slow_count;
     uint64_t steps_left_out; /* step and backward records beyond what is kept */
     uint64_t hooked, missed, export_tables;
+    report_also *also;
+    size_t also_count, also_capacity;
 
     uint64_t records, dropped, trace_bytes, trace_max_bytes; /* records: of all segments */
     bool truncated;     /* CASTOR_TRACE_MAX was reached, or a segment could not be made */
@@ -211,6 +220,9 @@ bool report_find_outcome(report *report);
 /* The lines that processes wrote to the file `name` of format.h, `process PID: REASON`. */
 bool report_read_outcome(report *report, const char *name, int fd);
 bool report_add_note(report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Why none of the calls of a function of CASTOR_TRACE_ALSO is seen; NULL: they are. */
+const char *report_also_missed(const report_also *also);
 
 static inline uint64_t report_node_bytes(const report_node *node) {
     return node->param_bytes + node->grad_bytes + node->optim_bytes + node->private_bytes;

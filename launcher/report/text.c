@@ -266,6 +266,12 @@ static void write_summary(const report *report, FILE *out) {
                 "          not seen: what is called through %" PRIu64
                 " undocumented tables of the CUDA driver (cuGetExportTable)\n",
                 report->export_tables);
+    for (size_t i = 0; i < report->also_count; i++) {
+        const char *missed = report_also_missed(&report->also[i]);
+        if (missed != NULL)
+            fprintf(out, "          not seen: %s (CASTOR_TRACE_ALSO), since %s\n", report->also[i].name,
+                    missed);
+    }
     fprintf(out, "Trace     %s records in %s%s\n", text_count(figure, report->records),
             text_bytes(other, report->trace_bytes),
             report->truncated                               ? ", not complete"

@@ -6,6 +6,7 @@ import sys
 import unittest
 
 import standin
+import trace_files
 from preload import PreloadTest
 
 # One function of each kind; each mixes its arguments so that a lost or swapped one changes the result.
@@ -107,6 +108,42 @@ __attribute__((destructor)) static void last(void) {
 """
 
 
+# Functions that the linker chooses at run time (STT_GNU_IFUNC): each call of cos and exp, in every way in which one can be made.
+INDIRECT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+typedef double function(double);
+static volatile double x = 0.5;
+static function *volatile table[] = {cos};
+int cudaSetDevice(int);
+int main(int count, char **arguments) {
+    if (count > 1) printf("%a\\n", cos(x)); /* bound before the start; not seen */
+    cudaSetDevice(0);
+    function *volatile pointer = cos;
+    printf("%a %a %a %a\\n", cos(x), pointer(x), table[0](x), exp(x));
+    double (*later)(void) = 0;
+    void *now = dlopen("liblater-now.so", RTLD_NOW), *lazy = dlopen("liblater-lazy.so", RTLD_LAZY);
+    printf("%a\\n", ((double (*)(void))dlsym(now, "later"))() + ((double (*)(void))dlsym(lazy, "later"))());
+    printf("%a\\n", ((function *)dlsym(RTLD_DEFAULT, "cos"))(x) + ((function *)dlsym(dlopen("libm.so.6", RTLD_NOW), "cos"))(x));
+    char *copy = malloc(64);
+    memcpy(copy, "0123456789", count + 1);
+    return copy[0] != '0';
+}
+"""
+# Loaded after the start: one whose entries are bound at once, one whose entries are bound at the first call.
+LATER = """
+#include <math.h>
+typedef double function(double);
+static volatile double x = 0.25;
+static function *volatile table[] = {cos};
+double later(void) { return cos(x) + table[0](x) + exp(x); }
+"""
+
+
 class AnycallTest(PreloadTest):
     def compile(self, name, text, *flags):
         source, path = os.path.join(self.folder, name + ".c"), os.path.join(self.folder, name)
@@ -147,6 +184,39 @@ class AnycallTest(PreloadTest):
                     self.assertEqual(process.calls["libtraced.so:" + name].count, 4, name)
                 (record, *_) = [r for _, r in self.records() if process.names["call"].get(r.id) == "libtraced.so:small"]
                 self.assertEqual((record.a, record.b, record.c), ((-300) % (1 << 64), 211, (-89) % (1 << 64)))
+
+    def runtime(self):
+        return self.compile("libcudart.so.13", "int cudaSetDevice(int device) { return 0; }\n", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.13")
+
+    def test_functions_that_the_linker_chooses_at_run_time(self):
+        runtime = self.runtime()
+        for binding in ("now", "lazy"):
+            self.compile(f"liblater-{binding}.so", LATER, "-fno-builtin", "-shared", "-fPIC", f"-Wl,-z,{binding}", "-lm")
+        kinds = {"pie-now": ("-fPIE", "-pie", "-Wl,-z,now"), "pie-lazy": ("-fPIE", "-pie", "-Wl,-z,lazy"), "no-plt": ("-fPIE", "-pie", "-fno-plt"),
+                 "fixed-now": ("-fno-pie", "-no-pie", "-Wl,-z,now"), "fixed-lazy": ("-fno-pie", "-no-pie", "-Wl,-z,lazy")}
+        for kind, flags in kinds.items():
+            program = self.compile("indirect-" + kind, INDIRECT, "-fno-builtin", *flags, "-Wl,--no-as-needed", runtime, "-lm")
+            for early in ((), ("early",)):
+                with self.subTest(kind=kind, early=early):
+                    for name in os.listdir(self.log_dir):
+                        os.remove(os.path.join(self.log_dir, name))
+                    plain, _ = self.run_program(program, *early, preload=())
+                    traced, errors = self.run_program(program, *early, CASTOR_TRACE_ALSO="libm:cos=d(d);libm:exp=d(d);libc:memcpy=p(ppL)")
+                    self.assertEqual((traced, errors), (plain, ""))
+                    (process,) = self.counters()
+                    counts = {name: process.calls[name].count for name in ("libm:cos", "libm:exp", "libc:memcpy")}
+                    self.assertEqual(counts, {"libm:cos": 3 + 2 * 2 + 2, "libm:exp": 1 + 2, "libc:memcpy": 1})
+
+    def test_one_that_nobody_can_call_through_an_entry_is_told(self):
+        runtime = self.runtime()
+        alone = self.compile("libalone.so", "__attribute__((visibility(\"protected\"))) int inner(int a) { return a + 1; }\n"
+                             "int outer(int a) { return inner(a); }\n", "-shared", "-fPIC", "-Wl,-soname,libalone.so")
+        program = self.compile("alone", "int cudaSetDevice(int); int outer(int); int main(void) { cudaSetDevice(0); return outer(1) != 2; }\n",
+                               "-Wl,--no-as-needed", alone, runtime)
+        self.run_program(program, CASTOR_TRACE_ALSO="libalone:outer=i(i);libalone:inner=i(i);libnone:f=v()")
+        (process,) = self.counters()
+        found = {name: process.file.counters[trace_files.ALSO_SLOT + number] for number, name in enumerate(("outer", "inner", "f"))}
+        self.assertEqual({name: (row.count, row.bytes) for name, row in found.items()}, {"outer": (1, 3), "inner": (0, 3), "f": (0, 0)})
 
     def test_zlib_and_libm_in_python(self):
         text = "import torch, zlib, math; print(zlib.crc32(b'castor'), math.cos(0.25), math.cos(0.5))"

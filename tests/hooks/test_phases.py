@@ -5,13 +5,13 @@ import re
 import time
 import unittest
 
+import trace_files
 from preload import FOLDER, PreloadTest
 
 with open(os.path.join(FOLDER, os.pardir, os.pardir, "interpose", "trace", "phase.def")) as _file:
     PHASES = re.findall(r'^PHASE\(\w+, "(\w+)"', _file.read(), re.MULTILINE)
 with open(os.path.join(FOLDER, os.pardir, os.pardir, "interpose", "trace", "gauge.def")) as _file:
     GAUGES = re.findall(r'^GAUGE\(\w+, "(\w+)"', _file.read(), re.MULTILINE)
-PHASE_SLOT = 2388  # where the ids of this kind begin
 SCRIPT = """
 import atexit, time
 atexit.register(time.sleep, 0.2)  # runs after what was registered later
@@ -74,7 +74,7 @@ class PhasesTest(PreloadTest):
         lasted = time.monotonic() - begin
         self.assertEqual((out, errors), ("1\n", ""))
         (process,) = self.counters()
-        found = {name: process.file.counters[PHASE_SLOT + number].ns / 1e9 for number, name in enumerate(PHASES)}
+        found = {name: process.file.counters[trace_files.PHASE_SLOT + number].ns / 1e9 for number, name in enumerate(PHASES)}
         self.assertEqual(PHASES[process.file.gauges[GAUGES.index("phase")].last], "exit")
         for name, seconds in SLEEPS.items():
             self.assertGreaterEqual(found[name], seconds, f"{name}: {found}")

@@ -8,7 +8,7 @@ VERSION = 1
 SLOT_MAX, GAUGE_MAX, NAMES_BYTES = 2560, 64, 98304
 IDS_OF_KIND = {"call": 1024, "collective": 1024}  # the first kinds of record.def, in its order
 KINDS = ["call", "collective"]
-SAMPLE_SLOT = 2380  # where the ids of the kind "sample" begin
+SAMPLE_SLOT, PHASE_SLOT, ALSO_SLOT = 2380, 2388, 2404  # where the ids of these kinds begin
 
 
 class Counter(ctypes.Structure):

@@ -7,7 +7,7 @@
 #include "core/start.h"
 #include "hooks/table/wrapper.h"
 #include "shims/ffi/ffi.h"
-#include "trace/trace.h"
+#include "trace/counters.h"
 #include "got.h"
 #include "loader.h"
 #include "objects.h"
@@ -18,6 +18,7 @@ typedef struct traced {
     ffi_cif cif;
     signature signature;
     bool failed;
+    trace_also_state state;
     char name[2 * SIGNATURE_NAME_MAX];
     void (*real)(void); /* atomic; NULL: its library is not loaded */
     void *closure;      /* what callers reach instead; set before `real` */
@@ -165,6 +166,7 @@ static void function_prepare(traced *function) {
         return;
     void *real = loader_symbol(library, function->signature.function);
     function->failed = true;
+    function->state = real ? TRACE_ALSO_NO_CLOSURE : TRACE_ALSO_NO_FUNCTION;
     if (!real) {
         LOG_W("CASTOR_TRACE_ALSO: %s has no function %s; it is not recorded", function->signature.library,
               function->signature.function);
@@ -176,8 +178,20 @@ static void function_prepare(traced *function) {
                   "not recorded",
                   function->name);
     }
-    if (!function->failed)
+    if (!function->failed) {
+        function->state = TRACE_ALSO_FOUND;
         __atomic_store_n((void **)&function->real, real, __ATOMIC_RELEASE);
+    }
+}
+
+/* Tells the report what leads to the function's closure. */
+static void places_add(const traced *function, unsigned places) {
+    trace_counters *counters = counters_get();
+    if (!counters)
+        return;
+    trace_counter *counter = &counters->counters[trace_slot(TRACE_ALSO, (uint32_t)(function - functions))];
+    __atomic_fetch_add(&counter->count, places, __ATOMIC_RELAXED);
+    __atomic_store_n(&counter->bytes, function->state, __ATOMIC_RELAXED);
 }
 
 static void rewrite(bool install) {
@@ -186,11 +200,15 @@ static void rewrite(bool install) {
     for (unsigned i = 0; i < function_count; i++) {
         void *real = (void *)functions[i].real, *closure = functions[i].closure;
         if (real)
-            changes[count++] = install ? (got_change){functions[i].signature.function, real, closure}
-                                       : (got_change){functions[i].signature.function, closure, real};
+            changes[count++] = (got_change){.name = functions[i].signature.function,
+                                            .from = install ? real : closure,
+                                            .to = install ? closure : real};
     }
+    /* What libffi calls to make a call must not come back to it. */
     if (count)
-        got_rewrite(changes, count);
+        got_rewrite(changes, count, (void *)ffi.call);
+    for (unsigned i = 0, change = 0; i < function_count && install; i++)
+        places_add(&functions[i], functions[i].real ? changes[change++].written : 0);
 }
 
 /* Who finds another thread at it goes on: waiting could be for the linker's lock, which this thread may hold. */
@@ -210,6 +228,10 @@ void anycall_refresh(void) {
     pthread_mutex_unlock(&lock);
 }
 
+bool anycall_is_used(void) {
+    return __atomic_load_n(&function_count, __ATOMIC_ACQUIRE) != 0;
+}
+
 static void fork_child(void) {
     pthread_mutex_init(&lock, NULL);
 }
@@ -227,6 +249,7 @@ void anycall_start(void) {
         log_format(function->name, sizeof function->name, "%s:%s", function->signature.library,
                    function->signature.function);
         trace_name_set(TRACE_CALL, HOOK_COUNT + count, function->name);
+        trace_name_set(TRACE_ALSO, count, function->name);
         count++;
     }
     start_fork_register(NULL, NULL, fork_child);
@@ -256,7 +279,9 @@ void *anycall_answer(const char *name, void *found) {
     unsigned count = __atomic_load_n(&function_count, __ATOMIC_ACQUIRE);
     for (unsigned i = 0; found && i < count; i++)
         if (__atomic_load_n((void **)&functions[i].real, __ATOMIC_ACQUIRE) == found &&
-            strcmp(functions[i].signature.function, name) == 0)
+            strcmp(functions[i].signature.function, name) == 0) {
+            places_add(&functions[i], 1);
             return functions[i].closure;
+        }
     return found;
 }

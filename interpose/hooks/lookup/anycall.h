@@ -1,7 +1,8 @@
 /* Functions that CASTOR_TRACE_ALSO names: recorded by a closure that is made at run time (libffi) and put into
  * their callers' entries, in every object loaded now or later, until the process ends.
  *
- * Not seen: calls through pointers that were taken before, and inside the library itself without its PLT.
+ * Not seen: calls through pointers that were taken before, of another version of the symbol than its default one, and inside the
+ * library itself without its PLT. The report names functions that nobody can call through an entry.
  * Private to hooks/. */
 #ifndef CASTOR_HOOKS_LOOKUP_ANYCALL_H
 #define CASTOR_HOOKS_LOOKUP_ANYCALL_H
@@ -12,6 +13,8 @@
 void anycall_start(void);
 /* Libraries may have been loaded: makes the missing closures. Cheap when none was. */
 void anycall_refresh(void);
+/* Whether there are functions to record. */
+bool anycall_is_used(void);
 /* Restores the callers' entries. */
 void anycall_stop(void);
 

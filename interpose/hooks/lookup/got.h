@@ -1,5 +1,5 @@
-/* Callers' entries of a function: the words of a loaded object, filled by the dynamic linker, through which it
- * calls functions of other objects. Private to hooks/. */
+/* Callers' entries of a function: the words of a loaded object, filled by the dynamic linker, that hold the address of a function of
+ * another object: entries of its GOT, and pointers in its data. Private to hooks/. */
 #ifndef CASTOR_HOOKS_LOOKUP_GOT_H
 #define CASTOR_HOOKS_LOOKUP_GOT_H
 
@@ -7,10 +7,11 @@
 typedef struct got_change {
     const char *name; /* as callers import it */
     void *from, *to;
+    unsigned written; /* entries that got_rewrite has changed */
 } got_change;
 
-/* Makes the changes in every loaded object but this library: entries that lead to `from`, or will once they are
- * bound, lead to `to` afterwards. Pages that are read-only stay so. Returns how many entries were written. */
-unsigned got_rewrite(const got_change *changes, unsigned count);
+/* Makes the changes in every loaded object but this library and the one that `but` lies in (NULL: none): entries that lead to `from`,
+ * or will once they are bound, lead to `to` afterwards. Pages that are read-only stay so. */
+void got_rewrite(got_change *changes, unsigned count, const void *but);
 
 #endif

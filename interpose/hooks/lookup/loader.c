@@ -123,6 +123,14 @@ __attribute__((used)) static void *dlvsym_target(void *handle, const char *name)
     return may_be_wrapped(handle, name) ? (void *)dlvsym_wrapped : real_of(HOOK_DLVSYM);
 }
 
+/* A path without $ORIGIN and the like does not depend on the caller. */
+static void *dlopen_refreshing(const char *file, int mode) {
+    void *handle = ((dlopen_function *)real_of(HOOK_DLOPEN))(file, mode);
+    NO_JUMP(handle);
+    anycall_refresh();
+    return handle;
+}
+
 /* The dynamic linker opens files by system calls of its own: a library that this process has written has another name there.
  * `saved`: the arguments as the real function gets them. */
 __attribute__((used)) static void *dlopen_target(const char *file, int mode, void *unused,
@@ -134,6 +142,8 @@ __attribute__((used)) static void *dlopen_target(const char *file, int mode, voi
     if (__builtin_expect(files_now == FILES_PRIVATE, 0) && file && strchr(file, '/') &&
         files_use(AT_FDCWD, file, FILES_EXECUTE, place) == 0)
         saved[SAVED_FIRST] = place;
+    if (file && anycall_is_used() && strchr(file, '/') && !strchr(file, '$'))
+        return (void *)dlopen_refreshing;
     return real_of(HOOK_DLOPEN);
 }
 

@@ -533,6 +533,8 @@
         el("span", {}, count(hooked) + " found, " + count(missed) + " missed")]));
     if (data.coverage.export_tables > 0)
       page.append(el("p", {}, plural(data.coverage.export_tables, "undocumented function table") + " fetched from the CUDA driver: calls through them are not seen."));
+    for (const [name, row] of Object.entries(data.coverage.also))
+      if (row.missed) page.append(el("p", {}, "Not seen: " + name + " (CASTOR_TRACE_ALSO), since " + row.missed + "."));
     page.append(el("p", {}, plural(trace.records, "record") + " of " + plural(trace.processes, "process").replace("processs", "processes") + " in " + bytes(trace.bytes) +
       (trace.truncated ? ", not complete: " + count(trace.dropped) + " records were only counted." : ".")));
   };

@@ -154,6 +154,28 @@ TEST_F(Report, TextIsForPeople) {
     EXPECT_EQ(out.find('\x1b'), std::string::npos);
 }
 
+TEST_F(Report, FunctionsThatNobodySawAreNamedWithTheReason) {
+    run_child([&] {
+        record_rank(0);
+        const char *const names[] = {"libm:cos", "libm:sin", "libz:crc32"};
+        const struct trace_counter counted[] = {
+            {2, TRACE_ALSO_FOUND, 0}, {0, TRACE_ALSO_FOUND, 0}, {0, 0, 0}};
+        for (uint32_t id = 0; id < 3; id++) {
+            trace_name_set(TRACE_ALSO, id, names[id]);
+            counters_get()->counters[trace_slot(TRACE_ALSO, id)] = counted[id];
+        }
+        trace_flush();
+    });
+    Json report = json();
+    EXPECT_EQ(report["coverage"]["also"].members.size(), 3u);
+    EXPECT_EQ(report["coverage"]["also"]["libm:cos"]["places"].count(), 2u);
+    EXPECT_EQ(report["coverage"]["also"]["libm:cos"]["missed"].kind, Json::NULL_VALUE);
+    run({directory});
+    expect_out("  not seen: libm:sin (CASTOR_TRACE_ALSO), since nothing calls it that could be replaced");
+    expect_out("  not seen: libz:crc32 (CASTOR_TRACE_ALSO), since its library was not loaded\n");
+    EXPECT_EQ(out.find("libm:cos"), std::string::npos);
+}
+
 TEST_F(Report, ShortCallsAreTimedBySample) {
     for (int rank : {0, 1})
         run_child([&] {
