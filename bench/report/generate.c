@@ -263,9 +263,11 @@ static void set_gauges(const rank_state *rank) {
 /* 3 s of import, 0.1 s a step of backward, and so on; evaluation is what the rank was in last, and still is. */
 static void set_phases(const rank_state *rank) {
     static const uint64_t once_ms[TRACE_PHASE_COUNT] =
-                              {[TRACE_PHASE_IMPORT] = 3000, [TRACE_PHASE_START_UP] = 500},
-                          step_ms[TRACE_PHASE_COUNT] = {[TRACE_PHASE_DATA] = 5,       [TRACE_PHASE_FORWARD] = 60,
-                                                        [TRACE_PHASE_BACKWARD] = 100, [TRACE_PHASE_OPTIMIZER] = 9,
+        {[TRACE_PHASE_IMPORT] = 3000, [TRACE_PHASE_START_UP] = 500},
+                          step_ms[TRACE_PHASE_COUNT] = {[TRACE_PHASE_DATA] = 5,
+                                                        [TRACE_PHASE_FORWARD] = 60,
+                                                        [TRACE_PHASE_BACKWARD] = 100,
+                                                        [TRACE_PHASE_OPTIMIZER] = 9,
                                                         [TRACE_PHASE_REST] = 12};
     trace_counters *counters = counters_get();
     for (int phase = 0; phase < TRACE_PHASE_COUNT && counters; phase++)

@@ -20,8 +20,6 @@ typedef struct text_table {
 
 /* Adds a cell; rows are filled from the left. printf's conversions. */
 __attribute__((format(printf, 2, 3))) void text_table_add(text_table *table, const char *format, ...);
-/* Empties the table. */
-void text_table_drop(text_table *table);
 /* Prints and empties the table. False when memory ran out on the way. */
 bool text_table_print(text_table *table, FILE *out, int indent);
 
