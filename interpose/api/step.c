@@ -133,8 +133,7 @@ castor_status castor_step_begin(castor_store *s, const double *values, const cha
 
 uint32_t castor_part_divide(const castor_store *s, const uint64_t *bytes, uint32_t count, uint64_t most,
                             uint32_t *ends) {
-    uint64_t room = budget_part_bytes(s);
-    return parts_divide(bytes, count, room && (!most || room < most) ? room : most, ends);
+    return parts_divide(bytes, count, budget_part_bytes(s, most), ends);
 }
 
 castor_status castor_part_begin(castor_store *s, int kinds, uint32_t number, castor_tensor *const *tensors,

@@ -14,12 +14,11 @@
 #include "placement/recording.h"
 #include "store/tensor.h"
 #include "inside.h"
+#include "smallest.h"
 #include "touches.h"
 
-#define PART_SHARE     16 /* a part's parameters have this part of the rank's share at most */
-#define PART_BYTES_MIN (1ul << 16)
-#define FREED_SHARE                                                                                          \
-    32 /* a rank keeps freed blocks resident for this part of its share of the budget at most */
+#define PART_SHARE      16 /* a part's parameters have this part of the rank's share at most */
+#define PART_BYTES_MIN  (1ul << 16)
 #define LOOK_NS         20000000ul /* how often what is resident is looked at */
 #define LOOK_CHUNKS     32         /* ... of so many chunks */
 #define STOP_SECONDS    5.0
@@ -103,7 +102,7 @@ static castor_status start(store *s) {
         s->budget = b;
         b->running = true;
         if (s->budget_bytes)
-            arena_retain_most(s->budget_bytes / (uint64_t)s->world / FREED_SHARE);
+            arena_retain_most(s->budget_bytes / (uint64_t)s->world / BUDGET_FREED_SHARE);
         say_small_chunks(s);
         if (thread_start(budget_main, b) == 0)
             return CASTOR_OK;
@@ -231,16 +230,46 @@ castor_status budget_close(store *s) {
 
 /* ---- a step's parts */
 
-uint64_t budget_part_bytes(const store *s) {
-    if (!s->budget)
-        return 0;
-    uint64_t bytes = s->budget->bytes / (uint64_t)s->owners / PART_SHARE;
-    if (!s->budget->bytes)
-        bytes = s->chunks.chunk_bytes;
+uint64_t budget_part_bytes_under(const budget *b, uint64_t budget_bytes) {
+    uint64_t bytes = budget_bytes / (uint64_t)b->store->owners / PART_SHARE;
+    if (!budget_bytes)
+        bytes = b->store->chunks.chunk_bytes;
     return bytes > PART_BYTES_MIN ? bytes : PART_BYTES_MIN;
 }
 
-static castor_status part_add(budget *b, uint32_t number) {
+uint64_t budget_part_bytes(const store *s, uint64_t most) {
+    budget *b = s->budget;
+    if (!b)
+        return most;
+    uint64_t bytes = budget_part_bytes_under(b, b->bytes);
+    b->part_most = most;
+    return most && most < bytes ? most : bytes;
+}
+
+/* The access to a chunk of the part was refused, because the budget is too small. The text says which one is not. */
+static castor_status part_refused(budget *b, uint32_t number, struct tensor *const *tensors, uint32_t count) {
+    store *s = b->store;
+    char why[512];
+    log_message(why, sizeof why, "%s", error_text());
+    uint64_t chunks = budget_chunk_at(b, number)->bytes, parameters = 0;
+    for (uint32_t i = 0; i < b->part_count; i++)
+        chunks += budget_chunk_at(b, b->part[i])->bytes;
+    for (uint32_t i = 0; i < count; i++)
+        parameters += tensors[i]->bytes;
+    bool undivided = count > 1 && parameters > budget_part_bytes_under(b, b->bytes);
+    pthread_mutex_lock(&s->lock);
+    smallest found = budget_smallest(b, chunks, undivided ? SMALLEST_PARTS_ALL : b->part_most);
+    pthread_mutex_unlock(&s->lock);
+    if (!found.bytes)
+        return error_set(CASTOR_ERR_MEMORY, "%s; raise CASTOR_MEMORY_BUDGET", why);
+    return error_set(CASTOR_ERR_MEMORY, "%s; the smallest that works is CASTOR_MEMORY_BUDGET=%lluM%s", why,
+                     (unsigned long long)(found.bytes / SMALLEST_UNIT),
+                     found.assumed ? ", if the optimizer has two states, as Adam has" : "");
+}
+
+/* `refused` gets the number of a chunk that has no room; BUDGET_NONE. */
+static castor_status part_add(budget *b, uint32_t number, uint32_t *refused) {
+    *refused = BUDGET_NONE;
     budget_chunk *c = number == BUDGET_NONE ? NULL : budget_chunk_at(b, number);
     if (!c || c->used_in == b->parts)
         return CASTOR_OK;
@@ -253,6 +282,7 @@ static castor_status part_add(budget *b, uint32_t number) {
         c->used_in = b->parts;
         b->part[b->part_count++] = number;
     }
+    *refused = status == CASTOR_ERR_MEMORY ? number : BUDGET_NONE;
     return status;
 }
 
@@ -260,6 +290,7 @@ castor_status budget_part_begin(store *s, int kinds, uint32_t number, struct ten
                                 uint32_t count) {
     budget *b = s->budget;
     castor_status status = CASTOR_OK;
+    uint32_t refused = BUDGET_NONE;
     if (!b)
         return CASTOR_OK;
     b->parts++;
@@ -267,14 +298,16 @@ castor_status budget_part_begin(store *s, int kinds, uint32_t number, struct ten
     for (uint32_t i = 0; i < count && !status; i++) {
         const tensor *t = tensors[i];
         if (kinds & 1 << CHUNK_PARAM && t->param_alias)
-            status = part_add(b, number_of(b, CHUNK_PARAM, t->param_chunk));
+            status = part_add(b, number_of(b, CHUNK_PARAM, t->param_chunk), &refused);
         if (kinds & 1 << CHUNK_GRAD && status == CASTOR_OK)
-            status = part_add(b, number_of(b, CHUNK_GRAD, t->grad_chunk));
+            status = part_add(b, number_of(b, CHUNK_GRAD, t->grad_chunk), &refused);
         const state_range *range = kinds & 1 << CHUNK_OPTIM ? t->states : NULL;
         for (; range && !status; range = range->next)
-            status =
-                part_add(b, number_of(b, CHUNK_OPTIM, chunk_index(&s->chunks, CHUNK_OPTIM, range->offset)));
+            status = part_add(
+                b, number_of(b, CHUNK_OPTIM, chunk_index(&s->chunks, CHUNK_OPTIM, range->offset)), &refused);
     }
+    if (refused != BUDGET_NONE)
+        status = part_refused(b, refused, tensors, count);
     if (status)
         budget_part_end(s);
     return status;

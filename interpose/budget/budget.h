@@ -34,10 +34,11 @@ extern const store_bound budget_bound;
 /* Tensors were registered, or this rank has placed states: the chunks that they are in are closed. Callers hold the store's lock. */
 castor_status budget_close(store *s);
 
-/* The bytes of parameters that one part of a step may have; 0: no budget, all at once. */
-uint64_t budget_part_bytes(const store *s);
+/* The bytes of parameters that one part of a step may have, at most `most` (0: as many as the budget allows); 0: all at once. */
+uint64_t budget_part_bytes(const store *s, uint64_t most);
 /* The tensors' chunks of those kinds (1 << chunk_kind each), as far as this rank owns them, are in memory when this returns and
- * stay there until the end of the part. CASTOR_ERR_MEMORY: the budget has no room for them. */
+ * stay there until the end of the part. CASTOR_ERR_MEMORY: the budget has no room for them, and the text names the smallest that
+ * has. */
 castor_status budget_part_begin(store *s, int kinds, uint32_t number, struct tensor *const *tensors,
                                 uint32_t count);
 void budget_part_end(store *s);

@@ -8,6 +8,8 @@
 #include "budget.h"
 
 #define BUDGET_NONE UINT32_MAX
+/* A rank keeps freed blocks resident for this part of its share of the budget at most. */
+#define BUDGET_FREED_SHARE 32
 
 /* A chunk that the manager knows. It stays where it is: the disk queue has its operation's address. */
 typedef struct budget_chunk {
@@ -36,6 +38,7 @@ typedef struct budget {
     uint32_t closed[CHUNK_KIND_COUNT], numbers_capacity[CHUNK_KIND_COUNT];
     uint32_t *part; /* the running part's chunks, accessed */
     uint32_t part_count, part_capacity, parts;
+    uint64_t part_most;                      /* of the last division (budget_part_bytes) */
     _Atomic uint64_t used[CHUNK_KIND_COUNT]; /* bytes of data in the chunks that the manager knows */
     _Atomic uint64_t left_bytes;             /* of all of them */
     _Atomic uint64_t own_load, all_load;     /* bytes of parameters that this rank owns, and all do */
@@ -47,6 +50,8 @@ typedef struct budget {
 } budget;
 
 chunk_backend budget_backend(budget *b);
+/* Of a part, at most, under another budget. */
+uint64_t budget_part_bytes_under(const budget *b, uint64_t budget_bytes);
 /* The table moves as it grows, its chunks do not. */
 budget_chunk *budget_chunk_at(budget *b, uint64_t number);
 

@@ -30,6 +30,14 @@ void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes)
     }
 }
 
+void chunk_table_drop(chunk_table *t) {
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        if (t->list[kind].chunks)
+            munmap(t->list[kind].chunks, CHUNKS_MAX * sizeof(chunk));
+        t->list[kind].chunks = NULL;
+    }
+}
+
 uint64_t chunk_unit_round(const chunk_table *t, uint64_t bytes) {
     uint64_t unit = t->unit_bytes;
     while (unit > PAGE_BYTES && unit > t->chunk_bytes)

@@ -32,7 +32,9 @@ typedef struct chunk_list {
 } chunk_list;
 
 typedef struct chunk_table {
-    uint64_t chunk_bytes;  /* 0: not chosen yet (chunk_search_set) */
+    uint64_t chunk_bytes; /* 0: not chosen yet (chunk_search_set) */
+    uint64_t
+        searched_bytes; /* what the search found, which may be more than it could choose; 0: it was not asked */
     uint64_t wasted_bytes; /* of parameter chunks that no parameter fills, as the search counts them */
     uint64_t part_bytes;
     uint64_t
@@ -41,6 +43,8 @@ typedef struct chunk_table {
 } chunk_table;
 
 void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes);
+/* Of a table whose ranges were reserved alone. */
+void chunk_table_drop(chunk_table *t);
 
 /* Up to where the chunk of so many bytes ends. Units are no larger than chunks, so that small chunks stay small. */
 uint64_t chunk_unit_round(const chunk_table *t, uint64_t bytes);

@@ -106,7 +106,7 @@ static castor_status no_room(chunk_manager *m, uint32_t tier, uint32_t chunk) {
     return error_set(
         CASTOR_ERR_MEMORY,
         "no room for chunk %u (%s) on tier %s: it needs %B of %B, of which chunks in use have %B and other "
-        "data %B; raise CASTOR_MEMORY_BUDGET, or lower the batch size or CASTOR_CHUNK_SIZE",
+        "data %B",
         chunk, chunk_kind_names[c->kind], m->backend.tier_names[tier], c->bytes, capacity_of(m, tier),
         m->statistics.tier_bytes[tier], tier == 0 ? m->non_model : 0);
 }

@@ -175,6 +175,7 @@ castor_status chunk_search_set(chunk_table *t, const uint64_t *numel, uint64_t c
             bytes += pages_round(numel[i] * element_bytes);
     else
         bytes = pages_round(group.chunk_numel * element_bytes);
+    t->searched_bytes = bytes;
     t->chunk_bytes = bytes < most_bytes ? bytes : pages_round(most_bytes);
     t->wasted_bytes = found.wasted * element_bytes;
     return CASTOR_OK;

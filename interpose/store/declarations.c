@@ -154,11 +154,18 @@ void declarations_assign(store *s, const declaration *declarations, uint32_t cou
 }
 
 /* Under a budget chunks are small beside it: some are used while others come and go. Not smaller than what one fault reads. */
-static uint64_t chunk_most_bytes(const store *s) {
-    if (!s->budget_bytes)
+static uint64_t chunk_most_bytes(const store *s, uint64_t budget_bytes) {
+    if (!budget_bytes)
         return UINT64_MAX;
-    uint64_t part = s->budget_bytes / CHUNKS_OF_BUDGET;
+    uint64_t part = budget_bytes / CHUNKS_OF_BUDGET;
     return part > s->chunks.unit_bytes ? part : s->chunks.unit_bytes;
+}
+
+uint64_t declarations_chunk_bytes_under(const store *s, uint64_t budget_bytes) {
+    uint64_t most = chunk_most_bytes(s, budget_bytes), searched = s->chunks.searched_bytes;
+    if (!searched)
+        return s->chunks.chunk_bytes; /* the job has named it */
+    return searched < most ? searched : most;
 }
 
 castor_status declarations_chunk_size(store *s, const declaration *declarations, uint32_t count) {
@@ -171,8 +178,8 @@ castor_status declarations_chunk_size(store *s, const declaration *declarations,
         if (declarations[i].same_as < 0)
             numel[parameters++] = declarations[i].numel;
     }
-    castor_status status =
-        chunk_search_set(&s->chunks, numel, parameters, (uint64_t)s->owners, widest, chunk_most_bytes(s));
+    castor_status status = chunk_search_set(&s->chunks, numel, parameters, (uint64_t)s->owners, widest,
+                                            chunk_most_bytes(s, s->budget_bytes));
     free(numel);
     if (status == CASTOR_OK && s->rank == 0 && s->chunks.chunk_bytes)
         LOG_D("chunks of %B, for %lu parameter tensors; %B of them stay free (CASTOR_CHUNK_SIZE=auto)",

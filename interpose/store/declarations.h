@@ -47,5 +47,7 @@ void declarations_assign(store *s, const declaration *declarations, uint32_t cou
                          assignment *out);
 /* Before a store's first tensor, where the job has not named the size of its chunks. */
 castor_status declarations_chunk_size(store *s, const declaration *declarations, uint32_t count);
+/* What that would have chosen under another budget. */
+uint64_t declarations_chunk_bytes_under(const store *s, uint64_t budget_bytes);
 
 #endif
