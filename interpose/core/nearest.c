@@ -3,7 +3,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { LENGTH_MAX = 64, CONTAINED_MIN = 4, CONTAINED_DISTANCE = 1 };
+enum { LENGTH_MAX = 64, CONTAINED_MIN = 4, CONTAINED_DISTANCE = 2 };
 
 static char lower(char c) {
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
