@@ -106,17 +106,18 @@ static uint64_t bytes_of(const layout *l, chunk_kind kind, uint32_t index) {
     return chunk_unit_round(&l->table, l->table.list[kind].chunks[index].used);
 }
 
-/* The bytes of the chunks that the part of these tensors uses; its states have chunks of their own. */
-static castor_status part_need(layout *l, const uint32_t *ids, uint32_t count, uint64_t *need) {
+/* The bytes of the chunks that the part with the tensors `ids[begin]` to `ids[end - 1]` uses; its states have chunks of their own. */
+static castor_status part_need(layout *l, uint32_t begin, uint32_t end, uint64_t *need) {
     const store *s = l->budget->store;
     castor_status status = CASTOR_OK;
     uint32_t first_state = l->table.list[CHUNK_OPTIM].count;
     l->parts++;
     *need = 0;
-    for (uint32_t i = 0; i < count && !status; i++) {
-        status = states_place(l, s->tensors[ids[i]]);
+    for (uint32_t i = begin; i < end && !status; i++) {
+        uint32_t id = l->ids[i];
+        status = states_place(l, s->tensors[id]);
         for (int kind = 0; kind < CHUNK_OPTIM; kind++) {
-            uint32_t chunk = (uint32_t)l->chunk[kind][ids[i]];
+            uint32_t chunk = (uint32_t)l->chunk[kind][id];
             if (l->part[kind][chunk] != l->parts)
                 *need += bytes_of(l, (chunk_kind)kind, chunk);
             l->part[kind][chunk] = l->parts;
@@ -146,7 +147,7 @@ static castor_status owner_need(layout *l, int owner, uint64_t part_bytes, uint6
     uint32_t parts = parts_divide(l->bytes, count, part_bytes, l->ends);
     for (uint32_t i = 0, begin = 0; i < parts && !status; begin = l->ends[i++]) {
         uint64_t need;
-        status = part_need(l, l->ids + begin, l->ends[i] - begin, &need);
+        status = part_need(l, begin, l->ends[i], &need);
         *most = need > *most ? need : *most;
     }
     return status;

@@ -269,10 +269,6 @@ static text vformat(char *out, size_t out_size, const char *format, va_list argu
     return t;
 }
 
-size_t log_vformat(char *out, size_t out_size, const char *format, va_list arguments) {
-    return vformat(out, out_size, format, arguments).length;
-}
-
 /* Ends a text that was cut at its last whole word; one that is a single word, before a whole character. */
 static void end_at_word(text *t) {
     static const char mark[] = "...";
@@ -310,7 +306,7 @@ size_t log_message(char *out, size_t out_size, const char *format, ...) {
 size_t log_format(char *out, size_t out_size, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    size_t length = log_vformat(out, out_size, format, arguments);
+    size_t length = vformat(out, out_size, format, arguments).length;
     va_end(arguments);
     return length;
 }

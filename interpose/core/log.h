@@ -31,7 +31,6 @@ void log_say(const char *text);
 
 /* The formatter alone: always terminates `out`, returns the length without the terminator. What has no room is left out. */
 size_t log_format(char *out, size_t out_size, const char *format, ...);
-size_t log_vformat(char *out, size_t out_size, const char *format, va_list arguments);
 /* The same for what people read: a text that has no room ends after a word, with "...". */
 size_t log_message(char *out, size_t out_size, const char *format, ...);
 size_t log_vmessage(char *out, size_t out_size, const char *format, va_list arguments);

@@ -241,8 +241,7 @@ static void explain_value(option_id id, const char *text, char *message, size_t 
         log_format(message, size, "must be a number from %.*s to %s", low_length, low, high + 2);
         break;
     case TYPE_BYTES:
-        log_format(message, size,
-                   "must be %sa number of bytes from %.*s to %s (" OPTION_BYTES_NOTE ")",
+        log_format(message, size, "must be %sa number of bytes from %.*s to %s (" OPTION_BYTES_NOTE ")",
                    low != row->allowed ? AUTO ", or " : "", low_length, low, high + 2);
         break;
     }

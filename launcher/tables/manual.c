@@ -125,8 +125,8 @@ void manual_write(FILE *out) {
         if (subcommand_table[id].doc)
             write_command(out, (subcommand_id)id);
     fputs(".SH ENVIRONMENT\n"
-          "\\fBcastor run \\-\\-set\\fR \\fINAME=VALUE\\fR sets an option for a run. In sizes "
-          OPTION_BYTES_NOTE ".\n",
+          "\\fBcastor run \\-\\-set\\fR \\fINAME=VALUE\\fR sets an option for a run. In "
+          "sizes " OPTION_BYTES_NOTE ".\n",
           out);
     for (int id = 0; id < OPTION_COUNT; id++)
         if (!option_table[id].internal)

@@ -195,7 +195,7 @@ static castor_status host_find(cuda_device *d, int device) {
         if ((d->refused = pages_try(d, device, hosts[i])) == CUDA_SUCCESS)
             return CASTOR_OK;
     log_message(d->why, sizeof d->why, "device %d maps no memory of the host at its addresses: %s (error %d)",
-               device, cuda_text(d->refused), (int)d->refused);
+                device, cuda_text(d->refused), (int)d->refused);
     castor_status status = allocated_try(d, device);
     if (status == CASTOR_OK)
         return CASTOR_OK;

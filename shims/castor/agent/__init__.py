@@ -36,8 +36,8 @@ def _attach():
         from . import saving
 
         saving.install()
-    phases.install()
     patching.keep()
+    phases.install()
     groups.install()
     if not core.plugin_engine():
         if core.options.precision != "fp32":

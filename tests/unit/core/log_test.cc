@@ -116,8 +116,7 @@ TEST(LogFormat, CutsAtTheEndOfTheBuffer) {
     }
 }
 
-template <typename... Arguments>
-std::string message(size_t size, const char *text, Arguments... arguments) {
+template <typename... Arguments> std::string message(size_t size, const char *text, Arguments... arguments) {
     std::string out(size + 1, '#');
     size_t length = log_message(&out[0], size, text, arguments...);
     EXPECT_EQ(out[size], '#');

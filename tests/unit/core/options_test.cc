@@ -203,8 +203,9 @@ TEST(Options, BytesTakeSuffixes) {
         EXPECT_EQ(options()->trace_max, c.bytes);
         EXPECT_EQ(formatted(OPTION_ID_trace_max), c.shown);
     }
-    for (const char *text : {"1KBB", "1KiBB", "1B", "1P", "K", "1 K", "1.5G", "-1", "+1", "2T", "18446744073709551616",
-                             "18446744073709551615T", "16777216T", "1KK", "1Ki", "1iB"})
+    for (const char *text :
+         {"1KBB", "1KiBB", "1B", "1P", "K", "1 K", "1.5G", "-1", "+1", "2T", "18446744073709551616",
+          "18446744073709551615T", "16777216T", "1KK", "1Ki", "1iB"})
         EXPECT_NE(load_error(std::string("CASTOR_TRACE_MAX=") + text).find("from 0 to 1T"),
                   std::string::npos);
 }
