@@ -49,7 +49,7 @@ NVCC := $(shell command -v nvcc || ls "$$(dirname "$(PYTHON)")"/../lib/python3*/
 endif
 NVCC_ARCHITECTURES ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
-LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,options option_text log machine meeting plugin process)
+LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,ends options option_text log machine meeting plugin process)
 # The tests' own code is built once for all builds but that for ThreadSanitizer, which must see their atomics.
 UNIT_B := $(if $(filter thread,$(SAN)),$(B),build)
 # Which unit tests, by folder and name: UNIT="store/* nodes/nodes".
@@ -80,7 +80,7 @@ $(B)/obj/kernels/cuda/image.o: kernels/cuda/image.S $(B)/obj/kernels/cuda/nvcc $
 # C++ exceptions pass through the wrappers, and their clean-up must run.
 $(B)/obj/interpose/hooks/%.o: CFLAGS_ALL += -fexceptions
 # AddressSanitizer's runtime looks up libc's functions, by these, before the memory is there that instrumented code needs.
-BEFORE_ASAN_C := $(wildcard interpose/hooks/*.c $(patsubst %,interpose/hooks/%/*.c,lookup table torch))
+BEFORE_ASAN_C := $(wildcard interpose/hooks/*.c $(patsubst %,interpose/hooks/%/*.c,lookup process table torch))
 $(BEFORE_ASAN_C:%.c=$(B)/obj/%.o): CFLAGS_ALL += $(if $(findstring address,$(SAN)),-fno-sanitize=address)
 # Python's arithmetic, to the bit.
 $(patsubst %,$(B)/obj/interpose/%.o,training/annealing parallel/mesh parallel/spec_path): CFLAGS_ALL += -ffp-contract=off

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -109,8 +110,14 @@ void start_engine(void) {
     trace_plugin_set(plugin()->name);
 }
 
+static void exits(int status, void *context) {
+    (void)context;
+    trace_exit(status & 0xff);
+}
+
 static void wake(void) {
     awake_pid = getpid();
+    on_exit(exits, NULL); /* without it the status is taken to be 0 */
     log_set_level((log_level)options()->log_level);
     pthread_once(&fork_once, fork_watch);
     caller_find_c10();

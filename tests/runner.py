@@ -8,6 +8,7 @@ import io
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import time
 import unittest
@@ -30,6 +31,10 @@ def arguments(description, option, *built):
         sys.exit(f"{args.tested} is missing; run make first")
     return os.path.abspath(args.tested), args.names
 
+
+# Shells start what runs in their background so, and jobs would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What would change a job if it came from the caller's environment.
 FOREIGN = ("CASTOR_", "LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCH_")

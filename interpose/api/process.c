@@ -108,6 +108,10 @@ void castor_passthrough(const char *reason) {
     trace_outcome_set(outcome);
 }
 
+void castor_exception(const char *type, const char *message, const char *place, int by_other) {
+    trace_exception_set(type, message, place, by_other != 0);
+}
+
 void castor_cuda_is_cpu(void) {
     device_names_replace();
 }

@@ -98,7 +98,7 @@ void *hooks_find(hook_id id) {
     if (real)
         return real;
     hook_layer layer = hook_table[id].layer;
-    if (layer == HOOK_LAYER_ALLOCATION)
+    if (layer == HOOK_LAYER_ALLOCATION || layer == HOOK_LAYER_PROCESS)
         return hooks_next(id);
     if (layer == HOOK_LAYER_LOADER)
         return loader_real(hook_table[id].symbol);

@@ -289,12 +289,39 @@ void trace_outcome_set(const char *outcome) {
     counters_unlock();
 }
 
+void trace_exception_set(const char *type, const char *message, const char *place, bool by_other) {
+    trace_counters *counters = counters_get();
+    if (counters == NULL || !counters_lock())
+        return;
+    trace_exception *exception = &counters->exception;
+    counters_copy_text(exception->type, sizeof exception->type, type);
+    counters_copy_text(exception->message, sizeof exception->message, message);
+    counters_copy_text(exception->place, sizeof exception->place, place);
+    exception->by_other = by_other;
+    __atomic_store_n(&exception->realtime_ns, clock_ns(CLOCK_REALTIME), __ATOMIC_RELEASE);
+    counters_unlock();
+}
+
+static void mark_exit(trace_counters *counters) {
+    __atomic_store_n(&counters->last_monotonic_ns, trace_now_ns(), __ATOMIC_RELAXED);
+    if (counters->exit_realtime_ns == 0)
+        counters->exit_realtime_ns = clock_ns(CLOCK_REALTIME);
+    __atomic_store_n(&counters->exit_state, TRACE_PROCESS_EXITED, __ATOMIC_RELEASE);
+}
+
+void trace_exit(int status) {
+    trace_counters *counters = counters_peek();
+    if (counters == NULL || counters->pid != (uint32_t)getpid())
+        return;
+    counters->exit_status = status;
+    mark_exit(counters);
+}
+
 void trace_flush(void) {
     trace_counters *counters = counters_peek();
     if (counters == NULL)
         return;
     sample_stop();
     phases_flush();
-    __atomic_store_n(&counters->last_monotonic_ns, trace_now_ns(), __ATOMIC_RELAXED);
-    __atomic_store_n(&counters->exit_state, TRACE_PROCESS_EXITED, __ATOMIC_RELEASE);
+    mark_exit(counters);
 }

@@ -8,6 +8,7 @@
  *   passthrough                               text: a line per process that the agent did not reach, and why
  *   refused                                   text: why the job was refused, by the first process that refused it
  *   refused-unseen                            the same, by a process whose log lines nobody may see: `castor run` prints it
+ *   ends                                      text: how processes ended, as others saw it (core/ends.h)
  *
  * Invariants
  *   - a file whose magic is zero was never finished and holds nothing
@@ -23,7 +24,7 @@
 #include <assert.h>
 #include <stdint.h>
 
-#define TRACE_VERSION        1u
+#define TRACE_VERSION        2u
 #define TRACE_SEGMENT_MAGIC  UINT64_C(0x6773726f74736163) /* "castorsg" */
 #define TRACE_COUNTERS_MAGIC UINT64_C(0x7463726f74736163) /* "castorct" */
 #define TRACE_BUDGET_MAGIC   UINT64_C(0x6762726f74736163) /* "castorbg" */
@@ -111,6 +112,20 @@ typedef struct trace_gauge_value {
 
 typedef enum trace_exit_state { TRACE_PROCESS_RUNNING = 0, TRACE_PROCESS_EXITED = 1 } trace_exit_state;
 
+#define TRACE_EXCEPTION_TYPE_MAX    64
+#define TRACE_EXCEPTION_MESSAGE_MAX 320
+#define TRACE_EXCEPTION_PLACE_MAX   128
+
+/* The uncaught exception that ends a process. */
+typedef struct trace_exception {
+    uint64_t realtime_ns; /* 0: there is none */
+    uint32_t by_other;    /* 1: another rank's failure made it */
+    uint32_t reserved;
+    char type[TRACE_EXCEPTION_TYPE_MAX];
+    char message[TRACE_EXCEPTION_MESSAGE_MAX];
+    char place[TRACE_EXCEPTION_PLACE_MAX]; /* the script's innermost line: "train.py, line 12" */
+} trace_exception;
+
 typedef enum trace_recording {
     TRACE_RECORDING_ON = 0,
     TRACE_RECORDING_OFF = 1,    /* counters only, as asked */
@@ -131,11 +146,14 @@ typedef struct trace_counters {
     uint32_t exit_state, recording;
     uint64_t dropped; /* records that were only counted */
     uint64_t trace_max_bytes;
-    uint32_t names_used, reserved;
+    uint32_t names_used;
+    int32_t exit_status; /* of a process that exited */
+    uint64_t exit_realtime_ns;
     char host[TRACE_HOST_MAX];
     char plugin[TRACE_PLUGIN_MAX];
     char command[TRACE_COMMAND_MAX];
     char outcome[TRACE_OUTCOME_MAX];
+    trace_exception exception; /* also of a process that went on and exited with status 0 */
     trace_gauge_value gauges[TRACE_GAUGE_MAX];
     trace_counter counters[TRACE_SLOT_MAX];
     uint32_t name_offsets[TRACE_SLOT_MAX]; /* into names; 0: no name */

@@ -13,6 +13,7 @@
 #ifndef CASTOR_TRACE_H
 #define CASTOR_TRACE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include "core/status.h"
 #include "format.h"
@@ -44,6 +45,11 @@ void trace_about_add(trace_about fact, const char *value);
 /* One line that the report shows, for instance "passthrough: REASON"; the last one counts. */
 void trace_outcome_set(const char *outcome);
 
+/* The exception that ends the process, unless a later one does. `by_other`: another rank's failure made it. */
+void trace_exception_set(const char *type, const char *message, const char *place, bool by_other);
+
+/* The process exits with `status`. Safe in a signal handler; after vfork, where the counters are the parent's, it does nothing. */
+void trace_exit(int status);
 void trace_flush(void);      /* at exit: ends the sampler, and marks a regular exit */
 void trace_fork_child(void); /* leak the parent's segments, start new ones lazily */
 

@@ -99,6 +99,9 @@ trace_read_status trace_read_counters(int fd, trace_counters *out, char message[
     trace_read_clean(out->plugin, sizeof out->plugin);
     trace_read_clean(out->command, sizeof out->command);
     trace_read_clean(out->outcome, sizeof out->outcome);
+    trace_read_clean(out->exception.type, sizeof out->exception.type);
+    trace_read_clean(out->exception.message, sizeof out->exception.message);
+    trace_read_clean(out->exception.place, sizeof out->exception.place);
     /* Names are strings one after another: clean each, then let offsets point only to where one begins. */
     out->names[TRACE_NAMES_BYTES - 1] = '\0';
     for (size_t at = 0; at < TRACE_NAMES_BYTES; at++) {

@@ -124,6 +124,8 @@ bool job_reading_take(const char *directory, unsigned files, job_reading *out) {
         if (fd >= 0)
             close(fd);
     }
+    if (complete && (files & JOB_LOOK_COUNTERS))
+        complete = job_notes_read(dirfd(listing), &out->notes);
     closedir(listing);
     if (!complete)
         errno = ENOMEM;
@@ -145,6 +147,7 @@ void job_reading_free(job_reading *reading) {
         free(reading->processes[i].live);
     }
     free(reading->processes);
+    job_notes_free(&reading->notes);
     *reading = (job_reading){0};
 }
 

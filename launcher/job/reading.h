@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "ends.h"
 #include "trace/format.h"
 #include "trace/live_format.h"
 
@@ -33,6 +34,7 @@ typedef struct job_reading {
     size_t unreadable;            /* files of another version, or damaged */
     char message[PATH_MAX + 512]; /* about the first of these */
     uint64_t now_ns, now_realtime_ns;
+    job_notes notes; /* with the counters */
 } job_reading;
 
 typedef enum job_reading_files { JOB_LOOK_LIVE = 1, JOB_LOOK_COUNTERS = 2 } job_reading_files;

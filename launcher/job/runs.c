@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "core/ends.h"
 #include "launcher/common/about.h"
 #include "launcher/common/array.h"
 #include "launcher/common/suffix.h"
@@ -16,7 +17,8 @@
 
 bool job_file_is(const char *name) {
     static const char *const names[] = {TRACE_BUDGET_NAME,  TRACE_ABOUT_NAME,          TRACE_UNREACHED_NAME,
-                                        TRACE_REFUSED_NAME, TRACE_REFUSED_UNSEEN_NAME, TRACE_SAID_NAME};
+                                        TRACE_REFUSED_NAME, TRACE_REFUSED_UNSEEN_NAME, TRACE_SAID_NAME,
+                                        ENDS_NAME};
     static const char prefix[] = "rank";
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0)

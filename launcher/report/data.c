@@ -221,7 +221,7 @@ bool report_visit_records(const report *report, report_visitor visit, void *cont
 
 static bool read_outcomes(report *report, int directory_fd) {
     static const char *const names[] = {TRACE_REFUSED_NAME, TRACE_REFUSED_UNSEEN_NAME, TRACE_UNREACHED_NAME};
-    bool complete = true;
+    bool complete = job_notes_read(directory_fd, &report->ends);
     for (size_t i = 0; i < sizeof names / sizeof *names && complete; i++) {
         int fd = open_file(directory_fd, names[i]);
         if (fd < 0)
@@ -527,6 +527,7 @@ void report_free(report *report) {
     free_lines(report->problems, report->problem_count);
     about_free(&report->about);
     free(report->outcome);
+    job_notes_free(&report->ends);
     free(report->directory);
     free(report->shown);
     memset(report, 0, sizeof *report);

@@ -45,6 +45,66 @@ static void write_phases(json_writer *json, const report_rank *rank) {
     json_object_end(json);
 }
 
+static void write_text(json_writer *json, const char *key, const char *text) {
+    if (text[0] != '\0')
+        json_string(json, key, text);
+    else
+        json_null(json, key);
+}
+
+static void write_end(json_writer *json, const report *report, const job_end *end) {
+    char text[JOB_END_TEXT_MAX], fallback[24];
+    json_object_begin(json, "end");
+    json_string(json, "kind", job_end_kind_names[end->kind]);
+    job_end_sentence(end, text);
+    json_string(json, "text", text);
+    if (end->status >= 0)
+        json_signed(json, "status", end->status);
+    else
+        json_null(json, "status");
+    write_text(json, "signal", end->signal > 0 ? job_signal_name(end->signal, fallback) : "");
+    write_text(json, "killed_by",
+               end->kind != JOB_END_MEMORY ? ""
+               : end->by_group             ? "control group"
+                                           : "kernel");
+    if (end->by_rank >= 0)
+        json_signed(json, "by_rank", end->by_rank);
+    else
+        json_null(json, "by_rank");
+    if (end->exception != NULL) {
+        json_object_begin(json, "exception");
+        json_string(json, "type", end->exception->type);
+        json_string(json, "message", end->exception->message);
+        write_text(json, "place", end->exception->place);
+        json_object_end(json);
+    } else
+        json_null(json, "exception");
+    if (end->realtime_ns == 0)
+        json_null(json, "at_seconds");
+    else
+        json_number(json, "at_seconds",
+                    end->realtime_ns > report->start_realtime_ns
+                        ? (double)(end->realtime_ns - report->start_realtime_ns) / 1e9
+                        : 0);
+    json_object_end(json);
+}
+
+static void write_first_failure(json_writer *json, const report *report) {
+    if (report->first_failure == JOB_NO_FAILURE) {
+        json_null(json, "first_failure");
+        return;
+    }
+    const report_rank *rank = &report->ranks[report->first_failure];
+    json_object_begin(json, "first_failure");
+    if (rank->rank >= 0)
+        json_signed(json, "rank", rank->rank);
+    else
+        json_null(json, "rank");
+    json_unsigned(json, "pid", rank->process->counters->pid);
+    json_string(json, "kind", job_end_kind_names[rank->end.kind]);
+    json_object_end(json);
+}
+
 static void write_rank(json_writer *json, const report *report, const report_rank *rank,
                        const report_limits *limits) {
     static const char *const states[] = {"running", "exited", "died"};
@@ -58,6 +118,7 @@ static void write_rank(json_writer *json, const report *report, const report_ran
     json_unsigned(json, "pid", process->counters->pid);
     json_string(json, "state", states[rank->state]);
     json_string(json, "outcome", process->counters->outcome);
+    write_end(json, report, &rank->end);
     json_unsigned(json, "steps", rank->steps);
     json_unsigned(json, "optimizer_steps", rank->optimizer_steps);
     json_unsigned(json, "micro_steps", rank->micro_steps);
@@ -146,6 +207,7 @@ void report_json_object(json_writer *json, const report *report, const report_li
     json_string(json, "command", report->command);
     json_string(json, "plugin", report->plugin);
     json_string(json, "outcome", report->outcome);
+    write_first_failure(json, report);
     write_start(json, report);
     report_json_about(json, report);
     json_number(json, "duration_seconds", report->duration_seconds);

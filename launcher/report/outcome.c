@@ -1,6 +1,7 @@
 #include "report.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,11 +32,33 @@ bool report_read_outcome(report *report, const char *name, int fd) {
     return complete;
 }
 
-/* What the job came to: that it was refused, else the first outcome that a rank told, else that of a process which the
- * agent did not reach, else how the ranks ended. */
+/* How each rank ended; `failed` gets what the job came to by that, "" if nothing failed. False when memory is out. */
+static bool find_ends(report *report, char failed[JOB_END_TEXT_MAX]) {
+    job_ended *ranks = calloc(report->rank_count + 1, sizeof *ranks);
+    job_end *ends = calloc(report->rank_count + 1, sizeof *ends);
+    bool complete = ranks != NULL && ends != NULL;
+    for (size_t i = 0; i < report->rank_count && complete; i++)
+        ranks[i] = (job_ended){report->ranks[i].process->counters, report->ranks[i].rank,
+                               report->ranks[i].state == REPORT_RANK_RUNNING};
+    failed[0] = '\0';
+    if (complete) {
+        report->first_failure = job_ends_find(&report->ends, ranks, report->rank_count, ends);
+        job_ends_outcome(&report->ends, ranks, ends, report->first_failure, failed);
+        for (size_t i = 0; i < report->rank_count; i++)
+            report->ranks[i].end = ends[i];
+    }
+    free(ranks);
+    free(ends);
+    return complete;
+}
+
+/* What the job came to: that it was refused, else how it failed, else the first outcome that a rank told, else that of a process
+ * which the agent did not reach, else whether it runs. */
 static bool find_outcome(report *report) {
     const char *told = NULL;
-    size_t running = 0, died = 0;
+    char failed[JOB_END_TEXT_MAX];
+    size_t running = 0;
+    bool noted = true;
     report->plugin = report->command = "";
     for (size_t i = 0; i < report->rank_count; i++) {
         const report_rank *rank = &report->ranks[i];
@@ -47,14 +70,21 @@ static bool find_outcome(report *report) {
         if (report->command[0] == '\0')
             report->command = counters->command;
         running += rank->state == REPORT_RANK_RUNNING;
-        died += rank->state == REPORT_RANK_DIED;
     }
-    if (report->outcome != NULL &&
-        (told == NULL || strncmp(report->outcome, refused, sizeof refused - 1) == 0))
+    if (!find_ends(report, failed))
+        return false;
+    if (report->outcome != NULL && strncmp(report->outcome, refused, sizeof refused - 1) == 0)
+        return true;
+    if (failed[0] != '\0') {
+        if (told != NULL) /* it is in the notes, if a process that the agent did not reach told it */
+            noted = report_add_note(report, "%s", told);
+        told = failed;
+    }
+    if (told == NULL && report->outcome != NULL)
         return true;
     free(report->outcome);
-    report->outcome = strdup(told != NULL ? told : died > 0 ? "died" : running > 0 ? "running" : "exited");
-    return report->outcome != NULL;
+    report->outcome = strdup(told != NULL ? told : running > 0 ? "running" : "exited");
+    return noted && report->outcome != NULL;
 }
 
 static bool add_notes(report *report) {
@@ -67,9 +97,7 @@ static bool add_notes(report *report) {
             snprintf(who, sizeof who, "rank %d", rank->rank);
         if (rank->state == REPORT_RANK_DIED)
             added &=
-                report_add_note(report,
-                                "%s (pid %u) ended without leaving in order (killed, or it called _exit); "
-                                "what it recorded until then is complete",
+                report_add_note(report, "%s (pid %u) was killed; what it recorded until then is complete",
                                 who, rank->process->counters->pid);
     }
     /* Ranks are in order, unknown ones last. A damaged file may tell any rank. */
@@ -107,6 +135,36 @@ static bool add_notes(report *report) {
     return added;
 }
 
+static bool is_rank(const report *report, int pid) {
+    for (size_t i = 0; i < report->rank_count; i++)
+        if (report->ranks[i].process->counters->pid == (uint32_t)pid)
+            return true;
+    return false;
+}
+
+/* What the ranks' own ends do not tell. */
+static bool add_end_notes(report *report) {
+    const job_note *job = job_notes_find(&report->ends, ENDS_JOB, 0, 0);
+    bool added = true, counted = job_notes_find(&report->ends, ENDS_KILLED, 0, 0) != NULL ||
+                                 job_notes_find(&report->ends, ENDS_KILLED_GROUP, 0, 0) != NULL;
+    if (job != NULL && job->number == 0 && report->first_failure != JOB_NO_FAILURE)
+        added &= report_add_note(report, "the command ended with status 0 although a rank failed");
+    if (job_notes_find(&report->ends, ENDS_LOST, 0, 0) != NULL)
+        added &= report_add_note(report, "castor itself was killed, and its ranks were ended for that");
+    unsigned noted = 0;
+    for (size_t i = 0; i < report->ends.count && counted && noted < MISSING_NAMED; i++) {
+        const job_note *note = &report->ends.rows[i];
+        if (note->event != ENDS_SIGNAL || note->number != SIGKILL || is_rank(report, note->pid))
+            continue;
+        noted++;
+        added &= report_add_note(report,
+                                 "process %d, which is no rank (a worker of a DataLoader?), was killed; the "
+                                 "kernel has counted kills for memory",
+                                 note->pid);
+    }
+    return added;
+}
+
 bool report_find_outcome(report *report) {
-    return find_outcome(report) && add_notes(report);
+    return find_outcome(report) && add_notes(report) && add_end_notes(report);
 }

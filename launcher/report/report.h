@@ -14,6 +14,7 @@
 #include "launcher/common/about.h"
 #include "launcher/common/tiers.h"
 #include "launcher/common/trace_read.h"
+#include "launcher/job/ends.h"
 #include "trace/phases.h"
 #include "series.h"
 
@@ -104,6 +105,7 @@ typedef struct report_rank {
     const report_process *process;
     int rank; /* -1: unknown */
     report_rank_state state;
+    job_end end;
     uint64_t steps;           /* those of the optimizer that made most */
     uint64_t optimizer_steps; /* those of all */
     uint64_t micro_steps;
@@ -157,6 +159,8 @@ typedef struct report {
     size_t process_count, process_capacity;
     report_rank *ranks; /* by rank, unknown ones last */
     size_t rank_count;
+    job_notes ends;
+    size_t first_failure; /* index of a rank, or JOB_NO_FAILURE */
     report_node *nodes;
     size_t node_count;
 

@@ -18,6 +18,29 @@ static void write_audit(const report *report, FILE *out) {
     }
 }
 
+#define ENDS_SHOWN 16
+
+/* How each rank ended, where one failed. */
+static void write_ends(const report *report, FILE *out) {
+    size_t shown = 0;
+    for (size_t i = 0; i < report->rank_count && report->first_failure != JOB_NO_FAILURE; i++) {
+        const report_rank *rank = &report->ranks[i];
+        char how[JOB_END_TEXT_MAX], who[32];
+        if (shown == ENDS_SHOWN && i != report->first_failure)
+            continue;
+        shown += shown < ENDS_SHOWN;
+        if (rank->rank >= 0)
+            snprintf(who, sizeof who, "rank %d", rank->rank);
+        else
+            snprintf(who, sizeof who, "process %u", rank->process->counters->pid);
+        job_end_sentence(&rank->end, how);
+        fprintf(out, "  %-9s %s %s%s\n", i == 0 ? "ends" : "", who, how,
+                i == report->first_failure && report->rank_count > 1 ? "; the first failure" : "");
+    }
+    if (shown == ENDS_SHOWN && report->rank_count > ENDS_SHOWN)
+        fprintf(out, "            ... of %zu ranks; the JSON report has all\n", report->rank_count);
+}
+
 static void write_header(const report *report, FILE *out) {
     char figure[TEXT_FIGURE_MAX], started[64] = "";
     time_t seconds = (time_t)(report->start_realtime_ns / 1000000000u);
@@ -31,6 +54,7 @@ static void write_header(const report *report, FILE *out) {
             report->node_count == 1 ? "" : "s");
     fprintf(out, "  started   %s, %s\n", started, text_seconds(figure, report->duration_seconds));
     fprintf(out, "  outcome   %s\n", report->outcome);
+    write_ends(report, out);
     write_audit(report, out);
     report_text_about(report, out);
 }
@@ -73,15 +97,22 @@ static void add_rank(text_table *table, const report_rank *rank) {
     text_table_add(table, "%u", rank->process->counters->pid);
 }
 
+static void add_end(text_table *table, const report_rank *rank) {
+    char word[JOB_END_TEXT_MAX];
+    job_end_word(&rank->end, word);
+    text_table_add(table, "%s", word);
+}
+
 /* Of a job that only communicated. */
 static void write_plain_ranks(const report *report, FILE *out) {
-    text_table table = {.headings = {"rank", "pid", "lived", "records"}};
+    text_table table = {.headings = {"rank", "pid", "lived", "records", "end"}};
     char figure[TEXT_FIGURE_MAX];
     for (size_t i = 0; i < report->rank_count; i++) {
         const report_rank *rank = &report->ranks[i];
         add_rank(&table, rank);
         report_text_seconds_cell(&table, rank->lived_seconds);
         text_table_add(&table, "%s", text_count(figure, rank->process->records));
+        add_end(&table, rank);
     }
     fprintf(out, "\nRanks (without steps, and without memory that was sampled)\n");
     text_table_print(&table, out, 2);
@@ -89,7 +120,7 @@ static void write_plain_ranks(const report *report, FILE *out) {
 
 static void write_ranks(const report *report, FILE *out) {
     text_table table = {.headings = {"rank", "pid", "steps", "step time", "micro-steps", "param", "grad",
-                                     "optim", "other", "PSS", "waits"}};
+                                     "optim", "other", "PSS", "waits", "end"}};
     static const trace_gauge kinds[] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
                                         GAUGE_OTHER_BYTES, GAUGE_PSS_BYTES};
     char figure[TEXT_FIGURE_MAX];
@@ -108,6 +139,7 @@ static void write_ranks(const report *report, FILE *out) {
             report_text_bytes_cell(&table, report_gauge(rank->process, kinds[kind]).max);
         uint64_t wait_ns = report_gauge(rank->process, GAUGE_WAIT_NS).last;
         text_table_add(&table, "%s", wait_ns > 0 ? text_seconds(figure, (double)wait_ns / 1e9) : "-");
+        add_end(&table, rank);
         pss_bytes += report_gauge(rank->process, GAUGE_PSS_BYTES).max;
     }
     fprintf(out, "\nRanks (memory: peaks; step time: median%s)\n",

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "core/ends.h"
 
 /* castor may be killed by SIGKILL: by the kernel when memory is out, or by whoever started it after a time
  * limit. The ranks get SIGTERM then (PR_SET_PDEATHSIG), which lets a launcher among them end its own workers.
@@ -20,7 +21,9 @@ static void pause_ms(long milliseconds) {
     nanosleep(&duration, NULL);
 }
 
-static void watch(int line, const char *token, const char *files) {
+static void watch(int line, const run_job *job, const char *files) {
+    const char *token = job->token;
+    pid_t castor = getppid();
     char word;
     ssize_t length;
     do {
@@ -28,6 +31,7 @@ static void watch(int line, const char *token, const char *files) {
     } while (length < 0 && errno == EINTR);
     if (length > 0) /* dismissed */
         return;
+    ends_write(job->directory.path, (int)castor, ENDS_LOST, 0);
     for (int waited = 0; waited < GRACE_MS && run_job_signal(token, 0); waited += STEP_MS)
         pause_ms(STEP_MS);
     for (int round = 0; round < KILL_ROUNDS && run_job_signal(token, SIGKILL); round++)
@@ -48,7 +52,7 @@ static void close_others(int line) {
     closedir(entries);
 }
 
-bool run_guard_start(const char *token, const char *files, run_guard *out) {
+bool run_guard_start(const run_job *job, const char *files, run_guard *out) {
     int ends[2];
     *out = (run_guard){.line = -1};
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
@@ -61,7 +65,7 @@ bool run_guard_start(const char *token, const char *files, run_guard *out) {
         setsid(); /* out of reach of what is sent to castor's group or by its terminal */
         prctl(PR_SET_NAME, "castor-guard");
         close_others(ends[1]);
-        watch(ends[1], token, files);
+        watch(ends[1], job, files);
         _exit(0);
     }
     sigprocmask(SIG_SETMASK, &before, NULL);

@@ -6,10 +6,13 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 #include "core/clock.h"
+#include "core/ends.h"
 #include "core/log.h"
 #include "core/meeting.h"
 #include "core/options.h"
+#include "launcher/job/ends.h"
 
 enum {
     SAY_MS = 1500,      /* until SIGTERM: ranks that share a store notice the failure and say what they did */
@@ -27,24 +30,22 @@ static int64_t now_ms(void) {
 
 /* ---- watching ---- */
 
-static const char *signal_name(int number) {
-    static const struct {
-        int number;
-        const char *name;
-    } names[] = {
-        {SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"}, {SIGILL, "SIGILL"},
-        {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"},
-        {SIGSEGV, "SIGSEGV"}, {SIGPIPE, "SIGPIPE"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"},
-        {SIGUSR2, "SIGUSR2"}, {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"}, {SIGSYS, "SIGSYS"},
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (names[i].number == number)
-            return names[i].name;
-    return "a signal without a name here";
-}
-
 static bool has_failed(int status) {
     return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+}
+
+/* Counted before the signal is sent. */
+static void describe_signal(const rank_set *s, int number, char *out, size_t out_size) {
+    char fallback[24];
+    uint64_t by_group = 0, by_kernel = 0;
+    if (number == SIGKILL)
+        run_kills_since("", &s->kills, &by_group, &by_kernel);
+    if (by_group + by_kernel > 0)
+        log_format(out, out_size, "was killed for memory, by %s (signal %d, SIGKILL)",
+                   by_group ? "the limit of its control group" : "the kernel", number);
+    else
+        log_format(out, out_size, "was ended by signal %d (%s%s)", number, job_signal_name(number, fallback),
+                   number == SIGKILL ? "; the kernel has counted no kill for memory here" : "");
 }
 
 static void report_failure(const rank_set *s, int rank) {
@@ -55,9 +56,7 @@ static void report_failure(const rank_set *s, int rank) {
     if (s->count > 1)
         log_format(who, sizeof who, "rank %d", rank);
     if (WIFSIGNALED(status))
-        log_format(how, sizeof how, "was ended by signal %d (%s%s)", WTERMSIG(status),
-                   signal_name(WTERMSIG(status)),
-                   WTERMSIG(status) == SIGKILL ? "; the kernel sends it when memory is out" : "");
+        describe_signal(s, WTERMSIG(status), how, sizeof how);
     else if (s->count > 1)
         log_format(how, sizeof how, "exited with status %d", WEXITSTATUS(status));
     else
@@ -111,6 +110,9 @@ static void reap(rank_set *s) {
             return;
         if (pid == s->guard.pid)
             s->guard.pid = 0;
+        else if (has_failed(status))
+            ends_write(s->job->directory.path, (int)pid, WIFSIGNALED(status) ? ENDS_SIGNAL : ENDS_STATUS,
+                       (uint64_t)(WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status)));
         for (int rank = 0; rank < s->count; rank++)
             if (s->ranks[rank].pid == pid) {
                 rank_ended(s, rank, status);
@@ -121,14 +123,16 @@ static void reap(rank_set *s) {
 
 static void forward(rank_set *s, const siginfo_t *info) {
     int signal = info->si_signo;
+    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) {
+        s->told_to_end = true;
+        ends_write(s->job->directory.path, (int)getpid(), ENDS_TOLD, (uint64_t)signal);
+    }
     if (info->si_code == SI_KERNEL) { /* from the terminal, for castor's process group */
         if (s->group)
             kill(-s->group, signal);
     } else {
         ranks_signal(s, signal);
     }
-    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT)
-        s->told_to_end = true;
 }
 
 /* Stops the ranks and castor itself, as the terminal's Ctrl-Z asks. Returns when castor goes on. */
@@ -257,6 +261,20 @@ static int exit_status(const rank_set *s) {
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+/* For the report, where something has not ended well. */
+static void note_end(const rank_set *s, int status) {
+    const char *directory = s->job->directory.path;
+    uint64_t by_group, by_kernel;
+    if (!status && !ends_exist(directory))
+        return;
+    run_kills_since("", &s->kills, &by_group, &by_kernel);
+    if (by_group)
+        ends_write(directory, (int)getpid(), ENDS_KILLED_GROUP, by_group);
+    if (by_kernel)
+        ends_write(directory, (int)getpid(), ENDS_KILLED, by_kernel);
+    ends_write(directory, (int)getpid(), ENDS_JOB, (uint64_t)status);
+}
+
 int run_ranks(const run_job *job, char *const *base, bool *started) {
     rank_set s = {.job = job, .count = job->request->ranks, .failed = -1, .guard = {.line = -1}};
     char files[PATH_MAX + 16];
@@ -270,7 +288,8 @@ int run_ranks(const run_job *job, char *const *base, bool *started) {
     ranks_signals_take(&s);
     int status = RUN_EXIT_SYSTEM;
     run_files_path(&job->directory, files, sizeof files);
-    if (!run_guard_start(job->token, files, &s.guard))
+    run_kills_read("", &s.kills);
+    if (!run_guard_start(job, files, &s.guard))
         LOG_E("no process can be started: %s", strerror(errno));
     else
         status = ranks_start(&s, base);
@@ -280,6 +299,7 @@ int run_ranks(const run_job *job, char *const *base, bool *started) {
         watch(&s);
         end_leftovers(&s);
         status = exit_status(&s);
+        note_end(&s, status);
     }
     run_files_remove(files);
     run_guard_dismiss(&s.guard);

@@ -13,6 +13,7 @@
 #define CASTOR_LAUNCHER_RUN_RANKS_H
 
 #include <signal.h>
+#include "kills.h"
 #include "run.h"
 #include "stall.h"
 
@@ -29,6 +30,7 @@ typedef struct rank_set {
     pid_t group;          /* of the other ranks; 0: none */
     run_guard guard;
     run_stall stall;
+    run_kills kills;  /* before the ranks */
     int failed;       /* the first rank that failed, or -1 */
     bool told_to_end; /* a signal that ends a process was passed on */
     int64_t term_ms;  /* when ranks that still run get SIGTERM; 0: done */

@@ -162,7 +162,7 @@ typedef struct run_guard {
 } run_guard;
 
 /* `files`: a folder that is removed then. */
-bool run_guard_start(const char *token, const char *files, run_guard *out);
+bool run_guard_start(const run_job *job, const char *files, run_guard *out);
 void run_guard_dismiss(run_guard *guard);
 
 /* ---- processes.c ---- */

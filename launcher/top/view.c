@@ -115,10 +115,37 @@ static void grid_print(grid *g, size_t width, top_text *text) {
 
 /* ---- parts ---- */
 
-static const char *state_name(const job_process *process) {
-    static const char *const names[] = {
-        [JOB_RUNNING] = "running", [JOB_STOPPED] = "stopped", [JOB_EXITED] = "exited", [JOB_DIED] = "died"};
-    return names[process->state];
+/* How the ranks ended. */
+typedef struct endings {
+    job_ended *ranks;
+    job_end *ends;
+    size_t first_failure;
+} endings;
+
+static void endings_free(endings *found) {
+    free(found->ranks);
+    free(found->ends);
+}
+
+/* False when memory is out. */
+static bool endings_find(const job_reading *reading, const size_t *ranks, size_t count, endings *out) {
+    *out = (endings){calloc(count + 1, sizeof *out->ranks), calloc(count + 1, sizeof *out->ends),
+                     JOB_NO_FAILURE};
+    if (out->ranks == NULL || out->ends == NULL)
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        const job_process *process = &reading->processes[ranks[i]];
+        out->ranks[i] = (job_ended){process->counters, process->rank, !job_process_is_gone(process)};
+    }
+    out->first_failure = job_ends_find(&reading->notes, out->ranks, count, out->ends);
+    return true;
+}
+
+static const char *state_name(const job_process *process, const job_end *end, char word[JOB_END_TEXT_MAX]) {
+    if (process->state == JOB_STOPPED)
+        return "stopped";
+    job_end_word(end, word);
+    return word;
 }
 
 static uint64_t gauge(const job_process *process, trace_gauge id) {
@@ -126,7 +153,7 @@ static uint64_t gauge(const job_process *process, trace_gauge id) {
 }
 
 static void add_head(const top_job *job, const job_reading *reading, const size_t *ranks, size_t count,
-                     top_text *out) {
+                     const endings *found, top_text *out) {
     uint64_t start_ns = UINT64_MAX, end_ns = 0;
     for (size_t i = 0; i < reading->count; i++) {
         const trace_counters *counters = reading->processes[i].counters;
@@ -151,6 +178,10 @@ static void add_head(const top_job *job, const job_reading *reading, const size_
                  spent, ranks_text, first != NULL && first->plugin[0] ? first->plugin : "none");
     if (first != NULL && first->command[0])
         top_text_add(out, "%s", first->command);
+    char outcome[JOB_END_TEXT_MAX];
+    job_ends_outcome(&reading->notes, found->ranks, found->ends, found->first_failure, outcome);
+    if (outcome[0] != '\0')
+        top_text_add(out, "%s", outcome);
     top_text_add(out, "%s", "");
 }
 
@@ -169,7 +200,7 @@ static void format_bytes(char out[TEXT_FIGURE_MAX], uint64_t bytes) {
 }
 
 static void add_ranks(const top_job *job, const job_reading *reading, const top_history *history,
-                      const size_t *ranks, size_t count, size_t width, top_text *out) {
+                      const size_t *ranks, size_t count, const endings *found, size_t width, top_text *out) {
     static const column columns[] = {{"rank", 0},    {"pid", 5},   {"state", 4}, {"steps", 0},
                                      {"steps/s", 0}, {"param", 3}, {"grad", 3},  {"optim", 3},
                                      {"other", 6},   {"PSS", 2},   {"waits", 1}};
@@ -194,7 +225,8 @@ static void add_ranks(const top_job *job, const job_reading *reading, const top_
         else
             grid_add(&g, out, "?");
         grid_add(&g, out, "%u", process->pid);
-        grid_add(&g, out, "%s", state_name(process));
+        char word[JOB_END_TEXT_MAX];
+        grid_add(&g, out, "%s", state_name(process, &found->ends[i], word));
         grid_add(&g, out, "%s", text_count(figure, steps));
         format_rate(rate_text, rate);
         grid_add(&g, out, "%s", rate_text);
@@ -368,11 +400,14 @@ void top_view(const top_job *job, const job_reading *reading, const top_history 
         out->failed = true;
         return;
     }
-    if (count == 0) {
+    endings found = {0};
+    if (!endings_find(reading, ranks, count, &found)) {
+        out->failed = true;
+    } else if (count == 0) {
         top_text_add(out, "%s: no process of the job has used PyTorch yet", job->directory);
     } else {
-        add_head(job, reading, ranks, count, out);
-        add_ranks(job, reading, history, ranks, count, width, out);
+        add_head(job, reading, ranks, count, &found, out);
+        add_ranks(job, reading, history, ranks, count, &found, width, out);
         add_tiers(reading, ranks, count, width, out);
         add_devices(job, reading, history, ranks, count, out);
         add_nodes(reading, ranks, count, out);
@@ -383,5 +418,6 @@ void top_view(const top_job *job, const job_reading *reading, const top_history 
     if (reading->unreadable > 0)
         top_text_add(out, "%zu %s cannot be read: %s", reading->unreadable,
                      reading->unreadable == 1 ? "file" : "files", reading->message);
+    endings_free(&found);
     free(ranks);
 }

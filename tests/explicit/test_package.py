@@ -26,11 +26,11 @@ class Package(unittest.TestCase):
 
     def test_errors_name_the_scripts_line(self):
         script = """import json, torch
-from castor.agent.process import failures
+from castor.agent.process import ends
 try:
     json.loads("{")
 except ValueError as error:
-    print(failures._script_line(error.__traceback__))"""
+    print(ends.script_line(error.__traceback__))"""
         done = jobs.start(["-c", script], jobs.GEMINI)
         self.assertEqual(done.stdout, "<string>, line 4\n", done.stderr)
 

@@ -8,6 +8,7 @@ import subprocess
 import time
 import uuid
 
+import control_groups
 from job import DIED, END_S, START_S, Skipped, fails, started
 
 LIMIT_BYTES = 64 << 20  # of the cgroup; the rank takes 512 MiB
@@ -16,52 +17,12 @@ SPACE = r"cannot map 2.0 GiB of a chunk \(errno 12\): raise the limit on address
 TESTS = {}
 
 
-def _memory_cgroup():
-    """The cgroup in which this process's memory counts: its folder, the files with the limits of memory and of swap, and
-    the latter's value that leaves none."""
-    with open("/proc/self/cgroup") as file:
-        entries = [line.rstrip("\n").split(":", 2) for line in file]
-    for number, controllers, path in entries:
-        if "memory" in controllers.split(","):
-            return "/sys/fs/cgroup/memory" + path, "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", LIMIT_BYTES
-    own = next((path for number, _, path in entries if number == "0"), "")
-    return "/sys/fs/cgroup" + own, "memory.max", "memory.swap.max", 0
-
-
-@contextlib.contextmanager
-def memory_limit():
-    """A cgroup below this process's own, in which little memory may be used."""
-    above, limit, swap_limit, no_swap = _memory_cgroup()
-    folder = os.path.join(above, f"castor-test-{uuid.uuid4().hex[:8]}")
-    try:
-        os.mkdir(folder)
-    except OSError as error:
-        raise Skipped(f"no cgroup can be made in {above}: {error.strerror}") from None
-    try:
-        try:
-            with open(os.path.join(folder, limit), "w") as file:
-                file.write(str(LIMIT_BYTES))
-            if os.path.exists(os.path.join(folder, swap_limit)):
-                with open(os.path.join(folder, swap_limit), "w") as file:
-                    file.write(str(no_swap))
-        except OSError as error:  # cgroup v2: the one above gives its memory controller to none
-            raise Skipped(f"no limit of memory can be set below {above}: {error.strerror}") from None
-        yield folder
-    finally:
-        end = time.monotonic() + END_S
-        while True:
-            try:
-                os.rmdir(folder)
-                break
-            except OSError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
-
-
 def ended_by_the_kernel(kind, status):
-    with memory_limit() as folder:
-        return fails(kind, "cgroup", DIED, status=status, variables={"FAILURE_CGROUP": folder})
+    try:
+        with control_groups.memory_limit(LIMIT_BYTES) as folder:
+            return fails(kind, "cgroup", DIED, status=status, variables={"FAILURE_CGROUP": folder})
+    except control_groups.Unavailable as reason:
+        raise Skipped(str(reason)) from None
 
 
 TESTS["the kernel ends a rank that is out of memory (ddp)"] = functools.partial(ended_by_the_kernel, "ddp", 1)

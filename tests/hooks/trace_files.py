@@ -4,7 +4,7 @@ import glob
 import os
 from ctypes import c_char, c_int32, c_uint32, c_uint64
 
-VERSION = 1
+VERSION = 2
 SLOT_MAX, GAUGE_MAX, NAMES_BYTES = 2560, 64, 98304
 IDS_OF_KIND = {"call": 1024, "collective": 1024}  # the first kinds of record.def, in its order
 KINDS = ["call", "collective"]
@@ -19,14 +19,21 @@ class Gauge(ctypes.Structure):
     _fields_ = [("last", c_uint64), ("max", c_uint64)]
 
 
+class Exception_(ctypes.Structure):
+    _fields_ = [
+        ("realtime_ns", c_uint64), ("by_other", c_uint32), ("reserved", c_uint32), ("type", c_char * 64), ("message", c_char * 320),
+        ("place", c_char * 128),
+    ]
+
+
 class Counters(ctypes.Structure):
     _fields_ = [
         ("magic", c_uint64), ("version", c_uint32), ("file_bytes", c_uint32), ("slot_count", c_uint32),
         ("gauge_count", c_uint32), ("pid", c_uint32), ("rank", c_int32), ("uid", c_uint64), ("parent_uid", c_uint64),
         ("start_clock_ticks", c_uint64), ("start_monotonic_ns", c_uint64), ("start_realtime_ns", c_uint64),
         ("last_monotonic_ns", c_uint64), ("exit_state", c_uint32), ("recording", c_uint32), ("dropped", c_uint64),
-        ("trace_max_bytes", c_uint64), ("names_used", c_uint32), ("reserved", c_uint32), ("host", c_char * 64),
-        ("plugin", c_char * 32), ("command", c_char * 1024), ("outcome", c_char * 512), ("gauges", Gauge * GAUGE_MAX),
+        ("trace_max_bytes", c_uint64), ("names_used", c_uint32), ("exit_status", c_int32), ("exit_realtime_ns", c_uint64), ("host", c_char * 64),
+        ("plugin", c_char * 32), ("command", c_char * 1024), ("outcome", c_char * 512), ("exception", Exception_), ("gauges", Gauge * GAUGE_MAX),
         ("counters", Counter * SLOT_MAX), ("name_offsets", c_uint32 * SLOT_MAX), ("names", c_char * NAMES_BYTES),
     ]
 

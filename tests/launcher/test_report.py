@@ -310,6 +310,7 @@ class Html(ReportTest):
                 page = Page(dom)
                 self.assertEqual(page.tags["img"], 0)
                 self.assertIn('id="outcome"', dom)
+                self.assertIn('class="pill bad"' if "--die" in arguments else 'class="pill good"', dom)
                 self.assertNotIn(">NaN<", dom)
                 self.assertNotIn("NaN", "".join(re.findall(r' d="([^"]*)"', dom)))
                 self.assertEqual('id="devices"' in dom, "--devices" in arguments)

@@ -35,7 +35,7 @@ class Top(CommandTest):
         out, err = self.top("log")
         self.assertEqual(err, "")
         self.assertIn("log: ended, ran 10.00 s, 2 ranks, plugin none\ntrain.py\n", out)
-        row = re.search(r"^0 +\d+ +exited +1,234 +123\.4 +3\.0 MiB +- +6\.0 MiB +- +- +50%$", out, re.MULTILINE)
+        row = re.search(r"^0 +\d+ +finished +1,234 +123\.4 +3\.0 MiB +- +6\.0 MiB +- +- +50%$", out, re.MULTILINE)
         self.assertTrue(row, out)
         self.assertRegex(out, r"allreduce +80 +- +1\.0 MiB +2\.0 GiB/s")
         self.assertTrue(out.endswith("the job has ended; castor report shows all of it\n"), out)

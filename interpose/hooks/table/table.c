@@ -31,6 +31,7 @@ const char *const hook_layer_name[HOOK_LAYER_COUNT] = {
     [HOOK_LAYER_C10D_NCCL] = "c10d NCCL",
     [HOOK_LAYER_C10D_NCCL_END] = "c10d NCCL",
     [HOOK_LAYER_LOADER] = "loader",
+    [HOOK_LAYER_PROCESS] = "process",
     [HOOK_LAYER_CUDA_LOOKUP] = "CUDA look-up",
     [HOOK_LAYER_CUDA_RUNTIME] = "CUDA runtime",
     [HOOK_LAYER_CUDA_DRIVER] = "CUDA driver",

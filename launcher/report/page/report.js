@@ -106,10 +106,10 @@
   /* ---- header ---- */
   const header = () => {
     const outcome = data.outcome;
-    const mood = outcome === "exited" ? "good" : outcome === "died" ? "bad" : "warn";
+    const mood = outcome === "exited" ? "good" : data.first_failure || /^(failed|died)/.test(outcome) ? "bad" : "warn";
     page.append(
       el("div", { class: "eyebrow" }, "Castor report"),
-      el("div", { class: "headline" }, [el("h1", {}, data.job), el("span", { class: "pill " + mood, id: "outcome" }, outcome)]),
+      el("div", { class: "headline" }, [el("h1", {}, data.job), el("span", { class: "pill " + mood, id: "outcome" }, outcome === "exited" ? "finished" : outcome)]),
       el("code", { class: "command" }, data.command || "command not known"),
       el("div", { class: "facts" }, [
         ["plugin", data.plugin || "not known"], ["ranks", totals.ranks + " on " + plural(totals.nodes, "node")],
@@ -443,7 +443,7 @@
     const part = (name) => [(row) => (row[name] > 0 ? seconds(row[name]) : null), { bar: (row) => [Math.min(1, row.lived_seconds > 0 ? row[name] / row.lived_seconds : 0), 0] }];
     const size = (name) => (row) => (row.peak_bytes[name] > 0 ? bytes(row.peak_bytes[name]) : null);
     table([
-      ["rank", (row) => (row.rank === null ? "?" : String(row.rank)), { left: true }], ["state", (row) => row.state, { left: true }], ["steps", (row) => count(row.steps)],
+      ["rank", (row) => (row.rank === null ? "?" : String(row.rank)), { left: true }], ["end", (row) => row.end.text, { left: true }], ["steps", (row) => count(row.steps)],
       ["step time", (row) => (row.step_seconds ? seconds(row.step_seconds) : null)],
       ["param", size("param")], ["grad", size("grad")], ["optim", size("optim")], ["other", size("other")],
       ["PSS", (row) => (row.pss_peak_bytes ? bytes(row.pss_peak_bytes) : null)],

@@ -19,13 +19,14 @@ def _attach():
 
     from . import core, patching
     from .nodes import groups
-    from .process import phases, stacks
+    from .process import ends, phases, stacks
 
     if not core.bind():
         return  # libcastor.so is not in this process: nothing to do
     core.attach()
     core.versions_tell(str(torch.__version__).encode(), platform.python_version().encode())
     stacks.install()
+    ends.install()
     if core.options.compat:
         from .. import compat
         from . import without_gpu
@@ -38,6 +39,7 @@ def _attach():
         saving.install()
     patching.keep()
     phases.install()
+    patching.replace("torch.multiprocessing.spawn._wrap", ends.spawned)
     groups.install()
     if not core.plugin_engine():
         if core.options.precision != "fp32":

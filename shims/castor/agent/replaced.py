@@ -50,6 +50,8 @@ _SGD = "params, grads, momentum_buffer_list, ..."
 ROWS = (
     # process
     Row("importlib._bootstrap._find_and_load", "name, import_", "Python has no hook where an import ends"),
+    Row("torch.multiprocessing.spawn._wrap", "...", "it catches the exceptions of spawned processes; there is no hook before they exit",
+        may_lack=True),
     Row("torch.autograd.graph._engine_run_backward", "t_outputs, *args, **kwargs",
         "there is no hook around a whole backward pass that can scale its roots, and hears of one that raises", also=("torch.autograd",)),
     Row(_ITERATOR + "__init__", "self, loader", _ITERATES),

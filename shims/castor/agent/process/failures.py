@@ -13,38 +13,16 @@ import torch
 
 from .. import core
 from ..common import store
-from . import stacks
+from . import ends
 
 FIRST_SECONDS = 3.0  # the longest that a rank waits for the end of the rank where the failure began
 LOST_SECONDS = 1.0  # ... and, after a closed connection, for news of the rank that has ended
-REASON_LETTERS = 600
-_own = (core.PACKAGE_FOLDER, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
-_python = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-
-
-def _is_script(code):
-    """Code of the script, or of a package that it uses, and not Python's, PyTorch's or ours."""
-    path = os.path.abspath(code.co_filename)
-    if code.co_filename.startswith(("<frozen ", stacks.UNSEEN)) or path.startswith(_own):
-        return False
-    return not path.startswith(_python) or any(folder in path for folder in _installed)
-
-
-def _script_line(trace):
-    """Where the script was: its innermost line."""
-    place = ""
-    while trace is not None:
-        if _is_script(trace.tb_frame.f_code):
-            place = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
 
 
 def _tell_place(out, size):
-    """For the core: writes where the calling thread is, in the form of _script_line."""
+    """For the core: writes where the calling thread is, in the form of ends.script_line."""
     frame = sys._getframe()
-    while frame is not None and not _is_script(frame.f_code):
+    while frame is not None and not ends.is_script(frame.f_code):
         frame = frame.f_back
     place = "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"
     text = place.encode(errors="replace")[:size - 1] + b"\0"
@@ -61,17 +39,8 @@ def _reason(kind, error):
     """The exception in one line."""
     if issubclass(kind, core.Error):
         return str(error).removeprefix("castor: ")
-    lines = str(error).strip().splitlines()
-    if "Original Traceback (most recent call last):" in lines:  # raised in a DataLoader's worker
-        lines[0] += " " + lines[-1]
-    return core.shortened(f"{kind.__name__}: {lines[0]}", REASON_LETTERS) if lines else kind.__name__
-
-
-def _lost_connection(error):
-    """Whether gloo, or a collective through the node's memory, raised this because the process at the other end has ended."""
-    text = str(error)
-    gloo = "gloo" in text and ("Connection closed" in text or "reset by peer" in text)
-    return isinstance(error, RuntimeError) and (gloo or "; connection closed by peer" in text)
+    message = ends.first_line(error)
+    return core.shortened(f"{kind.__name__}: {message}", ends.LETTERS) if message else kind.__name__
 
 
 def _said_by_others():
@@ -92,13 +61,19 @@ def _who_was_lost():
         time.sleep(0.05)  # a process closes its connections before it has ended
 
 
+def _made_by_another(error):
+    """Whether another rank's failure made this exception; ranks that have parted have failed themselves."""
+    told = isinstance(error, core.GroupError) and not isinstance(error, core.PartedError)
+    return ends.lost_connection(error) or told and _said_by_others() is not None
+
+
 def _line(kind, error, reason, place):
     """This rank's message, if another rank is the cause or has said the same before (then perhaps empty); else None."""
     if issubclass(kind, core.PartedError):
         return str(error)
     if issubclass(kind, core.GroupError):
         return f"{error} (here: {place})"
-    if _lost_connection(error):
+    if ends.lost_connection(error):
         said = _who_was_lost()
         return said and f"castor: {said[1]} (here: {place})"
     said = _said_by_others()
@@ -144,7 +119,7 @@ def _wrap(hook, single_job):
     def excepthook(kind, error, trace):
         if not store.active() or not (store.groups() or single_job or issubclass(kind, core.Error)):
             return hook(kind, error, trace)
-        reason, place = _reason(kind, error), _script_line(trace)
+        reason, place = _reason(kind, error), ends.script_line(trace)
         own = issubclass(kind, core.Error)  # Castor's own error: the traceback would show Castor's files
         if own and not issubclass(kind, core.GroupError):
             _fail(kind, reason, place)  # first, so that one rank prints an error that several have
@@ -174,6 +149,7 @@ _teller = core.LineReader(_tell_place)  # ctypes keeps no reference to a callbac
 
 def install(single_job):
     """`single_job`: the ranks of a single-process script, None for other scripts."""
+    ends.made_by_another = _made_by_another
     core.line_reader_set(_teller)
     atexit.register(core.line_reader_set, core.LineReader())  # nobody may call into an interpreter that ends
     sys.excepthook = _wrap(sys.excepthook, single_job)
