@@ -1,11 +1,13 @@
 /* Makes a log directory as a job leaves it, of any size, with the library's own recorder: for tests and measurements of
  * `castor report`. What is recorded is invented, and the same for the same arguments but for the host and the time.
  *
- *   make-trace DIR [--ranks N] [--records N] [--groups] [--devices] [--pipeline] [--die] [--slower PERCENT] [--plugin NAME] [--name TEXT]
+ *   make-trace DIR [--ranks N] [--records N] [--groups] [--devices] [--budget] [--pause] [--pipeline] [--die] [--slower PERCENT] [--plugin NAME] [--name TEXT]
  *
  * --records  of each rank, at least so many; the last step is finished
  * --groups   ranks also meet in pairs, and every pair is its ranks' second group
  * --devices  model data is in homes on a device each, and the third step's allocations move some of it to the host
+ * --budget   the node has a budget of 800 MiB, and states are on disk between the steps
+ * --pause    nothing happens for ten seconds after each 8th step
  * --pipeline each step is a batch of 8 microbatches on as many stages as there are ranks, all forwards first
  * --die      the last rank is killed instead of leaving in order
  * --slower   every time is longer by so much
@@ -37,7 +39,7 @@ typedef struct job {
     const char *directory, *plugin, *name;
     unsigned ranks;
     uint64_t records, percent, begin_ns;
-    bool groups, devices, pipeline, die;
+    bool groups, devices, budget, pause, pipeline, die;
 } job;
 
 struct rank_state;
@@ -115,6 +117,18 @@ static void record_memory(rank_state *rank) {
     sample(rank, GAUGE_OTHER_BYTES, rank->backward_begin_ns, (310 + 10 * draw(rank, 10)) * MIB);
     sample(rank, GAUGE_OTHER_BYTES, rank->backward_end_ns, 30 * MIB);
     sample(rank, GAUGE_PSS_BYTES, rank->backward_end_ns, (900 + draw(rank, 40)) * MIB);
+}
+
+/* Of 960 MiB of model data the states are on disk, but for a quarter at the end of a backward pass. */
+static void record_budget(rank_state *rank) {
+    uint64_t scale = MIB / rank->job->ranks;
+    record_memory(rank);
+    sample(rank, GAUGE_DISK_OPTIM_BYTES, rank->step_begin_ns, (rank->step == 0 ? 0 : 480) * scale);
+    sample(rank, GAUGE_IN_MEMORY_BYTES, rank->step_begin_ns, 240 * scale + 20 * MIB);
+    sample(rank, GAUGE_DISK_OPTIM_BYTES, rank->backward_end_ns, (rank->step == 0 ? 0 : 360) * scale);
+    sample(rank, GAUGE_IN_MEMORY_BYTES, rank->backward_end_ns,
+           (rank->step == 0 ? 480 : 600) * scale + 30 * MIB);
+    trace_gauge_set(GAUGE_MEMORY_BUDGET_BYTES, 800 * MIB);
 }
 
 /* 960 MiB of model data in homes; half of the states, and then the gradients, leave the device. */
@@ -307,9 +321,15 @@ static int run_rank(const job *job, unsigned number) {
                        .now_ns = job->begin_ns};
     uint64_t calls = job->records < 20000 ? 60 : 600;
     worker_start(&rank.collectives, &rank, "pt_gloo_runloop", record_collectives);
-    worker_start(&rank.memory, &rank, "castor-sample", job->devices ? record_devices : record_memory);
-    while (rank.records < job->records)
+    worker_start(&rank.memory, &rank, "castor-sample",
+                 job->devices  ? record_devices
+                 : job->budget ? record_budget
+                               : record_memory);
+    while (rank.records < job->records) {
         record_step(&rank, calls);
+        if (job->pause && rank.step % 8 == 0)
+            rank.now_ns += UINT64_C(10000000000);
+    }
     set_gauges(&rank);
     set_phases(&rank);
     if (job->devices)
@@ -345,6 +365,8 @@ static bool parse(int argc, char **argv, job *job) {
             continue;
         job->groups |= strcmp(argv[i], "--groups") == 0;
         job->devices |= strcmp(argv[i], "--devices") == 0;
+        job->budget |= strcmp(argv[i], "--budget") == 0;
+        job->pause |= strcmp(argv[i], "--pause") == 0;
         job->pipeline |= strcmp(argv[i], "--pipeline") == 0;
         job->die |= strcmp(argv[i], "--die") == 0;
         if (argv[i][0] != '-')
@@ -356,7 +378,8 @@ static bool parse(int argc, char **argv, job *job) {
 int main(int argc, char **argv) {
     job job;
     if (!parse(argc, argv, &job)) {
-        fputs("usage: make-trace DIR [--ranks N] [--records N] [--groups] [--devices] [--pipeline] [--die] "
+        fputs("usage: make-trace DIR [--ranks N] [--records N] [--groups] [--devices] [--budget] [--pause] "
+              "[--pipeline] [--die] "
               "[--slower PERCENT] "
               "[--plugin NAME] "
               "[--name TEXT]\n",

@@ -34,14 +34,16 @@ static void add_own(const store *s, uint64_t own[]) {
     }
 }
 
-/* Under a budget: adds what of this rank's chunks is on disk alone, and what the chunk managers have done. */
+/* Under a budget: adds what of this rank's chunks is in memory and on disk alone, and what the chunk managers have done. */
 static void add_budgets(castor_memory *out) {
     for (store *s = store_first(); s && !s->detached; s = s->next) {
         chunk_statistics found;
         if (!budget_statistics(s, &found))
             continue;
-        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+            out->bytes[kind][HOST] += found.bytes[kind][0];
             out->bytes[kind][DISK] += found.bytes[kind][1];
+        }
         for (int event = 0; event < MOMENT_EVENT_COUNT; event++) {
             out->moment_bytes[event] += found.moment_bytes[event];
             out->moment_other_bytes[event] += found.moment_non_model_bytes[event];
@@ -55,9 +57,22 @@ static void add_budgets(castor_memory *out) {
     }
 }
 
-static void sample_budget(void) {
+/* `own`: bytes of this rank's chunks, on all tiers. Chunks of sums and states that the budget does not know yet have been
+ * allocated, and nobody has written to them. */
+static void sample_budget(const uint64_t own[]) {
     castor_memory found = {0};
+    arena_stats arena;
     add_budgets(&found);
+    arena_get_stats(&arena);
+    uint64_t in_memory = arena.live_bytes - arena.adopted_bytes;
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        uint64_t *away = &found.bytes[kind][DISK], loaded = found.bytes[kind][HOST];
+        if (kind != CHUNK_PARAM)
+            *away = own[kind] > loaded ? own[kind] - loaded : 0;
+        in_memory += own[kind] > *away ? own[kind] - *away : 0;
+    }
+    trace_gauge_set(GAUGE_MEMORY_BUDGET_BYTES, store_first()->budget_bytes);
+    trace_gauge_set(GAUGE_IN_MEMORY_BYTES, in_memory);
     trace_gauge_set(GAUGE_DISK_PARAM_BYTES, found.bytes[CHUNK_PARAM][DISK]);
     trace_gauge_set(GAUGE_DISK_GRAD_BYTES, found.bytes[CHUNK_GRAD][DISK]);
     trace_gauge_set(GAUGE_DISK_OPTIM_BYTES, found.bytes[CHUNK_OPTIM][DISK]);
@@ -78,7 +93,7 @@ static void sample_rank(void) {
         pthread_mutex_unlock(&s->lock);
     }
     if (store_first() && store_first()->budget) {
-        sample_budget();
+        sample_budget(own);
     } else if (options()->offload_dir[0] != '\0') {
         trace_gauge_set(GAUGE_DISK_PARAM_BYTES, own[CHUNK_PARAM]);
         trace_gauge_set(GAUGE_DISK_GRAD_BYTES, own[CHUNK_GRAD]);

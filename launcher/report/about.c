@@ -30,7 +30,7 @@ static void write_options(const about *about, FILE *out) {
     }
     if (shown == 0)
         fprintf(out, "  options   %s\n",
-                about_find(about, TRACE_ABOUT_CASTOR) != NULL ? "all others are the defaults" : unknown);
+                about_find(about, TRACE_ABOUT_CASTOR) != NULL ? "the defaults" : unknown);
 }
 
 static const char *joined(const about *about, trace_about kind, char *out, size_t out_size) {

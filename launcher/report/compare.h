@@ -2,6 +2,7 @@
 #ifndef CASTOR_LAUNCHER_REPORT_COMPARE_H
 #define CASTOR_LAUNCHER_REPORT_COMPARE_H
 
+#include "json.h"
 #include "report.h"
 
 typedef enum compare_unit { COMPARE_SECONDS, COMPARE_BYTES, COMPARE_COUNT, COMPARE_FIGURE } compare_unit;
@@ -28,5 +29,11 @@ bool compare_find_names(const report_counters *a, const report_counters *b, comp
 
 void report_compare_text(const report *a, const report *b, FILE *out);
 void report_compare_json(const report *a, const report *b, FILE *out);
+void report_compare_html(const report *a, const report *b, FILE *out);
+
+/* The comparison as JSON, with at most so many names in each table. */
+void report_compare_object(json_writer *json, const report *a, const report *b, size_t names_max);
+/* For readers of it, members of an object: labels and units of the figures, and how many names there are of each kind. */
+void report_compare_describe(json_writer *json, const report *a, const report *b);
 
 #endif

@@ -1,7 +1,6 @@
 /* The comparison as text and as JSON. */
 #include <inttypes.h>
 #include <stdlib.h>
-#include "launcher/common/json.h"
 #include "compare.h"
 #include "text.h"
 
@@ -124,23 +123,28 @@ static void write_pair(json_writer *json, const char *key, double a, double b) {
     json_object_end(json);
 }
 
-static void write_run_json(json_writer *json, const char *key, const report *report) {
+static void write_run_json(json_writer *json, const char *key, const report *report, size_t notes_max) {
     json_object_begin(json, key);
     json_string(json, "job", report->job);
     json_string(json, "directory", report->directory);
     json_string(json, "command", report->command);
     json_string(json, "plugin", report->plugin);
     json_string(json, "outcome", report->outcome);
+    report_json_about(json, report);
+    json_array_begin(json, "notes");
+    for (size_t i = 0; i < report->note_count && i < notes_max; i++)
+        json_string(json, NULL, report->notes[i]);
+    json_array_end(json);
     json_object_end(json);
 }
 
 static void write_names_json(json_writer *json, const char *key, const report_counters *a,
-                             const report_counters *b) {
+                             const report_counters *b, size_t names_max) {
     compare_name *names;
     size_t count;
     json_object_begin(json, key);
     if (compare_find_names(a, b, &names, &count))
-        for (size_t i = 0; i < count; i++) {
+        for (size_t i = 0; i < count && i < names_max; i++) {
             static const report_counter nothing;
             const report_counter *in_a = names[i].a == NULL ? &nothing : names[i].a,
                                  *in_b = names[i].b == NULL ? &nothing : names[i].b;
@@ -156,20 +160,49 @@ static void write_names_json(json_writer *json, const char *key, const report_co
     free(names);
 }
 
-void report_compare_json(const report *a, const report *b, FILE *out) {
+void report_compare_object(json_writer *json, const report *a, const report *b, size_t names_max) {
     compare_row rows[COMPARE_ROWS];
     compare_find_rows(a, b, rows);
-    json_writer writer = {.out = out}, *json = &writer;
     json_object_begin(json, NULL);
     json_unsigned(json, "comparison_version", REPORT_FORMAT_VERSION);
-    write_run_json(json, "a", a);
-    write_run_json(json, "b", b);
+    write_run_json(json, "a", a, names_max);
+    write_run_json(json, "b", b, names_max);
     json_object_begin(json, "figures");
     for (int i = 0; i < COMPARE_ROWS; i++)
         write_pair(json, rows[i].key, rows[i].a, rows[i].b);
     json_object_end(json);
-    write_names_json(json, "collectives", &a->collectives, &b->collectives);
-    write_names_json(json, "calls", &a->calls, &b->calls);
-    write_names_json(json, "waits", &a->waits, &b->waits);
+    write_names_json(json, "collectives", &a->collectives, &b->collectives, names_max);
+    write_names_json(json, "calls", &a->calls, &b->calls, names_max);
+    write_names_json(json, "waits", &a->waits, &b->waits, names_max);
     json_object_end(json);
+}
+
+void report_compare_json(const report *a, const report *b, FILE *out) {
+    report_compare_object(&(json_writer){.out = out}, a, b, SIZE_MAX);
+}
+
+static void write_count(json_writer *json, const char *key, const report_counters *a,
+                        const report_counters *b) {
+    compare_name *names;
+    size_t count;
+    json_unsigned(json, key, compare_find_names(a, b, &names, &count) ? count : 0);
+    free(names);
+}
+
+void report_compare_describe(json_writer *json, const report *a, const report *b) {
+    static const char *const units[] = {"seconds", "bytes", "count", "figure"};
+    compare_row rows[COMPARE_ROWS];
+    compare_find_rows(a, b, rows);
+    json_array_begin(json, "figures");
+    for (int i = 0; i < COMPARE_ROWS; i++) {
+        json_object_begin(json, NULL);
+        json_string(json, "key", rows[i].key);
+        json_string(json, "label", rows[i].label);
+        json_string(json, "unit", units[rows[i].unit]);
+        json_object_end(json);
+    }
+    json_array_end(json);
+    write_count(json, "collectives", &a->collectives, &b->collectives);
+    write_count(json, "calls", &a->calls, &b->calls);
+    write_count(json, "waits", &a->waits, &b->waits);
 }

@@ -386,8 +386,8 @@ static bool summarize(report *report) {
     sort_counters(&report->events);
     sort_counters(&report->chunk_events);
     report_finish_records(report);
-    return report_find_ranks(report) && report_find_memory(report) && report_pipeline_find(report) &&
-           report_collectives_finish(report) && report_find_outcome(report);
+    return report_find_ranks(report) && report_find_memory(report) && report_find_budgets(report) &&
+           report_pipeline_find(report) && report_collectives_finish(report) && report_find_outcome(report);
 }
 
 /* The newest directory below this one that has a trace: people give the directory of all jobs. */
@@ -510,6 +510,7 @@ void report_free(report *report) {
     }
     for (size_t i = 0; i < report->rank_count; i++)
         report_free_memory(&report->ranks[i].memory);
+    report_free_budgets(report);
     report_pipeline_free(report);
     report_collectives_free(report->matched);
     free(report->processes);

@@ -1,6 +1,7 @@
 /* The report as one page that needs nothing else: its style and its script (launcher/page) are part of the program, its
  * data is the report's JSON, thinned out so that the page stays small. The page's policy forbids it any network. */
 #include "collectives.h"
+#include "compare.h"
 #include "json.h"
 #include "pipeline.h"
 
@@ -44,7 +45,15 @@ static report_limits find_limits(const report *report) {
         .memory_points = shown, .step_points = shown, .rows = ROWS_SHOWN, .passes = PASSES_SHOWN};
 }
 
-/* What was left out of the tables, for the page to say. */
+/* What each kind of memory is, and what was left out of the tables, for the page to say. */
+static void write_kinds(json_writer *json) {
+    static const char *const roles[] = {"stacked", "whole", "node", "tier", "budget", "link"};
+    json_object_begin(json, "memory");
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
+        json_string(json, report_memory_label(kind), roles[report_memory_role_of(kind)]);
+    json_object_end(json);
+}
+
 static void write_totals(json_writer *json, const report *report) {
     json_object_begin(json, NULL);
     json_unsigned(json, "ranks", report->rank_count);
@@ -52,23 +61,22 @@ static void write_totals(json_writer *json, const report *report) {
     json_unsigned(json, "stages", report->pipeline == NULL ? 0 : report->pipeline->stage_count);
     json_unsigned(json, "calls", report->calls.count);
     json_unsigned(json, "classes", report->matched->class_count);
-    json_object_begin(json, "memory");
-    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++) {
-        static const char *const roles[] = {"stacked", "whole", "node", "tier", "link"};
-        json_string(json, report_memory_label(kind), roles[report_memory_role_of(kind)]);
-    }
-    json_object_end(json);
+    write_kinds(json);
     json_object_end(json);
 }
 
-void report_write_html(const report *report, FILE *out) {
-    report_limits limits = find_limits(report);
+/* Everything up to the first data. */
+static void begin_page(FILE *out, const char *title, const char *other) {
     fputs("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
           "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
           "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>",
           out);
-    write_title(report->job, out);
+    write_title(title, out);
+    if (other != NULL) {
+        fputs(" beside ", out);
+        write_title(other, out);
+    }
     fputs(" - castor report</title>\n<style>\n", out);
     fputs(report_page_style, out);
     fputs("</style>\n</head>\n<body>\n"
@@ -76,12 +84,38 @@ void report_write_html(const report *report, FILE *out) {
           "as text.</noscript>\n<main id=\"page\"></main>\n"
           "<script type=\"application/json\" id=\"totals\">",
           out);
-    json_writer json = {.out = out, .compact = true, .in_html = true, .text_max = TEXT_SHOWN};
-    write_totals(&json, report);
-    fputs("</script>\n<script type=\"application/json\" id=\"data\">", out);
-    json = (json_writer){.out = out, .compact = true, .in_html = true, .text_max = TEXT_SHOWN};
-    report_json_object(&json, report, &limits);
+}
+
+static const char between[] = "</script>\n<script type=\"application/json\" id=\"data\">";
+
+static void end_page(FILE *out) {
     fputs("</script>\n<script>\n", out);
     fputs(report_page_script, out);
     fputs("</script>\n</body>\n</html>\n", out);
+}
+
+static json_writer writer_of(FILE *out) {
+    return (json_writer){.out = out, .compact = true, .in_html = true, .text_max = TEXT_SHOWN};
+}
+
+void report_write_html(const report *report, FILE *out) {
+    report_limits limits = find_limits(report);
+    json_writer totals = writer_of(out), data = writer_of(out);
+    begin_page(out, report->job, NULL);
+    write_totals(&totals, report);
+    fputs(between, out);
+    report_json_object(&data, report, &limits);
+    end_page(out);
+}
+
+void report_compare_html(const report *a, const report *b, FILE *out) {
+    json_writer totals = writer_of(out), data = writer_of(out);
+    begin_page(out, b->job, a->job);
+    json_object_begin(&totals, NULL);
+    write_kinds(&totals);
+    report_compare_describe(&totals, a, b);
+    json_object_end(&totals);
+    fputs(between, out);
+    report_compare_object(&data, a, b, ROWS_SHOWN);
+    end_page(out);
 }

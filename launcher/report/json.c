@@ -211,6 +211,7 @@ void report_json_object(json_writer *json, const report *report, const report_li
     write_start(json, report);
     report_json_about(json, report);
     json_number(json, "duration_seconds", report->duration_seconds);
+    report_json_budgets(json, report, limits);
     json_array_begin(json, "ranks");
     for (size_t i = 0; i < report->rank_count && i < limits->rows; i++)
         write_rank(json, report, &report->ranks[i], limits);

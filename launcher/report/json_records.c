@@ -41,6 +41,18 @@ void report_json_steps(json_writer *json, const report_rank *rank, const report 
     json_object_end(json);
 }
 
+void report_json_highest(json_writer *json, const char *key, const uint64_t *values, uint32_t buckets,
+                         uint32_t together) {
+    json_figures_begin(json, key);
+    for (uint32_t from = 0; from < buckets; from += together) {
+        uint64_t most = 0;
+        for (uint32_t i = from; i < from + together && i < buckets; i++)
+            most = values[i] > most ? values[i] : most;
+        json_unsigned(json, NULL, most);
+    }
+    json_figures_end(json);
+}
+
 static void write_peak(json_writer *json, const report_memory *memory) {
     json_object_begin(json, "peak");
     json_unsigned(json, "bytes", memory->peak_bytes);
@@ -49,10 +61,18 @@ static void write_peak(json_writer *json, const report_memory *memory) {
     json_string(json, "phase", memory->peak_phase);
     json_object_begin(json, "held");
     for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
-        if (memory->values[kind] != NULL && report_memory_role_of(kind) != REPORT_MEMORY_LINK)
-            json_unsigned(json, report_memory_label(kind), memory->values[kind][memory->peak_bucket]);
+        if (memory->values[kind] != NULL && report_memory_role_of(kind) != REPORT_MEMORY_LINK &&
+            report_memory_role_of(kind) != REPORT_MEMORY_BUDGET)
+            json_unsigned(json, report_memory_label(kind),
+                          report_loaded(memory, (report_memory_kind)kind)[memory->peak_bucket]);
     json_object_end(json);
     json_object_end(json);
+}
+
+static void write_timeline(json_writer *json, int kind, const uint64_t *values, uint32_t buckets,
+                           uint32_t together) {
+    if (values != NULL)
+        report_json_highest(json, report_memory_label((report_memory_kind)kind), values, buckets, together);
 }
 
 void report_json_memory(json_writer *json, const report_memory *memory, const report_limits *limits) {
@@ -66,18 +86,12 @@ void report_json_memory(json_writer *json, const report_memory *memory, const re
     json_number(json, "interval_seconds", (double)(memory->width_ns * together) / 1e9);
     write_peak(json, memory);
     json_object_begin(json, "bytes");
-    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++) {
-        if (memory->values[kind] == NULL)
-            continue;
-        json_figures_begin(json, report_memory_label(kind));
-        for (uint32_t from = 0; from < memory->buckets; from += together) {
-            uint64_t most = 0;
-            for (uint32_t i = from; i < from + together && i < memory->buckets; i++)
-                most = memory->values[kind][i] > most ? memory->values[kind][i] : most;
-            json_unsigned(json, NULL, most);
-        }
-        json_figures_end(json);
-    }
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
+        write_timeline(json, kind, memory->values[kind], memory->buckets, together);
+    json_object_end(json);
+    json_object_begin(json, "in_memory");
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
+        write_timeline(json, kind, memory->loaded[kind], memory->buckets, together);
     json_object_end(json);
     json_object_end(json);
 }

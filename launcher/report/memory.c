@@ -7,7 +7,32 @@
 
 void report_free_memory(report_memory *memory) {
     for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
-        free(memory->values[kind]);
+        free(memory->values[kind]), free(memory->loaded[kind]);
+}
+
+/* What of a kind is on disk; REPORT_MEMORY_COUNT: that is not counted of it. */
+static report_memory_kind on_disk_of(int kind) {
+    return kind == REPORT_MEMORY_PARAM_BYTES   ? REPORT_MEMORY_DISK_PARAM_BYTES
+           : kind == REPORT_MEMORY_GRAD_BYTES  ? REPORT_MEMORY_DISK_GRAD_BYTES
+           : kind == REPORT_MEMORY_OPTIM_BYTES ? REPORT_MEMORY_DISK_OPTIM_BYTES
+                                               : REPORT_MEMORY_COUNT;
+}
+
+/* What is in memory of the kinds that are on disk in part: where samples were put together the most of it, which was there when the least
+ * was on disk. */
+static bool find_loaded(const report_process *process, report_memory *memory) {
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++) {
+        report_memory_kind disk = on_disk_of(kind);
+        if (disk == REPORT_MEMORY_COUNT || memory->values[kind] == NULL || memory->values[disk] == NULL)
+            continue;
+        uint64_t *loaded = memory->loaded[kind] = calloc(memory->buckets, sizeof *loaded);
+        if (loaded == NULL)
+            return false;
+        report_series_fill_lowest(process->memory[disk], loaded, memory->buckets);
+        for (uint32_t i = 0; i < memory->buckets; i++)
+            loaded[i] = memory->values[kind][i] > loaded[i] ? memory->values[kind][i] - loaded[i] : 0;
+    }
+    return true;
 }
 
 /* One grid for all kinds of a process. */
@@ -43,7 +68,7 @@ static bool fill_grid(const report *report, const report_process *process, repor
             return false;
         report_series_fill(process->memory[kind], memory->values[kind], used);
     }
-    return true;
+    return find_loaded(process, memory);
 }
 
 static bool covers(const report_steps *steps, uint64_t begin_ns, uint64_t end_ns) {
@@ -59,7 +84,7 @@ static void find_peak(const report_process *process, uint32_t optimizer, report_
         uint64_t sum = 0;
         for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
             if (report_memory_role_of(kind) == REPORT_MEMORY_STACKED && memory->values[kind] != NULL)
-                sum += memory->values[kind][bucket];
+                sum += report_loaded(memory, (report_memory_kind)kind)[bucket];
         if (sum > memory->peak_bytes) {
             memory->peak_bytes = sum;
             memory->peak_bucket = bucket;

@@ -27,7 +27,7 @@ static const report_format formats[] = {
     {"text", report_write_text, report_compare_text},
     {"json", report_write_json, report_compare_json},
     {"perfetto", report_write_perfetto, NULL},
-    {"html", report_write_html, NULL},
+    {"html", report_write_html, report_compare_html},
 };
 
 typedef struct report_options {
@@ -85,7 +85,7 @@ static int parse_arguments(int argc, char **argv, report_options *options) {
         options->directories[options->directory_count++] = options->newest;
     }
     if (options->directory_count == 2 && options->format->compare == NULL) {
-        LOG_E("report: --format %s shows one run; two are compared with --format text or json",
+        LOG_E("report: --format %s shows one run; two are compared with --format text, json or html",
               options->format->name);
         return STATUS_NOTHING;
     }

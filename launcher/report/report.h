@@ -68,6 +68,7 @@ typedef enum report_memory_role {
     REPORT_MEMORY_WHOLE,
     REPORT_MEMORY_NODE,
     REPORT_MEMORY_TIER,
+    REPORT_MEMORY_BUDGET,
     REPORT_MEMORY_LINK
 } report_memory_role;
 
@@ -94,7 +95,9 @@ typedef struct report_memory {
     uint64_t begin_job_ns, width_ns;
     uint32_t buckets;                      /* 0: not sampled */
     uint64_t *values[REPORT_MEMORY_COUNT]; /* NULL: never sampled */
-    uint64_t peak_bytes;                   /* of the sum of the STACKED kinds */
+    uint64_t *loaded
+        [REPORT_MEMORY_COUNT]; /* of a kind that is on disk in part: what of it is in memory; else NULL */
+    uint64_t peak_bytes;       /* of the sum of the STACKED kinds, without what is on disk */
     uint64_t peak_job_ns;
     uint32_t peak_bucket;
     uint64_t peak_step;     /* the step that the peak was in, counted from 1; 0: before the first one */
@@ -134,6 +137,15 @@ typedef struct report_slow {
 
 struct report_collectives;
 
+/* What the chunks and other blocks of a node's ranks took, over time; without a budget and without disk nothing is counted. */
+typedef struct report_node_memory {
+    uint64_t begin_job_ns, width_ns;
+    uint32_t buckets; /* 0: not sampled */
+    uint64_t *in_memory, *on_disk;
+    uint64_t in_memory_peak_bytes;
+    uint64_t on_disk_then_bytes, on_disk_peak_bytes; /* at that peak; its own peak */
+} report_node_memory;
+
 /* Bytes of model data of one node: chunks once, private copies of all its ranks. */
 typedef struct report_node {
     const char *host;
@@ -141,7 +153,9 @@ typedef struct report_node {
     uint64_t param_bytes, grad_bytes, optim_bytes, private_bytes; /* at the end: the steady state */
     uint64_t store_peak_bytes, private_peak_bytes;                /* sums of each part's own peak */
     uint64_t chunk_count;
-    uint64_t sent_bytes; /* to other nodes, by all of its ranks */
+    uint64_t sent_bytes;   /* to other nodes, by all of its ranks */
+    uint64_t budget_bytes; /* CASTOR_MEMORY_BUDGET; 0: none */
+    report_node_memory memory;
 } report_node;
 
 typedef struct report_chunks {
@@ -218,8 +232,10 @@ bool report_take_record(report *report, report_process *process, const trace_rec
 void report_finish_records(report *report);
 bool report_find_ranks(report *report);
 bool report_find_memory(report *report);
+bool report_find_budgets(report *report);
 void report_free_records(report_process *process);
 void report_free_memory(report_memory *memory);
+void report_free_budgets(report *report);
 bool report_find_outcome(report *report);
 /* The lines that processes wrote to the file `name` of format.h, `process PID: REASON`. */
 bool report_read_outcome(report *report, const char *name, int fd);
@@ -233,6 +249,10 @@ static inline uint64_t report_node_bytes(const report_node *node) {
 }
 static inline uint64_t report_node_peak_bytes(const report_node *node) {
     return node->store_peak_bytes + node->private_peak_bytes;
+}
+/* What is in memory of a kind, in each bucket; NULL: never sampled. */
+static inline const uint64_t *report_loaded(const report_memory *memory, report_memory_kind kind) {
+    return memory->loaded[kind] != NULL ? memory->loaded[kind] : memory->values[kind];
 }
 /* The node with the most model data per parameter, NULL when none has any. */
 const report_node *report_fullest_node(const report *report);

@@ -1,5 +1,5 @@
-/* A figure over time in bounded memory: buckets of equal width that become wider as the time grows. The highest value of
- * each bucket is kept, so a peak is never lost; its time is then known to within a bucket. Samples may have any order. */
+/* A figure over time in bounded memory: buckets of equal width that become wider as the time grows. The highest and the
+ * lowest value of each bucket are kept, so a peak is never lost; its time is then known to within a bucket. Samples may have any order. */
 #ifndef CASTOR_LAUNCHER_REPORT_SERIES_H
 #define CASTOR_LAUNCHER_REPORT_SERIES_H
 
@@ -8,7 +8,7 @@
 #define REPORT_SERIES_BUCKETS 1024
 
 typedef struct report_bucket {
-    uint64_t max, last;
+    uint64_t max, min, last;
     uint64_t last_ns; /* of `last`; 0: no sample in this bucket */
 } report_bucket;
 
@@ -25,6 +25,8 @@ void report_series_widen(report_series *series, uint64_t width_ns);
 /* The highest value in each of the first `count` buckets, or the value carried into it: a value holds until the
  * next sample. */
 void report_series_fill(const report_series *series, uint64_t *out, uint32_t count);
+/* The same of the lowest value. */
+void report_series_fill_lowest(const report_series *series, uint64_t *out, uint32_t count);
 /* The buckets up to the last one with a sample. */
 uint32_t report_series_used(const report_series *series);
 

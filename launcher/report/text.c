@@ -55,6 +55,7 @@ static void write_header(const report *report, FILE *out) {
     fprintf(out, "  started   %s, %s\n", started, text_seconds(figure, report->duration_seconds));
     fprintf(out, "  outcome   %s\n", report->outcome);
     write_ends(report, out);
+    report_text_budgets(report, out);
     write_audit(report, out);
     report_text_about(report, out);
 }

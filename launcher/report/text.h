@@ -14,6 +14,7 @@ void report_text_bytes_cell(text_table *table, uint64_t bytes);
 void report_text_seconds_cell(text_table *table, double seconds);
 
 void report_text_about(const report *report, FILE *out);
+void report_text_budgets(const report *report, FILE *out);
 void report_text_memory(const report *report, FILE *out);
 void report_text_devices(const report *report, FILE *out);
 void report_text_pipeline(const report *report, FILE *out);

@@ -52,8 +52,12 @@ void report_text_memory(const report *report, FILE *out) {
         const uint64_t *values = memory->values[kind];
         uint64_t highest = values == NULL ? 0 : highest_value(values, memory->buckets);
         if (highest == 0 || report_memory_role_of(kind) == REPORT_MEMORY_NODE ||
+            report_memory_role_of(kind) == REPORT_MEMORY_BUDGET ||
             report_memory_role_of(kind) == REPORT_MEMORY_LINK)
             continue;
+        /* Of what is on disk in part, the part in memory. */
+        values = report_loaded(memory, (report_memory_kind)kind);
+        highest = highest_value(values, memory->buckets);
         uint64_t held = values[memory->peak_bucket];
         text_table_add(&table, "%s", report_memory_label(kind));
         report_text_bytes_cell(&table, held);

@@ -7,6 +7,15 @@
   const data = read("data"), totals = read("totals");
   const page = document.getElementById("page");
 
+  /* ---- light and dark: as the system, until the reader chooses; paper is light ---- */
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null;
+  const paint = () => { root.dataset.theme = chosen || (system.matches ? "dark" : "light"); };
+  system.addEventListener("change", paint);
+  addEventListener("beforeprint", () => { root.dataset.theme = "light"; });
+  addEventListener("afterprint", paint);
+  paint();
+
   /* ---- elements ---- */
   const put = (node, attributes, children) => {
     for (const [name, value] of Object.entries(attributes || {})) {
@@ -77,6 +86,11 @@
   };
   const hideTip = () => tip.classList.remove("on");
 
+  const themeButton = () => el("button", { type: "button", class: "theme", onclick: () => {
+    chosen = root.dataset.theme === "dark" ? "light" : "dark";
+    paint();
+  } }, "light / dark");
+
   const section = (title, about) => {
     page.append(el("h2", {}, title));
     if (about) page.append(el("p", {}, about));
@@ -96,6 +110,10 @@
           el("i", { style: "width:" + (100 * part).toFixed(1) + "%" }),
           late > 0 ? el("i", { class: "late", style: "left:" + (100 * (part - part * late)).toFixed(1) + "%;width:" + (100 * part * late).toFixed(1) + "%" }) : null]));
       }
+      if (options.ratio && !missing) {
+        const part = options.ratio(row);
+        cell.append(el("span", { class: "bar ratio" }, el("i", { class: part < 0 ? "down" : "up", style: (part < 0 ? "right" : "left") + ":50%;width:" + (50 * Math.abs(part)).toFixed(1) + "%" })));
+      }
       return cell;
     })));
     const heads = columns.map(([heading, , options = {}]) => el("th", { class: options.left || options.name ? "left" : null, title: options.title }, heading));
@@ -104,17 +122,42 @@
   const leftOut = (shown, all, what) => { if (all > shown) page.append(el("div", { class: "more" }, "The first " + count(shown) + " of " + plural(all, what) + "; the JSON report has all.")); };
 
   /* ---- header ---- */
+  const NOT_KNOWN = "not known";
+  const facts = (rows) => el("div", { class: "facts" }, rows.filter(([, value]) => value !== null).map(([label, value]) => el("span", {}, [label + " ", el("b", {}, value)])));
+  const outcomeText = ({ outcome }) => (outcome === "exited" ? "finished" : outcome);
+  const versionsText = ({ castor, torch, python }) => "Castor " + (castor || NOT_KNOWN) + ", PyTorch " + (torch || NOT_KNOWN) + ", Python " + (python || NOT_KNOWN);
+  const machineText = ({ host, processor, cores, memory_bytes: memory, kernel, gpus }) => (host === null ? NOT_KNOWN
+    : [host, processor, cores && "cores: " + cores, memory && bytes(memory), kernel, gpus && "GPU: " + gpus].filter(Boolean).join("; "));
+  const optionsOf = (run) => (run.options ? run.options.filter((option) => option.name !== "CASTOR_PLUGIN") : []);
+  const aboutTable = (rows) => page.append(el("dl", { class: "about" }, rows.flatMap(([label, ...values]) => [el("dt", {}, label), ...values.map((value) => el("dd", {}, value))])));
+  const optionLines = (run) => (run.options === null ? [NOT_KNOWN] : optionsOf(run).length ? optionsOf(run).map(({ name, value, from }) => [el("code", {}, name + "=" + value), " (" + from + ")"]) : ["the defaults"]);
+
+  /* Of the nodes the one that filled its budget most. */
+  const boundedNode = () => data.budgets.nodes.reduce((most, node) => {
+    const filled = ({ budget_bytes: budget, in_memory_peak_bytes: peak }) => (budget ? peak / budget : 0);
+    return !most || filled(node) > filled(most) ? node : most;
+  }, null);
+  const diskThen = (node) => (node.on_disk_then_bytes === null || !node.in_memory_peak_bytes ? node.on_disk_peak_bytes : node.on_disk_then_bytes);
+
   const header = () => {
     const outcome = data.outcome;
     const mood = outcome === "exited" ? "good" : data.first_failure || /^(failed|died)/.test(outcome) ? "bad" : "warn";
+    const node = boundedNode(), { device } = data.budgets;
     page.append(
-      el("div", { class: "eyebrow" }, "Castor report"),
-      el("div", { class: "headline" }, [el("h1", {}, data.job), el("span", { class: "pill " + mood, id: "outcome" }, outcome === "exited" ? "finished" : outcome)]),
+      el("div", { class: "eyebrow" }, [el("span", {}, "Castor report"), themeButton()]),
+      el("div", { class: "headline" }, [el("h1", {}, data.job), el("span", { class: "pill " + mood, id: "outcome" }, outcomeText(data))]),
       el("code", { class: "command" }, data.command || "command not known"),
-      el("div", { class: "facts" }, [
-        ["plugin", data.plugin || "not known"], ["ranks", totals.ranks + " on " + plural(totals.nodes, "node")],
+      facts([
+        ["plugin", data.plugin || NOT_KNOWN], ["ranks", totals.ranks + " on " + plural(totals.nodes, "node")],
         ["started", data.started.replace("T", " ").replace("Z", " UTC")], ["lasted", seconds(data.duration_seconds)],
-      ].map(([label, value]) => el("span", {}, [label + " ", el("b", {}, value)]))));
+      ]));
+    if (node || device)
+      page.append(el("div", { id: "budget" }, facts([
+        ["memory", node ? (node.in_memory_peak_bytes ? bytes(node.in_memory_peak_bytes) + (node.budget_bytes ? " of the budget of " + bytes(node.budget_bytes) : "") + " at the peak" : null) : null],
+        ["on disk", node ? bytes(diskThen(node)) + (node.in_memory_peak_bytes ? " then" : "") + (data.budgets.nodes.length > 1 ? ", on " + node.host : "") : null],
+        ["fullest device", device ? bytes(device.peak_bytes) + " of the budget of " + bytes(device.budget_bytes) + " for model data" : null],
+      ])));
+    aboutTable([["options", ...optionLines(data)], ["versions", versionsText(data.versions)], ["machine", machineText(data.machine)]]);
   };
 
   const cards = () => {
@@ -128,9 +171,12 @@
     if (steps > 0 || ranks.some((rank) => rank.micro_steps > 0)) add("Steps", count(steps), plural(Math.max(0, ...ranks.map((rank) => rank.micro_steps)), "backward pass").replace("passs", "passes"));
     const peakOf = (rank) => (rank.memory ? rank.memory.peak.bytes : Object.values(rank.peak_bytes).reduce((a, b) => a + b, 0));
     const fullest = ranks.reduce((a, b) => (peakOf(b) > peakOf(a) ? b : a), ranks[0]);
-    if (fullest && peakOf(fullest) > 0) add("Tensors at the peak", bytes(peakOf(fullest)), "on " + who(fullest.rank) + ", the fullest");
+    if (fullest && peakOf(fullest) > 0) add("Tensors in memory", bytes(peakOf(fullest)), "at the peak, on " + who(fullest.rank) + ", the fullest");
+    const node = boundedNode();
+    if (node && node.in_memory_peak_bytes) add("Memory of the node", bytes(node.in_memory_peak_bytes), node.budget_bytes ? "at the peak; the budget is " + bytes(node.budget_bytes) : "at the peak");
+    if (node && diskThen(node)) add("On disk", bytes(diskThen(node)), node.in_memory_peak_bytes ? "at that peak" : "at most");
     const pss = ranks.reduce((sum, rank) => sum + (rank.pss_peak_bytes || 0), 0);
-    if (pss > 0) add("Processes, set size", bytes(pss), "sum of the ranks' peaks");
+    if (pss > 0) add("Processes (PSS)", bytes(pss), "with their libraries; the sum of the ranks' peaks");
     const model = data.model_data;
     if (model.bytes_per_param) add("Model data", model.bytes_per_param.toFixed(2) + " B", "per parameter and node, of " + count(model.numel));
     const waited = ranks.reduce((sum, rank) => sum + rank.wait_seconds, 0), lived = ranks.reduce((sum, rank) => sum + rank.lived_seconds, 0);
@@ -147,12 +193,17 @@
   const whole = kinds.filter((kind) => totals.memory[kind] === "whole");
   const colorOf = (kind) => "var(--" + kind + ", #8a94a0)";
   const describe = {
-    param: "parameters", grad: "gradients", optim: "optimizer states", private: "private copies of shared pages",
-    other: "activations, workspaces and other blocks", pss: "the whole process (PSS)",
+    param: "parameters", grad: "gradients", optim: "optimizer states", private: "a rank's own copies of shared pages",
+    other: "PyTorch's blocks that are no model data: activations, batches, workspaces",
+    pss: "proportional set size: the whole process with interpreter and libraries; of a page that several processes share, its part",
+    disk: "parameters, gradients and states that are on disk alone",
     device_slots: "on devices: copies of parameters that are on the host", device_other: "on devices: activations, workspaces, unused blocks",
   };
-  const labelOf = (kind) => ({ link_to_device: "to the device", link_to_host: "to the host" })[kind] || kind.replace("_", " ");
+  const labelOf = (kind) => ({ link_to_device: "to the device", link_to_host: "to the host", disk: "on disk", in_memory: "in memory", pss: "PSS" })[kind] || kind.replace("_", " ");
   const hidden = new Set();
+  /* What the words mean, below the charts that use them. */
+  const words = (kinds) => page.append(el("p", { class: "words" }, kinds.filter((kind) => describe[kind]).flatMap((kind, i) => [i ? "; " : "", el("b", {}, labelOf(kind)), ": " + describe[kind]]).concat(".")));
+  const WIDE = innerWidth < 700 ? 560 : 1120; /* of a chart across the page, in its own units: text must stay readable */
   const frame = (width, height, margin) => {
     const canvas = svg("svg", { viewBox: "0 0 " + width + " " + height, role: "img" });
     return { canvas, left: margin.left, right: width - margin.right, top: margin.top, bottom: height - margin.bottom, width, height };
@@ -175,10 +226,18 @@
   };
 
   /* Areas on top of each other, and lines: series are {kind, values, dashed}, a value for each interval from `begin` on. */
-  const stackChart = ({ box, begin, interval, mostSeconds, stack, lines, format, binary, sum, title }) => {
+  /* `top`: the end of the scale, where several charts have one. `limit`: {bytes, label}, a line across the chart. */
+  const highest = (stack, lines, limit) => {
+    let most = limit ? limit.bytes : 0;
+    for (const { values } of lines) for (const value of values) most = Math.max(most, value);
+    const length = Math.max(0, ...stack.map(({ values }) => values.length));
+    for (let i = 0; i < length; i++) most = Math.max(most, stack.reduce((total, { values }) => total + values[i], 0));
+    return most;
+  };
+  const stackChart = ({ box, begin, interval, mostSeconds, stack, lines, format, binary, sum, title, top, limit }) => {
     const length = Math.max(0, ...stack.concat(lines).map((series) => series.values.length));
     const sums = Array.from({ length }, (_, i) => stack.reduce((total, series) => total + series.values[i], 0));
-    const most = Math.max(1, ...sums, ...lines.flatMap((series) => series.values)) * 1.04;
+    const most = Math.max(1, top || highest(stack, lines, limit)) * 1.04;
     const { x, y } = axes(box, mostSeconds, most, (value) => round(seconds(value)), (value) => round(format(value)), binary);
     const time = (i) => begin + i * interval;
     const below = new Array(length).fill(0);
@@ -196,6 +255,10 @@
       const path = values.map((value, i) => (i ? "L" : "M") + x(Math.min(time(i + 0.5), mostSeconds)).toFixed(1) + " " + y(value).toFixed(1)).join("");
       box.canvas.append(svg("path", { d: path, fill: "none", stroke: colorOf(kind), "stroke-width": 1.4, "stroke-dasharray": dashed ? "4 3" : null, "data-kind": kind }));
     }
+    if (limit)
+      box.canvas.append(
+        svg("line", { class: "limit", x1: box.left, x2: box.right, y1: y(limit.bytes), y2: y(limit.bytes), "data-limit": limit.bytes }),
+        svg("text", { class: "limit", x: box.right - 4, y: y(limit.bytes) - 5, "text-anchor": "end" }, limit.label));
     const cursor = svg("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
     box.canvas.append(cursor);
     box.canvas.addEventListener("pointermove", (event) => {
@@ -210,13 +273,22 @@
     return { x, y, time, length };
   };
 
-  const memoryChart = (rank, mostSeconds, wide) => {
-    const memory = rank.memory, box = frame(wide ? 1120 : 560, wide ? 260 : 230, { left: 58, right: 12, top: 26, bottom: 24 });
-    const series = (kinds) => kinds.filter((kind) => memory.bytes[kind] && !hidden.has(kind)).map((kind) => ({ kind, values: memory.bytes[kind], dashed: true }));
-    const visible = series(stacked), peak = memory.peak;
+  /* What is on disk is a line beside the kinds that are in memory. */
+  const diskSeries = (memory) => {
+    const parts = Object.entries(memory.in_memory).map(([kind, loaded]) => memory.bytes[kind].map((value, i) => value - loaded[i]));
+    return parts.length ? [{ kind: "disk", values: parts[0].map((_, i) => parts.reduce((sum, values) => sum + values[i], 0)), dashed: true }].filter(({ values }) => values.some((value) => value > 0)) : [];
+  };
+  const seriesOf = (memory) => ({
+    stack: stacked.filter((kind) => memory.bytes[kind] && !hidden.has(kind)).map((kind) => ({ kind, values: memory.in_memory[kind] || memory.bytes[kind] })),
+    lines: whole.filter((kind) => memory.bytes[kind]).map((kind) => ({ kind, values: memory.bytes[kind], dashed: true })).concat(diskSeries(memory)).filter(({ kind }) => !hidden.has(kind)),
+  });
+
+  const memoryChart = (rank, mostSeconds, wide, top) => {
+    const memory = rank.memory, box = frame(wide ? WIDE : 560, wide ? 260 : 230, { left: 58, right: 12, top: 26, bottom: 24 });
+    const { stack: visible, lines } = seriesOf(memory), peak = memory.peak;
     const { x, y, time, length } = stackChart({
-      box, begin: memory.begin_seconds, interval: memory.interval_seconds, mostSeconds, stack: visible, lines: series(whole), format: bytes, binary: true,
-      sum: "tensors", title: who(rank.rank) });
+      box, begin: memory.begin_seconds, interval: memory.interval_seconds, mostSeconds, stack: visible, lines, format: bytes, binary: true,
+      sum: "in memory", title: who(rank.rank), top });
     if (peak.bytes > 0 && !hidden.size && visible.length || peak.bytes > 0 && stacked.every((kind) => !hidden.has(kind))) {
       const index = Math.min(length - 1, Math.floor((peak.at_seconds - memory.begin_seconds) / memory.interval_seconds + 1e-6));
       const px = x(Math.min(time(index + 0.5), mostSeconds)), py = y(peak.bytes), end = px > (box.left + box.right) / 2;
@@ -238,23 +310,46 @@
         el("i", { class: "swatch", style: "background:" + colorOf(kind) }), labelOf(kind) + " " + bytes(value) + ", " + share(value, sum)])))];
   };
 
+  /* What counts against the budget of a node, and the budget. */
+  const nodeCharts = (mostSeconds) => {
+    const nodes = data.budgets.nodes.filter((node) => node.in_memory_peak_bytes > 0 && node.in_memory.length).slice(0, 8);
+    if (!nodes.length) return;
+    const limitOf = (node) => (node.budget_bytes ? { bytes: node.budget_bytes, label: "budget " + bytes(node.budget_bytes) } : null);
+    const linesOf = (node) => [{ kind: "disk", values: node.on_disk, dashed: true }].filter(({ values }) => values.some((value) => value > 0));
+    const stackOf = (node) => [{ kind: "in_memory", values: node.in_memory }];
+    const most = Math.max(...nodes.map((node) => highest(stackOf(node), linesOf(node), limitOf(node))));
+    page.append(el("div", { class: "charts nodes", id: "nodes" }, nodes.map((node) => {
+      const wide = nodes.length === 1, box = frame(wide ? WIDE : 560, wide ? 220 : 200, { left: 58, right: 12, top: 16, bottom: 24 });
+      stackChart({ box, begin: node.begin_seconds, interval: node.interval_seconds, mostSeconds, stack: stackOf(node), lines: linesOf(node), format: bytes, binary: true,
+        title: node.host, top: most, limit: limitOf(node) });
+      box.canvas.setAttribute("aria-label", "memory of node " + node.host + " over time, beside its budget");
+      return el("div", { class: "chart" + (wide ? " wide" : "") }, [
+        el("header", {}, [el("h3", {}, "node " + node.host), el("span", {}, "chunks in memory and other blocks of all its ranks")]), box.canvas,
+        el("div", { class: "held-text" }, [
+          el("span", {}, [el("i", { class: "swatch", style: "background:" + colorOf("in_memory") }), "in memory, at most " + bytes(node.in_memory_peak_bytes)]),
+          linesOf(node).length ? el("span", {}, [el("i", { class: "swatch rule", style: "border-color:" + colorOf("disk") }), "on disk, " + bytes(diskThen(node)) + " at that peak"]) : null,
+          node.budget_bytes ? el("span", {}, [el("i", { class: "swatch rule limit" }), "budget, " + bytes(node.budget_bytes)]) : null])]);
+    })));
+  };
+
   const memory = () => {
     const sampled = data.ranks.filter((rank) => rank.memory);
     if (!sampled.length && data.ranks.every((rank) => !rank.pss_peak_bytes && Object.values(rank.peak_bytes).every((value) => value === 0))) return;
     section("Memory over time", sampled.length
-      ? "What each rank held, by kind, and under each chart what held the peak. Click a kind to hide or show it."
+      ? "What each rank held in memory, by kind, and under each chart what held the peak. All ranks have one scale. Click a kind to hide or show it."
       : "Not sampled: the job kept counters only, or was too short. Peaks are in the table of ranks.");
     if (!sampled.length) return;
-    const present = stacked.concat(whole).filter((kind) => sampled.some((rank) => rank.memory.bytes[kind]));
+    const present = stacked.concat(whole).filter((kind) => sampled.some((rank) => rank.memory.bytes[kind])).concat(sampled.some((rank) => diskSeries(rank.memory).length) ? ["disk"] : []);
     /* The set size holds the interpreter and libraries too; where that dwarfs the tensors, it starts hidden. */
     const peak = Math.max(...sampled.map((rank) => rank.memory.peak.bytes));
     for (const kind of whole) if (sampled.some((rank) => Math.max(0, ...(rank.memory.bytes[kind] || [])) > 2 * peak)) hidden.add(kind);
     const mostSeconds = Math.max(...sampled.map((rank) => rank.memory.begin_seconds + rank.memory.interval_seconds * Math.max(...Object.values(rank.memory.bytes).map((values) => values.length))));
     let shown = Math.min(6, sampled.length);
     const charts = el("div", { class: "charts", id: "memory" });
-    const draw = () => charts.replaceChildren(...sampled.slice(0, shown).map((rank) => el("div", { class: "chart" + (sampled.length === 1 ? " wide" : "") }, [
+    const top = () => Math.max(...sampled.map((rank) => { const { stack, lines } = seriesOf(rank.memory); return highest(stack, lines); }));
+    const draw = (most = top()) => charts.replaceChildren(...sampled.slice(0, shown).map((rank) => el("div", { class: "chart" + (sampled.length === 1 ? " wide" : "") }, [
       el("header", {}, [el("h3", {}, who(rank.rank)), el("span", {}, rank.host + ", pid " + rank.pid)]),
-      memoryChart(rank, mostSeconds, sampled.length === 1), ...heldBar(rank.memory.peak)])));
+      memoryChart(rank, mostSeconds, sampled.length === 1, most), ...heldBar(rank.memory.peak)])));
     page.append(el("div", { class: "legend" }, present.map((kind) => el("button", {
       type: "button", "aria-pressed": String(!hidden.has(kind)), title: describe[kind],
       onclick: (event) => {
@@ -262,9 +357,11 @@
         event.currentTarget.setAttribute("aria-pressed", String(!hidden.has(kind)));
         draw();
       },
-    }, [el("i", whole.includes(kind) ? { class: "swatch rule" } : { class: "swatch", style: "background:" + colorOf(kind) }), labelOf(kind)]))));
+    }, [el("i", whole.includes(kind) || kind === "disk" ? { class: "swatch rule", style: "border-color:" + colorOf(kind) } : { class: "swatch", style: "background:" + colorOf(kind) }), labelOf(kind)]))));
+    nodeCharts(mostSeconds);
     page.append(charts);
     draw();
+    words(present);
     if (shown < sampled.length)
       page.append(el("div", { class: "legend" }, el("button", { type: "button", onclick: (event) => { shown = sampled.length; draw(); event.currentTarget.remove(); } },
         "show all " + count(sampled.length) + " ranks")));
@@ -298,12 +395,13 @@
     return { series, interval: together * memory.interval_seconds };
   };
 
-  const deviceCharts = (rank, mostSeconds) => {
+  const deviceLimit = (name, { budget_bytes: budget }) => (name === "device" && budget ? { bytes: budget, label: "budget for model data " + bytes(budget) } : null);
+  const deviceCharts = (rank, mostSeconds, tops) => {
     const memory = rank.memory, begin = memory.begin_seconds;
     const chart = (title, about, options) => {
       const box = frame(380, 170, { left: 58, right: 8, top: 12, bottom: 24 });
       const series = options.stack.concat(options.lines);
-      stackChart({ box, begin, mostSeconds, title: who(rank.rank) + ", " + title, ...options });
+      stackChart({ box, begin, mostSeconds, title: who(rank.rank) + ", " + title, top: tops[title], ...options });
       box.canvas.setAttribute("aria-label", title + " of " + who(rank.rank) + " over time");
       return el("div", { class: "chart" }, [
         el("header", {}, [el("h3", {}, who(rank.rank) + ": " + title), el("span", {}, about)]), box.canvas,
@@ -312,7 +410,7 @@
     };
     const tier = (name, about) => {
       const stack = tierSeries(memory, name);
-      return stack.length ? [chart(name, about, { stack, lines: [], interval: memory.interval_seconds, format: bytes, binary: true, sum: "in all" })] : [];
+      return stack.length ? [chart(name, about, { stack, lines: [], interval: memory.interval_seconds, format: bytes, binary: true, sum: "in all", limit: deviceLimit(name, rank.device) })] : [];
     };
     const link = linkSeries(memory), device = rank.device;
     const charts = tier("device", device.budget_bytes ? "homes: at most " + bytes(device.budget_bytes) : "no budget").concat(tier("host", ""));
@@ -328,7 +426,7 @@
       .filter((row) => Object.values(row).some((value) => value > 0));
     if (!tiers.some((row) => row.tier !== "host")) return;
     const size = (name) => (row) => (row[name] > 0 ? bytes(row[name]) : null);
-    section("Memory by tier", "What all ranks hold at the end. Other, on a device, has the blocks that PyTorch keeps for reuse.");
+    section("Memory by tier", "What all ranks hold at the end. Other: activations, batches, workspaces; on a device also the blocks that PyTorch keeps for reuse.");
     table([["tier", (row) => row.tier, { left: true }], ...Object.keys(data.ranks[0].tiers.device).map((kind) => [kind, size(kind)])], tiers);
     const ranks = data.ranks.filter((rank) => rank.device);
     if (!ranks.length) return;
@@ -336,11 +434,14 @@
     const sampled = ranks.filter((rank) => rank.memory), mostSeconds = Math.max(0, ...sampled.map((rank) => rank.memory.begin_seconds
       + rank.memory.interval_seconds * Math.max(...Object.values(rank.memory.bytes).map((values) => values.length))));
     const charts = el("div", { class: "charts three", id: "devices" }), shown = 4;
-    charts.append(...sampled.slice(0, shown).flatMap((rank) => deviceCharts(rank, mostSeconds)));
+    const topOf = (of) => Math.max(...sampled.map(of)); /* one scale for each kind of chart */
+    const tops = sampled.length ? { link: topOf((rank) => highest([], linkSeries(rank.memory).series)),
+      ...Object.fromEntries(["device", "host"].map((name) => [name, topOf((rank) => highest(tierSeries(rank.memory, name), [], deviceLimit(name, rank.device)))])) } : {};
+    charts.append(...sampled.slice(0, shown).flatMap((rank) => deviceCharts(rank, mostSeconds, tops)));
     page.append(charts);
     if (sampled.length > shown)
       page.append(el("div", { class: "legend" }, el("button", { type: "button", onclick: (event) => {
-        charts.append(...sampled.slice(shown).flatMap((rank) => deviceCharts(rank, mostSeconds)));
+        charts.append(...sampled.slice(shown).flatMap((rank) => deviceCharts(rank, mostSeconds, tops)));
         event.currentTarget.remove();
       } }, "show all " + count(sampled.length) + " ranks")));
     const figure = (value) => (value > 0 ? count(value) : null), amount = (value) => (value > 0 ? bytes(value) : null);
@@ -374,7 +475,7 @@
       (several ? " with " + batch.parts + " parts" : "") + ": forwards (F) and backwards (B" + (batch.ranks.some((row) => row.passes.some((pass) => pass.label[0] === "W")) ? ", and W for the parameters' part" : "") + ") of each microbatch" + (several ? ", and the part after the colon" : "") +
       ". Between them a rank idles, or sends and receives." + (batch.on_device ? " These are the host's times: when the device runs what a pass puts on its stream is not seen." : ""));
     const rows = batch.ranks, tall = 24, gap = 5;
-    const box = frame(1120, 38 + rows.length * (tall + gap), { left: 118, right: 12, top: 8, bottom: 24 });
+    const box = frame(WIDE, 38 + rows.length * (tall + gap), { left: 118, right: 12, top: 8, bottom: 24 });
     const most = batch.seconds > 0 ? batch.seconds : 1e-9, x = (value) => box.left + value / most * (box.right - box.left);
     for (const value of ticks(most, 8, false)) {
       box.canvas.append(svg("line", { class: "grid", x1: x(value), x2: x(value), y1: box.top, y2: box.bottom }));
@@ -391,7 +492,7 @@
         shape.addEventListener("pointerleave", hideTip);
         box.canvas.append(shape);
         if (wide > 7 * pass.label.length + 3)
-          box.canvas.append(svg("text", { class: "pass", x: (x(pass.at_seconds) + wide / 2).toFixed(2), y: top + tall / 2 + 4, "text-anchor": "middle" }, pass.label));
+          box.canvas.append(svg("text", { class: "pass " + { F: "forward", B: "backward", W: "weight" }[pass.label[0]], x: (x(pass.at_seconds) + wide / 2).toFixed(2), y: top + tall / 2 + 4, "text-anchor": "middle" }, pass.label));
       }
     });
     page.append(el("div", { class: "chart", id: "pipeline" }, [box.canvas]));
@@ -404,27 +505,44 @@
   };
 
   /* ---- steps ---- */
-  const rankColor = (i, all) => "hsl(" + (210 + Math.round(i * 300 / Math.max(1, all))) % 360 + " 48% 46%)";
+  const rankColor = (i, all) => "hsl(" + (210 + Math.round(i * 300 / Math.max(1, all))) % 360 + " 48% var(--rank-light))";
+  const PAUSE = 5; /* times the median: no step takes so long; the script did something else between two steps */
+  const medianOf = (values) => [...values].sort((a, b) => a - b)[Math.floor((values.length - 1) / 2)];
   const steps = () => {
     const ranks = data.ranks.filter((rank) => rank.step_times.seconds.length > 1).slice(0, 24);
     if (!ranks.length) return;
-    section("Steps", "Time from each step to the next, of the optimizer that stepped most.");
-    const box = frame(1120, 220, { left: 62, right: 12, top: 14, bottom: 24 });
-    const times = ranks.flatMap((rank) => rank.step_times.at_seconds), begin = Math.min(...times), end = Math.max(...times);
-    const most = Math.max(...ranks.flatMap((rank) => rank.step_times.seconds)) * 1.06;
+    const pauseOf = (rank) => PAUSE * (rank.step_seconds || medianOf(rank.step_times.seconds));
+    const isPause = (rank, k) => rank.step_times.seconds[k] > pauseOf(rank);
+    const pauses = ranks.map((rank) => rank.step_times.seconds.map((value, k) => ({ begin: rank.step_times.at_seconds[k] - value, end: rank.step_times.at_seconds[k], k })).filter(({ k }) => isPause(rank, k)));
+    const most = Math.max(...ranks.flatMap((rank) => rank.step_times.seconds.filter((_, k) => !isPause(rank, k)))) * 1.06;
+    section("Steps", "Time from each step to the next, of the optimizer that stepped most." +
+      (pauses.some((list) => list.length) ? " Gaps, with a grey ground: no step for longer than " + PAUSE + " times the median, as in an evaluation or while a checkpoint is written." : ""));
+    const box = frame(WIDE, 220, { left: 62, right: 12, top: 14, bottom: 24 });
+    const times = ranks.flatMap((rank) => rank.step_times.at_seconds), begin = Math.max(0, Math.min(...times, ...pauses.flat().map((pause) => pause.begin))), end = Math.max(...times);
     const { x, y } = axes(box, end - begin, most, (value) => "+" + round(seconds(value)), (value) => round(seconds(value)), false);
+    for (const pause of pauses[0]) {
+      const left = x(Math.max(0, pause.begin - begin)), right = x(pause.end - begin);
+      box.canvas.append(svg("rect", { class: "pause", x: left.toFixed(1), width: Math.max(1, right - left).toFixed(1), y: box.top, height: box.bottom - box.top }));
+    }
     ranks.forEach((rank, i) => {
       const { at_seconds: at, seconds: taken } = rank.step_times;
-      const path = taken.map((value, k) => (k ? "L" : "M") + x(at[k] - begin).toFixed(1) + " " + y(value).toFixed(1)).join("");
-      box.canvas.append(svg("path", { d: path, fill: "none", stroke: rankColor(i, ranks.length), "stroke-width": 1.7, "stroke-linejoin": "round" }));
+      let path = "", open = false;
+      taken.forEach((value, k) => {
+        if (isPause(rank, k)) { open = false; return; }
+        path += (open ? "L" : "M") + x(at[k] - begin).toFixed(1) + " " + y(value).toFixed(1);
+        open = true;
+      });
+      box.canvas.append(svg("path", { class: "steps", d: path, fill: "none", stroke: rankColor(i, ranks.length), "stroke-width": 1.7, "stroke-linejoin": "round", "stroke-linecap": "round" }));
       if (taken.length <= 60)
-        taken.forEach((value, k) => box.canvas.append(svg("circle", { cx: x(at[k] - begin), cy: y(value), r: 2.3, fill: rankColor(i, ranks.length) })));
+        taken.forEach((value, k) => { if (!isPause(rank, k)) box.canvas.append(svg("circle", { cx: x(at[k] - begin), cy: y(value), r: 2.3, fill: rankColor(i, ranks.length) })); });
     });
     const cursor = svg("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
     box.canvas.append(cursor);
     box.canvas.addEventListener("pointermove", (event) => {
       const at = begin + (atPointer(event, box.canvas, box.width) - box.left) / (box.right - box.left) * (end - begin);
       const rows = ranks.slice(0, 12).map((rank, i) => {
+        const pause = pauses[i].find((one) => one.begin <= at && at <= one.end);
+        if (pause) return [who(rank.rank), "no step for " + seconds(pause.end - pause.begin), rankColor(i, ranks.length)];
         const list = rank.step_times.at_seconds;
         let nearest = 0;
         for (let k = 1; k < list.length; k++) if (Math.abs(list[k] - at) < Math.abs(list[nearest] - at)) nearest = k;
@@ -439,7 +557,7 @@
   };
 
   const ranks = () => {
-    section("Ranks", "Memory: peaks of what each holds. Time: in backward passes, optimizer steps and waits of the script's thread; collectives and gradient sums run beside it.");
+    section("Ranks", "Memory: peaks of what each holds (other: activations, batches, workspaces; PSS: the whole process with its libraries). Time: in backward passes, optimizer steps and waits of the script's thread; collectives and gradient sums run beside it.");
     const part = (name) => [(row) => (row[name] > 0 ? seconds(row[name]) : null), { bar: (row) => [Math.min(1, row.lived_seconds > 0 ? row[name] / row.lived_seconds : 0), 0] }];
     const size = (name) => (row) => (row.peak_bytes[name] > 0 ? bytes(row.peak_bytes[name]) : null);
     table([
@@ -546,9 +664,44 @@
     for (const problem of data.problems) page.append(el("div", { class: "note bad" }, "not read: " + problem));
   };
 
-  for (const part of [header, cards, notes, memory, devices, pipeline, steps, ranks, phases, collectives,
+  /* ---- two runs beside each other ---- */
+  const compared = () => {
+    const runs = [data.a, data.b], ratioOf = (pair) => (pair.ratio === null ? null : pair.ratio.toFixed(2));
+    const shown = (unit, value) => (value === null ? null : unit === "seconds" ? seconds(value) : unit === "bytes" ? bytes(value) : unit === "count" ? count(value) : value.toFixed(2));
+    page.append(
+      el("div", { class: "eyebrow" }, [el("span", {}, "Castor report: two runs"), themeButton()]),
+      el("div", { class: "headline" }, el("h1", {}, data.b.job + " beside " + data.a.job)));
+    const row = (label, value) => [label, ...runs.map(value)];
+    const about = [
+      ["", "A", "B"], row("directory", (run) => run.directory), row("command", (run) => el("code", {}, run.command || NOT_KNOWN)), row("plugin", (run) => run.plugin || NOT_KNOWN),
+      row("outcome", outcomeText), row("options", (run) => optionLines(run).map((line) => el("div", {}, line))), row("versions", (run) => versionsText(run.versions)),
+      row("machine", (run) => machineText(run.machine))];
+    page.append(el("div", { class: "table" }, el("table", { id: "runs" }, about.map(([label, ...values], i) => el("tr", {}, [
+      el(i ? "th" : "td", { class: "left" }, label), ...values.map((value) => el(i ? "td" : "th", { class: "left wraps" }, value))])))));
+    /* The share of the ratio that is more than 1, or less, as a bar to either side. */
+    const ratioBar = (pair) => (pair.ratio === null ? null : Math.max(-1, Math.min(1, Math.log2(pair.ratio) / 2)));
+    const cells = (of, unit) => [
+      ["A", (line) => shown(unit(line), of(line).a)], ["B", (line) => shown(unit(line), of(line).b)],
+      ["B/A", (line) => ratioOf(of(line)), { ratio: (line) => ratioBar(of(line)) }]];
+    const figures = totals.figures.map((figure) => ({ ...figure, pair: data.figures[figure.key] })).filter(({ pair }) => pair.a !== null || pair.b !== null);
+    section("Figures", "B/A above 1: B has more. The bar goes to the right for more and to the left for less, to the end at a factor of 4.");
+    table([["", (line) => line.label.trim(), { left: true }], ...cells((line) => line.pair, (line) => line.unit)], figures);
+    for (const [key, title, heading] of [["collectives", "Collectives", "operation"], ["calls", "Calls", "function"], ["waits", "Waits for other ranks", "for"]]) {
+      const lines = Object.entries(data[key]).map(([name, pairs]) => ({ name, ...pairs }));
+      if (!lines.length) continue;
+      section(title, "All ranks, by the longer of both times.");
+      const group = (name, unit) => cells((line) => line[name], () => unit).map(([label, ...rest]) => [(label === "B/A" ? "" : name === "seconds" ? "time " : name + " ") + label, ...rest]);
+      table([[heading, (line) => symbol(line.name), { name: true }], ...group("count", "count"), ...group("bytes", "bytes").slice(0, 2), ...group("seconds", "seconds")], lines);
+      leftOut(lines.length, totals[key], "name");
+    }
+    for (const [letter, run] of [["A", data.a], ["B", data.b]])
+      for (const note of run.notes) page.append(el("div", { class: "note" }, letter + ": " + note));
+  };
+
+  if (data.comparison_version) compared();
+  else for (const part of [header, cards, notes, memory, devices, pipeline, steps, ranks, phases, collectives,
     () => counters("Calls", "Intercepted functions of all processes, by time.", "function", data.calls, totals.calls), slowest,
     () => counters("Waits for other ranks", null, "for", data.waits), chunks, () => counters("Events", null, "event", data.events), coverage]) part();
-  page.append(el("footer", {}, "Made by castor report from " + data.directory + ". This page holds all it shows; it loads nothing."));
+  page.append(el("footer", {}, "Made by castor report from " + (data.directory || data.a.directory + " and " + data.b.directory) + ". This page holds all it shows; it loads nothing."));
   root.dataset.ready = "true";
 })();
