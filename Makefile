@@ -110,6 +110,7 @@ $(B)/lib/castor: $(VERSION_H) shims/entry_points.txt
 	$(Q)rm -rf $@
 	@mkdir -p $@/castor_agent-$(VERSION).dist-info
 	$(Q)ln -sfn "$$(realpath --relative-to=$@ shims/castor)" $@/castor
+	$(Q)ln -sfn "$$(realpath --relative-to=$@ shims/castor_agent.py)" $@/castor_agent.py
 	$(Q)cp shims/entry_points.txt $@/castor_agent-$(VERSION).dist-info/
 	$(Q)printf 'Metadata-Version: 2.1\nName: castor-agent\nVersion: %s\n' $(VERSION) >$@/castor_agent-$(VERSION).dist-info/METADATA
 $(B)/bin/castor: $(LAUNCHER_O)
@@ -131,11 +132,11 @@ $(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Replays recorded moments through the chunk manager on the tests' fake backend; bench/policy.
-$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/support/fake_backend.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments placement prefetch victims) $(patsubst %,$(B)/obj/interpose/core/%.o,error file_bytes held log)
+$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/support/fake_backend.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments placement prefetch victims) $(patsubst %,$(B)/obj/interpose/core/%.o,error file_bytes held log thread)
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Decisions per second of interpose/parallel; bench/parallel.
-$(B)/bin/bench-parallel: $(B)/obj/bench/parallel/decisions.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/parallel/*.c) interpose/core/error.c interpose/core/log.c)
+$(B)/bin/bench-parallel: $(B)/obj/bench/parallel/decisions.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/parallel/*.c) $(patsubst %,interpose/core/%.c,error log thread))
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 .PHONY: tools

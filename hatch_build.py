@@ -1,5 +1,6 @@
 """What the wheel holds: the files of `make install`, where pip puts them below the environment's own prefix. The launcher finds
-the library and the Python part relative to itself there, as in any other prefix."""
+the library and the Python part relative to itself there, as in any other prefix. In site-packages is only castor.py, which finds
+the Python part, too."""
 import os
 import re
 import shutil
@@ -44,6 +45,7 @@ class CustomBuildHook(BuildHookInterface):
                     target = self.soname(file)
                     binaries.append(file)
                 build_data["shared_data"][file] = target
+        build_data["force_include"][os.path.join(self.root, "shims", "installed.py")] = "castor.py"
         build_data["pure_python"] = False
         build_data["tag"] = "py3-none-" + platform_tag(binaries)
 

@@ -32,6 +32,7 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT, arena_once = PTHREAD_ONCE_I
                       wake_once = PTHREAD_ONCE_INIT;
 static _Atomic bool arena_serves;
 static bool awake, agent_attached;
+static bool is_beside;  /* loaded by the process itself, it intercepts nothing */
 static pid_t awake_pid; /* the process that woke up itself: not its forked children */
 
 static struct { void (*prepare)(void), (*parent)(void), (*child)(void); } fork_handlers[FORK_HANDLERS_MAX];
@@ -133,7 +134,18 @@ bool start_is_awake(void) {
     return __atomic_load_n(&awake, __ATOMIC_ACQUIRE);
 }
 
+void start_beside(void) {
+    is_beside = true;
+    option_status = options_load(NULL, option_message, sizeof option_message);
+    log_set_file(options()->log_file);
+    log_set_said("", "");
+}
+
 castor_status start_wake(void) {
+    if (is_beside)
+        return error_set(CASTOR_ERR_UNSUPPORTED,
+                         "the library is not in front of PyTorch: start the command by "
+                         "castor run");
     __atomic_store_n(&agent_attached, true, __ATOMIC_RELEASE);
     pthread_once(&wake_once, wake);
     return option_status == CASTOR_OK ? CASTOR_OK : error_set(option_status, "%s", option_message);
@@ -220,7 +232,8 @@ __attribute__((constructor)) static void start(void) {
 __attribute__((destructor)) static void stop(void) {
     bool own = awake_pid == getpid();
     /* Under CASTOR_ON_ERROR=abort a process that comes to its end has not trained, as workers do that load data. */
-    if (!agent_attached && !start_is_unreached() && (own || !awake_pid) && dl_iterate_phdr(torch_visit, NULL))
+    bool reached = agent_attached || is_beside || start_is_unreached();
+    if (!reached && (own || !awake_pid) && dl_iterate_phdr(torch_visit, NULL))
         passthrough_report();
     if (awake_pid) {
         anycall_stop();

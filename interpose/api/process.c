@@ -8,6 +8,7 @@
 #include "core/options.h"
 #include "core/plugin.h"
 #include "core/start.h"
+#include "core/thread.h"
 #include "core/torch_version.h"
 #include "hooks/torch/device_names.h"
 #include "trace/format.h"
@@ -33,6 +34,10 @@ castor_status castor_attach(void) {
     return status;
 }
 
+void castor_beside(void) {
+    start_beside();
+}
+
 const char *castor_error(void) {
     return error_text();
 }
@@ -47,7 +52,8 @@ const char *castor_error(void) {
 #define VALUE_FRACTION(field)   .kind = CASTOR_OPTION_DECIMAL, .decimal = options()->field
 
 int castor_option_get(uint32_t index, castor_option *out) {
-    static __thread char text[OPTION_STRING_MAX];
+    _Static_assert(OPTION_STRING_MAX <= THREAD_ROOM_BYTES, "a value is longer");
+    char *text = thread_room(THREAD_ROOM_OPTION);
     switch (index) {
 #define OPTION(type, field, env, def, allowed, doc)                                                          \
     case OPTION_ID_##field:                                                                                  \
@@ -57,7 +63,7 @@ int castor_option_get(uint32_t index, castor_option *out) {
     default:
         return 0;
     }
-    option_format((option_id)index, text, sizeof text);
+    option_format((option_id)index, text, THREAD_ROOM_BYTES);
     out->text = text;
     return 1;
 }

@@ -8,6 +8,7 @@
 #include "archive.h"
 #include "core/error.h"
 #include "core/table.h"
+#include "core/thread.h"
 #include "crc.h"
 #include "hold.h"
 
@@ -52,14 +53,18 @@ struct job {
     uint32_t removed_count, removed_capacity;
 };
 
-static _Thread_local failure last;
+_Static_assert(sizeof(failure) <= THREAD_ROOM_BYTES, "of each thread");
+
+static failure *last(void) {
+    return thread_room(THREAD_ROOM_FAILURE);
+}
 
 const failure *job_failure(void) {
-    return &last;
+    return last();
 }
 
 castor_status job_error(const failure *failed, const char *doing) {
-    last = *failed;
+    *last() = *failed;
     if (failed->error == EFAULT)
         return error_set(CASTOR_ERR_SYSTEM,
                          "cannot %s %s: the memory of a tensor was unmapped or replaced, or there was no "
@@ -71,7 +76,7 @@ castor_status job_error(const failure *failed, const char *doing) {
 }
 
 static castor_status no_memory(void) {
-    last = (failure){.error = ENOMEM};
+    *last() = (failure){.error = ENOMEM};
     return error_set(CASTOR_ERR_MEMORY, "no memory for the list of what a checkpoint holds");
 }
 
@@ -91,7 +96,7 @@ castor_status job_file_add(job *j, const char *path, uint32_t *number) {
         return job_error(&failed, "write");
     for (uint32_t i = 0; i < j->count; i++)
         if (strcmp(j->files[i]->place, place) == 0) {
-            last = (failure){0};
+            *last() = (failure){0};
             return error_set(CASTOR_ERR_ARGUMENT, "two files of one checkpoint have the name %s", place);
         }
     job_file **files = table_room(j->files, &j->capacity, j->count, sizeof *files);

@@ -2,19 +2,18 @@
 
 #include <stdarg.h>
 #include "log.h"
+#include "thread.h"
 
 #define ERROR_TEXT_MAX 2048
-
-static __thread __attribute__((tls_model("initial-exec"))) char text[ERROR_TEXT_MAX];
 
 castor_status error_set(castor_status status, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    log_vmessage(text, sizeof text, format, arguments);
+    log_vmessage(thread_room(THREAD_ROOM_ERROR), ERROR_TEXT_MAX, format, arguments);
     va_end(arguments);
     return status;
 }
 
 const char *error_text(void) {
-    return text;
+    return thread_room(THREAD_ROOM_ERROR);
 }

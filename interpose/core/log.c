@@ -320,6 +320,7 @@ void log_set_rank(int rank) {
 
 void log_set_file(int file) {
     struct stat info;
+    own.file = 0;
     wanted = file > STDERR_FILENO;
     if (!wanted || fstat(file, &info) != 0)
         return;

@@ -17,6 +17,9 @@
  * with the text of error.h, when an option is bad: the library is awake then, with that option's default. */
 castor_status start_wake(void);
 
+/* This process has loaded the library itself: it sleeps for good (castor_beside). */
+void start_beside(void);
+
 /* The same without an agent: PyTorch is in use, but nobody reports its Python events. For wrappers. */
 void start_wake_by_hook(void);
 bool start_is_awake(void);

@@ -92,8 +92,8 @@ int run_command_find(const char *name, const char *search, char *path, size_t pa
 /* ---- recognizing other launchers ---- */
 
 static const struct launcher {
-    const char *name, *fix;
-    bool command; /* starts the command among its arguments as it stands, not a script */
+    const char *name, *fix; /* NULL: a notebook, which has no ranks */
+    bool command;           /* starts the command among its arguments as it stands, not a script */
 } launchers[] = {
     {"torchrun", "--nproc-per-node", false},
     {"accelerate", "--num_processes", false},
@@ -102,6 +102,10 @@ static const struct launcher {
     {"mpiexec", "-n", true},
     {"srun", "--ntasks", true},
     {"horovodrun", "-np", true},
+    {"jupyter", NULL, false},
+    {"jupyter-lab", NULL, false},
+    {"jupyter-notebook", NULL, false},
+    {"jupyter-console", NULL, false},
 };
 
 /* What `python -m` starts under these names. */
@@ -114,6 +118,8 @@ static const struct launcher_module {
     {"accelerate.commands.accelerate_cli", "--num_processes"},
     {"deepspeed.launcher.runner", "--num_gpus"},
     {"horovod.runner.launch", "-np"},
+    {"ipykernel_launcher", NULL},
+    {"ipykernel", NULL},
 };
 
 /* Commands that start the command among their arguments. */

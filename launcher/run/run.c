@@ -32,6 +32,13 @@ static int check_ranks(const run_request *request) {
     const char *fix, *launcher = run_command_launcher(request->command, &fix);
     if (request->ranks == 1)
         return 0;
+    if (launcher && !fix) {
+        LOG_E("--nproc %d: %s is one session, in which you write; leave --nproc out, or run a script: castor "
+              "run "
+              "--plugin gemini --nproc %d -- python SCRIPT",
+              request->ranks, launcher, request->ranks);
+        return RUN_EXIT_USAGE;
+    }
     if (launcher) {
         LOG_E("--nproc %d: %s starts its own ranks; leave --nproc out and pass %s %d to %s", request->ranks,
               launcher, fix, request->ranks, launcher);

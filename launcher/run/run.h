@@ -47,7 +47,8 @@ void run_request_free(run_request *request);
 int run_command_find(const char *name, const char *search, char *path, size_t path_size);
 
 /* The name of the launcher that `command` runs, if that starts ranks of its own (torchrun, python -m
- * torch.distributed.run, ...); `fix` gets the option that sets its number of ranks. NULL for anything else. */
+ * torch.distributed.run, ...) or is a notebook; `fix` gets the option that sets its number of ranks, NULL for a notebook. NULL for
+ * anything else. */
 const char *run_command_launcher(char *const *command, const char **fix);
 
 /* Whether Python reads the script of `command` from its standard input: `python`, `python -`. */

@@ -1,11 +1,14 @@
-"""Castor's explicit API, thin over libcastor.so. Under `castor run` it is importable in any Python command.
+"""Castor's explicit API, thin over libcastor.so. It is importable in any Python command that `castor run` starts, and in the Python
+environment that Castor is installed in.
 
-Submodules that need PyTorch are imported on first use: `import castor` alone costs nothing."""
+Submodules that need PyTorch are imported on first use: `import castor` alone costs nothing. What needs the library in front of
+PyTorch is an ImportError outside of `castor run`."""
+import os
 import sys
 
 _SUBMODULES = {
     "accelerator", "booster", "checkpoint_io", "cluster", "device", "engine", "gemini", "interface", "lazy", "logging", "models", "nn", "pipeline", "quantization",
-    "tensor", "trainer", "utils",
+    "report", "tensor", "trainer", "utils",
 }
 _LAUNCHING = ("get_default_parser", "initialize", "launch", "launch_from_openmpi", "launch_from_slurm", "launch_from_torch")
 _FUNCTIONS = {**dict.fromkeys(_LAUNCHING, "launching"), "memory_stats": "memory"}
@@ -20,7 +23,9 @@ def __getattr__(name):
     if name == "__version__":
         if compat is not None:
             return compat.compat_names.VERSION  # scripts for Colossal-AI ask whether it is new enough
-        return importlib.import_module("importlib.metadata").version("castor-agent")
+        # The one beside this package: outside of `castor run` that folder is not on Python's path.
+        (agent,) = importlib.import_module("importlib.metadata").distributions(name="castor-agent", path=[os.path.dirname(__path__[0])])
+        return agent.version
     if name in _SUBMODULES:
         return importlib.import_module("." + name, __name__)
     if name in _FUNCTIONS:
@@ -31,4 +36,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted({*globals()} - {"sys"} | {"__version__", *_SUBMODULES, *_FUNCTIONS})
+    return sorted({*globals()} - {"os", "sys"} | {"__version__", *_SUBMODULES, *_FUNCTIONS})

@@ -6,7 +6,7 @@ import pkgutil
 VERSION = "0.5.0"
 
 # Modules of Castor's own.
-OWN = {"agent", "compat", "compat_names", "launching", "memory", "names", "parallel"}
+OWN = {"agent", "compat", "compat_names", "launching", "memory", "names", "parallel", "report"}
 
 # Module: where it is in Castor. The longest prefix counts.
 _ELSEWHERE = {

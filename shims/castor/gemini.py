@@ -52,7 +52,8 @@ def use_chunk_configuration(configuration, element_size):
         configuration: the first thing that search_chunk_configuration() returns.
         element_size: of a parameter, in bytes.
 
-    ValueError: it has no chunk size, or one that is out of bounds."""
+    ValueError: it has no chunk size, or one that is out of bounds. ImportError: the process was not started by `castor run`."""
+    core.require("castor.gemini.use_chunk_configuration")
     degree = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     chosen = configuration.get(degree) or next(iter(configuration.values()), None) if isinstance(configuration, dict) else None
     if not isinstance(chosen, dict) or not isinstance(chosen.get("chunk_size"), int):

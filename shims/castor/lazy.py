@@ -3,7 +3,7 @@ import torch
 
 from .agent import core
 
-core.require()
+core.require("castor.lazy")
 
 from .agent import lazy  # noqa: E402 - needs the core
 

@@ -3,7 +3,7 @@ from ctypes import byref
 
 from .agent import core
 
-core.require()
+core.require("castor.memory_stats")
 
 __all__ = ["memory_stats"]
 

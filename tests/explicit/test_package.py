@@ -34,17 +34,43 @@ except ValueError as error:
         done = jobs.start(["-c", script], jobs.GEMINI)
         self.assertEqual(done.stdout, "<string>, line 4\n", done.stderr)
 
-    def test_without_the_library(self):
-        modules = ("trainer.utils", "utils.gradient_accumulation", "engine", "engine.schedule", "engine.gradient_handler", "gemini")
-        script = """import importlib, sys
-for module in sys.argv[1:]:
+    def test_what_needs_castor_run(self):
+        script = """import importlib
+for name in ("lazy", "booster", "booster.plugin", "memory"):
     try:
-        importlib.import_module(f"castor.{module}")
+        importlib.import_module(f"castor.{name}")
     except ImportError as error:
-        print(error)"""
-        done = jobs.start(["-c", script, *modules], jobs.ALONE)
-        said = "castor: libcastor.so is not in this process: start the script with `castor run -- python ...`\n"
-        self.assertEqual(done.stdout, said * len(modules), done.stderr)
+        print(error)
+from castor import gemini
+from castor.agent import core
+for call in (lambda: gemini.use_chunk_configuration({1: {"chunk_size": 1 << 20}}, 4), core.attach):
+    try:
+        call()
+    except (ImportError, core.Error) as error:
+        print(error)
+print(core.bind())"""
+        done = jobs.start(["-c", script], jobs.ALONE)
+        names = ("lazy", "booster", "booster", "memory_stats", "gemini.use_chunk_configuration")
+        said = [f"castor: castor.{name} needs the library in front of PyTorch; start the command by `castor run ... -- python ...`" for name in names]
+        said += ["castor: the library is not in front of PyTorch: start the command by castor run", "False"]
+        self.assertEqual((done.stdout.splitlines(), done.stderr), (said, ""))
+
+    def test_reading_a_report(self):
+        script = """import os, sys
+from castor import report
+os.makedirs("-x")
+for directory in ((), ("nothing",), ("-x",)):
+    try:
+        report.read(*directory)
+    except RuntimeError as error:
+        print(error)
+print("torch" in sys.modules, "ctypes" in sys.modules)"""
+        done = jobs.start(["-c", script], jobs.ALONE)
+        *said, last = done.stdout.splitlines()
+        self.assertEqual(last, "False False", done.stderr)
+        self.assertEqual(len(said), 3)
+        for line, part in zip(said, ("castor-logs", "nothing", "./-x")):
+            self.assertRegex(line, f"^castor: .*{part}")
 
 
 if __name__ == "__main__":

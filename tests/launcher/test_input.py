@@ -167,6 +167,11 @@ class BadInput(CommandTest):
                              command=command)
         self.assertEqual(self.castor("run", "--plugin", "gemini", sys.executable, "-", input="print('ran')")[:2], (0, "ran\n"))
 
+    def test_notebooks(self):
+        for command, name in ((["jupyter", "lab"], "jupyter"), (["/venv/bin/jupyter-lab"], "jupyter-lab"),
+                              (["python", "-m", "ipykernel_launcher", "-f", "file"], "ipykernel_launcher"), (["python", "-mipykernel"], "ipykernel")):
+            self.run_refused(["--plugin", "gemini", "--nproc", "2"], 2, f"--nproc 2: {name} is one session", "leave --nproc out", command=command)
+
     def test_parts_that_are_missing(self):
         for name in ("bin", "lib"):
             os.mkdir(self.path(name))

@@ -65,16 +65,19 @@ class InstalledTest(unittest.TestCase):
         top = self.path(*names)
         return sorted(os.path.relpath(os.path.join(path, name), top) for path, _, found in os.walk(top) for name in found)
 
-    def check_main_job(self, castor, python, prefix):
-        """A script under `castor run --nproc 2` finds the library and the package of this prefix, and trains as it does alone."""
+    def check_main_job(self, castor, python, prefix, outside):
+        """A script under `castor run --nproc 2` finds the library and the package of this prefix, and trains as it does alone.
+        `outside`: the script finds that package alone, too."""
+        package = [os.path.join(prefix, "lib/castor/castor/__init__.py"), VERSION]
         with open(self.path("train.py"), "w") as file:
             file.write(JOB)
         alone = json.loads(self.command(python, "train.py"))
         self.assertFalse(alone["preloaded"] or alone["agent"], alone)
+        self.assertEqual(alone["package"], package if outside else None)
         out = self.command(castor, "run", "--plugin", "gemini", "--nproc", "2", "--log-dir", "log", "--", python, "train.py")
         found = json.loads(out)
         self.assertEqual(found["preloaded"], os.path.realpath(os.path.join(prefix, "lib", SONAME)))
-        self.assertEqual(found["package"], [os.path.join(prefix, "lib/castor/castor/__init__.py"), VERSION])
+        self.assertEqual(found["package"], package)
         self.assertTrue(found["agent"])
         for ours, theirs in zip(found["losses"], alone["losses"], strict=True):
             self.assertAlmostEqual(ours, theirs, places=5)

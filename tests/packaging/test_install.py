@@ -33,7 +33,7 @@ class Install(InstalledTest):
     def test_a_job_runs_from_there(self):
         prefix = self.install()
         self.assertEqual(self.command(os.path.join(prefix, "bin/castor"), "version"), f"castor {VERSION}\n")
-        self.check_main_job(os.path.join(prefix, "bin/castor"), sys.executable, prefix)
+        self.check_main_job(os.path.join(prefix, "bin/castor"), sys.executable, prefix, outside=False)
         self.make("uninstall", f"PREFIX={prefix}")
         self.assertEqual(self.files("prefix"), [])  # also of what Python has compiled
 
@@ -80,6 +80,27 @@ class Install(InstalledTest):
         self.make("uninstall", f"PREFIX={prefix}")
         self.assertEqual(self.files("prefix"), ["bin/other", "lib/libother.so", "share/man/man1/other.1"])
         self.make("uninstall", f"PREFIX={prefix}")  # again: there is nothing to do
+
+    def test_into_a_python_environment(self):
+        packages = "prefix/lib/python3.11/site-packages"
+        os.makedirs(self.path(packages, "__pycache__"))
+        prefix = self.install()
+        code = "import castor, sys; print(castor.__file__, castor.__version__, *(name for name in ('torch', 'ctypes') if name in sys.modules))"
+        found = [os.path.join(prefix, "lib/castor/castor/__init__.py"), VERSION]
+        self.assertEqual(self.command(sys.executable, "-c", code, env={"PYTHONPATH": self.path(packages)}).split(), found)
+        # Python ignores PYTHONPATH: the package is that of the library which is preloaded, not the environment's.
+        other = self.path("other")
+        self.make("install", f"PREFIX={other}")
+        code = f"import sys; sys.path.append({self.path(packages)!r}); {code}"
+        out = self.command(os.path.join(other, "bin/castor"), "run", "--log-dir", "log", "--", sys.executable, "-E", "-c", code)
+        self.assertEqual(out.split(), [found[0].replace(prefix, other), VERSION])
+        self.make("uninstall", f"PREFIX={prefix}")
+        self.assertEqual(self.files("prefix"), [])
+        with open(self.path(packages, "castor.py"), "w") as file:
+            file.write("mine = 1\n")
+        self.install()
+        self.make("uninstall", f"PREFIX={prefix}")
+        self.assertEqual(self.files("prefix"), ["lib/python3.11/site-packages/castor.py"])
 
     def test_a_prefix_that_cannot_work(self):
         for prefix, text in (("below", "must begin with /"), (self.path("with space"), "spaces or colons"), (self.path("with:colon"), "spaces or colons")):

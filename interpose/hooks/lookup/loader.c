@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <string.h>
 #include "core/log.h"
+#include "core/thread.h"
 #include "files/overlay.h"
 #include "hooks/table/wrapper.h"
 #include "anycall.h"
@@ -135,13 +136,15 @@ static void *dlopen_refreshing(const char *file, int mode) {
  * `saved`: the arguments as the real function gets them. */
 __attribute__((used)) static void *dlopen_target(const char *file, int mode, void *unused,
                                                  const char **saved) {
-    HOOK_THREAD_LOCAL char place[FILES_PATH_MAX];
+    _Static_assert(FILES_PATH_MAX <= THREAD_ROOM_BYTES, "a path is longer");
     (void)mode;
     (void)unused;
     anycall_refresh();
-    if (__builtin_expect(files_now == FILES_PRIVATE, 0) && file && strchr(file, '/') &&
-        files_use(AT_FDCWD, file, FILES_EXECUTE, place) == 0)
-        saved[SAVED_FIRST] = place;
+    if (__builtin_expect(files_now == FILES_PRIVATE, 0) && file && strchr(file, '/')) {
+        char *place = thread_room(THREAD_ROOM_PLACE);
+        if (files_use(AT_FDCWD, file, FILES_EXECUTE, place) == 0)
+            saved[SAVED_FIRST] = place;
+    }
     if (file && anycall_is_used() && strchr(file, '/') && !strchr(file, '$'))
         return (void *)dlopen_refreshing;
     return real_of(HOOK_DLOPEN);

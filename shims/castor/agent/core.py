@@ -3,6 +3,7 @@
 is core.MODE_OWNER. A function that returns a castor_status raises Error. core.options holds the process's options by name, each
 in its own type. Nothing is decided here."""
 import ctypes
+import glob
 import os
 import re
 import textwrap
@@ -10,6 +11,7 @@ import types
 from ctypes import POINTER, byref, c_char_p, c_void_p
 
 PACKAGE_FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep  # frames there are not the script's
+LIBRARY_FOLDER = os.path.dirname(os.path.dirname(PACKAGE_FOLDER[:-1]))  # make and make install lay both out so
 
 options = types.SimpleNamespace()  # interpose/core/options.def
 
@@ -130,25 +132,52 @@ def _let_signals_in():
 
 
 def bind():
-    """Binds the library into this module. False: libcastor.so is not in this process."""
+    """Binds the library that `castor run` has put in front of PyTorch into this module. False: there is none in this process."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "castor_attach"):
         return False
     if not hasattr(options, "plugin"):
-        size, index = ctypes.c_uint64(), 0
-        _declare(library, "function const char *castor_api_row(uint32_t index, uint64_t *bytes)", 0)
-        while row := api_row(index, byref(size)):
-            _declare(library, row.decode(), size.value)
-            index += 1
-        read_options()
-        _let_signals_in()
+        _bind(library)
     return True
 
 
-def require():
-    """Binds the library for the explicit API. ImportError: the process was not started by `castor run`."""
-    if not bind():
-        raise ImportError("castor: libcastor.so is not in this process: start the script with `castor run -- python ...`", name="castor")
+def _bind(library):
+    size, index = ctypes.c_uint64(), 0
+    _declare(library, "function const char *castor_api_row(uint32_t index, uint64_t *bytes)", 0)
+    while row := api_row(index, byref(size)):
+        _declare(library, row.decode(), size.value)
+        index += 1
+    if library._name is not None:
+        beside()
+    read_options()
+    _let_signals_in()
+
+
+def require(name=None):
+    """Binds the library for the explicit API. Outside of `castor run` it is loaded, behind PyTorch: it computes, writes checkpoints,
+    and intercepts nothing.
+
+    Args:
+        name: what needs the library in front of PyTorch ("castor.lazy"); None: what is imported does not.
+
+    ImportError: the process was not started by `castor run`, and `name` needs that; or the library cannot be loaded."""
+    if bind():
+        return
+    if name is not None:
+        raise ImportError(f"castor: {name} needs the library in front of PyTorch; start the command by `castor run ... -- python ...`", name="castor")
+    if not hasattr(options, "plugin"):
+        _bind(_load())
+
+
+def _load():
+    found = glob.glob(os.path.join(glob.escape(LIBRARY_FOLDER), "libcastor.so.*"))
+    if not found:
+        raise ImportError(f"castor: there is no libcastor.so in {LIBRARY_FOLDER}: install Castor again", name="castor")
+    try:
+        return ctypes.CDLL(min(found, key=len))  # the name that programs load it by
+    except OSError as error:
+        raise ImportError(f"castor: the library cannot be loaded behind PyTorch ({error}): start the command by `castor run -- python ...`",
+                          name="castor") from None
 
 
 def shortened(text, letters):

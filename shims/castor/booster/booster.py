@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from ..agent import core
 
-core.require()
+core.require("castor.booster")
 
 from ..agent import starting  # noqa: E402 - needs the core
 from ..interface import OptimizerWrapper  # noqa: E402

@@ -19,7 +19,7 @@ def job(background=False):
 
 
 def _writers():
-    return sys.modules.get("castor.agent.single.writers")
+    return sys.modules.get(core.__package__ + ".single.writers")
 
 
 class _TogetherJob:

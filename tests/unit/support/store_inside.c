@@ -78,6 +78,8 @@ castor_status start_wake(void) {
 
 void start_engine(void) {}
 
+void start_beside(void) {}
+
 void device_names_replace(void) {}
 
 void device_names_say(void) {}

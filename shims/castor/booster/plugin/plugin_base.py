@@ -3,7 +3,7 @@ import abc
 
 from ...agent import core
 
-core.require()
+core.require("castor.booster")
 
 from ...agent import starting  # noqa: E402 - needs the core
 from ...interface import ModelWrapper  # noqa: E402
