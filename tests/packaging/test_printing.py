@@ -1,12 +1,15 @@
 """What make prints, on sources of a line each: the Makefiles are the project's own."""
 import os
+import re
 import shutil
 
 import runner
 from installed import InstalledTest
 
 LAUNCHER = "launcher/main launcher/run/a launcher/run/b".split()
-OTHERS = [f"interpose/core/{name}" for name in "options option_text log machine meeting plugin process nearest signature".split()]
+with open(os.path.join(runner.ROOT, "Makefile")) as file:
+    RULES = re.findall(r"^(?:LAUNCHER_O :=|\$\(B\)/bin/castor:).*", file.read(), re.M)
+OTHERS = [f"interpose/core/{name}" for rule in RULES for names in re.findall(r"interpose/core/(?:%\.o,([^)]*)|(\w+)\.o)", rule) for name in "".join(names).split()]
 SIMULATED = ["tests/sim/engine/a", "tests/sim/engine/b"]
 HEADERS = ["cuda.h", "crt/host_defines.h", "nv/target"]
 
