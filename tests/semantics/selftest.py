@@ -1,6 +1,7 @@
 """Shows that the comparison can fail: changes one thing at a time in a recorded run and looks for the report."""
 
 import copy
+import io
 import os
 import pickle
 import shutil
@@ -30,6 +31,7 @@ def write_run(folder, change=None, ranks=2):
         "saved": torch.randn(50, 50),
         "ranks": range(ranks),
         "extra": {},
+        "address": 10**8,
     }
     if change:
         change(values)
@@ -42,7 +44,18 @@ def write_run(folder, change=None, ranks=2):
         log.note("optimizer", [{"settings": {"lr": 0.1}, "states": [values["state"]]}])
         log.close()
     torch.save({"model": values["saved"], **values["extra"]}, os.path.join(folder, "model.pt"))
+    with open(os.path.join(folder, "legacy.pt"), "wb") as file:
+        file.write(legacy(values["saved"], values["address"]))
     return values["printed"]
+
+
+def legacy(tensor, address):
+    """A file of PyTorch's old format from a process in which the tensor's storage is at this address."""
+    file = io.BytesIO()
+    torch.save(tensor, file, _use_new_zipfile_serialization=False)
+    own, other = (b"X" + len(key).to_bytes(4, "little") + key.encode() for key in (str(tensor.untyped_storage()._cdata), str(address)))
+    assert own in file.getvalue()
+    return file.getvalue().replace(own, other)
 
 
 def edit(key, function):
@@ -89,6 +102,7 @@ CHECKS = [
     ("a saved tensor", edit("saved", lambda t: nudged(t, 1.0)), SGD, True),
     ("a saved tensor that is a view of more bytes", edit("saved", lambda t: torch.cat([t, t])[:50]), SGD, True),
     ("a key more in a saved file", edit("extra", lambda _: {"x": 1}), SGD, True),
+    ("addresses of fewer digits in a file of PyTorch's old format", edit("address", lambda address: address // 10), EXACT, False),
     ("a rank without a record", edit("ranks", lambda _: range(1)), SGD, True),
 ]
 
