@@ -2,6 +2,7 @@
 import os
 import re
 import signal
+import subprocess
 
 from command import BINARY, CommandTest, ranks
 
@@ -159,6 +160,20 @@ class LogDirectory(CommandTest):
         status, out, _ = self.castor("-c", limited, "sh", "0", BINARY, "run", "true", binary="sh")
         self.assertEqual(out.count("\n"), 1, out)
         self.assertIn("ulimit -f", out)
+
+    def test_a_log_directory_without_room(self):
+        os.makedirs(self.path("small"))
+        apart = ["-m"] if os.getuid() == 0 else ["-rm"]
+        mount = "mount -t tmpfs -o size=64k none small && mkdir small/log && "
+        run = 'exec "$0" run --log-dir small/log echo here'
+        if subprocess.run(["unshare", *apart, "sh", "-c", mount + "true"], cwd=self.path("."), capture_output=True, timeout=60).returncode:
+            self.skipTest("no file system can be mounted in a namespace of one's own")
+        status, out, err = self.castor(*apart, "sh", "-c", mount + run, BINARY, binary="unshare")
+        self.assertEqual((status, out), (0, "here\n"))
+        self.assertNotIn("nothing was recorded", " ".join(err))  # nothing could have been
+        full = "{ cat /dev/zero >small/other; } 2>/dev/null; "
+        status, out, err = self.castor(*apart, "sh", "-c", mount + full + run, BINARY, binary="unshare")
+        self.assertEqual((status, out, err), (1, "", ["castor: the log directory small/log cannot be written: No space left on device; name another with --log-dir"]))
 
     def test_passthrough_is_said(self):
         note = 'echo "process 1: the agent was not reached" > "$CASTOR_LOG_DIR/passthrough"'

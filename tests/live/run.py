@@ -229,6 +229,17 @@ class LiveTest(unittest.TestCase):
         self.assertEqual((top.returncode, top.stderr), (0, ""))
         self.assertIn("the job has ended", top.stdout)
 
+    def test_a_sandbox_without_memory_files(self):
+        """It is named, and no limit is."""
+        script = os.path.join(self.folder, "train.py")
+        with open(script, "w") as file:
+            file.write("import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n")
+        command = [sys.executable, os.path.join(ROOT, "tests", "forbid.py"), "memfd_create", CASTOR, "run", "--plugin", "gemini", "--nproc", "2",
+                   "--log-dir", "log", "--", sys.executable, script]
+        job = subprocess.run(command, env=runner.environment(), cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual((job.returncode, job.stdout), (1, ""), job.stderr)
+        self.assertIn("the sandbox or container (seccomp) forbids memfd_create, which Castor needs: allow it", job.stderr)
+        self.assertNotIn("ulimit", job.stderr)
 
     def test_a_rank_of_torchrun_without_a_process_group(self):
         script = os.path.join(self.folder, "train.py")
