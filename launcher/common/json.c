@@ -110,6 +110,20 @@ void json_null(json_writer *json, const char *key) {
     fputs("null", json->out);
 }
 
+void json_unsigned_or_null(json_writer *json, const char *key, uint64_t value) {
+    if (value > 0)
+        json_unsigned(json, key, value);
+    else
+        json_null(json, key);
+}
+
+void json_signed_or_null(json_writer *json, const char *key, int64_t value) {
+    if (value >= 0)
+        json_signed(json, key, value);
+    else
+        json_null(json, key);
+}
+
 void json_figures_begin(json_writer *json, const char *key) {
     json_array_begin(json, key);
     json->was_compact = json->compact;

@@ -32,6 +32,9 @@ void json_signed(json_writer *json, const char *key, int64_t value);
 void json_number(json_writer *json, const char *key, double value);
 void json_bool(json_writer *json, const char *key, bool value);
 void json_null(json_writer *json, const char *key);
+/* The number, or null for one that says nothing: 0, or a negative one. */
+void json_unsigned_or_null(json_writer *json, const char *key, uint64_t value);
+void json_signed_or_null(json_writer *json, const char *key, int64_t value);
 /* An array of figures, on one line. */
 void json_figures_begin(json_writer *json, const char *key);
 void json_figures_end(json_writer *json);

@@ -248,6 +248,13 @@ const char *job_signal_name(int number, char fallback[24]) {
     return fallback;
 }
 
+void job_ended_name(int rank, uint32_t pid, char out[32]) {
+    if (rank >= 0)
+        snprintf(out, 32, "rank %d", rank);
+    else
+        snprintf(out, 32, "process %u", pid);
+}
+
 void job_end_word(const job_end *end, char out[JOB_END_TEXT_MAX]) {
     char fallback[24];
     switch (end->kind) {
@@ -348,10 +355,7 @@ void job_ends_outcome(const job_notes *notes, const job_ended *ranks, const job_
     else if (end->kind == JOB_END_UNKNOWN)
         snprintf(out, JOB_END_TEXT_MAX, "died");
     else {
-        if (ranks[first].rank >= 0)
-            snprintf(who, sizeof who, "rank %d", ranks[first].rank);
-        else
-            snprintf(who, sizeof who, "process %u", ranks[first].counters->pid);
+        job_ended_name(ranks[first].rank, ranks[first].counters->pid, who);
         job_end_sentence(end, how);
         snprintf(out, JOB_END_TEXT_MAX, "%s: %s %.560s",
                  end->kind == JOB_END_MEMORY ? "killed for memory" : "failed", who, how);

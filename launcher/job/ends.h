@@ -72,6 +72,8 @@ typedef struct job_ended {
 size_t job_ends_find(const job_notes *notes, const job_ended *ranks, size_t count, job_end *ends);
 
 #define JOB_END_TEXT_MAX 640
+/* "rank 3", or "process 4711" where the rank is unknown (-1). */
+void job_ended_name(int rank, uint32_t pid, char out[32]);
 /* "finished", "status 3", "ValueError", "SIGSEGV": fits a table. */
 void job_end_word(const job_end *end, char out[JOB_END_TEXT_MAX]);
 /* "raised ValueError: too long (train.py, line 12)", for after the rank's name. */

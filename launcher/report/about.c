@@ -109,10 +109,7 @@ void report_json_about(json_writer *json, const report *report) {
     write_joined(json, "processor", about, TRACE_ABOUT_PROCESSOR);
     write_joined(json, "cores", about, TRACE_ABOUT_CORES);
     uint64_t bytes = about_number(about, TRACE_ABOUT_MEMORY);
-    if (bytes > 0)
-        json_unsigned(json, "memory_bytes", bytes);
-    else
-        json_null(json, "memory_bytes");
+    json_unsigned_or_null(json, "memory_bytes", bytes);
     write_joined(json, "kernel", about, TRACE_ABOUT_KERNEL);
     write_joined(json, "gpus", about, TRACE_ABOUT_GPU);
     json_object_end(json);

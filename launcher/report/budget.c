@@ -207,10 +207,7 @@ static void write_node(json_writer *json, const report_node *node, const report_
     uint32_t together = (memory->buckets + limits->memory_points - 1) / limits->memory_points;
     json_object_begin(json, NULL);
     json_string(json, "host", node->host);
-    if (node->budget_bytes > 0)
-        json_unsigned(json, "budget_bytes", node->budget_bytes);
-    else
-        json_null(json, "budget_bytes");
+    json_unsigned_or_null(json, "budget_bytes", node->budget_bytes);
     json_unsigned(json, "in_memory_peak_bytes", memory->in_memory_peak_bytes);
     if (memory->buckets > 0)
         json_unsigned(json, "on_disk_then_bytes", memory->on_disk_then_bytes);

@@ -19,14 +19,6 @@ static void write_counters(json_writer *json, const char *key, const report_coun
     json_object_end(json);
 }
 
-/* A gauge of bytes that was never set has nothing to say. */
-static void write_bytes(json_writer *json, const char *key, uint64_t bytes, bool known) {
-    if (known)
-        json_unsigned(json, key, bytes);
-    else
-        json_null(json, key);
-}
-
 static void write_seconds(json_writer *json, const char *key, double seconds) {
     if (seconds > 0)
         json_number(json, key, seconds);
@@ -45,37 +37,24 @@ static void write_phases(json_writer *json, const report_rank *rank) {
     json_object_end(json);
 }
 
-static void write_text(json_writer *json, const char *key, const char *text) {
-    if (text[0] != '\0')
-        json_string(json, key, text);
-    else
-        json_null(json, key);
-}
-
 static void write_end(json_writer *json, const report *report, const job_end *end) {
     char text[JOB_END_TEXT_MAX], fallback[24];
     json_object_begin(json, "end");
     json_string(json, "kind", job_end_kind_names[end->kind]);
     job_end_sentence(end, text);
     json_string(json, "text", text);
-    if (end->status >= 0)
-        json_signed(json, "status", end->status);
-    else
-        json_null(json, "status");
-    write_text(json, "signal", end->signal > 0 ? job_signal_name(end->signal, fallback) : "");
-    write_text(json, "killed_by",
-               end->kind != JOB_END_MEMORY ? ""
-               : end->by_group             ? "control group"
-                                           : "kernel");
-    if (end->by_rank >= 0)
-        json_signed(json, "by_rank", end->by_rank);
-    else
-        json_null(json, "by_rank");
+    json_signed_or_null(json, "status", end->status);
+    json_string(json, "signal", end->signal > 0 ? job_signal_name(end->signal, fallback) : NULL);
+    json_string(json, "killed_by",
+                end->kind != JOB_END_MEMORY ? NULL
+                : end->by_group             ? "control group"
+                                            : "kernel");
+    json_signed_or_null(json, "by_rank", end->by_rank);
     if (end->exception != NULL) {
         json_object_begin(json, "exception");
         json_string(json, "type", end->exception->type);
         json_string(json, "message", end->exception->message);
-        write_text(json, "place", end->exception->place);
+        json_string(json, "place", end->exception->place[0] != '\0' ? end->exception->place : NULL);
         json_object_end(json);
     } else
         json_null(json, "exception");
@@ -96,10 +75,7 @@ static void write_first_failure(json_writer *json, const report *report) {
     }
     const report_rank *rank = &report->ranks[report->first_failure];
     json_object_begin(json, "first_failure");
-    if (rank->rank >= 0)
-        json_signed(json, "rank", rank->rank);
-    else
-        json_null(json, "rank");
+    json_signed_or_null(json, "rank", rank->rank);
     json_unsigned(json, "pid", rank->process->counters->pid);
     json_string(json, "kind", job_end_kind_names[rank->end.kind]);
     json_object_end(json);
@@ -110,10 +86,7 @@ static void write_rank(json_writer *json, const report *report, const report_ran
     static const char *const states[] = {"running", "exited", "died"};
     const report_process *process = rank->process;
     json_object_begin(json, NULL);
-    if (rank->rank >= 0)
-        json_signed(json, "rank", rank->rank);
-    else
-        json_null(json, "rank");
+    json_signed_or_null(json, "rank", rank->rank);
     json_string(json, "host", process->counters->host);
     json_unsigned(json, "pid", process->counters->pid);
     json_string(json, "state", states[rank->state]);
@@ -132,7 +105,7 @@ static void write_rank(json_writer *json, const report *report, const report_ran
     json_unsigned(json, "other", report_gauge(process, GAUGE_OTHER_BYTES).max);
     json_object_end(json);
     uint64_t pss_bytes = report_gauge(process, GAUGE_PSS_BYTES).max;
-    write_bytes(json, "pss_peak_bytes", pss_bytes, pss_bytes > 0);
+    json_unsigned_or_null(json, "pss_peak_bytes", pss_bytes);
     json_unsigned(json, "private_bytes", report_gauge(process, GAUGE_PRIVATE_BYTES).last);
     json_number(json, "wait_seconds", rank->wait_seconds);
     json_number(json, "backward_seconds", rank->backward_seconds);
@@ -247,10 +220,7 @@ void report_json_object(json_writer *json, const report *report, const report_li
         const char *missed = report_also_missed(&report->also[i]);
         json_object_begin(json, report->also[i].name);
         json_unsigned(json, "places", report->also[i].places);
-        if (missed != NULL)
-            json_string(json, "missed", missed);
-        else
-            json_null(json, "missed");
+        json_string(json, "missed", missed);
         json_object_end(json);
     }
     json_object_end(json);

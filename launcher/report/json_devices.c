@@ -85,10 +85,7 @@ void report_json_device(json_writer *json, const report_rank *rank) {
         return;
     }
     json_object_begin(json, "device");
-    if (device->budget_bytes > 0)
-        json_unsigned(json, "budget_bytes", device->budget_bytes);
-    else
-        json_null(json, "budget_bytes");
+    json_unsigned_or_null(json, "budget_bytes", device->budget_bytes);
     json_object_begin(json, "peak_bytes");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         json_unsigned(json, kinds[i].name, report_gauge(rank->process, kinds[i].gauge).max);

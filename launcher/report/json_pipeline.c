@@ -45,10 +45,7 @@ void report_json_pipeline(json_writer *json, const report *report, const report_
         if ((passes += stage->batch->count) > limits->passes)
             break;
         json_object_begin(json, NULL);
-        if (stage->rank->rank >= 0)
-            json_signed(json, "rank", stage->rank->rank);
-        else
-            json_null(json, "rank");
+        json_signed_or_null(json, "rank", stage->rank->rank);
         json_unsigned(json, "stage", stage->stage);
         json_number(json, "idle", stage->idle);
         write_passes(json, report, stage);

@@ -108,10 +108,7 @@ static void write_groups(json_writer *json, const report *report, const report_l
         json_figures_begin(json, "ranks");
         for (size_t j = 0; j < group->process_count && j < limits->rows; j++) {
             int rank = report->processes[group->processes[j]].counters->rank;
-            if (rank >= 0)
-                json_signed(json, NULL, rank);
-            else
-                json_null(json, NULL);
+            json_signed_or_null(json, NULL, rank);
         }
         json_figures_end(json);
         json_object_end(json);
@@ -158,10 +155,7 @@ void report_json_slowest(json_writer *json, const report *report) {
         json_object_begin(json, NULL);
         json_string(json, "name", report_id_name(counters, slow->kind, slow->id, fallback));
         json_bool(json, "collective", slow->kind == TRACE_COLLECTIVE);
-        if (counters->rank >= 0)
-            json_signed(json, "rank", counters->rank);
-        else
-            json_null(json, "rank");
+        json_signed_or_null(json, "rank", counters->rank);
         json_unsigned(json, "pid", counters->pid);
         json_unsigned(json, "thread", slow->thread);
         json_number(json, "at_seconds", (double)report_job_ns(report, slow->process, slow->begin_ns) / 1e9);

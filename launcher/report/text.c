@@ -29,10 +29,7 @@ static void write_ends(const report *report, FILE *out) {
         if (shown == ENDS_SHOWN && i != report->first_failure)
             continue;
         shown += shown < ENDS_SHOWN;
-        if (rank->rank >= 0)
-            snprintf(who, sizeof who, "rank %d", rank->rank);
-        else
-            snprintf(who, sizeof who, "process %u", rank->process->counters->pid);
+        job_ended_name(rank->rank, rank->process->counters->pid, who);
         job_end_sentence(&rank->end, how);
         fprintf(out, "  %-9s %s %s%s\n", i == 0 ? "ends" : "", who, how,
                 i == report->first_failure && report->rank_count > 1 ? "; the first failure" : "");

@@ -33,9 +33,8 @@ static int check_ranks(const run_request *request) {
     if (request->ranks == 1)
         return 0;
     if (launcher && !fix) {
-        LOG_E("--nproc %d: %s is one session, in which you write; leave --nproc out, or run a script: castor "
-              "run "
-              "--plugin gemini --nproc %d -- python SCRIPT",
+        LOG_E("--nproc %d: %s is one session, in which you write; leave --nproc out, or run a script: "
+              "castor run --plugin gemini --nproc %d -- python SCRIPT",
               request->ranks, launcher, request->ranks);
         return RUN_EXIT_USAGE;
     }
