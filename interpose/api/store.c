@@ -275,6 +275,13 @@ uint64_t castor_digest(const void *data, uint64_t bytes) {
     return home_digest(data, bytes);
 }
 
+castor_status castor_edits_digest(castor_tensor *const *tensors, uint32_t count, uint64_t *digests) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = home_edits_digest(tensors[i], &digests[i]);
+    return status;
+}
+
 castor_status castor_state_allocate(castor_tensor *t, uint64_t bytes, uint64_t *offset, void **alias) {
     castor_status status = rank_check(t->store, __func__);
     return status ? status : tensor_state_allocate(t, bytes, offset, (char **)alias);

@@ -122,6 +122,21 @@ uint64_t home_digest(const void *data, size_t bytes) {
     return mix(digest, word);
 }
 
+castor_status home_edits_digest(const tensor *t, uint64_t *digest) {
+    *digest = t->bytes;
+    if (t->mode != TENSOR_SHARED || !t->home)
+        return CASTOR_OK;
+    castor_status status = pages_edited_drop_equal(t->home, t->param_alias, t->span);
+    char *end = t->home + t->span;
+    page_run run;
+    for (char *from = t->home; !status && from < end && pages_edited_next(from, (size_t)(end - from), &run);
+         from = run.start + run.bytes) {
+        *digest = mix(*digest, (uint64_t)(run.start - t->home));
+        *digest = mix(*digest, home_digest(run.start, run.bytes));
+    }
+    return status;
+}
+
 /* What may come does where all ranks have the same values. */
 static castor_status values_meet(settling *g) {
     for (uint32_t i = 0; i < g->count; i++)

@@ -40,6 +40,8 @@ typedef struct home_claim {
 bool home_is_at(const tensor *t, const void *address, uint64_t layout);
 
 uint64_t home_digest(const void *data, size_t bytes);
+/* Of what this rank alone sees at a tensor's home: the pages that it has written, which hold something else than the store. */
+castor_status home_edits_digest(const tensor *t, uint64_t *digest);
 
 /* On every rank, with the same tensors: the ranks agree on the verdicts and carry them out. Nodes compare them
  * (store_agreed_add). */
