@@ -1,4 +1,5 @@
-"""Runs tests/scripts/rearranged.py, which rearranges storages at random, plain and under Castor; all it sees must be equal.
+"""Runs tests/scripts/rearranged.py, which rearranges storages at random, plain and under Castor; all it sees must be equal. Then
+edited.py, which edits what it trains between the micro-steps of CASTOR_ACCUMULATE: it ends as plain PyTorch with whole batches, or Castor refuses it.
 
     tests/rearranged/run.py [--castor build/bin/castor] [--seeds 5] [--first 1] [--only NAME] [--setup NAME]
 
@@ -36,6 +37,35 @@ SETUPS = {
     "DDP, gemini, lazy initialization": (2, ["--plugin", "gemini", "--set", "CASTOR_LAZY_INIT=1"]),
     "DDP, gemini under a budget": (2, ["--plugin", "gemini", "--set", "CASTOR_MEMORY_BUDGET=100M"]),
 }
+
+EDITED = os.path.join(ROOT, "tests", "rearranged", "edited.py")
+PARTS = 3  # of a batch
+START = "at the start of a batch"  # where no edit may be refused
+EDITS_A_SEED = 8  # edited.py's runs are short: so many for each seed
+EDITED_SETUPS = {
+    "edits, one process": (0, ["--plugin", "gemini"]),
+    "edits, one process under a budget": (0, ["--plugin", "gemini", "--set", "CASTOR_MEMORY_BUDGET=8M"]),
+    "edits, DDP, ddp": (2, ["--plugin", "ddp"]),
+    "edits, DDP, gemini": (2, ["--plugin", "gemini"]),
+}
+
+
+def differs(plain, castor):
+    """Why what edited.py ended with under Castor is wrong; None: it is equal but for rounding, or Castor refused what it may refuse."""
+    if castor is None or plain["edits"] != castor["edits"]:
+        return "no result" if castor is None else "other edits"
+    if "raised" in plain:
+        return None if "raised" in castor else f"plain PyTorch raises {plain['raised']}"
+    if "raised" in castor:
+        may = any(moment != START for _, moment, _ in plain["edits"])
+        return None if may and "castor: " in castor["raised"] else castor["raised"]
+    if plain["final"].keys() != castor["final"].keys():
+        return f"other values: {sorted(plain['final'].keys() ^ castor['final'].keys())}"
+    for name, expected in plain["final"].items():
+        most = max(1.0, *map(abs, expected)) if expected else 1.0
+        if not all(abs(a - b) <= 1e-9 * most for a, b in zip(expected, castor["final"][name], strict=True)):
+            return f"{name} differs"
+    return None
 
 
 class Suite:
@@ -101,6 +131,36 @@ class Suite:
                 return f"rank {rank}: {got[0]}: {str(got[1])[:300]} instead of {expected[0]}: {str(expected[1])[:300]}"
         return None if len(plain) == len(castor) else f"rank {rank} saw {len(castor)} things instead of {len(plain)}"
 
+    def run_edited(self, name, under, ranks, *arguments):
+        """What edited.py ended with, by seed and rank."""
+        out = os.path.join(self.work, name)
+        os.makedirs(out)
+        seeds = range(EDITS_A_SEED * self.seeds.start, EDITS_A_SEED * self.seeds.stop)
+        ddp = ["--ddp"] if ranks else []
+        printed = self.start([*under, *(runner.ranks(ranks) if ranks else [sys.executable]), EDITED, "--out", out, *ddp, *arguments, *map(str, seeds)])
+        return {seed: [self.seen(out, seed, rank) for rank in range(max(ranks, 1))] for seed in seeds}, printed
+
+    def go_edited(self):
+        plain = {}
+        for name, (ranks, options) in EDITED_SETUPS.items():
+            if self.arguments.setup not in name:
+                continue
+            if ranks not in plain:
+                plain[ranks], printed = self.run_edited(f"plain edits {ranks}", [], ranks)
+            under = [self.arguments.castor, "run", "--log-dir", os.path.join(self.work, "logs"), "--set", f"CASTOR_ACCUMULATE={PARTS}", *options, "--"]
+            found, printed = self.run_edited(name, under, ranks, "--parts", str(PARTS))
+            wrong = {seed: next(filter(None, map(differs, plain[ranks][seed], found[seed])), None) for seed in found}
+            for seed, why in wrong.items():
+                if why:
+                    print(f"FAILED {name}, seed {seed}: {why}: {plain[ranks][seed][0]['edits']}\n{printed[-2000:]}", flush=True)
+            refused = sum(seen[0] is not None and "raised" in seen[0] for seen in found.values())
+            equal = sum(why is None for why in wrong.values())
+            self.passed, self.failed = self.passed + equal, self.failed + len(wrong) - equal
+            if not 0 < refused < len(wrong):
+                self.failed += 1
+                print(f"FAILED {name}: {refused} of {len(wrong)} runs were refused: the seeds show nothing", flush=True)
+            print(f"{name}: {equal} of {len(wrong)} equal or refused ({refused})", flush=True)
+
     def go(self):
         try:
             for name, (ranks, options) in SETUPS.items():
@@ -116,6 +176,7 @@ class Suite:
                         continue
                     self.compare(name, seed, self.plain[ranks][seed][0], *found[seed])
                 print(f"{name}: {len(self.seeds) - (self.failed - before)} of {len(self.seeds)} equal or refused", flush=True)
+            self.go_edited()
         finally:
             shutil.rmtree(self.work, ignore_errors=True)
         print(f"{self.passed} passed, {self.failed} failed")

@@ -227,6 +227,47 @@ def frozen_at_first(log):
         steps += parts.over(loss, model, optimizer)
 
 
+def train_wrapped_again(log, kept):
+    """A second wrapper from the second epoch on; the first one is kept, or dropped. The optimizer has a part of the model then."""
+    network, wrappers = Classifier(), []
+    optimizer, parts = sgd_of(network.parameters()), Parts(log)
+    for epoch in range(3):
+        model = DistributedDataParallel(network)
+        wrappers = [*wrappers, model] if kept else []
+        if epoch == 1:
+            optimizer.param_groups[0]["params"] = list(network.parameters())[1:]
+        for x, y in loader():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+            parts.over(loss, model, optimizer)
+
+
+@record.case
+def wrapped_again(log):
+    train_wrapped_again(log, kept=False)
+
+
+@record.case
+def wrapped_again_and_kept(log):
+    train_wrapped_again(log, kept=True)
+
+
+@record.case
+def replaced_between(log):
+    """A parameter is replaced between two parts of a batch."""
+    model = DistributedDataParallel(Classifier())
+    optimizer = sgd_of(model.parameters())
+
+    def after(optimizer):
+        old = optimizer.param_groups[0]["params"][0]
+        optimizer.param_groups[0]["params"][0] = nn.Parameter(old.detach().clone())
+
+    train(log, lambda _: optimizer, model, after=after)
+
+
 @record.case
 def static_graph(log):
     train(log, sgd_of, DistributedDataParallel(Classifier(), static_graph=True))

@@ -41,6 +41,56 @@ def no_sync_but_last(model, last):
     return contextlib.nullcontext() if last else model.no_sync()
 
 
+def two_wrappers(log, **settings):
+    """Two wrappers share a module, and one loss needs both."""
+    body = nn.Linear(FEATURES, 400)
+    first, second = (DistributedDataParallel(nn.Sequential(body, nn.Tanh(), nn.Linear(400, CLASSES)), **settings) for _ in range(2))
+    optimizer = torch.optim.SGD({p: 0 for p in [*first.parameters(), *second.parameters()]}, lr=0.1, momentum=0.9)
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(first(x), y) + second(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        log.step(loss, first, optimizer)
+    log.parameters(second)
+
+
+@record.case
+def shared_by_two_wrappers(log):
+    two_wrappers(log)
+
+
+@record.case
+def shared_by_two_static_wrappers(log):
+    two_wrappers(log, static_graph=True)
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(FEATURES, 300), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x):
+        return self.one(x), self.other(x)
+
+
+@record.case
+def backward_in_parts(log):
+    """One forward, and a backward for each of its outputs: together they make every parameter's gradient."""
+    model = DistributedDataParallel(Towers())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        one, other = model(x)
+        one.square().mean().backward()
+        loss = F.cross_entropy(other, y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
 @record.case
 def no_sync(log):
     micro_steps(log, no_sync_but_last)
@@ -312,6 +362,20 @@ def averaged_by_hand(log):
             p.grad /= dist.get_world_size()
         optimizer.step()
         log.step(loss, model, optimizer)
+
+
+@record.case
+def backward_twice_after_one_forward(log):
+    """A parameter gets two gradients after one forward: an error, in plain PyTorch too."""
+    model = DistributedDataParallel(Towers())
+    x, y = batch(0)
+    one, other = model(x)
+    one.square().mean().backward()
+    try:
+        (F.cross_entropy(other, y) + model.module.one(x).mean()).backward()
+        log.note("raised", 0)
+    except RuntimeError as error:
+        log.note("raised", float("mark a variable ready only once" in str(error)))
 
 
 if __name__ == "__main__":

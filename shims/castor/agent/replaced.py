@@ -77,6 +77,8 @@ ROWS = (
     Row("transformers.modeling_utils.PreTrainedModel.dtype", "<property>",
         "the saved configuration must name the type of the weights beside it", may_lack=True),
     # backward
+    Row("torch.nn.functional._no_grad_embedding_renorm_", "weight, ...", "a forward that changes its parameter has no hook for that",
+        may_lack=True),
     Row("torch.distributed.Reducer", "<pybind11_type>", "a communication hook comes after gradients were copied into buckets on each rank"),
     Row("torch.distributed.Logger", "<pybind11_type>", "its constructor wants a reducer of PyTorch's"),
     Row("torch.nn.parallel.distributed._verify_param_shape_across_processes", "process_group, tensors, ...",

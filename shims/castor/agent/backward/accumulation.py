@@ -2,15 +2,19 @@
 
 A gradient counts 1/k. Between the steps optimizer.step(), zero_grad(), clipping and unscaling do nothing, a scheduler's step
 is left out with the optimizer's, and an epoch ends with the last whole step. Gradients stay in the store's sums, to which
-the next backward adds: no rank holds gradients of its own (gradients.Synchronizer.carry).
+the next backward adds: no rank holds gradients of its own (gradients.hide_carried).
 
 Micro-steps are counted per optimizer, at its step(): a script may call backward() several times for one, and may train
-several models. The result must be that of one batch of k times the size. So the script must not change gradients by itself
-between the steps, or drop gradients that were made after the last micro-step: both are refused."""
+several models. The result must be that of one batch of k times the size, before which the script did what it does between
+the micro-steps. So between them it may change hyperparameters and states, of which the step makes use, and nothing
+that a gradient depends on: not the gradients, the parameters' values, nor which parameters the optimizer trains. Each step()
+compares these with what the last one found."""
 import atexit
 import collections
 import ctypes
 import functools
+import sys
+import typing
 import weakref
 
 import torch
@@ -18,14 +22,19 @@ from torch.optim import lr_scheduler
 from torch.utils.data import dataloader
 
 from .. import core, patching
-from ..common import store
+from ..common import store, tensors
 from ..process import events, iterations
+from . import gradients
 
 _size = 1
 _steps = 0  # calls of any optimizer's step()
 _cycles = weakref.WeakKeyDictionary()  # optimizer: Cycle
 _synchronizers = weakref.WeakSet()
-_cycle_of = {}  # id(parameter): (weak reference to it, Cycle)
+_cycles_of = {}  # id(parameter): the cycles of the optimizers that have it
+_waiting = {}  # id(parameter): (weak reference to it, the cycle that has gradients of it and has not stepped)
+_hooked = {}  # id(parameter): weak reference to it
+_shown = {}  # id(parameter): (weak reference to p.grad, its digest; None: the store knows), after the last backward
+_renormed = {}  # id(parameter): weak reference to it: forward passes change it (Embedding with max_norm)
 
 
 def active():
@@ -36,18 +45,43 @@ def size():
     return _size
 
 
+def _digest(t):
+    """Changes with the values of a tensor. On devices, where nobody else waits for them, it is their version."""
+    t = t.detach()
+    if t.device.type != "cpu" or t.layout is not torch.strided or not t.numel():
+        return t._version
+    return core.digest(t.data_ptr(), tensors.extent(t))
+
+
+class Held(typing.NamedTuple):
+    """The gradient of a parameter at the last micro-step."""
+
+    parameter: weakref.ref
+    shape: tuple
+    grad: typing.Optional[torch.Tensor]  # None: the store has it
+    digest: int
+
+
+class Trained(typing.NamedTuple):
+    """A parameter before the first backward of a cycle."""
+
+    shape: tuple
+    requires_grad: bool
+    digest: int  # of its values
+
+
 class Cycle:
     """The accumulation of one optimizer since its last step."""
 
     def __init__(self, optimizer):
-        self.optimizer = weakref.ref(optimizer)
+        self.optimizer, self.name = weakref.ref(optimizer), type(optimizer).__name__
         self.count = core.Accumulation()
         core.accumulation_begin(self.count, _size)
         self.reached = False  # a backward made gradients since the last micro-step
-        self.unheard = set()  # ids of its parameters that have no hook on their gradients yet
         self.calls = 0  # of step()
         self.skipped = False  # the last of them
-        self.held = {}  # id(parameter): (gradient, its version) at the last micro-step; (None, 0): in the store
+        self.held = {}  # id(parameter): Held, also of parameters that no optimizer has
+        self.trained = {}  # id(parameter): Trained
 
     @property
     def running(self):
@@ -67,33 +101,77 @@ class Cycle:
         """The step was made, or skipped after an overflow."""
         core.accumulation_begin(self.count, _size)
         self.reached = False
-        self.held.clear()
-        for p in self.parameters():
-            entry = store.entry_of(p)
+        for key, held in self.held.items():
+            entry = None if held.parameter() is None else store.entry_of(held.parameter())
             if entry is not None:
                 entry.carried = False
+            if _waiting.get(key, (None, None))[1] is self:
+                del _waiting[key]
+        self.held.clear()
+        self.trained.clear()
 
     def hold(self):
         """The micro-step is over: its gradients stay until the step."""
-        before, self.held = self.held, {}
-        pairs = [(store.entry_of(p), p) for p in self.parameters() if p.grad is not None and store.entry_of(p) is not None]
-        changed = store.changed(pairs)
-        for p in self.parameters():
-            known = id(p) in before
-            if p.grad is None:
-                if known:
-                    refuse_change(p)
-                continue
+        own, before, self.held = self.parameters(), self.held, {}
+        outside = _outside()
+        with_gradient = [p for p in own + outside if p.grad is not None]
+        changed = {id(p) for p in _changed(with_gradient)}
+        unsynced = {e for s in _synchronizers if s.unsynced for e in s.entries}
+        for p in own:
+            if p.grad is None and (id(p) in before or id(p) in _shown) or id(p) in changed and (id(p) in before or self.reached or p.grad.any()):
+                refuse_change(p)
+        for p in with_gradient:
             entry = store.entry_of(p)
-            in_store = entry is not None and entry.synchronizer.carry(entry, p, known, entry in changed)
-            self.held[id(p)] = (None, 0) if in_store else (p.grad, p.grad._version)
+            in_store = entry is not None and entry.synced and entry not in unsynced and id(p) not in changed
+            if entry is not None:
+                entry.carried = in_store
+            self.held[id(p)] = Held(weakref.ref(p), tuple(p.shape), *((None, 0) if in_store else (p.grad, _digest(p.grad))))
+        for p in own:
+            if p.grad is not None:
+                _waiting[id(p)] = weakref.ref(p), self
+
+    def backward_begins(self):
+        """What the first gradients of a cycle belong to."""
+        if not self.running and not self.reached:
+            own = self.parameters()
+            self.trained = {id(p): seen for p, seen in zip(own, _seen(own))}
 
     def check_held(self):
-        """Only backward() may change accumulated gradients. (The synchronizer checks those in the store.)"""
+        """Only backward() may change accumulated gradients. (hide_carried checks those in the store.)"""
         for p in self.parameters():
-            grad, version = self.held.get(id(p), (None, 0))
-            if grad is not None and (p.grad is not grad or grad._version != version):
+            held = self.held.get(id(p))
+            if held is not None and held.grad is not None and (p.grad is not held.grad or _digest(p.grad) != held.digest):
                 refuse_change(p)
+
+    def check_trained(self):
+        """Step() is called: what the gradients so far belong to must be what it was at the first of them."""
+        own = self.parameters()
+        for p in own:
+            held_by, cycle = _waiting.get(id(p), (lambda: None, None))
+            if held_by() is p and cycle is not self and cycle.running:
+                raise core.Error(
+                    f"castor: a parameter of shape {tuple(p.shape)} is stepped by this {self.name}, while gradients of CASTOR_ACCUMULATE="
+                    f"{_size} micro-steps wait for the step of another optimizer ({cycle.name}): give each parameter to one optimizer, change "
+                    f"optimizers when the old one has stepped, once in {_size} calls of step(), or use CASTOR_ACCUMULATE=1")
+        if not self.trained:  # no backward yet
+            return
+        ids, with_gradient = {id(p) for p in own}, self.held.keys() | _shown.keys()
+        for key, trained in self.trained.items():
+            if trained.requires_grad and key not in ids and key in with_gradient:
+                self._refuse_edit(trained.shape, "was taken from its optimizer, or replaced,")
+        for p, now in zip(own, _seen(own)):
+            trained = self.trained.get(id(p), now if id(p) in self.held else Trained((), False, 0))
+            if now.requires_grad and not trained.requires_grad:
+                self._refuse_edit(p.shape, "began to be trained")
+            elif trained.requires_grad and not now.requires_grad and id(p) in with_gradient:
+                self._refuse_edit(p.shape, "was frozen")
+            elif trained.requires_grad and now.digest != trained.digest:
+                self._refuse_edit(p.shape, "was changed by the script")
+
+    def _refuse_edit(self, shape, what):
+        raise core.Error(
+            f"castor: a parameter of shape {tuple(shape)} {what} between the micro-steps of CASTOR_ACCUMULATE={_size}, and its gradients "
+            f"so far belong to what was before: do it when the optimizer has stepped, once in {_size} calls of step(), or use CASTOR_ACCUMULATE=1")
 
 
 def watch(synchronizer):
@@ -114,39 +192,133 @@ def _cycle(optimizer):
     cycle = _cycles.get(optimizer)
     if cycle is None:
         cycle = _cycles[optimizer] = Cycle(optimizer)
-    for p in cycle.parameters():
-        known = _cycle_of.get(id(p))
-        if known is None or known[0]() is not p:
-            _cycle_of[id(p)] = weakref.ref(p), cycle
-            cycle.unheard.add(id(p))
-        if id(p) in cycle.unheard and p.requires_grad and p.is_leaf:  # frozen ones may be trained later
-            cycle.unheard.discard(id(p))
-            p.register_post_accumulate_grad_hook(_reached)
+    _look()
     return cycle
 
 
-def _cycle_at(p):
-    """The cycle of the optimizer that steps a parameter; None if none does."""
-    known = _cycle_of.get(id(p))
-    return known[1] if known is not None and known[0]() is p else None
+def _look():
+    """Which parameters the optimizers have now: scripts edit their groups by hand."""
+    _cycles_of.clear()
+    for cycle in list(_cycles.values()):
+        for p in cycle.parameters():
+            _cycles_of.setdefault(id(p), []).append(cycle)
+            if p.requires_grad and p.is_leaf and not _is(_hooked, p):  # frozen ones may be trained later
+                _hooked[id(p)] = weakref.ref(p)
+                p.register_post_accumulate_grad_hook(_reached)
+
+
+def _is(known, p):
+    """Whether a table of weak references by id has this parameter, and not one that had its id."""
+    return id(p) in known and known[id(p)]() is p
 
 
 def _reached(p):
-    cycle = _cycle_at(p)
-    if cycle is not None:
+    for cycle in _cycles_of.get(id(p), ()):
         cycle.reached = True
+    if any(not str(getattr(hook, "__module__", "")).startswith("castor.") for hook in (p._backward_hooks or {}).values()):
+        _say_of_hooks()
+
+
+@functools.cache
+def _say_of_hooks():
+    core.log(1, b"a parameter has a hook on its gradient (register_hook), which CASTOR_ACCUMULATE calls with each micro-step's: what it "
+                b"does must be linear in the gradient (a mask, a factor; not a clamp) to be that of one batch")
+
+
+def _outside():
+    """Parameters whose gradients are summed and which no optimizer has: they are accumulated with those that one has."""
+    found = {e: e.parameter() for s in _synchronizers for e in s.entries}
+    return [p for p in found.values() if p is not None and id(p) not in _cycles_of]
+
+
+def _cycles_with(parameters):
+    """The cycles to which a call for these parameters belongs. Those that no optimizer has go with the others, or with all."""
+    found = {cycle for p in parameters for cycle in _cycles_of.get(id(p), ())}
+    return found or set(_cycles.values())
+
+
+def _acting(cycles):
+    """Whether each of these cycles steps next. Of an optimizer that does not step (any more) the others decide."""
+    running = {cycle for cycle in cycles if cycle.running}
+    return {cycle.at_boundary for cycle in running or cycles}
 
 
 def at_boundary(parameters):
     """Whether an operation on the gradients of these parameters acts now."""
     if not active():
         return True
-    cycles = {_cycle_at(p) for p in parameters} - {None}
-    acting = {cycle.at_boundary for cycle in cycles}
+    _look()
+    acting = _acting(_cycles_with(parameters))
     if len(acting) > 1:
         raise core.Error("castor: gradients of several optimizers are clipped or unscaled together, and only some of them "
                          "step now: with CASTOR_ACCUMULATE step them equally often, or clip them one by one")
     return acting != {False}
+
+
+def goes_on(p):
+    """Whether the next backward may add to the sum of this parameter's gradients."""
+    return active() and False in _acting(_cycles_with([p]))
+
+
+# ---- what the script changes
+
+
+def _is_untouched_window(p, entry):
+    """Whether p.grad shows a sum, and backward passes have added nothing to it: then the store knows what was written."""
+    return entry is not None and entry.synced and entry.shows_window(p.grad)
+
+
+def _changed(parameters):
+    """Those of these parameters, which have gradients, whose gradients are not what the last backward has left."""
+    pairs = [(store.entry_of(p), p) for p in parameters]
+    windows = [(entry, p) for entry, p in pairs if _is_untouched_window(p, entry)]
+    edited = store.changed(windows)
+
+    def is_changed(p, entry):
+        if _is_untouched_window(p, entry):
+            return entry in edited
+        grad, digest = _shown.get(id(p), (lambda: None, 0))
+        return grad() is not p.grad or _digest(p.grad) != digest
+
+    return [p for entry, p in pairs if is_changed(p, entry)]
+
+
+def _note_shown():
+    """A backward is over."""
+    _shown.clear()
+    for p in [p for cycle in list(_cycles.values()) for p in cycle.parameters()] + _outside():
+        if p.grad is not None:
+            known = _is_untouched_window(p, store.entry_of(p))
+            _shown[id(p)] = weakref.ref(p.grad), None if known else _digest(p.grad)
+
+
+def _seen(parameters):
+    """Each parameter as it is now. Of one in the store only what this rank has written counts, so that nothing is loaded which a budget
+    has put away."""
+    entries = [store.entry_of(p) for p in parameters]
+    shared = [e for e in entries if e is not None and e.shared]
+    away = store.look(shared) if shared else None
+    at_home = {e for e, moved in zip(shared, away or [False] * len(shared)) if not moved}
+    listed = [e for e in shared if e in at_home]
+    found = (ctypes.c_uint64 * max(len(listed), 1))()
+    core.edits_digest(store.handles(listed), len(listed), found)
+    digests = dict(zip(listed, found))
+
+    def digest(p, entry):
+        return None if _is(_renormed, p) else digests[entry] if entry in digests else _digest(p)
+
+    return [Trained(tuple(p.shape), p.requires_grad, digest(p, e)) for p, e in zip(parameters, entries)]
+
+
+def _watch_renorm(stock):
+    """Embedding(max_norm=...) shortens the rows that a forward looks up, in each micro-step those of its samples: as one batch does."""
+
+    @functools.wraps(stock)
+    def _no_grad_embedding_renorm_(weight, *args, **kwargs):
+        _renormed[id(weight)] = weakref.ref(weight)
+        return stock(weight, *args, **kwargs)
+
+    return _no_grad_embedding_renorm_
 
 
 # ---- events
@@ -156,20 +328,25 @@ class Observer(events.Observer):
     def backward_begun(self, outputs, create_graph):
         if create_graph:
             raise core.Error("castor: backward(create_graph=True) cannot be accumulated: use CASTOR_ACCUMULATE=1")
+        _look()
         for cycle in list(_cycles.values()):
-            if cycle.running and not cycle.reached:
+            if cycle.reached:
+                for p in _changed([p for p in cycle.parameters() if p.grad is not None]):
+                    if p.grad.any():
+                        refuse_change(p)
+            elif cycle.running:
                 cycle.check_held()
+            cycle.backward_begins()
         with torch.no_grad():
-            for synchronizer in list(_synchronizers):
-                synchronizer.hide_carried()
+            gradients.hide_carried(list(_synchronizers))
 
     def scaled(self, roots):
         """Each micro-step counts 1/k."""
         return tuple(root if root is None else root / _size for root in roots)
 
     def backward_left(self):
-        for synchronizer in list(_synchronizers):
-            synchronizer.show_carried()
+        gradients.show_carried()
+        _note_shown()
 
 
 def skips_step(optimizer, closure, separable):
@@ -179,6 +356,7 @@ def skips_step(optimizer, closure, separable):
         raise core.Error(f"castor: {type(optimizer).__name__} may evaluate its closure several times for a step, which "
                          "CASTOR_ACCUMULATE cannot spread over micro-steps: use CASTOR_ACCUMULATE=1")
     cycle = _cycle(optimizer)
+    cycle.check_trained()
     if closure is None and not cycle.reached:
         cycle.check_held()
     _steps += 1
@@ -200,12 +378,16 @@ def step_over(optimizer):
 
 def not_zeroed(parameters):
     """Those of these parameters whose gradients must not be cleared now."""
-    carried = []
-    for p in parameters if active() else ():
-        cycle = _cycle_at(p)
-        if cycle is None or not cycle.running:
+    if not active():
+        return []
+    _look()
+    parameters, carried = list(parameters), []
+    others = _cycles_with(parameters)
+    for p in parameters:
+        cycles = [cycle for cycle in _cycles_of.get(id(p), others) if cycle.running]
+        if not cycles:
             continue
-        if cycle.reached:
+        if any(cycle.reached for cycle in cycles):
             raise core.Error(
                 "castor: the script clears gradients that were made after optimizer.step(), and CASTOR_ACCUMULATE has "
                 "added them to those of the micro-steps before: keep that backward away from this model "
@@ -346,7 +528,7 @@ def _wrap_loaders():
 
 def _say_what_is_left():
     left = max((cycle.count.count for cycle in _cycles.values()), default=0) if store.active() else 0
-    if left:
+    if left and not hasattr(sys, "last_value"):  # an exception that ends the script says more
         core.log(1, f"the last {left} of CASTOR_ACCUMULATE={_size} micro-steps were followed by no step: their gradients "
                     "changed nothing".encode())
 
@@ -358,6 +540,7 @@ def install():
     if not active():
         return
     patching.replace("torch.optim.Optimizer.add_param_group", _watch_optimizers)
+    patching.replace("torch.nn.functional._no_grad_embedding_renorm_", _watch_renorm)
     _wrap_loaders()
     patching.replace("torch.amp.GradScaler._maybe_opt_step", _wrap_scaler_step)
     patching.replace("torch.amp.GradScaler.update", _wrap_scaler_update)

@@ -1,7 +1,13 @@
-"""The gradients of each backward are added into the store's sums, and p.grad becomes a window on the sum."""
+"""The gradients of each backward are added into the store's sums, and p.grad becomes a window on the sum.
+
+Several synchronizers may have one parameter: a module in two wrappers, a model that is wrapped again. What belongs to the
+parameter is kept in its entry; what belongs to a wrapper, in its synchronizer. Of several that a backward reaches, one adds
+the gradient, and the sum is that of all."""
 import collections
 import ctypes
 import functools
+import itertools
+import threading
 import weakref
 
 import torch
@@ -15,14 +21,30 @@ from . import accumulation
 _NOT_ADDED = 2**64 - 1  # the ticket of a gradient on its way to the core
 
 
+_numbers = itertools.count()  # synchronizers are made in the same order on all ranks
+
+
+class _Thread(threading.local):
+    begun = None  # the synchronizers that the running backward has reached
+
+
+_thread = _Thread()
+
+
+def _unhook(hooks):
+    for hook in hooks.values():
+        hook.remove()
+
+
 class Synchronizer:
-    """Sums the gradients of a list of parameters over a group, once per backward for which `expecting` is set."""
+    """Sums the gradients of a list of parameters over a group, at the end of each backward for which `expecting` is set. It lives as
+    long as its owner, as DistributedDataParallel's reducer: its hooks do not hold it."""
 
     def __init__(self, group, parameters, delayed=False):
-        self.group, self.delayed = group, delayed
+        self.group, self.delayed, self.number = group, delayed, next(_numbers)
         self.expecting = self.begun = False
+        self.ready = set()  # the entries whose gradients came since expect()
         self.broken = None  # why no backward can be synchronized any more
-        self.unsynced = False  # a backward without synchronization came after the last one with it
         self.scale = 1.0 / group.total  # the weight of this rank's gradients
         self.pending = collections.deque()  # (core.Gradient, entry, parameter, gradient, source): being added
         self.entries = masters.adopt(group, parameters)
@@ -31,13 +53,35 @@ class Synchronizer:
         if group.across is not None:
             group.across.synchronizers.add(self)
         self.hooks = {}  # entry: the handle of its hook
+        weakref.finalize(self, _unhook, self.hooks).atexit = False
         accumulation.watch(self)
         for p, e in zip(parameters, self.entries):
             self.hook(p, e)
 
     def hook(self, p, entry):
-        entry.synchronizer = self
-        self.hooks[entry] = p.register_post_accumulate_grad_hook(functools.partial(self._ready, entry))
+        this = weakref.ref(self)
+
+        def ready(p):
+            synchronizer = this()
+            if synchronizer is not None:
+                synchronizer._ready(entry, p)
+
+        entry.synchronizers.add(self)
+        self.hooks[entry] = p.register_post_accumulate_grad_hook(ready)
+
+    def expect(self):
+        """The next gradients are to be summed."""
+        self.expecting = True
+        self.ready.clear()
+
+    def still_expects(self):
+        """Whether gradients of further backward passes belong to those that were summed just now."""
+        return False
+
+    @property
+    def unsynced(self):
+        """A backward without synchronization reached some of the parameters after the last one with it."""
+        return any(not e.synced for e in self.entries)
 
     def moved(self, entry, p):
         """A gradient came of a parameter that the script has moved to a device since it was registered."""
@@ -45,8 +89,7 @@ class Synchronizer:
                          "CPU: move the model before it is wrapped and its optimizer is built")
 
     def remove_hooks(self):
-        for hook in self.hooks.values():
-            hook.remove()
+        _unhook(self.hooks)
 
     def _ready(self, entry, p):
         if not store.active():
@@ -56,29 +99,39 @@ class Synchronizer:
             return
         entry.used, entry.synced = True, False
         if not self.expecting:
-            self.unsynced = True
             return
         if not self.begun:
-            if self.broken:
-                self.refuse_broken()
-            self.begun = True
-            events.at_end(self._finish, self._raised)
-            if self.group.across is not None:
-                self.group.across.begin(self)
+            self._begin()
         if self.delayed:
             return
-        if entry.fired:
+        if entry in self.ready:
             self._refuse_second()
+        self.ready.add(entry)
+        if entry.fired:  # another wrapper of this parameter has added the gradient
+            return
         self._reap()  # earlier gradients only: the script's own hooks, which run after this one, still look at p.grad
         self._submit([(entry, p, p.grad)])
         entry.fired = True  # not before: a gradient that an exception stopped is not waited for
         if self.group.across is not None:
             self.group.across.go_on(self)
 
+    def _begin(self):
+        if self.broken:
+            self.refuse_broken()
+        self.begun = True
+        if not _thread.begun:
+            _thread.begun = [self]
+            events.at_end(functools.partial(_end, _thread.begun), functools.partial(_raised, _thread.begun))
+        else:
+            _thread.begun.append(self)
+        if self.group.across is not None:
+            self.group.across.begin(self)
+
     def _refuse_second(self):
         raise RuntimeError(
-            "Expected to mark a variable ready only once: a parameter got two gradients in one backward "
-            "(reentrant checkpointing of shared weights?). Pass static_graph=True to DistributedDataParallel."
+            "Expected to mark a variable ready only once: a parameter got two gradients after one forward of its "
+            "DistributedDataParallel. Add the losses and call backward() once; for reentrant checkpointing of shared weights pass static_graph=True "
+            "to DistributedDataParallel, or use_reentrant=False to checkpoint()."
         )
 
     def _submit(self, made):
@@ -94,7 +147,7 @@ class Synchronizer:
             goes_on = entry.carrying and not ((entry.whole or entry.single_sum) and not entry.goes_on_here)
             gradient.flags |= core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
             entry.whole = False
-            if not accumulation.at_boundary([p]):
+            if accumulation.goes_on(p):
                 gradient.flags |= core.GRADIENT_KEEP
         core.gradients_add(added, len(added), self.scale)
 
@@ -175,18 +228,10 @@ class Synchronizer:
         """Sums what backward passes without synchronization have left in p.grad. On every rank together."""
         if self.broken:
             self.refuse_broken()
-        self._finish()
+        _finish([self])
 
-    def _finish(self):
-        try:
-            self._sum()
-        except BaseException as error:
-            self._break_off(error)
-            raise
-
-    def _sum(self):
-        self.unsynced = False
-        entries = self._participants()
+    def _complete(self, entries):
+        """Waits for the sums. Returns which of them some rank has used."""
         late = [(e, e.parameter()) for e in entries if not e.fired]
         if late:
             self._submit([(e, p, None if p is None else p.grad) for e, p in late])
@@ -198,11 +243,7 @@ class Synchronizer:
         if loss_scale.active():
             loss_scale.check(self.group, entries, used)
         self.group.sums += 1
-        while self.pending:
-            self._added()
-        with torch.no_grad():
-            self._show(entries, used)
-        self.begun = self.expecting = False
+        return used
 
     def _show(self, entries, used):
         """p.grad becomes the sum, for each parameter that some rank used."""
@@ -211,8 +252,7 @@ class Synchronizer:
             entry.fired = entry.used = False
             entry.synced = True
             p = entry.parameter()
-            if entry.hidden is not None:
-                self._show_carried(entry)
+            show_hidden(entry)
             if not (some_rank_used or entry.carrying) or p is None:
                 copied.append(entry)  # p.grad stays as it was
             elif entry.shared and entry.shows_window(p.grad):
@@ -237,50 +277,87 @@ class Synchronizer:
                 entry.shown = None if p.grad is None else weakref.ref(p.grad)
                 entry.shown_version = 0 if p.grad is None else p.grad._version
 
-    # ---- accumulation: a sum that goes on through several backward passes
 
-    @staticmethod
-    def _show_carried(entry):
+def _end(begun):
+    """The backward has returned that reached these synchronizers."""
+    _thread.begun = None
+    _finish(begun)
+
+
+def _raised(begun, error):
+    _thread.begun = None
+    for synchronizer in begun:
+        synchronizer._raised(error)
+
+
+def _finish(synchronizers):
+    """Sums what these synchronizers wait for, and shows the sums: each parameter's once, whatever number of them have it."""
+    synchronizers = sorted(synchronizers, key=lambda s: s.number)
+    try:
+        taken, sums = set(), []
+        for synchronizer in synchronizers:
+            entries = synchronizer._participants()
+            if not taken.isdisjoint(entries):
+                entries = [e for e in entries if e not in taken]
+            taken.update(entries)
+            if entries or not sums:
+                sums.append((synchronizer, entries))
+            elif synchronizer.group.across is not None:
+                synchronizer.group.across.end(synchronizer)
+        sums = [(synchronizer, entries, synchronizer._complete(entries)) for synchronizer, entries in sums]
+        for synchronizer in synchronizers:  # all of them, before any sum is shown: a gradient may be another one's
+            while synchronizer.pending:
+                synchronizer._added()
+        with torch.no_grad():
+            for synchronizer, entries, used in sums:
+                synchronizer._show(entries, used)
+        for synchronizer in synchronizers:
+            synchronizer.begun = False
+            synchronizer.expecting = synchronizer.expecting and synchronizer.still_expects()
+    except BaseException as error:
+        for synchronizer in synchronizers:
+            synchronizer._break_off(error)
+        raise
+
+
+# ---- accumulation: a sum that goes on through several backward passes
+
+
+def show_hidden(entry):
+    if entry.hidden is not None:
         p = entry.parameter()
         if p is not None:
             p.grad = entry.hidden
         entry.hidden = None
 
-    def carry(self, entry, p, already, changed):
-        """A micro-step is over: the next backward adds to the sum that p.grad shows. False: p.grad holds values that no sum has
-        (no_sync), or zeros. `already`: earlier micro-steps are in p.grad. `changed`: p.grad has changed (store.changed)."""
-        entry.carried = False
-        if self.unsynced or not entry.synced:
-            return False
-        if changed:
-            if already or p.grad.any():
-                accumulation.refuse_change(p)
-            return False
-        entry.carried = True
-        return True
 
-    def hide_carried(self):
-        """A backward begins: p.grad is hidden, so that autograd gives the new gradients alone, which are added to the sums."""
-        carried = [(e, e.parameter()) for e in self.entries if e.carried]
-        carried = [(e, p) for e, p in carried if p is not None]
-        if self.unsynced:
-            for entry, _ in carried:
-                entry.carried = False  # p.grad holds the sum and gradients without synchronization
-            return
-        changed = store.changed([(e, p) for e, p in carried if p.grad is not None])
-        for entry, p in carried:
-            if entry in changed:
-                if p.grad is not entry.shown_grad() or p.grad.any():
-                    accumulation.refuse_change(p)
-        self._show([e for e, _ in carried if e in changed], [True] * len(changed))  # clearing by hand acts at the step only
-        for entry, p in carried:
-            if self.expecting:
-                entry.hidden, p.grad = p.grad, None
-            elif p.grad is None:
-                accumulation.refuse_change(p)
+def hide_carried(synchronizers):
+    """A backward begins: p.grad of what is to be summed is hidden, so that autograd gives the new gradients alone, which are added to
+    the sums."""
+    unsynced = {e for s in synchronizers if s.unsynced for e in s.entries}
+    expected = {e for s in synchronizers if s.expecting for e in s.entries}
+    carried = []
+    for entry in (e for e in store.entries() if e.carried):
+        if entry in unsynced:
+            entry.carried = False  # p.grad holds the sum and gradients without synchronization
+        elif entry.parameter() is not None:
+            carried.append((entry, entry.parameter()))
+    changed = store.changed([(e, p) for e, p in carried if p.grad is not None])
+    for entry, p in carried:
+        if entry in changed and (p.grad is not entry.shown_grad() or p.grad.any()):
+            accumulation.refuse_change(p)
+    for synchronizer in synchronizers:  # clearing by hand acts at the step only
+        entries = [e for e in synchronizer.entries if e in changed]
+        synchronizer._show(entries, [True] * len(entries))
+        changed.difference_update(entries)
+    for entry, p in carried:
+        if entry in expected:
+            entry.hidden, p.grad = p.grad, None
+        elif p.grad is None:
+            accumulation.refuse_change(p)
 
-    def show_carried(self):
-        """The backward is over: gradients that it did not reach show what they showed before."""
-        for entry in self.entries:
-            if entry.hidden is not None:
-                self._show_carried(entry)
+
+def show_carried():
+    """The backward is over: gradients that it did not reach show what they showed before."""
+    for entry in store.entries():
+        show_hidden(entry)

@@ -40,15 +40,21 @@ def why_not(parameters, process_group, expect_sparse):
 class Reducer(gradients.Synchronizer):
     """Stands in for torch.distributed.Reducer."""
 
-    def __init__(self, group, parameters):
+    def __init__(self, group, parameters, find_unused=False):
         super().__init__(group, parameters)
+        self.find_unused = find_unused
 
     def prepare_for_forward(self):
         if self.broken:
             self.refuse_broken()
 
     def prepare_for_backward(self, outputs):
-        self.expecting = True
+        self.expect()
+
+    def still_expects(self):
+        """PyTorch's rule: a forward's gradients may come in several backward passes, each parameter's in one of them. A wrapper that
+        looks for unused parameters ends with the first."""
+        return not (self.delayed or self.find_unused) and len(self.ready) < len(self.entries)
 
     def _set_static_graph(self):
         # A parameter may get its gradient in several parts in one backward: they are added at its end.
@@ -110,18 +116,19 @@ class Logger:
 said_why = False  # a wrapper keeps PyTorch's reducer
 
 
-def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more):
+def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, bucket_bytes_cap=0, find_unused_parameters=False,
+                  *more):
     parameters = list(parameters)
     reason = why_not(parameters, process_group, expect_sparse)
     if reason is None:
-        return Reducer(grouping.group_of(process_group), parameters)
+        return Reducer(grouping.group_of(process_group), parameters, find_unused_parameters)
     if process_group.size() > 1:
         global said_why
         said_why = True
         core.passthrough(f"DistributedDataParallel keeps PyTorch's reducer: {reason}".encode())
     elif dist.get_world_size() == 1:  # else the script made this group: the run as a whole is not plain
         core.passthrough(reason.encode())
-    return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, *more)
+    return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, bucket_bytes_cap, find_unused_parameters, *more)
 
 
 def _verify(stock):

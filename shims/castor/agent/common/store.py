@@ -25,12 +25,12 @@ class Entry:
 
     __slots__ = (
         "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "shared", "bytes", "param_alias", "sum_alias",
-        "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizer", "carried", "carrying",
+        "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizers", "carried", "carrying",
         "whole", "hidden", "overflowed", "layout", "dtype", "has_left", "__weakref__",
     )
 
     def __init__(self, group, p):
-        self.key, self.group, self.synchronizer = id(p), group, None
+        self.key, self.group, self.synchronizers = id(p), group, weakref.WeakSet()
         self.watch(p)
 
     def watch(self, p):

@@ -32,8 +32,8 @@ def _wrap(stock):
             for t, entry in held:
                 entry.watch(t)
         for t, entry in held:
-            if entry.synchronizer is not None:
-                entry.synchronizer.hook(t, entry)
+            for synchronizer in sorted(entry.synchronizers, key=lambda s: s.number):
+                synchronizer.hook(t, entry)
         return result
 
     return swap_tensors

@@ -60,6 +60,7 @@ class Alone(process.Process):
                      "budget", 1)
         self.synchronizer.let_go_of_moved()
         self.synchronizer.renew()
+        self.synchronizer.expect()
         self.synchronizer.expecting = not create_graph
 
     def step_inside_backward(self):

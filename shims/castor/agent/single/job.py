@@ -150,7 +150,7 @@ class Job(process.Process):
             self.audit.form_seen(nodes)
         batch_norm.refuse_unseen(self, nodes)
         self._weigh(outputs)
-        self.synchronizer.expecting = True
+        self.synchronizer.expect()
 
     def _weigh(self, outputs):
         """Sets the share of this rank's loss."""

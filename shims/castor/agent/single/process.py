@@ -84,7 +84,7 @@ class Synchronizer(gradients.Synchronizer):
     def add(self, parameters):
         entries = masters.adopt(self.group, parameters)
         for p, e in zip(parameters, entries):
-            if e.synchronizer is not self:  # else it was registered anew
+            if self not in e.synchronizers:  # else it was registered anew
                 self.hook(p, e)
                 self.entries.append(e)
 
@@ -126,7 +126,7 @@ class Synchronizer(gradients.Synchronizer):
             return
         self.has_raised = True
         try:
-            self._finish()
+            self.sum_accumulated()
         except core.GroupError:
             pass  # the other ranks get it; this one has its own
         finally:
