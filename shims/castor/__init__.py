@@ -8,7 +8,7 @@ import sys
 
 _SUBMODULES = {
     "accelerator", "booster", "checkpoint_io", "cluster", "device", "engine", "gemini", "interface", "lazy", "logging", "models", "nn", "pipeline", "quantization",
-    "report", "tensor", "trainer", "utils",
+    "report", "shardformer", "tensor", "trainer", "utils", "zero",
 }
 _LAUNCHING = ("get_default_parser", "initialize", "launch", "launch_from_openmpi", "launch_from_slurm", "launch_from_torch")
 _FUNCTIONS = {**dict.fromkeys(_LAUNCHING, "launching"), "memory_stats": "memory"}

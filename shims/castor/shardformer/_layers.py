@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Shard
 
-__all__ = ["COLUMN", "GATHERED", "ROW", "SPLIT", "dim_of", "divide_module", "kind_of", "part_of"]
+__all__ = ["COLUMN", "GATHERED", "ROW", "SPLIT", "Divided", "DividedEmbedding", "dim_of", "divide_module", "kind_of", "part_of"]
 
 # What a layer does with its weight, its input and its output.
 COLUMN = "column"  # divided by outputs, and so is the output
@@ -92,14 +92,19 @@ def _local(parameter):
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-class _Divided:
+def _group_of(layer):
+    """The tensor-parallel group: a DTensor's, or that of a layer whose parameters are plain (layer/)."""
+    return layer.weight.device_mesh.get_group() if isinstance(layer.weight, DTensor) else layer.castor_group
+
+
+class Divided:
     """The part of a divided layer's class that computes. `castor_use`: COLUMN and so on."""
 
     def _product(self, x, weight, bias):
         return F.linear(x, weight, bias)
 
     def forward(self, x):
-        use, group, weight, bias = self.castor_use, self.weight.device_mesh.get_group(), _local(self.weight), self.bias
+        use, group, weight, bias = self.castor_use, _group_of(self), _local(self.weight), self.bias
         if use in (COLUMN, GATHERED):
             y = self._product(_Same.apply(x, group), weight, None if bias is None else _local(bias))
             return y if use == COLUMN else _Together.apply(y, group)
@@ -107,7 +112,7 @@ class _Divided:
         return y if bias is None else y + bias
 
 
-class _DividedConv1D(_Divided):
+class _DividedConv1D(Divided):
     """transformers' Conv1D: a Linear whose weight is transposed."""
 
     def _product(self, x, weight, bias):
@@ -116,11 +121,11 @@ class _DividedConv1D(_Divided):
         return flat.view(*x.shape[:-1], weight.size(1))
 
 
-class _DividedEmbedding:
+class DividedEmbedding:
     """By entries (dimension 0 of the weight): each rank looks up its own, and the others' are zeros. By features: all look up."""
 
     def forward(self, ids):
-        group, weight = self.weight.device_mesh.get_group(), _local(self.weight)
+        group, weight = _group_of(self), _local(self.weight)
         if self.castor_use == SPLIT:
             return _Together.apply(F.embedding(ids, weight, self.padding_idx), group)
         entries = weight.size(0)
@@ -162,6 +167,9 @@ def divide_module(module, use, mesh, made):
     parameters of several modules."""
     kind, group = kind_of(module), mesh.get_group()
     dim = dim_of(kind, use)
+    if module.weight.shape[dim] % mesh.size():
+        raise ValueError(f"castor: the weight of a {type(module).__name__} is {tuple(module.weight.shape)}, and dimension {dim} does not divide by {mesh.size()} ranks: "
+                         "leave this layer out of the policy")
 
     def divided(parameter, along):
         if id(parameter) not in made:
@@ -173,7 +181,7 @@ def divide_module(module, use, mesh, made):
     module.weight = divided(module.weight, dim)
     if kind != "embedding" and use in (COLUMN, GATHERED) and module.bias is not None:
         module.bias = divided(module.bias, 0)
-    before = {"linear": _Divided, "conv1d": _DividedConv1D, "embedding": _DividedEmbedding}[kind]
+    before = {"linear": Divided, "conv1d": _DividedConv1D, "embedding": DividedEmbedding}[kind]
     key = type(module), before
     if key not in _classes:
         _classes[key] = type(type(module).__name__, (before, type(module)), {"__module__": __name__})

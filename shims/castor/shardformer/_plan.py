@@ -13,14 +13,16 @@ import collections
 import contextlib
 import copy
 import fnmatch
+import functools
 import inspect
+import types
 
 import torch
 from torch import nn
 
 from ._layers import COLUMN, GATHERED, ROW, SPLIT, divide_module, kind_of
 
-__all__ = ["Plan", "find", "given"]
+__all__ = ["Plan", "find", "given", "wanted"]
 
 # Numbers that a module keeps of its heads and widths; those that stand in a later row are divided if the ones before do not do.
 _COUNTS = (), ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "num_key_value_heads", "num_kv_heads", "n_kv_heads"), \
@@ -32,10 +34,11 @@ _INPUTS = 4  # how many widths of inputs are tried
 
 
 class Plan:
-    """uses: {a module's name: COLUMN, GATHERED, ROW or SPLIT}. attributes: {a module's name: {a name: its value on each rank}}."""
+    """uses: {a module's name: COLUMN, GATHERED, ROW or SPLIT}. attributes: {a module's name: {a name: its value on each rank}}. last: what a script's policy
+    does to the model besides, functions without arguments."""
 
     def __init__(self):
-        self.uses, self.attributes = {}, {}
+        self.uses, self.attributes, self.last = {}, {}, []
 
     def apply(self, model, mesh):
         """Divides `model` in place. Tied parameters stay tied. Returns {the id of a parameter before: (its DTensor, that parameter)}."""
@@ -50,6 +53,80 @@ class Plan:
                 if parameter is not None and id(parameter) in made:
                     module._parameters[name] = made[id(parameter)][0]
         return made
+
+
+    def finish(self):
+        for change in self.last:
+            change()
+
+    def described(self, model):
+        """The plan as a policy's module_policy() says it."""
+        from . import layer
+        from .policies import ModulePolicyDescription, SubModuleReplacementDescription
+
+        modules = dict(model.named_modules())
+        linear = {COLUMN: (layer.Linear1D_Col, {}), GATHERED: (layer.Linear1D_Col, {"gather_output": True}), ROW: (layer.Linear1D_Row, {}),
+                  SPLIT: (layer.Linear1D_Row, {"parallel_input": False})}
+        table = {GATHERED: (layer.VocabParallelEmbedding1D, {}), SPLIT: (layer.Embedding1D, {})}
+        replaced = [SubModuleReplacementDescription(name, *(table if kind_of(modules[name]) == "embedding" else linear)[use]) for name, use in self.uses.items()]
+        attributes = {f"{name}.{of}".lstrip("."): value for name, values in self.attributes.items() for of, value in values.items()}
+        return {model: ModulePolicyDescription(attribute_replacement=attributes, sub_module_replacement=replaced)}
+
+
+def wanted(model, policy, config):
+    """The Plan of a model for a ShardConfig. policy: None, a dict as given() takes it, or a Policy of .policies."""
+    from .policies import Policy
+
+    if isinstance(policy, Policy):
+        return _of_policy(model, policy, config)
+    if config.tensor_parallel_size == 1:
+        return Plan()
+    return find(model, config.tensor_parallel_size) if policy is None else given(model, policy)
+
+
+def _of_policy(model, policy, config):
+    """The Plan that a Policy describes; its preprocess() has run, and postprocess() is the plan's last change."""
+    from .layer import _Layer
+
+    policy.set_model(model)
+    policy.set_shard_config(config)
+    if policy.preprocess() not in (None, model):
+        raise ValueError(f"castor: {type(policy).__name__}.preprocess() returns another model: change the one that it has, in place")
+    plan, modules, divided = Plan(), dict(model.named_modules()), config.tensor_parallel_size > 1
+    for key, description in policy.module_policy().items():
+        for name, module in modules.items():
+            if module is not key and type(module) is not key and type(module).__name__ != key:
+                continue
+            for path, value in (description.attribute_replacement or {}).items():
+                _add_attribute(plan, module, path, value)
+            for change in description.param_replacement or ():
+                plan.last.append(functools.partial(change, module))
+            for of, method in (description.method_replacement or {}).items():
+                plan.last.append(functools.partial(setattr, module, of, types.MethodType(method, module)))
+            for one in description.sub_module_replacement or ():
+                layer = f"{name}.{one.suffix.replace('[', '.').replace(']', '')}".lstrip(".")
+                if not isinstance(one.target_module, type) or not issubclass(one.target_module, _Layer):
+                    raise ValueError(f"castor: {type(policy).__name__} puts a {getattr(one.target_module, '__name__', one.target_module)} into the place of {layer}: "
+                                     "expected a class of castor.shardformer.layer")
+                if layer not in modules and one.ignore_if_not_exist:
+                    continue
+                if layer not in modules or kind_of(modules[layer]) not in one.target_module.kinds:
+                    what = type(modules[layer]).__name__ if layer in modules else "nothing"
+                    raise ValueError(f"castor: {type(policy).__name__} makes {layer} a {one.target_module.__name__}, and it is {what}: expected an "
+                                     f"nn.{one.target_module.native.__name__}")
+                if divided:
+                    plan.uses[layer] = one.target_module.use_of(one.kwargs or {})
+    plan.last.append(policy.postprocess)
+    return plan
+
+
+def _add_attribute(plan, module, path, value):
+    """A name that the module lacks is passed over, as in the original."""
+    *parents, name = path.replace("[", ".").replace("]", "").split(".")
+    for parent in parents:
+        module = module[int(parent)] if parent.isdigit() and hasattr(module, "__getitem__") else getattr(module, parent, None)
+    if module is not None and hasattr(module, name):
+        plan.last.append(functools.partial(setattr, module, name, value))
 
 
 def find(model, size):

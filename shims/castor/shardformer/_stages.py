@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import parallel
 from ._module import advised
+from .shard import PipelineGradientCheckpointConfig
 
 __all__ = ["Part", "StagedModel", "longest_chain"]
 
@@ -164,8 +165,20 @@ class StagedModel:
                             module._parameters[name] = None
             layer.__dict__["castor_chain"], layer.__dict__["castor_place"] = self.chain, place
             layer.__class__ = type(type(layer).__name__, (_Layer, type(layer)), {"__module__": type(layer).__module__})
-        last = stages * chunks - 1
+        self._place, last = (stage, stages, chunks), stages * chunks - 1
         self.parts = [Part(model, self.chain, bounds[p], bounds[p + 1], p == last, layers[bounds[p]:bounds[p + 1]]) for p in range(stage, stages * chunks, stages)]
+
+
+    def checkpoint(self, config):
+        """Leaves as many layers of each part checkpointed as a GradientCheckpointConfig says (None: all that the model has so); those that are not were
+        never, or recompute nothing from now on. ValueError: its numbers do not fit the parts."""
+        stage, stages, chunks = self._place
+        for chunk, part in enumerate(self.parts if config is not None else ()):
+            where = (stage, stages, len(part._layers), chunk, chunks) if isinstance(config, PipelineGradientCheckpointConfig) else (len(part._layers),)
+            for layer in part._layers[config.get_num_ckpt_layers(*where):]:
+                for module in layer.modules():
+                    if getattr(module, "gradient_checkpointing", False) is True:
+                        module.gradient_checkpointing = False
 
 
 class Part(nn.Module):

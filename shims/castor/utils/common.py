@@ -98,6 +98,13 @@ def get_non_persistent_buffers_set(module, memo=None, prefix="", remove_duplicat
     return {f"{name}.{key}" if name else key for name, of in named for key in of._non_persistent_buffers_set}
 
 
+def is_using_pp():
+    """Whether castor.launch(config=dict(parallel=...)) has divided the job into several pipeline stages."""
+    from ..engine import _groups
+
+    return _groups.groups() is not None and _groups.groups().stages > 1
+
+
 @torch.no_grad()
 def clip_grad_norm_fp32(parameters, max_norm, norm_type=2):
     """Clips the gradients of float parameters in place to a total norm of `max_norm`, as torch.nn.utils.clip_grad_norm_ does. Every rank calls it.

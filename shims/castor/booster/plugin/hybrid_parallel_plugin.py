@@ -9,7 +9,7 @@ from ...agent import core, starting
 from ...cluster.groups import require
 from ...engine import _agreement, _groups
 from ...interface import OptimizerWrapper
-from ...shardformer import _plan
+from ...shardformer import ShardConfig, _plan
 from ...shardformer._module import HybridParallelModule, cast_parameters, tell_of_cache
 from ...shardformer._optimizer import HybridParallelOptimizer
 from ...shardformer._pipeline import STYLES, StageManager, execute, make_schedule
@@ -35,7 +35,6 @@ _MEANINGLESS = {
     "cpu_offload": (False, "states stay where the parameters are; GeminiPlugin and LowLevelZeroPlugin move them"),
     "overlap_communication": (True, "gradients are averaged when backward has ended"),
     "scheduler_nodes": (None, _ORDER), "enable_metadata_cache": (True, _ORDER), "overlap_p2p": (True, _ORDER),
-    "gradient_checkpoint_config": (None, "call model.gradient_checkpointing_enable(), which works in stages and under tensor parallelism"),
     "make_vocab_size_divisible_by": (64, "an embedding whose entries do not divide is divided by features, without padding"),
     "overlap_allgather": (False, "new parameters are sent when the step has ended"),
     "fp8_communication": (False, _BITS), "use_fp8": (False, _BITS), "inner_ring_size": (None, "there is no ring attention"),
@@ -56,7 +55,10 @@ class HybridParallelPlugin(PipelinePluginBase):
         max_norm: each step clips to this norm; 0: it does not.
         broadcast_buffers: replicas take the first one's buffers before each training forward.
         ddp_bucket_cap_mb, zero_bucket_size_in_m: MiB, and with ZeRO 2^20 elements, that are summed at once. communication_dtype: in this type.
-        custom_policy: a dict of patterns of modules' names and "col", "row", "gathered", "split" or None, instead of the plan found.
+        custom_policy: a dict of patterns of modules' names and "col", "row", "gathered", "split" or None, or a Policy of castor.shardformer.policies,
+            instead of the plan found.
+        gradient_checkpoint_config: a castor.shardformer.PipelineGradientCheckpointConfig: how many of a part's layers are checkpointed, where
+            model.gradient_checkpointing_enable() was called before boost().
         pp_style: "1f1b", "interleaved" (with num_model_chunks parts on each stage), "zbv" (as ZB-H1).
         num_layers_per_stage: the number of layers of each part; None: equal bytes.
         dp_outside: rank d * pp * tp + p * tp + t, as for False p * dp * tp + d * tp + t.
@@ -83,6 +85,9 @@ class HybridParallelPlugin(PipelinePluginBase):
         self.tp_size, self.pp_size, self.sp_size, self.precision, self.zero_stage = tp_size, pp_size, 1, precision, zero_stage
         self.max_norm, self.num_model_chunks, self.pp_style = max_norm or 0.0, num_model_chunks, pp_style
         self.custom_policy, self.num_layers_per_stage = custom_policy, num_layers_per_stage
+        self._checkpointed = gradient_checkpoint_config
+        if gradient_checkpoint_config is not None and pp_size == 1:
+            starting.tell("HybridParallelPlugin(gradient_checkpoint_config=...) is for stages: with pp_size=1 the model checkpoints its layers as it does by itself")
         self._scale = scale_of(given)
         self._broadcast_buffers, self._dtype_sent = broadcast_buffers, communication_dtype
         self._bucket = zero_bucket_size_in_m * 4 << 20 if zero_stage else ddp_bucket_cap_mb << 20
@@ -91,6 +96,7 @@ class HybridParallelPlugin(PipelinePluginBase):
         self.pg_mesh, axes = self.groups.mesh, (0, 1) if dp_outside else (1, 0)
         self.dp_group, self.pp_group, self.tp_group = (self.pg_mesh.create_group_along_axis(axis) for axis in (*axes, 2))
         self.dp_size = self.groups.data_size
+        self.shard_config = ShardConfig(self.tp_group, enable_tensor_parallelism=tp_size > 1, parallel_output=False)  # outputs are whole
         self.schedule = make_schedule(pp_style, num_microbatches, microbatch_size, num_model_chunks) if pp_size > 1 else None
         self.stage_manager = StageManager(self.groups, num_model_chunks) if pp_size > 1 else None
 
@@ -170,14 +176,16 @@ class HybridParallelPlugin(PipelinePluginBase):
         now = {id(p): p for p in before.values()}
         layout = self._layout(model, before)
         self._take_first_ranks(model)
+        plan = _plan.wanted(model, self.custom_policy, self.shard_config)
         if self.tp_size > 1:
-            plan = _plan.find(model, self.tp_size) if self.custom_policy is None else _plan.given(model, self.custom_policy)
             mesh = torch.distributed.device_mesh.DeviceMesh.from_group(self.groups.tensor_group, next(iter(before.values())).device.type)
             now.update({key: new for key, (new, _) in plan.apply(model, mesh).items()})
+        plan.finish()
         staged = None
         if self.pp_size > 1:
             tell_of_cache(model)
             staged = StagedModel(model, self.pp_size, self.groups.stage, self.num_model_chunks, self.num_layers_per_stage)
+            staged.checkpoint(self._checkpointed)
         floats, dtype = None, _DTYPES[self.precision]
         if dtype is not None:
             floats, replaced = cast_parameters(model, dtype)
