@@ -5,7 +5,9 @@ import os
 import torch
 import torch.distributed as dist
 
+from castor.device import AlphaBetaProfiler
 from castor.device.device_mesh import DeviceMesh
+from castor.tensor import d_tensor
 from castor.tensor.comm_spec import CollectiveCommPattern, CommSpec
 from castor.tensor.shape_consistency import ShapeConsistencyManager
 from castor.tensor.sharding_spec import ShardingSpec
@@ -20,6 +22,8 @@ def places():
     found("places", [mesh.convert_map[5], mesh.convert_map[11], mesh.global_rank_to_process_groups_with_logical_rank(0)[0],
                      mesh.global_rank_to_process_groups_with_global_rank(2), mesh.shape, mesh.num_devices, mesh.flatten_device_mesh.shape])
     odd = DeviceMesh(torch.tensor([7, 3, 5, 1]), logical_mesh_id=torch.tensor([[1, 7], [5, 3]]))
+    found("local ranks", [mesh.global_rank_to_local_rank(11), mesh.global_rank_to_local_rank(11, 0), mesh.global_rank_to_local_rank(11, axis=1),
+                          mesh.get_ranks_in_process_group(axis=1, global_rank=2), mesh.is_initialized])
     found("any ranks", [odd.global_rank_to_logical_rank(5), odd.global_rank_to_process_groups_with_global_rank(3), odd.flatten().logical_mesh_id.tolist()])
     found("bad meshes", [raised(ValueError, DeviceMesh, torch.arange(4), (3, 2)), raised(ValueError, DeviceMesh, torch.tensor([0, 0])),
                          raised(ValueError, DeviceMesh, torch.arange(4), (2, 2), mesh_alpha=[1]), raised(ValueError, mesh.global_rank_to_logical_rank, 16),
@@ -71,6 +75,56 @@ def paths():
     found("nothing to do", [len(part) for part in manager.shape_consistency(specs[0], specs[0])[:2]])
 
 
+def groups_and_parts(rank):
+    """Groups of meshes, distributed tensors, what is measured. The mesh is [[0, 1], [2, 3]]."""
+    mesh = DeviceMesh(torch.arange(4), (2, 2))
+    found("no groups", raised(RuntimeError, mesh.get_process_group, 0))
+    mesh.init_logical_process_group()
+    groups = [mesh.get_process_group(axis=axis) for axis in (0, 1)]
+    sums = [torch.full((1,), float(rank)) for _ in groups]
+    for one, group in zip(sums, groups):
+        dist.all_reduce(one, group=group)
+    of = DeviceMesh.from_process_group(groups)
+    found("groups", [[one.item() for one in sums], mesh.get_ranks_in_process_group(axis=1, global_rank=2), mesh.get_process_group(1, 3) is mesh.get_process_group_for_all_axes(2)[1],
+                     list(of.shape), of.get_process_group(axis=1) is groups[1], of.num_devices, of.is_initialized, of.logical_mesh_id, of.get_ranks_in_process_group(0),
+                     raised(RuntimeError, of.global_rank_to_local_rank, 0), raised(RuntimeError, mesh.init_logical_process_group)])
+
+    whole = d_tensor.ShardingSpec(dim_size=2, dim_partition_dict={})
+    rows, both = d_tensor.ShardingSpec(2, {0: [0]}), d_tensor.ShardingSpec(2, sharding_sequence=["S0", "S1"])
+    x = torch.arange(64.0).reshape(8, 8)
+    leaf = x.clone().requires_grad_()
+    part = d_tensor.distribute_tensor(leaf, mesh, rows)
+    i, j = divmod(rank, 2)
+    other = d_tensor.redistribute(part, mesh, both)
+    again = d_tensor.to_global(other)
+    (again * 2).sum().backward()
+    kept = d_tensor.init_as_dtensor(x[4 * i:4 * i + 4].clone(), mesh, rows, (8, 8))
+    wide, high = d_tensor.shard_colwise(x, groups[1]), d_tensor.shard_rowwise(x)
+    param = d_tensor.sharded_tensor_to_param(high)
+    found("distributed", [torch.equal(part, x[4 * i:4 * i + 4]), torch.equal(other, x[4 * i:4 * i + 4, 4 * j:4 * j + 4]), torch.equal(again, x), bool(leaf.grad.any()),
+                          d_tensor.is_distributed_tensor(kept.detach()), torch.equal(d_tensor.to_global(kept), x), torch.equal(wide, x[:, 4 * j:4 * j + 4]),
+                          torch.equal(high, x[2 * rank:2 * rank + 2]), d_tensor.get_shard_dim_1d(wide), d_tensor.get_shard_dim_1d(param), d_tensor.compute_global_numel(param),
+                          list(d_tensor.get_global_shape(param.clone())), d_tensor.is_sharded(part), d_tensor.is_sharded(again), str(d_tensor.get_sharding_spec(other))])
+    converter, at = d_tensor.LayoutConverter(), lambda spec: d_tensor.Layout(mesh, spec, (8, 8))
+    path, actions = converter.layout_converting(at(rows), at(whole))
+    steps = sorted(str(one.sharding_spec) for one in converter.shard_transform_layout(at(rows)))
+    found("layouts", [[str(one.sharding_spec) for one in path], len(actions), steps, converter.get_total_comm_cost(at(rows), at(whole))["total"] > 0,
+                      list(at(both).get_sharded_shape_per_device()), raised(ValueError, d_tensor.distribute_tensor, torch.ones(3, 3), mesh, rows),
+                      raised(ValueError, d_tensor.to_global, x), raised(ValueError, d_tensor.init_as_dtensor, x[:3], mesh, rows, (8, 8)),
+                      raised(ValueError, d_tensor.redistribute, part, of, rows)])
+
+    measured = AlphaBetaProfiler([0, 1, 2, 3], warmup=1, repeat=2, latency_iters=3)
+    alphas, betas = measured.extract_alpha_beta_for_device_mesh()
+    found("measured", [sorted(map(list, measured.alpha_beta_dict)), all(a > 0 and b > 0 for a, b in measured.alpha_beta_dict.values()), [len(alphas), len(betas)],
+                       min(alphas + betas) > 0, measured.alpha_beta_dict[0, 3] == measured.alpha_beta_dict[3, 0]])
+    fast, slow = (1e-5, 5e-12), (1e-5, 7e-11)
+    pairs = {(0, 1): fast, (0, 2): slow, (0, 3): slow, (1, 2): slow, (1, 3): slow, (2, 3): (1e-5, 5.2e-12)}
+    found("best mesh", [AlphaBetaProfiler([0, 1, 2, 3], {**pairs, **{pair[::-1]: of for pair, of in pairs.items()}}).search_best_logical_mesh(),
+                        AlphaBetaProfiler([0, 1, 2, 3], dict.fromkeys(pairs, fast)).search_best_logical_mesh(),
+                        AlphaBetaProfiler([0, 3], {(0, 3): fast, (3, 0): fast}).search_best_logical_mesh(),
+                        raised(ValueError, AlphaBetaProfiler([0, 1, 2], {}).search_best_logical_mesh)])
+
+
 def conversions():
     """Every pair of specs of two tensors, on a mesh whose ranks are in another order than their numbers."""
     launch()
@@ -119,6 +173,7 @@ def conversions():
     found("mixed gather", [torch.equal(mixed, x), torch.equal(leaf.grad, part(specs[9]))])
     alone = CommSpec(P.GATHER_FWD_SPLIT_BWD, specs[1], gather_dim=0, shard_dim=0, logical_process_axis=0, forward_only=True)
     found("forward only", alone.covert_spec_to_action(part(specs[1]).requires_grad_()).requires_grad)
+    groups_and_parts(rank)
     split = CommSpec(P.SPLIT_FWD_GATHER_BWD, whole, shard_dim=0, logical_process_axis=0)
     found("indivisible", raised(ValueError, split.covert_spec_to_action, torch.zeros(3, 3)))
     end()

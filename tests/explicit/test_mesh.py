@@ -15,6 +15,7 @@ class Alone(unittest.TestCase):
 
     def test_places(self):
         self.check("places", [[1, 1], [2, 3], [[0, 0], [1, 0], [2, 0], [3, 0]], {"0": [2, 6, 10, 14], "1": [0, 1, 2, 3]}, [4, 4], 16, [16]])
+        self.check("local ranks", [[2, 3], 2, 3, [0, 1, 2, 3], False])
         self.check("any ranks", [[1, 0], {"0": [7, 3], "1": [5, 3]}, [1, 7, 5, 3]])
 
     def test_costs(self):
@@ -67,6 +68,23 @@ class FourRanks(unittest.TestCase):
     def test_conversions(self):
         self.check("converted wrongly", [])
         self.check("apply", [True, True])
+
+    def test_groups_and_distributed_tensors(self):
+        refused, twice = "knows no global ranks", "has its process groups already"
+        for rank, found in enumerate(jobs.once("mesh_rank.py", 4, jobs.WAYS[0])):
+            # Along axis 0: ranks 0 and 2, 1 and 3; along axis 1: 0 and 1, 2 and 3.
+            i, j = divmod(rank, 2)
+            self.assertEqual(found["groups"][:9], [[2.0 + 2 * j, 1.0 + 4 * i], [2, 3], True, [2, 2], True, 4, True, None, [j, j + 2]])
+            self.assertEqual([part in text for part, text in zip((refused, twice), found["groups"][9:], strict=True)], [True, True])
+            self.assertIn("init_logical_process_group()", found["no groups"])
+            self.assertEqual(found["distributed"], [True] * 8 + [1, 0, 64, [8, 8], True, False, "DistSpec(S0, S1)"])
+            self.assertEqual(found["layouts"][:5], [["DistSpec(S0, R)", "DistSpec(R, R)"], 1, ["DistSpec(S0, S1)", "DistSpec(S01, R)"], True, [4, 4]])
+            for text, part in zip(found["layouts"][5:], ("dimension 0", "distribute_tensor() makes one", "expected (4, 8)", "another DeviceMesh"), strict=True):
+                self.assertIn(part, text)
+            every = [[a, b] for a in range(4) for b in range(4) if a != b]
+            self.assertEqual(found["measured"], [every, True, [2, 2], True, True])
+            self.assertEqual(found["best mesh"][:3], [[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[0, 3]]])
+            self.assertIn("power of two", found["best mesh"][3])
 
     def test_communications(self):
         # Along axis 0: ranks 3 and 1, 0 and 2. The gradient is the rank's own.

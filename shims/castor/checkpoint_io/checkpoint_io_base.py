@@ -112,6 +112,9 @@ class CheckpointIO(ABC):
         """Waits for the saves in the background. Raises the error of one that failed."""
         _ranks.settle()
 
+    _sync_io = synchronize
+    _sync_d2h = synchronize  # a save that has returned has its data; what its caller waits for is no less than that
+
     @staticmethod
     def _is_sharded(checkpoint, names):
         path = os.fspath(checkpoint)
