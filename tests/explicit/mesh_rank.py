@@ -22,6 +22,7 @@ def places():
     found("places", [mesh.convert_map[5], mesh.convert_map[11], mesh.global_rank_to_process_groups_with_logical_rank(0)[0],
                      mesh.global_rank_to_process_groups_with_global_rank(2), mesh.shape, mesh.num_devices, mesh.flatten_device_mesh.shape])
     odd = DeviceMesh(torch.tensor([7, 3, 5, 1]), logical_mesh_id=torch.tensor([[1, 7], [5, 3]]))
+    found("floats", [DeviceMesh(torch.Tensor([0, 1]), (2, 1)).logical_mesh_id.tolist(), raised(ValueError, DeviceMesh, torch.tensor([0.5, 1.0]))])
     found("local ranks", [mesh.global_rank_to_local_rank(11), mesh.global_rank_to_local_rank(11, 0), mesh.global_rank_to_local_rank(11, axis=1),
                           mesh.get_ranks_in_process_group(axis=1, global_rank=2), mesh.is_initialized])
     found("any ranks", [odd.global_rank_to_logical_rank(5), odd.global_rank_to_process_groups_with_global_rank(3), odd.flatten().logical_mesh_id.tolist()])

@@ -15,6 +15,7 @@ class Alone(unittest.TestCase):
 
     def test_places(self):
         self.check("places", [[1, 1], [2, 3], [[0, 0], [1, 0], [2, 0], [3, 0]], {"0": [2, 6, 10, 14], "1": [0, 1, 2, 3]}, [4, 4], 16, [16]])
+        self.check("floats", [[[0], [1]], "castor: [0.5, 1.0] are no ranks: expected a tensor of ints"])
         self.check("local ranks", [[2, 3], 2, 3, [0, 1, 2, 3], False])
         self.check("any ranks", [[1, 0], {"0": [7, 3], "1": [5, 3]}, [1, 7, 5, 3]])
 

@@ -267,7 +267,14 @@ def markdown(suite):
         if set(cells) != {"-"}:
             lines.append(f"| {program.name} | {program.source} | " + " | ".join(cells) + " |")
     commits = sorted({result["commit"] for result in suite.results.values()})
-    return HEAD + "\n".join(lines) + f"\n\nCastor's code: {', '.join(commits)}.\n"
+    stored = os.path.join(suite.work, "originals.json")
+    originals = ""
+    if os.path.exists(stored):
+        import originals as own
+
+        with open(stored) as file:
+            originals = own.section(json.load(file))
+    return HEAD + "\n".join(lines) + f"\n\nCastor's code: {', '.join(commits)}.{originals}\n"
 
 
 def commit():

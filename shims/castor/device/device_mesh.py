@@ -30,6 +30,10 @@ class DeviceMesh:
     def __init__(self, physical_mesh_id, mesh_shape=None, logical_mesh_id=None, mesh_alpha=None, mesh_beta=None, init_process_group=False,
                  need_flatten=True, device=None):
         self.physical_mesh_id = torch.as_tensor(physical_mesh_id)
+        if self.physical_mesh_id.is_floating_point():  # torch.Tensor([0, 1])
+            if not torch.equal(self.physical_mesh_id, self.physical_mesh_id.long().to(self.physical_mesh_id.dtype)):
+                raise ValueError(f"castor: {self.physical_mesh_id.tolist()} are no ranks: expected a tensor of ints")
+            self.physical_mesh_id = self.physical_mesh_id.long()
         if logical_mesh_id is None:
             shape = self.physical_mesh_id.shape if mesh_shape is None else mesh_shape
             if math.prod(shape) != self.physical_mesh_id.numel():

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from ..device.device_mesh import DeviceMesh
-from . import sharding_spec
 from .comm_spec import CollectiveCommPattern, CommSpec
 from .shape_consistency import ShapeConsistencyManager
+from .sharding_spec import ShardingSpec as _Spec, _axes, _DimSpec
 from .utils import merge_same_dim_mesh_list
 
 __all__ = [
@@ -38,9 +38,9 @@ class ShardingSpec:
         if sharding_sequence is not None:
             if len(sharding_sequence) != dim_size:
                 raise ValueError(f"castor: a sharding_sequence of {len(sharding_sequence)} for a tensor of {dim_size} dimensions")
-            dim_partition_dict = {dim: axes for dim, axes in enumerate(map(sharding_spec._axes, sharding_sequence)) if axes}
+            dim_partition_dict = {dim: axes for dim, axes in enumerate(map(_axes, sharding_sequence)) if axes}
         self.dim_partition_dict = merge_same_dim_mesh_list(dim_size, dim_partition_dict)
-        self.sharding_sequence = [sharding_spec._DimSpec(self.dim_partition_dict.get(dim, ())) for dim in range(dim_size)]
+        self.sharding_sequence = [_DimSpec(self.dim_partition_dict.get(dim, ())) for dim in range(dim_size)]
 
     def __eq__(self, other):
         return isinstance(other, ShardingSpec) and self.sharding_sequence == other.sharding_sequence
@@ -72,9 +72,6 @@ class Layout:
 
     def __hash__(self):
         return hash((self.sharding_spec, self.global_shape))
-
-
-_Spec = sharding_spec.ShardingSpec  # of a mesh and a shape
 
 
 class LayoutConverter:
@@ -251,6 +248,6 @@ def is_sharded(dtensor):
 def get_shard_dim_1d(p):
     """The dimension that axis 0 of the mesh divides. ValueError: none is."""
     sequence = get_sharding_spec(p).sharding_sequence
-    if sharding_spec._DimSpec([0]) not in sequence:
+    if _DimSpec([0]) not in sequence:
         raise ValueError(f"castor: no dimension of {sequence} is divided by axis 0 alone")
-    return sequence.index(sharding_spec._DimSpec([0]))
+    return sequence.index(_DimSpec([0]))
