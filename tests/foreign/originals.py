@@ -38,7 +38,7 @@ OUT = {  # a part of a file's path: why it need not pass
     "test_padded_tensor": "nothing is padded; a message says what is done instead",
     "test_shape_consistency.py": "looks into a cache by its keys; its other test passes",
     "test_dtensor_sharding_spec": "costs of changes of a specification; get_total_comm_cost() has those of conversions",
-    "test_dtensor/test_comm_spec": "asks one rank for all groups of a mesh that no rank has made",
+    "test_dtensor/test_comm_spec": "makes a CommSpec of groups, where Castor takes a specification",
 }
 RESOLVE = """
 import json, sys

@@ -81,6 +81,7 @@ class LayoutConverter:
 
     def __init__(self):
         self.forward_only = False
+        self.cached_solution = {}  # {((sequence, shape of the part) of the source, the same of the target): the last conversion}
 
     def _which(self):
         return self._forward if self.forward_only else self._manager
@@ -109,7 +110,10 @@ class LayoutConverter:
     def layout_converting(self, source_layout, target_layout):
         """(the Layouts from the source to the target, both included; the CommSpecs between them)."""
         specs, actions, _ = self._which().shape_consistency(source_layout._spec, target_layout._spec)
-        return [self._layout(spec) for spec in specs], actions
+        found = [self._layout(spec) for spec in specs], actions
+        key = tuple((str(one.sharding_spec.sharding_sequence), one.get_sharded_shape_per_device()) for one in (source_layout, target_layout))
+        self.cached_solution[key] = found
+        return found
 
     def get_total_comm_cost(self, source_layout, target_layout):
         """{"forward", "backward", "total"}: the sum of the steps' costs (DeviceMesh)."""
