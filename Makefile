@@ -26,7 +26,9 @@ PYTHON ?= $(CURDIR)/.venv/bin/python
 include scripts/printing.mk
 
 B := build$(if $(SAN),-$(SAN))
-WARN := -Wall -Wextra -Werror
+# A compiler that nobody has tried may warn of what the tried ones do not: that must not end a user's build.
+TRIED_COMPILER := $(filter 12 12.%,$(shell $(CC) -dumpversion 2>/dev/null))
+WARN := -Wall -Wextra $(if $(TRIED_COMPILER),-Werror)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
 # Roots are instructions, not calls of libm, which the library does not need.
 # With a sanitizer, more optimization and more than the lines' numbers would double the compiler's time; its warnings are

@@ -121,13 +121,14 @@ static bool step_is_possible(const kernel_cuda_step *step) {
            step->decay_kind < KERNEL_DECAY_COUNT;
 }
 
-static void tensor_pack(cuda_step_tensor *to, const kernel_cuda_tensor *from) {
+static void tensor_pack(cuda_step_tensor *to, const kernel_cuda_tensor *from, int mode) {
+    double divisor = from->root_divisor;
     *to = (cuda_step_tensor){.param = from->param,
                              .grad = from->grad,
                              .working = from->working,
                              .step = from->step,
                              .numel = from->numel,
-                             .root_divisor = (float)from->root_divisor,
+                             .root_scale = (float)(mode == KERNEL_CUDA_SINGLE ? 1.0 / divisor : divisor),
                              .negative_step = (float)from->negative_step};
     memcpy(to->states, from->states, sizeof to->states);
 }
@@ -157,7 +158,7 @@ static int step_launch(int kernels, const kernel_cuda_step *step, const void *nu
             result = launch(kernels + kernel, list.first[list.count], CUDA_THREADS, numbers, &list, stream);
             list.count = 0;
         }
-        tensor_pack(&list.tensors[list.count], &tensors[i]);
+        tensor_pack(&list.tensors[list.count], &tensors[i], step->mode);
         list.first[list.count + 1] = list.first[list.count] + (uint32_t)blocks;
         list.count++;
     }

@@ -83,8 +83,10 @@ def budgets(figures, checks):
     """Half, a quarter and an eighth of the model data on the device: the same losses, to the last bit."""
     how = flags(checks, 8, 1, 8, 3)
     plain = train(checks, "350M plain", "train_gpt.py", "350M", *how)
-    figures["runs"] = [plain]
+    again = train(checks, "350M plain again", "train_gpt.py", "350M", *how)
+    figures["runs"] = [plain, again]
     figures["plain_step_s"] = plain["step_s"]
+    expect((again["losses"], again["bits"]) == (plain["losses"], plain["bits"]), "plain PyTorch gives other losses each time: there is nothing to compare with")
     need_budget()
     whole = plain["parameters"] * BYTES_PER_PARAMETER
     wrong = []

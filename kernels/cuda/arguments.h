@@ -43,7 +43,9 @@ typedef struct cuda_step_tensor {
     void *working;     /* NULL: nobody wants the rounded parameter */
     const float *step; /* fused Adam: the count of steps, after this one */
     uint64_t numel;
-    float root_divisor, negative_step; /* Adam, not fused */
+    /* Adam, not fused. Roots are divided by the scale, but multiplied by it for CUDA_SINGLE: PyTorch divides by a number by its
+     * inverse, which it takes of the number as a double. */
+    float root_scale, negative_step;
 } cuda_step_tensor;
 
 typedef struct cuda_step_list {

@@ -36,7 +36,7 @@ typedef struct cuda_step_numbers {
 typedef struct cuda_adam_numbers {
     cuda_step_numbers step;
     float beta1, beta2, mean_weight, square_weight, epsilon;
-    float root_divisor, step_size; /* fused: lr / (1 - beta1 ** t); else the negative of it */
+    float root_scale, step_size; /* fused: lr / (1 - beta1 ** t); else the negative of it */
     bool maximum;
 } cuda_adam_numbers;
 
@@ -76,10 +76,10 @@ CUDA_BOTH cuda_adam_numbers cuda_adam_prepare(const cuda_adam *adam, const cuda_
     if (use.step.fused) {
         const float count = *tensor->step;
         use.step_size = DIVIDED(use.step.lr, ADDED(1.0f, -POWER_OF(use.beta1, count)));
-        use.root_divisor = ROOT_OF(ADDED(1.0f, -POWER_OF(use.beta2, count)));
+        use.root_scale = ROOT_OF(ADDED(1.0f, -POWER_OF(use.beta2, count)));
     } else {
         use.step_size = tensor->negative_step;
-        use.root_divisor = use.step.single ? DIVIDED(1.0f, tensor->root_divisor) : tensor->root_divisor;
+        use.root_scale = tensor->root_scale;
     }
     return use;
 }
@@ -120,7 +120,7 @@ CUDA_BOTH float cuda_adam_element(const cuda_adam_numbers *use, float param, flo
         float under = *square;
         if (use->maximum)
             under = *largest = *largest < *square ? *square : *largest;
-        root = ADDED(DIVIDED(ROOT_OF(under), use->root_divisor), use->epsilon);
+        root = ADDED(DIVIDED(ROOT_OF(under), use->root_scale), use->epsilon);
         change = DIVIDED(MULTIPLIED(use->step_size, *mean), root);
         return ADDED(param, -change);
     }
@@ -136,7 +136,7 @@ CUDA_BOTH float cuda_adam_element(const cuda_adam_numbers *use, float param, flo
     if (use->maximum)
         under = *largest = *largest != *largest || *largest > *square ? *largest : *square;
     root = ROOT_OF(under);
-    root = use->step.single ? MULTIPLIED(root, use->root_divisor) : DIVIDED(root, use->root_divisor);
+    root = use->step.single ? MULTIPLIED(root, use->root_scale) : DIVIDED(root, use->root_scale);
     change = DIVIDED(*mean, ADDED(root, use->epsilon));
     return use->step_size == 1.0f ? ADDED(param, change) : FUSED_SUM(use->step_size, change, param);
 }

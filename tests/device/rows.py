@@ -142,6 +142,8 @@ FAIL = ("after_a_failure",)
 NARROW = "trained", "clipped", "overflowing", "accumulated", "convolved", "text", "written", "resumed"
 # Cases after which a process is not as it was before.
 APART = ("captured",)
+# Cases that a real device cannot run, or that machines with one GPU cannot.
+SIMULATED = "written_through_addresses", "on_two_devices"
 
 
 def narrow(precision, only_short):
@@ -195,3 +197,10 @@ def everything(cases):
     found += [(NEARLY, f"{name}:momentum") for name in BACK]
     found += [((SMALL, UNBOUND)[number % 2], word) for number, word in enumerate(one_each) if word.partition(":")[0] not in (*ROOMY, *BACK)]
     return found + EACH_FAILS
+
+
+def on_gpu(cases):
+    """Of each case, on a real device: all of it, and a half, with one optimizer each, and a quarter; no room that runs short."""
+    words = dict.fromkeys(word for device, word in short(cases)
+                          if "@" not in word and not device.precision and word.partition(":")[0] not in SIMULATED)
+    return [(device, word) for device in (ROOM, *SHARES[:2]) for word in words]

@@ -1,12 +1,13 @@
 """Scripts that train on a CUDA device, with Castor keeping what does not fit its budget on the host: all that they print must be what
 plain PyTorch prints, to the last bit of each tensor. On simulated devices with numbers (tests/sim).
 
-    tests/device/run.py [--castor build/bin/castor] [--plugin gemini|none|plain] [--jobs 2] [--device NAME] [--scripts] [--seed 1] [NAME]...
+    tests/device/run.py [--castor build/bin/castor] [--plugin gemini|none|plain] [--jobs 2] [--device NAME] [--scripts] [--gpu] [--seed 1] [NAME]...
 
 Trains the cases of train.py, and scripts of tests/scripts (on_device.py). NAMEs select cases: `gpt` the rows that the short length has of
 it, `gpt:adamw` each that there is with this optimizer; and scripts: `loops.py`, `loops.py:adam`. --device selects
 what they run on by a part of its name in rows.py. The plugin `plain` runs plain PyTorch a second time. Needs a torch for the CUDA of the
-simulation. The last line is `N passed, N failed`.
+simulation. --gpu: on the first GPU of this machine, the rows that need no simulation; what plain PyTorch cannot repeat to the bit there, or
+cannot run, is left out. The last line is `N passed, N failed`.
 """
 import argparse
 import concurrent.futures
@@ -140,10 +141,12 @@ class Suite:
         """Trains these cases in one process."""
         with self.lock:
             folder = tempfile.mkdtemp(dir=self.work)
-        simulation = [sys.executable, SIMULATE, "--devices", "2", "--memory", str(memory), "--numbers", *(["--link-bandwidth", device.link] if device.link and under else [])]
+        simulation = [sys.executable, SIMULATE, "--devices", "2", "--memory", str(memory), "--numbers", *(["--link-bandwidth", device.link] if device.link and under else []), "--"]
+        if self.args.gpu:
+            simulation = []
         under = [part.format(folder=folder) for part in under]
-        program = [ON_DEVICE] if is_script(words[0]) else [TRAIN, "--seed", str(self.args.seed)]
-        command = [*under, *simulation, "--", sys.executable, *program, *words]
+        program = [ON_DEVICE] if is_script(words[0]) else [TRAIN, "--seed", str(self.args.seed), *["--deterministic"] * self.args.gpu]
+        command = [*under, *simulation, sys.executable, *program, *words]
         environment = dict(device.variables) if under else {}
         if device.latency and under:
             environment["SIM_LATENCY"] = device.latency
@@ -157,9 +160,15 @@ class Suite:
         with self.lock:
             self.plain.update(found)
         why = {word: proves_nothing(word, found.get(word, [])) for word in words}
+        if self.args.gpu:
+            again = sections(self.start(words, rows.ROOM, rows.AMPLE).printed, words)
+            why.update({word: "plain PyTorch gives other bits each time" for word in words if not why[word] and difference(seen(found[word]), seen(again.get(word, [])))})
         for word in filter(why.get, words):
-            del self.plain[word]
-            self.settle(False, rows.ROOM, word, f"{why[word]}\n{last_words(finished)}", finished.seconds)
+            self.plain.pop(word, None)
+            if self.args.gpu:
+                print(f"left out {word}: {why[word]}", flush=True)
+            else:
+                self.settle(False, rows.ROOM, word, f"{why[word]}\n{last_words(finished)}", finished.seconds)
 
     def model_bytes(self, word):
         return number_after("model data", self.plain[whole(word)])
@@ -341,6 +350,7 @@ def arguments():
     parser.add_argument("--jobs", type=int, default=2, help="so many processes at a time")
     parser.add_argument("--device", default="")
     parser.add_argument("--scripts", action="store_true", help="none but those of tests/scripts")
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("names", nargs="*", metavar="NAME")
     args = parser.parse_args()
@@ -350,6 +360,9 @@ def arguments():
 
 def chosen(args, cases):
     """What runs, and how much is left to the other length."""
+    if args.gpu:
+        plan = [row for row in rows.on_gpu(cases) if not args.names or row[1].partition(":")[0] in args.names]
+        return [row for row in plan if args.device in row[0].name], 0
     short = rows.short(cases) + rows_scripts.short()
     every = list(dict.fromkeys([*short, *rows.everything(cases), *rows_scripts.everything()]))
     if args.scripts:
@@ -366,7 +379,8 @@ def main():
     if args.plugin != "plain" and not os.access(args.castor, os.X_OK):
         sys.exit(f"{args.castor} is missing; run make first")
     try:
-        simulated.need(whole=True)
+        if not args.gpu:
+            simulated.need(whole=True)
     except unittest.SkipTest as why:
         runner.leave_out_all(why)
     except AssertionError as why:
@@ -374,7 +388,7 @@ def main():
     clean = runner.environment("SIM_", "PYTORCH_", "CUDA_", "CUBLAS_")
     os.environ.clear()
     # A workspace of cuBLAS is of the device's memory, like all that a run needs beside model data.
-    os.environ.update(clean, PYTHON=sys.executable, CUBLAS_WORKSPACE_CONFIG=":4096:1")
+    os.environ.update(clean, PYTHON=sys.executable, CUBLAS_WORKSPACE_CONFIG=":4096:8" if args.gpu else ":4096:1")
     plan, left = chosen(args, cases_of_train())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: what was started is ended
     suite, began = Suite(args), time.monotonic()

@@ -1,6 +1,6 @@
 """Trains on a CUDA device, and prints all that there is to see of it, for run.py.
 
-    train.py [--optimizer adamw] [--seed 1] CASE[:OPTIMIZER][@SIM_FAIL]...
+    train.py [--optimizer adamw] [--seed 1] [--deterministic] CASE[:OPTIMIZER][@SIM_FAIL]...
     train.py --list
 
 Each case is a program of its own (cases/): it begins with the same random numbers and with an empty device, whatever came before it.
@@ -13,6 +13,7 @@ import gc
 import sys
 import tempfile
 import traceback
+import warnings
 
 import torch
 
@@ -21,21 +22,31 @@ from cases.optimizers import OPTIMIZERS
 from shown import Log
 
 
+def simulation():
+    """The library of the simulated devices; None: the device is a real one."""
+    try:
+        return ctypes.CDLL("libcastor-sim.so")
+    except OSError:
+        return None
+
+
 def fail(faults):
     """From here on these calls of the simulated device fail, as SIM_FAIL says."""
-    ctypes.CDLL("libcastor-sim.so").sim_fault_set(faults.encode(), None)
+    simulation().sim_fault_set(faults.encode(), None)
 
 
 def called():
     """Since then: `NAME CALLS FAILED`, a line for each function."""
     text = ctypes.create_string_buffer(1 << 16)
-    ctypes.CDLL("libcastor-sim.so").sim_fault_calls(text, ctypes.c_size_t(len(text)))
+    simulation().sim_fault_calls(text, ctypes.c_size_t(len(text)))
     return text.value.decode().splitlines()
 
 
 def most_used():
-    """Bytes of the first device since the last call."""
-    peak = ctypes.CDLL("libcastor-sim.so").sim_memory_peak
+    """Bytes of the first device since the last call, of a simulated one; else of PyTorch's allocator."""
+    if not simulation():
+        return torch.cuda.max_memory_reserved()
+    peak = simulation().sim_memory_peak
     peak.restype = ctypes.c_size_t
     return peak(0)
 
@@ -74,6 +85,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimizer", default="adamw", choices=OPTIMIZERS)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--deterministic", action="store_true", help="PyTorch's kernels that give the same bits twice, where it has some")
     parser.add_argument("--list", action="store_true", help="the cases, and the optimizers that each may be run with")
     parser.add_argument("cases", nargs="*", metavar="CASE")
     args = parser.parse_args()
@@ -88,6 +100,10 @@ def main():
     if wrong or not chosen:
         parser.error(f"no such case: {' '.join(wrong)}" if wrong else "name a case")
     torch.set_num_threads(1)
+    if args.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        warnings.filterwarnings("ignore", message=".* does not have a deterministic implementation")
     sys.exit(0 if all([run(*one, args.seed) for one in chosen]) else 1)
 
 

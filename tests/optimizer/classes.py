@@ -24,6 +24,11 @@ def product(**options):
     return [dict(zip(options, values)) for values in itertools.product(*options.values())]
 
 
+def writes_gradients(nesterov=False, foreach=False, weight_decay=0, maximize=False, **options):
+    """Whether PyTorch's step leaves something else in the gradients."""
+    return nesterov and foreach and not weight_decay and not maximize
+
+
 def cases():
     """(class, options, what is done with it): bit for bit, and by the kernels."""
     forms = ({}, {"foreach": True}, {"foreach": False}, {"fused": True})
@@ -32,8 +37,9 @@ def cases():
             yield cls, {**options, **form}, {}
     for form in forms:
         for options in product(momentum=(0, 0.9), dampening=(0, 0.3), nesterov=(False, True), maximize=(False, True), weight_decay=(0, 0.1)):
-            if not options["nesterov"] or options["momentum"] and not options["dampening"]:
-                yield torch.optim.SGD, {**options, **form}, {}
+            options.update(form)
+            if (not options["nesterov"] or options["momentum"] and not options["dampening"]) and not writes_gradients(**options):
+                yield torch.optim.SGD, options, {}
     for cls in (torch.optim.Adam, torch.optim.SGD):
         more = {"momentum": 0.9} if cls is torch.optim.SGD else {}
         yield cls, {**more}, {"memory": "channels_last"}
@@ -57,6 +63,7 @@ def others():
         yield cls, {}, {"twice": True}  # a parameter is listed twice
         yield cls, {}, {"alias": True}  # two parameters share their memory
     yield sgd, {"momentum": 0.9}, {"strides": True}
+    yield sgd, {"momentum": 0.9, "nesterov": True, "foreach": True}, {}  # writes_gradients
 
 
 def trained(cls, options, do):
@@ -94,7 +101,7 @@ def trained(cls, options, do):
         versions = [p._version for p in parameters]
         optimizer.step(lambda: torch.tensor(1.0)) if "closure" in do else optimizer.step()
         written = [p._version > before for p, before in zip(parameters, versions)]
-    kept = [list(optimizer.state[p].items()) for p in parameters]
+    kept = [[*optimizer.state[p].items(), ("gradient", p.grad)] for p in parameters]
     return [p.detach().clone() for p in parameters], kept, written
 
 

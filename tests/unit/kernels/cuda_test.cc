@@ -239,8 +239,8 @@ void torch_adam(const Options &o, bool single, Array &param, Array grad, Array &
         each(largest, [&](size_t i) { return largest[i] > square[i] ? largest[i] : square[i]; });
     Array root = o.amsgrad ? largest : square;
     each(root, [&](size_t i) { return std::sqrt(root[i]); });
-    const float divisor = float(root_divisor);
-    each(root, [&](size_t i) { return single ? root[i] * (1.0f / divisor) : root[i] / divisor; });
+    const float divisor = float(root_divisor), inverse = float(1 / root_divisor); // as measured on a device
+    each(root, [&](size_t i) { return single ? root[i] * inverse : root[i] / divisor; });
     each(root, [&](size_t i) { return root[i] + float(o.epsilon); });
     torch_addcdiv(param, mean, root, negative_step);
 }

@@ -75,10 +75,17 @@ def adam_can(form, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_
     return _fits(fused, params, grads, exp_avgs, exp_avg_sqs, *((max_exp_avg_sqs,) if amsgrad else ())) and _loaded()
 
 
+def sgd_writes_gradients(form, *, weight_decay, momentum, nesterov, maximize):
+    """Whether PyTorch's step leaves its direction in the gradients, where scripts may read it: no kernel does."""
+    return form == "multi_tensor" and nesterov and bool(momentum) and weight_decay == 0 and not maximize
+
+
 def sgd_can(form, params, grads, momentum_buffer_list, *, grad_scale, found_inf, weight_decay, momentum, lr, dampening,
             has_sparse_grad, **more):
     fused, device = form == "fused", params[0].device
     if has_sparse_grad or not _numbers_are(fused, device, lr, grad_scale, found_inf, weight_decay, momentum, dampening):
+        return False
+    if sgd_writes_gradients(form, weight_decay=weight_decay, momentum=momentum, **more):
         return False
     states = [(p, g, b) for p, g, b in zip(params, grads, momentum_buffer_list) if b is not None] if momentum else []
     if fused and momentum and len(states) not in (0, len(params)):

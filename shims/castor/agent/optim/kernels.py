@@ -24,7 +24,8 @@ from . import cuda_kernels
 NO_DECAY, COUPLED, DECOUPLED = range(3)  # castor.h: CASTOR_DECAY_
 TRIED_SIZES = (1, 37, 1029)  # less than a vector, a tail, several vectors and a tail
 TRIED_STEPS = 2
-TRIED_COUNTS = (0.0, 9.0, 4999.0)  # steps done before, where a device computes the powers
+# Steps done before, where a device computes the powers. How a number of a step is rounded shows in some steps only.
+TRIED_COUNTS = (0.0, 9.0, 4999.0, *map(float, range(1, 40, 2)))
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -169,9 +170,12 @@ def _sgd(form, params, grads, momentum_buffer_list, *, weight_decay, momentum, l
     _changed(fused, params, momentum_buffer_list if momentum else ())
 
 
-def _sgd_can(form, params, grads, momentum_buffer_list, *, grad_scale, found_inf, weight_decay, momentum, lr, dampening, has_sparse_grad, **more):
+def _sgd_can(form, params, grads, momentum_buffer_list, *, grad_scale, found_inf, weight_decay, momentum, lr, dampening, has_sparse_grad,
+             **more):
     numbers = all(type(x) in (float, int) for x in (weight_decay, momentum, lr, dampening))
     if not numbers or grad_scale is not None or found_inf is not None or has_sparse_grad:
+        return False
+    if cuda_kernels.sgd_writes_gradients(form, weight_decay=weight_decay, momentum=momentum, **more):
         return False
     states = [(p, g, b) for p, g, b in zip(params, grads, momentum_buffer_list) if b is not None] if momentum else []
     return _fits(params, grads) and (not states or _fits(*zip(*states)))
@@ -226,15 +230,18 @@ def _try(kind, form, stock, arguments):
         if isinstance(options.get(name), torch.Tensor):
             options[name] = torch.tensor(value, device=device)
 
+    counted = TRIED_COUNTS if cuda and kind.name == "adam" else (0.0,) * len(TRIED_SIZES)
+    sizes = [*TRIED_SIZES, *[TRIED_SIZES[1]] * (len(counted) - len(TRIED_SIZES))]
+
     def random(scale):
-        return [(scale * torch.randn(size, generator=generator)).to(device, dtype) for size in TRIED_SIZES]
+        return [(scale * torch.randn(size, generator=generator)).to(device, dtype) for size in sizes]
 
     parameters = random(1.0)
     sides = [[p.clone() for p in parameters] for _ in range(2)]
     if kind.name == "adam":
         means = range(3 if arguments["amsgrad"] else 2)
         states = [[[torch.zeros_like(p) for p in side] for _ in means] for side in sides]
-        counts = [torch.tensor(TRIED_COUNTS[i] if cuda else 0.0, device=arguments["state_steps"][0].device) for i in range(len(parameters))]
+        counts = [torch.tensor(count, device=arguments["state_steps"][0].device) for count in counted]
         for of_side in states:
             of_side += [[]] * (3 - len(means)) + [[t.clone() for t in counts]]
     else:
@@ -245,7 +252,7 @@ def _try(kind, form, stock, arguments):
         theirs = [g.clone() for g in gradients]
         stock(sides[0], theirs, *states[0], **options)
         kind.step(form, sides[1], gradients, *states[1], **{name: options[name] for name in kind.keywords})
-        pairs += zip(theirs, gradients) if isinstance(options.get("grad_scale"), torch.Tensor) else ()
+        pairs += zip(theirs, gradients)  # which some of PyTorch's functions write
     pairs += [*zip(*sides), *((a, b) for mine, theirs in zip(*states) for a, b in zip(mine, theirs) if a is not None)]
     return all(torch.equal(a, b) for a, b in pairs)
 
