@@ -126,9 +126,9 @@ def stop_all(process):
                 pass
 
 
-def run_bounded(command, limit_s, watch=None, **options):
-    """The finished process, with its output as texts; a Finding when it takes longer. `watch` is called now and then."""
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
+def run_bounded(command, limit_s, watch=None, out=subprocess.PIPE, **options):
+    """The finished process, with its output as texts, or in the file `out`; a Finding when it takes longer. `watch` is called now and then."""
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, text=True, **options) as process:
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -140,7 +140,7 @@ def run_bounded(command, limit_s, watch=None, **options):
                 if time.monotonic() > deadline:
                     stop_all(process)
                     out, error = process.communicate()
-                    raise Finding(f"not done after {limit_s:.0f} s: {' '.join(command[-4:])}: {(error or out).strip()[-200:]}") from None
+                    raise Finding(f"not done after {limit_s:.0f} s: {' '.join(command[-4:])}: {(error or out or "").strip()[-200:]}") from None
 
 
 class Checks:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import time
 
 from checks import CASTOR, HERE, ROOT, LeftOut, add_arguments, begin, expect, median, run_bounded, toolkit
 import probe
@@ -144,6 +145,25 @@ def report(figures, checks):
     expect(figures["coverage"]["missed"] == 0, f"missed: {figures['coverage']['missed']} functions of the table")
 
 
+def equality(figures, checks):
+    """Training with homes, under budgets and without, beside plain PyTorch on the same device: bits (tests/device)."""
+    if checks.args.simulated:
+        return "make test compares them on simulated devices"
+    log = checks.path("equality.log")
+    command = [checks.args.python, os.path.join(ROOT, "tests", "device", "run.py"), "--gpu", "--jobs", str(min(os.cpu_count(), 6))]
+    with open(log, "w") as file:
+        try:
+            run_bounded(command, checks.check_ends - time.monotonic() - 5, out=file)
+        finally:
+            with open(log) as written:
+                lines = written.read().splitlines()
+            figures["equal"] = sum(line.startswith("ok ") for line in lines)
+            figures["differ"] = [line for line in lines if line.startswith("FAILED ")]
+            figures["left_out"] = [line for line in lines if line.startswith("left out ")]
+    expect(not figures["differ"], f"{len(figures['differ'])} rows differ, {figures['equal']} are equal")
+    expect(lines[-1:] == [f"{figures['equal']} passed, 0 failed"] and figures["equal"], f"it ends with {lines[-1:]}")
+
+
 def trace_gauge(name):
     """The position of a gauge of gauge.def."""
     with open(os.path.join(ROOT, "interpose", "trace", "gauge.def")) as file:
@@ -198,6 +218,7 @@ def main():
     for part in PARTS:
         checks.check(f"PyTorch, {part}", 60, library, part)
     checks.check("report", 60, report)
+    checks.check("equality", 300, equality)
     checks.check("launch-bound step", 150, launch_bound_step)
     for runtime in ("shared", "static"):
         checks.check(f"cost of a launch, {runtime} runtime", 90, cost_of_a_launch, runtime)

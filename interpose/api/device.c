@@ -129,6 +129,14 @@ int castor_homes_on_host(void) {
     return 0;
 }
 
+int castor_device_short(int device, uint64_t outside_bytes) {
+    return devices_short(device, outside_bytes);
+}
+
+void castor_device_outside(int device, uint64_t bytes) {
+    devices_outside_set(device, bytes);
+}
+
 uint64_t castor_device_part_bytes(int device) {
     return devices_part_bytes(device);
 }

@@ -16,6 +16,8 @@
 #define REGION_MOST         (UINT64_C(4) << 30)
 #define PART_LEAST          (UINT64_C(1) << 20)
 #define PART_MOST           (UINT64_C(512) << 20)
+#define STEP_FACTOR         4 /* parameters, with their gradients and two states each */
+#define ACTIVATIONS_SHARE   8 /* of the memory that is left to what a pass computes */
 #define RESERVED_LEAST      (UINT64_C(16) << 30)
 #define RESERVED_FACTOR     2 /* of the memory that homes can have: a range with holes still has room */
 
@@ -24,8 +26,9 @@ typedef struct started_device {
     slots *slots;
     copies *copies;
     uintptr_t first, end;
-    bool fixed; /* homes lie outside of the range as well */
-    uint64_t region_bytes, part_bytes;
+    bool fixed;            /* homes lie outside of the range as well */
+    bool bounded, divided; /* by a budget; by shares for the host */
+    uint64_t homes_bytes, region_bytes, part_bytes;
 } started_device;
 
 static started_device started[DEVICES_MAX]; /* each is complete before `end`, atomic, is set */
@@ -108,6 +111,9 @@ static castor_status start(int device, const devices_settings *settings) {
         return status;
     }
     slots_copies_set(s->slots, s->copies);
+    s->bounded = settings->budget_bytes != UINT64_MAX;
+    s->divided = placement_offloads(&settings->placement);
+    s->homes_bytes = d.homes;
     s->region_bytes = d.region;
     s->part_bytes = d.part;
     s->fixed = homes_are_fixed(s->homes);
@@ -186,6 +192,26 @@ uint64_t devices_budget_for(int device, uint64_t slots_bytes, uint64_t parts_byt
         budget = PART_SHARE * part_bytes;
     driver.room(driver.context, device, &free_bytes, &total_bytes);
     return budget < total_bytes ? budget : 0;
+}
+
+bool devices_short(int device, uint64_t outside_bytes) {
+    const started_device *s = started_of(device);
+    uint64_t free_bytes = 0, total_bytes = 0;
+    if (!s)
+        return false;
+    if (s->bounded || s->divided || homes_were_short(s->homes))
+        return true;
+    if (!outside_bytes)
+        return false;
+    driver.room(driver.context, device, &free_bytes, &total_bytes);
+    /* The data itself is there already. */
+    return free_bytes < (STEP_FACTOR - 1) * outside_bytes + total_bytes / ACTIVATIONS_SHARE;
+}
+
+void devices_outside_set(int device, uint64_t bytes) {
+    const started_device *s = started_of(device);
+    if (s && s->bounded)
+        homes_budget_set(s->homes, bytes < s->homes_bytes ? s->homes_bytes - bytes : 0);
 }
 
 const device_driver *devices_driver(void) {

@@ -28,6 +28,11 @@ uint64_t devices_part_bytes(int device);
 void devices_shares(int device, uint64_t *slots_bytes, uint64_t *parts_bytes);
 /* The least budget that gives these so many bytes; 0: none of this device does. */
 uint64_t devices_budget_for(int device, uint64_t slots_bytes, uint64_t parts_bytes);
+/* Whether the device's memory is short: it has a budget, or homes of fixed shares, something has found no memory there, or what is free
+ * would not do for model data of `outside_bytes` that comes to be trained, and whose gradients and states are to come. */
+bool devices_short(int device, uint64_t outside_bytes);
+/* Model data that has no home and never will, of the budget: homes that come take less. Does nothing without a budget. */
+void devices_outside_set(int device, uint64_t bytes);
 /* The driver of all; NULL before the first start. */
 const device_driver *devices_driver(void);
 

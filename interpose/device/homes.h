@@ -91,6 +91,8 @@ uint64_t homes_evict(homes *h, uint64_t bytes);
 uint64_t homes_evictable(const homes *h);
 /* The device had no memory for somebody: nothing comes back within the next steps. Lock-free. */
 void homes_short(homes *h);
+/* Whether that was ever so. Lock-free. */
+bool homes_were_short(const homes *h);
 /* A step is over. Returns whether homes_return would move something. Asks the driver for its room only if a home is on the host. */
 bool homes_step_end(homes *h);
 /* Moves homes to the device where the last steps left room, up to HOMES_RETURN_BYTES: parameters, then gradients, then states, of each

@@ -65,6 +65,7 @@ struct homes {
     placement_settings placement;
     home_returns returns;
     _Atomic bool fell_short; /* since the last step's end */
+    _Atomic bool were_short; /* ever */
     homes_statistics statistics;
 };
 

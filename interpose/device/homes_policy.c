@@ -30,6 +30,11 @@ static void pause_longer(home_returns *r) {
 
 void homes_short(homes *h) {
     atomic_store_explicit(&h->fell_short, true, memory_order_relaxed);
+    atomic_store_explicit(&h->were_short, true, memory_order_relaxed);
+}
+
+bool homes_were_short(const homes *h) {
+    return atomic_load_explicit(&h->were_short, memory_order_relaxed);
 }
 
 void policy_rescued(homes *h) {

@@ -78,7 +78,8 @@ static bool has_entry(pid_t pid, const char *entry) {
     if (file < 0)
         return false;
     bool found = false;
-    for (ssize_t length; !found && kept < sizeof block && (length = read(file, block + kept, sizeof block - kept)) > 0;) {
+    for (ssize_t length;
+         !found && kept < sizeof block && (length = read(file, block + kept, sizeof block - kept)) > 0;) {
         size_t available = kept + (size_t)length;
         found = memmem(block, available, entry, wanted) != NULL;
         kept = available < wanted ? available : wanted - 1; /* the entry may continue in the next block */

@@ -97,7 +97,7 @@ ALSO = {
                  "written_within_a_step:sgd"),
     slow(0.125): ("streams_while_a_thread_moves:sgd", "streams_while_a_thread_moves:adamw"),
     delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
-    ROOM: ("mlp:adamw", "views_of_one_buffer:momentum"),
+    ROOM: ("mlp:adamw", "views_of_one_buffer:momentum", "given_by_dlpack:momentum", "given_as_an_array:adamw", "given_as_a_number:sgd", "compiled_steps:adamw"),
     OTHER_ALLOCATORS[0]: ("mlp:adamw",),
     expandable(0.25): ("batch_grows:momentum", "cache_emptied:adamw"),
     OVERFLOW: ("batch_grows:momentum",),
@@ -140,8 +140,10 @@ ROOMY = ("after_a_failure", "streams_while_a_thread_moves", "functional_calls", 
 FAIL = ("after_a_failure",)
 # Of cases/halves.py; micro_steps has rows of its own.
 NARROW = "trained", "clipped", "overflowing", "accumulated", "convolved", "text", "written", "resumed"
+# Cases in which other code has addresses of what lies outside of homes.
+HELD = "given_by_dlpack", "given_as_an_array", "given_as_a_number"
 # Cases after which a process is not as it was before.
-APART = ("captured",)
+APART = ("captured", "compiled_steps")
 # Cases that a real device cannot run, or that machines with one GPU cannot.
 SIMULATED = "written_through_addresses", "on_two_devices"
 

@@ -40,6 +40,7 @@ START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
 PLACED = re.compile(r"^castor: (?:rank 0: )?device \d+ had at most (\d+) bytes of model data at a time on the host; (\d+) times some came back$")
 RESCUED = re.compile(r"^castor: (?:rank 0: )?device \d+(: no memory for .* of slots| (was|is) out of memory: )")
 SMALL_SHARES = re.compile(r"^castor: (?:rank 0: )?device \d+: (slots|parts) have .*[.] (CASTOR_DEVICE_BUDGET=\d+M|No budget of this device) would do$")
+HELD = re.compile(r"^castor: (?:rank 0: )?device \d+: [\d.]+ MiB of parameters stay there, since other code has their addresses ")
 OVERFLOWED = re.compile(r"^castor: a gradient overflowed: ")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
 OPTIONS = ("CASTOR_DEBUG=1",)
@@ -214,7 +215,8 @@ class Suite:
         reached = [word for word in words if word in found] or words[:1]
         must = (budget is not None and budget < max(bytes_of) or device.overflows or bool(device.options)) if changed and device.homes else None
         back = rows.BACK.get(words[0].partition(":")[0]) if changed and device is rows.NEARLY else None
-        expected = [PLACED, SMALL_SHARES, *[RESCUED] * (device.overflows or any(word.partition(":")[0] in rows.FAIL for word in words)), *[OVERFLOWED] * (device.precision == "fp16")]
+        expected = [PLACED, SMALL_SHARES, *[RESCUED] * (device.overflows or any(word.partition(":")[0] in rows.FAIL for word in words)),
+                    *[HELD] * any(word.partition(":")[0] in rows.HELD for word in words), *[OVERFLOWED] * (device.precision == "fp16")]
         wrong = self.wrong(finished, must, expected, back, device.says if changed else "")
         good = True
         for word in reached:

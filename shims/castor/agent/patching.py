@@ -6,6 +6,7 @@ import inspect
 import sys
 
 from . import core
+from .common import traced
 from .replaced import ROWS
 
 _ABSENT = object()
@@ -26,6 +27,8 @@ def replace(name, wrap):
         replacement = wrap(stock)
         if replacement is stock:
             continue
+        if row.traced:
+            replacement = traced.unless_compiled(replacement, stock)
         put(owner, attribute, replacement)
         for other in row.also:
             put(_resolve(other, load=True), attribute, replacement)

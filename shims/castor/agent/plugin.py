@@ -5,7 +5,8 @@ import torch
 
 from . import core, lazy
 from .backward import accumulation, reducer
-from .device import adoption
+from .common import traced
+from .device import adoption, parts
 from .nodes import remote
 from .optim import clipping, steps, swapping
 from .precision import checkpoints, loss_scale, masters
@@ -29,7 +30,8 @@ def install():
     # Processes that this one starts (DataLoader workers, tools, ranks of the script's own) inherit the environment.
     is_first = core.options.rank_process in (0, os.getpid())
     is_rank = rank >= 0 and is_first
-    is_alone = is_first and world <= 1 and os.environ.get("WORLD_SIZE", "1") == "1"
+    of_one = world <= 1 and os.environ.get("WORLD_SIZE", "1") == "1"
+    is_alone = is_first and of_one
     if is_first:
         os.environ["CASTOR_RANK_PROCESS"] = str(os.getpid())
     if world > 1:
@@ -38,10 +40,12 @@ def install():
     ranks = job.install(rank, world, core.options.job) if is_rank and world > 1 else None
     trainer = alone.install() if is_alone else ranks
     observers = [] if trainer is None else [trainer]
-    if is_alone and torch.version.cuda:
+    if of_one and torch.version.cuda:  # what this process trains on a device is its own, whoever has started it
         adoption.install()
+        parts.install()
     if accumulation.active():  # after the ranks' observer, which decides whether this backward is synchronized
         observers.append(accumulation.Observer())
+        traced.need_castor()
     if core.options.lazy_init:
         lazy.begin()
         observers.append(lazy.Observer())
@@ -65,6 +69,7 @@ def install_precision(**scale):
     loss_scale.end()
     if not masters.install():
         return
+    traced.need_castor()
     if masters.dtype is torch.float16:
         loss_scale.begin(**scale)
         if "scale" not in _precisions:

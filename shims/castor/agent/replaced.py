@@ -2,8 +2,8 @@
 
 A row: the dotted name; the names of the parameters that Castor's function relies on ("...": others may follow; <kind>: Python
 cannot list them); why no public hook of PyTorch is enough. `also`: other modules that hold the same function. `may_lack`: some
-supported version has no such function, or a library is not installed. A star stands for each class, or function, that the module
-defines itself."""
+supported version has no such function, or a library is not installed. `traced`: where no step needs Castor, torch.compile sees
+PyTorch's function (common/traced.py). A star stands for each class, or function, that the module defines itself."""
 import typing
 
 # Classes of torch.optim whose update of a parameter depends on that parameter alone.
@@ -27,6 +27,7 @@ class Row(typing.NamedTuple):
     why: str
     also: tuple = ()
     may_lack: bool = False
+    traced: bool = False
 
 
 _DDP = "torch.nn.parallel.DistributedDataParallel."
@@ -36,6 +37,7 @@ _SCALER = "torch.amp.GradScaler."
 _ITERATES = "a DataLoader has no hook where an iteration begins or gives a batch"
 _STEPS_ASIDE = "the reducer of PyTorch must be there before the script changes what it does; there is no hook before"
 
+_ADDRESS = "other code has the address of this memory, which must not move then; nothing tells"
 _NO_GPU = "scripts for a GPU call it without asking whether there is one; under CASTOR_COMPAT it means the CPU where there is none"
 # Of torch.cuda; agent/without_gpu.py has what each does without a GPU.
 OF_CUDA = (
@@ -105,6 +107,15 @@ ROWS = (
     Row("torch.nn.Parameter.__deepcopy__", "self, memo", "copies of models have no hook"),
     Row("torch.cuda.CUDAGraph.capture_begin", "self, pool, ...", "what a graph may hold by its address must not move; it has no hook"),
     Row("torch.Tensor.__deepcopy__", "self, memo", "copies of models have no hook"),
+    Row("torch.Tensor.__dlpack__", "self, ...", _ADDRESS),
+    Row("torch.utils.dlpack.to_dlpack", "...", _ADDRESS, also=("torch",)),
+    Row("torch.Tensor.__cuda_array_interface__", "...", _ADDRESS),
+    Row("torch.Tensor.data_ptr", "...", _ADDRESS),
+    Row("torch.UntypedStorage.data_ptr", "...", _ADDRESS),
+    Row("torch.UntypedStorage._share_cuda_", "...", _ADDRESS),
+    *(Row(f"torch.optim.{name}._init_group", "self, group, ...", "the states of a step that torch.compile traces are made there; it has no hooks", may_lack=True)
+      for name in SEPARABLE),
+    Row("torch.cuda.empty_cache", "...", "the memory of a pool goes back when the pool ends, not when the script asks for it", also=("torch.cuda.memory",)),
     Row("torch.Tensor.record_stream", "<method_descriptor>", "the allocator forgets what it is told of streams while a pool is open"),
     Row("torch.cuda.use_mem_pool", "pool, device", "a pool that a script opens counts as well; nothing tells whether one is open", also=("torch.cuda.memory",)),
     # optim
@@ -113,18 +124,18 @@ ROWS = (
     Row(_OPTIMIZER + "_patch_step_function", "self", "the class of an optimizer is known here before its step is wrapped"),
     *(Row(f"torch.optim.{name}.step", "self, closure",
           "a hook before it cannot show the update other gradients than the closure, which the step calls",
-          may_lack=True) for name in SEPARABLE),
-    *(Row(f"torch.optim.adam._{form}_adam", _ADAM, "the arithmetic of a step has no hook", may_lack=True)
+          may_lack=True, traced=True) for name in SEPARABLE),
+    *(Row(f"torch.optim.adam._{form}_adam", _ADAM, "the arithmetic of a step has no hook", may_lack=True, traced=True)
       for form in ("single_tensor", "multi_tensor", "fused")),
-    *(Row(f"torch.optim.sgd._{form}_sgd", _SGD, "the arithmetic of a step has no hook", may_lack=True)
+    *(Row(f"torch.optim.sgd._{form}_sgd", _SGD, "the arithmetic of a step has no hook", may_lack=True, traced=True)
       for form in ("single_tensor", "multi_tensor", "fused")),
     Row("torch.nn.utils.clip_grad.clip_grad_norm_", "parameters, max_norm, norm_type, error_if_nonfinite, foreach",
-        "functions have no hooks, and owners clip for all ranks", also=("torch.nn.utils",)),
+        "functions have no hooks, and owners clip for all ranks", also=("torch.nn.utils",), traced=True),
     Row("torch.nn.utils.clip_grad.clip_grad_value_", "parameters, clip_value, foreach",
-        "functions have no hooks, and owners clip for all ranks", also=("torch.nn.utils",)),
+        "functions have no hooks, and owners clip for all ranks", also=("torch.nn.utils",), traced=True),
     Row(_SCALER + "_unscale_grads_", "self, optimizer, inv_scale, found_inf, allow_fp16", "a scaler has no hooks, and owners unscale for all ranks"),
-    Row(_OPTIMIZER + "zero_grad", "self, set_to_none", "clearing gradients has no hook"),
-    Row("torch.nn.Module.zero_grad", "self, set_to_none", "clearing gradients has no hook"),
+    Row(_OPTIMIZER + "zero_grad", "self, set_to_none", "clearing gradients has no hook", traced=True),
+    Row("torch.nn.Module.zero_grad", "self, set_to_none", "clearing gradients has no hook", traced=True),
     Row("torch.utils.swap_tensors", "t1, t2", "it refuses tensors with weak references, and has no hook before"),
     Row(_OPTIMIZER + "state_dict", "self", "hooks of state dicts are for one optimizer; there is none for all"),
     # single

@@ -17,5 +17,5 @@ def case(function=None, *, optimizers=GENERAL, without=()):
     return function
 
 
-from . import combinations, halves, loops, making, models, precision, stepping, writes  # noqa: E402, F401
+from . import combinations, given, halves, loops, making, models, precision, stepping, writes  # noqa: E402, F401
 from . import of_castor  # noqa: E402, F401 - behind the others: rows.py gives each case devices by its number

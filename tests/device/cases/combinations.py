@@ -1,6 +1,9 @@
 """Memory that parameters, gradients and states share, threads, and parameters that are no leaves or lie on several devices."""
+import contextlib
 import copy
+import importlib
 import threading
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -157,6 +160,18 @@ def copied_with_its_optimizer(log, make):
     log.end(model, optimizer)
 
 
+@contextlib.contextmanager
+def forms_of_steps():
+    """The functions of torch.optim that step meanwhile: one loop over tensors, or foreach, which has other bits on a device."""
+    seen = set()
+    with contextlib.ExitStack() as patches:
+        for module in map(importlib.import_module, ("torch.optim.adam", "torch.optim.sgd")):
+            for name in [name for name in vars(module) if name.startswith(("_single_tensor_", "_multi_tensor_", "_fused_"))]:
+                stock = getattr(module, name)
+                patches.enter_context(mock.patch.object(module, name, lambda *args, _name=name, _stock=stock, **kwargs: (seen.add(_name), _stock(*args, **kwargs))[1]))
+        yield seen
+
+
 @case(optimizers=("momentum", "adamw"))
 def half_on_the_host(log, make):
     """Half of the model is on the device."""
@@ -172,8 +187,10 @@ def half_on_the_host(log, make):
         loss = F.cross_entropy(model.head(hidden.cpu()), y.cpu())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
-        optimizer.step()
+        with forms_of_steps() as forms:
+            optimizer.step()
         log.step(loss)
+        log.note("forms", sorted(forms))
     log.end(model, optimizer)
 
 

@@ -118,7 +118,8 @@ static void adam_call(const void *numbers_, const cuda_step_tensor *tensor, cons
                         .mean_weight = 1 - numbers->beta1,
                         .square_keep = numbers->beta2,
                         .square_weight = 1 - numbers->beta2,
-                        .root_divisor = numbers->step.mode == CUDA_SINGLE ? 1 / tensor->root_scale : tensor->root_scale,
+                        .root_divisor =
+                            numbers->step.mode == CUDA_SINGLE ? 1 / tensor->root_scale : tensor->root_scale,
                         .epsilon = numbers->epsilon,
                         .negative_step = tensor->negative_step};
     if (numbers->step.mode == CUDA_FUSED) {

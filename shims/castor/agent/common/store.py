@@ -11,7 +11,7 @@ from ctypes import byref, c_void_p
 import torch
 
 from .. import core
-from . import tensors
+from . import tensors, traced
 
 
 class Entry:
@@ -195,6 +195,7 @@ def groups():
 
 def group(name, rank, world, **of_nodes):
     if name not in _groups:
+        traced.need_castor()
         _groups[name] = Group(name, rank, world, **of_nodes)
     return _groups[name]
 

@@ -1,8 +1,9 @@
 """How model data comes home, with no edit of the script.
 
-Parameters and buffers that a module moves to a device are born in homes. Others, made on the device itself or loaded, get a home when
-they come to an optimizer. Gradients get one as soon as they are accumulated, once memory is short; optimizer states in the first step
-(parts.py), or when they are loaded. What stays outside is told once."""
+Parameters and buffers that a module moves to a device are born in homes. Others, made on the device itself, get a home once memory is
+short, when they come to an optimizer or in its next step: before that nothing moves that exists. Gradients get one then as soon as they
+are accumulated; optimizer states in the first step (parts.py), or when they are loaded. What cannot move stays where it is, counts, and is
+told once."""
 import atexit
 import contextlib
 import functools
@@ -12,21 +13,27 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core, patching
-from ..common import store, tensors
+from ..common import store, tensors, traced
 from ..precision import masters
-from . import homes, pools, shortage
+from . import addresses, homes, pools, shortage
 
-_known = WeakTensorKeyDictionary()  # parameter: its address when it was last seen
+_known = WeakTensorKeyDictionary()  # parameter: the address of its home when it was last seen; 0: it had none
+_held = WeakTensorKeyDictionary()  # parameter on a device that is short of memory: its bytes, which cannot move
 _pressed = core.options.device_budget != -1  # some model data is on the host, or may come to be there
 _installed = False
-_outside = set()  # the reasons told
+_held_told = {}  # device: the bytes that were counted last
 
 
 def pressed():
     """Whether memory is short: then gradients get homes. It stays so."""
     global _pressed
-    _pressed = _pressed or bool(core.homes_on_host())
+    _pressed = _pressed or bool(core.homes_on_host()) or any(core.device_short(device, 0) for device in homes.devices())
     return _pressed
+
+
+def waiting():
+    """Whether a parameter may have to come home: it has none, and memory is short."""
+    return pressed() and any(not address and p not in _held for p, address in _known.items())
 
 
 def serves(p):
@@ -46,20 +53,36 @@ def step_ended():
 
 
 def look(parameters, in_step=False):
-    """Gives a home to those parameters on devices that have none, or another one than at the last look. in_step: this stream reads them
-    next; else others may still write to them."""
+    """Gives a home to those parameters that have none, on devices whose memory is short, and takes up those that have another one than at
+    the last look. in_step: this stream reads them next, and they are no news; else others may still write to them."""
     here = [p for p in parameters if homes.can_have(p)]
     if not here:
         return
-    for p, tier in zip(here, homes.tiers(here)):
-        if _known.get(p) == p.data_ptr() and tier != core.HOME_NONE:
+    tiers = homes.tiers(here)
+    short = _short_devices([p for p, tier in zip(here, tiers) if tier == core.HOME_NONE], not in_step)
+    for p, tier in zip(here, tiers):
+        if tier != core.HOME_NONE and _known.get(p) == p.data_ptr():
             continue
-        if tier == core.HOME_NONE and not _come_home(p, in_step):
-            continue
-        core.storage_add(p.device.index, p.data_ptr(), tensors.extent(p))
         if p not in _known and p.requires_grad and p.is_leaf:
             p.register_post_accumulate_grad_hook(_gradient_accumulated)
+        if tier == core.HOME_NONE and not (p.device.index in short and _come_home(p, in_step)):
+            _known[p] = 0
+            continue
+        core.storage_add(p.device.index, p.data_ptr(), tensors.extent(p))
         _known[p] = p.data_ptr()
+    for device in short:
+        _count_held(device)
+
+
+def _short_devices(outside, come):
+    """Of these parameters without homes. come: their gradients and states are still to be made."""
+    found = set()
+    for device in {p.device.index for p in outside}:
+        if homes.available(device):
+            size = sum(tensors.extent(p) for p in outside if p.device.index == device) if come else 0
+            if core.device_short(device, size):
+                found.add(device)
+    return found
 
 
 def forget(*some):
@@ -87,19 +110,23 @@ def _narrow(lowered):
 
 
 def _come_home(p, in_step):
-    if not homes.available(p.device.index):
-        return False
     if homes.move(p, homes.PARAMETER, drain=not in_step):
+        _held.pop(p, None)
         return True
-    _tell(f"a parameter of shape {tuple(p.shape)} on {p.device} stays outside of the budget: its memory belongs to another library, "
-          "or a graph was captured before it had a home")
+    _held[p] = tensors.extent(p)
     return False
 
 
-def _tell(text):
-    if text not in _outside:
-        _outside.add(text)
-        core.log(1, text.encode())
+def _count_held(device):
+    """What cannot move is of the device's budget."""
+    held = sum(size for p, size in _held.items() if p.device.index == device)
+    if held == _held_told.get(device, 0):
+        return
+    core.device_outside(device, held)
+    if device not in _held_told:
+        core.log(1, f"device {device}: {held / 2**20:.1f} MiB of parameters stay there, since other code has their addresses or owns their "
+                    "memory, or a graph was captured before they had homes; they count as model data of the device".encode())
+    _held_told[device] = held
 
 
 @torch.no_grad()
@@ -206,6 +233,16 @@ def _keeps_addresses(capture_begin):
     return run
 
 
+def _gives_homes_back(empty_cache):
+    @functools.wraps(empty_cache)
+    def run():
+        if store.active() and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            homes.give_back()
+        return empty_cache()
+
+    return run
+
+
 def _say_at_end():
     if not store.active():
         return
@@ -221,7 +258,10 @@ def install():
     atexit.register(shortage.tell, lambda: list(_known), last=True)  # of passes without a step
     if core.options.debug:
         atexit.register(_say_at_end)
+    traced.steps.pytorchs = True
     pools.install()
+    addresses.install()
+    patching.replace("torch.cuda.empty_cache", _gives_homes_back)
     patching.replace("torch.nn.Module._apply", _apply_in_homes)
     patching.replace("torch.load", _born_on_current(homes.PARAMETER))
     patching.replace("torch.optim.Optimizer.load_state_dict", _born_on_current(homes.STATE))

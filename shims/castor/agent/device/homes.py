@@ -7,7 +7,7 @@ from ctypes import byref, c_int8, c_uint64
 import torch
 
 from .. import core
-from . import pools
+from . import addresses, pools
 
 PARAMETER, GRADIENT, STATE = range(3)  # as in castor_homes
 _ALLOCATES = ("castor_home_of_parameter", "castor_home_of_gradient", "castor_home_of_state")
@@ -91,6 +91,12 @@ def release(kind, device):
     closed.append(_new_pool(kind, device))
 
 
+def give_back():
+    """All that the pools keep and no tensor has."""
+    for kind, device in list(_pools):
+        release(kind, device)
+
+
 def tiers(some):
     """For each tensor: HOME_DEVICE, HOME_HOST, or HOME_NONE if it has no home."""
     found = (c_int8 * len(some))()
@@ -110,10 +116,10 @@ def keep_addresses():
 
 def move(t, kind, drain=False):
     """Gives the tensor's whole storage a home: every tensor over it, and what autograd has saved of it, follows. False: the storage
-    belongs to somebody else, a graph may replay with its address, or it has no memory. drain: another stream than this one may still
-    write there; its writes would be lost."""
+    belongs to somebody else, other code has its address, a graph may replay with it, or it has no memory. drain: another stream than this
+    one may still write there; its writes would be lost."""
     storage = t.untyped_storage()
-    if _captured or not storage.resizable() or not storage.nbytes() or torch.cuda.is_current_stream_capturing():
+    if _captured or not storage.resizable() or not storage.nbytes() or addresses.was_given(storage) or torch.cuda.is_current_stream_capturing():
         return False
     if drain:
         torch.cuda.synchronize(t.device)

@@ -4,12 +4,14 @@ The script's own optimizer runs once for each part, on copies of its parameters,
 the last one goes on streams of their own. The results have the bits of one whole step, since the optimizer treats each parameter on its
 own (steps.py). It sees the script's own tensors: their memory is exchanged for that time. Other classes step over the link."""
 import contextlib
+import functools
 import threading
 import weakref
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
-from .. import core
+from .. import core, patching, replaced
 from ..common import separable, store, tensors
 from ..precision import masters
 from . import adoption, homes, shortage
@@ -27,7 +29,7 @@ def wanted(optimizer, divisible):
     if not masters.on_devices(optimizer):
         if not divisible or not homes.devices() or torch.cuda.is_current_stream_capturing():
             return False
-        if _states_seen.get(optimizer) == len(optimizer.state) and not core.homes_on_host():
+        if _states_seen.get(optimizer) == len(optimizer.state) and not core.homes_on_host() and not adoption.waiting():
             return False
     parameters = store.parameters_of(optimizer)
     adoption.look(parameters, in_step=True)
@@ -43,7 +45,7 @@ def step(optimizer, run, divisible):
     parts = _parts(optimizer, here, divisible)
     known = set(optimizer.state)
     result = None
-    with _hidden(pairs):
+    with _form_of_all(optimizer), _hidden(pairs), _stepping():
         if len(here) < len(pairs):
             taken = {id(p) for p, _ in here}
             rest = [(p, grad) for p, grad in pairs if id(p) not in taken]
@@ -252,6 +254,57 @@ class _Part:
         for t, tier in zip(made, homes.tiers(made)):
             if tier == core.HOME_NONE and homes.tiers([t])[0] == core.HOME_NONE:  # not with another one's storage meanwhile
                 homes.move(t, homes.STATE)
+
+
+@contextlib.contextmanager
+def _form_of_all(optimizer):
+    """A group of which parameters are on the host, or are of a class that PyTorch's foreach functions do not take, steps one tensor after
+    another. That is chosen from all of a group's parameters, and has other bits on a device, so no part may choose for itself."""
+    chosen = []
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            some = [p for p in group["params"] if p.grad is not None]
+            if not torch_optimizer._default_to_fused_or_foreach(some, group.get("differentiable", False))[1]:
+                group["foreach"] = False
+                chosen.append(group)
+    try:
+        yield
+    finally:
+        for group in chosen:
+            if group["foreach"] is False:
+                group["foreach"] = None
+
+
+@contextlib.contextmanager
+def _stepping():
+    _thread.stepping = True
+    try:
+        yield
+    finally:
+        _thread.stepping = False
+
+
+def _made_by_compiled_steps(init_group):
+    """States of a step that torch.compile has traced: of such a step this is called as it stands, and nothing else is seen."""
+
+    @functools.wraps(init_group)
+    def _init_group(self, *args, **kwargs):
+        known = len(self.state)
+        result = init_group(self, *args, **kwargs)
+        if len(self.state) > known and store.active() and not getattr(_thread, "stepping", False) and adoption.pressed():
+            made = [t for states in list(self.state.values())[known:] for t in states.values() if isinstance(t, torch.Tensor) and t.dim()]
+            for t in made:
+                if homes.can_have(t) and homes.available(t.device.index) and homes.tiers([t])[0] == core.HOME_NONE:
+                    homes.move(t, homes.STATE)
+        return result
+
+    return _init_group
+
+
+def install():
+    for name in replaced.SEPARABLE:
+        if "_init_group" in vars(getattr(torch.optim, name, object)):  # AdamW has Adam's
+            patching.replace(f"torch.optim.{name}._init_group", _made_by_compiled_steps)
 
 
 @contextlib.contextmanager

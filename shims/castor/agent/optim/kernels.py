@@ -22,7 +22,8 @@ from ..common import tensors
 from . import cuda_kernels
 
 NO_DECAY, COUPLED, DECOUPLED = range(3)  # castor.h: CASTOR_DECAY_
-TRIED_SIZES = (1, 37, 1029)  # less than a vector, a tail, several vectors and a tail
+# Less than a vector, a tail, several vectors and a tail, vectors alone: of these PyTorch may have a loop of its own, with other bits.
+TRIED_SIZES = (1, 37, 1029, 1032)
 TRIED_STEPS = 2
 # Steps done before, where a device computes the powers. How a number of a step is rounded shows in some steps only.
 TRIED_COUNTS = (0.0, 9.0, 4999.0, *map(float, range(1, 40, 2)))

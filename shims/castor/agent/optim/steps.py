@@ -12,7 +12,7 @@ import torch
 
 from .. import core, patching, replaced
 from ..backward import accumulation, reducer
-from ..common import separable, store
+from ..common import separable, store, traced
 from ..device import adoption
 from ..precision import loss_scale, masters
 from ..process import events, launchers, strays
@@ -87,7 +87,7 @@ def _outermost(wrapper):
             core.phase_end(0)
         return result
 
-    return torch._disable_dynamo(step)
+    return traced.unless_compiled(torch._disable_dynamo(step), wrapper)
 
 
 def _micro_step(optimizer, closure):

@@ -13,7 +13,7 @@ def _shaped_as(tensor, storage):
 def over(tensor):
     """A CPU tensor over the same bytes, with the same sizes and strides. It must not outlive the tensor."""
     storage = tensor.untyped_storage()
-    size, first = storage.nbytes(), storage.data_ptr()
+    size, first = storage.nbytes(), torch._C.StorageBase.data_ptr(storage)
     if not size:
         return _shaped_as(tensor, torch.UntypedStorage(0))
     return _shaped_as(tensor, torch.frombuffer((ctypes.c_uint8 * size).from_address(first), dtype=torch.uint8).untyped_storage())
