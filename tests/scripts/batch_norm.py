@@ -322,5 +322,11 @@ def scripted(log):
     train(log, torch.jit.script(Network()))
 
 
+@record.case
+def scripted_after_others(log):
+    train(log, Network())
+    train(log, torch.jit.script(Network()))
+
+
 if __name__ == "__main__":
     record.main()

@@ -25,6 +25,7 @@ DISTRIBUTED = {
 }
 ALONE = {
     "gpt.py": ("",),
+    "lazies.py": ("shapes_by_the_first_batch", "shapes_by_a_first_run", "one_layer_is_never_reached", "from_the_meta_device"),
     "storages.py": (
         "half_and_back", "other_strides", "parts_of_one_tensor", "memory_of_numpy", "part_beside_the_whole", "kept_states", "other_type",
         "other_type_under_the_optimizer", "exception_in_backward"),

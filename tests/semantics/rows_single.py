@@ -52,6 +52,13 @@ TABLE = {
         "batch_norm": sgd,
         "models_one_after_another": sgd,
     },
+    "lazies.py": {
+        name: sgd
+        for name in (
+            "shapes_by_the_first_batch shapes_by_a_first_run shapes_by_a_file convolutions one_layer_is_never_reached "
+            "a_layer_comes_to_its_group_later from_the_meta_device"
+        ).split()
+    },
     "storages.py": {
         name: like(sgd, options=("CASTOR_BATCH=split",), says="by hand")
         for name in (
@@ -108,7 +115,7 @@ TABLE = {
             "convolution_sgd one_dimension three_dimensions vectors tails tail_of_one in_double_precision without_weights "
             "without_running_statistics cumulative_average evaluated frozen accumulated parts_without_labels recomputed "
             "recomputed_reentrantly without_gradients channels_last as_a_function one_batch_on_every_rank "
-            "statistics_of_an_average other_norms instance_norm"
+            "statistics_of_an_average other_norms instance_norm instance_norm_with_running_statistics"
         ).split()
     }
     | {
@@ -117,10 +124,7 @@ TABLE = {
         "sum_of_losses: CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),
         "bfloat16_model": half,
         "autocast": half,
-        "scripted": like(sgd, reason="compiled code does not come through Python", refused="code of torch.jit"),
-        "instance_norm_with_running_statistics": like(
-            sgd, reason="the statistics are means over this rank's part", refused="instance norm with running statistics"
-        ),
+        **{name: like(sgd, reason="compiled code does not come through Python", refused="code of torch.jit") for name in ("scripted", "scripted_after_others")},
     },
     "batches.py": {
         name: sgd

@@ -9,7 +9,7 @@ AT_4 = ("clip_ddp.py",)  # the order of sums depends on the number of ranks; pri
 OTHERS = {"ddp": ("loops.py",), "zero1": ("optimizers_ddp.py",), "zero2": ("gradients_ddp.py",), "none": ("gpt.py",), "fsdp": ("loops_ddp.py", "nanogpt_ddp.py")}
 # Each spawned worker imports PyTorch. batches.py's spawned_workers stands for these, their kin in forked workers for the rest of each.
 SPAWNED = ("augmented_by_spawned_workers", "spawned_and_persistent", "stream_of_spawned_workers", "spawned_collation")
-PLACED = ("loops.py", "gradients_ddp.py")  # one process, and ranks that share
+PLACED = ("loops.py", "lazies.py", "gradients_ddp.py")  # one process, and ranks that share
 # Of the cases of a script that share a process: so many stay, and of the rest every sixth. Scripts list cases of a kind together,
 # so a kind of six and more stays.
 CASES, EVERY = 4, 6

@@ -135,6 +135,8 @@ ROWS = (
         "functions have no hooks, and owners clip for all ranks", also=("torch.nn.utils",), traced=True),
     Row(_SCALER + "_unscale_grads_", "self, optimizer, inv_scale, found_inf, allow_fp16", "a scaler has no hooks, and owners unscale for all ranks"),
     Row(_OPTIMIZER + "zero_grad", "self, set_to_none", "clearing gradients has no hook", traced=True),
+    Row("torch.nn.modules.lazy.LazyModuleMixin._infer_parameters", "self, module, args, kwargs",
+        "what an optimizer has is registered before its first use; a lazy module removes its own hook when its parameters get data"),
     Row("torch.nn.Module.zero_grad", "self, set_to_none", "clearing gradients has no hook", traced=True),
     Row("torch.utils.swap_tensors", "t1, t2", "it refuses tensors with weak references, and has no hook before"),
     Row(_OPTIMIZER + "state_dict", "self", "hooks of state dicts are for one optimizer; there is none for all"),

@@ -95,7 +95,7 @@ class Cycle:
 
     def parameters(self):
         optimizer = self.optimizer()
-        return [] if optimizer is None else store.parameters_of(optimizer)
+        return [] if optimizer is None else [p for p in store.parameters_of(optimizer) if not tensors.lacks_data(p)]
 
     def end(self):
         """The step was made, or skipped after an overflow."""

@@ -50,6 +50,11 @@ def is_dense(t):
     return True
 
 
+def lacks_data(p):
+    """A parameter of a lazy module before its first forward, or one on the meta device: what it will be is known later."""
+    return p.is_meta or isinstance(p, torch.nn.parameter.UninitializedTensorMixin)
+
+
 def why_unsupported(p, device="cpu"):
     """Why the gradients of a parameter cannot be summed in the store; None when they can. `device`: the type where it must be."""
     if p.device.type != device:
@@ -58,8 +63,6 @@ def why_unsupported(p, device="cpu"):
         return f"its layout is {p.layout}"
     if p.dtype not in DTYPES:
         return f"its dtype is {p.dtype}"
-    if isinstance(p, torch.nn.parameter.UninitializedTensorMixin):
-        return "it is not initialized yet"
     if not is_dense(p):
         return "its elements are not dense in memory"
     return None

@@ -22,8 +22,9 @@ class Alone(process.Process):
         if self.distributed or not store.active():
             return
         self.optimizers.add(optimizer)
-        adoption.adopt_masters(store.parameters_of(optimizer))
-        fresh = [p for p in store.parameters_of(optimizer)
+        parameters = self.with_data(optimizer)
+        adoption.adopt_masters(parameters)
+        fresh = [p for p in parameters
                  if p.requires_grad and store.is_fresh(p) and not adoption.serves(p) and self._supports(p)]
         if not fresh or self.synchronizer is None and not masters.serves_one_process(fresh):
             return
@@ -46,7 +47,10 @@ class Alone(process.Process):
         return not why
 
     def backward_begun(self, outputs, create_graph):
-        if self.distributed or not store.active() or self.synchronizer is None and not masters.has_any():
+        if self.distributed or not store.active():
+            return
+        self.adopt_waiting()
+        if self.synchronizer is None and not masters.has_any():
             return
         for optimizer in list(self.optimizers) if masters.has_any() else ():
             self.adopt(optimizer)  # what was frozen until now

@@ -2,7 +2,8 @@
 
 Every batch norm of PyTorch in Python ends in torch.nn.functional.batch_norm. In training each rank gives the count, the
 mean and the squared deviations of its part, which are combined in rank order. Running statistics are the same on all ranks,
-and those of one process. A part of weight zero (a batch smaller than the number of ranks) counts for nothing."""
+and those of one process. A part of weight zero (a batch smaller than the number of ranks) counts for nothing. An instance norm's
+statistics are each sample's own; only its running ones are means over the samples."""
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -103,29 +104,34 @@ def _is_batch_norm(node):
     return type(node).__name__.startswith("NativeBatchNormBackward")
 
 
-def seen(job):
-    """refuse_unseen has looked at the first backward."""
-    return "batch norms seen" in job.said
-
-
-def refuse_unseen(job, nodes):
-    """In the first backward: refuses a batch norm that was called another way (a module of torch.jit): it sees its part only."""
-    if seen(job):
-        return
-    job.said.add("batch norms seen")
+def refuse_unseen(nodes):
+    """Refuses a batch norm that was called another way (a module of torch.jit): it sees its part of the batch only."""
     for node in nodes:
         if _is_batch_norm(node) and node._saved_training and OF_SAMPLES not in node.metadata:
-            raise core.Error("castor: a batch norm in training mode was called in code of torch.jit, or by torch.batch_norm (or an "
-                             "instance norm with running statistics), and sees only this rank's part of the batch: use "
-                             "torch.nn.BatchNorm1d, 2d or 3d as Python code, or "
-                             "run this script on one rank")
+            raise core.Error("castor: a batch norm in training mode was called in code of torch.jit, or by torch.batch_norm, and sees only "
+                             "this rank's part of the batch: use torch.nn.BatchNorm1d, 2d or 3d as Python code, or run this script on one rank")
+
+
+def _average_running(job, count, running):
+    """Running statistics of which each rank has added the mean over its own samples' become those with the mean over all samples'."""
+    row = torch.cat([torch.tensor([count if job.weight else 0.0], dtype=torch.float64), *(t.detach().double() for t in running)])
+    every = _gathered(job.group, row, "the statistics of an instance norm")
+    if job.in_parts or not bool((every == every[0]).all()):  # else each computes as the one process
+        counts = every[:, :1]
+        means = (counts * every[:, 1:].where(counts > 0, 0.0)).sum(0) / counts.sum()
+        for t, mean in zip(running, means.split([len(t) for t in running])):
+            t.copy_(mean)
 
 
 def install(job):
+    def apart():
+        """Each rank may have a part of the batch."""
+        return job.synchronizer is not None and not job.distributed and store.active()
+
     def wrap_batch_norm(stock):
         @compiler.wraps(stock)
         def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-05):
-            if not training or eps <= 0 or job.synchronizer is None or job.distributed or not store.active():
+            if not training or eps <= 0 or not apart():
                 return stock(input, running_mean, running_var, weight, bias, training, momentum, eps)
             return _normalize(job, input, running_mean, running_var, weight, bias, momentum, eps)
 
@@ -134,16 +140,20 @@ def install(job):
 
     def wrap_instance_norm(instance):
         @compiler.wraps(instance)
-        def instance_norm(input, running_mean=None, running_var=None, *args, **kwargs):
-            output = instance(input, running_mean, running_var, *args, **kwargs)
+        def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-05):
+            output = instance(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+            if use_input_stats and running_mean is not None and apart():
+                with torch.no_grad():
+                    _average_running(job, len(input), [running_mean, running_var])
             # PyTorch's is a batch norm over the channels of all samples together, in a view.
             node = output.grad_fn
             if type(node).__name__.startswith("ViewBackward"):
                 node = node.next_functions[0][0]
-            if node is not None and _is_batch_norm(node) and running_mean is None:
+            if node is not None and _is_batch_norm(node):
                 node.metadata[OF_SAMPLES] = True
             return output
 
+        compiler.not_in_graphs.append(instance_norm)  # the same
         return instance_norm
 
     patching.replace("torch.nn.functional.batch_norm", wrap_batch_norm)

@@ -62,7 +62,11 @@ class Job(process.Process):
 
     def adopt(self, optimizer):
         """Registers the parameters of an optimizer that need gradients and are not registered yet."""
-        self._adopt(p for p in store.parameters_of(optimizer) if p.requires_grad)
+        self._adopt(p for p in self.with_data(optimizer) if p.requires_grad)
+
+    def adopt_waiting(self):
+        if not self.audit.in_fork:
+            super().adopt_waiting()
 
     def _adopt_reached(self, nodes):
         """Registers leaves in no optimizer: they get the whole batch's gradient, too, since the script may step them by hand or
@@ -130,13 +134,12 @@ class Job(process.Process):
             return self.audit.backward_begun()
         if self.distributed or not store.active():
             return
+        self.adopt_waiting()
         self.audited = False
         self.backwards += 1
         if self.loader() is not None:
             self.trained.add(self.loader())
-        nodes = []
-        if self.split_seen or not batch_norm.seen(self):  # later whole batches need no look
-            nodes = list(graph.nodes(outputs))
+        nodes = list(graph.nodes(outputs)) if self.split_seen else []  # whole batches need no look
         if self.split_seen:
             self._adopt_reached(nodes)
         if self.synchronizer is None:
@@ -148,7 +151,7 @@ class Job(process.Process):
         if self.split_seen:
             self._check_counts()
             self.audit.form_seen(nodes)
-        batch_norm.refuse_unseen(self, nodes)
+        batch_norm.refuse_unseen(nodes)
         self._weigh(outputs)
         self.synchronizer.expect()
 

@@ -7,7 +7,7 @@ import torch
 
 from .. import core, patching
 from ..backward import gradients
-from ..common import store
+from ..common import store, tensors
 from ..precision import masters
 from ..process import events
 
@@ -24,6 +24,8 @@ class Process(events.Observer):
         self.synchronizer = None  # made with the first parameters
         self.said = set()
         self.boosted = None  # the optimizers that a plugin object trains here; None: there is no such object
+        self.waiting = weakref.WeakSet()  # optimizers with parameters that have no data yet
+        self.forward_hook = None  # while there are any
 
     @property
     def group(self):
@@ -42,6 +44,37 @@ class Process(events.Observer):
     def adopt(self, optimizer):
         """Registers those parameters of an optimizer, new or extended, that are not registered yet."""
         raise NotImplementedError
+
+    def with_data(self, optimizer):
+        """Its parameters, but for those without data, which are looked at again before a module uses them."""
+        parameters = store.parameters_of(optimizer)
+        found = [p for p in parameters if not tensors.lacks_data(p)]
+        if len(found) == len(parameters):
+            self.waiting.discard(optimizer)
+            return found
+        self.waiting.add(optimizer)
+        if self.forward_hook is None:
+            self.forward_hook = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: self.adopt_waiting())
+        return found if masters.dtype is None else []  # a model becomes 16 bits as a whole
+
+    def initialized(self, module):
+        """A lazy module has its parameters, within its first forward."""
+        if masters.dtype is not None and torch.is_grad_enabled():
+            own = {id(p) for p in module.parameters(recurse=False)}
+            if any(id(p) in own for optimizer in self.waiting for p in store.parameters_of(optimizer)):
+                masters.refuse("a lazy module gets its parameters within a forward pass, which has begun in float: call the model once under "
+                               "torch.no_grad() before it is trained")
+        self.adopt_waiting()
+
+    def adopt_waiting(self):
+        """Before a forward pass, when a lazy module has got its parameters, and before a backward pass, which may reach others."""
+        if masters.dtype is not None and not torch.is_grad_enabled():  # a first run for their shapes: its end is not known
+            return
+        for optimizer in list(self.waiting):
+            self.adopt(optimizer)
+        if self.forward_hook is not None and not self.waiting:
+            self.forward_hook.remove()
+            self.forward_hook = None
 
     def boost(self, optimizer=None):
         """A plugin object trains here: from now on only optimizers that are boosted are adopted, and a process group of this one rank changes
@@ -178,5 +211,15 @@ def adopt_at_build(job):
 
         return optimizer_add_param_group
 
+    def wrap_infer(infer_parameters):
+        @functools.wraps(infer_parameters)
+        def _infer_parameters(self, module, args, kwargs=None):
+            result = infer_parameters(self, module, args, kwargs)
+            job.initialized(module)
+            return result
+
+        return _infer_parameters
+
+    patching.replace("torch.nn.modules.lazy.LazyModuleMixin._infer_parameters", wrap_infer)
     patching.replace("torch.optim.Optimizer.__init__", wrap_init)
     patching.replace("torch.optim.Optimizer.add_param_group", wrap_add)
