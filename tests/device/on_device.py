@@ -18,6 +18,7 @@ import traceback
 
 import numpy
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -32,7 +33,7 @@ CROSSING = {"copy_", "to", "type", "set_", "__set__", "__get__", "__getitem__", 
 
 
 def of_host(value):
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() > 0
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and (is_lazy(value) or value.dim() > 0)
 
 
 def on_device(values):
@@ -58,7 +59,8 @@ class Measured:
 
     @classmethod
     def see(cls, tensors):
-        sizes = {id(one): one.numel() * one.element_size() for one in tensors if isinstance(one, torch.Tensor) and one.layout == torch.strided}
+        sizes = {id(one): one.numel() * one.element_size() for one in tensors
+                 if isinstance(one, torch.Tensor) and not is_lazy(one) and one.layout == torch.strided}
         cls.most = max(cls.most, sum(sizes.values()))
 
     @classmethod

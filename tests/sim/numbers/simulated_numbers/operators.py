@@ -51,6 +51,8 @@ def sum_is_plain(added, left, right, **kwargs):
 
 
 def copy_is_plain(target, source, non_blocking=False):
+    if torch.nn.parameter.is_lazy(source):  # it has no elements, and no shape that it tells
+        return True
     return (target.dtype == source.dtype and target.shape == source.shape and target.is_contiguous() and source.is_contiguous()
             and target.is_conj() == source.is_conj() and target.is_neg() == source.is_neg())
 
