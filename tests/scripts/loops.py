@@ -317,6 +317,20 @@ def inside_backward(log):
 
 
 @record.case
+def inside_backward_by_earlier_hooks(log):
+    """The hooks are there before the optimizers, and gradients stay until the next batch."""
+    model, optimizers = Classifier(), {}
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    optimizers.update((p, torch.optim.Adam([p], lr=1e-3)) for p in model.parameters())
+    for x, y in DataLoader(samples(), 8, shuffle=True):
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        log.step(loss, model, optimizers[model.deep.weight])
+
+
+@record.case
 def listed_twice(log):
     """PyTorch only warns where an optimizer lists a parameter twice, and steps it twice. Under Castor too."""
     model = Classifier()

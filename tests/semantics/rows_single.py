@@ -42,7 +42,10 @@ TABLE = {
         "frozen_then_thawed": sgd,
         "closure": sgd,
         "listed_twice": adaptive,
-        "inside_backward": like(sgd, reason="parts of a batch give no whole gradient there", refused="inside a backward"),
+        **{
+            name: like(sgd, reason="parts of a batch give no whole gradient there", refused="inside a backward")
+            for name in ("inside_backward", "inside_backward_by_earlier_hooks")
+        },
         "local_gradients_only": like(sgd, reason="parts of a batch give no whole gradient there", refused="autograd.grad"),
         "sum_of_losses": like(
             sgd, reason="a loss is taken for a mean over the batch, and the audit finds a sum", refused="set CASTOR_LOSS=sum"

@@ -189,10 +189,10 @@ class Synchronizer:
         while self.pending and self.pending[0][0].ticket <= done:
             self._added()
 
-    def _added(self):
-        """The oldest gradient in the queue is in the sum: its memory can be freed."""
-        _, entry, p, grad, source = self.pending.popleft()
-        del source
+    def _added(self, place=0):
+        """The gradient at this place in the queue is in the sum: its memory can be freed."""
+        _, entry, p, grad, source = self.pending[place]
+        del self.pending[place], source
         if not entry.shared or p.grad is not grad or entry.shows_window(grad):
             return
         if tensors.is_reached(grad):

@@ -138,8 +138,8 @@ def _step_in_backward(optimizer):
     if any(masters.of(p) is not None for p in store.parameters_of(optimizer)):
         masters.refuse("an optimizer steps inside a backward pass")
     if _job is not None:
-        _job.step_inside_backward()
-    if pairs:
+        _job.step_inside_backward(pairs)
+    elif pairs:
         core.passthrough(b"an optimizer steps inside a backward pass: its parameters leave the store")
         store.release([p for p, _ in pairs])
 

@@ -67,10 +67,13 @@ class Alone(process.Process):
         self.synchronizer.expect()
         self.synchronizer.expecting = not create_graph
 
-    def step_inside_backward(self):
-        if self.synchronizer is not None and not self.distributed:
-            raise core.Error("castor: an optimizer steps inside a backward pass, while gradients are on their way to where the "
-                             "budget has them: step after backward(), or run this script with CASTOR_MEMORY_BUDGET=0")
+    def step_inside_backward(self, pairs):
+        if self.synchronizer is None or self.distributed or not pairs:
+            return
+        if not self.synchronizer.expecting:
+            raise core.Error("castor: an optimizer steps inside backward(create_graph=True), of which the budget has no gradients: step "
+                             "after backward(), or run this script with CASTOR_MEMORY_BUDGET=0")
+        self.synchronizer.settle(pairs)
 
 
 def install():

@@ -214,7 +214,7 @@ class Job(process.Process):
                              "the batch: let loss.backward() make it, which averages over the ranks, or run this script "
                              "on one rank")
 
-    def step_inside_backward(self):
+    def step_inside_backward(self, pairs):
         if not self.distributed:
             raise core.Error("castor: an optimizer steps inside a backward pass, where each rank has the gradient of its "
                              "own part of the batch: step after backward(), or run this script on one rank")

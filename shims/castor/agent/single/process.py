@@ -99,8 +99,8 @@ class Process(events.Observer):
     def said_before_step(self, optimizer):
         return []
 
-    def step_inside_backward(self):
-        pass
+    def step_inside_backward(self, pairs):
+        """Of an optimizer with these (parameter, entry)."""
 
     def step_ended(self):
         pass
@@ -113,6 +113,7 @@ class Synchronizer(gradients.Synchronizer):
         super().__init__(job.group, [])
         self.job = job
         self.has_raised = False
+        self.early = set()  # the entries whose gradients were taken before the hook ran that does it
 
     def add(self, parameters):
         entries = masters.adopt(self.group, parameters)
@@ -120,6 +121,31 @@ class Synchronizer(gradients.Synchronizer):
             if self not in e.synchronizers:  # else it was registered anew
                 self.hook(p, e)
                 self.entries.append(e)
+
+    def expect(self):
+        super().expect()
+        self.early.clear()
+
+    def _ready(self, entry, p):
+        if entry in self.early:
+            self.early.remove(entry)
+            return
+        super()._ready(entry, p)
+
+    def settle(self, pairs):
+        """Within a backward pass: the gradients that came of these (parameter, entry) are sums now, which an optimizer may step. In one
+        process; hooks of the script may run before ours or after it."""
+        for p, entry in pairs:
+            if p.grad is not None and entry not in self.ready:
+                self._ready(entry, p)
+                self.early.add(entry)
+        entries = [entry for _, entry in pairs if entry.fired]
+        used = self._complete(entries)
+        for place in reversed(range(len(self.pending))):  # some of the others may not be in their sums yet
+            if self.pending[place][1] in entries:
+                self._added(place)
+        with torch.no_grad():
+            self._show(entries, used)
 
     def moved(self, entry, p):
         self.job.moved(p)
