@@ -1,5 +1,5 @@
 """A pipeline of three stages in which stage 1 fails in the middle of a batch, in the way that the argument says. Each rank says how it
-ended, and after how long."""
+ended, and after how long; where it goes on, what becomes of another batch."""
 import os
 import signal
 import sys
@@ -28,7 +28,7 @@ class Stage(nn.Linear):
 
     def forward(self, x):
         self.calls += 1
-        if fails and self.calls == 2 and how in ("dies", "raises"):
+        if fails and self.calls == 2 and how in ("dies", "raises", "goes on"):
             fail()
         x = super().forward(x)
         if fails and how.endswith("in backward"):
@@ -52,7 +52,16 @@ def main():
     except BaseException as error:
         found("error", f"{type(error).__name__}: {error}")
         found("seconds", time.monotonic() - began)
-        raise
+        if how != "goes on":
+            raise
+    if how == "goes on":
+        time.sleep(8 * fails)  # longer than a neighbour may wait
+        try:
+            engine.execute_schedule(iter([(torch.ones(8, 8), torch.ones(8, 8))]))
+        except RuntimeError as error:
+            found("then", f"{error}")
+        dist.barrier()
+        raise SystemExit(4)
 
 
 main()

@@ -212,7 +212,7 @@ def main():
     accumulating, *_ = castor.initialize(part, torch.optim.SGD(part.parameters(), lr=0.1), criterion, gradient_accumulation=2, verbose=False)
     found("accumulating", raised(ValueError, accumulating.execute_schedule, iter(data)))
     found("bad chunks", [raised(ValueError, schedules.InterleavedPipelineSchedule, 4, 0),
-                         raised(TypeError, schedules.InterleavedPipelineSchedule(4, 2).forward_backward_step, engine, iter(data))])
+                         raised(ValueError, schedules.InterleavedPipelineSchedule(4, 2).forward_backward_step, engine, iter(data))])
     found("bad", [raised(ValueError, schedules.PipelineSchedule, 0), raised(ValueError, schedule.load_batch, iter(data)),
                   raised(TypeError, partition, nn.Linear(2, 2), 2), raised(ValueError, partition, nn.Sequential(nn.Linear(2, 2)), 2),
                   raised(ValueError, castor.launch_from_torch, {"parallel": {"pipeline": 3 * dist.get_world_size()}}, verbose=False),

@@ -196,8 +196,10 @@ said(lambda: Booster(precision="fp16", mixed_precision="bf16"))
 said(lambda: Booster(plugin="gemini"))
 said(lambda: Booster(device="abacus"))
 said(lambda: Booster(plugin=TorchDDPPlugin()).boost([1]))
+said(lambda: Booster(plugin=TorchDDPPlugin()).boost(model(), torch.optim.SGD(model().parameters(), lr=0.1)))
 booster = Booster(plugin=TorchDDPPlugin())
-boosted, optimizer, *_ = booster.boost(model(), torch.optim.SGD(model().parameters(), lr=1))
+own = model()
+boosted, optimizer, *_ = booster.boost(own, torch.optim.SGD(own.parameters(), lr=1))
 print(isinstance(boosted, ModelWrapper), isinstance(optimizer, OptimizerWrapper), type(boosted.unwrap()).__name__, type(optimizer.unwrap()).__name__)
 said(lambda: booster.boost(boosted))
 said(lambda: booster.no_sync(model()))
@@ -260,6 +262,8 @@ ValueError: castor: Booster() got mixed_precision and precision, which are two n
 TypeError: castor: Booster(plugin='gemini'): expected an object of a class of castor.booster.plugin
 ValueError: castor: Booster(device='abacus'): Expected one of cpu, cuda
 TypeError: castor: boost() of a list: expected a torch.nn.Module, and what belongs to it by name
+ValueError: castor: boost(): this SGD has none of the model's parameters, and would train nothing of it: build it from model.parameters(), of the \
+model that is boosted, and not of a copy
 True True Linear SGD
 ValueError: castor: this model was boosted already: boost each model once
 ValueError: castor: no_sync() of a model that was not boosted: give it what booster.boost() returned

@@ -12,6 +12,7 @@ NEIGHBOUR = "rank 1, a neighbour in the pipeline, has ended|a neighbour in the p
 FAILURES = {
     "dies": (NEIGHBOUR, None),
     "raises": (NEIGHBOUR, "ValueError: this stage does not work"),
+    "goes on": (NEIGHBOUR, "ValueError: this stage does not work"),
     "shapes": (NEIGHBOUR, r"stage 1 gives float32\[2, 8\] for microbatch 1, and not float32\[1, 8\], which it gave for the first one: all microbatches must be alike"),
 }
 RARER_FAILURES = {
@@ -152,6 +153,8 @@ class Pipelines(unittest.TestCase):
                     self.assertRegex(found["error"], text, f"rank {rank}")
                     self.assertEqual(found["error"].count("\n"), 0, found["error"])
                     self.assertLess(found["seconds"], 5, f"rank {rank}")
+                    if how == "goes on":
+                        self.assertIn("castor: a batch of this pipeline has failed (", found["then"])
 
     def test_a_stage_that_fails(self):
         self.fails(FAILURES)

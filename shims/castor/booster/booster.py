@@ -70,9 +70,15 @@ class Booster:
 
     def boost(self, model, optimizer=None, criterion=None, dataloader=None, lr_scheduler=None):
         """Returns (model, optimizer, criterion, dataloader, lr_scheduler) as the script goes on with them. Call it on every rank, once
-        for each model. ValueError: a model was boosted already. TypeError: `model` is no module."""
+        for each model. ValueError: a model was boosted already, or `optimizer` has none of its parameters. TypeError:
+        `model` is no module."""
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"castor: boost() of a {type(model).__name__}: expected a torch.nn.Module, and what belongs to it by name")
+        if optimizer is not None and hasattr(optimizer, "param_groups"):
+            own = {id(p) for p in model.parameters()}
+            if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+                raise ValueError(f"castor: boost(): this {type(optimizer).__name__} has none of the model's parameters, and would train nothing of it: "
+                                 "build it from model.parameters(), of the model that is boosted, and not of a copy")
         own_precision = self.plugin is None or not self.plugin.control_precision()
         if own_precision:
             self._begin_precision()

@@ -50,6 +50,7 @@ def begin_batch(schedule, data_iter, needed, settings, trouble, group, device):
     every = exchange(said, group, device, "begin a batch") if group is not None else [(0, said)]
     if failure is not None:
         raise failure
+    compare(every, settings, "all ranks of a pipeline")
     for rank, other in every:
         if other["trouble"]:
             raise ValueError(f"castor: rank {rank}: {other['trouble']}")
@@ -57,4 +58,4 @@ def begin_batch(schedule, data_iter, needed, settings, trouble, group, device):
             raise ValueError(f"castor: rank {rank} has no batch: {other['the batch'].removeprefix(LOST)}")
     if {other["the batch"] for _, other in every} - {NO_BATCH} == {ENDED}:
         raise StopIteration
-    compare(every, [*settings, "the batch"], "all ranks of a pipeline")
+    compare(every, ["the batch"], "all ranks of a pipeline")

@@ -2,6 +2,8 @@
 import torch
 import torch.distributed as dist
 
+from ..agent import core
+from ..agent.common import store
 from ..cluster.process_group_mesh import ProcessGroupMesh
 from . import _agreement
 
@@ -13,7 +15,8 @@ class ParallelGroups:
 
     stages, stage: the number of pipeline stages, and this rank's.
     tensor_size, data_size: ranks of the other groups. stage_group, tensor_group, data_group: PyTorch's groups; None: of one rank.
-    forward_group, backward_group: for messages between stages; None: the default group.
+    forward_group, backward_group: for messages between stages, and for these alone; None: there is one stage.
+    model_group: of all ranks of this replica, for what they say to each other about a batch; None: there is one stage.
     stage_ranks: the ranks of this rank's pipeline, by stage; pipelines: those of all."""
 
     def __init__(self, stages, tensor, data_outside=True):
@@ -29,16 +32,38 @@ class ParallelGroups:
         self.stage_ranks = next(ranks for ranks in self.pipelines if mesh.rank in ranks)
         self.stage_group = mesh.create_group_along_axis(stage) if self.stages > 1 else None
         self.forward_group, self.backward_group = self._groups_of_messages()
+        self.model_group = self._own_group(mesh._mesh.lines(sorted([stage, 2]))) if self.stages > 1 else None
+        self.broken = None  # why no batch can follow
         self.tensor_group = mesh.create_group_along_axis(2) if self.tensor_size > 1 else None
         self.data_group = mesh.create_group_along_axis(data) if self.data_size > 1 else None
-        self.model_group = mesh.create_group_along_axis(sorted([stage, 2])) if self.stages > 1 else None  # all ranks of one replica
         self.data_ranks = mesh._mesh.line_of([data], mesh.rank)
 
+    def _own_group(self, lines):
+        """The one of these groups that has this rank, and that nothing else uses."""
+        made = [(ranks, dist.new_group(ranks)) for ranks in map(list, lines)]
+        return next(group for ranks, group in made if self.mesh.rank in ranks)
+
+    def break_off(self, error):
+        """A batch failed here, and the other ranks wait for its messages: they get an error, whether or not the script goes on here."""
+        self.broken = self.broken or f"{type(error).__name__}: {error}"
+        for group in store.groups():  # whose sums other replicas wait for
+            core.fail(group.handle, f"a stage of a pipeline failed ({self.broken[:200]})".encode(), 0)
+        closed = {id(group): group for group in (self.forward_group, self.backward_group, self.model_group) if group is not None}
+        self.forward_group = self.backward_group = self.model_group = None
+        for group in closed.values() if dist.get_backend() != "nccl" else ():
+            dist.destroy_process_group(group)
+
+    def refuse_broken(self):
+        if self.broken:
+            raise RuntimeError(f"castor: a batch of this pipeline has failed ({self.broken}), and no other one can follow: let the exception end the script")
+
     def _groups_of_messages(self):
-        """NCCL does what two ranks of a group send to each other one after another, in the order in which each of them has begun it. A stage that
+        """Closed when a batch fails, so that no neighbour waits. NCCL does what two ranks of a group send to each other one after another, in the order in which each of them has begun it. A stage that
         sends an output while the next one sends a gradient would wait for ever: each direction has a group."""
-        if self.stages == 1 or dist.get_backend() != "nccl":
+        if self.stages == 1:
             return None, None
+        if dist.get_backend() != "nccl":
+            return 2 * (self._own_group(self.pipelines),)
         made = [(dist.new_group(ranks), dist.new_group(ranks)) for ranks in self.pipelines]
         return made[self.pipelines.index(self.stage_ranks)]
 

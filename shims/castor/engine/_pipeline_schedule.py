@@ -45,7 +45,7 @@ class PipelineSchedule(BaseSchedule):
         self.tensor_shape = None if tensor_shape is None else torch.Size(tensor_shape)
         self.scatter_gather_tensors = scatter_gather_tensors
         self.dtype = torch.float32  # of tensors of tensor_shape
-        self._batch, self._microbatch = None, 0
+        self._batch, self._microbatch, self._links = None, 0, []
 
     # ---- the batch
 
@@ -136,22 +136,27 @@ class PipelineSchedule(BaseSchedule):
         if isinstance(engine.optimizer, GradAccumOptimizer) or core.options.accumulate > 1:
             raise ValueError("castor: each microbatch of a pipeline is a backward, so its optimizer cannot accumulate gradients over batches: give the "
                              "schedule more microbatches of a larger batch instead")
+        groups.refuse_broken()
         self._follow(engine)
         self._batch = None
         last = groups.stage == groups.stages - 1
         device = self.device or torch.device("cpu")
         parameter = next((p for p in engine.model.parameters()), None)
-        trouble = None if parameter is not None or forward_only else (
-            f"stage {groups.stage} has no parameters, so that it has nothing to train: give it a part of the model that has some")
-        _agreement.begin_batch(self, data_iter, groups.stage == 0 or last or self.every_stage_loads, self._settings(forward_only), trouble, groups.model_group, device)
+        _agreement.begin_batch(self, data_iter, groups.stage == 0 or last or self.every_stage_loads, self._settings(forward_only),
+                               self._trouble(engine, groups, forward_only), groups.model_group, device)
         dtype = torch.float64 if parameter is not None and parameter.dtype is torch.float64 else torch.float32
         loss = torch.zeros(1, device=device, dtype=dtype) if last and (return_loss or not forward_only) else None
         returned = [] if last and return_output_label else None
         try:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not forward_only):
                 self._run(engine, groups, device, forward_only, returned, loss)
+        except BaseException as error:
+            for link in self._links:
+                link.drop(error)
+            groups.break_off(error)
+            raise
         finally:
-            self._batch = None
+            self._batch, self._links = None, []
         if not last:
             return None, None, None
         output, label = self._together(returned) if returned else (None, None)
@@ -160,6 +165,12 @@ class PipelineSchedule(BaseSchedule):
     @staticmethod
     def _together(returned):
         return _together(returned)
+
+    def _trouble(self, engine, groups, forward_only):
+        """Why this rank cannot take part in a batch; None: it can."""
+        if forward_only or next(engine.model.parameters(), None) is not None:
+            return None
+        return f"stage {groups.stage} has no parameters, so that it has nothing to train: give it a part of the model that has some"
 
     def _settings(self, forward_only):
         """What must be alike on all ranks of a pipeline."""
@@ -174,7 +185,9 @@ class PipelineSchedule(BaseSchedule):
             parallel = groups.tensor_group, groups.tensor_size, torch.distributed.get_rank(groups.tensor_group)
         before = groups.stage_ranks[(part - 1) % groups.stages] if part else None
         after = groups.stage_ranks[(part + 1) % groups.stages] if part < parts - 1 else None
-        return StageLink(part, before, after, self.num_microbatches, device, self.tensor_shape, self.dtype, parallel, tags, (groups.forward_group, groups.backward_group))
+        self._links.append(StageLink(part, before, after, self.num_microbatches, device, self.tensor_shape, self.dtype, parallel, tags,
+                                     (groups.forward_group, groups.backward_group)))
+        return self._links[-1]
 
     def _passes(self, groups, parts, device, forward_only, split=False):
         """A function that gives the `with` of a pass: (kind, microbatch, part). The trace gets a record of each."""
@@ -233,12 +246,16 @@ class InterleavedPipelineSchedule(PipelineSchedule):
     def _settings(self, forward_only):
         return {**super()._settings(forward_only), "num_model_chunks": self.num_model_chunks}
 
+    def _trouble(self, engine, groups, forward_only):
+        chunks = self.num_model_chunks
+        if not isinstance(engine.model, torch.nn.ModuleList) or len(engine.model) != chunks:
+            return f"an InterleavedPipelineSchedule of {chunks} model chunks needs an engine whose model is an nn.ModuleList of {chunks}"
+        if torch.distributed.get_backend() == "nccl":
+            return "an InterleavedPipelineSchedule needs messages with tags, which NCCL does not have: use a PipelineSchedule"
+        return super()._trouble(engine, groups, forward_only)
+
     def _run(self, engine, groups, device, forward_only, returned, loss):
         chunks, stages, stage = self.num_model_chunks, groups.stages, groups.stage
-        if not isinstance(engine.model, torch.nn.ModuleList) or len(engine.model) != chunks:
-            raise TypeError(f"castor: an InterleavedPipelineSchedule of {chunks} model chunks needs an engine whose model is an nn.ModuleList of {chunks}")
-        if torch.distributed.get_backend() == "nccl":
-            raise RuntimeError("castor: an InterleavedPipelineSchedule needs messages with tags, which NCCL does not have: use a PipelineSchedule")
         parts, links = chunks * stages, []
         for chunk in range(chunks):
             to, origin = chunk + (stage == stages - 1), chunk - (stage == 0)  # chunks of the parts next to it

@@ -4,6 +4,7 @@ some, in backward.
 The nesting and the shapes are sent ahead of a batch's first microbatch; its other microbatches must have the same. Sends are
 asynchronous. While a receive is waited for the next one is posted as well, so that transfers go on while the stage computes."""
 import pickle
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -140,6 +141,13 @@ class StageLink:
             self._returning.append(self._post(needed, self._after, self._tags[3], self._backward))
         self._returned += 1
         return self._take(self._returning.pop(0), self._after, "its gradient")
+
+    def drop(self, error):
+        """Of a batch that failed: nothing is waited for any more, nor kept by the frames of the error, so that a group can be closed."""
+        self._arriving, self._returning, self._sending = [], [], []
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_filename == __file__:
+                frame.clear()
 
     def finish(self):
         """All that was sent has been taken."""
