@@ -137,7 +137,8 @@ def test_gradient_of_16_bits_and_a_working_copy():
                     with torch.no_grad(), kernels.publishing(working, 0.25):
                         step(optimizer, params, narrow)
                 sides.append([[p.detach() for p in params], list(working.values()), [optimizer.state[p] for p in params]])
-                assert ("castor_adam_mixed" in ran(since)) == (chosen == "auto"), ran(since)
+                # The loop over tensors divides by a number, of which a device multiplies by the inverse: the self-check keeps PyTorch's here.
+                assert ("castor_adam_mixed" in ran(since)) == (chosen == "auto" and form != "single"), (form, dtype, chosen, ran(since))
             kernels.install("auto")
             same(*sides)
 
