@@ -2,11 +2,14 @@
 import copy
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
 from found import end, found, launch, raised
 from hybrid_models import MODELS, Perceptron, call
+
+from castor.checkpoint_io import CheckpointError
 
 
 def plugin_of(tp, pp, **more):
@@ -106,7 +109,8 @@ def refusals():
     found("too many parts", raised(ValueError, Booster(plugin=plugin_of(1, 2, pp_style="interleaved", num_model_chunks=4)).boost, Skipping(False)))
     found("no chain", raised(ValueError, Booster(plugin=plugin_of(1, 2)).boost, torch.nn.Linear(2, 2)))
     found("layers", raised(ValueError, Booster(plugin=plugin_of(1, 2, num_layers_per_stage=[1, 1])).boost, Skipping(False)))
-    found("foreign parameters", raised(ValueError, boosted(plugin_of(2, 1), Skipping(False))[0].boost, Skipping(False), torch.optim.SGD([torch.zeros(1)], lr=1)))
+    one = Skipping(False)
+    found("foreign parameters", raised(ValueError, boosted(plugin_of(2, 1), Skipping(False))[0].boost, one, torch.optim.SGD([*one.parameters(), torch.zeros(1)], lr=1)))
     found("different models", raised(ValueError, Booster(plugin=plugin_of(2, 1)).boost, torch.nn.Linear(2, 4 + rank)))
     found("hidden states", raised(ValueError, booster.execute_pipeline, iter([{"x": x, "output_hidden_states": True}]), model, criterion, optimizer))
     booster, model, optimizer = boosted(plugin_of(2, 1), Skipping(False))
@@ -231,6 +235,27 @@ def kept():
             found(f"{name}, {'trains' if trains else 'evaluates'}", [
                 alike(before, first, first), alike(after, first, untrained), len(alike(after, first, first)), alike(loaded, other, other),
                 float(edited[0]), torch.equal(edited[1:], other["shift"][1:])])
+
+
+def saved_alone():
+    """By rank 0 while the other one trains on."""
+    for name, tp, pp in (("tensor", 2, 1), ("stages", 1, 2)):
+        booster, model, optimizer = boosted(plugin_of(tp, pp), torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4))))
+
+        def step():
+            if pp == 2:
+                booster.execute_pipeline(iter([torch.ones(4, 8)]), model, lambda output, batch: output.square().mean(), optimizer)
+            else:
+                booster.backward(model(torch.ones(4, 8)).square().mean(), optimizer)
+            optimizer.step()
+
+        step()
+        began = time.monotonic()
+        said = [raised(CheckpointError, save, thing, "alone.bin") for save, thing in ((booster.save_model, model), (booster.save_optimizer, optimizer))
+                if dist.get_rank() == 0]
+        seconds = time.monotonic() - began
+        step()
+        found(name, [said, seconds])
 
 
 def main():

@@ -116,6 +116,15 @@ class Use(unittest.TestCase):
             self.assertEqual(found["samples"], [[0, 1, 2, 3], [4, 5, 6, 7]])
             self.assertEqual(found["samples of replicas"], [[rank, rank + 2, rank + 4, rank + 6]])
 
+    def test_a_rank_that_saves_alone(self):
+        for rank, found in enumerate(jobs.once("hybrid_use_rank.py", 2, jobs.NONE, "saved_alone")):
+            for name in ("tensor", "stages"):
+                said, seconds = found[name]
+                self.assertEqual(len(said), 2 * (rank == 0))
+                for text, what in zip(said, ("save_model()", "save_optimizer()")):
+                    self.assertIn(f"castor: {what} gathers distributed tensors, so that all ranks must call it, and rank 1 went on without it: call it", text)
+                self.assertLess(seconds, 5)
+
     def test_what_is_refused(self):
         expected = {
             "called": "call booster.execute_pipeline(", "called inside": "call booster.execute_pipeline(", "copied": "copy it before boost()",

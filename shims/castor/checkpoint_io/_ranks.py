@@ -1,5 +1,6 @@
 """Who writes, and who waits for whom. Rank 0 of the job writes, and may do so alone: nothing here is a collective of PyTorch.
 Ranks leave notes for each other in the store of the process group, as they do when groups are made."""
+import functools
 import json
 import os
 import time
@@ -11,6 +12,7 @@ from ..agent import core
 from ._files import CheckpointError
 
 _gathers = [0]  # this rank's calls that gather distributed tensors
+_trained = [0]  # this rank's steps of models that are divided over ranks, twice, and 1 more from the first pass after a step
 _saves = Counter()  # (store, path): this rank's saves there
 _SAVED, _FAILED = b"saved", b"failed"
 
@@ -38,9 +40,23 @@ def _wait(done, end):
     return True
 
 
+def trains(steps=False):
+    """A pass, or a step, that trains a model which is divided over ranks begins: a rank that waits for this one in meet() learns that it
+    went on. Ranks need not have as many passes before a step, nor evaluate as often."""
+    now = (_trained[0] // 2 + 1) * 2 if steps else _trained[0] | 1
+    if world() > 1 and now != _trained[0]:
+        _store().set(f"castor/trained/{rank()}", str(now))
+    _trained[0] = now
+
+
+def _went_on(store, other):
+    key = f"castor/trained/{other}"
+    return store.check([key]) and int(store.get(key)) > _trained[0]
+
+
 def meet(ranks, what, error=None):
-    """Before a collective: all of these ranks are in `what`. Where some do not come, the others get an error instead of a hang.
-    `error`: why this rank cannot take part; it is raised here, and the others get one too."""
+    """Before a collective: all of these ranks are in `what`. Where some do not come, the others get an error instead of a hang: at once, if
+    they train on. `error`: why this rank cannot take part; it is raised here, and the others get one too."""
     if len(ranks) < 2:
         if error is not None:
             raise error
@@ -50,10 +66,12 @@ def meet(ranks, what, error=None):
     store.set(key + str(rank()), _SAVED if error is None else _FAILED)
     failed = None
     for other in ranks:
-        if not _wait(lambda: store.check([key + str(other)]), time.monotonic() + seconds):  # noqa: B023 - called at once
+        here = functools.partial(store.check, [key + str(other)])
+        came = _wait(lambda: here() or _went_on(store, other), time.monotonic() + seconds)  # noqa: B023 - called at once
+        if not here():
             store.delete_key(key + str(rank()))
-            raise CheckpointError(f"castor: {what} gathers distributed tensors, so that all ranks must call it, and rank {other} did not within "
-                                  f"{seconds:g} s: call it on every rank, or give gather_dtensor=False")
+            raise CheckpointError(f"castor: {what} gathers distributed tensors, so that all ranks must call it, and rank {other} "
+                                  + ("went on without it" if came else f"did not within {seconds:g} s") + ": call it on every rank, or give gather_dtensor=False")
         if store.get(key + str(other)) == _FAILED:
             failed = other
     _gathers[0] = number

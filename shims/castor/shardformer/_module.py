@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..agent import core
+from ..checkpoint_io import _ranks
 from ..interface import ModelWrapper
 
 __all__ = ["HybridParallelModule", "advised", "cast_parameters", "tell_of_cache"]
@@ -62,6 +63,8 @@ class HybridParallelModule(ModelWrapper):
         if self._optimizer is None and self.training and torch.is_grad_enabled() and self._groups.data_size > 1 and any(map(_trains, self.parameters())):
             raise RuntimeError("castor: this model was boosted without its optimizer, and gradients would stay each replica's own: give both to "
                                "booster.boost(), or call model.eval() to evaluate")
+        if self.training and torch.is_grad_enabled():
+            _ranks.trains()
         args, kwargs = self._prepared((args, kwargs))
         with advised():
             return self.cast_back(self.module(*args, **kwargs))

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ..agent import core
+from ..checkpoint_io import _ranks
 from ..interface import OptimizerWrapper
 from ._gradients import block, mean_over_replicas
 
@@ -255,6 +256,7 @@ class HybridParallelOptimizer(OptimizerWrapper):
         if args or kwargs:
             raise ValueError("castor: under HybridParallelPlugin an optimizer's step takes no closure: call booster.backward() or "
                              "booster.execute_pipeline() before it")
+        _ranks.trains(steps=True)
         self._to_masters()
         if self._scale is not None and self._overflowed():
             core.loss_scale_overflowed(byref(self._scale), dist.get_rank() == 0)

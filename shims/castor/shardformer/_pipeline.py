@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..checkpoint_io import _ranks
 from ..engine import Engine, _groups
 from ..engine._pipeline_schedule import InterleavedPipelineSchedule, PipelineSchedule
 from ..engine._zero_bubble import ZeroBubblePipelineSchedule
@@ -116,6 +117,8 @@ class _Scaled(WrappedOptimizer):
 
 def execute(schedule, groups, data_iter, model, criterion, optimizer, return_loss, return_outputs, bucket):
     forward_only = optimizer is None or not torch.is_grad_enabled()
+    if not forward_only:
+        _ranks.trains()
     parts, common = model.staged.parts, [p for p in model.staged.common.values() if p.requires_grad]
     for part in parts:
         part.training = model.training
