@@ -331,6 +331,24 @@ def inside_backward_by_earlier_hooks(log):
 
 
 @record.case
+def stepped_through_the_step(log):
+    """The optimizer's parameters are computed from others: its steps are differentiated (meta-learning)."""
+    model, rate = nn.Linear(FEATURES, CLASSES), torch.tensor(0.1, requires_grad=True)
+    outer = torch.optim.SGD([*model.parameters(), rate], lr=0.01)
+    for x, y in DataLoader(samples(), 8):
+        outer.zero_grad()
+        fast = [(p * 1.0).requires_grad_() for p in model.parameters()]
+        inner = torch.optim.SGD(fast, lr=1.0, differentiable=True)
+        for p, grad in zip(fast, torch.autograd.grad(F.cross_entropy(F.linear(x, *fast), y), fast, create_graph=True)):
+            p.grad = grad * rate
+        inner.step()
+        loss = F.cross_entropy(F.linear(x, *fast), y)
+        loss.backward()
+        outer.step()
+        log.step(loss, model, outer)
+
+
+@record.case
 def listed_twice(log):
     """PyTorch only warns where an optimizer lists a parameter twice, and steps it twice. Under Castor too."""
     model = Classifier()

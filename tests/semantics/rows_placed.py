@@ -29,9 +29,10 @@ ALONE = {
     "storages.py": (
         "half_and_back", "other_strides", "parts_of_one_tensor", "memory_of_numpy", "part_beside_the_whole", "kept_states", "other_type",
         "other_type_under_the_optimizer", "exception_in_backward"),
-    "loops.py": ("sgd_momentum", "adam", "double_precision", "clipped_by_norm", "clipped_by_the_batch", "accumulation", "scaler",
+    "loops.py": ("sgd_momentum", "adam", "double_precision", "sparse_gradients", "stepped_through_the_step", "clipped_by_norm", "clipped_by_the_batch", "accumulation", "scaler",
                  "two_networks", "ema", "frozen_then_thawed", "closure", "inside_backward", "inside_backward_by_earlier_hooks", "local_gradients_only"),
 }
+SAYS = {"sparse_gradients": "its gradients are sparse", "stepped_through_the_step": "it is computed from other tensors"}
 
 
 def placed(table):
@@ -47,7 +48,7 @@ def placed(table):
             add(script, case, "on disk", ON_DISK)
     for script, cases in ALONE.items():
         for case in cases:
-            add(script, case, "one process, on disk", ON_DISK, one_rank=True, refused="", reason="", says="")
+            add(script, case, "one process, on disk", ON_DISK, one_rank=True, refused="", reason="", says=SAYS.get(case, ""))
     for script, budget in BUDGETS.items():
         add(script, "", "under a budget", (SMALL, f"CASTOR_MEMORY_BUDGET={budget}"), one_rank=script in ALONE, says="leave memory slowly")
     return found

@@ -46,6 +46,7 @@ TABLE = {
             name: like(sgd, reason="parts of a batch give no whole gradient there", refused="inside a backward")
             for name in ("inside_backward", "inside_backward_by_earlier_hooks")
         },
+        "stepped_through_the_step": like(sgd, reason="its parameters are parts of a graph", refused="it is computed from other tensors"),
         "local_gradients_only": like(sgd, reason="parts of a batch give no whole gradient there", refused="autograd.grad"),
         "sum_of_losses": like(
             sgd, reason="a loss is taken for a mean over the batch, and the audit finds a sum", refused="set CASTOR_LOSS=sum"

@@ -63,6 +63,8 @@ def why_unsupported(p, device="cpu"):
         return f"its layout is {p.layout}"
     if p.dtype not in DTYPES:
         return f"its dtype is {p.dtype}"
+    if not p.is_leaf:
+        return "it is computed from other tensors"
     if not is_dense(p):
         return "its elements are not dense in memory"
     return None

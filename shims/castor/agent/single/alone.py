@@ -4,6 +4,8 @@ This happens only if a memory budget or static shares place the data (core.place
 (CASTOR_PRECISION). Otherwise the script runs as in plain PyTorch."""
 import weakref
 
+from torch.utils.weak import WeakTensorKeyDictionary
+
 from .. import core
 from ..common import store, tensors
 from ..device import adoption
@@ -17,6 +19,7 @@ class Alone(process.Process):
     def __init__(self):
         super().__init__(0, 1)
         self.optimizers = weakref.WeakSet()
+        self.sparse = WeakTensorKeyDictionary()  # the parameters that had sparse gradients
 
     def adopt(self, optimizer):
         if self.distributed or not store.active():
@@ -32,6 +35,13 @@ class Alone(process.Process):
             self.synchronizer = process.Synchronizer(self)
         self.synchronizer.add(fresh)
 
+    def keeps_sparse(self, p):
+        if masters.of(p) is not None:
+            return False
+        self.sparse[p] = True
+        self.say(f"a parameter of shape {tuple(p.shape)} stays in memory: its gradients are sparse")
+        return True
+
     def moved(self, p):
         pass  # homes have it (device/); the store lets it go before the next pass or step
 
@@ -41,6 +51,8 @@ class Alone(process.Process):
         return []
 
     def _supports(self, p):
+        if p in self.sparse:
+            return False
         why = tensors.why_unsupported(p)
         if why:
             self.say(f"a parameter of shape {tuple(p.shape)} stays as it is: {why}")

@@ -88,6 +88,10 @@ class Process(events.Observer):
     def takes(self, optimizer):
         return self.boosted is None or optimizer in self.boosted
 
+    def keeps_sparse(self, p):
+        """A registered parameter has a sparse gradient. True: it shall leave the store."""
+        return False
+
     def moved(self, p):
         """A registered parameter has a gradient on a device."""
         raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: it was moved to {p.device}. Run this script on one rank")
@@ -129,6 +133,11 @@ class Synchronizer(gradients.Synchronizer):
     def _ready(self, entry, p):
         if entry in self.early:
             self.early.remove(entry)
+            return
+        if p.grad is not None and p.grad.layout is not torch.strided and self.job.keeps_sparse(p):
+            store.release([p])
+            self.hooks.pop(entry).remove()
+            self.entries.remove(entry)
             return
         super()._ready(entry, p)
 
