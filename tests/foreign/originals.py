@@ -1,9 +1,10 @@
 """Colossal-AI's examples, applications and tests, beside the names and the results that CASTOR_COMPAT=1 gives them.
 
-    originals.py DIR [NAME]...      DIR: a clone's work tree; NAMEs select test files whose path contains one of them
+    originals.py DIR [NAME]...         DIR: a clone's work tree; NAMEs select test files whose path contains one of them
+    originals.py DIR --markdown FILE   writes the results, and earlier ones, into docs/foreign.md
 
 The names that scripts of `examples` and `applications` import are imported, each by itself. The tests' files run by pytest with their own
-colossalai.testing, on CPUs over gloo. Results are kept in build/foreign/originals.json; `run.py --markdown` writes them into docs/foreign.md. The last
+colossalai.testing, on CPUs over gloo. Results are kept in build/foreign/originals.json. The last
 line is `N passed, N failed`: a file that does not pass fails, unless OUT says why."""
 import argparse
 import ast
@@ -15,6 +16,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
+TITLE = "Colossal-AI's own scripts and tests"
 FOLDERS = "test_tensor", "test_device", "test_cluster", "test_checkpoint_io", "test_optimizer", "test_booster"
 SECONDS = 200
 
@@ -38,6 +40,7 @@ OUT = {  # a part of a file's path: why it need not pass
     "test_padded_tensor": "nothing is padded; a message says what is done instead",
     "test_shape_consistency.py": "looks into a cache by its keys; its other test passes",
     "test_dtensor_sharding_spec": "costs of changes of a specification; get_total_comm_cost() has those of conversions",
+    "test_layout_converter": "expects that a conversion costs as much backward as forward; here each step's collective counts with its own tensor's size. What it converts is right",
     "test_dtensor/test_comm_spec": "makes a CommSpec of groups, where Castor takes a specification",
 }
 RESOLVE = """
@@ -110,9 +113,8 @@ def reason(file):
 
 
 def section(stored):
-    """Of docs/foreign.md."""
-    lines = ["", "", "## Colossal-AI's own scripts and tests", "",
-             "By `tests/foreign/originals.py`, with a clone of hpcaitech/ColossalAI, under `CASTOR_COMPAT=1` on CPUs. Names that do not resolve are an",
+    """Of docs/foreign.md, below TITLE."""
+    lines = ["By `tests/foreign/originals.py`, with a clone of hpcaitech/ColossalAI, under `CASTOR_COMPAT=1` on CPUs. Names that do not resolve are an",
              "ImportError that says what to use: mostly inference, kernels, `fx`, `auto_parallel` and the old layers and contexts of `legacy`.", "",
              "| scripts | names that resolve | files all of whose names do |", "| --- | --- | --- |"]
     lines += [f"| `{folder}` | {a} of {b} | {c} of {d} |" for folder, (a, b, c, d) in stored["names"].items()]
@@ -128,10 +130,12 @@ def section(stored):
 
 def main():
     import run
+    import sections
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("repository")
     parser.add_argument("names", nargs="*", default=[""])
+    parser.add_argument("--markdown")
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
     parser.add_argument("--build", default=os.path.join(ROOT, "build"))
     parser.add_argument("--python", default=os.environ.get("PYTHON", os.path.join(ROOT, ".venv", "bin", "python")))
@@ -157,6 +161,8 @@ def main():
         print(f"{file}: {kind} {error}", flush=True)
         with open(place, "w") as written:
             json.dump(stored, written, indent=1)
+    if args.markdown:
+        sections.replace(args.markdown, TITLE, section(stored))
     print(f"{passed} passed, {failed} failed")
     return failed > 0
 

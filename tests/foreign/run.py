@@ -3,7 +3,8 @@ must be equal, or Castor must refuse.
 
     run.py                          every program that needs packages of PyPI only, in every mode of table.py
     run.py NAME...                  programs whose name contains one of these; --mode M the same for modes
-    run.py --repositories DIR       those of public repositories as well: DIR/OWNER+NAME is a clone's work tree
+    run.py --repositories DIR       those of public repositories as well: DIR/OWNER+NAME is a clone's work tree (by default the variable REPOSITORIES);
+                                    then the own tests of pytorch/pytorch and hpcaitech/ColossalAI, too, where they are there
     run.py --markdown FILE          writes docs/foreign.md, of these results and of earlier ones
 
 The packages go to an environment of their own, build/foreign/env, on top of the one that has PyTorch. Data and models are made here
@@ -23,6 +24,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests", "semantics")]
 import launch  # noqa: E402
+import runner  # noqa: E402
+import sections  # noqa: E402
 from compare import compare_files, compare_ranks, compare_text, compare_values, Outcome, shown, Tolerance  # noqa: E402
 from complaints import last_words, refusal  # noqa: E402
 from expect import ADAPTIVE, EXACT  # noqa: E402
@@ -267,14 +270,8 @@ def markdown(suite):
         if set(cells) != {"-"}:
             lines.append(f"| {program.name} | {program.source} | " + " | ".join(cells) + " |")
     commits = sorted({result["commit"] for result in suite.results.values()})
-    stored = os.path.join(suite.work, "originals.json")
-    originals = ""
-    if os.path.exists(stored):
-        import originals as own
-
-        with open(stored) as file:
-            originals = own.section(json.load(file))
-    return HEAD + "\n".join(lines) + f"\n\nCastor's code: {', '.join(commits)}.{originals}\n"
+    others = sections.others(suite.args.markdown)
+    return HEAD + "\n".join(lines) + f"\n\nCastor's code: {', '.join(commits)}.\n" + (f"\n{others}" if others else "")
 
 
 def commit():
@@ -282,11 +279,27 @@ def commit():
     return told.stdout.strip()
 
 
+def own_tests(args):
+    """(passed, failed) of the repositories' own tests, each by its program."""
+    counts = [0, 0]
+    for name, program in (("hpcaitech+ColossalAI", "originals.py"), ("pytorch+pytorch", "pytorch.py")):
+        folder = os.path.join(args.repositories or "", name)
+        if not args.repositories or not os.path.isdir(folder):
+            runner.left_out.append(f"no clone of {name.replace('+', '/')}: REPOSITORIES=DIR, with DIR/{name}")
+            continue
+        command = [sys.executable, os.path.join(HERE, program), folder, "--castor", args.castor, "--build", args.build, "--python", args.python]
+        told = subprocess.run([*command, *(["--markdown", args.markdown] if args.markdown else [])], stdout=subprocess.PIPE, text=True).stdout
+        print(told, flush=True)
+        last = re.search(r"^(\d+) passed, (\d+) failed$", told, re.MULTILINE)
+        counts = [counts[0] + int(last[1]), counts[1] + int(last[2])] if last else [counts[0], counts[1] + 1]
+    return counts
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[""])
     parser.add_argument("--mode", action="append")
-    parser.add_argument("--repositories")
+    parser.add_argument("--repositories", default=os.environ.get("REPOSITORIES"))
     parser.add_argument("--markdown")
     parser.add_argument("--keep", action="store_true", help="keep the folders of runs that passed")
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
@@ -301,8 +314,11 @@ def main():
     if args.markdown:
         with open(args.markdown, "w") as file:
             file.write(markdown(suite))
-    print(f"{sum(suite.ran)} passed, {len(suite.ran) - sum(suite.ran)} failed")
-    return not all(suite.ran)
+    passed, failed = own_tests(args) if args.names == [""] and args.mode == [""] else (0, 0)
+    runner.say_left_out()
+    passed, failed = passed + sum(suite.ran), failed + len(suite.ran) - sum(suite.ran)
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
 
 
 if __name__ == "__main__":

@@ -164,7 +164,8 @@ class Synchronizer:
         if grad is None:
             return None
         if grad.layout is not torch.strided:
-            raise core.Error("castor: a gradient is sparse: make it dense (Embedding(sparse=False)), or run this script on one rank")
+            other = "run this script on one rank" if masters.of(p) is None else "leave CASTOR_PRECISION at fp32"
+            raise core.Error(f"castor: a gradient is sparse: make it dense (Embedding(sparse=False)), or {other}")
         if p.dtype is not entry.dtype:
             raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} has become {p.dtype}, and its gradients are summed "
                              f"as {entry.dtype}: wrap the model again, or build its optimizer again, after such a change")
