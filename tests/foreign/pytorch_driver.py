@@ -25,6 +25,9 @@ class Absent:
     def __iter__(self):
         return iter(())
 
+    def __radd__(self, other):
+        return other
+
     def __bool__(self):
         return False
 
