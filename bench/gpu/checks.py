@@ -140,7 +140,8 @@ def run_bounded(command, limit_s, watch=None, out=subprocess.PIPE, **options):
                 if time.monotonic() > deadline:
                     stop_all(process)
                     out, error = process.communicate()
-                    raise Finding(f"not done after {limit_s:.0f} s: {' '.join(command[-4:])}: {(error or out or "").strip()[-200:]}") from None
+                    said = (error or out or "").strip()[-200:]
+                    raise Finding(f"not done after {limit_s:.0f} s: {' '.join(command[-4:])}: {said}") from None
 
 
 class Checks:

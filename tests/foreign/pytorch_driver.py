@@ -71,6 +71,7 @@ def main():
         for _ in range(MOST):
             try:
                 runpy.run_path(path, run_name="__main__")
+                break
             except AttributeError as error:
                 lacks = re.fullmatch(r"module '(.+)' has no attribute '(.+)'", str(error))
                 if not lacks:

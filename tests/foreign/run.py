@@ -279,6 +279,14 @@ def commit():
     return told.stdout.strip()
 
 
+def add_arguments(parser):
+    """Of each program here."""
+    parser.add_argument("--markdown")
+    parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
+    parser.add_argument("--build", default=os.path.join(ROOT, "build"))
+    parser.add_argument("--python", default=os.environ.get("PYTHON", os.path.join(ROOT, ".venv", "bin", "python")))
+
+
 def own_tests(args):
     """(passed, failed) of the repositories' own tests, each by its program."""
     counts = [0, 0]
@@ -300,11 +308,8 @@ def main():
     parser.add_argument("names", nargs="*", default=[""])
     parser.add_argument("--mode", action="append")
     parser.add_argument("--repositories", default=os.environ.get("REPOSITORIES"))
-    parser.add_argument("--markdown")
     parser.add_argument("--keep", action="store_true", help="keep the folders of runs that passed")
-    parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
-    parser.add_argument("--build", default=os.path.join(ROOT, "build"))
-    parser.add_argument("--python", default=os.environ.get("PYTHON", os.path.join(ROOT, ".venv", "bin", "python")))
+    add_arguments(parser)
     args = parser.parse_args()
     args.names, args.mode = args.names or [""], args.mode or [""]
     suite = Suite(args, environment(os.path.abspath(args.python), os.path.join(args.build, "foreign", "env")))

@@ -48,9 +48,9 @@ class ParallelGroups:
         self.broken = self.broken or f"{type(error).__name__}: {error}"
         for group in store.groups():  # whose sums other replicas wait for
             core.fail(group.handle, f"a stage of a pipeline failed ({self.broken[:200]})".encode(), 0)
-        closed = {id(group): group for group in (self.forward_group, self.backward_group, self.model_group) if group is not None}
+        closed = {self.forward_group, self.backward_group, self.model_group} - {None}
         self.forward_group = self.backward_group = self.model_group = None
-        for group in closed.values() if dist.get_backend() != "nccl" else ():
+        for group in closed if dist.get_backend() != "nccl" else ():
             dist.destroy_process_group(group)
 
     def refuse_broken(self):
@@ -58,14 +58,13 @@ class ParallelGroups:
             raise RuntimeError(f"castor: a batch of this pipeline has failed ({self.broken}), and no other one can follow: let the exception end the script")
 
     def _groups_of_messages(self):
-        """Closed when a batch fails, so that no neighbour waits. NCCL does what two ranks of a group send to each other one after another, in the order in which each of them has begun it. A stage that
-        sends an output while the next one sends a gradient would wait for ever: each direction has a group."""
+        """Closed when a batch fails, so that no neighbour waits. NCCL does what two ranks of a group send to each other one after another, in the
+        order in which each of them has begun it. A stage that sends an output while the next one sends a gradient would wait for ever: each
+        direction has a group."""
         if self.stages == 1:
             return None, None
-        if dist.get_backend() != "nccl":
-            return 2 * (self._own_group(self.pipelines),)
-        made = [(dist.new_group(ranks), dist.new_group(ranks)) for ranks in self.pipelines]
-        return made[self.pipelines.index(self.stage_ranks)]
+        forward = self._own_group(self.pipelines)
+        return forward, self._own_group(self.pipelines) if dist.get_backend() == "nccl" else forward
 
 
 def configure(parallel):

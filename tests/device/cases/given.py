@@ -8,7 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from . import case
-from .networks import FEATURES, MLP, batch
+from .networks import FEATURES, MLP, batch, train
 from .optimizers import GENERAL
 
 
@@ -124,12 +124,4 @@ def beside_a_process(log, make):
     done = subprocess.run([sys.executable, "-c", TRAINED], capture_output=True, text=True, timeout=100)
     log.note("the process", (done.returncode, done.stdout, [line for line in done.stderr.splitlines() if "Error" in line]))
     model = MLP(256).cuda()
-    optimizer = make(model.parameters())
-    for step in range(2):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss)
-    log.end(model, optimizer)
+    train(log, model, make(model.parameters()), steps=2)

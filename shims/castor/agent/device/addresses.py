@@ -17,10 +17,11 @@ _given = {}  # address: its storage, while that lives
 _COMPARE = "torch", "castor", "transformers", "accelerate", "safetensors", "peft", "diffusers", "lightning", "pytorch_lightning"
 
 
-def give(storage):
-    """Other code has the storage's address from here on."""
-    if storage.device.type != "cuda":
+def _give(of):
+    """Other code has the address of this tensor's storage, or of this storage, from here on."""
+    if of.device.type != "cuda":
         return
+    storage = of if isinstance(of, torch.UntypedStorage) else of.untyped_storage()
     address = _address_of(storage)
     known = _given.get(address)
     if address and (known is None or known.expired()):
@@ -44,7 +45,7 @@ def _keeps_it(caller):
 def _exported(stock):
     @functools.wraps(stock)
     def export(of, *args, **kwargs):
-        give(of if isinstance(of, torch.UntypedStorage) else of.untyped_storage())
+        _give(of)
         return stock(of, *args, **kwargs)
 
     return export
@@ -54,7 +55,7 @@ def _asked(stock):
     @functools.wraps(stock)
     def data_ptr(self):
         if self.is_cuda and _keeps_it(sys._getframe(1)):
-            give(self if isinstance(self, torch.UntypedStorage) else self.untyped_storage())
+            _give(self)
         return stock(self)
 
     _wrappers.add(data_ptr.__code__)

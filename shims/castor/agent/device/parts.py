@@ -249,11 +249,16 @@ class _Part:
         """States that this step has made get homes, with whatever else of the script's looks at their memory. Those that are shown as copies
         have one."""
         copies = {copy.copy.data_ptr() for copy in self.copies}
-        made = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad)
-                if t is not p and t is not grad and homes.can_have(t) and homes.available(t.device.index) and t.data_ptr() not in copies]
-        for t, tier in zip(made, homes.tiers(made)):
-            if tier == core.HOME_NONE and homes.tiers([t])[0] == core.HOME_NONE:  # not with another one's storage meanwhile
-                homes.move(t, homes.STATE)
+        _bring_home([t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad)
+                     if t is not p and t is not grad and t.data_ptr() not in copies])
+
+
+def _bring_home(states):
+    """Those that can have a home and have none get one."""
+    able = [t for t in states if homes.can_have(t) and homes.available(t.device.index)]
+    for t, tier in zip(able, homes.tiers(able)):
+        if tier == core.HOME_NONE and homes.tiers([t])[0] == core.HOME_NONE:  # not with another one's storage meanwhile
+            homes.move(t, homes.STATE)
 
 
 @contextlib.contextmanager
@@ -292,10 +297,7 @@ def _made_by_compiled_steps(init_group):
         known = len(self.state)
         result = init_group(self, *args, **kwargs)
         if len(self.state) > known and store.active() and not getattr(_thread, "stepping", False) and adoption.pressed():
-            made = [t for states in list(self.state.values())[known:] for t in states.values() if isinstance(t, torch.Tensor) and t.dim()]
-            for t in made:
-                if homes.can_have(t) and homes.available(t.device.index) and homes.tiers([t])[0] == core.HOME_NONE:
-                    homes.move(t, homes.STATE)
+            _bring_home([t for states in list(self.state.values())[known:] for t in states.values() if isinstance(t, torch.Tensor) and t.dim()])
         return result
 
     return _init_group
