@@ -42,8 +42,9 @@ typedef struct job_file {
     char names_hash[ARCHIVE_ID_BYTES / 2];
     stream stream;
     bool open, has_sum;
-    uint64_t sum_at; /* where its own checksum stands in it, with has_sum */
-    uint64_t checksum;
+    uint64_t sum_at;   /* where its own checksum stands in it, with has_sum */
+    bool named;        /* its checksum stands in another file */
+    uint64_t checksum; /* with has_sum or named */
 } job_file;
 
 struct job {
@@ -164,6 +165,7 @@ castor_status job_digits_add(job *j, uint32_t number) {
                          "and not known of a file with one of its own",
                          number);
     file_last(j)->is_index = true;
+    j->files[number]->named = true;
     return piece_add(j, (piece){.kind = PIECE_DIGITS, .number = number});
 }
 
@@ -304,6 +306,7 @@ static bool file_write(job *j, job_file *f, failure *failed) {
     uint32_t crc = 0;
     if (!file_open(f, failed))
         return false;
+    f->stream.summed = f->named;
     for (uint32_t i = 0; i < f->count; i++)
         if (!piece_put(j, f, &f->pieces[i], &crc, failed))
             return false;

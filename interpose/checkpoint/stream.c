@@ -132,8 +132,6 @@ static bool flush(stream *s, bool last, failure *failed) {
     }
     if (error)
         return failure_set(failed, error, s->path);
-    checksum_add(&s->sum, s->buffer + s->unsummed, s->filled - s->unsummed);
-    s->unsummed = 0;
     s->bytes += s->filled;
     if (bytes != s->filled && ftruncate(s->fd, (off_t)s->bytes) != 0)
         return failure_set(failed, errno, s->path);
@@ -142,6 +140,8 @@ static bool flush(stream *s, bool last, failure *failed) {
 }
 
 bool stream_advance(stream *s, size_t bytes, failure *failed) {
+    if (s->summed)
+        checksum_add(&s->sum, s->buffer + s->filled, bytes);
     s->filled += bytes;
     return s->filled < STREAM_BUFFER_BYTES || flush(s, false, failed);
 }
@@ -170,7 +170,7 @@ static void buffer_free(stream *s) {
 void stream_sum_begin(stream *s, const void *text, size_t bytes) {
     checksum_begin(&s->sum);
     checksum_add(&s->sum, text, bytes);
-    s->unsummed = s->filled;
+    s->summed = true;
 }
 
 bool stream_end(stream *s, failure *failed) {

@@ -13,6 +13,8 @@
 #include "checksum.h"
 
 #define STREAM_BUFFER_BYTES (4ul << 20)
+/* What is put into the buffer at once: it is summed while it lies in the processor's own cache. */
+#define STREAM_PIECE_BYTES (256ul << 10)
 
 /* What failed: its errno and the file's path. */
 typedef struct failure {
@@ -27,8 +29,9 @@ typedef struct stream {
     int folder, fd; /* the directory is the same if it gets another name */
     bool direct, existed, shown;
     char *buffer;
-    size_t filled, unsummed; /* unsummed: its first bytes, which do not count */
-    uint64_t bytes;          /* of the file so far, without what is in the buffer */
+    size_t filled;
+    uint64_t bytes; /* of the file so far, without what is in the buffer */
+    bool summed;    /* what is put from now on */
     checksum sum;
 } stream;
 
@@ -39,14 +42,15 @@ bool stream_find(const char *path, char place[PATH_MAX], failure *failed);
 bool stream_open(stream *s, const char *place, failure *failed);
 /* The next bytes may be written here, at most *room of them, of which stream_advance then tells the number. */
 static inline char *stream_room(stream *s, size_t *room) {
-    *room = STREAM_BUFFER_BYTES - s->filled;
+    size_t left = STREAM_BUFFER_BYTES - s->filled;
+    *room = left < STREAM_PIECE_BYTES ? left : STREAM_PIECE_BYTES;
     return s->buffer + s->filled;
 }
 bool stream_advance(stream *s, size_t bytes, failure *failed);
 bool stream_put(stream *s, const void *data, size_t bytes, failure *failed);
 /* The checksum is that of this text and of what follows in the file. */
 void stream_sum_begin(stream *s, const void *text, size_t bytes);
-/* All of it is written, and summed. The buffer is freed. */
+/* All of it is written. The buffer is freed. */
 bool stream_end(stream *s, failure *failed);
 /* After that: other bytes in the place of some. */
 bool stream_fill_in(stream *s, const void *data, size_t bytes, uint64_t at, failure *failed);
