@@ -30,7 +30,7 @@ SETUPS = {
     "one process, parameters and states on disk": (0, [
         "--plugin", "gemini", "--set", "CASTOR_CHUNK_SIZE=64K", "--set", "CASTOR_PLACEMENT=static", "--set",
         "CASTOR_SHARD_PARAM_FRAC=1", "--set", "CASTOR_OFFLOAD_PARAM_FRAC=1", "--set", "CASTOR_OFFLOAD_OPTIM_FRAC=1"]),
-    "two ranks of a script of one process": (0, ["--plugin", "zero1", "--nproc", "2", "--set", "CASTOR_BATCH=split"]),
+    "two ranks of a script of one process": (0, ["--plugin", "zero1", "--nproc", "2", "--set", "CASTOR_BATCH=loader"]),
     "DDP, ddp": (2, ["--plugin", "ddp"]),
     "DDP, zero1": (2, ["--plugin", "zero1"]),
     "DDP, zero2": (2, ["--plugin", "zero2"]),

@@ -30,7 +30,8 @@ class Allowed(float):
 @dataclass(frozen=True)
 class Tolerance:
     """Largest difference by kind of value: relative for a number; for a tensor, relative to its largest element.
-    `floor` is absolute and for parameters only: one that starts at zero has no size to be relative to."""
+    `floor` is absolute and for parameters only: one that starts at zero has no size to be relative to. `noise` is that of gradients: a
+    bias whose gradient is zero in exact arithmetic has rounding noise."""
 
     name: str
     reason: str = ""
@@ -39,6 +40,7 @@ class Tolerance:
     parameter: float = 0.0
     state: float = 0.0
     floor: float = 0.0
+    noise: float = 0.0
 
     @property
     def exact(self):
@@ -53,7 +55,9 @@ class Tolerance:
             allowed = Allowed(max(self.parameter, self.state if event.startswith("file ") else 0))
             allowed.floor = self.floor
             return allowed
-        return self.gradient
+        allowed = Allowed(self.gradient)
+        allowed.floor = self.noise
+        return allowed
 
 
 @dataclass

@@ -3,28 +3,26 @@
 Scripts that end in `_ddp.py` are started by torchrun; the others are one process, which Castor starts `--nproc` times.
 At N = 2 a DDP script must be bitwise equal: Castor and gloo scale by 1/N and then add two numbers. At N = 4 gloo's order
 of summation differs from Castor's (rank order), and a single-process script adds its whole batch in one order that no
-split has; there the kind of the row gives the tolerance (expect.py). The rows are in rows_ddp.py, rows_single.py
-and rows_placed.py.
+split has; there the kind of the row gives the tolerance (expect.py). The rows are in rows_ddp.py, rows_single.py,
+rows_boundary.py and rows_placed.py.
 """
 
-import ast
-import functools
 import os
 from dataclasses import dataclass, field, replace
 
+import rows_boundary
 import rows_ddp
 import rows_fsdp
 import rows_placed
 import rows_single
+from cases import SCRIPTS, cases_in, path_of  # noqa: F401 - others take path_of from here
 from expect import ANY, EXACT, Expect
-
-SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
 
 ENGINES = ("gemini", "ddp", "zero1", "zero2")  # the plugins that have the node store
 FSDP = "fsdp"
 HELPERS = ("accelerate_parts.py", "rearranged.py", "model.py", "parts.py", "record.py", "steps.py", "text.py", "trainer_parts.py")  # what the scripts import of each other
 
-TABLE = rows_placed.placed({**rows_ddp.TABLE, **rows_single.TABLE})
+TABLE = rows_placed.placed({**rows_ddp.TABLE, **rows_boundary.divided(rows_single.TABLE)})
 
 
 @dataclass(frozen=True)
@@ -89,24 +87,8 @@ class Row:
         return self.expect.tolerance
 
 
-def path_of(script):
-    return os.path.abspath(os.path.join(SCRIPTS, script))
-
-
 def rows():
     return [Row(script, case, expect) for script, cases in TABLE.items() for case, expect in cases.items()]
-
-
-@functools.cache
-def cases_in(script):
-    """The names and first lines of documentation of the cases that a script declares."""
-    with open(os.path.join(SCRIPTS, script)) as file:
-        tree = ast.parse(file.read())
-    found = {"": (ast.get_docstring(tree) or "").splitlines()[0]}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "record.case" for d in node.decorator_list):
-            found[node.name] = (ast.get_docstring(node) or "").split("\n")[0]
-    return found
 
 
 def disagreements():

@@ -64,7 +64,7 @@ TABLE = {
         ).split()
     },
     "storages.py": {
-        name: like(sgd, options=("CASTOR_BATCH=split",), says="by hand")
+        name: like(sgd, options=("CASTOR_BATCH=loader",), says="by hand")
         for name in (
             "half_and_back other_strides parts_of_one_tensor loaded_tensors memory_of_numpy made_from_numpy part_beside_the_whole "
             "kept_states states_set_to_zero states_outlive_their_model other_type swapped_on_conversion exception_in_backward"
@@ -72,10 +72,10 @@ TABLE = {
     }
     | {
         "other_type_under_the_optimizer": like(
-            sgd, options=("CASTOR_BATCH=split",), reason="the sums have the type that the parameters had", refused="has become torch"
+            sgd, options=("CASTOR_BATCH=loader",), reason="the sums have the type that the parameters had", refused="has become torch"
         ),
         "exception_on_rank_1": like(
-            sgd, options=("CASTOR_BATCH=split",), reason="its gradients are lost", refused="raised an exception on some of the ranks"
+            sgd, options=("CASTOR_BATCH=loader",), reason="its gradients are lost", refused="raised an exception on some of the ranks"
         ),
     },
     "tokens.py": {

@@ -177,7 +177,7 @@ class Suite:
             if told.returncode != 0:
                 return f"castor report {logs} fails: {told.stderr.strip()[:200]}"
             report_of_run = json.loads(told.stdout)
-            in_store = bool(report_of_run["model_data"]["numel"])
+            in_store = any(node["peak_bytes"] for node in report_of_run["model_data"]["nodes"])  # the script may have dropped its models
             left = report_of_run["outcome"].startswith("passthrough") or in_store != (plugin != table.FSDP)  # fsdp has no store
             if left and not row.expect.aside:
                 return f"Castor took no part: {report_of_run['outcome']}, {report_of_run['model_data']['numel']} parameters"
@@ -337,7 +337,7 @@ def chosen(args):
     if args.script:
         every = [row for row in every if row.script in args.script or row.script[:-3] in args.script]
     if args.case:
-        every = [row for row in every if row.case in args.case or row.title in args.case]
+        every = [row for row in every if {row.case, row.title, row.title.partition(": ")[2]} & set(args.case) - {""}]
     if args.hosts > 1:
         every = [row for row in every if row.distributed]
     if not every:
@@ -384,7 +384,7 @@ def arguments():
     parser.add_argument("--continue", action="store_true", dest="resume")
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--script", type=words, default=[], help="comma separated, with or without .py")
-    parser.add_argument("--case", type=words, default=[])
+    parser.add_argument("--case", type=words, default=[], help="comma separated: a case, a row, or what follows the colon in some")
     parser.add_argument("--ranks", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--plugin", type=words, help="gemini, ddp, zero1, zero2, fsdp, none, plain")
     parser.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="begin nothing later than that")

@@ -41,6 +41,7 @@ STAND_INS = {
     ("batches.py", "refused"): "chance.py",
     ("storages.py", "refused"): "loops.py",
     ("drawn.py", "options"): "batches.py",  # CASTOR_BATCH=scale
+    **{(script, "options"): "survivors.py" for script in ("accumulate.py", "audited.py", "lazies.py", "shapes.py", "without_optimizer.py")},  # CASTOR_BATCH=model
     ("stepping_ddp.py", "aside"): "sync_ddp.py",
     ("construct.py", "options"): "construct_ddp.py",
     ("gpt.py", "one process, on disk"): "loops.py",

@@ -150,6 +150,8 @@ ROWS = (
         also=("torch.serialization",)),
     Row("safetensors.torch.serialize_file", "tensor_dict, filename, ...", "one rank writes for all; there is no hook before a file is opened",
         may_lack=True),
+    Row("torch.utils.checkpoint.checkpoint", "function, *args, ...", "what is computed once more must be told of the rows that it computes"),
+    Row("torch.nn.Module.__call__", "self, *args, **kwargs", "hooks of all modules see no keyword arguments, and cannot leave out a call"),
     Row("torch.nn.Module.train", "self, mode", "modules have no hook where their mode changes"),
     Row("torch.Tensor.requires_grad_", "<method_descriptor>", "tensors have no hook where they begin to require gradients"),
     Row("torch.distributed.distributed_c10d.init_process_group", "backend, init_method, timeout, world_size, ...",

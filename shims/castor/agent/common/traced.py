@@ -25,9 +25,19 @@ def _choose(castors, pytorchs):
     return choose
 
 
-def unless_compiled(castors, pytorchs):
-    """`castors`, but for the tracer, which knows by the file of a function whether it looks into it: PyTorch's own file here."""
-    chosen = _choose(castors, pytorchs)
+def _choose_in_graphs(castors, pytorchs):
+    def choose(*args, **kwargs):
+        if torch.compiler.is_compiling():
+            return pytorchs(*args, **kwargs)
+        return castors(*args, **kwargs)
+
+    return choose
+
+
+def unless_compiled(castors, pytorchs, in_graphs=False):
+    """`castors`, but for the tracer, which knows by the file of a function whether it looks into it: PyTorch's own file here. `in_graphs`: the
+    tracer finds PyTorch's function always."""
+    chosen = (_choose_in_graphs if in_graphs else _choose)(castors, pytorchs)
     code = chosen.__code__.replace(co_filename=torch.optim.Optimizer.step.__code__.co_filename)
     made = types.FunctionType(code, chosen.__globals__, chosen.__name__, chosen.__defaults__, chosen.__closure__)
     functools.update_wrapper(made, pytorchs)  # not castors, which may be marked for the tracer

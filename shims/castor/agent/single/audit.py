@@ -115,6 +115,7 @@ class Auditor:
         self.left, self.delivered = self.first, 0
         self.board = None  # the reports of the running fork
         self.compared = 0  # backward passes since the fork
+        self.seen_backwards = -1  # how many there were at the last batch that was looked at (boundary_reached)
         self.in_fork = False
         self.began = 0.0  # when the fork was made
         self.entries, self.gradients = [], None
@@ -144,6 +145,22 @@ class Auditor:
             except BaseException as error:
                 self._fail(error)
         return part
+
+    def boundary_reached(self):
+        """The outermost call of a model begins, which the ranks divide. True in a fork, which computes it whole."""
+        if self.seen_backwards == self.job.backwards or self.job.boundary.pending:
+            return False
+        self.seen_backwards = self.job.backwards
+        due = self.due
+        self.stop()
+        self.delivered += 1
+        return due and self._able() and self._fork()
+
+    def wanted(self):
+        """On all ranks, before a backward: whether rank 0's fork computes it, too."""
+        wanted = bool(self.job.group.gather([float(self.running)], "whether a batch is audited")[0][0])
+        self.backward_begun()
+        return wanted
 
     def _able(self):
         job = self.job

@@ -28,7 +28,7 @@ def _rows(part, dimension, rows):
     return dimension, part.first * rows, part.size * rows
 
 
-def _whole_like(tensor, dimension, length):
+def whole_like(tensor, dimension, length):
     """Memory for `length` rows, in the order of the tensor's elements. If it has one row, only the row's stride shows that order:
     PyTorch calls such a tensor contiguous either way."""
     shape = [*tensor.shape]
@@ -98,7 +98,7 @@ class _Fill(_Operation):
         if place is randomness.LOOSE:
             return self.loosely(keys, (tensor, *args), kwargs, tensor.device)
         part, dimension, rows = place
-        whole = _whole_like(tensor, dimension, part.count * rows)
+        whole = whole_like(tensor, dimension, part.count * rows)
         args = [_widened(a.expand(tensor.shape), tensor.dim(), place) if isinstance(a, torch.Tensor) else a for a in args]
         self.plainly(keys, (whole, *args), kwargs)
         tensor.copy_(whole.narrow(*_rows(*place)))

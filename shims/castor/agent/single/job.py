@@ -14,7 +14,7 @@ import torch
 from .. import core, patching
 from ..common import graph, store, tensors
 from ..process import strays
-from . import arrays, audit, batch_norm, draws, loaders, losses, process, randomness, streams, writers
+from . import arrays, audit, batch_norm, boundary, draws, loaders, losses, process, randomness, rows, streams, writers
 
 
 ROUNDING = 1e-6  # relative differences of one loss that ranks compute alike
@@ -44,13 +44,19 @@ class Job(process.Process):
         self.switched = lambda: None  # weak reference to the model that was last put into a mode
         self.in_train = False  # inside Module.train
         self.audit = audit.Auditor(self)
+        self.boundary = boundary.Boundary(self)
         self.plain = 0  # tensors that are no torch.nn.Parameter and got the whole batch's gradient
         self.audited = False  # rank 0's fork computes the whole of this batch
 
     @property
     def in_parts(self):
-        """Whether the current loop's batches come from a loader that splits them: each rank has its part."""
-        return self.source() is not None
+        """Whether each rank has its part of the batch: the loop's batches come from a loader that splits them, or a model computes its rows."""
+        return self.source() is not None or self.boundary.division is not None
+
+    @property
+    def splits(self):
+        """Whether ranks have computed parts of batches."""
+        return self.split_seen or self.boundary.used
 
     @property
     def evaluating(self):
@@ -72,15 +78,19 @@ class Job(process.Process):
         """Registers leaves in no optimizer: they get the whole batch's gradient, too, since the script may step them by hand or
         look at them. A tensor with a row for each sample of this rank's part belongs to the samples, and is no parameter. The
         same holds for one that was made to require gradients while the script had the batch. `nodes`: of the graph."""
-        rows = round(self.weight * self.samples)
+        own = round(self.weight * self.samples)
         fresh = [node.variable for node in nodes if type(node).__name__ == "AccumulateGrad" and store.entry_of(node.variable) is None]
         fresh = [p for p in fresh if id(p) not in self.of_batch]
         plain = [p for p in fresh if not isinstance(p, torch.nn.Parameter)]
-        self.plain += sum(not p.dim() or p.shape[0] != rows for p in plain)
+        if not self.split_seen:  # what the script has outside of its models has the whole gradient, unless a model uses it unseen
+            self._adopt(p for p in fresh if isinstance(p, torch.nn.Parameter))
+            self.boundary.leaves = plain
+            return
+        self.plain += sum(not p.dim() or p.shape[0] != own for p in plain)
         if self.plain > PLAIN:
             raise core.Error("castor: the script makes new tensors that require gradients for each batch, and each rank would have its "
                              "part's gradient of them: run this script on one rank")
-        self._adopt(p for p in fresh if isinstance(p, torch.nn.Parameter) or not p.dim() or p.shape[0] != rows)
+        self._adopt(p for p in fresh if isinstance(p, torch.nn.Parameter) or not p.dim() or p.shape[0] != own)
 
     def _adopt(self, parameters):
         if self.distributed or not store.active():
@@ -139,8 +149,8 @@ class Job(process.Process):
         self.backwards += 1
         if self.loader() is not None:
             self.trained.add(self.loader())
-        nodes = list(graph.nodes(outputs)) if self.split_seen else []  # whole batches need no look
-        if self.split_seen:
+        nodes = list(graph.nodes(outputs)) if self.splits else []  # whole batches need no look
+        if self.splits:
             self._adopt_reached(nodes)
         if self.synchronizer is None:
             return
@@ -150,6 +160,7 @@ class Job(process.Process):
                              "rank, or compute the second derivative with torch.autograd.grad")
         if self.split_seen:
             self._check_counts()
+        if self.splits:
             self.audit.form_seen(nodes)
         batch_norm.refuse_unseen(nodes)
         self._weigh(outputs)
@@ -159,6 +170,8 @@ class Job(process.Process):
         """Sets the share of this rank's loss."""
         if not self.split_seen:
             self.share = self.weight
+            if self.boundary.used:
+                self.audited = self.audit.wanted()
             return
         measure = losses.Measure(outputs) if self.loss in ("auto", "tokens") else None
         if self.loss == "auto" and measure.compares:
@@ -199,6 +212,7 @@ class Job(process.Process):
         if self.audit.in_fork:
             return self.audit.backward_ended_in_fork(outputs)
         randomness.used()
+        self.boundary.level_leaves()
         if synchronized and len(outputs) == 1 and outputs[0].numel() == 1 and not self.distributed:
             self._show_mean([outputs[0], *losses.scaled_from(outputs[0])])
         if self.audited and not self.distributed:
@@ -207,7 +221,7 @@ class Job(process.Process):
     def gradients_taken(self, inputs, create_graph):
         """Refuses parameters: a part of a batch gives a part of their gradient. If every rank draws whole batches, a later
         backward() averages rightly (a step inside the loss)."""
-        if self.distributed or not store.active() or not self.split_seen and (self.synchronizer is None or create_graph):
+        if self.distributed or not store.active() or not self.splits and (self.synchronizer is None or create_graph):
             return
         if any(isinstance(t, torch.nn.Parameter) or store.entry_of(t) is not None for t in inputs):
             raise core.Error("castor: torch.autograd.grad of parameters gives each rank the gradient of its own part of "
@@ -262,7 +276,7 @@ class Job(process.Process):
                              "differ between the ranks: let loss.backward() make them, or run on one rank")
 
     def step_ended(self):
-        if self.distributed or self.split_seen or "hand-drawn" in self.said:
+        if self.distributed or self.splits or "hand-drawn" in self.said:
             return
         self.said.add("hand-drawn")
         if self.mode == "scale":
@@ -360,6 +374,8 @@ def install(rank, world, token):
     _watch_mode(job)
     _watch_requires_grad(job)
     loaders.install(job)
+    if job.mode == "model":
+        boundary.install(job)
     draws.install(job)
     arrays.install()
     return job

@@ -8,7 +8,6 @@ import collections
 import functools
 import weakref
 import zlib
-from ctypes import byref, c_uint64
 
 import torch
 from torch.utils._pytree import tree_flatten
@@ -18,13 +17,7 @@ from .. import core, patching
 from ..common import store
 from ..process import iterations
 from . import randomness, streams
-
-
-def part_of(count, rank, world):
-    """This rank's range of `count` samples, and its weight."""
-    first, last = c_uint64(), c_uint64()
-    weight = core.batch_part(count, rank, world, byref(first), byref(last))
-    return first.value, last.value, weight
+from .rows import part_of
 
 
 class PartOfSamples:
@@ -193,7 +186,14 @@ def _trains(job):
 
 
 def _splits(job):
-    return job.mode != "scale" and _trains(job)
+    return job.mode in ("auto", "loader") and _trains(job)
+
+
+def _rows_of(iterator, data):
+    """Rows of a whole batch; 0: not known."""
+    if _kind_of(iterator) == WHOLE:
+        return 0
+    return next((streams.rows_of(leaf) for leaf in tree_flatten(data)[0] if streams.rows_of(leaf) is not None), 0)
 
 
 # How a loader's batches are split: by their indices, by the samples that are collated, or the whole batches.
@@ -254,7 +254,7 @@ def install(job):
 
     def may_split_later(iterator, loader):
         """Whether it begins in evaluation mode. Not with an iterable dataset: its workers collate as at their start."""
-        return (_may_train(job) and job.mode != "scale" and not job.audit.in_fork and iterator._castor_kind != BY_SAMPLES
+        return (_may_train(job) and job.mode in ("auto", "loader") and not job.audit.in_fork and iterator._castor_kind != BY_SAMPLES
                 and getattr(loader, "in_order", True))
 
     def following(iterator, draw):
@@ -271,7 +271,8 @@ def install(job):
             with randomness.plain():
                 data = draw()
         except StopIteration:
-            job.audit.stop()
+            if job.mode != "model":  # a thread may draw ahead of the step that is compared
+                job.audit.stop()
             if split is not None and split.ahead:
                 split.hand_out(None)
             else:
@@ -280,6 +281,7 @@ def install(job):
             raise
         if split is None:
             job.source = lambda: None
+            job.boundary.rows = _rows_of(iterator, data)
             randomness.begin_whole(weakref.ref(iterator))
             return data
         data = split.deliver(iterator, data)
@@ -313,7 +315,7 @@ def install(job):
             if not getattr(loader, "in_order", True):
                 raise core.Error("castor: a DataLoader with in_order=False cannot be split: use in_order=True, or "
                                  "CASTOR_BATCH=scale")
-        elif _trains(job):
+        elif job.mode == "scale" and _trains(job):
             _diverge(job, loader)
         if loader._iterator is not None and _kind_of(loader) == BY_SAMPLES:  # of persistent workers
             if isinstance(loader._iterator._collate_fn, PartOfSamples) != _splits(job):

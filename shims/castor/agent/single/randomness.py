@@ -71,6 +71,7 @@ _parts_from = _whole_from = lambda: None  # weak references to the iterators tha
 _used = False  # a backward has used them
 _waiting = 0  # batches that the script has, and no backward has used
 _ended = False  # the iterator has no more batches
+_inside = False  # a model computes this rank's rows of a batch that the script has whole (boundary.py)
 _loose = False
 _fixed = set()  # (place in the script, shape) that were drawn while the part had another length
 _of_samples = set()  # (place, shape without the first dimension), where that was as long as the part
@@ -100,6 +101,23 @@ def _begin(iterator):
         _parts.clear()
         _used, _waiting = False, 0
     _waiting += 1
+
+
+@contextlib.contextmanager
+def within(part):
+    """A model computes the rows of `part`."""
+    reenter([part])
+    try:
+        yield
+    finally:
+        reenter([])
+
+
+def reenter(parts):
+    """Layers compute rows of one of these parts; empty: the script has whole batches."""
+    global _inside
+    _parts[:] = parts
+    _inside = bool(parts)
 
 
 def look_at(data):
@@ -171,7 +189,7 @@ def splits():
     """Whether draws belong to a step over a split batch now."""
     if not _parts or here.plain or _job.distributed or not store.active():
         return False
-    return _whole_from() is None or torch.is_grad_enabled() and not _job.evaluating
+    return _inside or _whole_from() is None or torch.is_grad_enabled() and not _job.evaluating
 
 
 # ---- whose numbers they are

@@ -72,8 +72,7 @@ TEST(Complete, Settings) {
         EXPECT_EQ(holds(complete("castor run --set "), row.env + std::string("=")), !row.internal) << row.env;
     EXPECT_EQ(complete("castor run --set CASTOR_DEB"), Words({"CASTOR_DEBUG="}));
     EXPECT_EQ(complete("castor run --set CASTOR_DEBUG="), Words({"CASTOR_DEBUG=0", "CASTOR_DEBUG=1"}));
-    EXPECT_EQ(complete("castor run --set=CASTOR_BATCH=s"),
-              Words({"--set=CASTOR_BATCH=split", "--set=CASTOR_BATCH=scale"}));
+    EXPECT_EQ(complete("castor run --set=CASTOR_LOSS=s"), Words({"--set=CASTOR_LOSS=sum"}));
     EXPECT_EQ(complete("castor run --set CASTOR_CHUNK_SIZE="),
               Words({"CASTOR_CHUNK_SIZE=auto"})); // and a range
     EXPECT_EQ(complete("castor run --set CASTOR_TIMEOUT="), Words());

@@ -1,0 +1,327 @@
+"""CASTOR_BATCH=model: batches are split at the model's boundary.
+
+Every rank's script has the whole batch. The outermost call of a module that holds registered parameters computes this rank's rows of it, and
+returns the whole results. What the script computes outside of the model it computes from the whole batch, on every rank alike.
+
+A call that cannot be divided so (nothing tells which dimension is the batch's, hooks of the script look into it) is computed whole on every
+rank, which is right, too. What a divided call must not do: change the module by its rows alone, or return other numbers on each rank that are
+neither rows nor losses. Each call is looked at for that, and refused."""
+import contextlib
+import functools
+import numbers
+import threading
+import weakref
+import zlib
+
+import torch
+
+from .. import core, patching
+from ..common import store, traced
+from ..process import events
+from . import losses, randomness, rows, streams
+
+_LARGE = 1 << 20  # bytes of a tensor above which a look at some of them must do
+
+
+class Boundary:
+    def __init__(self, job):
+        self.job = job
+        self.division = None  # of the call that runs
+        self.used = False  # some call was divided
+        self.whole = {}  # why calls were computed whole: how many
+        self.divided = 0  # how many were
+        self.rows = 0  # of the batch that a loader gave last; 0: not known
+        self.leaves = []  # plain tensors that the running backward gives gradients, and that are no arguments of divided calls
+        self._divisions = weakref.WeakSet()  # of calls whose graphs live
+        self._holds = weakref.WeakKeyDictionary()  # module: (number of registered parameters then, whether it has one)
+
+    # ---- calls
+
+    def call(self, stock, module, args, kwargs):
+        audit = self.job.audit
+        if audit.in_fork or self.division is not None or not self._able() or not self._holds_registered(module) or audit.boundary_reached():
+            return stock(module, *args, **kwargs)
+        try:
+            why = _why_whole(module)
+            if why:
+                raise rows.Apart(why)
+            division, args, kwargs = self._divide(module, args, kwargs)
+        except rows.Apart as error:
+            why = f"{type(module).__name__}: {error}"
+            self.whole[why] = self.whole.get(why, 0) + 1
+            self.job.say(f"a call is computed whole on every rank, since it cannot be divided into rows ({why})", error.level)
+            return stock(module, *args, **kwargs)
+        self.used = True
+        self.divided += 1
+        self._divisions.add(division)
+        held = _Held(module)
+        with self._within(division):
+            division.part.look_at((args, kwargs))
+            result = stock(module, *args, **kwargs)
+        return self._join(module, division, held, result)
+
+    @contextlib.contextmanager
+    def _within(self, division):
+        """What runs here computes the rows of a division."""
+        weight, self.job.weight, self.division = self.job.weight, division.size / division.count, division
+        try:
+            with randomness.within(division.part):
+                yield
+        finally:
+            self.job.weight, self.division = weight, None
+
+    def recomputed(self, function):
+        """`function`, which a checkpoint calls now and once more in the backward pass: there it computes the same rows."""
+        division = self.division
+        if division is None:
+            return function
+
+        @functools.wraps(function)
+        def run(*args, **kwargs):
+            if self.division is not None:
+                return function(*args, **kwargs)
+            with self._within(division):
+                return function(*args, **kwargs)
+
+        return run
+
+    @property
+    def pending(self):
+        """Graphs of divided calls are there that no backward pass has gone through: in a process that has whole batches they would be wrong."""
+        return any(not division.went_back for division in self._divisions)
+
+    def _able(self):
+        """Whether the outermost call of a model that begins now may be divided. In others the script looks at numbers, or PyTorch does."""
+        job = self.job
+        return not (job.synchronizer is None or not torch.is_grad_enabled() or events.depth() or not store.active()
+                    or job.distributed or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or torch.jit.is_tracing() or torch._C._functorch.maybe_current_level() is not None
+                    or threading.current_thread() is not threading.main_thread())
+
+    def _holds_registered(self, module):
+        count = len(self.job.synchronizer.entries)
+        known = self._holds.get(module)
+        if known is None or known[0] != count:
+            known = self._holds[module] = count, any(store.entry_of(p) is not None for p in module.parameters())
+        return known[1]
+
+    # ---- arguments
+
+    def _divide(self, module, args, kwargs):
+        """(the division, this rank's args, and kwargs)"""
+        found = [(leaf, path) for leaf, path in rows.leaves((args, kwargs), _is_column) if not _is_of_model(leaf)]
+        for leaf, path in found:
+            if rows.is_opaque(leaf):
+                raise rows.Apart(f"an argument is a {type(leaf).__name__}, which may hold tensors")
+            if isinstance(leaf, torch.Tensor) and not rows.is_plain(leaf):
+                raise rows.Apart("an argument is no plain tensor of the CPU")
+        tensors = [leaf for leaf, _ in found if isinstance(leaf, torch.Tensor) and leaf.dim()]
+        count, dimensions = _batch_of(tensors, self._dimensions(module))
+        if count < self.job.world:
+            raise rows.Apart("a batch has fewer rows than there are ranks", 3)
+        division = rows.Division(self.job, count)
+        dimensions = {id(t): d for t, d in zip(tensors, dimensions)}
+
+        def part_of(leaf, path):
+            if isinstance(leaf, torch.Tensor) and not _is_of_model(leaf):
+                dimension = dimensions.get(id(leaf))
+                if dimension is not None:
+                    self._note_leaf(leaf)
+                    return division.rows(leaf, dimension)
+                return rows.Same.apply(leaf, division) if leaf.requires_grad else leaf
+            if not isinstance(leaf, torch.Tensor) and streams.is_column(leaf, count):
+                return leaf[division.first:division.last]
+            return leaf
+
+        return (division, *rows.mapped((args, kwargs), part_of, "", _is_column))
+
+    def _dimensions(self, module):
+        """The dimension that may be the batch's, and how many rows it must have; 0: any number."""
+        if isinstance(module, _BATCH_SECOND) and not module.batch_first:
+            return 1, 0
+        if all(getattr(m, "batch_first", True) for m in module.modules()):
+            return 0, 0
+        if not self.rows:
+            raise rows.Apart("a layer has its batch in the second dimension (batch_first=False)")
+        return 0, self.rows
+
+    def _note_leaf(self, tensor):
+        """A tensor of the batch that shall get a gradient is no parameter: it has the whole one on every rank already."""
+        of_batch = self.job.of_batch
+        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in of_batch:
+            key = id(tensor)
+            of_batch[key] = weakref.ref(tensor, lambda _: of_batch.pop(key, None))
+
+    def level_leaves(self):
+        """A tensor of the script's that a model used without getting it as an argument has the gradient of this rank's rows, times N."""
+        leaves, self.leaves = self.leaves, []
+        grads = [p.grad for p in leaves if p.grad is not None and rows.is_plain(p.grad)]
+        if not grads:
+            return
+        every = self.job.group.gather([float(len(grads)), float(zlib.crc32(repr([_digest(g) for g in grads]).encode()))], "gradients of tensors that are no parameters")
+        if any(row != every[0] for row in every):
+            for grad in grads:
+                grad.copy_(rows.Division(self.job, self.job.world).mean_of(grad))
+
+    # ---- results
+
+    def _join(self, module, division, held, result):
+        found, joined = {}, {}
+
+        def place(leaf, path):
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in found:
+                found[id(leaf)] = (leaf, path, _place_of(leaf, division))
+            return leaf
+
+        rows.mapped(result, place)
+        self._compare(module, division, held, result, found.values())
+
+        def whole_of(leaf, path):
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if id(leaf) not in joined:
+                how = found[id(leaf)][2]
+                if how == LOSS:
+                    joined[id(leaf)] = rows.Sum.apply(leaf, self._share_of(leaf, division), division)
+                else:
+                    joined[id(leaf)] = leaf if how is None else division.whole(leaf, *how)
+            return joined[id(leaf)]
+
+        return rows.mapped(result, whole_of)
+
+    def _share_of(self, loss, division):
+        """This rank's share of a loss that the model returns."""
+        measure = losses.Measure([loss]) if self.job.loss in ("auto", "tokens") else None
+        if self.job.loss == "auto" and measure.compares:
+            raise core.Error("castor: the model returns a loss that compares the samples of a batch with each other, and each rank computes some of "
+                             "them: compute that loss outside of the model, or leave CASTOR_BATCH out")
+        row = [] if measure is None else measure.row()
+        every = self.job.group.gather([division.size / division.count, *row], "what a loss counts for")
+        return losses.shares([weight for weight, *_ in every], [row for _, *row in every])[division.rank]
+
+    def _compare(self, module, division, held, result, found):
+        """Refuses what differs between the ranks and is neither rows nor a loss."""
+        name = type(module).__name__
+        items = [(f"changes {path} of {name} by the rows that it gets", _digest(t)) for path, t in held.changed()]
+        forms = []
+        for leaf, path, how in found:
+            shape = list(leaf.shape)
+            if how is not None and how != LOSS:
+                shape[how[0]] = -1
+            forms.append((path, shape, str(leaf.dtype), how))
+            if how is None and not _is_of_model(leaf):
+                items.append((f"returns numbers{path and f' (result{path})'} of shape {tuple(leaf.shape)} that are made of the rows that it gets", _digest(leaf)))
+        for leaf, path in rows.leaves(result):
+            if isinstance(leaf, (bool, numbers.Number)):
+                items.append((f"returns a number{path and f' (result{path})'} that is made of the rows that it gets", float(zlib.crc32(repr(leaf).encode()))))
+        form = float(zlib.crc32(repr((forms, [text for text, _ in items])).encode()))
+        every = self.job.group.gather([form, float(zlib.crc32(repr([digest for _, digest in items]).encode()))], "what a model returns")
+        if all(row == every[0] for row in every):
+            return
+        what = "returns results of other kinds on each rank"
+        if all(row[0] == every[0][0] for row in every):
+            every = self.job.group.gather([digest for _, digest in items], "what a model returns")
+            what = next(text for number, (text, _) in enumerate(items) if any(row[number] != every[0][number] for row in every))
+        raise core.GroupError(f"castor: the model cannot be computed by rows: {name} {what}, and in one process it would get the whole batch. Run this "
+                              "script on one rank, or let the model do that outside of its forward")
+
+
+class _Held:
+    """What a module has: its parameters and buffers."""
+
+    def __init__(self, module):
+        self.module = module
+        self.before = {id(t): t._version for _, t in self._all()}
+
+    def _all(self):
+        yield from self.module.named_parameters()
+        yield from self.module.named_buffers()
+
+    def changed(self):
+        return [(path, t) for path, t in self._all() if self.before.get(id(t)) != t._version]
+
+
+LOSS = "loss"
+
+
+def _place_of(leaf, division):
+    """(dimension, rows for each row of the batch) of a result; LOSS: it is one; None: it has no rows."""
+    if _is_of_model(leaf) or not rows.is_plain(leaf):
+        return None
+    if not leaf.dim():
+        return LOSS if leaf.requires_grad and leaf.is_floating_point() else None
+    if leaf.shape[0] == division.size:
+        return 0, 1
+    if leaf.dim() > 1 and leaf.shape[1] == division.size:
+        return 1, 1
+    each, rest = divmod(leaf.shape[0], division.size)
+    return (0, each) if each and not rest and division.size > 1 else None
+
+
+def _is_of_model(leaf):
+    return isinstance(leaf, torch.nn.Parameter) or isinstance(leaf, torch.Tensor) and store.entry_of(leaf) is not None
+
+
+def _is_column(value):
+    """Words and numbers in a list, which are a column of a batch."""
+    return type(value) in (list, tuple) and bool(value) and all(isinstance(item, (str, bytes, int, float)) for item in value)
+
+
+_BATCH_SECOND = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.Transformer, torch.nn.TransformerEncoder, torch.nn.TransformerDecoder)
+
+
+def _batch_of(tensors, place):
+    """(rows of the batch, the dimension of them in each tensor; None: it has none). `place`: the dimension that they are looked for in, and how
+    many they must be, or 0."""
+    first, count = place
+    columns = [t for t in tensors if t.dim() > first and t.shape[first] != 1]
+    if not columns:
+        raise rows.Apart("no argument is a tensor with rows", 3)
+    count = count or columns[0].shape[first]
+    dimensions = [next((d for d in (first, 1 - first) if t.dim() > d and t.shape[d] == count), None if t.shape[0] == 1 else -1) for t in tensors]
+    if -1 in dimensions or all(d is None for d in dimensions):
+        raise rows.Apart("its arguments have different numbers of rows")
+    return count, dimensions
+
+
+def _why_whole(module):
+    """Why a module's calls are not divided; empty: they may be."""
+    for name, m in module.named_modules():
+        for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks):
+            if any(_is_scripts(hook) for hook in hooks.values()):
+                return f"a hook of the script looks into {name or 'it'}"
+    for name, p in module.named_parameters():
+        of_script = [hook for hook in (p._post_accumulate_grad_hooks or {}).values() if _is_scripts(hook)]
+        if p._backward_hooks or of_script:
+            return f"a hook of the script gets the gradient of {name}"
+    return ""
+
+
+def _is_scripts(hook):
+    """PyTorch's own, of weight_norm and of lazy modules, look at weights and shapes."""
+    return not getattr(hook, "__module__", "").startswith(("torch.nn.", __name__.partition(".")[0] + "."))
+
+
+def _digest(tensor):
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.numel() * flat.element_size() > _LARGE:
+        wide = flat.double() if flat.is_floating_point() else flat
+        return float(wide.sum()) + float(wide[::7].sum())
+    return float(zlib.crc32(flat.view(torch.uint8).numpy().tobytes())) if flat.numel() else 0.0
+
+
+def install(job):
+    def wrap(stock):
+        def call(self, *args, **kwargs):
+            return job.boundary.call(stock, self, args, kwargs)
+
+        return traced.unless_compiled(call, stock, in_graphs=True)
+
+    def wrap_checkpoint(stock):
+        @functools.wraps(stock)
+        def checkpoint(function, *args, **kwargs):
+            return stock(job.boundary.recomputed(function), *args, **kwargs)
+
+        return traced.unless_compiled(checkpoint, stock, in_graphs=True)
+
+    patching.replace("torch.nn.Module.__call__", wrap)
+    patching.replace("torch.utils.checkpoint.checkpoint", wrap_checkpoint)

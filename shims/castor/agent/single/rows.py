@@ -1,0 +1,203 @@
+"""Rows of a batch in nested values: which tensors have them, this rank's rows of a whole tensor, and the whole made of all ranks' rows.
+
+Gradients. Outside of the model each rank has the whole batch, and every rank's gradient is the whole one. Inside, a rank's gradient is N times
+its rows' contribution, so that the mean over N ranks, which parameters get, is the whole one, whatever part of it was made inside or outside.
+The functions below go from one to the other, and each one's backward is made of the others: gradients of gradients are right, too."""
+import collections.abc
+import copy
+import dataclasses
+import numbers
+import types
+from ctypes import byref, c_uint64
+
+import torch
+
+from .. import core
+from . import draws, randomness
+
+GATHER_BYTES = 16 << 20  # of each rank, at most, in one core.gather()
+_OPAQUE_NOT = (str, bytes, numbers.Number, type(None), type, torch.nn.Module, torch.dtype, torch.device, torch.Generator, types.FunctionType, types.MethodType)
+
+
+class Apart(Exception):
+    """Why a call cannot be computed by rows. `level`: of the line that says so."""
+
+    def __init__(self, why, level=2):
+        super().__init__(why)
+        self.level = level
+
+
+def mapped(value, change, path="", is_leaf=None):
+    """`value` with each tensor, and each leaf that is no container, replaced by change(leaf, path). A container in which nothing changes stays
+    the same object."""
+    if is_leaf is not None and is_leaf(value):
+        return change(value, path)
+    if isinstance(value, collections.abc.MutableMapping):
+        made = {key: mapped(item, change, f"{path}[{key!r}]", is_leaf) for key, item in value.items()}
+        if all(made[key] is item for key, item in value.items()):
+            return value
+        value = copy.copy(value)
+        for key, item in made.items():
+            value[key] = item
+        return value
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        made = [mapped(item, change, f"{path}[{number}]", is_leaf) for number, item in enumerate(value)]
+        if all(one is other for one, other in zip(made, value)):
+            return value
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = {f.name: mapped(getattr(value, f.name), change, f"{path}.{f.name}", is_leaf) for f in dataclasses.fields(value)}
+        if all(getattr(value, name) is item for name, item in made.items()):
+            return value
+        value = copy.copy(value)
+        for name, item in made.items():
+            object.__setattr__(value, name, item)
+        return value
+    return change(value, path)
+
+
+def leaves(value, is_leaf=None):
+    """[(leaf, path)]"""
+    found = []
+    mapped(value, lambda leaf, path: found.append((leaf, path)) or leaf, "", is_leaf)
+    return found
+
+
+def is_plain(tensor):
+    return tensor.layout is torch.strided and tensor.device.type == "cpu" and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def is_opaque(leaf):
+    """Whether it is an object of the script's that may hold tensors which nobody sees."""
+    if isinstance(leaf, _OPAQUE_NOT) or callable(leaf):
+        return False
+    return any(isinstance(item, torch.Tensor) for item in getattr(leaf, "__dict__", {}).values())
+
+
+def part_of(count, rank, world):
+    """A rank's range of `count` samples, and its weight."""
+    first, last = c_uint64(), c_uint64()
+    weight = core.batch_part(count, rank, world, byref(first), byref(last))
+    return first.value, last.value, weight
+
+
+class Division:
+    """A batch of `count` rows on the ranks of a group."""
+
+    def __init__(self, job, count):
+        self.job, self.count, self.rank, self.world = job, count, job.rank, job.world
+        self.bounds = [part_of(count, rank, job.world)[:2] for rank in range(job.world)]
+        self.first, self.last = self.bounds[self.rank]
+        self.size = self.last - self.first
+        self.largest = max(last - first for first, last in self.bounds)
+        self.part = randomness.Part(self.first, self.last, count)
+        self.went_back = False  # a backward has gone through the call's results
+
+    @property
+    def even(self):
+        return self.largest * self.world == self.count
+
+    def rows(self, tensor, dimension=0, each=1):
+        """This rank's rows of a whole tensor."""
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return _Rows.apply(tensor, self, dimension, each)
+        return self.rows_of(tensor, dimension, each)
+
+    def whole(self, part, dimension=0, each=1):
+        """The whole tensor of which each rank has rows. `each`: rows for one row of the batch."""
+        if part.requires_grad and torch.is_grad_enabled():
+            return _Whole.apply(part, self, dimension, each)
+        return self.whole_of(part, dimension, each)
+
+    def rows_of(self, tensor, dimension, each):
+        return tensor.narrow(dimension, self.first * each, self.size * each)
+
+    def whole_of(self, part, dimension, each):
+        rows = part.detach().movedim(dimension, 0).contiguous()
+        bytes_of_row = rows[0].numel() * rows.element_size() * each
+        every = self._gathered(rows.reshape(-1).view(torch.uint8), bytes_of_row * self.largest)
+        if self.even:
+            flat = every.reshape(-1)
+        else:
+            flat = torch.cat([own[:(last - first) * bytes_of_row] for own, (first, last) in zip(every, self.bounds)])
+        whole = flat.view(rows.dtype).view(self.count * each, *rows.shape[1:]).movedim(0, dimension)
+        if part.is_contiguous():
+            return whole if dimension == 0 else whole.contiguous()
+        return draws.whole_like(part, dimension, self.count * each).copy_(whole)
+
+    def mean_of(self, tensor):
+        """The mean of a tensor that each rank has."""
+        own = tensor.detach().contiguous()
+        every = self._gathered(own.reshape(-1).view(torch.uint8), own.numel() * own.element_size())
+        wide = torch.complex128 if own.is_complex() else torch.float64
+        return every.reshape(-1).view(own.dtype).view(self.world, *own.shape).to(wide).mean(0).to(own.dtype)
+
+    def _gathered(self, data, most):
+        """The bytes of each rank, a row of `most` bytes each, of which a rank may have fewer."""
+        out = torch.empty(self.world, most, dtype=torch.uint8)
+        for at in range(0, most, GATHER_BYTES):
+            length = min(GATHER_BYTES, most - at)
+            own = data[at:at + length]
+            if len(own) < length:
+                own = torch.cat([own, own.new_zeros(length - len(own))])
+            piece = out if length == most else torch.empty(self.world, length, dtype=torch.uint8)
+            core.gather(self.job.group.handle, own.data_ptr(), length, piece.data_ptr(), b"the rows of a batch")
+            if piece is not out:
+                out[:, at:at + length] = piece
+        return out
+
+
+class _Rows(torch.autograd.Function):
+    """From outside to inside: this rank's rows."""
+
+    @staticmethod
+    def forward(ctx, whole, division, dimension, each):
+        ctx.division, ctx.place = division, (dimension, each)
+        return division.rows_of(whole, dimension, each)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.division.whole(grad / ctx.division.world, *ctx.place), None, None, None
+
+
+class _Whole(torch.autograd.Function):
+    """From inside to outside: the rows of all ranks."""
+
+    @staticmethod
+    def forward(ctx, part, division, dimension, each):
+        ctx.division, ctx.place = division, (dimension, each)
+        return division.whole_of(part, dimension, each)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.division.went_back = True
+        return ctx.division.rows(grad, *ctx.place) * ctx.division.world, None, None, None
+
+
+class Same(torch.autograd.Function):
+    """From outside to inside: what has no rows, as it is."""
+
+    @staticmethod
+    def forward(ctx, tensor, division):
+        ctx.division = division
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return ctx.division.mean_of(grad), None
+
+
+class Sum(torch.autograd.Function):
+    """From inside to outside: a loss, of which each rank has its share."""
+
+    @staticmethod
+    def forward(ctx, loss, share, division):
+        ctx.share, ctx.division = share, division
+        own = share * loss.item() if share else 0.0
+        return loss.new_full(loss.shape, sum(row[0] for row in division.job.group.gather([own], "a loss that the model returns")))
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.division.went_back = True
+        return grad * (ctx.share * ctx.division.world), None, None
