@@ -23,7 +23,12 @@ typedef enum castor_plugin {
 } castor_plugin;
 
 typedef enum castor_on_error { CASTOR_ON_ERROR_ABORT, CASTOR_ON_ERROR_PASSTHROUGH } castor_on_error;
-typedef enum castor_batch { CASTOR_BATCH_AUTO, CASTOR_BATCH_LOADER, CASTOR_BATCH_MODEL, CASTOR_BATCH_SCALE } castor_batch;
+typedef enum castor_batch {
+    CASTOR_BATCH_AUTO,
+    CASTOR_BATCH_LOADER,
+    CASTOR_BATCH_MODEL,
+    CASTOR_BATCH_SCALE
+} castor_batch;
 typedef enum castor_loss {
     CASTOR_LOSS_AUTO,
     CASTOR_LOSS_MEAN,

@@ -13,21 +13,24 @@ SCRIPTS = (
 )
 # What is refused here, too: (script, case): pattern of the message; what it says of the other way of splitting.
 REFUSED = {
-    ("batch_norm.py", "scripted"): "code of torch.jit",
-    ("batch_norm.py", "scripted_after_others"): "code of torch.jit",
     ("loops.py", "inside_backward"): "inside a backward",
     ("loops.py", "inside_backward_by_earlier_hooks"): "inside a backward",
     ("loops.py", "recomputed_twice"): "two gradients in one backward",
     ("loops.py", "sparse_gradients"): "is sparse: make it dense",
-    ("survivors.py", "codebook_in_forward"): "Codebook changes codes of Codebook by the rows that it gets",
-    ("survivors.py", "scales_set_in_the_first_forward"): "Scales changes shift of Scales by the rows that it gets",
-    ("survivors.py", "attention_over_the_batch"): "this batch cannot be split",
     ("loops.py", "stepped_through_the_step"): "it is computed from other tensors",
 }
-LEFT_OUT = {("audited.py", "larger_batches_are_refused")}  # by the script, which can train on parts of its batches only
+LEFT_OUT = {
+    ("audited.py", "larger_batches_are_refused"),  # by the script, which can train on parts of its batches only
+    ("loops.py", "local_gradients_only"),  # without an optimizer nothing is shared
+}
 CANCELS = replace(SGD, name="sgd, gradients that cancel", noise=1e-6)
 # Losses of which the gradient of a last bias is rounding noise.
 CANCELLING = {("in_batch_losses.py", case) for case in ("barlow_twins", "vicreg", "hardest_triplets", "negatives_drawn_from_the_batch")}
+SAYS = "computed whole on every rank"
+WHOLE = {
+    ("batch_norm.py", "scripted"), ("batch_norm.py", "scripted_after_others"), ("survivors.py", "codebook_in_forward"),
+    ("survivors.py", "attention_over_the_batch"), ("survivors.py", "scales_set_in_the_first_forward"),
+}  # and says so
 REASON = "the model computes its rows of each batch, which are gathered"
 
 
@@ -38,7 +41,7 @@ def _at_boundary(script, case, expect):
         expect = like(sgd, tolerance=CANCELS)
     elif expect.refused and not refused:
         expect = sgd
-    return like(expect, options=options, refused=refused, says="", says_not="", reason=REASON)
+    return like(expect, options=options, refused=refused, says=SAYS if (script, case) in WHOLE else "", says_not="", reason=REASON)
 
 
 SURVIVORS = "survivors.py"

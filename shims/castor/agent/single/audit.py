@@ -18,7 +18,7 @@ import time
 import warnings
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .. import core, patching
 from ..backward import accumulation
@@ -148,7 +148,7 @@ class Auditor:
 
     def boundary_reached(self):
         """The outermost call of a model begins, which the ranks divide. True in a fork, which computes it whole."""
-        if self.seen_backwards == self.job.backwards or self.job.boundary.pending:
+        if self.seen_backwards == self.job.backwards or self.job.boundary.stepping or self.job.boundary.pending:
             return False
         self.seen_backwards = self.job.backwards
         due = self.due
@@ -236,6 +236,8 @@ class Auditor:
         events.observe_only(self.job)
         if accumulation.active():  # the ranks may not step now
             register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
+        if self.job.mode == "model":  # the script may draw no more batches, and must not be gone on with
+            register_optimizer_step_post_hook(lambda *args: self.step_ended_in_fork())
         # The workers are the parent's.
         patching.replace("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers", lambda _: lambda self: None)
         sys.excepthook = lambda kind, error, trace: self._fail(error)
@@ -270,6 +272,11 @@ class Auditor:
     def next_batch_in_fork(self):
         """The script asks for a batch. After a backward that is the next batch, which is not this fork's."""
         if self.board.told[0]:
+            self._leave(DONE)
+
+    def step_ended_in_fork(self):
+        """A step, or the call of a model that would begin another one: all graphs of this one have had their backward."""
+        if self.board.told[0] and not self.job.boundary.pending:
             self._leave(DONE)
 
     def stop(self):

@@ -14,11 +14,12 @@ import weakref
 import zlib
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .. import core, patching
 from ..common import store, traced
 from ..process import events
-from . import losses, randomness, rows, streams
+from . import losses, randomness, rows, streams, trial
 
 _LARGE = 1 << 20  # bytes of a tensor above which a look at some of them must do
 
@@ -27,9 +28,11 @@ class Boundary:
     def __init__(self, job):
         self.job = job
         self.division = None  # of the call that runs
+        self._watched = None  # the same in the process that audits, which computes it whole
+        self.stepping = False  # in an optimizer's step: its closure calls the model
+        self._in_whole = False  # a call that might be divided is computed whole
         self.used = False  # some call was divided
-        self.whole = {}  # why calls were computed whole: how many
-        self.divided = 0  # how many were
+        self.trials = trial.Trials()
         self.rows = 0  # of the batch that a loader gave last; 0: not known
         self.leaves = []  # plain tensors that the running backward gives gradients, and that are no arguments of divided calls
         self._divisions = weakref.WeakSet()  # of calls whose graphs live
@@ -39,26 +42,103 @@ class Boundary:
 
     def call(self, stock, module, args, kwargs):
         audit = self.job.audit
-        if audit.in_fork or self.division is not None or not self._able() or not self._holds_registered(module) or audit.boundary_reached():
+        if audit.in_fork:
+            return self._call_in_fork(stock, module, args, kwargs)
+        if self.division is not None or self._in_whole or not self._able() or not self._holds_registered(module):
             return stock(module, *args, **kwargs)
+        forms, form = self.trials.of(module, (args, kwargs))
         try:
-            why = _why_whole(module)
+            why = _why_whole(module) if forms[form] is not None else "by rows it has other results"
             if why:
-                raise rows.Apart(why)
-            division, args, kwargs = self._divide(module, args, kwargs)
+                raise rows.Apart(why, 2 if forms[form] is not None else 3)
+            division, own_args, own_kwargs = self._divide(module, args, kwargs)
         except rows.Apart as error:
-            why = f"{type(module).__name__}: {error}"
-            self.whole[why] = self.whole.get(why, 0) + 1
-            self.job.say(f"a call is computed whole on every rank, since it cannot be divided into rows ({why})", error.level)
-            return stock(module, *args, **kwargs)
+            return self._whole(stock, module, args, kwargs, error)
+        if forms[form]:
+            return self._tried(stock, module, args, kwargs, forms, form, division, own_args, own_kwargs)
+        if audit.boundary_reached():
+            return self._call_in_fork(stock, module, args, kwargs)
         self.used = True
-        self.divided += 1
         self._divisions.add(division)
-        held = _Held(module)
+        held = trial.Versions(module)
+        result = self._rows_of(stock, module, division, own_args, own_kwargs)
+        try:
+            return self._join(division, held, result)
+        except rows.Apart as error:
+            raise core.GroupError(f"castor: the model cannot be computed by rows: {type(module).__name__} {error}, and in one process it would get the "
+                                  "whole batch. Run this script on one rank, or let the model do that outside of its forward") from None
+
+    def _whole(self, stock, module, args, kwargs, error):
+        self._say_whole(module, error, error.level)
+        return self._computed_whole(stock, module, args, kwargs)
+
+    def _computed_whole(self, stock, module, args, kwargs):
+        """With all that it calls."""
+        self._in_whole = True
+        try:
+            return stock(module, *args, **kwargs)
+        finally:
+            self._in_whole = False
+
+    def _say_whole(self, module, why, level=2):
+        self.job.say(f"calls of a model are computed whole on every rank, which is right, and no faster than on one rank ({type(module).__name__}: {why})", level)
+
+    def _rows_of(self, stock, module, division, args, kwargs):
         with self._within(division):
             division.part.look_at((args, kwargs))
+            return stock(module, *args, **kwargs)
+
+    def _tried(self, stock, module, args, kwargs, forms, form, division, own_args, own_kwargs):
+        """Computes a call by rows, undoes that, and computes it whole: what it returns. Do they have the same results?"""
+        before = trial.Snapshot(module)
+        given = [(t, t._version, t.detach().clone()) for t, _ in rows.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        made, changes, why = None, {}, ""
+        try:
+            with trial.unheard():
+                made = self._rows_of(stock, module, division, own_args, own_kwargs)
+        except core.GroupError:
+            raise
+        except Exception as error:  # of the script's code, which gets another number of rows than it expects
+            why = f"by rows it raises {type(error).__name__}: {error}"
+        if self._all_well(why):
+            try:
+                made = self._join(division, before, made)
+                made, changes = rows.mapped(made, lambda leaf, path: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf), before.changed()
+            except rows.Apart as error:
+                why = f"it {error}"
+        lost = before.put_back()
+        if lost:
+            raise core.GroupError(f"castor: {type(module).__name__} changes {lost[0]} in its forward, which is too large to be kept for a trial: run this "
+                                  "script on one rank, or set CASTOR_AUDIT=0")
+        for t, version, clone in given:
+            if t._version != version:
+                t.data.copy_(clone)
+                why = why or "it changes its arguments"
+        result = self._computed_whole(stock, module, args, kwargs)
+        why = why or trial.difference(made, result) or trial.difference(changes, before.changed())
+        if self._all_well(why):
+            forms[form] -= 1
+        else:
+            forms[form] = None
+            self._say_whole(module, why or "by rows it has other results on another rank")
+        return result
+
+    def _all_well(self, why):
+        """On all ranks of a trial: whether no rank has found a reason against it."""
+        return not any(bad for bad, in self.job.group.gather([float(bool(why))], "whether a model can be computed by rows"))
+
+    def _call_in_fork(self, stock, module, args, kwargs):
+        """Whole, in the process that audits; its graph is watched all the same."""
+        if self._watched is not None or not torch.is_grad_enabled() or events.depth():
+            return stock(module, *args, **kwargs)
+        self.job.audit.step_ended_in_fork()
+        self._watched = watched = rows.Watched()
+        self._divisions.add(watched)
+        try:
             result = stock(module, *args, **kwargs)
-        return self._join(module, division, held, result)
+        finally:
+            self._watched = None
+        return rows.mapped(result, lambda leaf, path: watched.watch(leaf))
 
     @contextlib.contextmanager
     def _within(self, division):
@@ -101,7 +181,9 @@ class Boundary:
         count = len(self.job.synchronizer.entries)
         known = self._holds.get(module)
         if known is None or known[0] != count:
-            known = self._holds[module] = count, any(store.entry_of(p) is not None for p in module.parameters())
+            parameters = list(module.parameters())
+            lacking = any(torch.nn.parameter.is_lazy(p) for p in parameters)
+            known = self._holds[module] = -1 if lacking else count, not lacking and any(store.entry_of(p) is not None for p in parameters)
         return known[1]
 
     # ---- arguments
@@ -164,7 +246,7 @@ class Boundary:
 
     # ---- results
 
-    def _join(self, module, division, held, result):
+    def _join(self, division, held, result):
         found, joined = {}, {}
 
         def place(leaf, path):
@@ -173,7 +255,7 @@ class Boundary:
             return leaf
 
         rows.mapped(result, place)
-        self._compare(module, division, held, result, found.values())
+        self._compare(held, result, found.values())
 
         def whole_of(leaf, path):
             if not isinstance(leaf, torch.Tensor):
@@ -191,17 +273,16 @@ class Boundary:
     def _share_of(self, loss, division):
         """This rank's share of a loss that the model returns."""
         measure = losses.Measure([loss]) if self.job.loss in ("auto", "tokens") else None
-        if self.job.loss == "auto" and measure.compares:
-            raise core.Error("castor: the model returns a loss that compares the samples of a batch with each other, and each rank computes some of "
-                             "them: compute that loss outside of the model, or leave CASTOR_BATCH out")
         row = [] if measure is None else measure.row()
-        every = self.job.group.gather([division.size / division.count, *row], "what a loss counts for")
-        return losses.shares([weight for weight, *_ in every], [row for _, *row in every])[division.rank]
+        compares = self.job.loss == "auto" and measure.compares
+        every = self.job.group.gather([float(compares), division.size / division.count, *row], "what a loss counts for")
+        if any(compares for compares, *_ in every):
+            raise rows.Apart("returns a loss that compares the samples of a batch with each other")
+        return losses.shares([weight for _, weight, *_ in every], [row for _, _, *row in every])[division.rank]
 
-    def _compare(self, module, division, held, result, found):
-        """Refuses what differs between the ranks and is neither rows nor a loss."""
-        name = type(module).__name__
-        items = [(f"changes {path} of {name} by the rows that it gets", _digest(t)) for path, t in held.changed()]
+    def _compare(self, held, result, found):
+        """Raises Apart for what differs between the ranks and is neither rows nor a loss."""
+        items = [(f"changes {path} by the rows that it gets", _digest(t)) for path, t in held.changed().items()]
         forms = []
         for leaf, path, how in found:
             shape = list(leaf.shape)
@@ -221,23 +302,7 @@ class Boundary:
         if all(row[0] == every[0][0] for row in every):
             every = self.job.group.gather([digest for _, digest in items], "what a model returns")
             what = next(text for number, (text, _) in enumerate(items) if any(row[number] != every[0][number] for row in every))
-        raise core.GroupError(f"castor: the model cannot be computed by rows: {name} {what}, and in one process it would get the whole batch. Run this "
-                              "script on one rank, or let the model do that outside of its forward")
-
-
-class _Held:
-    """What a module has: its parameters and buffers."""
-
-    def __init__(self, module):
-        self.module = module
-        self.before = {id(t): t._version for _, t in self._all()}
-
-    def _all(self):
-        yield from self.module.named_parameters()
-        yield from self.module.named_buffers()
-
-    def changed(self):
-        return [(path, t) for path, t in self._all() if self.before.get(id(t)) != t._version]
+        raise rows.Apart(what)
 
 
 LOSS = "loss"
@@ -323,5 +388,10 @@ def install(job):
 
         return traced.unless_compiled(checkpoint, stock, in_graphs=True)
 
+    def note_step(begins, *args):
+        job.boundary.stepping = begins
+
+    register_optimizer_step_pre_hook(functools.partial(note_step, True))
+    register_optimizer_step_post_hook(functools.partial(note_step, False))
     patching.replace("torch.nn.Module.__call__", wrap)
     patching.replace("torch.utils.checkpoint.checkpoint", wrap_checkpoint)

@@ -276,7 +276,7 @@ class Job(process.Process):
                              "differ between the ranks: let loss.backward() make them, or run on one rank")
 
     def step_ended(self):
-        if self.distributed or self.splits or "hand-drawn" in self.said:
+        if self.distributed or self.splits or self.mode == "model" or "hand-drawn" in self.said:
             return
         self.said.add("hand-drawn")
         if self.mode == "scale":

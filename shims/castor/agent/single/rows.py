@@ -147,6 +147,28 @@ class Division:
         return out
 
 
+class Watched:
+    """A call that is computed whole, and its graph."""
+
+    def __init__(self):
+        self.went_back = False
+
+    def watch(self, leaf):
+        return _Watch.apply(leaf, self) if isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf else leaf
+
+
+class _Watch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor, watched):
+        ctx.watched = watched
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.watched.went_back = True
+        return grad, None
+
+
 class _Rows(torch.autograd.Function):
     """From outside to inside: this rank's rows."""
 

@@ -1,0 +1,137 @@
+"""Trials: may a model's calls be computed by rows?
+
+The first calls of a module are computed twice, once by rows and once whole. The whole call is the one that counts. What the first one has done to
+the module and to the random numbers is undone before it; then the results and what both calls have changed are compared. Rows that meet
+inside of the model make a difference, and then all calls of that kind are computed whole."""
+import collections
+import contextlib
+import io
+import weakref
+
+import torch
+
+from .. import core
+from . import rows, streams
+
+KEPT_BYTES = 1 << 30  # of buffers that are kept to be put back
+PARAMETER_BYTES = 1 << 20  # of a parameter that is
+SINGLE, HALF, LOSS = 1e-4, 2e-2, 2e-4  # differences, relative to the largest element
+_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
+
+
+class Trials:
+    """How many calls of each kind are still tried, and which kinds must be computed whole."""
+
+    def __init__(self):
+        self.left = weakref.WeakKeyDictionary()  # module: {form: calls to try; None: such calls are computed whole}
+
+    def of(self, module, arguments):
+        """(the forms of this module, the form of this call). A form is what the arguments are, but for their lengths."""
+        form = repr([(path, leaf.dim(), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else (path, type(leaf).__name__)
+                     for leaf, path in rows.leaves(arguments)]) + str(module.training)
+        forms = self.left.setdefault(module, {})
+        forms.setdefault(form, core.options.audit)
+        return forms, form
+
+
+class Versions:
+    """Which tensors a module has, and how often each has changed."""
+
+    def __init__(self, module):
+        self.module = module
+        self.known = {id(t): t._version for _, t in tensors_of(module)}
+
+    def changed(self):
+        """{path: tensor} of those that have changed since, or are others now."""
+        return {path: t for path, t in tensors_of(self.module) if self.known.get(id(t)) != t._version}
+
+
+class Snapshot:
+    """The state of a module, and of the random numbers, that a call may change."""
+
+    def __init__(self, module):
+        self.module, self.states = module, streams.states()
+        plain = [m for m in module.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        self.attributes = [(m, type(m), dict(vars(m)), [(value, value.copy()) for value in vars(m).values() if type(value) in _CONTAINERS]) for m in plain]
+        self.tensors, kept = [], 0
+        for path, t in tensors_of(module):
+            size = t.numel() * t.element_size()
+            small = size <= PARAMETER_BYTES if isinstance(t, torch.nn.Parameter) else kept + size <= KEPT_BYTES
+            kept += size * small
+            self.tensors.append((path, t, t._version, t.detach().clone() if small else None))
+
+    def changed(self):
+        """{path: a copy} of the tensors that have changed since, or are others now."""
+        known = {id(t): (version, before) for _, t, version, before in self.tensors}
+        return {path: t.detach().clone() for path, t in tensors_of(self.module) if id(t) not in known or _has_changed(t, *known[id(t)])}
+
+    def put_back(self):
+        """Undoes all changes. Returns the paths of tensors that were too large to be kept."""
+        streams.restore(self.states)
+        for m, kind, attributes, containers in self.attributes:
+            for value, before in containers:
+                value.clear()
+                (value.update if hasattr(value, "update") else value.extend)(before)
+            vars(m).clear()
+            vars(m).update(attributes)
+            if type(m) is not kind:  # a lazy module
+                m.__class__ = kind
+        lost = []
+        for number, (path, t, version, before) in enumerate(self.tensors):
+            if not _has_changed(t, version, before):
+                continue
+            if before is None:
+                lost.append(path)
+            else:
+                t.data.copy_(before)  # not a change for autograd
+            self.tensors[number] = path, t, t._version, before
+        return lost
+
+
+def _has_changed(t, version, before):
+    """Not every kernel counts what it writes."""
+    return t._version != version if before is None else not torch.equal(t.detach(), before)
+
+
+def tensors_of(module):
+    """Parameters, buffers and plain attributes."""
+    for name, m in module.named_modules():
+        for key, value in (*m._parameters.items(), *m._buffers.items(), *vars(m).items()):
+            if isinstance(value, torch.Tensor):
+                yield f"{name}.{key}".lstrip("."), value
+
+
+@contextlib.contextmanager
+def unheard():
+    """What runs here prints nothing."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def difference(one, other):
+    """Why two results, or two lists of changes, are not equal but for rounding; empty: they are."""
+    ones, others = rows.leaves(one), rows.leaves(other)
+    if [path for _, path in ones] != [path for _, path in others]:
+        return "has results of another form"
+    for (a, path), (b, _) in zip(ones, others):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            if a.shape != b.shape or a.dtype != b.dtype or not _close(a.detach(), b.detach()):
+                return f"has another result{path and f' ({path})'}"
+        elif isinstance(a, (bool, int, float, str)) and a != b and not (isinstance(a, float) and abs(a - b) <= LOSS * abs(b)):
+            return f"has another result{path and f' ({path})'}"
+    return ""
+
+
+def _close(a, b):
+    if not a.numel():
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return bool((a == b).all())
+    allowed = HALF if a.dtype in (torch.float16, torch.bfloat16) else SINGLE if a.dim() else LOSS
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.to(wide), b.to(wide)
+    finite = torch.isfinite(b.abs())
+    if not bool((torch.isfinite(a.abs()) == finite).all()):
+        return False
+    a, b = a[finite], b[finite]
+    return not a.numel() or float((a - b).abs().max()) <= allowed * float(b.abs().max())
