@@ -237,7 +237,10 @@ TABLE = {
     }
     | {"some_in_an_optimizer": adaptive},
     "drawn.py": {
-        "random_windows": like(adaptive, reason="every rank draws the same batches", says="each of the . ranks computes the whole batch"),
+        "random_windows": like(adaptive, reason="every rank draws the same batches, and its model computes some rows", says_not="computes the whole batch"),
+        "random_windows: CASTOR_BATCH=loader": like(
+            adaptive, reason="every rank draws the same batches", options=("CASTOR_BATCH=loader",), says="each of the . ranks computes the whole batch"
+        ),
         "random_windows: CASTOR_BATCH=scale": like(
             agreement,
             reason="each rank draws its own batches",

@@ -236,7 +236,7 @@ class Auditor:
         events.observe_only(self.job)
         if accumulation.active():  # the ranks may not step now
             register_optimizer_step_pre_hook(lambda *args: self._leave(DONE))
-        if self.job.mode == "model":  # the script may draw no more batches, and must not be gone on with
+        if self.job.boundary.divides:  # the script may draw no more batches, and must not be gone on with
             register_optimizer_step_post_hook(lambda *args: self.step_ended_in_fork())
         # The workers are the parent's.
         patching.replace("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers", lambda _: lambda self: None)

@@ -38,23 +38,38 @@ class Boundary:
         self._divisions = weakref.WeakSet()  # of calls whose graphs live
         self._holds = weakref.WeakKeyDictionary()  # module: (number of registered parameters then, whether it has one)
 
+    @property
+    def divides(self):
+        """Whether models' calls are divided: always, or where the script draws its batches by hand."""
+        return self.job.mode == "model" or self.job.mode == "auto" and not self.job.loads
+
+    @property
+    def hopes(self):
+        """Some calls may be divided later: no trial has failed."""
+        return any(left is not None for forms in self.trials.left.values() for left in forms.values())
+
     # ---- calls
 
     def call(self, stock, module, args, kwargs):
+        if self.division is not None or self._in_whole or not self.divides:
+            return stock(module, *args, **kwargs)
         audit = self.job.audit
         if audit.in_fork:
             return self._call_in_fork(stock, module, args, kwargs)
-        if self.division is not None or self._in_whole or not self._able() or not self._holds_registered(module):
+        if not self._able() or not self._holds_registered(module):
             return stock(module, *args, **kwargs)
         forms, form = self.trials.of(module, (args, kwargs))
+        left = forms.get(form, core.options.audit)
         try:
-            why = _why_whole(module) if forms[form] is not None else "by rows it has other results"
+            if left is None:
+                raise rows.Apart("by rows it has other results", 3)
+            why = _why_whole(module)
             if why:
-                raise rows.Apart(why, 2 if forms[form] is not None else 3)
+                raise rows.Apart(why)
             division, own_args, own_kwargs = self._divide(module, args, kwargs)
         except rows.Apart as error:
             return self._whole(stock, module, args, kwargs, error)
-        if forms[form]:
+        if left:
             return self._tried(stock, module, args, kwargs, forms, form, division, own_args, own_kwargs)
         if audit.boundary_reached():
             return self._call_in_fork(stock, module, args, kwargs)
@@ -117,7 +132,7 @@ class Boundary:
         result = self._computed_whole(stock, module, args, kwargs)
         why = why or trial.difference(made, result) or trial.difference(changes, before.changed())
         if self._all_well(why):
-            forms[form] -= 1
+            forms[form] = forms.get(form, core.options.audit) - 1
         else:
             forms[form] = None
             self._say_whole(module, why or "by rows it has other results on another rank")

@@ -41,6 +41,7 @@ class Job(process.Process):
         self.clipped = 0  # a digest of the clipping since the last step, the same on every rank
         self.batch = 0.0  # a digest of the current batch's indices, the same on every rank
         self.split_seen = False  # a DataLoader's batches were split
+        self.loads = False  # the script has iterated a DataLoader that may train
         self.switched = lambda: None  # weak reference to the model that was last put into a mode
         self.in_train = False  # inside Module.train
         self.audit = audit.Auditor(self)
@@ -276,12 +277,12 @@ class Job(process.Process):
                              "differ between the ranks: let loss.backward() make them, or run on one rank")
 
     def step_ended(self):
-        if self.distributed or self.splits or self.mode == "model" or "hand-drawn" in self.said:
+        if self.distributed or self.splits or "hand-drawn" in self.said or self.boundary.divides and self.boundary.hopes:
             return
         self.said.add("hand-drawn")
         if self.mode == "scale":
             self.diverge()
-        else:
+        elif self.mode != "model":
             self.say(f"the script draws its batches by hand: each of the {self.world} ranks computes the whole batch, so steps are no faster than "
                      "on one rank; memory is shared. A DataLoader's batches are split; with CASTOR_BATCH=scale each rank draws its own, and a "
                      f"step sees {self.world} times as many samples")
@@ -374,7 +375,7 @@ def install(rank, world, token):
     _watch_mode(job)
     _watch_requires_grad(job)
     loaders.install(job)
-    if job.mode == "model":
+    if job.mode in ("auto", "model"):
         boundary.install(job)
     draws.install(job)
     arrays.install()

@@ -243,6 +243,7 @@ def install(job):
     def begin(iterator, loader):
         iterator._castor_split, iterator._castor_in_fork = None, job.audit.in_fork
         iterator._castor_kind = _kind_of(iterator)
+        job.loads = job.loads or _may_train(job)
         if not _splits(job) and not may_split_later(iterator, loader):
             return
         iterator._castor_split = _Split(job, iterator, loader)

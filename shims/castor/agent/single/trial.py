@@ -10,7 +10,6 @@ import weakref
 
 import torch
 
-from .. import core
 from . import rows, streams
 
 KEPT_BYTES = 1 << 30  # of buffers that are kept to be put back
@@ -20,18 +19,16 @@ _CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
 
 
 class Trials:
-    """How many calls of each kind are still tried, and which kinds must be computed whole."""
+    """How many calls of each kind are still tried (CASTOR_AUDIT at first), and which kinds must be computed whole."""
 
     def __init__(self):
-        self.left = weakref.WeakKeyDictionary()  # module: {form: calls to try; None: such calls are computed whole}
+        self.left = weakref.WeakKeyDictionary()  # module: {form: calls that are still to be tried; None: such calls are computed whole}
 
     def of(self, module, arguments):
-        """(the forms of this module, the form of this call). A form is what the arguments are, but for their lengths."""
+        """(the forms of this module that were tried, the form of this call). A form is what the arguments are, but for their lengths."""
         form = repr([(path, leaf.dim(), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else (path, type(leaf).__name__)
                      for leaf, path in rows.leaves(arguments)]) + str(module.training)
-        forms = self.left.setdefault(module, {})
-        forms.setdefault(form, core.options.audit)
-        return forms, form
+        return self.left.setdefault(module, {}), form
 
 
 class Versions:
