@@ -1,5 +1,5 @@
 """What survives a step and no gradient shows: centres, banks, tallies, ranges, multipliers, weights that the batch edits. And
-losses that compare the samples of a batch. The rows of a batch meet in the script, never in the model, but for the cases of MIXES.
+losses that compare the samples of a batch. The rows of a batch meet in the script, never in the model, but for the last few cases.
 
 What survives is recorded when the run ends (`finish`), beside the loss of every step."""
 
@@ -17,16 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 import record
 
 FEATURES, CLASSES, BATCH = 10, 3, 12
-
-# rows of a batch meet in the model's own forward
-MIXES = ("codebook_in_forward", "attention_over_the_batch", "scales_set_in_the_first_forward")
-
-# batches that no DataLoader drew
-BY_HAND = (
-    "centre_of_both_views_at_once", "replayed_outputs", "weights_for_multinomial", "hard_examples", "moments_of_inputs",
-    "rows_that_are_dead", "rows_of_half_a_batch", "seeds_of_perturbations", "better_of_two", "mistakes_of_a_perceptron",
-    "length_of_the_next_batch", "norms_for_a_limit",
-)
 
 
 def samples(count=72, seed=3):
@@ -1091,6 +1081,78 @@ class Scales(nn.Module):
 @record.case
 def scales_set_in_the_first_forward(log):
     classified(log, Scales(), 79)
+
+
+class Settings:
+    calls = 0
+
+
+calls_of_all = 0
+
+
+class Counting(nn.Module):
+    """Counts its calls in an object, and in a global variable if it has no object."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.outer, self.settings, self.lengths = nn.Linear(FEATURES, CLASSES), settings, []
+
+    def forward(self, x):
+        self.settings.calls += 1
+        self.lengths.append(len(self.lengths))
+        return self.outer(x) / (1 + 0.1 * self.settings.calls)
+
+
+class CountingForAll(Counting):
+    def forward(self, x):
+        global calls_of_all
+        calls_of_all += 1
+        return self.outer(x) / (1 + 0.1 * calls_of_all)
+
+
+def counted(log, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = samples()
+    for first in range(0, len(x), BATCH):
+        loss = F.cross_entropy(model(x[first:first + BATCH]), y[first:first + BATCH])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        log.step(loss)
+    finish(log, model, optimizer, calls=[model.settings.calls, calls_of_all, len(model.lengths)])
+
+
+@record.case
+def calls_counted_in_an_object(log):
+    counted(log, Counting(Settings()))
+
+
+@record.case
+def calls_counted_in_a_variable(log):
+    global calls_of_all
+    calls_of_all = 0
+    counted(log, CountingForAll(Settings()))
+
+
+@record.case
+def slopes_that_are_penalized(log):
+    """The penalty of WGAN-GP: gradients of gradients with respect to inputs."""
+    real_of, fake_of = network(1), nn.Linear(4, FEATURES)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in (real_of, fake_of)]
+    slopes = []
+    for x, _ in batches(*samples()):
+        fake = fake_of(torch.randn(len(x), 4))
+        between = (0.5 * x + 0.5 * fake.detach()).requires_grad_()
+        slope = torch.autograd.grad(real_of(between).sum(), between, create_graph=True)[0].norm(dim=1)
+        slopes.append(slope.mean().item())
+        loss = F.softplus(-real_of(x)).mean() + F.softplus(real_of(fake.detach())).mean() + (slope - 1).square().mean()
+        for optimizer, loss_of in zip(optimizers, (lambda: loss, lambda: F.softplus(-real_of(fake)).mean())):  # noqa: B023
+            optimizer.zero_grad()
+            value = loss_of()
+            value.backward()
+            optimizer.step()
+            log.step(value)
+    finish(log, real_of, fake_of, slopes=slopes)
 
 
 if __name__ == "__main__":

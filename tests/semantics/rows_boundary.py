@@ -30,6 +30,7 @@ SAYS = "computed whole on every rank"
 WHOLE = {
     ("batch_norm.py", "scripted"), ("batch_norm.py", "scripted_after_others"), ("survivors.py", "codebook_in_forward"),
     ("survivors.py", "attention_over_the_batch"), ("survivors.py", "scales_set_in_the_first_forward"),
+    ("survivors.py", "calls_counted_in_a_variable"),
 }  # and says so
 REASON = "the model computes its rows of each batch, which are gathered"
 
@@ -46,6 +47,11 @@ def _at_boundary(script, case, expect):
 
 SURVIVORS = "survivors.py"
 WITH_ADAM = ("codebook", "beta_by_a_controller", "trust_in_a_frozen_teacher")
+# Whose batches no DataLoader draws: at the boundary without the option.
+BY_HAND = (
+    "centre_of_both_views_at_once", "replayed_outputs", "weights_for_multinomial", "hard_examples", "moments_of_inputs", "rows_that_are_dead", "rows_of_half_a_batch",
+    "seeds_of_perturbations", "better_of_two", "mistakes_of_a_perceptron", "length_of_the_next_batch", "norms_for_a_limit", "calls_counted_in_an_object",
+)
 
 
 def _survivors():
@@ -53,7 +59,7 @@ def _survivors():
     return {
         f"{case}: {OPTION}": _at_boundary(SURVIVORS, case, adaptive if case in WITH_ADAM else sgd)
         for case in filter(None, cases_in(SURVIVORS))
-    }
+    } | {case: like(sgd, reason=REASON) for case in BY_HAND}
 
 
 def divided(table):

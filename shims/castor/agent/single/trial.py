@@ -5,7 +5,11 @@ the module and to the random numbers is undone before it; then the results and w
 inside of the model make a difference, and then all calls of that kind are computed whole."""
 import collections
 import contextlib
+import dis
+import functools
 import io
+import threading
+import types
 import weakref
 
 import torch
@@ -15,6 +19,8 @@ from . import rows, streams
 KEPT_BYTES = 1 << 30  # of buffers that are kept to be put back
 PARAMETER_BYTES = 1 << 20  # of a parameter that is
 SINGLE, HALF, LOSS = 1e-4, 2e-2, 2e-4  # differences, relative to the largest element
+OBJECTS = 2000  # whose state is kept, at most
+_NO_OBJECTS = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, threading.Thread)
 _CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
 
 
@@ -48,8 +54,8 @@ class Snapshot:
 
     def __init__(self, module):
         self.module, self.states = module, streams.states()
-        plain = [m for m in module.modules() if not isinstance(m, torch.jit.ScriptModule)]
-        self.attributes = [(m, type(m), dict(vars(m)), [(value, value.copy()) for value in vars(m).values() if type(value) in _CONTAINERS]) for m in plain]
+        self.attributes = [(m, type(m), dict(vars(m)), [(value, value.copy()) for value in vars(m).values() if type(value) in _CONTAINERS])
+                           for m in _objects_of(module)]
         self.tensors, kept = [], 0
         for path, t in tensors_of(module):
             size = t.numel() * t.element_size()
@@ -88,6 +94,29 @@ class Snapshot:
 def _has_changed(t, version, before):
     """Not every kernel counts what it writes."""
     return t._version != version if before is None else not torch.equal(t.detach(), before)
+
+
+def _objects_of(module):
+    """The modules, and the plain objects that they refer to: configurations, counters, schedules."""
+    found = {id(m): m for m in module.modules() if not isinstance(m, torch.jit.ScriptModule)}
+    reached = list(found.values())
+    while reached and len(found) < OBJECTS:
+        for value in vars(reached.pop()).values():
+            items = [value, *(value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ())]
+            for item in items:
+                if id(item) not in found and hasattr(item, "__dict__") and not isinstance(item, _NO_OBJECTS):
+                    found[id(item)] = item
+                    reached.append(item)
+    return list(found.values())
+
+
+@functools.cache
+def writes_outside(kind):
+    """Whether a class's forward assigns global variables, or those of a function around it."""
+    code = getattr(getattr(kind, "forward", None), "__code__", None)
+    if code is None:
+        return False
+    return any(i.opname == "STORE_GLOBAL" or i.opname == "STORE_DEREF" and i.argval in code.co_freevars for i in dis.get_instructions(code))
 
 
 def tensors_of(module):
