@@ -370,11 +370,12 @@ class Auditor:
                                   f"({found.parts_loss:.5g} on {self.job.world} ranks): set CASTOR_LOSS=sum")
         entries = self.job.synchronizer.entries
         p = entries[found.worst].parameter() if found.worst < len(entries) else None
+        advice = "Run this script on one rank" if self.job.boundary.divides else "Set CASTOR_BATCH=model"
         where = "" if p is None else f", most for shape {tuple(p.shape)}"
         raise core.GroupError(
             f"castor: this batch cannot be split: whole, its loss is {found.whole_loss:.5g} and its gradients' norm {found.whole_norm:.4g}; "
             f"the parts of {self.job.world} ranks have {found.parts_loss:.5g} and {found.parts_norm:.4g} (they differ by {found.difference:.2g}"
-            f"{where}). Run this script on one rank, say by CASTOR_LOSS what the loss is, or accept it by CASTOR_AUDIT=0")
+            f"{where}). {advice}, say by CASTOR_LOSS what the loss is, or accept it by CASTOR_AUDIT=0")
 
 
 def _lives(pid):

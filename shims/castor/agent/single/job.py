@@ -177,7 +177,7 @@ class Job(process.Process):
         measure = losses.Measure(outputs) if self.loss in ("auto", "tokens") else None
         if self.loss == "auto" and measure.compares:
             raise core.Error("castor: the loss compares the samples of a batch with each other (the class of each is its place "
-                             "in the batch), and each rank has a part of them only: run this script on one rank. Where they "
+                             "in the batch), and each rank has a part of them only: set CASTOR_BATCH=model. Where they "
                              "may be compared within their part, set CASTOR_LOSS=mean")
         row = [] if measure is None else measure.row()
         every = self.group.gather([float(self.audit.running), self.weight, *row], "what the losses count for")
