@@ -16,18 +16,9 @@ def need_castor():
     steps.pytorchs = False
 
 
-def _choose(castors, pytorchs):
+def _choose(castors, pytorchs, always):
     def choose(*args, **kwargs):
-        if steps.pytorchs and torch.compiler.is_compiling():
-            return pytorchs(*args, **kwargs)
-        return castors(*args, **kwargs)
-
-    return choose
-
-
-def _choose_in_graphs(castors, pytorchs):
-    def choose(*args, **kwargs):
-        if torch.compiler.is_compiling():
+        if (always or steps.pytorchs) and torch.compiler.is_compiling():
             return pytorchs(*args, **kwargs)
         return castors(*args, **kwargs)
 
@@ -37,7 +28,7 @@ def _choose_in_graphs(castors, pytorchs):
 def unless_compiled(castors, pytorchs, in_graphs=False):
     """`castors`, but for the tracer, which knows by the file of a function whether it looks into it: PyTorch's own file here. `in_graphs`: the
     tracer finds PyTorch's function always."""
-    chosen = (_choose_in_graphs if in_graphs else _choose)(castors, pytorchs)
+    chosen = _choose(castors, pytorchs, in_graphs)
     code = chosen.__code__.replace(co_filename=torch.optim.Optimizer.step.__code__.co_filename)
     made = types.FunctionType(code, chosen.__globals__, chosen.__name__, chosen.__defaults__, chosen.__closure__)
     functools.update_wrapper(made, pytorchs)  # not castors, which may be marked for the tracer

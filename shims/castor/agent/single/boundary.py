@@ -28,7 +28,6 @@ class Boundary:
     def __init__(self, job):
         self.job = job
         self.division = None  # of the call that runs
-        self._watched = None  # the same in the process that audits, which computes it whole
         self.stepping = False  # in an optimizer's step: its closure calls the model
         self._in_whole = False  # a call that might be divided is computed whole
         self.used = False  # some call was divided
@@ -147,15 +146,12 @@ class Boundary:
 
     def _call_in_fork(self, stock, module, args, kwargs):
         """Whole, in the process that audits; its graph is watched all the same."""
-        if self._watched is not None or not torch.is_grad_enabled() or events.depth():
+        if not torch.is_grad_enabled() or events.depth():
             return stock(module, *args, **kwargs)
         self.job.audit.step_ended_in_fork()
-        self._watched = watched = rows.Watched()
+        watched = rows.Watched()
         self._divisions.add(watched)
-        try:
-            result = stock(module, *args, **kwargs)
-        finally:
-            self._watched = None
+        result = self._computed_whole(stock, module, args, kwargs)
         return rows.mapped(result, lambda leaf, path: watched.watch(leaf))
 
     @contextlib.contextmanager

@@ -185,8 +185,13 @@ def _trains(job):
     return _may_train(job) and not job.evaluating
 
 
+def _by_loaders(job):
+    """Whether the ranks split what loaders give."""
+    return job.mode in ("auto", "loader")
+
+
 def _splits(job):
-    return job.mode in ("auto", "loader") and _trains(job)
+    return _by_loaders(job) and _trains(job)
 
 
 def _rows_of(iterator, data):
@@ -255,7 +260,7 @@ def install(job):
 
     def may_split_later(iterator, loader):
         """Whether it begins in evaluation mode. Not with an iterable dataset: its workers collate as at their start."""
-        return (_may_train(job) and job.mode in ("auto", "loader") and not job.audit.in_fork and iterator._castor_kind != BY_SAMPLES
+        return (_may_train(job) and _by_loaders(job) and not job.audit.in_fork and iterator._castor_kind != BY_SAMPLES
                 and getattr(loader, "in_order", True))
 
     def following(iterator, draw):

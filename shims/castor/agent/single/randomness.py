@@ -105,19 +105,13 @@ def _begin(iterator):
 
 @contextlib.contextmanager
 def within(part):
-    """A model computes the rows of `part`."""
-    reenter([part])
+    """A model computes the rows of `part`, of a batch that the script has whole."""
+    global _inside
+    _parts[:], _inside = [part], True
     try:
         yield
     finally:
-        reenter([])
-
-
-def reenter(parts):
-    """Layers compute rows of one of these parts; empty: the script has whole batches."""
-    global _inside
-    _parts[:] = parts
-    _inside = bool(parts)
+        _parts[:], _inside = [], False
 
 
 def look_at(data):
