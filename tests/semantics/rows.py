@@ -4,15 +4,15 @@ Scripts that end in `_ddp.py` are started by torchrun; the others are one proces
 At N = 2 a DDP script must be bitwise equal: Castor and gloo scale by 1/N and then add two numbers. At N = 4 gloo's order
 of summation differs from Castor's (rank order), and a single-process script adds its whole batch in one order that no
 split has; there the kind of the row gives the tolerance (expect.py). The rows are in rows_ddp.py, rows_single.py,
-rows_boundary.py and rows_placed.py.
+rows_loader.py and rows_placed.py.
 """
 
 import os
 from dataclasses import dataclass, field, replace
 
-import rows_boundary
 import rows_ddp
 import rows_fsdp
+import rows_loader
 import rows_placed
 import rows_single
 from cases import SCRIPTS, cases_in, path_of  # noqa: F401 - others take path_of from here
@@ -22,7 +22,7 @@ ENGINES = ("gemini", "ddp", "zero1", "zero2")  # the plugins that have the node 
 FSDP = "fsdp"
 HELPERS = ("accelerate_parts.py", "rearranged.py", "model.py", "parts.py", "record.py", "steps.py", "text.py", "trainer_parts.py")  # what the scripts import of each other
 
-TABLE = rows_placed.placed({**rows_ddp.TABLE, **rows_boundary.divided(rows_single.TABLE)})
+TABLE = rows_placed.placed({**rows_ddp.TABLE, **rows_loader.split_by_loaders(rows_single.TABLE)})
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Row:
         """What the row shows beside that a script is the same; empty: nothing."""
         e = self.expect
         sorts = {"refused": e.refused, "aside": e.aside, "stages": e.stages, "arguments": e.arguments, "says_not": e.says_not,
-                 "placed": set(rows_placed.ON_DISK) <= set(e.options), "options": e.options}
+                 "placed": set(rows_placed.ON_DISK) <= set(e.options), "loader": rows_loader.OPTION in e.options, "options": e.options}
         return next((name for name, given in sorts.items() if given), "")
 
     def tolerance(self, ranks, plugin):

@@ -22,7 +22,6 @@ STAND_INS = {
     ("accumulate_ddp.py", "aside"): "sync_ddp.py",
     ("checkpoint_ddp.py", "stages"): "nanogpt_ddp.py",
     ("trainer_ddp.py", "stages"): "nanogpt_ddp.py",
-    ("batch_norm.py", "options"): "loops.py",  # CASTOR_LOSS=sum
     ("trainer_ddp.py", "arguments"): "lightning_ddp.py",
     ("accelerate_ddp.py", "arguments"): "lightning_ddp.py",
     ("accelerate_ddp.py", ""): "lightning_ddp.py",  # another library that wraps the model; trainer.py is made of accelerate
@@ -36,12 +35,10 @@ STAND_INS = {
     ("files.py", "stages"): "nanogpt_ddp.py",
     ("in_batch_losses.py", "each_for_itself"): "loops.py",
     ("tokens.py", "refused"): "in_batch_losses.py",
-    ("tokens.py", "options"): "loops.py",
     ("tokens.py", "says_not"): "tokens.py",
     ("batches.py", "refused"): "chance.py",
     ("storages.py", "refused"): "loops.py",
     ("drawn.py", "options"): "batches.py",  # CASTOR_BATCH=scale
-    **{(script, "options"): "survivors.py" for script in ("accumulate.py", "audited.py", "lazies.py", "shapes.py", "without_optimizer.py")},  # CASTOR_BATCH=model
     ("stepping_ddp.py", "aside"): "sync_ddp.py",
     ("construct.py", "options"): "construct_ddp.py",
     ("gpt.py", "one process, on disk"): "loops.py",

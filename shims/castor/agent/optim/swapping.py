@@ -32,6 +32,7 @@ def _wrap(stock):
             for t, entry in held:
                 entry.watch(t)
         for t, entry in held:
+            t._post_accumulate_grad_hooks = None  # PyTorch would add to the old content's, and call none of them
             for synchronizer in sorted(entry.synchronizers, key=lambda s: s.number):
                 synchronizer.hook(t, entry)
         return result

@@ -370,7 +370,7 @@ class Auditor:
                                   f"({found.parts_loss:.5g} on {self.job.world} ranks): set CASTOR_LOSS=sum")
         entries = self.job.synchronizer.entries
         p = entries[found.worst].parameter() if found.worst < len(entries) else None
-        advice = "Run this script on one rank" if self.job.boundary.divides else "Set CASTOR_BATCH=model"
+        advice = "Run this script on one rank" if self.job.boundary.divides else "Leave CASTOR_BATCH=loader out"
         where = "" if p is None else f", most for shape {tuple(p.shape)}"
         raise core.GroupError(
             f"castor: this batch cannot be split: whole, its loss is {found.whole_loss:.5g} and its gradients' norm {found.whole_norm:.4g}; "

@@ -1,4 +1,4 @@
-"""CASTOR_BATCH=model: batches are split at the model's boundary.
+"""Batches are split at the model's boundary (CASTOR_BATCH=model, and auto).
 
 Every rank's script has the whole batch. The outermost call of a module that holds registered parameters computes this rank's rows of it, and
 returns the whole results. What the script computes outside of the model it computes from the whole batch, on every rank alike.
@@ -31,6 +31,7 @@ class Boundary:
         self.stepping = False  # in an optimizer's step: its closure calls the model
         self._in_whole = False  # a call that might be divided is computed whole
         self.used = False  # some call was divided
+        self.told = False  # ... or a line has said that calls are computed whole
         self.trials = trial.Trials()
         self.rows = 0  # of the batch that a loader gave last; 0: not known
         self.leaves = []  # plain tensors that the running backward gives gradients, and that are no arguments of divided calls
@@ -39,13 +40,8 @@ class Boundary:
 
     @property
     def divides(self):
-        """Whether models' calls are divided: always, or where the script draws its batches by hand."""
-        return self.job.mode == "model" or self.job.mode == "auto" and not self.job.loads
-
-    @property
-    def hopes(self):
-        """Some calls may be divided later: no trial has failed."""
-        return any(left is not None for forms in self.trials.left.values() for left in forms.values())
+        """Whether models' calls are divided."""
+        return self.job.mode in ("auto", "model")
 
     # ---- calls
 
@@ -57,10 +53,9 @@ class Boundary:
             return self._call_in_fork(stock, module, args, kwargs)
         if not self._able() or not self._holds_registered(module):
             return stock(module, *args, **kwargs)
-        forms, form = self.trials.of(module, (args, kwargs))
-        left = forms.get(form, core.options.audit)
+        form = self.trials.of(module, (args, kwargs))
         try:
-            if left is None:
+            if form.whole:
                 raise rows.Apart("by rows it has other results", 3)
             why = _why_whole(module)
             if why:
@@ -68,8 +63,8 @@ class Boundary:
             division, own_args, own_kwargs = self._divide(module, args, kwargs)
         except rows.Apart as error:
             return self._whole(stock, module, args, kwargs, error)
-        if left:
-            return self._tried(stock, module, args, kwargs, forms, form, division, own_args, own_kwargs)
+        if form.left:
+            return self._tried(stock, module, args, kwargs, form, division, own_args, own_kwargs)
         if audit.boundary_reached():
             return self._call_in_fork(stock, module, args, kwargs)
         self.used = True
@@ -80,7 +75,7 @@ class Boundary:
         try:
             if any(t._version != version for t, version in given):
                 raise rows.Apart("changes its arguments, of which each rank has some rows")
-            return self._join(division, held, result)
+            return self._join(division, held, result, form.sums)
         except rows.Apart as error:
             raise core.GroupError(f"castor: the model cannot be computed by rows: {type(module).__name__} {error}, and in one process it would get the "
                                   "whole batch. Run this script on one rank, or let the model do that outside of its forward") from None
@@ -98,6 +93,7 @@ class Boundary:
             self._in_whole = False
 
     def _say_whole(self, module, why, level=2):
+        self.told = self.told or level < 3
         self.job.say(f"calls of a model are computed whole on every rank, which is right, and no faster than on one rank ({type(module).__name__}: {why})", level)
 
     def _rows_of(self, stock, module, division, args, kwargs):
@@ -105,7 +101,7 @@ class Boundary:
             division.part.look_at((args, kwargs))
             return stock(module, *args, **kwargs)
 
-    def _tried(self, stock, module, args, kwargs, forms, form, division, own_args, own_kwargs):
+    def _tried(self, stock, module, args, kwargs, form, division, own_args, own_kwargs):
         """Computes a call by rows, undoes that, and computes it whole: what it returns. Do they have the same results?"""
         before = trial.Snapshot(module)
         given = [(t, t._version, t.detach().clone()) for t, _ in rows.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -119,9 +115,9 @@ class Boundary:
             why = f"by rows it raises {type(error).__name__}: {error}"
         if self._all_well(why):
             try:
-                made = self._join(division, before, made)
+                made = self._join(division, before, made, form.sums)
                 made, changes = rows.mapped(made, lambda leaf, path: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf), before.changed()
-            except rows.Apart as error:
+            except (rows.Apart, core.Error) as error:  # (a loss that has no right weights)
                 why = f"it {error}"
         lost = before.put_back()
         if lost:
@@ -132,11 +128,12 @@ class Boundary:
                 t.data.copy_(clone)
                 why = why or "it changes its arguments"
         result = self._computed_whole(stock, module, args, kwargs)
+        made = trial.added(made, result, division.totals, form.sums)
         why = why or trial.difference(made, result) or trial.difference(changes, before.changed())
         if self._all_well(why):
-            forms[form] = forms.get(form, core.options.audit) - 1
+            form.left -= 1
         else:
-            forms[form] = None
+            form.whole = True
             self._say_whole(module, why or "by rows it has other results on another rank")
         return result
 
@@ -149,10 +146,9 @@ class Boundary:
         if not torch.is_grad_enabled() or events.depth():
             return stock(module, *args, **kwargs)
         self.job.audit.step_ended_in_fork()
-        watched = rows.Watched()
-        self._divisions.add(watched)
         result = self._computed_whole(stock, module, args, kwargs)
-        return rows.mapped(result, lambda leaf, path: watched.watch(leaf))
+        self._divisions.add(rows.Watched(result))
+        return result
 
     @contextlib.contextmanager
     def _within(self, division):
@@ -260,7 +256,8 @@ class Boundary:
 
     # ---- results
 
-    def _join(self, division, held, result):
+    def _join(self, division, held, result, sums):
+        """`sums`: the paths of losses of which each rank has its summand."""
         found, joined = {}, {}
 
         def place(leaf, path):
@@ -277,7 +274,8 @@ class Boundary:
             if id(leaf) not in joined:
                 how = found[id(leaf)][2]
                 if how == LOSS:
-                    joined[id(leaf)] = rows.Sum.apply(leaf, self._share_of(leaf, division), division)
+                    path = found[id(leaf)][1]
+                    joined[id(leaf)] = rows.Sum.apply(leaf, 1.0 if path in sums else self._share_of(leaf, division), division, path)
                 else:
                     joined[id(leaf)] = leaf if how is None else division.whole(leaf, *how)
             return joined[id(leaf)]

@@ -41,7 +41,6 @@ class Job(process.Process):
         self.clipped = 0  # a digest of the clipping since the last step, the same on every rank
         self.batch = 0.0  # a digest of the current batch's indices, the same on every rank
         self.split_seen = False  # a DataLoader's batches were split
-        self.loads = False  # the script has iterated a DataLoader that may train
         self.switched = lambda: None  # weak reference to the model that was last put into a mode
         self.in_train = False  # inside Module.train
         self.audit = audit.Auditor(self)
@@ -177,7 +176,7 @@ class Job(process.Process):
         measure = losses.Measure(outputs) if self.loss in ("auto", "tokens") else None
         if self.loss == "auto" and measure.compares:
             raise core.Error("castor: the loss compares the samples of a batch with each other (the class of each is its place "
-                             "in the batch), and each rank has a part of them only: set CASTOR_BATCH=model. Where they "
+                             "in the batch), and each rank has a part of them only: leave CASTOR_BATCH=loader out. Where they "
                              "may be compared within their part, set CASTOR_LOSS=mean")
         row = [] if measure is None else measure.row()
         every = self.group.gather([float(self.audit.running), self.weight, *row], "what the losses count for")
@@ -277,15 +276,17 @@ class Job(process.Process):
                              "differ between the ranks: let loss.backward() make them, or run on one rank")
 
     def step_ended(self):
-        if self.distributed or self.splits or "hand-drawn" in self.said or self.boundary.divides and self.boundary.hopes:
+        if self.distributed or self.splits or "hand-drawn" in self.said or self.boundary.divides and self.backwards <= core.options.audit:
             return
         self.said.add("hand-drawn")
         if self.mode == "scale":
             self.diverge()
-        elif self.mode != "model":
+        elif self.mode == "loader":
             self.say(f"the script draws its batches by hand: each of the {self.world} ranks computes the whole batch, so steps are no faster than "
-                     "on one rank; memory is shared. A DataLoader's batches are split; with CASTOR_BATCH=scale each rank draws its own, and a "
-                     f"step sees {self.world} times as many samples")
+                     "on one rank; memory is shared. Leave CASTOR_BATCH=loader out, and the ranks share them")
+        elif not self.boundary.told:
+            self.say(f"no call of a model has a batch that the {self.world} ranks can share: each of them computes all of it, which is right, and "
+                     "no faster than on one rank; memory is shared")
 
     def _check_drawn_by_hand(self, every):
         """`every`: rows of the ranks, whose third number is the loss of a batch that was not split."""

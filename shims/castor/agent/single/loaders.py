@@ -187,7 +187,7 @@ def _trains(job):
 
 def _by_loaders(job):
     """Whether the ranks split what loaders give."""
-    return job.mode in ("auto", "loader")
+    return job.mode == "loader"
 
 
 def _splits(job):
@@ -248,7 +248,6 @@ def install(job):
     def begin(iterator, loader):
         iterator._castor_split, iterator._castor_in_fork = None, job.audit.in_fork
         iterator._castor_kind = _kind_of(iterator)
-        job.loads = job.loads or _may_train(job)
         if not _splits(job) and not may_split_later(iterator, loader):
             return
         iterator._castor_split = _Split(job, iterator, loader)
@@ -277,7 +276,7 @@ def install(job):
             with randomness.plain():
                 data = draw()
         except StopIteration:
-            if job.mode != "model":  # a thread may draw ahead of the step that is compared
+            if _by_loaders(job):  # a thread may draw ahead of the step that is compared
                 job.audit.stop()
             if split is not None and split.ahead:
                 split.hand_out(None)

@@ -92,6 +92,7 @@ class Division:
         self.largest = max(last - first for first, last in self.bounds)
         self.part = randomness.Part(self.first, self.last, count)
         self.went_back = False  # a backward has gone through the call's results
+        self.totals = {}  # of the losses that the call returns, by their paths: the sum over the ranks
 
     @property
     def even(self):
@@ -150,23 +151,14 @@ class Division:
 class Watched:
     """A call that is computed whole, and its graph."""
 
-    def __init__(self):
+    def __init__(self, result):
         self.went_back = False
+        for leaf, _ in leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                leaf.grad_fn.register_prehook(self._goes_back)  # which lives as long as the graph
 
-    def watch(self, leaf):
-        return _Watch.apply(leaf, self) if isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf else leaf
-
-
-class _Watch(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, tensor, watched):
-        ctx.watched = watched
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx, grad):
-        ctx.watched.went_back = True
-        return grad, None
+    def _goes_back(self, grads):
+        self.went_back = True
 
 
 class _Rows(torch.autograd.Function):
@@ -214,12 +206,14 @@ class Sum(torch.autograd.Function):
     """From inside to outside: a loss, of which each rank has its share."""
 
     @staticmethod
-    def forward(ctx, loss, share, division):
+    def forward(ctx, loss, share, division, path):
         ctx.share, ctx.division = share, division
         own = share * loss.item() if share else 0.0
-        return loss.new_full(loss.shape, sum(row[0] for row in division.job.group.gather([own], "a loss that the model returns")))
+        every = division.job.group.gather([own, loss.item()], "a loss that the model returns")
+        division.totals[path] = sum(total for _, total in every)
+        return loss.new_full(loss.shape, sum(part for part, _ in every))
 
     @staticmethod
     def backward(ctx, grad):
         ctx.division.went_back = True
-        return grad * (ctx.share * ctx.division.world), None, None
+        return grad * (ctx.share * ctx.division.world), None, None, None

@@ -14,6 +14,7 @@ import weakref
 
 import torch
 
+from .. import core
 from . import rows, streams
 
 KEPT_BYTES = 1 << 30  # of buffers that are kept to be put back
@@ -24,17 +25,25 @@ _NO_OBJECTS = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.Func
 _CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
 
 
-class Trials:
-    """How many calls of each kind are still tried (CASTOR_AUDIT at first), and which kinds must be computed whole."""
+class Form:
+    """Calls of one kind."""
 
     def __init__(self):
-        self.left = weakref.WeakKeyDictionary()  # module: {form: calls that are still to be tried; None: such calls are computed whole}
+        self.left = core.options.audit  # calls that are still to be tried
+        self.whole = False  # such calls must be computed whole
+        self.sums = set()  # paths of losses in the result that are sums over rows, or divided by what the whole batch has
+
+
+class Trials:
+    """The kinds of calls of each module. A kind is what the arguments are, but for their lengths."""
+
+    def __init__(self):
+        self._of = weakref.WeakKeyDictionary()  # module: {kind: Form}
 
     def of(self, module, arguments):
-        """(the forms of this module that were tried, the form of this call). A form is what the arguments are, but for their lengths."""
-        form = repr([(path, leaf.dim(), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else (path, type(leaf).__name__)
+        kind = repr([(path, leaf.dim(), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else (path, type(leaf).__name__)
                      for leaf, path in rows.leaves(arguments)]) + str(module.training)
-        return self.left.setdefault(module, {}), form
+        return self._of.setdefault(module, {}).setdefault(kind, Form())
 
 
 class Versions:
@@ -132,6 +141,24 @@ def unheard():
     """What runs here prints nothing."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
+
+
+def added(made, whole, totals, sums):
+    """The results of a call by rows, `made`, with each loss that is not the whole call's, but whose sum over the ranks is, replaced by that;
+    its path joins `sums`."""
+    of_whole = {path: leaf for leaf, path in rows.leaves(whole)}
+
+    def total_of(leaf, path):
+        loss = of_whole.get(path)
+        if path not in totals or not isinstance(loss, torch.Tensor) or loss.shape != leaf.shape or _close(leaf, loss.detach()):
+            return leaf
+        total = leaf.new_full(leaf.shape, totals[path])
+        if not _close(total, loss.detach()):
+            return leaf
+        sums.add(path)
+        return total
+
+    return rows.mapped(made, total_of)
 
 
 def difference(one, other):
