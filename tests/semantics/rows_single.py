@@ -198,6 +198,7 @@ TABLE = {
         case: like(sgd, reason="rows meet inside of the model", says=WHOLE)
         for case in "codebook_in_forward attention_over_the_batch scales_set_in_the_first_forward calls_counted_in_a_variable".split()
     },
+    "taken.py": {case: sgd for case in cases_in("taken.py") if case},
     "without_optimizer.py": {
         name: like(sgd, reason="no optimizer has the parameters", says="no call of a model")
         for name in "data_added_to under_no_grad class_of_its_own tensors_alone gradient_of_the_input".split()

@@ -48,6 +48,10 @@ class Observer:
     def gradients_taken(self, inputs, create_graph):
         """Before a pass that returns gradients (autograd.grad)."""
 
+    def gradients_made(self, gradients, create_graph):
+        """After it: what the script gets."""
+        return gradients
+
 
 _observers = []
 
@@ -88,6 +92,9 @@ def _wrap(run):
                     result = run(t_outputs, *args, **kwargs)
                 finally:
                     _thread.depth, _thread.pending = 0, []
+                if not accumulates and len(args) > 3:
+                    for observer in _observers:
+                        result = observer.gradients_made(result, bool(args[2]))
                 for callback, _ in pending:
                     callback()
             except BaseException as error:

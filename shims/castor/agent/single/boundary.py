@@ -247,12 +247,33 @@ class Boundary:
         """A tensor of the script's that a model used without getting it as an argument has the gradient of this rank's rows, times N."""
         leaves, self.leaves = self.leaves, []
         grads = [p.grad for p in leaves if p.grad is not None and rows.is_plain(p.grad)]
-        if not grads:
-            return
-        every = self.job.group.gather([float(len(grads)), float(zlib.crc32(repr([_digest(g) for g in grads]).encode()))], "gradients of tensors that are no parameters")
-        if any(row != every[0] for row in every):
+        if self._differ(grads):
             for grad in grads:
                 grad.copy_(rows.Division(self.job, self.job.world).mean_of(grad))
+
+    @property
+    def cannot_take_gradients(self):
+        """Many gradients at a time (is_grads_batched), of which none can be looked at."""
+        return self.used and self.division is None and torch._C._functorch.maybe_current_level() is not None
+
+    def gradients_made(self, gradients, create_graph):
+        """What autograd.grad has made: of tensors that a model used without getting them as arguments, such as parameters, that of this rank's
+        rows, times N."""
+        if not self.used or self.division is not None or self.cannot_take_gradients or self.job.audit.in_fork:
+            return gradients
+        plain = [g for g in gradients if g is not None and rows.is_plain(g)]
+        if not self._differ(plain):
+            return gradients
+        mean = rows.Mean.apply if create_graph else lambda g, division: division.mean_of(g)
+        division = rows.Division(self.job, self.job.world)
+        return tuple(mean(g, division) if any(g is other for other in plain) else g for g in gradients)
+
+    def _differ(self, grads):
+        """Whether they are not the same on all ranks."""
+        if not self.used:
+            return False
+        every = self.job.group.gather([float(len(grads)), float(zlib.crc32(repr([_digest(g) for g in grads]).encode()))], "gradients of tensors that are no parameters")
+        return any(row != every[0] for row in every)
 
     # ---- results
 

@@ -219,14 +219,18 @@ class Job(process.Process):
             self.audit.backward_ended(outputs)
 
     def gradients_taken(self, inputs, create_graph):
-        """Refuses parameters: a part of a batch gives a part of their gradient. If every rank draws whole batches, a later
-        backward() averages rightly (a step inside the loss)."""
-        if self.distributed or not store.active() or not self.splits and (self.synchronizer is None or create_graph):
+        """Refuses parameters where each rank's script has its part of a batch: it would get that part's gradient. If every rank draws whole
+        batches, a later backward() averages rightly (a step inside the loss)."""
+        whole = self.boundary.divides or not self.split_seen and (self.synchronizer is None or create_graph)
+        if self.distributed or not store.active() or whole and not self.boundary.cannot_take_gradients:
             return
         if any(isinstance(t, torch.nn.Parameter) or store.entry_of(t) is not None for t in inputs):
             raise core.Error("castor: torch.autograd.grad of parameters gives each rank the gradient of its own part of "
                              "the batch: let loss.backward() make it, which averages over the ranks, or run this script "
                              "on one rank")
+
+    def gradients_made(self, gradients, create_graph):
+        return gradients if self.distributed or not store.active() else self.boundary.gradients_made(gradients, create_graph)
 
     def step_inside_backward(self, pairs):
         if not self.distributed:

@@ -128,10 +128,14 @@ class Division:
 
     def mean_of(self, tensor):
         """The mean of a tensor that each rank has."""
-        own = tensor.detach().contiguous()
-        every = self._gathered(own.reshape(-1).view(torch.uint8), own.numel() * own.element_size())
+        own = tensor.detach().contiguous().reshape(-1)
         wide = torch.complex128 if own.is_complex() else torch.float64
-        return every.reshape(-1).view(own.dtype).view(self.world, *own.shape).to(wide).mean(0).to(own.dtype)
+        mean, length = torch.empty_like(own), GATHER_BYTES // own.element_size()
+        for at in range(0, len(own), length):
+            piece = own[at:at + length].view(torch.uint8)
+            every = self._gathered(piece, len(piece)).reshape(-1).view(own.dtype).view(self.world, -1)
+            mean[at:at + length] = every.to(wide).mean(0)
+        return mean.view(tensor.shape)
 
     def _gathered(self, data, most):
         """The bytes of each rank, a row of `most` bytes each, of which a rank may have fewer."""
@@ -197,9 +201,22 @@ class Same(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        return ctx.division.mean_of(grad), None
+        return Mean.apply(grad, ctx.division), None
+
+
+class Mean(torch.autograd.Function):
+    """From inside to outside: a gradient, of which each rank has N times its rows' contribution. So has each rank of that gradient's own, where a
+    model used what was made of it without getting it as an argument."""
+
+    @staticmethod
+    def forward(ctx, gradient, division):
+        ctx.division = division
+        return division.mean_of(gradient)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Mean.apply(grad, ctx.division), None
 
 
 class Sum(torch.autograd.Function):
