@@ -16,7 +16,7 @@ from . import stacks
 LETTERS = 600
 MESSAGE_LETTERS = 300  # of what the report shows: TRACE_EXCEPTION_MESSAGE_MAX
 _python = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def _own():
@@ -30,7 +30,7 @@ def is_script(code):
     path = os.path.abspath(code.co_filename)
     if code.co_filename.startswith(("<frozen ", stacks.UNSEEN)) or path.startswith(_own()):
         return False
-    return not path.startswith(_python) or any(folder in path for folder in _installed)
+    return not path.startswith(_python) or any(folder in path for folder in INSTALLED)
 
 
 def script_line(trace):

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .. import core, patching
 from ..common import store, traced
 from ..process import events
-from . import losses, randomness, rows, streams, trial
+from . import contents, losses, randomness, rows, streams, trial
 
 _LARGE = 1 << 20  # bytes of a tensor above which a look at some of them must do
 
@@ -31,7 +31,7 @@ class Boundary:
         self.stepping = False  # in an optimizer's step: its closure calls the model
         self._in_whole = False  # a call that might be divided is computed whole
         self.used = False  # some call was divided
-        self.told = False  # ... or a line has said that calls are computed whole
+        self.settled = False  # a trial has shown that some may be, or a line has said that calls are computed whole
         self.trials = trial.Trials()
         self.rows = 0  # of the batch that a loader gave last; 0: not known
         self.leaves = []  # plain tensors that the running backward gives gradients, and that are no arguments of divided calls
@@ -69,7 +69,7 @@ class Boundary:
             return self._call_in_fork(stock, module, args, kwargs)
         self.used = True
         self._divisions.add(division)
-        held = trial.Versions(module)
+        held = contents.Versions(module)
         given = [(t, t._version) for t, _ in rows.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         result = self._rows_of(stock, module, division, own_args, own_kwargs)
         try:
@@ -93,7 +93,7 @@ class Boundary:
             self._in_whole = False
 
     def _say_whole(self, module, why, level=2):
-        self.told = self.told or level < 3
+        self.settled = self.settled or level < 3
         self.job.say(f"calls of a model are computed whole on every rank, which is right, and no faster than on one rank ({type(module).__name__}: {why})", level)
 
     def _rows_of(self, stock, module, division, args, kwargs):
@@ -103,7 +103,7 @@ class Boundary:
 
     def _tried(self, stock, module, args, kwargs, form, division, own_args, own_kwargs):
         """Computes a call by rows, undoes that, and computes it whole: what it returns. Do they have the same results?"""
-        before = trial.Snapshot(module)
+        before = contents.Snapshot(module)
         given = [(t, t._version, t.detach().clone()) for t, _ in rows.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         made, changes, why = None, {}, ""
         try:
@@ -129,9 +129,10 @@ class Boundary:
                 why = why or "it changes its arguments"
         result = self._computed_whole(stock, module, args, kwargs)
         made = trial.added(made, result, division.totals, form.sums)
-        why = why or trial.difference(made, result) or trial.difference(changes, before.changed())
+        why = why or trial.difference(made, result) or trial.difference(changes, before.changed(), "changes what it holds in another way")
         if self._all_well(why):
             form.left -= 1
+            self.settled = True
         else:
             form.whole = True
             self._say_whole(module, why or "by rows it has other results on another rank")
@@ -315,7 +316,7 @@ class Boundary:
 
     def _compare(self, held, result, found):
         """Raises Apart for what differs between the ranks and is neither rows nor a loss."""
-        items = [(f"changes {path} by the rows that it gets", _digest(t)) for path, t in held.changed().items()]
+        items = [(f"changes {path} by the rows that it gets", _digest(what)) for path, what in held.changed().items()]
         forms = []
         for leaf, path, how in found:
             shape = list(leaf.shape)
@@ -326,12 +327,12 @@ class Boundary:
                 items.append((f"returns numbers{path and f' (result{path})'} of shape {tuple(leaf.shape)} that are made of the rows that it gets", _digest(leaf)))
         for leaf, path in rows.leaves(result):
             if isinstance(leaf, (bool, numbers.Number)):
-                items.append((f"returns a number{path and f' (result{path})'} that is made of the rows that it gets", float(zlib.crc32(repr(leaf).encode()))))
+                items.append((f"returns a number{path and f' (result{path})'} that is made of the rows that it gets", _digest(leaf)))
         form = float(zlib.crc32(repr((forms, [text for text, _ in items])).encode()))
         every = self.job.group.gather([form, float(zlib.crc32(repr([digest for _, digest in items]).encode()))], "what a model returns")
         if all(row == every[0] for row in every):
             return
-        what = "returns results of other kinds on each rank"
+        what = "returns results, or changes what it holds, in another way on each rank"
         if all(row[0] == every[0][0] for row in every):
             every = self.job.group.gather([digest for _, digest in items], "what a model returns")
             what = next(text for number, (text, _) in enumerate(items) if any(row[number] != every[0][number] for row in every))
@@ -387,8 +388,6 @@ def _why_whole(module):
         for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks):
             if any(_is_scripts(hook) for hook in hooks.values()):
                 return f"a hook of the script looks into {name or 'it'}"
-        if trial.writes_outside(type(m)):
-            return f"{type(m).__name__}.forward changes variables outside of the model, which a trial would change twice"
     for name, p in module.named_parameters():
         of_script = [hook for hook in (p._post_accumulate_grad_hooks or {}).values() if _is_scripts(hook)]
         if p._backward_hooks or of_script:
@@ -402,6 +401,9 @@ def _is_scripts(hook):
 
 
 def _digest(tensor):
+    """Of a tensor, a number or a word."""
+    if not isinstance(tensor, torch.Tensor):
+        return float(zlib.crc32(repr(tensor).encode()))
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.numel() * flat.element_size() > _LARGE:
         wide = flat.double() if flat.is_floating_point() else flat

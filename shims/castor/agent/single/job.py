@@ -288,7 +288,7 @@ class Job(process.Process):
         elif self.mode == "loader":
             self.say(f"the script draws its batches by hand: each of the {self.world} ranks computes the whole batch, so steps are no faster than "
                      "on one rank; memory is shared. Leave CASTOR_BATCH=loader out, and the ranks share them")
-        elif not self.boundary.told:
+        elif not self.boundary.settled:
             self.say(f"no call of a model has a batch that the {self.world} ranks can share: each of them computes all of it, which is right, and "
                      "no faster than on one rank; memory is shared")
 
