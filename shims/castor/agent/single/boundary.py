@@ -60,22 +60,27 @@ class Boundary:
             why = _why_whole(module)
             if why:
                 raise rows.Apart(why)
-            division, own_args, own_kwargs = self._divide(module, args, kwargs)
+            division, own_args, own_kwargs = self._divide(module, args, kwargs, form)
         except rows.Apart as error:
             return self._whole(stock, module, args, kwargs, error)
-        if form.left:
+        if form.due:
             return self._tried(stock, module, args, kwargs, form, division, own_args, own_kwargs)
         if audit.boundary_reached():
             return self._call_in_fork(stock, module, args, kwargs)
         self.used = True
         self._divisions.add(division)
-        held = contents.Versions(module)
-        given = [(t, t._version) for t, _ in rows.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        result = self._rows_of(stock, module, division, own_args, own_kwargs)
+        held, given = contents.Versions(module), contents.Given((args, kwargs), (own_args, own_kwargs))
+        result, raised = None, None
         try:
-            if any(t._version != version for t, version in given):
-                raise rows.Apart("changes its arguments, of which each rank has some rows")
-            return self._join(division, held, result, form.sums)
+            result = self._rows_of(stock, module, division, own_args, own_kwargs)
+        except core.GroupError:
+            raise
+        except Exception as error:  # on all ranks, or the others must not wait for this one
+            raised = error
+        try:
+            if raised is None and given.changed():
+                raised = rows.Apart("changes its arguments, of which each rank has some rows")
+            return self._join(division, held, result, form, raised)
         except rows.Apart as error:
             raise core.GroupError(f"castor: the model cannot be computed by rows: {type(module).__name__} {error}, and in one process it would get the "
                                   "whole batch. Run this script on one rank, or let the model do that outside of its forward") from None
@@ -103,8 +108,7 @@ class Boundary:
 
     def _tried(self, stock, module, args, kwargs, form, division, own_args, own_kwargs):
         """Computes a call by rows, undoes that, and computes it whole: what it returns. Do they have the same results?"""
-        before = contents.Snapshot(module)
-        given = [(t, t._version, t.detach().clone()) for t, _ in rows.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        before, given = contents.Snapshot(module), contents.Given((args, kwargs), (own_args, own_kwargs), keeps=True)
         made, changes, why = None, {}, ""
         try:
             with trial.unheard():
@@ -113,29 +117,30 @@ class Boundary:
             raise
         except Exception as error:  # of the script's code, which gets another number of rows than it expects
             why = f"by rows it raises {type(error).__name__}: {error}"
+        if given.changed():
+            why = why or "it changes its arguments"
         if self._all_well(why):
             try:
-                made = self._join(division, before, made, form.sums)
+                made = self._join(division, before, made, form)
                 made, changes = rows.mapped(made, lambda leaf, path: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf), before.changed()
             except (rows.Apart, core.Error) as error:  # (a loss that has no right weights)
                 why = f"it {error}"
+        given.put_back()
         lost = before.put_back()
         if lost:
             raise core.GroupError(f"castor: {type(module).__name__} changes {lost[0]} in its forward, which is too large to be kept for a trial: run this "
                                   "script on one rank, or set CASTOR_AUDIT=0")
-        for t, version, clone in given:
-            if t._version != version:
-                t.data.copy_(clone)
-                why = why or "it changes its arguments"
         result = self._computed_whole(stock, module, args, kwargs)
         made = trial.added(made, result, division.totals, form.sums)
         why = why or trial.difference(made, result) or trial.difference(changes, before.changed(), "changes what it holds in another way")
-        if self._all_well(why):
+        if not self._all_well(why):
+            form.whole = True
+            if form.left <= 0:
+                why = f"{why or 'by rows it has other results on another rank'}. That began after its first calls: since half as many calls as there were, results may differ"
+            self._say_whole(module, why or "by rows it has other results on another rank", 2 if form.left > 0 else 1)
+        elif form.left > 0:
             form.left -= 1
             self.settled = True
-        else:
-            form.whole = True
-            self._say_whole(module, why or "by rows it has other results on another rank")
         return result
 
     def _all_well(self, why):
@@ -186,7 +191,7 @@ class Boundary:
         job = self.job
         return not (job.synchronizer is None or not torch.is_grad_enabled() or events.depth() or not store.active()
                     or job.distributed or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or torch.jit.is_tracing() or torch._C._functorch.maybe_current_level() is not None
-                    or threading.current_thread() is not threading.main_thread())
+                    or torch.autograd.forward_ad._current_level >= 0 or threading.current_thread() is not threading.main_thread())
 
     def _holds_registered(self, module):
         count = len(self.job.synchronizer.entries)
@@ -199,31 +204,36 @@ class Boundary:
 
     # ---- arguments
 
-    def _divide(self, module, args, kwargs):
-        """(the division, this rank's args, and kwargs)"""
+    def _divide(self, module, args, kwargs, form):
+        """(the division, this rank's args, and kwargs). The first call of a form tells which arguments have rows."""
         found = [(leaf, path) for leaf, path in rows.leaves((args, kwargs), _is_column) if not _is_of_model(leaf)]
         for leaf, path in found:
             if rows.is_opaque(leaf):
                 raise rows.Apart(f"an argument is a {type(leaf).__name__}, which may hold tensors")
             if isinstance(leaf, torch.Tensor) and not rows.is_plain(leaf):
                 raise rows.Apart("an argument is no plain tensor of the CPU")
-        tensors = [leaf for leaf, _ in found if isinstance(leaf, torch.Tensor) and leaf.dim()]
-        count, dimensions = _batch_of(tensors, self._dimensions(module))
+        tensors = [(leaf, path) for leaf, path in found if isinstance(leaf, torch.Tensor) and leaf.dim()]
+        if form.arguments is None:
+            count, dimensions = _batch_of([leaf for leaf, _ in tensors], self._dimensions(module))
+            form.arguments = {path: d for (_, path), d in zip(tensors, dimensions)}
+            form.arguments |= {path: 0 if streams.is_column(leaf, count) else None for leaf, path in found if not isinstance(leaf, torch.Tensor)}
+        lengths = {leaf.shape[form.arguments[path]] for leaf, path in tensors if form.arguments[path] is not None}
+        lengths |= {len(leaf) for leaf, path in found if not isinstance(leaf, torch.Tensor) and form.arguments.get(path) is not None}
+        if len(lengths) != 1:
+            raise rows.Apart("its arguments have different numbers of rows")
+        count, = lengths
         if count < self.job.world:
             raise rows.Apart("a batch has fewer rows than there are ranks", 3)
         division = rows.Division(self.job, count)
-        dimensions = {id(t): d for t, d in zip(tensors, dimensions)}
 
         def part_of(leaf, path):
+            dimension = form.arguments.get(path)
             if isinstance(leaf, torch.Tensor) and not _is_of_model(leaf):
-                dimension = dimensions.get(id(leaf))
                 if dimension is not None:
                     self._note_leaf(leaf)
                     return division.rows(leaf, dimension)
                 return rows.Same.apply(leaf, division) if leaf.requires_grad else leaf
-            if not isinstance(leaf, torch.Tensor) and streams.is_column(leaf, count):
-                return leaf[division.first:division.last]
-            return leaf
+            return leaf if dimension is None else leaf[division.first:division.last]
 
         return (division, *rows.mapped((args, kwargs), part_of, "", _is_column))
 
@@ -248,7 +258,7 @@ class Boundary:
         """A tensor of the script's that a model used without getting it as an argument has the gradient of this rank's rows, times N."""
         leaves, self.leaves = self.leaves, []
         grads = [p.grad for p in leaves if p.grad is not None and rows.is_plain(p.grad)]
-        if self._differ(grads):
+        if self.used and self.differ(grads):
             for grad in grads:
                 grad.copy_(rows.Division(self.job, self.job.world).mean_of(grad))
 
@@ -260,35 +270,37 @@ class Boundary:
     def gradients_made(self, gradients, create_graph):
         """What autograd.grad has made: of tensors that a model used without getting them as arguments, such as parameters, that of this rank's
         rows, times N."""
-        if not self.used or self.division is not None or self.cannot_take_gradients or self.job.audit.in_fork:
+        if not self.divides or self.job.synchronizer is None or self.division is not None or self.cannot_take_gradients or self.job.audit.in_fork:
             return gradients
         plain = [g for g in gradients if g is not None and rows.is_plain(g)]
-        if not self._differ(plain):
+        if not plain or not self.differ(plain):
             return gradients
         mean = rows.Mean.apply if create_graph else lambda g, division: division.mean_of(g)
         division = rows.Division(self.job, self.job.world)
-        return tuple(mean(g, division) if any(g is other for other in plain) else g for g in gradients)
+        means = tuple(mean(g, division) if any(g is other for other in plain) else g for g in gradients)
+        if not self.used and any(g is not None and not trial.close(g.detach(), m.detach()) for g, m in zip(gradients, means)):
+            self.job.refuse_drawn_apart()
+        return means
 
-    def _differ(self, grads):
+    def differ(self, grads):
         """Whether they are not the same on all ranks."""
-        if not self.used:
-            return False
         every = self.job.group.gather([float(len(grads)), float(zlib.crc32(repr([_digest(g) for g in grads]).encode()))], "gradients of tensors that are no parameters")
         return any(row != every[0] for row in every)
 
     # ---- results
 
-    def _join(self, division, held, result, sums):
-        """`sums`: the paths of losses of which each rank has its summand."""
+    def _join(self, division, held, result, form, raised=None):
+        """The whole results. `raised`: an exception instead of them."""
         found, joined = {}, {}
 
         def place(leaf, path):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in found:
-                found[id(leaf)] = (leaf, path, _place_of(leaf, division))
+                found[id(leaf)] = (leaf, path, form.results.setdefault(path, _place_of(leaf, division)))
             return leaf
 
-        rows.mapped(result, place)
-        self._compare(held, result, found.values())
+        if raised is None:
+            rows.mapped(result, place)
+        self._compare(held, result, found.values(), division, form, raised)
 
         def whole_of(leaf, path):
             if not isinstance(leaf, torch.Tensor):
@@ -297,7 +309,7 @@ class Boundary:
                 how = found[id(leaf)][2]
                 if how == LOSS:
                     path = found[id(leaf)][1]
-                    joined[id(leaf)] = rows.Sum.apply(leaf, 1.0 if path in sums else self._share_of(leaf, division), division, path)
+                    joined[id(leaf)] = rows.Sum.apply(leaf, 1.0 if path in form.sums else self._share_of(leaf, division), division, path)
                 else:
                     joined[id(leaf)] = leaf if how is None else division.whole(leaf, *how)
             return joined[id(leaf)]
@@ -314,31 +326,48 @@ class Boundary:
             raise rows.Apart("returns a loss that compares the samples of a batch with each other")
         return losses.shares([weight for _, weight, *_ in every], [row for _, _, *row in every])[division.rank]
 
-    def _compare(self, held, result, found):
-        """Raises Apart for what differs between the ranks and is neither rows nor a loss."""
+    def _compare(self, held, result, found, division, form, raised):
+        """Raises Apart for what differs between the ranks and is neither rows nor a loss, on all ranks."""
+        gather = functools.partial(self.job.group.gather, what="what a model returns")
+        if raised is not None:
+            every = gather([RAISED, 0.0])
+            if all(row[0] == RAISED for row in every):
+                raise raised
+            raise rows.Apart(f"raises {type(raised).__name__} on some of the ranks only ({raised})") from raised
         items = [(f"changes {path} by the rows that it gets", _digest(what)) for path, what in held.changed().items()]
-        forms = []
+        forms, apart = [], ""
         for leaf, path, how in found:
             shape = list(leaf.shape)
             if how is not None and how != LOSS:
-                shape[how[0]] = -1
+                dimension, each = how
+                if leaf.dim() <= dimension or leaf.shape[dimension] != division.size * each:
+                    apart = apart or f"returns {shape[0] if shape else 1} rows{path and f' (result{path})'}, where it returned as many as it got"
+                else:
+                    shape[dimension] = -1
             forms.append((path, shape, str(leaf.dtype), how))
             if how is None and not _is_of_model(leaf):
                 items.append((f"returns numbers{path and f' (result{path})'} of shape {tuple(leaf.shape)} that are made of the rows that it gets", _digest(leaf)))
         for leaf, path in rows.leaves(result):
-            if isinstance(leaf, (bool, numbers.Number)):
+            if isinstance(leaf, (bool, numbers.Number, str)):
                 items.append((f"returns a number{path and f' (result{path})'} that is made of the rows that it gets", _digest(leaf)))
-        form = float(zlib.crc32(repr((forms, [text for text, _ in items])).encode()))
-        every = self.job.group.gather([form, float(zlib.crc32(repr([digest for _, digest in items]).encode()))], "what a model returns")
-        if all(row == every[0] for row in every):
+            elif not isinstance(leaf, torch.Tensor) and rows.may_hold(leaf):
+                apart = apart or f"returns a {type(leaf).__name__}, whose rows cannot be joined"
+            if _is_count(leaf) and form.counts.setdefault(path, leaf.item() if isinstance(leaf, torch.Tensor) else leaf) != leaf:
+                apart = apart or f"returns a whole number{path and f' (result{path})'} that changes, and may count rows"
+        form_of_all = float(zlib.crc32(repr((forms, [text for text, _ in items], apart)).encode()))
+        every = gather([form_of_all, float(zlib.crc32(repr([digest for _, digest in items]).encode()))])
+        if all(row == every[0] for row in every) and not apart:
             return
-        what = "returns results, or changes what it holds, in another way on each rank"
-        if all(row[0] == every[0][0] for row in every):
-            every = self.job.group.gather([digest for _, digest in items], "what a model returns")
+        what = apart or "returns results, or changes what it holds, in another way on each rank"
+        if any(row[0] == RAISED for row in every):
+            what = "raises an exception on some of the ranks only"
+        elif all(row[0] == every[0][0] for row in every) and not apart:
+            every = gather([digest for _, digest in items])
             what = next(text for number, (text, _) in enumerate(items) if any(row[number] != every[0][number] for row in every))
         raise rows.Apart(what)
 
 
+RAISED = -1.0  # instead of a digest
 LOSS = "loss"
 
 
@@ -354,6 +383,13 @@ def _place_of(leaf, division):
         return 1, 1
     each, rest = divmod(leaf.shape[0], division.size)
     return (0, each) if each and not rest and division.size > 1 else None
+
+
+def _is_count(leaf):
+    """A whole number, which may be equal on all ranks by chance."""
+    if isinstance(leaf, torch.Tensor):
+        return not leaf.dim() and not leaf.is_floating_point() and not leaf.is_complex() and not _is_of_model(leaf)
+    return isinstance(leaf, int)
 
 
 def _is_of_model(leaf):
@@ -382,9 +418,16 @@ def _batch_of(tensors, place):
     return count, dimensions
 
 
+_OF_ALL_MODULES = [value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_") and name.endswith("_hooks")]
+
+
 def _why_whole(module):
     """Why a module's calls are not divided; empty: they may be."""
+    if any(_is_scripts(hook) for hooks in _OF_ALL_MODULES for hook in hooks.values()):
+        return "a hook of the script looks into all modules"
     for name, m in module.named_modules():
+        if not type(m).__module__.startswith("torch.") and any(hasattr(type(value), "__next__") for value in vars(m).values()):
+            return f"{name or 'it'} holds an iterator, which a trial would use up"
         for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks):
             if any(_is_scripts(hook) for hook in hooks.values()):
                 return f"a hook of the script looks into {name or 'it'}"

@@ -1,9 +1,10 @@
 """What a call of a model may change: what its modules hold, the plain objects and containers that they refer to, and the variables of the
 script that their forward functions can reach."""
 import argparse
-import collections
+import collections.abc
 import contextlib
 import os
+import random
 import sys
 import threading
 import types
@@ -234,6 +235,7 @@ class Snapshot:
     def __init__(self, module):
         self.states, self.namespaces = streams.states(), _namespaces_of(module, reaches=True)
         self.before = [(item, type(item), variables, dict(variables)) for _, item, variables in self.namespaces]
+        self.generators = [(g, _state_of(g)) for g in _generators_of(self.namespaces)]
         self.containers, self.tensors, self.numbers = [], {}, {}
         buffers = {id(b) for b in module.buffers()}
         kept = small = 0
@@ -267,6 +269,8 @@ class Snapshot:
     def put_back(self):
         """Undoes all changes. Returns the paths of tensors that were too large to be kept."""
         streams.restore(self.states)
+        for generator, state in self.generators:
+            _set_state(generator, state)
         for container, before in self.containers:
             _refill(container, before)
         for item, kind, variables, before in self.before:
@@ -290,6 +294,70 @@ class Snapshot:
 def _is_watched(name, value):
     """Whether a variable is one that a call may not change unseen: no function or module, which compilers put among the script's variables."""
     return not name.startswith("__") and (isinstance(value, (*_LEAVES, *_WALKED, type(None))) or _is_object(value))
+
+
+def _generators_of(namespaces):
+    """Generators of random numbers that the script has made."""
+    numpy = sys.modules.get("numpy.random")
+    kinds = (random.Random, torch.Generator) + ((numpy.Generator, numpy.RandomState) if numpy else ())
+    found = {}
+    for _, _, variables in namespaces:
+        for value in list(variables.values()):
+            for item in (value, *_some(dict.values(value) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ())):
+                if isinstance(item, kinds):
+                    found[id(item)] = item
+    return found.values()
+
+
+def _state_of(generator):
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state()
+
+
+def _set_state(generator, state):
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+class Given:
+    """The arguments of a call, and what was made of them for this rank. `keeps`: they can be put back."""
+
+    def __init__(self, whole, own, keeps=False):
+        self.tensors = [(t, _version(t), t.detach().clone() if keeps else None) for t, _ in rows.leaves(whole) if isinstance(t, torch.Tensor)]
+        self.containers = {}
+        for value in (whole, own):
+            self._note(value)
+
+    def _note(self, value):
+        if isinstance(value, (*_CONTAINERS, collections.abc.MutableMapping)) and id(value) not in self.containers:
+            self.containers[id(value)] = value, dict(value.items()) if isinstance(value, collections.abc.Mapping) else list(value)
+        if isinstance(value, (tuple, *_CONTAINERS, collections.abc.MutableMapping)):
+            for item in value.values() if isinstance(value, collections.abc.Mapping) else value:
+                self._note(item)
+
+    def changed(self):
+        return any(_version(t) != version for t, version, _ in self.tensors) or any(not _is_same(*both) for both in self.containers.values())
+
+    def put_back(self):
+        for t, version, before in self.tensors:
+            if _version(t) != version:
+                t.data.copy_(before)
+        for container, before in self.containers.values():
+            if not _is_same(container, before):
+                _refill(container, before)
+
+
+def _is_same(container, before):
+    if len(container) != len(before):
+        return False
+    if isinstance(before, dict):
+        return all(key in container and container[key] is value for key, value in before.items())
+    return all(one is other for one, other in zip(container, before))
 
 
 def _refill(container, before, is_watched=None):

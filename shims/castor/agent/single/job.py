@@ -34,7 +34,7 @@ class Job(process.Process):
         self.source = lambda: None  # weak reference to the iterator that delivered the last batch, if it splits batches
         self.loader = lambda: None  # weak reference to the DataLoader, whether it splits batches or not
         self.trained = weakref.WeakSet()  # DataLoaders on whose batches backward() was called
-        self.backwards = 0
+        self.backwards = self.steps = 0
         self.of_batch = {}  # tensors that a step made to require gradients, by their identity
         self.counts = set()  # sizes of the whole batches that were delivered since the last backward
         self.loss = core.options.loss
@@ -144,6 +144,8 @@ class Job(process.Process):
             return self.audit.backward_begun()
         if self.distributed or not store.active():
             return
+        if self.boundary.division is not None:
+            raise core.Error("castor: a backward pass begins inside of a model's forward, which computes some rows of the batch")
         self.adopt_waiting()
         self.audited = False
         self.backwards += 1
@@ -280,7 +282,10 @@ class Job(process.Process):
                              "differ between the ranks: let loss.backward() make them, or run on one rank")
 
     def step_ended(self):
-        if self.distributed or self.splits or "hand-drawn" in self.said or self.boundary.divides and self.backwards <= core.options.audit:
+        if self.distributed or self.splits or "hand-drawn" in self.said:
+            return
+        self.steps += 1
+        if self.boundary.divides and self.steps <= core.options.audit:
             return
         self.said.add("hand-drawn")
         if self.mode == "scale":
@@ -292,13 +297,17 @@ class Job(process.Process):
             self.say(f"no call of a model has a batch that the {self.world} ranks can share: each of them computes all of it, which is right, and "
                      "no faster than on one rank; memory is shared")
 
+    @staticmethod
+    def refuse_drawn_apart():
+        raise core.GroupError("castor: the ranks drew different batches by hand, where each must compute the same: seed torch, numpy "
+                              "and random before you draw, or let each rank draw its own (CASTOR_BATCH=scale)")
+
     def _check_drawn_by_hand(self, every):
         """`every`: rows of the ranks, whose third number is the loss of a batch that was not split."""
         spread = max(row[2] for row in every) - min(row[2] for row in every)
         alike = not spread > ROUNDING * max(abs(row[2]) for row in every)
         if self.mode != "scale" and not alike:
-            raise core.GroupError("castor: the ranks drew different batches by hand, where each must compute the same: seed torch, numpy "
-                                  "and random before you draw, or let each rank draw its own (CASTOR_BATCH=scale)")
+            self.refuse_drawn_apart()
         if self.mode == "scale" and "hand-drawn" in self.said and alike:
             self.say("CASTOR_BATCH=scale, but the script draws nothing at random: every rank computes the same batches", 1)
         elif self.mode == "scale" and "hand-drawn" in self.said:

@@ -13,6 +13,7 @@ from ctypes import byref, c_uint64
 import torch
 
 from .. import core
+from ..common import graph
 from . import draws, randomness
 
 GATHER_BYTES = 16 << 20  # of each rank, at most, in one core.gather()
@@ -74,6 +75,11 @@ def is_opaque(leaf):
     return any(isinstance(item, torch.Tensor) for item in getattr(leaf, "__dict__", {}).values())
 
 
+def may_hold(leaf):
+    """Whether a result may hold what a rank has made of its rows: all but words, numbers, functions and the like."""
+    return not isinstance(leaf, (*_OPAQUE_NOT, torch.Size)) and not callable(leaf)
+
+
 def part_of(count, rank, world):
     """A rank's range of `count` samples, and its weight."""
     first, last = c_uint64(), c_uint64()
@@ -114,17 +120,18 @@ class Division:
         return tensor.narrow(dimension, self.first * each, self.size * each)
 
     def whole_of(self, part, dimension, each):
-        rows = part.detach().movedim(dimension, 0).contiguous()
-        bytes_of_row = rows[0].numel() * rows.element_size() * each
-        every = self._gathered(rows.reshape(-1).view(torch.uint8), bytes_of_row * self.largest)
+        own = part.detach().movedim(dimension, 0).contiguous()
+        bytes_of_row = own[0].numel() * own.element_size() * each
+        whole = own.new_empty(self.count * each, *own.shape[1:])
         if self.even:
-            flat = every.reshape(-1)
+            self._gathered(own.reshape(-1).view(torch.uint8), bytes_of_row * self.largest, whole.view(-1).view(torch.uint8).view(self.world, -1))
         else:
-            flat = torch.cat([own[:(last - first) * bytes_of_row] for own, (first, last) in zip(every, self.bounds)])
-        whole = flat.view(rows.dtype).view(self.count * each, *rows.shape[1:]).movedim(0, dimension)
-        if part.is_contiguous():
-            return whole if dimension == 0 else whole.contiguous()
-        return draws.whole_like(part, dimension, self.count * each).copy_(whole)
+            every = self._gathered(own.reshape(-1).view(torch.uint8), bytes_of_row * self.largest)
+            torch.cat([own[:(last - first) * bytes_of_row] for own, (first, last) in zip(every, self.bounds)], out=whole.view(-1).view(torch.uint8))
+        if dimension == 0 and part.is_contiguous():
+            return whole
+        like = draws.whole_like(part, dimension, self.count * each)  # not a view, which a script might not change
+        return like.copy_(whole.movedim(0, dimension))
 
     def mean_of(self, tensor):
         """The mean of a tensor that each rank has."""
@@ -137,9 +144,11 @@ class Division:
             mean[at:at + length] = every.to(wide).mean(0)
         return mean.view(tensor.shape)
 
-    def _gathered(self, data, most):
+    def _gathered(self, data, most, out=None):
         """The bytes of each rank, a row of `most` bytes each, of which a rank may have fewer."""
-        out = torch.empty(self.world, most, dtype=torch.uint8)
+        if torch._C._functorch.maybe_current_level() is not None:
+            raise core.GroupError("castor: the ranks cannot exchange rows of many gradients at a time: leave out vectorize=True, or is_grads_batched=True")
+        out = torch.empty(self.world, most, dtype=torch.uint8) if out is None else out
         for at in range(0, most, GATHER_BYTES):
             length = min(GATHER_BYTES, most - at)
             own = data[at:at + length]
@@ -179,7 +188,8 @@ class _Rows(torch.autograd.Function):
 
 
 class _Whole(torch.autograd.Function):
-    """From inside to outside: the rows of all ranks."""
+    """From inside to outside: the rows of all ranks. Where a later call used what was made of them without getting it as an argument, each rank has
+    a gradient of its own."""
 
     @staticmethod
     def forward(ctx, part, division, dimension, each):
@@ -188,8 +198,11 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.division.went_back = True
-        return ctx.division.rows(grad, *ctx.place) * ctx.division.world, None, None, None
+        division = ctx.division
+        division.went_back = True
+        if division.job.boundary.differ([grad]):
+            grad = Mean.apply(grad, division)
+        return division.rows(grad, *ctx.place) * division.world, None, None, None
 
 
 class Same(torch.autograd.Function):
@@ -219,6 +232,10 @@ class Mean(torch.autograd.Function):
         return Mean.apply(grad, ctx.division), None
 
 
+def _finite(gradients, _):
+    return tuple(g if g is None else torch.nan_to_num(g, 0.0, 0.0, 0.0) for g in gradients)
+
+
 class Sum(torch.autograd.Function):
     """From inside to outside: a loss, of which each rank has its share."""
 
@@ -228,6 +245,9 @@ class Sum(torch.autograd.Function):
         own = share * loss.item() if share else 0.0
         every = division.job.group.gather([own, loss.item()], "a loss that the model returns")
         division.totals[path] = sum(total for _, total in every)
+        if not share and loss.grad_fn is not None:  # a mean over nothing: no number times that is one
+            for node in graph.nodes([loss]):
+                node.register_hook(_finite)
         return loss.new_full(loss.shape, sum(part for part, _ in every))
 
     @staticmethod

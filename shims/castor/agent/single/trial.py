@@ -12,7 +12,9 @@ import torch
 from .. import core
 from . import rows
 
-SINGLE, HALF, LOSS = 1e-4, 2e-2, 2e-4  # differences, relative to the largest element
+SINGLE, HALF, LOSS = 5e-5, 2e-2, 2e-5  # differences, relative to the largest element
+DOUBLE = 1e-10
+VALUES = 4  # of one argument or attribute that make calls of other kinds; what has more is a counter
 
 
 class Form:
@@ -20,20 +22,54 @@ class Form:
 
     def __init__(self):
         self.left = core.options.audit  # calls that are still to be tried
+        self.calls = 0
         self.whole = False  # such calls must be computed whole
         self.sums = set()  # paths of losses in the result that are sums over rows, or divided by what the whole batch has
+        self.arguments = None  # {path: the dimension of rows, or None}; later lengths may be the batch's by chance
+        self.results = {}  # {path: where its rows are}
+        self.counts = {}  # {path: value} of whole numbers in the result
+
+    @property
+    def due(self):
+        """The call that begins is to be tried: one of the first, and after that ever fewer, for what a script begins to do late."""
+        self.calls += 1
+        return self.left > 0 or core.options.audit > 0 and self.calls >= 8 and not self.calls & self.calls - 1
 
 
 class Trials:
-    """The kinds of calls of each module. A kind is what the arguments are, but for their lengths."""
+    """The kinds of calls of each module: what the arguments are, but for their lengths, and which words, switches and numbers there are."""
 
     def __init__(self):
-        self._of = weakref.WeakKeyDictionary()  # module: {kind: Form}
+        self._of = weakref.WeakKeyDictionary()  # module: ({kind: Form}, {path: its values})
 
     def of(self, module, arguments):
-        kind = repr([(path, leaf.dim(), leaf.dtype, leaf.requires_grad) if isinstance(leaf, torch.Tensor) else (path, type(leaf).__name__)
-                     for leaf, path in rows.leaves(arguments)]) + str(module.training)
-        return self._of.setdefault(module, {}).setdefault(kind, Form())
+        forms, values = self._of.setdefault(module, ({}, {}))
+        kind, plain = [], []
+        for leaf, path in rows.leaves(arguments):
+            if isinstance(leaf, torch.Tensor):
+                kind.append((path, leaf.dim(), leaf.dtype, leaf.requires_grad, *(length == 1 for length in leaf.shape[:2])))
+            else:
+                kind.append((path, type(leaf).__name__))
+                plain.append((path, leaf))
+        for path, value in (*plain, *_settings(module)):
+            if isinstance(value, (bool, int, str)):
+                known = values.setdefault(path, set())
+                if len(known) <= VALUES:
+                    known.add(value)
+                if len(known) <= VALUES:
+                    kind.append((path, value))
+        return forms.setdefault(repr(kind), Form())
+
+
+def _settings(module):
+    """(path, value) of the attributes of the script's modules: stages and modes, and PyTorch's own of each module."""
+    for name, m in module.named_modules():
+        if not type(m).__module__.startswith("torch."):
+            for key, value in vars(m).items():
+                if type(value) in (bool, int, str):
+                    yield f"{name}.{key}", value
+        elif not m.training:
+            yield f"{name}.training", False
 
 
 @contextlib.contextmanager
@@ -50,10 +86,10 @@ def added(made, whole, totals, sums):
 
     def total_of(leaf, path):
         loss = of_whole.get(path)
-        if path not in totals or not isinstance(loss, torch.Tensor) or loss.shape != leaf.shape or _close(leaf, loss.detach()):
+        if path not in totals or not isinstance(loss, torch.Tensor) or loss.shape != leaf.shape or close(leaf, loss.detach()):
             return leaf
         total = leaf.new_full(leaf.shape, totals[path])
-        if not _close(total, loss.detach()):
+        if not close(total, loss.detach()):
             return leaf
         sums.add(path)
         return total
@@ -69,19 +105,19 @@ def difference(one, other, what="has another result"):
         return f"by rows it {what} ({next((path for path in paths + other_paths if (path in paths) != (path in other_paths)), 'in another order')})"
     for (a, path), (b, _) in zip(ones, others):
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-            if a.shape != b.shape or a.dtype != b.dtype or not _close(a.detach(), b.detach()):
+            if a.shape != b.shape or a.dtype != b.dtype or not close(a.detach(), b.detach()):
                 return f"by rows it {what}{path and f' ({path})'}"
-        elif isinstance(a, (bool, int, float, complex, str)) and a != b and not (isinstance(a, float) and abs(a - b) <= LOSS * abs(b)):
+        elif isinstance(a, (bool, int, float, complex, str, torch.Size)) and a != b and not (isinstance(a, float) and abs(a - b) <= LOSS * abs(b)):
             return f"by rows it {what}{path and f' ({path})'}"
     return ""
 
 
-def _close(a, b):
+def close(a, b):
     if not a.numel():
         return True
     if not (a.is_floating_point() or a.is_complex()):
         return bool((a == b).all())
-    allowed = HALF if a.dtype in (torch.float16, torch.bfloat16) else SINGLE if a.dim() else LOSS
+    allowed = DOUBLE if a.dtype in (torch.float64, torch.complex128) else HALF if a.dtype in (torch.float16, torch.bfloat16) else SINGLE if a.dim() else LOSS
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(wide), b.to(wide)
     finite = torch.isfinite(b.abs())
