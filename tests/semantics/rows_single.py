@@ -200,7 +200,7 @@ TABLE = {
     },
     "taken.py": {case: sgd for case in cases_in("taken.py") if case},
     "without_optimizer.py": {
-        name: like(sgd, reason="no optimizer has the parameters", says="no call of a model")
+        name: sgd
         for name in "data_added_to under_no_grad class_of_its_own tensors_alone gradient_of_the_input".split()
     }
     | {"some_in_an_optimizer": adaptive},

@@ -5,11 +5,11 @@ mean and the squared deviations of its part, which are combined in rank order. R
 and those of one process. A part of weight zero (a batch smaller than the number of ranks) counts for nothing. An instance norm's
 statistics are each sample's own; only its running ones are means over the samples."""
 import torch
-from torch.autograd.function import once_differentiable
 
 from .. import core, patching
 from ..common import store
 from ..process import compiler
+from . import rows
 
 OF_SAMPLES = "castor_of_samples"  # in a node's metadata: each sample has statistics of its own
 HALF = (torch.float16, torch.bfloat16)
@@ -59,14 +59,15 @@ class _Normalize(torch.autograd.Function):
     def forward(ctx, x, weight, bias, job, statistics, eps):
         mean = statistics.mean.to(x.dtype)
         variance = (statistics.squares / statistics.count).to(x.dtype)
-        ctx.job, ctx.count, ctx.alone = job, statistics.count, statistics.alone
+        ctx.job, ctx.count, ctx.alone, ctx.eps = job, statistics.count, statistics.alone, eps
         ctx.counts = job.weight != 0  # this rank's samples are among those of the statistics
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps))
         return torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            return _with_graph(ctx, grad)
         x, weight, mean, scale = ctx.saved_tensors
         if not ctx.job.share:
             grad = grad.nan_to_num(0.0, 0.0, 0.0)  # this part's loss is 0 / 0, and counts for nothing
@@ -85,6 +86,24 @@ class _Normalize(torch.autograd.Function):
             ) * _along(factor, x)
         of_weight = sums[1] * scale if ctx.needs_input_grad[1] else None
         return of_x, of_weight, sums[0] if ctx.needs_input_grad[2] else None, None, None, None
+
+
+def _with_graph(ctx, grad):
+    """The gradients, which get gradients themselves: of the same computed anew, by operations that PyTorch knows."""
+    x, weight, _, _ = ctx.saved_tensors
+    division = rows.Division(ctx.job, ctx.job.world)
+
+    def mean_of_all(values):
+        own = values.sum(_others(x))
+        return own / ctx.count if ctx.alone else rows.Mean.apply(own.double() * float(ctx.counts), division) * (division.world / ctx.count)
+
+    with torch.enable_grad():
+        centered = x - _along(mean_of_all(x).to(x.dtype), x)
+        out = centered * _along(torch.rsqrt(mean_of_all(centered.square()) + ctx.eps).to(x.dtype), x)
+        out = out if weight is None else out * _along(weight, x)
+        wanted = [t for t, needed in zip((x, weight), ctx.needs_input_grad) if needed]
+        made = iter(torch.autograd.grad(out, wanted, grad, create_graph=True) if wanted else ())
+        return (*(next(made) if needed else None for needed in ctx.needs_input_grad[:2]), grad.sum(_others(x)) if ctx.needs_input_grad[2] else None, None, None, None)
 
 
 def _normalize(job, x, running_mean, running_var, weight, bias, momentum, eps):

@@ -284,6 +284,7 @@ class Boundary:
 
     def differ(self, grads):
         """Whether they are not the same on all ranks."""
+        rows.refuse_many()
         every = self.job.group.gather([float(len(grads)), float(zlib.crc32(repr([_digest(g) for g in grads]).encode()))], "gradients of tensors that are no parameters")
         return any(row != every[0] for row in every)
 

@@ -3,6 +3,7 @@ script that their forward functions can reach."""
 import argparse
 import collections.abc
 import contextlib
+import inspect
 import os
 import random
 import sys
@@ -99,8 +100,10 @@ def _variables_of(module):
     found += [_Cells(f) for f in forwards if f.__closure__]
     frame = sys._getframe(1)
     while frame is not None:  # lists and objects that functions called now have, and the model, too
-        if _is_scripts(frame.f_globals.get("__name__")) and frame.f_locals is not frame.f_globals:
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED and _is_scripts(frame.f_globals.get("__name__")):
             found.append(dict(frame.f_locals))
+            if sys.version_info < (3, 13):
+                frame.f_locals.clear()  # a copy that the frame keeps, and would keep alive what the script drops
         frame = frame.f_back
     return found
 
@@ -236,14 +239,16 @@ class Snapshot:
         self.states, self.namespaces = streams.states(), _namespaces_of(module, reaches=True)
         self.before = [(item, type(item), variables, dict(variables)) for _, item, variables in self.namespaces]
         self.generators = [(g, _state_of(g)) for g in _generators_of(self.namespaces)]
-        self.containers, self.tensors, self.numbers = [], {}, {}
+        self.tensors, self.numbers = {}, {}
+        self.containers = [(value, _copied(value)) for item, *_, before in self.before if isinstance(item, torch.nn.Module)
+                           for value in before.values() if isinstance(value, _CONTAINERS)]  # a lazy module's hooks
         buffers = {id(b) for b in module.buffers()}
         kept = small = 0
         for path, key, value in _all(self.namespaces):
             if not isinstance(value, torch.Tensor):
                 self.numbers[key] = _noted(value)
                 if isinstance(value, _CONTAINERS):
-                    self.containers.append((value, dict(dict.items(value)) if isinstance(value, dict) else list(value)))
+                    self.containers.append((value, _copied(value)))
             elif id(value) not in self.tensors:
                 size = value.numel() * value.element_size()
                 if id(value) in buffers:
@@ -276,7 +281,7 @@ class Snapshot:
         for item, kind, variables, before in self.before:
             if isinstance(variables, (_Cells, _OfClass)):
                 variables.look()
-            _refill(variables, before, _is_watched)
+            _refill(variables, before, _is_watched if item is None else None)
             if type(item) is not kind and item is not None:  # a lazy module
                 item.__class__ = kind
         lost = []
@@ -292,7 +297,7 @@ class Snapshot:
 
 
 def _is_watched(name, value):
-    """Whether a variable is one that a call may not change unseen: no function or module, which compilers put among the script's variables."""
+    """Whether a variable of the script is put back: no function or module, which compilers put there."""
     return not name.startswith("__") and (isinstance(value, (*_LEAVES, *_WALKED, type(None))) or _is_object(value))
 
 
@@ -335,7 +340,7 @@ class Given:
 
     def _note(self, value):
         if isinstance(value, (*_CONTAINERS, collections.abc.MutableMapping)) and id(value) not in self.containers:
-            self.containers[id(value)] = value, dict(value.items()) if isinstance(value, collections.abc.Mapping) else list(value)
+            self.containers[id(value)] = value, _copied(value)
         if isinstance(value, (tuple, *_CONTAINERS, collections.abc.MutableMapping)):
             for item in value.values() if isinstance(value, collections.abc.Mapping) else value:
                 self._note(item)
@@ -350,6 +355,12 @@ class Given:
         for container, before in self.containers.values():
             if not _is_same(container, before):
                 _refill(container, before)
+
+
+def _copied(container):
+    if isinstance(container, dict):
+        return dict(dict.items(container))
+    return dict(container.items()) if isinstance(container, collections.abc.Mapping) else list(container)
 
 
 def _is_same(container, before):

@@ -80,6 +80,11 @@ def may_hold(leaf):
     return not isinstance(leaf, (*_OPAQUE_NOT, torch.Size)) and not callable(leaf)
 
 
+def refuse_many():
+    if torch._C._functorch.maybe_current_level() is not None:
+        raise core.GroupError("castor: the ranks cannot exchange the rows of many gradients at a time: leave vectorize=True, or is_grads_batched=True, out")
+
+
 def part_of(count, rank, world):
     """A rank's range of `count` samples, and its weight."""
     first, last = c_uint64(), c_uint64()
@@ -120,6 +125,7 @@ class Division:
         return tensor.narrow(dimension, self.first * each, self.size * each)
 
     def whole_of(self, part, dimension, each):
+        refuse_many()
         own = part.detach().movedim(dimension, 0).contiguous()
         bytes_of_row = own[0].numel() * own.element_size() * each
         whole = own.new_empty(self.count * each, *own.shape[1:])
@@ -135,6 +141,7 @@ class Division:
 
     def mean_of(self, tensor):
         """The mean of a tensor that each rank has."""
+        refuse_many()
         own = tensor.detach().contiguous().reshape(-1)
         wide = torch.complex128 if own.is_complex() else torch.float64
         mean, length = torch.empty_like(own), GATHER_BYTES // own.element_size()
@@ -146,8 +153,6 @@ class Division:
 
     def _gathered(self, data, most, out=None):
         """The bytes of each rank, a row of `most` bytes each, of which a rank may have fewer."""
-        if torch._C._functorch.maybe_current_level() is not None:
-            raise core.GroupError("castor: the ranks cannot exchange rows of many gradients at a time: leave out vectorize=True, or is_grads_batched=True")
         out = torch.empty(self.world, most, dtype=torch.uint8) if out is None else out
         for at in range(0, most, GATHER_BYTES):
             length = min(GATHER_BYTES, most - at)

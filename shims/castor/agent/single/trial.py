@@ -13,7 +13,7 @@ from .. import core
 from . import rows
 
 SINGLE, HALF, LOSS = 5e-5, 2e-2, 2e-5  # differences, relative to the largest element
-DOUBLE = 1e-10
+DOUBLE = 1e-9
 VALUES = 4  # of one argument or attribute that make calls of other kinds; what has more is a counter
 
 
