@@ -198,6 +198,19 @@ TABLE = {
         case: like(sgd, reason="rows meet inside of the model", says=WHOLE)
         for case in "codebook_in_forward attention_over_the_batch scales_set_in_the_first_forward calls_counted_in_a_variable".split()
     },
+    "kept.py": {case: like(sgd, says=WHOLE) for case in cases_in("kept.py") if case}
+    | {
+        case: sgd
+        for case in (
+            "graph_in_an_attribute results_changed_in_place loss_of_rows_that_one_rank_lacks loss_divided_by_the_whole_batch "
+            "results_as_long_as_a_batch_by_chance arguments_as_long_as_a_batch_by_chance"
+        ).split()
+    }
+    | {
+        "penalty_through_a_batch_norm": like(sgd, tolerance=CANCELS),
+        "count_that_begins_late": like(sgd, reason="it may count the rows of a part", refused="returns a whole number .* that changes"),
+        "exception_of_some_rows": like(sgd, reason="the other ranks have gone on", refused="on some of the ranks only"),
+    },
     "taken.py": {case: sgd for case in cases_in("taken.py") if case},
     "without_optimizer.py": {
         name: sgd

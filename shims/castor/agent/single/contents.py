@@ -132,6 +132,8 @@ def _namespaces_of(module, reaches):
                     if not _is_scripts(item.__module__):
                         continue
                     found[id(item)] = f"{path}{name}.", None, _OfClass(item)
+                elif isinstance(item, types.FunctionType) and item.__closure__ and _is_scripts(item.__module__):
+                    found[id(item)] = "", None, _Cells(item)
                 elif _is_object(item):
                     found[id(item)] = f"{path}{name}.", item, vars(item)
                 else:
