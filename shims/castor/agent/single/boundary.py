@@ -65,7 +65,7 @@ class Boundary:
             return self._whole(stock, module, args, kwargs, error)
         if form.due:
             return self._tried(stock, module, args, kwargs, form, division, own_args, own_kwargs)
-        if audit.boundary_reached():
+        if audit.boundary_reached(module):
             return self._call_in_fork(stock, module, args, kwargs)
         self.used = True
         self._divisions.add(division)

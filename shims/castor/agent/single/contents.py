@@ -13,6 +13,7 @@ import types
 import torch
 
 from .. import core
+from ..common import store
 from ..process import ends
 from . import rows, streams
 
@@ -180,6 +181,12 @@ def _noted(value):
     if isinstance(value, set):
         return repr(sorted(map(repr, _some(value)))) if all(isinstance(item, _PLAIN) for item in _some(value)) else len(value)
     return len(value) if isinstance(value, _CONTAINERS) else value
+
+
+def in_shared_memory(module):
+    """The path of a tensor that another process would change, too; empty: there is none."""
+    return next((path for path, _, value in _all(_namespaces_of(module, reaches=True))
+                 if isinstance(value, torch.Tensor) and value.is_shared() and store.entry_of(value) is None), "")
 
 
 class Versions:
