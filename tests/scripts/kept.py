@@ -154,6 +154,45 @@ def variables_of_a_function(log):
 
 
 @record.case
+def histogram_in_an_array(log):
+    def look(model, x, hidden):
+        model.histogram += numpy.histogram(hidden.detach().numpy(), 5, (-1, 1))[0]
+
+    model = Network(look)
+    model.histogram = numpy.zeros(5)
+    train(log, model)
+    kept(log, [model.histogram])
+
+
+@record.case
+def gradients_inside_are_clamped(log):
+    def look(model, x, hidden):
+        if hidden.requires_grad:
+            hidden.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+
+    train(log, Network(look))
+
+
+@record.case
+def gradients_inside_are_read(log):
+    lengths, last = [], []
+
+    def look(model, x, hidden):
+        hidden.retain_grad()
+        last[:] = [hidden]
+
+    model = Network(look)
+
+    def call(step, x, y):
+        if last:
+            lengths.append(last[0].grad.norm().item())
+        return model(x)
+
+    train(log, model, call)
+    kept(log, lengths)
+
+
+@record.case
 def hook_of_all_modules(log):
     sizes = []
     handle = nn.modules.module.register_module_forward_hook(lambda module, given, out: sizes.append(len(out)))

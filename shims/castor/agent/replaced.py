@@ -153,6 +153,8 @@ ROWS = (
     Row("torch.utils.checkpoint.checkpoint", "function, *args, ...", "what is computed once more must be told of the rows that it computes"),
     Row("torch.nn.Module.__call__", "self, *args, **kwargs", "hooks of all modules see no keyword arguments, and cannot leave out a call"),
     Row("torch.nn.Module.train", "self, mode", "modules have no hook where their mode changes"),
+    Row("torch.Tensor.register_hook", "self, hook", "nothing tells that somebody asks for the gradients of a tensor"),
+    Row("torch.Tensor.retain_grad", "<method_descriptor>", "the same"),
     Row("torch.Tensor.requires_grad_", "<method_descriptor>", "tensors have no hook where they begin to require gradients"),
     Row("torch.distributed.distributed_c10d.init_process_group", "backend, init_method, timeout, world_size, ...",
         "a script with ranks of its own must be refused before it waits for them", also=("torch.distributed",)),

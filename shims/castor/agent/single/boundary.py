@@ -336,7 +336,7 @@ class Boundary:
                 raise raised
             raise rows.Apart(f"raises {type(raised).__name__} on some of the ranks only ({raised})") from raised
         items = [(f"changes {path} by the rows that it gets", _digest(what)) for path, what in held.changed().items()]
-        forms, apart = [], ""
+        forms, apart = [], "asks for gradients inside of it, of which each rank has some rows" if division.hooked else ""
         for leaf, path, how in found:
             shape = list(leaf.shape)
             if how is not None and how != LOSS:
@@ -469,6 +469,15 @@ def install(job):
 
         return traced.unless_compiled(checkpoint, stock, in_graphs=True)
 
+    def wrap_asking(stock):
+        @functools.wraps(stock)
+        def ask(self, *args, **kwargs):
+            if job.boundary.division is not None:
+                job.boundary.division.hooked = True
+            return stock(self, *args, **kwargs)
+
+        return traced.unless_compiled(ask, stock, in_graphs=True)
+
     def note_step(begins, *args):
         job.boundary.stepping = begins
 
@@ -476,3 +485,5 @@ def install(job):
     register_optimizer_step_post_hook(functools.partial(note_step, False))
     patching.replace("torch.nn.Module.__call__", wrap)
     patching.replace("torch.utils.checkpoint.checkpoint", wrap_checkpoint)
+    patching.replace("torch.Tensor.register_hook", wrap_asking)
+    patching.replace("torch.Tensor.retain_grad", wrap_asking)

@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 import types
+import zlib
 
 import torch
 
@@ -153,6 +154,8 @@ def _walk(path, key, value, seen):
     if isinstance(value, _LEAVES):
         if not torch.nn.parameter.is_lazy(value):
             yield path, key, value
+    elif _is_array(value):
+        yield path, id(value), value
     elif isinstance(value, _WALKED) and id(value) not in seen and value is not sys.modules:
         seen.add(id(value))
         if not isinstance(value, tuple):
@@ -160,6 +163,11 @@ def _walk(path, key, value, seen):
         if not isinstance(value, set):
             for name, item in _some(dict.items(value) if isinstance(value, dict) else enumerate(value)):
                 yield from _walk(f"{path}[{name!r}]", (id(value), repr(name)), item, seen)
+
+
+def _is_array(value):
+    """An array of NumPy's that is small enough to be kept."""
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and value.dtype.kind in "biufc" and value.nbytes <= SMALL_BYTES
 
 
 def _all(namespaces):
@@ -180,6 +188,8 @@ def _noted(value):
     """What tells that a number, a word or a container has changed."""
     if isinstance(value, set):
         return repr(sorted(map(repr, _some(value)))) if all(isinstance(item, _PLAIN) for item in _some(value)) else len(value)
+    if _is_array(value):
+        return zlib.crc32(value.tobytes())
     return len(value) if isinstance(value, _CONTAINERS) else value
 
 
@@ -256,7 +266,7 @@ class Snapshot:
         for path, key, value in _all(self.namespaces):
             if not isinstance(value, torch.Tensor):
                 self.numbers[key] = _noted(value)
-                if isinstance(value, _CONTAINERS):
+                if isinstance(value, _CONTAINERS) or _is_array(value):
                     self.containers.append((value, _copied(value)))
             elif id(value) not in self.tensors:
                 size = value.numel() * value.element_size()
@@ -367,6 +377,8 @@ class Given:
 
 
 def _copied(container):
+    if _is_array(container):
+        return container.copy()
     if isinstance(container, dict):
         return dict(dict.items(container))
     return dict(container.items()) if isinstance(container, collections.abc.Mapping) else list(container)
@@ -382,7 +394,10 @@ def _is_same(container, before):
 
 def _refill(container, before, is_watched=None):
     """Other threads may use it: what has not changed stays as it is."""
-    if isinstance(container, dict):
+    if _is_array(container):
+        if container.flags.writeable:
+            container[...] = before
+    elif isinstance(container, dict):
         for key in [key for key, value in list(dict.items(container)) if key not in before and (is_watched is None or is_watched(key, value))]:
             del container[key]
         for key, value in before.items():

@@ -103,6 +103,7 @@ class Division:
         self.largest = max(last - first for first, last in self.bounds)
         self.part = randomness.Part(self.first, self.last, count)
         self.went_back = False  # a backward has gone through the call's results
+        self.hooked = False  # the script wants to see, or change, gradients inside of the call
         self.totals = {}  # of the losses that the call returns, by their paths: the sum over the ranks
 
     @property
