@@ -269,6 +269,7 @@ TABLE = {
             sgd, reason="each process trains by itself", refused="starts processes that train, .* without --nproc: castor run .* -- python .*groups.py$", seconds=60
         ),
     },
+    "slow_loader.py": {"": like(sgd, says="went into waiting for a DataLoader")},
     "unseeded.py": {"": like(agreement, reason="no two runs are alike, but the ranks must be", repeatable=False)},
     "trainer.py": {"": like(adaptive, ignored=("training_args.bin",), seconds=60)},
     "accelerator.py": {"": adaptive},

@@ -123,6 +123,8 @@ class Boundary:
             try:
                 made = self._join(division, before, made, form)
                 made, changes = rows.mapped(made, lambda leaf, path: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf), before.changed()
+            except core.GroupError:
+                raise
             except (rows.Apart, core.Error) as error:  # (a loss that has no right weights)
                 why = f"it {error}"
         given.put_back()
@@ -132,13 +134,14 @@ class Boundary:
                                   "script on one rank, or set CASTOR_AUDIT=0")
         result = self._computed_whole(stock, module, args, kwargs)
         made = trial.added(made, result, division.totals, form.sums)
-        why = why or trial.difference(made, result) or trial.difference(changes, before.changed(), "changes what it holds in another way")
+        early = form.left > 0
+        why = why or trial.difference(made, result, early) or trial.difference(changes, before.changed(), early, "changes what it holds in another way")
         if not self._all_well(why):
             form.whole = True
-            if form.left <= 0:
+            if not early:
                 why = f"{why or 'by rows it has other results on another rank'}. That began after its first calls: since half as many calls as there were, results may differ"
-            self._say_whole(module, why or "by rows it has other results on another rank", 2 if form.left > 0 else 1)
-        elif form.left > 0:
+            self._say_whole(module, why or "by rows it has other results on another rank", 2 if early else 1)
+        elif early:
             form.left -= 1
             self.settled = True
         return result

@@ -6,6 +6,7 @@ Iterable datasets give each rank the same samples, of which it collates its part
 loaded whole and cut."""
 import collections
 import functools
+import time
 import weakref
 import zlib
 
@@ -18,6 +19,10 @@ from ..common import store
 from ..process import iterations
 from . import randomness, streams
 from .rows import part_of
+
+
+LOOKED_AT = 50  # batches that are trained on
+LARGE_SHARE, LARGE_SECONDS = 0.15, 0.002  # of the time; for a batch
 
 
 class PartOfSamples:
@@ -35,6 +40,23 @@ class PartOfSamples:
         first, last, _ = part_of(len(samples), self.rank, self.world)
         self.audits -= 1
         return [len(samples), *self.collation(samples, first, last, self.audits >= 0)]
+
+
+class _Loading:
+    """How long the script waits for its loaders. Every rank loads whole batches, unless loaders split them."""
+
+    def __init__(self, job):
+        self.job, self.batches, self.waited, self.began = job, 0, 0.0, time.monotonic()
+
+    def drawn(self, seconds):
+        self.batches += 1
+        self.waited += seconds
+        if self.batches != LOOKED_AT:
+            return
+        share = self.waited / (time.monotonic() - self.began)
+        if share > LARGE_SHARE and self.waited > LOOKED_AT * LARGE_SECONDS:
+            self.job.say(f"{100 * share:.0f}% of the time went into waiting for a DataLoader. Every rank loads whole batches: CASTOR_BATCH=loader shares the loading "
+                         "out, where the script keeps nothing of a batch (docs/single-process.md)")
 
 
 class _Split:
@@ -245,6 +267,8 @@ def _diverge(job, loader):
 
 
 def install(job):
+    loading = _Loading(job)
+
     def begin(iterator, loader):
         iterator._castor_split, iterator._castor_in_fork = None, job.audit.in_fork
         iterator._castor_kind = _kind_of(iterator)
@@ -272,6 +296,7 @@ def install(job):
                 job.audit.give_up_in_fork()
         elif job.audit.in_fork:
             leave_after_backward()
+        began = time.monotonic()
         try:
             with randomness.plain():
                 data = draw()
@@ -285,6 +310,8 @@ def install(job):
                     job.source = lambda: None
             raise
         if split is None:
+            if job.boundary.divides and _trains(job):
+                loading.drawn(time.monotonic() - began)
             job.source = lambda: None
             job.boundary.rows = _rows_of(iterator, data)
             randomness.begin_whole(weakref.ref(iterator))
