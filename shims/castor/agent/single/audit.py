@@ -24,7 +24,7 @@ from .. import core, patching
 from ..backward import accumulation
 from ..common import graph, tensors
 from ..process import compiler, events, strays
-from . import contents, loaders, randomness, streams
+from . import loaders, randomness, streams
 
 WAIT_SHARE = 0.8  # of CASTOR_TIMEOUT, for which other ranks wait for rank 0: the longest that rank 0 waits for the fork
 WAIT_SECONDS, WAIT_TIMES = 30.0, 20.0  # ... else that long, and so many times the ranks' time for all parts
@@ -146,7 +146,7 @@ class Auditor:
                 self._fail(error)
         return part
 
-    def boundary_reached(self, module):
+    def boundary_reached(self):
         """The outermost call of a model begins, which the ranks divide. True in a fork, which computes it whole."""
         if self.seen_backwards == self.job.backwards or self.job.boundary.stepping or self.job.boundary.pending:
             return False
@@ -154,7 +154,7 @@ class Auditor:
         due = self.due
         self.stop()
         self.delivered += 1
-        shared = due and contents.in_shared_memory(module)
+        shared = due and self.job.boundary.in_shared_memory()
         if shared:
             return self._leave_out(f"{shared} is in shared memory, where a second process would change it, too")
         return due and self._able() and self._fork()

@@ -33,6 +33,8 @@ class Boundary:
         self.used = False  # some call was divided
         self.settled = False  # a trial has shown that some may be, or a line has said that calls are computed whole
         self.trials = trial.Trials()
+        self._shared = []  # (path, reference, _age() then): tensors in shared memory that were there when calls were tried
+        self.deliveries = 0  # of loaders
         self.rows = 0  # of the batch that a loader gave last; 0: not known
         self.leaves = []  # plain tensors that the running backward gives gradients, and that are no arguments of divided calls
         self._divisions = weakref.WeakSet()  # of calls whose graphs live
@@ -42,6 +44,14 @@ class Boundary:
     def divides(self):
         """Whether models' calls are divided."""
         return self.job.mode in ("auto", "model")
+
+    def _age(self):
+        """Batches so far."""
+        return self.deliveries or self.job.backwards
+
+    def in_shared_memory(self):
+        """The path of a tensor that another process would change, too; empty: there is none. Batches of workers are shared as well, until the next."""
+        return next((path for path, tensor, age in self._shared if tensor() is not None and self._age() >= age + 2), "")
 
     # ---- calls
 
@@ -65,10 +75,11 @@ class Boundary:
             return self._whole(stock, module, args, kwargs, error)
         if form.due:
             return self._tried(stock, module, args, kwargs, form, division, own_args, own_kwargs)
-        if audit.boundary_reached(module):
-            return self._call_in_fork(stock, module, args, kwargs)
-        self.used = True
-        self._divisions.add(division)
+        if torch.is_grad_enabled():
+            if audit.boundary_reached():
+                return self._call_in_fork(stock, module, args, kwargs)
+            self.used = True
+            self._divisions.add(division)
         held, given = contents.Versions(module), contents.Given((args, kwargs), (own_args, own_kwargs))
         result, raised = None, None
         try:
@@ -109,6 +120,7 @@ class Boundary:
     def _tried(self, stock, module, args, kwargs, form, division, own_args, own_kwargs):
         """Computes a call by rows, undoes that, and computes it whole: what it returns. Do they have the same results?"""
         before, given = contents.Snapshot(module), contents.Given((args, kwargs), (own_args, own_kwargs), keeps=True)
+        self._shared += [(path, tensor, self._age()) for path, tensor in before.shared]
         made, changes, why = None, {}, ""
         try:
             with trial.unheard():
@@ -192,7 +204,7 @@ class Boundary:
     def _able(self):
         """Whether the outermost call of a model that begins now may be divided. In others the script looks at numbers, or PyTorch does."""
         job = self.job
-        return not (job.synchronizer is None or not torch.is_grad_enabled() or events.depth() or not store.active()
+        return not (job.synchronizer is None or events.depth() or not store.active()
                     or job.distributed or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or torch.jit.is_tracing() or torch._C._functorch.maybe_current_level() is not None
                     or torch.autograd.forward_ad._current_level >= 0 or threading.current_thread() is not threading.main_thread())
 

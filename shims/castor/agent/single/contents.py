@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 import zlib
 
 import torch
@@ -193,12 +194,6 @@ def _noted(value):
     return len(value) if isinstance(value, _CONTAINERS) else value
 
 
-def in_shared_memory(module):
-    """The path of a tensor that another process would change, too; empty: there is none."""
-    return next((path for path, _, value in _all(_namespaces_of(module, reaches=True))
-                 if isinstance(value, torch.Tensor) and value.is_shared() and store.entry_of(value) is None), "")
-
-
 class Versions:
     """What a module's tensors and numbers are, to see what a call changes. It looks at what most modules have without their paths, since every
     call needs it."""
@@ -258,7 +253,7 @@ class Snapshot:
         self.states, self.namespaces = streams.states(), _namespaces_of(module, reaches=True)
         self.before = [(item, type(item), variables, dict(variables)) for _, item, variables in self.namespaces]
         self.generators = [(g, _state_of(g)) for g in _generators_of(self.namespaces)]
-        self.tensors, self.numbers = {}, {}
+        self.tensors, self.numbers, self.shared = {}, {}, []  # shared: (path, reference) of tensors that other processes may have
         self.containers = [(value, _copied(value)) for item, *_, before in self.before if isinstance(item, torch.nn.Module)
                            for value in before.values() if isinstance(value, _CONTAINERS)]  # a lazy module's hooks
         buffers = {id(b) for b in module.buffers()}
@@ -269,6 +264,8 @@ class Snapshot:
                 if isinstance(value, _CONTAINERS) or _is_array(value):
                     self.containers.append((value, _copied(value)))
             elif id(value) not in self.tensors:
+                if value.is_shared() and store.entry_of(value) is None:
+                    self.shared.append((path, weakref.ref(value)))
                 size = value.numel() * value.element_size()
                 if id(value) in buffers:
                     keeps = kept + size <= KEPT_BYTES

@@ -45,7 +45,7 @@ class Trials:
 
     def of(self, module, arguments):
         forms, values = self._of.setdefault(module, ({}, {}))
-        kind, plain = [], []
+        kind, plain = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()], []
         for leaf, path in rows.leaves(arguments):
             if isinstance(leaf, torch.Tensor):
                 kind.append((path, leaf.dim(), leaf.dtype, leaf.requires_grad, *(length == 1 for length in leaf.shape[:2])))
