@@ -60,7 +60,7 @@ class PrintedTest(Case):
 class PartsTest(Case):
     def test_an_epoch_that_begins_in_evaluation_mode_is_split_once_it_trains(self):
         script = os.path.join(FOLDER, "parts.py")
-        shown, _ = self.printed(CASTOR, "run", "--plugin", "gemini", "--nproc", "2", "--", sys.executable, script)
+        shown, _ = self.printed(CASTOR, "run", "--plugin", "gemini", "--nproc", "2", "--set", "CASTOR_BATCH=loader", "--", sys.executable, script)
         self.assertEqual(shown.splitlines(), [
             "trained on 4 4 4 4 looked at 8 8 8 8",
             "trained on 8 4 4 4 looked at 8 8 8 8",
@@ -77,7 +77,8 @@ class WarnedTest(Case):
             self.compare(shown, plain, ranks)
             own = [line for line in said.splitlines() if line.startswith("castor: ")]
             self.assertEqual([line for line in said.splitlines() if line not in own], warned.splitlines())
-            self.assertEqual(len(own), 3 - ranks, own)  # the report, and of one rank that it trains without the plugin
+            # The report, and that one rank trains without the plugin, or that a hook of the script looks into the model.
+            self.assertEqual(len(own), 2, own)
 
 
 def _add(model, optimizer, mark):

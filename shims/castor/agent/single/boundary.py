@@ -465,8 +465,8 @@ def _digest(tensor):
         return float(zlib.crc32(repr(tensor).encode()))
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.numel() * flat.element_size() > _LARGE:
-        wide = flat.double() if flat.is_floating_point() else flat
-        return float(zlib.crc32(repr((wide.sum().item(), wide[::7].sum().item())).encode()))
+        wide = torch.float64 if flat.is_floating_point() else None
+        return float(zlib.crc32(repr((flat.sum(dtype=wide).item(), flat[::7].sum(dtype=wide).item())).encode()))
     return float(zlib.crc32(flat.view(torch.uint8).numpy().tobytes())) if flat.numel() else 0.0
 
 
