@@ -25,7 +25,7 @@ def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), s
         for setting in settings:
             under += ["--set", setting]
         if single:
-            under += ["--nproc", str(ranks)] if ranks > 1 else []
+            under += ["--nproc", str(ranks), "--set", "CASTOR_BATCH=loader"] if ranks > 1 else []  # as the reference, in parts
             arguments += ("--parts", ranks)
         command = [*([sys.executable] if single else runner.ranks(ranks)), os.path.join(FOLDER, "single.py" if single else "train.py"),
                    "--out", out, *map(str, arguments)]

@@ -15,7 +15,7 @@ import rows_fsdp
 import rows_loader
 import rows_placed
 import rows_single
-from cases import SCRIPTS, cases_in, path_of  # noqa: F401 - others take path_of from here
+from declared import SCRIPTS, cases_in, path_of  # noqa: F401 - others take path_of from here
 from expect import ANY, EXACT, Expect
 
 ENGINES = ("gemini", "ddp", "zero1", "zero2")  # the plugins that have the node store

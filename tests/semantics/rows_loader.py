@@ -1,7 +1,7 @@
 """Rows of scripts of one process whose batches are split by their DataLoaders (CASTOR_BATCH=loader): each rank's script has its part. What
 compares or counts the samples of a batch is refused there."""
 
-from cases import cases_in
+from declared import cases_in
 from expect import adaptive, agreement, like, sgd
 
 OPTION = "CASTOR_BATCH=loader"

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cases import cases_in
+from declared import cases_in
 from expect import ADAPTIVE, SGD, accumulated, adaptive, agreement, half, like, resumed, sgd
 
 WHOLE = "computed whole on every rank"  # says a line
