@@ -213,10 +213,10 @@ TABLE = {
     },
     "taken.py": {case: sgd for case in cases_in("taken.py") if case},
     "without_optimizer.py": {
-        name: sgd
-        for name in "data_added_to under_no_grad class_of_its_own tensors_alone gradient_of_the_input".split()
+        name: like(sgd, aside="no optimizer has the parameters")
+        for name in "data_added_to under_no_grad class_of_its_own tensors_alone".split()
     }
-    | {"some_in_an_optimizer": adaptive},
+    | {"gradient_of_the_input": sgd, "some_in_an_optimizer": adaptive},
     "drawn.py": {
         "random_windows": like(adaptive, says_not="computes the whole batch"),
         "random_windows: CASTOR_BATCH=scale": like(

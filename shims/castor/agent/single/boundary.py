@@ -109,6 +109,7 @@ class Boundary:
             self._in_whole = False
 
     def _say_whole(self, module, why, level=2):
+        level = level if torch.is_grad_enabled() else 3  # an evaluation's loss
         self.settled = self.settled or level < 3
         self.job.say(f"calls of a model are computed whole on every rank, which is right, and no faster than on one rank ({type(module).__name__}: {why})", level)
 
