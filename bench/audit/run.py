@@ -24,7 +24,7 @@ sys.path.insert(0, os.path.dirname(HERE))
 import jobs  # noqa: E402
 
 AUDIT = 2  # the default
-LOOKED_AT = 2 * AUDIT  # steps: the first are tried, the next are audited
+LOOKED_AT = 2 * AUDIT + 1  # steps: the first are tried, the next are audited, and one more, since the last audit ends when another begins
 ROUNDING = 1e-5
 
 
@@ -64,7 +64,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=300)
     parser.add_argument("-o", "--output", default=os.path.join(ROOT, "bench", "results", "audit.json"))

@@ -243,15 +243,25 @@ def graph_in_an_attribute(log):
 # ---- what it does to its arguments
 
 
-@record.case
-def state_in_a_dict(log):
+def remembered(log, state):
     def look(model, x, hidden, state):
         state["memory"] = 0.5 * state["memory"] + hidden.detach()
         hidden.add_(0.1 * state["memory"])
 
-    model, state = Network(look), {"memory": torch.zeros(ROWS, HIDDEN)}
+    model = Network(look)
     train(log, model, lambda step, x, y: model(x, state))
     kept(log, [state["memory"]])
+
+
+@record.case
+def state_in_a_dict(log):
+    remembered(log, {"memory": torch.zeros(ROWS, HIDDEN)})
+
+
+@record.case
+def state_in_a_mapping_that_is_no_dict(log):
+    """As a tokenizer's encodings are."""
+    remembered(log, collections.UserDict(memory=torch.zeros(ROWS, HIDDEN)))
 
 
 @record.case
@@ -279,31 +289,27 @@ def distribution(log):
     train(log, model, loss_of=lambda made, y: -made[1].log_prob(y).mean() - 0.1 * made[1].entropy().mean())
 
 
-@record.case
-def count_of_rows(log):
-    model, counts = Network(lambda model, x, hidden: int((hidden[:, 0] > 0).sum())), []
+def counted(log, look, factor=lambda step: 1):
+    """Keeps what `look` counts in each step's inputs times a factor."""
+    model, counts = Network(look), []
 
     def call(step, x, y):
-        made = model(x)
+        made = model(x * factor(step))
         counts.append(made[1])
         return made
 
     train(log, model, call)
     kept(log, counts)
+
+
+@record.case
+def count_of_rows(log):
+    counted(log, lambda model, x, hidden: int((hidden[:, 0] > 0).sum()))
 
 
 @record.case
 def count_that_begins_late(log):
-    model = Network(lambda model, x, hidden: (hidden > 0.9).sum())
-    counts = []
-
-    def call(step, x, y):
-        made = model(x * (0.1 if step < 4 else 3))
-        counts.append(made[1])
-        return made
-
-    train(log, model, call)
-    kept(log, counts)
+    counted(log, lambda model, x, hidden: (hidden > 0.9).sum(), lambda step: 0.1 if step < 4 else 3)
 
 
 @record.case

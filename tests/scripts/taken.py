@@ -52,35 +52,34 @@ def adapted_in_the_first_order(log):
     adapted(log, False)
 
 
-@record.case
-def penalty_of_slopes(log):
+def with_slopes(log, rows, added=0.0, curved=0.0):
+    """Steps in which the squares of the slopes are added to the loss, and the product of the Hessian and the weights to the gradient."""
     model, optimizer, parameters = made()
     for step in range(STEPS):
         optimizer.zero_grad()
-        x, y = task(step, 8)
+        x, y = task(step, rows)
         loss = F.mse_loss(model(x), y)
         slopes = torch.autograd.grad(loss, parameters, create_graph=True)
-        loss = loss + 0.1 * sum(slope.square().sum() for slope in slopes)
+        curvature = ()
+        if curved:
+            curvature = torch.autograd.grad(sum((slope * p.detach()).sum() for slope, p in zip(slopes, parameters)), parameters, retain_graph=True)
+        if added:
+            loss = loss + added * sum(slope.square().sum() for slope in slopes)
         loss.backward()
+        for p, c in zip(parameters, curvature):
+            p.grad += curved * c
         optimizer.step()
         log.step(loss, model, optimizer)
+
+
+@record.case
+def penalty_of_slopes(log):
+    with_slopes(log, 8, added=0.1)
 
 
 @record.case
 def curvature_along_the_weights(log):
-    """The product of the Hessian with them is added to the gradient."""
-    model, optimizer, parameters = made()
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        x, y = task(step, 9)
-        loss = F.mse_loss(model(x), y)
-        slopes = torch.autograd.grad(loss, parameters, create_graph=True)
-        curvature = torch.autograd.grad(sum((slope * p.detach()).sum() for slope, p in zip(slopes, parameters)), parameters, retain_graph=True)
-        loss.backward()
-        for p, c in zip(parameters, curvature):
-            p.grad += 0.01 * c
-        optimizer.step()
-        log.step(loss, model, optimizer)
+    with_slopes(log, 9, curved=0.01)
 
 
 @record.case

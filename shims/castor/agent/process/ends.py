@@ -16,7 +16,7 @@ from . import stacks
 LETTERS = 600
 MESSAGE_LETTERS = 300  # of what the report shows: TRACE_EXCEPTION_MESSAGE_MAX
 _python = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def _own():
@@ -25,12 +25,18 @@ def _own():
     return (core.PACKAGE_FOLDER, *([os.path.dirname(os.path.abspath(torch.__file__)) + os.sep] if torch else []))
 
 
+def is_installed(path):
+    """A file of a package that the script uses, wherever Python keeps those."""
+    return any(folder in path for folder in _installed)
+
+
+def is_file_of_script(path):
+    """A file of the script, or of a package that it uses, and not Python's, PyTorch's or ours."""
+    return not path.startswith(_own()) and (not path.startswith(_python) or is_installed(path))
+
+
 def is_script(code):
-    """Code of the script, or of a package that it uses, and not Python's, PyTorch's or ours."""
-    path = os.path.abspath(code.co_filename)
-    if code.co_filename.startswith(("<frozen ", stacks.UNSEEN)) or path.startswith(_own()):
-        return False
-    return not path.startswith(_python) or any(folder in path for folder in INSTALLED)
+    return not code.co_filename.startswith(("<frozen ", stacks.UNSEEN)) and is_file_of_script(os.path.abspath(code.co_filename))
 
 
 def script_line(trace):

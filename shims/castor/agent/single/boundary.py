@@ -63,24 +63,25 @@ class Boundary:
             return self._call_in_fork(stock, module, args, kwargs)
         if not self._able() or not self._holds_registered(module):
             return stock(module, *args, **kwargs)
-        form = self.trials.of(module, (args, kwargs))
+        parts = list(module.named_modules())
+        form = self.trials.of(module, parts, (args, kwargs))
         try:
             if form.whole:
                 raise rows.Apart("by rows it has other results", 3)
-            why = _why_whole(module)
+            why = _why_whole(parts)
             if why:
                 raise rows.Apart(why)
             division, own_args, own_kwargs = self._divide(module, args, kwargs, form)
         except rows.Apart as error:
             return self._whole(stock, module, args, kwargs, error)
         if form.due:
-            return self._tried(stock, module, args, kwargs, form, division, own_args, own_kwargs)
+            return self._tried(stock, module, parts, args, kwargs, form, division, own_args, own_kwargs)
         if torch.is_grad_enabled():
             if audit.boundary_reached():
                 return self._call_in_fork(stock, module, args, kwargs)
             self.used = True
             self._divisions.add(division)
-        held, given = contents.Versions(module), contents.Given((args, kwargs), (own_args, own_kwargs))
+        held, given = contents.Versions(parts), contents.Given((args, kwargs), (own_args, own_kwargs))
         result, raised = None, None
         try:
             result = self._rows_of(stock, module, division, own_args, own_kwargs)
@@ -118,9 +119,9 @@ class Boundary:
             division.part.look_at((args, kwargs))
             return stock(module, *args, **kwargs)
 
-    def _tried(self, stock, module, args, kwargs, form, division, own_args, own_kwargs):
+    def _tried(self, stock, module, parts, args, kwargs, form, division, own_args, own_kwargs):
         """Computes a call by rows, undoes that, and computes it whole: what it returns. Do they have the same results?"""
-        before, given = contents.Snapshot(module), contents.Given((args, kwargs), (own_args, own_kwargs), keeps=True)
+        before, given = contents.Snapshot(parts), contents.Given((args, kwargs), (own_args, own_kwargs), keeps=True)
         self._shared += [(path, tensor, self._age()) for path, tensor in before.shared]
         made, changes, why = None, {}, ""
         try:
@@ -206,7 +207,7 @@ class Boundary:
         """Whether the outermost call of a model that begins now may be divided. In others the script looks at numbers, or PyTorch does."""
         job = self.job
         return not (job.synchronizer is None or events.depth() or not store.active()
-                    or job.distributed or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or torch.jit.is_tracing() or torch._C._functorch.maybe_current_level() is not None
+                    or job.distributed or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or torch.jit.is_tracing() or rows.many_at_a_time()
                     or torch.autograd.forward_ad._current_level >= 0 or threading.current_thread() is not threading.main_thread())
 
     def _holds_registered(self, module):
@@ -281,7 +282,7 @@ class Boundary:
     @property
     def cannot_take_gradients(self):
         """Many gradients at a time (is_grads_batched), of which none can be looked at."""
-        return self.used and self.division is None and torch._C._functorch.maybe_current_level() is not None
+        return self.used and self.division is None and rows.many_at_a_time()
 
     def gradients_made(self, gradients, create_graph):
         """What autograd.grad has made: of tensors that a model used without getting them as arguments, such as parameters, that of this rank's
@@ -301,7 +302,7 @@ class Boundary:
     def differ(self, grads):
         """Whether they are not the same on all ranks."""
         rows.refuse_many()
-        every = self.job.group.gather([float(len(grads)), float(zlib.crc32(repr([_digest(g) for g in grads]).encode()))], "gradients of tensors that are no parameters")
+        every = self.job.group.gather([float(len(grads)), _digest([_digest(g) for g in grads])], "gradients of tensors that are no parameters")
         return any(row != every[0] for row in every)
 
     # ---- results
@@ -371,8 +372,7 @@ class Boundary:
                 apart = apart or f"returns a {type(leaf).__name__}, whose rows cannot be joined"
             if _is_count(leaf) and form.counts.setdefault(path, leaf.item() if isinstance(leaf, torch.Tensor) else leaf) != leaf:
                 apart = apart or f"returns a whole number{path and f' (result{path})'} that changes, and may count rows"
-        form_of_all = float(zlib.crc32(repr((forms, [text for text, _ in items], apart)).encode()))
-        every = gather([form_of_all, float(zlib.crc32(repr([digest for _, digest in items]).encode()))])
+        every = gather([_digest((forms, [text for text, _ in items], apart)), _digest([digest for _, digest in items])])
         if all(row == every[0] for row in every) and not apart:
             return
         what = apart or "returns results, or changes what it holds, in another way on each rank"
@@ -438,36 +438,35 @@ def _batch_of(tensors, place):
 _OF_ALL_MODULES = [value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_") and name.endswith("_hooks")]
 
 
-def _why_whole(module):
-    """Why a module's calls are not divided; empty: they may be."""
-    if any(_is_scripts(hook) for hooks in _OF_ALL_MODULES for hook in hooks.values()):
+def _why_whole(parts):
+    """Why calls of a module of these parts (name, module) are not divided; empty: they may be."""
+    if any(_is_of_script(hook) for hooks in _OF_ALL_MODULES for hook in hooks.values()):
         return "a hook of the script looks into all modules"
-    for name, m in module.named_modules():
+    for name, m in parts:
         if not type(m).__module__.startswith("torch.") and any(hasattr(type(value), "__next__") for value in vars(m).values()):
             return f"{name or 'it'} holds an iterator, which a trial would use up"
         for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks):
-            if any(_is_scripts(hook) for hook in hooks.values()):
+            if any(_is_of_script(hook) for hook in hooks.values()):
                 return f"a hook of the script looks into {name or 'it'}"
-    for name, p in module.named_parameters():
-        of_script = [hook for hook in (p._post_accumulate_grad_hooks or {}).values() if _is_scripts(hook)]
-        if p._backward_hooks or of_script:
-            return f"a hook of the script gets the gradient of {name}"
+        for key, p in m._parameters.items():
+            if p is not None and (p._backward_hooks or any(_is_of_script(hook) for hook in (p._post_accumulate_grad_hooks or {}).values())):
+                return f"a hook of the script gets the gradient of {f'{name}.{key}'.lstrip('.')}"
     return ""
 
 
-def _is_scripts(hook):
+def _is_of_script(hook):
     """PyTorch's own, of weight_norm and of lazy modules, look at weights and shapes."""
     return not getattr(hook, "__module__", "").startswith(("torch.nn.", __name__.partition(".")[0] + "."))
 
 
 def _digest(tensor):
-    """Of a tensor, a number or a word."""
+    """Of a tensor, or of what its text tells: numbers, words, lists of them."""
     if not isinstance(tensor, torch.Tensor):
         return float(zlib.crc32(repr(tensor).encode()))
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.numel() * flat.element_size() > _LARGE:
         wide = torch.float64 if flat.is_floating_point() else None
-        return float(zlib.crc32(repr((flat.sum(dtype=wide).item(), flat[::7].sum(dtype=wide).item())).encode()))
+        return _digest((flat.sum(dtype=wide).item(), flat[::7].sum(dtype=wide).item()))
     return float(zlib.crc32(flat.view(torch.uint8).numpy().tobytes())) if flat.numel() else 0.0
 
 

@@ -3,9 +3,9 @@ script that their forward functions can reach."""
 import argparse
 import collections.abc
 import contextlib
+import functools
 import inspect
 import os
-import random
 import sys
 import threading
 import types
@@ -14,7 +14,6 @@ import zlib
 
 import torch
 
-from .. import core
 from ..common import store
 from ..process import ends
 from . import rows, streams
@@ -32,7 +31,6 @@ _WALKED = (*_CONTAINERS, tuple)
 # Attributes of a module that hold hooks and modules, which are looked at by themselves.
 _REGISTERED = ("_parameters", "_buffers")
 _OF_MODULE = {*vars(torch.nn.Module())} - {*_REGISTERED, "training"}
-_OTHERS = tuple(os.path.abspath(folder) + os.sep for folder in (os.path.dirname(os.__file__), os.path.dirname(torch.__file__), core.PACKAGE_FOLDER))
 
 
 class _Cells(dict):
@@ -77,14 +75,15 @@ class _OfClass(dict):
 def _is_others(module_name):
     """PyTorch's, Python's, or our own."""
     file = getattr(sys.modules.get(module_name), "__file__", None) or ""
-    return module_name != "__main__" and (not os.path.isabs(file) or file.startswith(_OTHERS))  # torch.ops says no more than a name
+    return module_name != "__main__" and not (os.path.isabs(file) and _is_file_of_script(file))  # torch.ops says no more than a name
+
+
+_is_file_of_script = functools.cache(ends.is_file_of_script)  # PyTorch is there, so its answers stay
 
 
 def _is_scripts(module_name):
     """A module of Python that the script is, or that lies beside it."""
-    if _is_others(module_name):
-        return False
-    return not any(folder in (getattr(sys.modules[module_name], "__file__", None) or "") for folder in ends.INSTALLED)
+    return not _is_others(module_name) and not ends.is_installed(getattr(sys.modules[module_name], "__file__", None) or "")
 
 
 def _is_object(item):
@@ -95,9 +94,9 @@ def _is_object(item):
     return issubclass(kind, _OBJECTS) or not _is_others(kind.__module__)
 
 
-def _variables_of(module):
-    """The script's variables that a call of the module can reach: dicts."""
-    forwards = [f for f in {getattr(type(m), "forward", None) for m in module.modules()} if isinstance(f, types.FunctionType)]
+def _variables_of(parts):
+    """The script's variables that a call of a module of these parts can reach: dicts."""
+    forwards = [f for f in {getattr(type(m), "forward", None) for _, m in parts} if isinstance(f, types.FunctionType)]
     found = [vars(m) for name, m in list(sys.modules.items()) if isinstance(m, types.ModuleType) and _is_scripts(name)]
     found += [f.__globals__ for f in forwards if not _is_others(f.__module__)]
     found += [_Cells(f) for f in forwards if f.__closure__]
@@ -111,16 +110,16 @@ def _variables_of(module):
     return found
 
 
-def _namespaces_of(module, reaches):
-    """[(path, object, its variables)] of the modules. If it `reaches` further, also of the objects that they refer to, and the script's variables."""
+def _namespaces_of(parts, reaches):
+    """[(path, object, its variables)] of the modules that `parts` names. If it `reaches` further, also of the objects that they refer to, and the script's variables."""
     found = {}
-    for name, m in module.named_modules():
+    for name, m in parts:
         scripted = isinstance(m, torch.jit.ScriptModule)
         variables = {"_parameters": dict(m.named_parameters(recurse=False)), "_buffers": dict(m.named_buffers(recurse=False))} if scripted else vars(m)
         found[id(m)] = f"{name}.".lstrip("."), None if scripted else m, variables
     if not reaches:
         return list(found.values())
-    for variables in _variables_of(module):
+    for variables in _variables_of(parts):
         found[id(variables)] = "", None, variables
     reached = list(found.values())
     while reached and len(found) < OBJECTS:
@@ -128,7 +127,7 @@ def _namespaces_of(module, reaches):
         for name, value in list(variables.items()):
             if name.startswith("__"):
                 continue
-            for item in (value, *_some(dict.values(value) if isinstance(value, dict) else value if isinstance(value, (list, tuple, collections.deque)) else ())):
+            for item in (value, *_items_of(value)):
                 if id(item) in found:
                     continue
                 if isinstance(item, type):
@@ -143,6 +142,11 @@ def _namespaces_of(module, reaches):
                     continue
                 reached.append(found[id(item)])
     return list(found.values())
+
+
+def _items_of(value):
+    """Of a container; of a long one, the last."""
+    return _some(dict.values(value) if isinstance(value, dict) else value if isinstance(value, (list, tuple, collections.deque)) else ())
 
 
 def _some(items):
@@ -178,9 +182,9 @@ def _all(namespaces):
             variables.look()
         for name, value in list(variables.items()):
             if name in _REGISTERED:
-                for name, item in value.items():
+                for key, item in value.items():
                     if item is not None and not torch.nn.parameter.is_lazy(item):
-                        yield path + name, None, item
+                        yield path + key, None, item
             elif name not in _OF_MODULE and not name.startswith("__"):
                 yield from _walk(path + name, (id(variables), name), value, seen)
 
@@ -198,8 +202,8 @@ class Versions:
     """What a module's tensors and numbers are, to see what a call changes. It looks at what most modules have without their paths, since every
     call needs it."""
 
-    def __init__(self, module):
-        self.namespaces = _namespaces_of(module, reaches=False)
+    def __init__(self, parts):
+        self.namespaces = _namespaces_of(parts, reaches=False)
         self.before = [dict(variables) for _, _, variables in self.namespaces]
         self.tensors = {id(t): _version(t) for t in self._tensors()}
         self.numbers = {key: _noted(value) for _, key, value in self._in_containers() if not isinstance(value, torch.Tensor)}
@@ -249,14 +253,14 @@ def _differ(one, other):
 class Snapshot:
     """All that a call may change, and the random numbers."""
 
-    def __init__(self, module):
-        self.states, self.namespaces = streams.states(), _namespaces_of(module, reaches=True)
+    def __init__(self, parts):
+        self.states, self.namespaces = streams.states(), _namespaces_of(parts, reaches=True)
         self.before = [(item, type(item), variables, dict(variables)) for _, item, variables in self.namespaces]
-        self.generators = [(g, _state_of(g)) for g in _generators_of(self.namespaces)]
+        self.generators = [(g, streams.state_of(g)) for g in _generators_of(self.namespaces)]
         self.tensors, self.numbers, self.shared = {}, {}, []  # shared: (path, reference) of tensors that other processes may have
         self.containers = [(value, _copied(value)) for item, *_, before in self.before if isinstance(item, torch.nn.Module)
                            for value in before.values() if isinstance(value, _CONTAINERS)]  # a lazy module's hooks
-        buffers = {id(b) for b in module.buffers()}
+        buffers = {id(b) for _, m in parts for b in m._buffers.values()}
         kept = small = 0
         for path, key, value in _all(self.namespaces):
             if not isinstance(value, torch.Tensor):
@@ -291,7 +295,7 @@ class Snapshot:
         """Undoes all changes. Returns the paths of tensors that were too large to be kept."""
         streams.restore(self.states)
         for generator, state in self.generators:
-            _set_state(generator, state)
+            streams.restore_one(generator, state)
         for container, before in self.containers:
             _refill(container, before)
         for item, kind, variables, before in self.before:
@@ -319,30 +323,11 @@ def _is_watched(name, value):
 
 def _generators_of(namespaces):
     """Generators of random numbers that the script has made."""
-    numpy = sys.modules.get("numpy.random")
-    kinds = (random.Random, torch.Generator) + ((numpy.Generator, numpy.RandomState) if numpy else ())
-    found = {}
+    kinds, found = streams.generator_kinds(), {}
     for _, _, variables in namespaces:
         for value in list(variables.values()):
-            for item in (value, *_some(dict.values(value) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ())):
-                if isinstance(item, kinds):
-                    found[id(item)] = item
+            found.update((id(item), item) for item in (value, *_items_of(value)) if isinstance(item, kinds))
     return found.values()
-
-
-def _state_of(generator):
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state()
-
-
-def _set_state(generator, state):
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
 
 
 class Given:
@@ -369,23 +354,25 @@ class Given:
             if _version(t) != version:
                 t.data.copy_(before)
         for container, before in self.containers.values():
-            if not _is_same(container, before):
-                _refill(container, before)
+            _refill(container, before)
 
 
 def _copied(container):
     if _is_array(container):
         return container.copy()
-    if isinstance(container, dict):
-        return dict(dict.items(container))
-    return dict(container.items()) if isinstance(container, collections.abc.Mapping) else list(container)
+    return dict(_pairs(container)) if isinstance(container, collections.abc.Mapping) else list(container)
+
+
+def _pairs(mapping):
+    """Of a mapping; a dict's own, whatever its class makes of them."""
+    return list(dict.items(mapping) if isinstance(mapping, dict) else mapping.items())
 
 
 def _is_same(container, before):
     if len(container) != len(before):
         return False
     if isinstance(before, dict):
-        return all(key in container and container[key] is value for key, value in before.items())
+        return all(before.get(key, before) is value for key, value in _pairs(container))
     return all(one is other for one, other in zip(container, before))
 
 
@@ -394,13 +381,14 @@ def _refill(container, before, is_watched=None):
     if _is_array(container):
         if container.flags.writeable:
             container[...] = before
-    elif isinstance(container, dict):
-        for key in [key for key, value in list(dict.items(container)) if key not in before and (is_watched is None or is_watched(key, value))]:
+    elif isinstance(before, dict):
+        now = dict(_pairs(container))
+        for key in [key for key, value in now.items() if key not in before and (is_watched is None or is_watched(key, value))]:
             del container[key]
         for key, value in before.items():
-            if dict.get(container, key, container) is not value and (is_watched is None or is_watched(key, value)):
+            if now.get(key, now) is not value and (is_watched is None or is_watched(key, value)):
                 container[key] = value
-    elif len(container) != len(before) or any(one is not other for one, other in zip(container, before)):
+    elif not _is_same(container, before):
         container.clear()
         (container.update if isinstance(container, set) else container.extend)(before)
 

@@ -70,9 +70,7 @@ def is_plain(tensor):
 
 def is_opaque(leaf):
     """Whether it is an object of the script's that may hold tensors which nobody sees."""
-    if isinstance(leaf, _OPAQUE_NOT) or callable(leaf):
-        return False
-    return any(isinstance(item, torch.Tensor) for item in getattr(leaf, "__dict__", {}).values())
+    return may_hold(leaf) and any(isinstance(item, torch.Tensor) for item in getattr(leaf, "__dict__", {}).values())
 
 
 def may_hold(leaf):
@@ -80,8 +78,16 @@ def may_hold(leaf):
     return not isinstance(leaf, (*_OPAQUE_NOT, torch.Size)) and not callable(leaf)
 
 
-def refuse_many():
+def many_at_a_time():
+    """Tensors may stand for many: inside of torch.func, or of vectorized gradients, which PyTorch makes by its older means."""
     if torch._C._functorch.maybe_current_level() is not None:
+        return True
+    torch._C._vmapmode_increment_nesting()
+    return torch._C._vmapmode_decrement_nesting() > 0
+
+
+def refuse_many():
+    if many_at_a_time():
         raise core.GroupError("castor: the ranks cannot exchange the rows of many gradients at a time: leave vectorize=True, or is_grads_batched=True, out")
 
 

@@ -80,6 +80,37 @@ def same(one, other):
     return _packed(one) == _packed(other)
 
 
+def generator_kinds():
+    """The classes of generators that a script makes for itself."""
+    numpy = _numpy()
+    return (random.Random, torch.Generator) + ((numpy.Generator, numpy.RandomState, numpy.BitGenerator) if numpy else ())
+
+
+def state_of(generator):
+    """Of one that a script has made; restore_one() takes it."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return _bits_of(generator).state
+
+
+def restore_one(generator, state):
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    else:
+        _bits_of(generator).state = state
+
+
+def _bits_of(generator):
+    """What holds the state of a generator of NumPy's."""
+    if isinstance(generator, _numpy().RandomState):
+        return generator._bit_generator
+    return getattr(generator, "bit_generator", generator)
+
+
 _NAMES = ("PyTorch's", "Python's", "NumPy's")
 
 
@@ -244,8 +275,7 @@ class Collation:
 
 def _keeps_generators(root):
     """Whether a dataset, or an object inside it, has generators of its own."""
-    numpy = _numpy()
-    kinds = (random.Random, torch.Generator) + ((numpy.Generator, numpy.RandomState, numpy.BitGenerator) if numpy else ())
+    kinds = generator_kinds()
     reached, seen = [root], set()
     while reached and len(seen) < _OBJECTS:
         item = reached.pop()

@@ -43,7 +43,8 @@ class Trials:
     def __init__(self):
         self._of = weakref.WeakKeyDictionary()  # module: ({kind: Form}, {path: its values})
 
-    def of(self, module, arguments):
+    def of(self, module, parts, arguments):
+        """`parts`: (name, module) of all that belong to it."""
         forms, values = self._of.setdefault(module, ({}, {}))
         kind, plain = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()], []
         for leaf, path in rows.leaves(arguments):
@@ -52,7 +53,7 @@ class Trials:
             else:
                 kind.append((path, type(leaf).__name__))
                 plain.append((path, leaf))
-        for path, value in (*plain, *_settings(module)):
+        for path, value in (*plain, *_settings(parts)):
             if isinstance(value, (bool, int, str)):
                 known = values.setdefault(path, set())
                 if len(known) <= VALUES:
@@ -62,9 +63,9 @@ class Trials:
         return forms.setdefault(repr(kind), Form())
 
 
-def _settings(module):
+def _settings(parts):
     """(path, value) of the attributes of the script's modules: stages and modes, and PyTorch's own of each module."""
-    for name, m in module.named_modules():
+    for name, m in parts:
         if not type(m).__module__.startswith("torch."):
             for key, value in vars(m).items():
                 if type(value) in (bool, int, str):
