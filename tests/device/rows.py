@@ -97,7 +97,7 @@ ALSO = {
                  "written_within_a_step:sgd"),
     slow(0.125): ("streams_while_a_thread_moves:sgd", "streams_while_a_thread_moves:adamw"),
     delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
-    ROOM: ("mlp:adamw", "views_of_one_buffer:momentum", "given_by_dlpack:momentum", "given_as_an_array:adamw", "given_as_a_number:sgd", "compiled_steps:adamw"),
+    ROOM: ("mlp:adamw", "after_a_failure:adamw", "views_of_one_buffer:momentum", "given_by_dlpack:momentum", "given_as_an_array:adamw", "given_as_a_number:sgd", "compiled_steps:adamw"),
     OTHER_ALLOCATORS[0]: ("mlp:adamw",),
     expandable(0.25): ("batch_grows:momentum", "cache_emptied:adamw"),
     OVERFLOW: ("batch_grows:momentum",),

@@ -183,6 +183,27 @@ def test_other_bits_leave_pytorchs_step():
     same(again, theirs)
 
 
+def test_the_trial_sees_how_a_product_is_rounded():
+    """Of a step that is small beside most parameters, too: PyTorch's loops round some elements' product apart from the sum."""
+
+    def stepping(apart):
+        def stock(params, grads, momentum_buffer_list, grad_scale, found_inf, *, lr, **more):
+            for p, g in zip(params, grads):
+                g.div_(grad_scale)
+                here, along = p.cpu(), g.cpu()
+                factor = torch.tensor(lr, dtype=torch.float32)
+                joined = (here.double() - factor.double() * along.double()).float()
+                p.copy_(here - factor * along if apart else joined)
+        return stock
+
+    ones, scale = [torch.ones(3, device="cuda")], torch.tensor(1024.0, device="cuda")
+    for lr in (1e-2, 1e-5):
+        arguments = dict(params=ones, grads=ones, momentum_buffer_list=[None], grad_scale=scale, found_inf=None, weight_decay=0, momentum=0,
+                         lr=lr, dampening=0, nesterov=False, maximize=False, has_sparse_grad=False)
+        equal = [kernels._try(kernels.SGD.cuda, "fused", stepping(apart), arguments) for apart in (False, True)]
+        assert sorted(equal) == [False, True], (lr, equal)
+
+
 def test_a_second_device_and_another_stream():
     for device in ("cuda:1", "cuda:0"):
         compare(lambda p: torch.optim.AdamW(p, lr=1e-2), "castor_adam_f32", device=device)

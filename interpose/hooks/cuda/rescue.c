@@ -50,13 +50,22 @@ static bool first_time(bool said[DEVICES_MAX], int device) {
     return !__atomic_exchange_n(&said[device], true, __ATOMIC_RELAXED);
 }
 
-/* PyTorch has freed what it caches, and the slots' memory is what is missing. */
-static bool slots_would_do(const rescue *r) {
+/* Of the device's memory, by the driver's account. */
+typedef struct room {
+    uint64_t free, total;
+} room;
+
+static room room_of(const rescue *r) {
     const device_driver *driver = devices_driver();
-    uint64_t held = r->last ? slots_region_held(devices_slots(r->device)) : 0, free_bytes = 0, total_bytes;
-    if (held)
-        driver->room(driver->context, r->device, &free_bytes, &total_bytes);
-    return held && free_bytes + held >= r->bytes;
+    room found = {0, 0};
+    driver->room(driver->context, r->device, &found.free, &found.total);
+    return found;
+}
+
+/* Whether what moves, and then what the slots hold, makes room; they are given when PyTorch has freed what it caches. */
+static bool would_do(const rescue *r, uint64_t moves, uint64_t free_bytes) {
+    uint64_t given = r->last ? slots_region_held(devices_slots(r->device)) : 0;
+    return moves + given && free_bytes + moves + given >= r->bytes;
 }
 
 /* It is PyTorch's error. */
@@ -79,13 +88,17 @@ static bool rescue_begin(rescue *r, int device, size_t bytes, bool last) {
     *r = (rescue){.device = device, .last = last, .homes = devices_homes(device)};
     if (!r->homes)
         return false;
+    r->bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
+    room there = room_of(r);
+    if (r->bytes > there.total) /* which says nothing about the memory */
+        return false;
     homes_short(r->homes);
     if (capture_runs())
         return false;
-    r->movable = homes_evictable(r->homes) != 0;
-    r->bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
-    if (!r->movable && !slots_would_do(r)) {
-        if (last && homes_are_fixed(r->homes))
+    uint64_t moves = homes_evictable(r->homes);
+    r->movable = moves != 0;
+    if (!would_do(r, moves, there.free)) { /* nothing moves in vain: PyTorch frees what it caches and asks again, or fails */
+        if (!moves && last && homes_are_fixed(r->homes))
             fixed_say(r);
         return false;
     }
@@ -102,15 +115,13 @@ static bool rescue_begin(rescue *r, int device, size_t bytes, bool last) {
 /* Frees memory. In the first round what is missing by the driver's account; that may lie in pieces, so that later ones free as much as
  * is asked for. False: nothing more could be freed. */
 static bool rescue_more(rescue *r) {
-    const device_driver *driver = devices_driver();
-    uint64_t free_bytes = 0, total_bytes = 0;
-    driver->room(driver->context, r->device, &free_bytes, &total_bytes);
-    uint64_t slack = total_bytes / SLACK_PART < SLACK_BYTES ? total_bytes / SLACK_PART : SLACK_BYTES;
+    room there = room_of(r);
+    uint64_t slack = there.total / SLACK_PART < SLACK_BYTES ? there.total / SLACK_PART : SLACK_BYTES;
     uint64_t wanted = r->bytes + slack;
-    if (r->rounds++ == 0 && free_bytes < r->bytes)
-        wanted -= free_bytes;
+    if (r->rounds++ == 0 && there.free < r->bytes)
+        wanted -= there.free;
     uint64_t freed = homes_evict(r->homes, wanted), given = 0;
-    if (!freed && slots_would_do(r))
+    if (!freed && would_do(r, 0, room_of(r).free))
         given = slots_region_give(devices_slots(r->device));
     r->freed += freed;
     r->given += given;

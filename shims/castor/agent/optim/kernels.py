@@ -25,6 +25,8 @@ NO_DECAY, COUPLED, DECOUPLED = range(3)  # castor.h: CASTOR_DECAY_
 # Less than a vector, a tail, several vectors and a tail, vectors alone: of these PyTorch may have a loop of its own, with other bits.
 TRIED_SIZES = (1, 37, 1029, 1032)
 TRIED_STEPS = 2
+# Parameters and gradients are tried over so many powers of two: how a product is rounded shows only where what it is added to is not much larger.
+TRIED_POWERS = 24
 # Steps done before, where a device computes the powers. How a number of a step is rounded shows in some steps only.
 TRIED_COUNTS = (0.0, 9.0, 4999.0, *map(float, range(1, 40, 2)))
 
@@ -227,15 +229,19 @@ def _try(kind, form, stock, arguments):
     device, dtype = arguments["params"][0].device, arguments["params"][0].dtype
     cuda = device.type == "cuda"
     dtype = dtype if cuda else torch.float32
-    for name, value in (("grad_scale", 1536.0), ("found_inf", 0.0)):  # the call's own may say that nothing is to be stepped
-        if isinstance(options.get(name), torch.Tensor):
-            options[name] = torch.tensor(value, device=device)
+    scale = 1.0
+    if isinstance(options.get("grad_scale"), torch.Tensor):
+        scale = 1536.0
+        options["grad_scale"] = torch.tensor(scale, device=device)
+    if isinstance(options.get("found_inf"), torch.Tensor):  # the call's own may say that nothing is to be stepped
+        options["found_inf"] = torch.tensor(0.0, device=device)
 
     counted = TRIED_COUNTS if cuda and kind.name == "adam" else (0.0,) * len(TRIED_SIZES)
     sizes = [*TRIED_SIZES, *[TRIED_SIZES[1]] * (len(counted) - len(TRIED_SIZES))]
 
     def random(scale):
-        return [(scale * torch.randn(size, generator=generator)).to(device, dtype) for size in sizes]
+        powers = [torch.randint(TRIED_POWERS, (size,), generator=generator) for size in sizes]
+        return [(scale * torch.randn(len(some), generator=generator) * 0.5**some).to(device, dtype) for some in powers]
 
     parameters = random(1.0)
     sides = [[p.clone() for p in parameters] for _ in range(2)]
@@ -249,7 +255,7 @@ def _try(kind, form, stock, arguments):
         states = [[[None] * len(side)] for side in sides]
     pairs = []
     for _ in range(TRIED_STEPS):
-        gradients = random(0.1)
+        gradients = random(0.1 * scale)
         theirs = [g.clone() for g in gradients]
         stock(sides[0], theirs, *states[0], **options)
         kind.step(form, sides[1], gradients, *states[1], **{name: options[name] for name in kind.keywords})
