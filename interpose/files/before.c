@@ -22,26 +22,30 @@ static bool is_new(const files_found *found) {
     return files_marker(FILES_BEFORE, path, &kind);
 }
 
-static void keep(const files_found *found, bool replaces) {
+/* False: it is kept already, or cannot be. */
+static bool keep_once(const files_found *found, bool replaces) {
     char place[FILES_PATH_MAX];
     struct stat kept;
     if (found->outside || is_new(found))
-        return;
-    if (found->missing) {
-        files_mark(FILES_BEFORE, found->path, "gone");
-        return;
-    }
+        return false;
+    if (found->missing)
+        return files_mark(FILES_BEFORE, found->path, "gone") == 0;
     if (files_place_in(FILES_BEFORE, found->path, place) != 0 || call_lstat(place, &kept) == 0 ||
         files_make_parents(FILES_BEFORE, found->path) != 0)
-        return;
+        return false;
     bool regular = S_ISREG(found->info.st_mode);
     if (replaces && regular && call_link(found->path, place, 0) == 0)
-        return;
+        return true;
     /* A large file that is changed in place is not kept: another rank reads it while rank 0 writes only if nothing
      * that they do together, a step or an evaluation, lies between. */
     if (regular && !replaces && found->info.st_size >= FILES_SHARED_BYTES)
-        return;
-    files_copy(found->path, place, &found->info);
+        return false;
+    return files_copy(found->path, place, &found->info) == 0;
+}
+
+static void keep(const files_found *found, bool replaces) {
+    if (keep_once(found, replaces))
+        files_count_note();
 }
 
 void files_note(int folder, const char *path, bool follow, bool replaces) {

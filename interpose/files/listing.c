@@ -115,7 +115,7 @@ static bool read_layer(files_listing **listing, int folder, const char *path, in
     return size == 0;
 }
 
-files_listing *files_listing_open(const files_found *found) {
+static files_listing *read_all(const files_found *found) {
     char place[FILES_PATH_MAX];
     int real = files_layer_count();
     files_listing *l = map(FIRST_BYTES);
@@ -143,6 +143,22 @@ files_listing *files_listing_open(const files_found *found) {
     files_listing_close(l);
     errno = reason;
     return NULL;
+}
+
+files_listing *files_listing_open(const files_found *found) {
+    files_listing *l = read_all(found);
+    files_found again;
+    if (found->outside || !files_noted_since(found))
+        return l;
+    again = *found;
+    for (int tries = 1; tries < FILES_TRIES && files_noted_since(&again); tries++) {
+        if (l)
+            files_listing_close(l);
+        if (files_find(AT_FDCWD, found->path, false, &again) != 0)
+            return NULL;
+        l = read_all(&again);
+    }
+    return l;
 }
 
 void *files_listing_next(files_listing *l) {

@@ -20,6 +20,8 @@ typedef struct layer {
 static layer layers[FILES_BEFORE + 1];
 static int layer_count;
 static char apart[OPTION_STRING_MAX]; /* the log directory: its files are Castor's */
+/* Has one byte for each note, and gets it before what is noted changes. */
+static char note_count[OPTION_STRING_MAX + 32];
 
 /* ---- temporary names ---- */
 
@@ -60,6 +62,8 @@ void files_start(void) {
     } else if (o->files[0]) {
         layer_set(&layers[FILES_BEFORE], o->files, "/before");
     }
+    if (o->files[0])
+        log_format(note_count, sizeof note_count, "%s/notes", o->files);
     temporary_start(o->temporary_dir);
     files_now = layer_count ? FILES_PRIVATE : o->files[0] ? FILES_NOTE : FILES_OFF;
 }
@@ -159,6 +163,31 @@ void files_unmark(const char *path) {
     if (marker_place(0, path, place))
         call_unlink(place, 0);
     errno = saved_errno;
+}
+
+/* ---- notes ---- */
+
+void files_count_note(void) {
+    int file = call_open(note_count, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0)
+        return;
+    if (write(file, "", 1) != 1) {
+        /* without room there is no note either */
+    }
+    close(file);
+}
+
+/* Always 0 where nobody notes for this process. */
+static int64_t notes_counted(void) {
+    struct stat info;
+    return files_now == FILES_PRIVATE && note_count[0] && call_lstat(note_count, &info) == 0 ? info.st_size : 0;
+}
+
+bool files_noted_since(const files_found *found) {
+    int saved_errno = errno;
+    bool more = notes_counted() != found->notes;
+    errno = saved_errno;
+    return more;
 }
 
 /* ---- the walk ---- */
@@ -379,13 +408,13 @@ static int walk_all(walk *w) {
     return w->looked ? 0 : walk_check(w); /* not where it ends in ".." */
 }
 
-int files_find(int folder, const char *path, bool follow, files_found *out) {
+static int find_once(int folder, const char *path, bool follow, files_found *out) {
     walk w = {.found = out, .follow = follow};
-    int saved_errno = errno;
     out->missing = out->outside = out->own = false;
     out->layer = layer_count;
     out->visible = 0;
     out->info.st_mode = 0;
+    out->notes = notes_counted();
     int begun = walk_begin(&w, folder, path);
     if (begun)
         return begun;
@@ -398,8 +427,16 @@ int files_find(int folder, const char *path, bool follow, files_found *out) {
         out->outside = true;
         out->own = w.own_depth == w.depth;
     }
-    errno = saved_errno;
     return 0;
+}
+
+int files_find(int folder, const char *path, bool follow, files_found *out) {
+    int saved_errno = errno, result = find_once(folder, path, follow, out);
+    for (int tries = 1; tries < FILES_TRIES && files_noted_since(out); tries++)
+        result = find_once(folder, path, follow, out);
+    if (result >= 0)
+        errno = saved_errno;
+    return result;
 }
 
 int files_use(int folder, const char *path, files_intent intent, char *out) {

@@ -23,13 +23,15 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/stat.h>
 #include "core/status.h"
 
 enum {
     FILES_PATH_MAX = 4096,
     FILES_LAYERS_MAX = 4,
-    FILES_BEFORE = FILES_LAYERS_MAX + 1 /* the layer of rank 0's notes */
+    FILES_BEFORE = FILES_LAYERS_MAX + 1, /* the layer of rank 0's notes */
+    FILES_TRIES = 100 /* a search is repeated while rank 0 notes what may lie on its way, so often at most */
 };
 /* Files of at least this size are not copied if a hard link can be made and they are only read, or replaced as a whole. */
 #define FILES_SHARED_BYTES (64 << 20)
@@ -65,6 +67,7 @@ typedef struct files_found {
     bool outside;                     /* not diverted: `path` is the place */
     bool own;                         /* ... because it has an "own" marker, at this very path */
     struct stat info;                 /* unless missing or outside */
+    int64_t notes;                    /* how many rank 0 had made when the search began */
 } files_found;
 
 /* Reads the options. Nothing is diverted unless castor run asked for it. */
@@ -78,6 +81,9 @@ int files_find(int folder, const char *path, bool follow, files_found *out);
 
 /* Castor's own files, devices, /proc and /sys: never diverted. */
 bool files_is_apart(const char *path);
+
+/* Whether what was found, or what was read there since, may be of two times: rank 0 has noted something since. */
+bool files_noted_since(const files_found *found);
 
 int files_layer_count(void);
 /* The place of this path in layer `at`. */
@@ -130,6 +136,8 @@ int files_clear(const char *place);
 void files_note(int folder, const char *path, bool follow, bool replaces);
 /* The same for a folder and everything in it. */
 void files_note_tree(int folder, const char *path);
+/* overlay.c: a note is complete, and what it is about has not changed yet. */
+void files_count_note(void);
 
 /* ---- listing.c ---- */
 

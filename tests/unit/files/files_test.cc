@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -202,6 +203,49 @@ TEST_F(Files, WhatRank0ChangesIsAsItWasForTheOthers) {
         EXPECT_EQ(names(real), (Names{"kept", "out"}));
     });
     EXPECT_EQ(text_of(real + "/out/metrics"), "after");
+}
+
+// What a rank looks for while rank 0 makes it, changes it or removes it.
+TEST_F(Files, NothingOfRank0IsSeenWhileItIsMade) {
+    constexpr int kCount = 400;
+    auto made = [&](int i) { return real + "/made" + std::to_string(i); };
+    auto old = [&](int i) { return real + "/old" + std::to_string(i); };
+    for (int i = 0; i < kCount; i++)
+        write_text(old(i), "old");
+    ASSERT_EQ(mkdir((real + "/listed").c_str(), 0755), 0);
+    auto *at = (std::atomic<int> *)mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(at, MAP_FAILED);
+    fflush(nullptr);
+    pid_t first = fork();
+    if (first == 0) {
+        in_rank(0, [&] {
+            for (int i = 0; i < kCount; i++) {
+                std::string name = real + "/listed/" + std::to_string(i);
+                at->store(i);
+                EXPECT_EQ(make(made(i)), 0);
+                EXPECT_TRUE(put(name, "new"));
+                EXPECT_EQ(drop(name), 0);
+                EXPECT_EQ(drop(old(i)), 0);
+            }
+            at->store(kCount);
+        });
+        _exit(testing::Test::HasFailure() ? 1 : 0);
+    }
+    in_rank(1, [&] {
+        int seen = 0, lost = 0, listed = 0;
+        for (int i = at->load(); i < kCount; i = at->load()) {
+            seen += exists(made(i));
+            lost += !exists(old(i));
+            listed += !names(real + "/listed").empty();
+        }
+        EXPECT_EQ(seen, 0) << "folders of rank 0";
+        EXPECT_EQ(lost, 0) << "files that rank 0 has removed";
+        EXPECT_EQ(listed, 0) << "listings with names of rank 0";
+    });
+    int status;
+    ASSERT_EQ(waitpid(first, &status, 0), first);
+    EXPECT_EQ(status, 0);
+    munmap(at, 4096);
 }
 
 TEST_F(Files, AFolderThatRank0RenamesStaysWhereItWas) {
