@@ -111,3 +111,11 @@ void castor_event_audit(double difference) {
     trace_counter_add(GAUGE_AUDITED, 1);
     trace_gauge_set(GAUGE_AUDIT_DIFFERENCE, (uint64_t)(difference * BILLION));
 }
+
+void castor_event_call(int by_rows) {
+    trace_counter_add(by_rows ? GAUGE_CALLS_BY_ROWS : GAUGE_CALLS_WHOLE, 1);
+}
+
+void castor_event_rows(uint64_t nanoseconds) {
+    trace_counter_add(GAUGE_ROWS_NS, nanoseconds);
+}

@@ -108,6 +108,11 @@ static void write_rank(json_writer *json, const report *report, const report_ran
     json_unsigned_or_null(json, "pss_peak_bytes", pss_bytes);
     json_unsigned(json, "private_bytes", report_gauge(process, GAUGE_PRIVATE_BYTES).last);
     json_number(json, "wait_seconds", rank->wait_seconds);
+    if (rank->calls_by_rows + rank->calls_whole > 0) {
+        json_unsigned(json, "calls_by_rows", rank->calls_by_rows);
+        json_unsigned(json, "calls_whole", rank->calls_whole);
+        json_number(json, "rows_seconds", rank->rows_seconds);
+    }
     json_number(json, "backward_seconds", rank->backward_seconds);
     json_number(json, "optimizer_seconds", rank->optimizer_seconds);
     json_number(json, "collective_seconds", rank->collective_seconds);

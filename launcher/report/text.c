@@ -18,6 +18,24 @@ static void write_audit(const report *report, FILE *out) {
     }
 }
 
+/* How models were computed (CASTOR_BATCH=model): the same on all ranks but for the time. */
+static void write_calls(const report *report, FILE *out) {
+    const report_rank *most = NULL;
+    char time[TEXT_FIGURE_MAX];
+    for (size_t i = 0; i < report->rank_count; i++)
+        if (report->ranks[i].calls_by_rows + report->ranks[i].calls_whole > 0 &&
+            (most == NULL || report->ranks[i].rows_seconds > most->rows_seconds))
+            most = &report->ranks[i];
+    if (most == NULL)
+        return;
+    fprintf(out,
+            "  models    %" PRIu64 " call%s by rows, %" PRIu64
+            " whole on every rank; gathering rows took rank %d %s, with its waits (%.1f%%)\n",
+            most->calls_by_rows, most->calls_by_rows == 1 ? "" : "s", most->calls_whole, most->rank,
+            text_seconds(time, most->rows_seconds),
+            most->lived_seconds > 0 ? 100 * most->rows_seconds / most->lived_seconds : 0);
+}
+
 #define ENDS_SHOWN 16
 
 /* How each rank ended, where one failed. */
@@ -54,6 +72,7 @@ static void write_header(const report *report, FILE *out) {
     write_ends(report, out);
     report_text_budgets(report, out);
     write_audit(report, out);
+    write_calls(report, out);
     report_text_about(report, out);
 }
 

@@ -32,6 +32,12 @@ ALONE = {
     "loops.py": ("sgd_momentum", "adam", "double_precision", "sparse_gradients", "stepped_through_the_step", "clipped_by_norm", "clipped_by_the_batch", "accumulation", "scaler",
                  "two_networks", "ema", "frozen_then_thawed", "closure", "inside_backward", "inside_backward_by_earlier_hooks", "local_gradients_only"),
 }
+# Under a budget there are no audits: what survives a step is right by the trials alone.
+SURVIVES = {
+    "survivors.py": ("centre_of_a_teacher", "codebook", "queue_with_a_pointer", "codebook_in_forward"),
+    "kept.py": ("samples_counted_in_an_attribute", "graph_in_an_attribute"),
+    "taken.py": ("adapted_in_the_second_order",),
+}
 SAYS = {"sparse_gradients": "its gradients are sparse", "stepped_through_the_step": "it is computed from other tensors"}
 
 
@@ -51,4 +57,8 @@ def placed(table):
             add(script, case, "one process, on disk", ON_DISK, one_rank=True, refused="", reason="", says=SAYS.get(case, ""))
     for script, budget in BUDGETS.items():
         add(script, "", "under a budget", (SMALL, f"CASTOR_MEMORY_BUDGET={budget}"), one_rank=script in ALONE, says="leave memory slowly")
+    for script, cases in SURVIVES.items():
+        for case in cases:
+            says = "|".join(filter(None, ("no room for a second copy", table[script][case].says)))
+            add(script, case, "under a budget", ("CASTOR_MEMORY_BUDGET=64M",), says=says)
     return found

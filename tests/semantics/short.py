@@ -43,6 +43,8 @@ STAND_INS = {
     ("construct.py", "options"): "construct_ddp.py",
     ("gpt.py", "one process, on disk"): "loops.py",
     ("gpt.py", "under a budget"): "gpt_ddp.py",
+    ("kept.py", "options"): "survivors.py",
+    ("taken.py", "options"): "survivors.py",
 }
 
 

@@ -136,8 +136,8 @@ class Auditor:
         if self.board is not None and not self.compared:  # another batch for the same backward: the fork draws its own
             split.drawn_ahead = True  # ... or for a later one, while the script still holds this part
             return part
-        due = self.due
         self.stop()
+        due = self.due
         self.delivered += 1
         if due and whole_batch is not None and not split.drawn_ahead and self._able() and self._fork():
             try:
@@ -151,8 +151,8 @@ class Auditor:
         if self.seen_backwards == self.job.backwards or self.job.boundary.stepping or self.job.boundary.pending:
             return False
         self.seen_backwards = self.job.backwards
-        due = self.due
         self.stop()
+        due = self.due
         self.delivered += 1
         shared = due and self.job.boundary.in_shared_memory()
         if shared:

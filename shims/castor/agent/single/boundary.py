@@ -81,6 +81,7 @@ class Boundary:
                 return self._call_in_fork(stock, module, args, kwargs)
             self.used = True
             self._divisions.add(division)
+        core.event_call(1)
         held, given = contents.Versions(parts), contents.Given((args, kwargs), (own_args, own_kwargs))
         result, raised = None, None
         try:
@@ -103,6 +104,7 @@ class Boundary:
 
     def _computed_whole(self, stock, module, args, kwargs):
         """With all that it calls."""
+        core.event_call(0)
         self._in_whole = True
         try:
             return stock(module, *args, **kwargs)

@@ -7,6 +7,7 @@ import collections.abc
 import copy
 import dataclasses
 import numbers
+import time
 import types
 from ctypes import byref, c_uint64
 
@@ -161,6 +162,7 @@ class Division:
     def _gathered(self, data, most, out=None):
         """The bytes of each rank, a row of `most` bytes each, of which a rank may have fewer."""
         out = torch.empty(self.world, most, dtype=torch.uint8) if out is None else out
+        began = time.monotonic_ns()
         for at in range(0, most, GATHER_BYTES):
             length = min(GATHER_BYTES, most - at)
             own = data[at:at + length]
@@ -170,6 +172,7 @@ class Division:
             core.gather(self.job.group.handle, own.data_ptr(), length, piece.data_ptr(), b"the rows of a batch")
             if piece is not out:
                 out[:, at:at + length] = piece
+        core.event_rows(time.monotonic_ns() - began)
         return out
 
 
