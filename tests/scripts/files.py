@@ -1,9 +1,12 @@
 """One process that writes checkpoints, logs and tables, and resumes."""
 
+import copy
 import csv
 import json
 import os
 import shutil
+import threading
+from concurrent import futures
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +40,26 @@ def checkpoints(log):
         log.step(loss, model, optimizer)
     torch.save(model, log.path("module.pt"))
     torch.save(model.head.weight, log.path("parameter.pt"))
+
+
+@record.case
+def saved_on_threads(log):
+    """Copies are written while the training goes on; one at a time is waited for, the others at the end."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    threads = []
+    with futures.ThreadPoolExecutor(1) as pool:
+        for step, (x, y) in enumerate(DataLoader(samples(), 4, shuffle=True)):
+            loss = train_step(model, optimizer, x, y)
+            pool.submit(torch.save, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, log.path("last.pt")).result()
+            threads.append(threading.Thread(target=torch.save, args=(copy.deepcopy(model.state_dict()), log.path(f"step{step}.pt"))))
+            threads[-1].start()
+            log.note("read", torch.load(log.path("last.pt"))["model"])
+            log.step(loss, model, optimizer)
+        torch.save(model.state_dict(), log.path("whole.pt"))
+    for thread in threads:
+        thread.join()
+    log.note("third", torch.load(log.path("step2.pt")))
 
 
 @record.case

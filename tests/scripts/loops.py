@@ -38,6 +38,25 @@ def sgd(log):
     train(log, lambda p: torch.optim.SGD(p, lr=0.1))
 
 
+class Waves(nn.Module):
+    """Weighs the frequencies of its inputs; lazily conjugated gradients among others."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(4, FEATURES // 2 + 1, dtype=torch.cfloat) * 0.3)
+        self.turns = nn.Parameter(torch.randn(4, 1, dtype=torch.cdouble))
+        self.head = nn.Linear(4 * FEATURES, CLASSES)
+
+    def forward(self, x):
+        waves = torch.einsum("bf,cf->bcf", torch.fft.rfft(x), self.weights) * self.turns.conj().to(torch.cfloat)
+        return self.head(torch.fft.irfft(waves, n=FEATURES).flatten(1))
+
+
+@record.case
+def complex_weights(log):
+    train(log, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), network=Waves)
+
+
 @record.case
 def recomputed_twice(log):
     """Reentrant checkpoints of one layer: its parameters get two gradients in one backward."""

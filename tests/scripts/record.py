@@ -79,6 +79,8 @@ def frozen_tensor(tensor):
 
 def frozen(thing):
     """A copy without tensors: nothing of the script's memory stays referenced."""
+    if isinstance(thing, torch.Tensor) and thing.is_complex():
+        return {"complex": frozen(torch.view_as_real(thing.detach().resolve_conj()))}
     if isinstance(thing, torch.Tensor):
         return {"tensor": frozen_tensor(thing)}
     if isinstance(thing, dict):

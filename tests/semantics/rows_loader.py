@@ -24,6 +24,7 @@ _COMPARED = "compares the samples of a batch"
 OTHERS = {
     "loops.py": {
         "clipped_by_the_batch": _refused("each rank has a part of the batch, and so another limit", "clip the gradients by different limits"),
+        "complex_weights": _refused("the store has no sums of complex numbers", "its dtype is torch.complex"),
         "local_gradients_only": _refused(_NO_WHOLE_GRADIENT, "autograd.grad"),
         "sum_of_losses": _refused("a loss is taken for a mean over the batch, and the audit finds a sum", "set CASTOR_LOSS=sum"),
         "sum_of_losses, CASTOR_LOSS=sum": like(sgd, options=("CASTOR_LOSS=sum",)),

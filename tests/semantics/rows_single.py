@@ -30,6 +30,7 @@ TABLE = {
         "adam": adaptive,
         "adamw_fused": adaptive,
         "double_precision": sgd,
+        "complex_weights": sgd,
         "recomputed_twice": like(sgd, reason="a gradient is summed once", refused="two gradients in one backward .*: use .*use_reentrant=False"),
         "sparse_gradients": like(sgd, reason="sparse gradients have no fixed place", refused="is sparse: make it dense .*, or run this script on one rank"),
         "clipped_by_norm": sgd,
@@ -234,6 +235,7 @@ TABLE = {
     "files.py": {
         "checkpoints": adaptive,
         "best_of_all": sgd,
+        "saved_on_threads": sgd,
         "checkpoints_renamed_and_removed": sgd,
         "best_is_a_copy": sgd,
         "log_as_text": sgd,

@@ -465,7 +465,7 @@ def _digest(tensor):
     """Of a tensor, or of what its text tells: numbers, words, lists of them."""
     if not isinstance(tensor, torch.Tensor):
         return float(zlib.crc32(repr(tensor).encode()))
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = rows.resolved(tensor).reshape(-1)
     if flat.numel() * flat.element_size() > _LARGE:
         wide = torch.float64 if flat.is_floating_point() else None
         return _digest((flat.sum(dtype=wide).item(), flat[::7].sum(dtype=wide).item()))

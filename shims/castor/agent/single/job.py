@@ -81,7 +81,7 @@ class Job(process.Process):
         own = round(self.weight * self.samples)
         fresh = [node.variable for node in nodes if type(node).__name__ == "AccumulateGrad" and store.entry_of(node.variable) is None]
         fresh = [p for p in fresh if id(p) not in self.of_batch]
-        plain = [p for p in fresh if not isinstance(p, torch.nn.Parameter)]
+        plain = [p for p in fresh if not isinstance(p, torch.nn.Parameter) or p.is_complex()]
         if not self.split_seen:  # what the script has outside of its models has the whole gradient, unless a model uses it unseen
             self._adopt(p for p in fresh if isinstance(p, torch.nn.Parameter))
             self.boundary.leaves = plain
@@ -96,7 +96,8 @@ class Job(process.Process):
         if self.distributed or not store.active():
             return
         writers.install_late(self)
-        fresh = [p for p in parameters if store.is_fresh(p)]
+        # The store has no sums of complex numbers: at the boundary each rank keeps these parameters for itself, and their gradients are levelled.
+        fresh = [p for p in parameters if store.is_fresh(p) and not (p.is_complex() and self.boundary.divides)]
         for p in fresh:
             why = tensors.why_unsupported(p)
             if why:

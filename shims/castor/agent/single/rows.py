@@ -69,6 +69,11 @@ def is_plain(tensor):
     return tensor.layout is torch.strided and tensor.device.type == "cpu" and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
+def resolved(tensor):
+    """Its values as they lie in memory: of a conjugate or a negated view they do not."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def is_opaque(leaf):
     """Whether it is an object of the script's that may hold tensors which nobody sees."""
     return may_hold(leaf) and any(isinstance(item, torch.Tensor) for item in getattr(leaf, "__dict__", {}).values())
@@ -134,7 +139,7 @@ class Division:
 
     def whole_of(self, part, dimension, each):
         refuse_many()
-        own = part.detach().movedim(dimension, 0).contiguous()
+        own = resolved(part.detach().movedim(dimension, 0))
         bytes_of_row = own[0].numel() * own.element_size() * each
         whole = own.new_empty(self.count * each, *own.shape[1:])
         if self.even:
@@ -150,7 +155,7 @@ class Division:
     def mean_of(self, tensor):
         """The mean of a tensor that each rank has."""
         refuse_many()
-        own = tensor.detach().contiguous().reshape(-1)
+        own = resolved(tensor).reshape(-1)
         wide = torch.complex128 if own.is_complex() else torch.float64
         mean, length = torch.empty_like(own), GATHER_BYTES // own.element_size()
         for at in range(0, len(own), length):

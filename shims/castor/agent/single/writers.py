@@ -4,6 +4,7 @@ import functools
 import hashlib
 import os
 import sys
+import threading
 
 from .. import core, patching
 from ..common import store
@@ -45,8 +46,9 @@ def is_private():
 
 
 def are_together():
-    """Whether all ranks are in step, so that rank 0 can write for all."""
-    return bool(_installed) and not _installed[0].distributed and store.active() and _installed[0].synchronizer is not None
+    """Whether all ranks are in step, so that rank 0 can write for all. Threads of the script are not: in them each rank writes by itself."""
+    return (bool(_installed) and not _installed[0].distributed and store.active() and _installed[0].synchronizer is not None
+            and threading.current_thread() is threading.main_thread())
 
 
 def write_together(targets, write, what):
