@@ -16,8 +16,9 @@ class Job:
         self.status, self.said, self.told = status, said, told
 
 
-def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), single=False):
-    """`arguments`: of the script. Its results are `told`, one of each rank."""
+def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), single=False, batch="loader"):
+    """`arguments`: of the script. Its results are `told`, one of each rank. `batch`: of a script of one process; by the loader a rank's part is
+    computed as the reference computes it."""
     with tempfile.TemporaryDirectory(prefix="castor-precision-") as folder:
         out = os.path.join(folder, "out")
         under = [os.environ["PRECISION_TEST_CASTOR"], "run", "--plugin", plugin, "--log-dir", os.path.join(folder, "logs"),
@@ -25,8 +26,8 @@ def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), s
         for setting in settings:
             under += ["--set", setting]
         if single:
-            under += ["--nproc", str(ranks), "--set", "CASTOR_BATCH=loader"] if ranks > 1 else []  # as the reference, in parts
-            arguments += ("--parts", ranks)
+            under += ["--nproc", str(ranks), "--set", f"CASTOR_BATCH={batch}"] if ranks > 1 else []
+            arguments = ("--parts", ranks, *arguments)
         command = [*([sys.executable] if single else runner.ranks(ranks)), os.path.join(FOLDER, "single.py" if single else "train.py"),
                    "--out", out, *map(str, arguments)]
         done = subprocess.run([*under, "--", *command], env=runner.environment(), cwd=FOLDER,

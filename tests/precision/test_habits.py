@@ -103,6 +103,19 @@ class HabitsTest(PrecisionTest):
             self.assertIn(f"the model writes its buffer '{name}'", job.said)
         self.assertNotIn("'constant'", job.said)
 
+    def test_split_at_the_boundary(self):
+        """A script of one process on two ranks: the same as on one but for the rounding of parts, and no call is computed whole."""
+        for precision in ("bf16", "fp16"):
+            alone, split = (jobs.start("--model", "mlp", "--optimizer", "sgd", "--clip", "0.5", "--steps", "8", "--parts", "2", precision=precision, single=True, ranks=ranks,
+                                       batch="model") for ranks in (1, 2))
+            self.assertEqual((alone.status, split.status), (0, 0), alone.said + split.said)
+            self.assertNotIn("computed whole", split.said)
+            one, two = (job.told[0] for job in (alone, split))
+            for a, b in ((torch.tensor(one[name]), torch.tensor(two[name])) for name in ("losses", "norms")):
+                self.assertLess(((a - b).abs() / a.abs()).max(), 2**-7)
+            for name, value in one["model"].items():
+                self.assertLess((value.float() - two["model"][name].float()).abs().max(), 2**-6 * value.float().abs().max(), (precision, name))
+
     def test_written_buffers(self):
         self.check_buffers(single=True, ranks=1)
 

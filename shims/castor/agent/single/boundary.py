@@ -451,14 +451,14 @@ def _why_whole(parts):
             if any(_is_of_script(hook) for hook in hooks.values()):
                 return f"a hook of the script looks into {name or 'it'}"
         for key, p in m._parameters.items():
-            if p is not None and (p._backward_hooks or any(_is_of_script(hook) for hook in (p._post_accumulate_grad_hooks or {}).values())):
+            if p is not None and any(_is_of_script(hook) for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) for hook in (hooks or {}).values()):
                 return f"a hook of the script gets the gradient of {f'{name}.{key}'.lstrip('.')}"
     return ""
 
 
 def _is_of_script(hook):
     """PyTorch's own, of weight_norm and of lazy modules, look at weights and shapes."""
-    return not getattr(hook, "__module__", "").startswith(("torch.nn.", __name__.partition(".")[0] + "."))
+    return not (getattr(hook, "__module__", None) or "").startswith(("torch.nn.", __name__.partition(".")[0] + "."))
 
 
 def _digest(tensor):
