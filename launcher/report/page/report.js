@@ -181,6 +181,9 @@
     if (model.bytes_per_param) add("Model data", model.bytes_per_param.toFixed(2) + " B", "per parameter and node, of " + count(model.numel));
     const waited = ranks.reduce((sum, rank) => sum + rank.wait_seconds, 0), lived = ranks.reduce((sum, rank) => sum + rank.lived_seconds, 0);
     if (waited > 0) add("Waiting for ranks", share(waited, lived), seconds(waited) + " in all");
+    const split = ranks.filter((rank) => rank.calls_by_rows + rank.calls_whole > 0).sort((a, b) => b.rows_seconds - a.rows_seconds)[0];
+    if (split)
+      add("Calls by rows", count(split.calls_by_rows), count(split.calls_whole) + " calls of models whole on every rank; gathering rows took " + who(split.rank) + " " + seconds(split.rows_seconds));
     const collectives = Object.values(data.collectives);
     if (collectives.length)
       add("Collectives", count(collectives.reduce((sum, row) => sum + row.count, 0)), bytes(collectives.reduce((sum, row) => sum + row.bytes, 0)) + " given by all ranks");
