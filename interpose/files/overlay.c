@@ -180,7 +180,8 @@ void files_count_note(void) {
 /* Always 0 where nobody notes for this process. */
 static int64_t notes_counted(void) {
     struct stat info;
-    return files_now == FILES_PRIVATE && note_count[0] && call_lstat(note_count, &info) == 0 ? info.st_size : 0;
+    return files_now == FILES_PRIVATE && note_count[0] && call_lstat(note_count, &info) == 0 ? info.st_size
+                                                                                             : 0;
 }
 
 bool files_noted_since(const files_found *found) {

@@ -97,7 +97,8 @@ static bool rescue_begin(rescue *r, int device, size_t bytes, bool last) {
         return false;
     uint64_t moves = homes_evictable(r->homes);
     r->movable = moves != 0;
-    if (!would_do(r, moves, there.free)) { /* nothing moves in vain: PyTorch frees what it caches and asks again, or fails */
+    /* Nothing moves in vain: PyTorch frees what it caches and asks again, or fails. */
+    if (!would_do(r, moves, there.free)) {
         if (!moves && last && homes_are_fixed(r->homes))
             fixed_say(r);
         return false;

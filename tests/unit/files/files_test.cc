@@ -213,7 +213,8 @@ TEST_F(Files, NothingOfRank0IsSeenWhileItIsMade) {
     for (int i = 0; i < kCount; i++)
         write_text(old(i), "old");
     ASSERT_EQ(mkdir((real + "/listed").c_str(), 0755), 0);
-    auto *at = (std::atomic<int> *)mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    auto *at =
+        (std::atomic<int> *)mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(at, MAP_FAILED);
     fflush(nullptr);
     pid_t first = fork();
