@@ -114,7 +114,8 @@ print(CALL, on_host()[2], holds(state, 100, 1))
             ('malloc(100, "cudaMallocAsync_ptsz", None)[0]', True),
             ('malloc(100, "cuMemAlloc_v2")[0]', True),
             ("create(100, 1)", True),
-            ("create(200, 1)", True),  # in vain
+            ("create(200, 1)", False),  # no device has so much: nothing moves in vain
+            ("malloc(50)[0] or create(150, 1)", False),  # nor where all that moves is not enough
             ("create(200, 3)", False),  # host memory is missing
             ("create(200, 1, 1)", False),  # another device's, which has no homes
             ("lib.cudaSetDevice(1) or malloc(200)[0]", False),
@@ -122,7 +123,7 @@ print(CALL, on_host()[2], holds(state, 100, 1))
         ):
             with self.subTest(call=call):
                 out, errors = self.run_text(text.replace("CALL", call), SIM_HOST_MEMORY="150M")
-                status = 2 if "200" in call else 0
+                status = 2 if "200" in call or "150" in call else 0
                 self.assertEqual(out, f"{status} {100 if rescued else 0} True\n")
                 self.assertEqual(errors != "", rescued)
 
