@@ -79,11 +79,11 @@ static bool remember(files_listing *l, const call_entry *entry) {
     return true;
 }
 
-/* `markers`: those of the layer, else its other names. The last one's names need not be remembered. */
-static bool read_layer(files_listing **listing, int folder, const char *path, int layer, bool markers,
-                       bool last) {
+/* `markers`: those of the layer, else its other names. Of the real tree all names are taken as they are. */
+static bool read_layer(files_listing **listing, int folder, const char *path, int layer, bool markers) {
     char entries[READ_BYTES], name[FILES_PATH_MAX];
     const size_t mark = sizeof FILES_MARK - 1;
+    bool real = layer == files_layer_count();
     long size;
     lseek(folder, 0, SEEK_SET);
     while ((size = call_entries(folder, entries, sizeof entries)) > 0)
@@ -92,7 +92,7 @@ static bool read_layer(files_listing **listing, int folder, const char *path, in
             const char *shown = entry->name;
             uint8_t type = entry->type;
             at += entry->size;
-            bool is_marker = !last && strncmp(shown, FILES_MARK, mark) == 0;
+            bool is_marker = !real && strncmp(shown, FILES_MARK, mark) == 0;
             if (is_marker != markers)
                 continue;
             if (is_marker) {
@@ -106,17 +106,35 @@ static bool read_layer(files_listing **listing, int folder, const char *path, in
                     continue;
                 type = HIDDEN;
             }
-            if (*slot_of(*listing, shown))
+            if (!real && *slot_of(*listing, shown))
                 continue;
             const call_entry *added = append(listing, entry->inode, type, shown);
-            if (!added || (!last && !remember(*listing, added)))
+            if (!added || (!real && !remember(*listing, added)))
                 return false;
         }
     return size == 0;
 }
 
-static files_listing *read_all(const files_found *found) {
+static bool read_names(files_listing **listing, const files_found *found, int layer) {
     char place[FILES_PATH_MAX];
+    if (!(found->visible & 1u << layer))
+        return true;
+    if (files_place_in(layer, found->path, place) != 0)
+        return false;
+    bool real = layer == files_layer_count();
+    int folder = call_open(place, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    if (folder < 0)
+        return errno == ENOENT && !real; /* notes that may come */
+    bool done = read_layer(listing, folder, found->path, layer, false) &&
+                (real || read_layer(listing, folder, found->path, layer, true));
+    int reason = errno;
+    close(folder);
+    errno = reason;
+    return done;
+}
+
+/* The real names are read first, since no note may follow that is about one of them, and hidden by what the layers have. */
+static files_listing *read_all(const files_found *found) {
     int real = files_layer_count();
     files_listing *l = map(FIRST_BYTES);
     if (!l)
@@ -124,41 +142,34 @@ static files_listing *read_all(const files_found *found) {
     l->size = FIRST_BYTES;
     l->slot_count = 256;
     l->slots = map(l->slot_count * sizeof *l->slots);
-    bool done = l->slots;
-    for (int i = 0; done && i <= real; i++) {
-        if (!(found->visible & 1u << i))
-            continue;
-        done = files_place_in(i, found->path, place) == 0;
-        int folder = done ? call_open(place, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0) : -1;
-        done = folder >= 0 && read_layer(&l, folder, found->path, i, false, i == real) &&
-               (i == real || read_layer(&l, folder, found->path, i, true, false));
+    bool done = l->slots && read_names(&l, found, real);
+    size_t real_bytes = l->used;
+    for (int i = 0; done && i < real; i++)
+        done = read_names(&l, found, i);
+    if (!done) {
         int reason = errno;
-        if (folder >= 0)
-            close(folder);
+        files_listing_close(l);
         errno = reason;
+        return NULL;
     }
-    if (done)
-        return l;
-    int reason = errno;
-    files_listing_close(l);
-    errno = reason;
-    return NULL;
+    for (size_t at = 0; at < real_bytes;) {
+        call_entry *entry = (call_entry *)(l->entries + at);
+        if (*slot_of(l, entry->name))
+            entry->type = HIDDEN;
+        at += entry->size;
+    }
+    return l;
 }
 
 files_listing *files_listing_open(const files_found *found) {
     files_listing *l = read_all(found);
-    files_found again;
-    if (found->outside || !files_noted_since(found))
+    files_found again = *found;
+    int overtaken = found->outside ? 0 : files_find_again(&again);
+    if (!overtaken)
         return l;
-    again = *found;
-    for (int tries = 1; tries < FILES_TRIES && files_noted_since(&again); tries++) {
-        if (l)
-            files_listing_close(l);
-        if (files_find(AT_FDCWD, found->path, false, &again) != 0)
-            return NULL;
-        l = read_all(&again);
-    }
-    return l;
+    if (l)
+        files_listing_close(l);
+    return overtaken > 0 ? read_all(&again) : NULL;
 }
 
 void *files_listing_next(files_listing *l) {

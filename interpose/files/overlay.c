@@ -177,14 +177,14 @@ void files_count_note(void) {
     close(file);
 }
 
-/* Always 0 where nobody notes for this process. */
 static int64_t notes_counted(void) {
     struct stat info;
-    return files_now == FILES_PRIVATE && note_count[0] && call_lstat(note_count, &info) == 0 ? info.st_size
-                                                                                             : 0;
+    if (files_now != FILES_PRIVATE || !note_count[0])
+        return -1;
+    return call_lstat(note_count, &info) == 0 ? info.st_size : 0;
 }
 
-bool files_noted_since(const files_found *found) {
+static bool noted_since(const files_found *found) {
     int saved_errno = errno;
     bool more = notes_counted() != found->notes;
     errno = saved_errno;
@@ -200,6 +200,7 @@ typedef struct walk {
     unsigned visible[DEPTH_MAX]; /* of the folder at each depth */
     int depth, links, own_depth; /* own_depth: from here on all is this process's own; 0: nothing is */
     bool follow, looked;         /* looked: `found` tells of its path, not of one below */
+    bool careful; /* the notes are looked through even if a folder is not in them: it may be soon */
 } walk;
 
 static unsigned everywhere(void) {
@@ -291,17 +292,24 @@ static int walk_check(walk *w) {
     files_found *found = w->found;
     unsigned parent = w->visible[w->depth - 1];
     char place[FILES_PATH_MAX], kind;
-    struct stat info;
-    int real = layer_count;
+    struct stat info, real_info;
+    int real = layer_count, real_wrong = 0;
     found->missing = true;
     found->visible = 0;
     found->parent_visible = parent;
+    if (parent & 1u << real && call_lstat(found->path, &real_info) != 0)
+        real_wrong = errno;
     for (int i = 0; i <= real; i++) {
         if (!(parent & 1u << i))
             continue;
         if (files_place_in(i, found->path, place) != 0)
             return errno;
-        if (call_lstat(place, &info) == 0) {
+        int wrong = real_wrong;
+        if (i == real)
+            info = real_info;
+        else
+            wrong = call_lstat(place, &info) == 0 ? 0 : errno;
+        if (!wrong) {
             if (!found->missing && !S_ISDIR(info.st_mode))
                 break;
             if (found->missing) {
@@ -312,8 +320,8 @@ static int walk_check(walk *w) {
             found->visible |= 1u << i;
             if (!S_ISDIR(info.st_mode))
                 break;
-        } else if (errno != ENOENT && errno != ENOTDIR && i == real) {
-            return errno;
+        } else if (wrong != ENOENT && wrong != ENOTDIR && i == real) {
+            return wrong;
         }
         if (i < real && files_marker(i, found->path, &kind)) {
             if (kind == 'o') {
@@ -325,6 +333,8 @@ static int walk_check(walk *w) {
             break;
         }
     }
+    if (w->careful && real && found->visible & 1u << real)
+        found->visible |= parent & 1u << (real - 1);
     w->visible[w->depth] = found->visible;
     w->looked = true;
     return 0;
@@ -409,8 +419,8 @@ static int walk_all(walk *w) {
     return w->looked ? 0 : walk_check(w); /* not where it ends in ".." */
 }
 
-static int find_once(int folder, const char *path, bool follow, files_found *out) {
-    walk w = {.found = out, .follow = follow};
+static int find_once(int folder, const char *path, bool follow, bool careful, files_found *out) {
+    walk w = {.found = out, .follow = follow, .careful = careful};
     out->missing = out->outside = out->own = false;
     out->layer = layer_count;
     out->visible = 0;
@@ -432,12 +442,20 @@ static int find_once(int folder, const char *path, bool follow, files_found *out
 }
 
 int files_find(int folder, const char *path, bool follow, files_found *out) {
-    int saved_errno = errno, result = find_once(folder, path, follow, out);
-    for (int tries = 1; tries < FILES_TRIES && files_noted_since(out); tries++)
-        result = find_once(folder, path, follow, out);
+    int saved_errno = errno, result = find_once(folder, path, follow, false, out);
+    if (noted_since(out))
+        result = find_once(folder, path, follow, true, out);
     if (result >= 0)
         errno = saved_errno;
     return result;
+}
+
+int files_find_again(files_found *found) {
+    char path[FILES_PATH_MAX];
+    if (!noted_since(found))
+        return 0;
+    memcpy(path, found->path, found->length + 1);
+    return find_once(AT_FDCWD, path, false, true, found) == 0 ? 1 : -1;
 }
 
 int files_use(int folder, const char *path, files_intent intent, char *out) {

@@ -14,6 +14,8 @@
  *     that name. Directories that are visible in several layers are one.
  *   - A "gone" marker is never removed while its folder exists: a file that is made again lies above its marker, and a
  *     directory that is made again is empty because of it.
+ *   - Rank 0 notes a path before it changes it. Who looks at the real tree first and at the notes afterwards sees nothing
+ *     of what rank 0 does meanwhile. A search in the other order is cheaper, and is made again if rank 0 noted something.
  *   - These folders hold all state, so forked and executed children find it there.
  *   - Nothing here allocates, locks or writes with stdio; every function may be called in a signal handler.
  *
@@ -30,8 +32,7 @@
 enum {
     FILES_PATH_MAX = 4096,
     FILES_LAYERS_MAX = 4,
-    FILES_BEFORE = FILES_LAYERS_MAX + 1, /* the layer of rank 0's notes */
-    FILES_TRIES = 100 /* a search is repeated while rank 0 notes what may lie on its way, so often at most */
+    FILES_BEFORE = FILES_LAYERS_MAX + 1 /* the layer of rank 0's notes */
 };
 /* Files of at least this size are not copied if a hard link can be made and they are only read, or replaced as a whole. */
 #define FILES_SHARED_BYTES (64 << 20)
@@ -67,7 +68,7 @@ typedef struct files_found {
     bool outside;                     /* not diverted: `path` is the place */
     bool own;                         /* ... because it has an "own" marker, at this very path */
     struct stat info;                 /* unless missing or outside */
-    int64_t notes;                    /* how many rank 0 had made when the search began */
+    int64_t notes;                    /* of rank 0, when the search began; -1: none are for this process */
 } files_found;
 
 /* Reads the options. Nothing is diverted unless castor run asked for it. */
@@ -82,8 +83,8 @@ int files_find(int folder, const char *path, bool follow, files_found *out);
 /* Castor's own files, devices, /proc and /sys: never diverted. */
 bool files_is_apart(const char *path);
 
-/* Whether what was found, or what was read there since, may be of two times: rank 0 has noted something since. */
-bool files_noted_since(const files_found *found);
+/* Finds a path of files_find again if rank 0 has noted something since, so that nothing of it is seen. 1: it has. */
+int files_find_again(files_found *found);
 
 int files_layer_count(void);
 /* The place of this path in layer `at`. */

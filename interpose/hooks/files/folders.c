@@ -15,7 +15,7 @@
 
 /* ---- streams ---- */
 
-/* What opendir returns for a directory that is visible in several layers. libc's own begins with a descriptor and a
+/* What opendir returns for a directory that is visible in several layers, or may be before it is read. libc's own begins with a descriptor and a
  * lock, never with these bytes. */
 typedef struct stream {
     uint64_t sign[2];
@@ -47,7 +47,8 @@ static DIR *stream_open(const files_found *found, int folder) {
 }
 
 static bool is_merged(const files_found *found) {
-    return !found->outside && !found->missing && found->visible != 1u << files_layer_count();
+    return !found->outside && !found->missing &&
+           (found->notes >= 0 || found->visible != 1u << files_layer_count());
 }
 
 static __attribute__((noinline)) DIR *opendir_diverted(const char *path) {
