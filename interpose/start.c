@@ -16,9 +16,11 @@
 #include "core/options.h"
 #include "core/plugin.h"
 #include "files/overlay.h"
+#include "forking/forking.h"
 #include "hooks/lookup/anycall.h"
 #include "hooks/table/hooks.h"
 #include "hooks/torch/caller.h"
+#include "trace/counters.h"
 #include "trace/format.h"
 #include "trace/phases.h"
 #include "trace/trace.h"
@@ -217,8 +219,8 @@ void start_refuse(const char *reason) {
     note_write(file, name, reason);
 }
 
-__attribute__((constructor)) static void start(void) {
-    phases_start();
+/* All that a process has from its environment. */
+static void read_environment(void) {
     option_status = options_load(environ, option_message, sizeof option_message);
     log_set_file(options()->log_file);
     if (options()->job[0] && options()->log_dir[0]) {
@@ -227,6 +229,18 @@ __attribute__((constructor)) static void start(void) {
         log_set_said(said, options()->job);
     }
     files_start();
+}
+
+castor_status start_again(void) {
+    read_environment();
+    counters_reset(false); /* no child of another process of the job */
+    return option_status == CASTOR_OK ? CASTOR_OK : error_set(option_status, "%s", option_message);
+}
+
+__attribute__((constructor)) static void start(void) {
+    phases_start();
+    read_environment();
+    forking_start();
 }
 
 __attribute__((destructor)) static void stop(void) {

@@ -10,6 +10,7 @@
 #include "core/start.h"
 #include "core/thread.h"
 #include "core/torch_version.h"
+#include "forking/forking.h"
 #include "hooks/torch/device_names.h"
 #include "trace/format.h"
 #include "trace/pass.h"
@@ -32,6 +33,24 @@ castor_status castor_attach(void) {
     if (status == CASTOR_OK)
         attach_once();
     return status;
+}
+
+int castor_fork_ready(void) {
+    return forking_ready();
+}
+
+int castor_fork_become(int rank) {
+    int log_file;
+    forking_become(rank, &log_file);
+    return log_file;
+}
+
+int castor_fork_finish(int helper) {
+    return forking_finish(helper);
+}
+
+castor_status castor_environment_read(void) {
+    return start_again();
 }
 
 void castor_beside(void) {

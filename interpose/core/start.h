@@ -17,6 +17,9 @@
  * with the text of error.h, when an option is bad: the library is awake then, with that option's default. */
 castor_status start_wake(void);
 
+/* The environment is another one, as in a process that castor starts: it is read again, before the library is awake. */
+castor_status start_again(void);
+
 /* This process has loaded the library itself: it sleeps for good (castor_beside). */
 void start_beside(void);
 

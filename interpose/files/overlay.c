@@ -54,6 +54,7 @@ void files_start(void) {
     const castor_options *o = options();
     log_format(apart, sizeof apart, "%s", o->log_dir);
     log_format(name, sizeof name, "/rank%d", o->rank);
+    layer_count = 0;
     if (o->files_diverted[0])
         layer_set(&layers[layer_count++], o->files_diverted, "");
     if (o->files[0] && o->rank > 0) {
@@ -175,6 +176,14 @@ void files_count_note(void) {
         /* without room there is no note either */
     }
     close(file);
+}
+
+void files_forget_notes(void) {
+    char place[FILES_PATH_MAX];
+    if (files_now != FILES_NOTE)
+        return;
+    if (call_unlink(note_count, 0) == 0 && files_place_in(FILES_BEFORE, "", place) == 0)
+        files_clear(place);
 }
 
 static int64_t notes_counted(void) {

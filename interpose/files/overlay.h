@@ -139,6 +139,8 @@ void files_note(int folder, const char *path, bool follow, bool replaces);
 void files_note_tree(int folder, const char *path);
 /* overlay.c: a note is complete, and what it is about has not changed yet. */
 void files_count_note(void);
+/* overlay.c: rank 0 is not ahead any more: the other ranks begin with the files as they are now. */
+void files_forget_notes(void);
 
 /* ---- listing.c ---- */
 

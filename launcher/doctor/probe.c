@@ -100,7 +100,7 @@ static bool make_environment(const run_install *install, run_environment *out) {
     run_request request = {.ranks = 1, .settings = settings, .setting_count = 1};
     run_job job = {.request = &request, .install = *install};
     memset(job.token, '0', RUN_TOKEN_DIGITS);
-    return run_environment_build(&job, environ, 0, -1, out);
+    return run_environment_build(&job, environ, 0, -1, -1, out);
 }
 
 static void last_line(const char *text, char *out, size_t out_size) {

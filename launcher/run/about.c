@@ -165,6 +165,20 @@ void run_about_write(const run_job *job) {
     free(text);
 }
 
+void run_about_add_ranks(const run_job *job, const char *how) {
+    char path[PATH_MAX + 16];
+    path_of(job, path, sizeof path);
+    int file = open(path, O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC);
+    FILE *out = file < 0 ? NULL : fdopen(file, "a");
+    if (out == NULL && file >= 0)
+        close(file);
+    if (out == NULL)
+        return;
+    if (has_room(TRACE_ABOUT_VALUE_MAX))
+        add(out, TRACE_ABOUT_RANKS, "%s", how);
+    fclose(out);
+}
+
 void run_about_remove(const run_job *job) {
     char path[PATH_MAX + 16];
     path_of(job, path, sizeof path);

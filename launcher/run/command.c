@@ -238,6 +238,26 @@ static python_line command_read(char *const *command) {
     return line;
 }
 
+/* Of the wrappers those that become the command. */
+static bool becomes_command(const char *word) {
+    static const char *const names[] = {"env", "nohup", "nice", "ionice", "stdbuf", "taskset", "chrt", "numactl"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(base_name(word), names[i]) == 0)
+            return true;
+    return false;
+}
+
+static bool becomes_python(char *const *words) {
+    bool wrapped = words[0] && becomes_command(words[0]);
+    for (; *words; words++) {
+        if (run_command_is_python(*words))
+            return true;
+        if (!wrapped)
+            return false;
+    }
+    return false;
+}
+
 const char *run_command_launcher(char *const *command, const char **fix) {
     python_line line = command_read(command);
     *fix = line.fix;
@@ -340,4 +360,9 @@ bool run_command_is_apart(char *const *command, const char *path, const char *au
         log_format(what, what_size, "%s in the environment", found.text);
     }
     return found.text[0] != '\0';
+}
+
+bool run_command_becomes_python(char *const *command, const char *path) {
+    char line[FIRST_LINE_MAX], *words[FIRST_LINE_WORDS];
+    return becomes_python(command) || (read_first_line(path, line, words) && becomes_python(words));
 }

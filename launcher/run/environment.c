@@ -226,7 +226,7 @@ static bool set_files(const run_job *job, run_environment *out) {
     return set(out, "CASTOR_FILES", path) && set(out, "CASTOR_TEMPORARY_DIR", temporary ? temporary : "");
 }
 
-bool run_environment_build(const run_job *job, char *const *base, int rank, int log_file,
+bool run_environment_build(const run_job *job, char *const *base, int rank, int log_file, int line,
                            run_environment *out) {
     if (!run_environment_settle(job->request, base, out))
         return false;
@@ -261,6 +261,8 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
         done = done && set_number_if_unset(out, "PYTHONHASHSEED", hash_seed(job->token));
         if (log_file >= 0)
             done = done && set_number(out, "CASTOR_LOG_FILE", (unsigned long)log_file);
+        if (line >= 0)
+            done = done && set_number(out, "CASTOR_FORK_LINE", (unsigned long)line);
         done = done && set_files(job, out);
     }
     if (!done)

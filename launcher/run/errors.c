@@ -5,11 +5,12 @@
 #include <string.h>
 #include <unistd.h>
 #include "core/log.h"
+#include "forking/line.h"
 
 enum { TAIL_BYTES = 8192, TAIL_LINES = 20 };
 
 void ranks_errors_path(const run_job *job, int rank, char *out, size_t out_size) {
-    log_format(out, out_size, "%s/rank%d.err", job->directory.path, rank);
+    log_format(out, out_size, "%s/" LINE_ERRORS_NAME, job->directory.path, rank);
 }
 
 /* What is left of a line that a progress bar has written over. */

@@ -24,7 +24,7 @@ enum {
     LOOK_MS = 1000, /* between looks at the note of a process that has refused the job */
 };
 
-static int64_t now_ms(void) {
+int64_t run_now_ms(void) {
     return (int64_t)(clock_ns(CLOCK_MONOTONIC) / 1000000u);
 }
 
@@ -85,6 +85,8 @@ static void rank_ended(rank_set *s, int rank, int status) {
     /* A process that the rank has started refused, and ended it. */
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM && run_outcome_refused(s->job))
         status = W_EXITCODE(EXIT_FAILURE, 0);
+    if (rank == 0)
+        forking_close(s); /* who ends before PyTorch is imported needs no other ranks */
     s->ranks[rank] = (rank_process){0, status};
     s->running--;
     if (!has_failed(status) && s->running && !ended_tell(s->job->token, rank))
@@ -95,14 +97,15 @@ static void rank_ended(rank_set *s, int rank, int status) {
     report_failure(s, rank);
     if (!s->running)
         return;
-    s->end_ms = now_ms() + END_MS;
+    s->end_ms = run_now_ms() + END_MS;
     if (!s->told_to_end)
-        s->term_ms = now_ms() + SAY_MS;
+        s->term_ms = run_now_ms() + SAY_MS;
     else
         tell_to_end(s);
 }
 
 static void reap(rank_set *s) {
+    forking_answer(s); /* rank 0 may have asked before it ended */
     for (;;) {
         int status;
         pid_t pid = waitpid(-1, &status, WNOHANG);
@@ -159,6 +162,8 @@ static int take_signal(rank_set *s, int64_t wait_ms) {
         return 0;
     if (signal == SIGCHLD)
         reap(s);
+    else if (signal == SIGIO)
+        forking_answer(s);
     else if (signal == SIGTSTP)
         suspend(s, &info);
     else if (signal == SIGCONT) {
@@ -175,8 +180,8 @@ static int take_signal(rank_set *s, int64_t wait_ms) {
 static void check_refusal(rank_set *s) {
     if (s->end_ms || !run_outcome_refused(s->job))
         return;
-    s->term_ms = now_ms() + SAY_MS;
-    s->end_ms = now_ms() + END_MS;
+    s->term_ms = run_now_ms() + SAY_MS;
+    s->end_ms = run_now_ms() + END_MS;
 }
 
 static int64_t watch_wait_ms(const rank_set *s) {
@@ -187,7 +192,7 @@ static int64_t watch_wait_ms(const rank_set *s) {
 static void watch(rank_set *s) {
     int rounds = 0;
     while (s->running > 0 && rounds < KILL_ROUNDS) {
-        int64_t left = s->end_ms ? s->end_ms - now_ms() : watch_wait_ms(s);
+        int64_t left = s->end_ms ? s->end_ms - run_now_ms() : watch_wait_ms(s);
         if (s->end_ms && left <= 0) {
             ranks_signal(s, SIGKILL);
             left = KILL_STEP_MS;
@@ -195,13 +200,14 @@ static void watch(rank_set *s) {
             take_signal(s, left);
             continue;
         }
-        int64_t until_term = s->term_ms ? s->term_ms - now_ms() : 0;
+        int64_t until_term = s->term_ms ? s->term_ms - run_now_ms() : 0;
         if (s->term_ms && until_term <= 0)
             tell_to_end(s);
         take_signal(s, until_term > 0 && until_term < left ? until_term : left);
         if (!s->end_ms)
             run_stall_check(&s->stall);
         check_refusal(s);
+        forking_check(s);
     }
     run_stall_end(&s->stall);
     if (s->running > 0)
@@ -212,12 +218,12 @@ static void watch(rank_set *s) {
 
 /* Waits until no child is left that `same_session` selects, for at most `wait_ms`. */
 static bool wait_for_leftovers(rank_set *s, bool same_session, int64_t wait_ms) {
-    int64_t until = now_ms() + wait_ms;
+    int64_t until = run_now_ms() + wait_ms;
     for (;;) {
         reap(s);
         if (!run_children_signal(s->guard.pid, same_session, 0))
             return true;
-        int64_t left = until - now_ms();
+        int64_t left = until - run_now_ms();
         if (left <= 0)
             return false;
         take_signal(s, left < KILL_STEP_MS ? left : KILL_STEP_MS);
@@ -243,8 +249,8 @@ static void end_leftovers(rank_set *s) {
     if (!everything && count)
         LOG_I("ended %zu %s that the ranks left running", count, count == 1 ? "process" : "processes");
     int64_t patience = LEFTOVER_MS;
-    if (s->end_ms && s->end_ms + LATEST_MS - now_ms() < patience)
-        patience = s->end_ms + LATEST_MS - now_ms();
+    if (s->end_ms && s->end_ms + LATEST_MS - run_now_ms() < patience)
+        patience = s->end_ms + LATEST_MS - run_now_ms();
     if (wait_for_leftovers(s, same_session, patience))
         return;
     for (int round = 0; round < KILL_ROUNDS; round++) {
@@ -276,7 +282,8 @@ static void note_end(const rank_set *s, int status) {
 }
 
 int run_ranks(const run_job *job, char *const *base, bool *started) {
-    rank_set s = {.job = job, .count = job->request->ranks, .failed = -1, .guard = {.line = -1}};
+    rank_set s = {
+        .job = job, .base = base, .count = job->request->ranks, .failed = -1, .line = -1, .guard = {.line = -1}};
     char files[PATH_MAX + 16];
     *started = false;
     s.ranks = calloc((size_t)s.count, sizeof *s.ranks);
@@ -292,16 +299,17 @@ int run_ranks(const run_job *job, char *const *base, bool *started) {
     if (!run_guard_start(job, files, &s.guard))
         LOG_E("no process can be started: %s", strerror(errno));
     else
-        status = ranks_start(&s, base);
+        status = ranks_start(&s);
     if (!status) {
         *started = true;
         run_stall_start(&s.stall, job->directory.path, options()->stall_seconds);
         watch(&s);
         end_leftovers(&s);
-        status = exit_status(&s);
+        status = s.start_status ? s.start_status : exit_status(&s);
         note_end(&s, status);
     }
     run_files_remove(files);
+    forking_close(&s);
     run_guard_dismiss(&s.guard);
     ranks_signals_give_back(&s);
     free(s.ranks);

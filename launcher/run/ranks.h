@@ -24,10 +24,14 @@ typedef struct rank_process {
 
 typedef struct rank_set {
     const run_job *job;
+    char *const *base; /* castor's environment */
     rank_process *ranks;
     int count, running;
     bool terminal_shared; /* rank 0 is in castor's own process group */
     pid_t group;          /* of the other ranks; 0: none */
+    int line;             /* to rank 0, which may fork the other ranks; -1: they are started, or cannot be */
+    int64_t line_until_ms; /* when they are started in any case */
+    int start_status;     /* what ranks_start_others returned */
     run_guard guard;
     run_stall stall;
     run_kills kills;  /* before the ranks */
@@ -43,8 +47,22 @@ typedef struct rank_set {
 void ranks_signals_take(rank_set *s);
 void ranks_signals_give_back(const rank_set *s);
 
-/* Starts all ranks, or none. Returns the exit status to end with, 0 when they run. */
-int ranks_start(rank_set *s, char *const *base);
+/* Starts all ranks, or none; rank 0 alone, if it may fork the others. Returns the exit status to end with, 0 when they run. */
+int ranks_start(rank_set *s);
+/* The ranks from 1 on, one by one, or none of them; `why` they are not forked. */
+void ranks_start_others(rank_set *s, const char *why);
+/* Puts a process into the ranks' process group. */
+void ranks_join_group(rank_set *s, int rank, pid_t pid);
+
+/* ---- forking.c: the line to rank 0 (forking/line.h) ---- */
+
+/* Opens it if rank 0 may fork the others. Returns rank 0's end, -1: there is none. */
+int forking_open(rank_set *s);
+/* Answers, if rank 0 has asked. */
+void forking_answer(rank_set *s);
+/* Starts the other ranks, if rank 0 has not asked for too long. */
+void forking_check(rank_set *s);
+void forking_close(rank_set *s);
 
 void ranks_signal(const rank_set *s, int signal);
 /* The file of a rank's standard output, when it is not passed on. */

@@ -60,6 +60,8 @@ bool run_command_is_apart(char *const *command, const char *path, const char *au
                           size_t what_size);
 
 bool run_command_is_python(const char *word);
+/* Whether castor's own child will be Python, as far as the words and the first line of the file, `path`, tell. */
+bool run_command_becomes_python(char *const *command, const char *path);
 
 /* ---- python.c ---- */
 
@@ -107,6 +109,8 @@ struct run_job;
 /* Writes what is known of the run into its directory, as far as that can be done. */
 void run_about_write(const struct run_job *job);
 void run_about_remove(const struct run_job *job);
+/* How the ranks were started. */
+void run_about_add_ranks(const struct run_job *job, const char *how);
 
 /* ---- files.c ---- */
 
@@ -139,8 +143,8 @@ typedef struct run_environment {
  * False when memory is out. */
 bool run_environment_settle(const run_request *request, char *const *base, run_environment *out);
 /* Everything that `castor run` sets for one rank (0 when there is one process only), whose log lines go to the descriptor
- * `log_file` (-1: to its standard error). */
-bool run_environment_build(const run_job *job, char *const *base, int rank, int log_file,
+ * `log_file` (-1: to its standard error), and who may ask castor by `line` whether to fork the others (-1: may not). */
+bool run_environment_build(const run_job *job, char *const *base, int rank, int log_file, int line,
                            run_environment *out);
 /* Whether a cluster's launcher has started this `castor run` as one of several ranks, and the command is a rank. */
 bool run_environment_cluster(const run_request *request, const run_environment *environment,
@@ -149,6 +153,8 @@ const char *run_environment_get(const run_environment *environment, const char *
 void run_environment_free(run_environment *environment);
 
 /* ---- ranks.c, start.c ---- */
+
+int64_t run_now_ms(void);
 
 /* Starts the ranks and waits for them; the signals that castor gets go to them. When one fails, the others
  * are ended. `started` tells whether the command ran at all. Returns the exit status of the job. */

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "core/log.h"
+#include "forking/line.h"
 
 static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
@@ -18,7 +19,7 @@ void ranks_signal(const rank_set *s, int signal) {
 }
 
 void ranks_output_path(const run_job *job, int rank, char *out, size_t out_size) {
-    log_format(out, out_size, "%s/rank%d.out", job->directory.path, rank);
+    log_format(out, out_size, "%s/" LINE_OUTPUT_NAME, job->directory.path, rank);
 }
 
 static bool terminal_is_shared(void) {
@@ -37,6 +38,7 @@ void ranks_signals_take(rank_set *s) {
     sigemptyset(&s->waited);
     sigaddset(&s->waited, SIGCHLD);
     sigaddset(&s->waited, SIGCONT);
+    sigaddset(&s->waited, SIGIO);
     for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++)
         if (sigaction(forwarded[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
             sigaddset(&s->waited, forwarded[i]); /* the ranks inherit what is ignored */
@@ -67,7 +69,8 @@ typedef struct rank_streams {
     int log; /* Castor's own lines go here, where `errors` is a file */
 } rank_streams;
 
-static void child_run(const rank_set *s, const start_pipes *pipes, int rank, const rank_streams *streams,
+/* line: rank 0's end of the line to castor; -1: it has none. */
+static void child_run(const rank_set *s, const start_pipes *pipes, int rank, const rank_streams *streams, int line,
                       char *const *environment, pid_t castor) {
     bool apart = rank > 0 || !s->terminal_shared;
     if (apart)
@@ -91,6 +94,8 @@ static void child_run(const rank_set *s, const start_pipes *pipes, int rank, con
         failure = errno;
     if (streams->log >= 0)
         fcntl(streams->log, F_SETFD, 0);
+    if (line >= 0)
+        fcntl(line, F_SETFD, 0);
     if (!failure) {
         ranks_signals_give_back(s);
         execvpe(s->job->command, s->job->request->command,
@@ -118,7 +123,6 @@ static int output_open(const char *path) {
 
 /* Of ranks other than 0 only Castor's own lines are passed on. */
 static bool streams_open(const rank_set *s, int rank, rank_streams *streams) {
-    enum { LOG_FILE_MIN = 200 }; /* scripts count theirs from 3 on */
     char path[PATH_MAX + 32];
     *streams = (rank_streams){-1, -1, -1};
     if (rank == 0 || s->job->request->all_output)
@@ -129,11 +133,19 @@ static bool streams_open(const rank_set *s, int rank, rank_streams *streams) {
         return false;
     ranks_errors_path(s->job, rank, path, sizeof path);
     streams->errors = output_open(path);
-    streams->log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, LOG_FILE_MIN);
+    streams->log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, LINE_FILE_MIN);
     return streams->errors >= 0;
 }
 
-static int start_rank(rank_set *s, const start_pipes *pipes, int rank, char *const *base) {
+void ranks_join_group(rank_set *s, int rank, pid_t pid) {
+    if (rank == 0 && s->terminal_shared)
+        return;
+    if (!s->group)
+        s->group = pid;
+    setpgid(pid, s->group); /* a child that castor has started does so too: whoever comes first */
+}
+
+static int start_rank(rank_set *s, const start_pipes *pipes, int rank, int line) {
     run_environment environment;
     rank_streams streams;
     int status = RUN_EXIT_SYSTEM;
@@ -142,25 +154,21 @@ static int start_rank(rank_set *s, const start_pipes *pipes, int rank, char *con
         streams_close(&streams);
         return status;
     }
-    if (!run_environment_build(s->job, base, rank, streams.log, &environment)) {
+    if (!run_environment_build(s->job, s->base, rank, streams.log, line, &environment)) {
         LOG_E("out of memory; nothing was started");
         streams_close(&streams);
         return status;
     }
     pid_t pid = fork();
     if (pid == 0)
-        child_run(s, pipes, rank, &streams, environment.entries, castor);
+        child_run(s, pipes, rank, &streams, line, environment.entries, castor);
     if (pid < 0) {
         LOG_E("rank %d of %d cannot be started: %s; nothing was started", rank, s->count, strerror(errno));
         goto done;
     }
     s->ranks[rank].pid = pid;
     s->running++;
-    if (rank > 0 || !s->terminal_shared) {
-        if (!s->group)
-            s->group = pid;
-        setpgid(pid, s->group); /* the child does so too: whoever comes first */
-    }
+    ranks_join_group(s, rank, pid);
     status = 0;
 done:
     streams_close(&streams);
@@ -202,18 +210,18 @@ static int refuse_exec(const rank_set *s, int failure) {
     return RUN_EXIT_NOT_EXECUTABLE;
 }
 
-int ranks_start(rank_set *s, char *const *base) {
+/* Ranks first to last - 1: all, or none. `line`: as start_rank's, of rank 0. */
+static int start_some(rank_set *s, int first, int last, int line) {
     start_pipes pipes = {{-1, -1}, {-1, -1}};
     int status = RUN_EXIT_SYSTEM, failure = 0;
-    s->terminal_shared = terminal_is_shared();
     if (pipe2(pipes.go, O_CLOEXEC) != 0 || pipe2(pipes.errors, O_CLOEXEC) != 0) {
         LOG_E("no pipe to start the command: %s", strerror(errno));
         goto done;
     }
     status = 0;
-    for (int rank = 0; rank < s->count && !status; rank++)
-        status = start_rank(s, &pipes, rank, base);
-    for (int rank = 0; rank < s->count && !status; rank++)
+    for (int rank = first; rank < last && !status; rank++)
+        status = start_rank(s, &pipes, rank, rank == 0 ? line : -1);
+    for (int rank = first; rank < last && !status; rank++)
         if (write(pipes.go[1], "", 1) != 1)
             status = RUN_EXIT_SYSTEM;
     close(pipes.go[1]);
@@ -239,4 +247,22 @@ done:
             close(pipes.errors[i]);
     }
     return status;
+}
+
+int ranks_start(rank_set *s) {
+    s->terminal_shared = terminal_is_shared();
+    int line = forking_open(s);
+    int status = start_some(s, 0, line >= 0 ? 1 : s->count, line);
+    if (line >= 0)
+        close(line);
+    if (status)
+        forking_close(s);
+    return status;
+}
+
+void ranks_start_others(rank_set *s, const char *why) {
+    char text[LINE_REASON_MAX + 32];
+    log_format(text, sizeof text, "one by one: %s", why);
+    run_about_add_ranks(s->job, text);
+    s->start_status = start_some(s, 1, s->count, -1);
 }

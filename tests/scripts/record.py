@@ -34,12 +34,10 @@ BLOCK = 1024  # elements per sum beyond that
 
 def rank():
     """The rank of this process, for the name of its record. One of several processes that run a single-process script
-    cannot know it from PyTorch: there the environment that the process was started with tells."""
+    cannot know it from PyTorch: there the environment tells."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
-    with open("/proc/self/environ", "rb") as file:
-        found = [line.partition(b"=")[2] for line in file.read().split(b"\0") if line.startswith(b"CASTOR_RANK=")]
-    return max(int(found[0]), 0) if found else 0
+    return max(int(os.environ.get("CASTOR_RANK", "0")), 0)
 
 
 def write_for_all(path, data):

@@ -19,10 +19,11 @@ def _attach():
 
     from . import core, patching
     from .nodes import groups
-    from .process import ends, phases, stacks
+    from .process import ends, forking, phases, stacks
 
     if not core.bind():
         return  # libcastor.so is not in this process: nothing to do
+    forking.fork_ranks()
     core.attach()
     core.versions_tell(str(torch.__version__).encode(), platform.python_version().encode())
     stacks.install()

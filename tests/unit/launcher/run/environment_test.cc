@@ -37,7 +37,7 @@ class RunEnvironment : public testing::Test {
         request.settings = setting_block.data();
         request.setting_count = settings.size();
         run_environment environment;
-        EXPECT_TRUE(run_environment_build(&job, base_block.data(), rank, -1, &environment));
+        EXPECT_TRUE(run_environment_build(&job, base_block.data(), rank, -1, -1, &environment));
         std::map<std::string, std::string> values;
         EXPECT_EQ(environment.entries[environment.count], nullptr);
         for (size_t i = 0; i < environment.count; i++) {
