@@ -31,8 +31,8 @@ int forking_open(rank_set *s) {
         return -1;
     int far = fcntl(ends[1], F_DUPFD_CLOEXEC, LINE_FILE_MIN);
     close(ends[1]);
-    /* A question comes as a signal, as everything that castor waits for. */
-    if (far < 0 || fcntl(ends[0], F_SETOWN, getpid()) != 0 ||
+    /* A question comes as a signal, as everything that castor waits for: as that of a child that ends, which may have asked. */
+    if (far < 0 || fcntl(ends[0], F_SETOWN, getpid()) != 0 || fcntl(ends[0], F_SETSIG, SIGCHLD) != 0 ||
         fcntl(ends[0], F_SETFL, O_ASYNC | O_NONBLOCK) != 0) {
         close(ends[0]);
         if (far >= 0)

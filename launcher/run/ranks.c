@@ -162,8 +162,6 @@ static int take_signal(rank_set *s, int64_t wait_ms) {
         return 0;
     if (signal == SIGCHLD)
         reap(s);
-    else if (signal == SIGIO)
-        forking_answer(s);
     else if (signal == SIGTSTP)
         suspend(s, &info);
     else if (signal == SIGCONT) {

@@ -38,7 +38,6 @@ void ranks_signals_take(rank_set *s) {
     sigemptyset(&s->waited);
     sigaddset(&s->waited, SIGCHLD);
     sigaddset(&s->waited, SIGCONT);
-    sigaddset(&s->waited, SIGIO);
     for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++)
         if (sigaction(forwarded[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
             sigaddset(&s->waited, forwarded[i]); /* the ranks inherit what is ignored */

@@ -21,18 +21,25 @@ parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--out", default="out")
 args = parser.parse_args()
 distributed = args.kind == "ddp"
-with open("/proc/self/environ", "rb") as file:  # a script of one process does not ask; a test must know
-    environment = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
-rank = int(environment[b"RANK" if distributed else b"CASTOR_RANK"])
-chosen = rank == args.rank and (args.how != "restart" or os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
+chosen = None  # whether this rank is the one to fail
+
+
+def choose():
+    # A script of one process does not ask which rank it is; a test must know.
+    global rank, chosen
+    rank = int(os.environ["RANK" if distributed else "CASTOR_RANK"])
+    chosen = rank == args.rank and (args.how != "restart" or os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
 
 
 MEMORY_BYTES = 16 << 30  # address space, all of it
+choose()
 if args.how == "memory" and chosen:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.RLIM_INFINITY))
 
 import torch  # noqa: E402 - within the limit
 from torch import nn  # noqa: E402
+
+choose()  # ranks may have been forked from one import
 
 
 def say(*words):

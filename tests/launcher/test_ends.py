@@ -141,7 +141,7 @@ class Real(EndsTest):
     def job(self, *ways, command=None, told=None, status=None):
         """Runs one rank, or two under --nproc, each of which fails in its way. `told`: a signal to castor, when the rank waits or is stuck."""
         self.script("train.py", RANK)
-        ranks = ["--plugin", "ddp", "--nproc", "2"] if len(ways) > 1 else []
+        ranks = ["--plugin", "ddp", "--nproc", "2", "--set", "CASTOR_FORK=off"] if len(ways) > 1 else []
         process = self.start("run", *ranks, "--log-dir", "log", "--", *(command or [sys.executable, "train.py", *ways]), env={"CASTOR_ON_ERROR": "passthrough"})
         if told:
             if ways == ("waits",):

@@ -76,6 +76,14 @@ castor_status start_wake(void) {
     return CASTOR_OK;
 }
 
+castor_status start_again(void) {
+    return CASTOR_OK;
+}
+
+bool start_is_awake(void) {
+    return false;
+}
+
 void start_engine(void) {}
 
 void start_beside(void) {}
