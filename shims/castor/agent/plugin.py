@@ -11,10 +11,15 @@ from .nodes import remote
 from .optim import clipping, steps, swapping
 from .precision import checkpoints, loss_scale, masters
 from .process import compiler, events, failures, leaving, strays
-from .single import alone, job
+from .single import alone, draws, job
 
 FULLY_SHARD = 2  # core.plugin_engine(): see interpose/core/plugins.def
 trainer = None  # what stands for the script's process (single/process.py); None: it has ranks of its own
+
+
+def prepare():
+    """Before ranks are forked: what each of them would find out by itself, with the same result."""
+    draws.random_operations()
 
 
 def install():

@@ -189,6 +189,12 @@ def active():
     return os.getpid() == _pid
 
 
+def begin():
+    """This process was forked before there was any tensor, and is a rank of its own."""
+    global _pid
+    _pid = os.getpid()
+
+
 def groups():
     return list(_groups.values())
 

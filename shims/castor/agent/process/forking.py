@@ -1,10 +1,12 @@
 """The ranks of `castor run --nproc N`, forked from one import of PyTorch. What is decided about it is in interpose/forking."""
 import contextlib
+import gc
+import importlib
 import os
-import random
 import sys
 
 from .. import core
+from ..common import store
 
 
 def fork_ranks():
@@ -14,11 +16,11 @@ def fork_ranks():
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        drawn = random.getstate()  # a fork draws another one
+        importlib.import_module("castor.agent.plugin").prepare()
+        gc.freeze()  # a collection writes to all that it looks at: the ranks' copies of what was imported would part
         rank = _fork(count)
         if rank:
             _become(rank)
-            random.setstate(drawn)
     os.environ.pop("CASTOR_FORK_LINE", None)
 
 
@@ -50,3 +52,4 @@ def _become(rank):
     del os.environ["CASTOR_FORK_LINE"]
     core.environment_read()
     core.read_options()
+    store.begin()

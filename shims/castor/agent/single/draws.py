@@ -2,6 +2,7 @@
 
 Every operation that fills a tensor from a generator is intercepted at the dispatcher's key BackendSelect. All calls pass it
 right before their kernel, from Python, C++ or compiled code alike. randomness.py says which numbers belong to samples."""
+import functools
 import weakref
 
 import torch
@@ -211,13 +212,19 @@ def _is_dropout(schema):
     return [a.name for a in schema.arguments][1:] == ["p", "train"]
 
 
-def _random_operations():
-    """PyTorch's: those that take a generator in one of their forms, and dropouts, which take none."""
+@functools.cache
+def random_operations():
+    """PyTorch's: (operation, its class) of those that take a generator in one of their forms, and of dropouts, which take none."""
+    found = []
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
     names = {schema.name for schema in schemas if any(a.name == "generator" for a in schema.arguments)}
     for schema in schemas:
         if (schema.name in names or _is_dropout(schema)) and torch._C._dispatch_has_kernel(f"{schema.name}.{schema.overload_name}".rstrip(".")):
-            yield getattr(getattr(torch.ops.aten, schema.name.removeprefix("aten::")), schema.overload_name or "default")
+            op = getattr(getattr(torch.ops.aten, schema.name.removeprefix("aten::")), schema.overload_name or "default")
+            kind = _kind_of(op)
+            if kind is not None:
+                found.append((op, kind))
+    return found
 
 
 def install(job):
@@ -225,8 +232,6 @@ def install(job):
     _job = weakref.proxy(job)
     randomness.install(job)
     _library = torch.library.Library("aten", "IMPL")
-    for op in _random_operations():
-        kind = _kind_of(op)
-        if kind is not None:
-            key = "AutogradCPU" if kind is _Dropout else _BEFORE_KERNELS
-            _library.impl(op.name().removeprefix("aten::"), kind(op), key, with_keyset=True)
+    for op, kind in random_operations():
+        key = "AutogradCPU" if kind is _Dropout else _BEFORE_KERNELS
+        _library.impl(op.name().removeprefix("aten::"), kind(op), key, with_keyset=True)
