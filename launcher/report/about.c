@@ -104,6 +104,7 @@ void report_json_about(json_writer *json, const report *report) {
     write_joined(json, "torch", about, TRACE_ABOUT_TORCH);
     write_joined(json, "python", about, TRACE_ABOUT_PYTHON);
     json_object_end(json);
+    write_joined(json, "ranks_started", about, TRACE_ABOUT_RANKS);
     json_object_begin(json, "machine");
     write_joined(json, "host", about, TRACE_ABOUT_HOST);
     write_joined(json, "processor", about, TRACE_ABOUT_PROCESSOR);

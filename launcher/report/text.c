@@ -65,8 +65,9 @@ static void write_header(const report *report, FILE *out) {
     fprintf(out, "Castor report: %s\n\n", report->job);
     fprintf(out, "  command   %s\n", report->command);
     fprintf(out, "  plugin    %s\n", report->plugin[0] != '\0' ? report->plugin : "not known");
-    fprintf(out, "  ranks     %zu on %zu node%s\n", report->rank_count, report->node_count,
-            report->node_count == 1 ? "" : "s");
+    const char *how = about_find(&report->about, TRACE_ABOUT_RANKS);
+    fprintf(out, "  ranks     %zu on %zu node%s%s%s\n", report->rank_count, report->node_count,
+            report->node_count == 1 ? "" : "s", how != NULL ? ", " : "", how != NULL ? how : "");
     fprintf(out, "  started   %s, %s\n", started, text_seconds(figure, report->duration_seconds));
     fprintf(out, "  outcome   %s\n", report->outcome);
     write_ends(report, out);

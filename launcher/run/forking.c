@@ -19,16 +19,27 @@ static int64_t patience_ms(void) {
     return part < PATIENCE_MS ? part : PATIENCE_MS;
 }
 
-static bool may_fork(const rank_set *s) {
-    return s->count > 1 && s->count <= LINE_RANKS_MAX && options()->fork == CASTOR_FORK_AUTO &&
-           run_command_becomes_python(s->job->request->command, s->job->command);
+/* NULL: nothing that castor knows. */
+static const char *why_not(const rank_set *s) {
+    return options()->fork == CASTOR_FORK_OFF ? "CASTOR_FORK=off"
+           : s->count > LINE_RANKS_MAX        ? "there are too many"
+           : run_command_becomes_python(s->job->request->command, s->job->command)
+               ? NULL
+               : "the command does not become Python";
 }
 
 int forking_open(rank_set *s) {
     int ends[2];
     s->line = -1;
-    if (!may_fork(s) || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    if (s->count == 1)
         return -1;
+    const char *why = why_not(s);
+    if (!why && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+        why = strerror(errno);
+    if (why) {
+        forking_tell(s, why);
+        return -1;
+    }
     int far = fcntl(ends[1], F_DUPFD_CLOEXEC, LINE_FILE_MIN);
     close(ends[1]);
     /* A question comes as a signal, as everything that castor waits for: as that of a child that ends, which may have asked. */
@@ -44,10 +55,21 @@ int forking_open(rank_set *s) {
     return far;
 }
 
+void forking_tell(const rank_set *s, const char *why) {
+    char text[LINE_REASON_MAX + 32];
+    log_format(text, sizeof text, "one by one: %s", why);
+    run_about_add_ranks(s->job, text);
+}
+
 void forking_close(rank_set *s) {
     if (s->line >= 0)
         close(s->line);
     s->line = -1;
+}
+
+static void start_others(rank_set *s, const char *why) {
+    forking_tell(s, why);
+    ranks_start_others(s);
 }
 
 static void take_over(rank_set *s, const line_question *question) {
@@ -81,12 +103,12 @@ void forking_answer(rank_set *s) {
     forking_close(s);
     question.reason[sizeof question.reason - 1] = '\0';
     if (asked && !answer.go && !ends)
-        ranks_start_others(s, question.reason);
+        start_others(s, question.reason);
 }
 
 void forking_check(rank_set *s) {
     if (s->line < 0 || s->told_to_end || s->end_ms || run_now_ms() < s->line_until_ms)
         return;
     forking_close(s);
-    ranks_start_others(s, "PyTorch was not imported for long");
+    start_others(s, "PyTorch was not imported for long");
 }

@@ -31,7 +31,7 @@ typedef struct rank_set {
     pid_t group;          /* of the other ranks; 0: none */
     int line;             /* to rank 0, which may fork the other ranks; -1: they are started, or cannot be */
     int64_t line_until_ms; /* when they are started in any case */
-    int start_status;     /* what ranks_start_others returned */
+    int start_status;     /* as ranks_start's */
     run_guard guard;
     run_stall stall;
     run_kills kills;  /* before the ranks */
@@ -49,8 +49,8 @@ void ranks_signals_give_back(const rank_set *s);
 
 /* Starts all ranks, or none; rank 0 alone, if it may fork the others. Returns the exit status to end with, 0 when they run. */
 int ranks_start(rank_set *s);
-/* The ranks from 1 on, one by one, or none of them; `why` they are not forked. */
-void ranks_start_others(rank_set *s, const char *why);
+/* The ranks from 1 on, one by one, or none of them: start_status tells. */
+void ranks_start_others(rank_set *s);
 /* Puts a process into the ranks' process group. */
 void ranks_join_group(rank_set *s, int rank, pid_t pid);
 
@@ -63,6 +63,8 @@ void forking_answer(rank_set *s);
 /* Starts the other ranks, if rank 0 has not asked for too long. */
 void forking_check(rank_set *s);
 void forking_close(rank_set *s);
+/* For the report: the ranks are started one by one. */
+void forking_tell(const rank_set *s, const char *why);
 
 void ranks_signal(const rank_set *s, int signal);
 /* The file of a rank's standard output, when it is not passed on. */

@@ -259,9 +259,6 @@ int ranks_start(rank_set *s) {
     return status;
 }
 
-void ranks_start_others(rank_set *s, const char *why) {
-    char text[LINE_REASON_MAX + 32];
-    log_format(text, sizeof text, "one by one: %s", why);
-    run_about_add_ranks(s->job, text);
+void ranks_start_others(rank_set *s) {
     s->start_status = start_some(s, 1, s->count, -1);
 }

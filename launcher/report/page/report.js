@@ -148,7 +148,7 @@
       el("div", { class: "headline" }, [el("h1", {}, data.job), el("span", { class: "pill " + mood, id: "outcome" }, outcomeText(data))]),
       el("code", { class: "command" }, data.command || "command not known"),
       facts([
-        ["plugin", data.plugin || NOT_KNOWN], ["ranks", totals.ranks + " on " + plural(totals.nodes, "node")],
+        ["plugin", data.plugin || NOT_KNOWN], ["ranks", totals.ranks + " on " + plural(totals.nodes, "node") + (data.ranks_started ? ", " + data.ranks_started : "")],
         ["started", data.started.replace("T", " ").replace("Z", " UTC")], ["lasted", seconds(data.duration_seconds)],
       ]));
     if (node || device)
