@@ -39,10 +39,8 @@ int castor_fork_ready(void) {
     return forking_ready();
 }
 
-int castor_fork_become(int rank) {
-    int log_file;
-    forking_become(rank, &log_file);
-    return log_file;
+int castor_fork_become(int rank, int32_t *log_file) {
+    return forking_become(rank, log_file);
 }
 
 int castor_fork_finish(int helper) {

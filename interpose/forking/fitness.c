@@ -109,8 +109,7 @@ static bool check_file(int number, void *context) {
     ssize_t length = call_readlink(link, name, sizeof name - 1);
     name[length > 0 ? length : 0] = '\0';
     if (!is_for_reading(number, &info)) {
-        log_format(v->reason, v->size, "%.160s is open%s", name,
-                   S_ISREG(info.st_mode) ? " for writing" : "");
+        log_format(v->reason, v->size, "%.160s is open%s", name, S_ISREG(info.st_mode) ? " for writing" : "");
         return false;
     }
     int again = open_again(number, &info);

@@ -15,7 +15,7 @@
 #include "files/calls.h"
 #include "files/overlay.h"
 #include "fitness.h"
-#include "line.h"
+#include "core/fork_line.h"
 
 /* What a new rank writes to `up`. */
 typedef struct birth {
@@ -44,8 +44,8 @@ static pid_t castor_pid(int line) {
     socklen_t size = sizeof peer;
     int type = 0;
     socklen_t type_size = sizeof type;
-    if (line <= 0 || getsockopt(line, SOL_SOCKET, SO_TYPE, &type, &type_size) != 0 || type != SOCK_SEQPACKET ||
-        getsockopt(line, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+    if (line <= 0 || getsockopt(line, SOL_SOCKET, SO_TYPE, &type, &type_size) != 0 ||
+        type != SOCK_SEQPACKET || getsockopt(line, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
         return 0;
     return peer.pid;
 }
@@ -122,26 +122,26 @@ static bool take_answer(line_answer *answer) {
     return length == sizeof *answer && answer->go;
 }
 
-void forking_become(int rank, int *log_file) {
+int forking_become(int rank, int *log_file) {
     line_answer answer;
     birth own = {rank, (int32_t)getpid()};
     close_file(&up[0]);
     close_file(&go[1]);
     close(options()->fork_line);
     *log_file = -1;
-    if (!fitness_part_files() || write(up[1], &own, sizeof own) != sizeof own)
-        _exit(0); /* rank 0 sees that one is missing */
+    bool told = fitness_part_files() && write(up[1], &own, sizeof own) == sizeof own;
     close_file(&up[1]);
-    if (!take_answer(&answer))
-        _exit(0);
+    bool goes = told && take_answer(&answer);
     close_file(&go[0]);
+    if (!goes)
+        return 0;                     /* rank 0 sees that one is missing, or castor has refused */
     prctl(PR_SET_PDEATHSIG, SIGTERM); /* castor is the parent now, the helper has ended */
-    bool done = take_place(call_open("/dev/null", O_RDONLY, 0), STDIN_FILENO) &&
-                (answer.outputs_pass || take_outputs(rank, log_file));
-    if (!done)
+    if (!take_place(call_open("/dev/null", O_RDONLY, 0), STDIN_FILENO) ||
+        (!answer.outputs_pass && !take_outputs(rank, log_file))) {
         LOG_E("rank %d cannot open its outputs in %s: error %d", rank, options()->log_dir, errno);
-    if (!done || getppid() != castor)
-        _exit(1);
+        return 1;
+    }
+    return getppid() == castor ? -1 : 1;
 }
 
 /* ---- rank 0 ---- */
@@ -177,7 +177,8 @@ bool forking_finish(pid_t helper) {
     if (helper > 0 && status == 0 && made == ranks - 1)
         question.made = made;
     else
-        log_format(question.reason, sizeof question.reason, "%d of %d ranks could be forked", made, ranks - 1);
+        log_format(question.reason, sizeof question.reason, "%d of %d ranks could be forked", made,
+                   ranks - 1);
     bool together = ask(&question, &answer) && question.made;
     if (together)
         files_forget_notes(); /* the ranks begin here, with all that rank 0 has done */

@@ -19,9 +19,9 @@ void forking_start(void);
 /* How many ranks the job has, if this process is rank 0 and may fork the others; else 0, and castor knows why. */
 int forking_ready(void);
 
-/* In a new rank: returns when castor lets it go on, as the process that castor would have started; else the process ends. *log_file: the
- * descriptor for log lines; -1: standard error. */
-void forking_become(int rank, int *log_file);
+/* In a new rank: -1 when castor lets it go on, as the process that castor would have started; else the status to end with, at once. *log_file:
+ * the descriptor for log lines; -1: standard error. */
+int forking_become(int rank, int *log_file);
 
 /* In rank 0. helper: its process id; < 0: it could not be forked. Returns whether the other ranks run. */
 bool forking_finish(pid_t helper);

@@ -240,7 +240,8 @@ static python_line command_read(char *const *command) {
 
 /* Of the wrappers those that become the command. */
 static bool becomes_command(const char *word) {
-    static const char *const names[] = {"env", "nohup", "nice", "ionice", "stdbuf", "taskset", "chrt", "numactl"};
+    static const char *const names[] = {"env",    "nohup",   "nice", "ionice",
+                                        "stdbuf", "taskset", "chrt", "numactl"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(base_name(word), names[i]) == 0)
             return true;

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "core/log.h"
-#include "forking/line.h"
+#include "core/fork_line.h"
 
 enum { TAIL_BYTES = 8192, TAIL_LINES = 20 };
 

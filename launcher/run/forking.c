@@ -1,5 +1,5 @@
-/* castor's end of the line to rank 0, which may fork the other ranks (forking/line.h). */
-#include "forking/line.h"
+/* castor's end of the line to rank 0, which may fork the other ranks (core/fork_line.h). */
+#include "core/fork_line.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,6 +28,13 @@ static const char *why_not(const rank_set *s) {
                : "the command does not become Python";
 }
 
+/* For the report. */
+static void tell(const rank_set *s, const char *why) {
+    char text[LINE_REASON_MAX + 32];
+    log_format(text, sizeof text, "one by one: %s", why);
+    run_about_add_ranks(s->job, text);
+}
+
 int forking_open(rank_set *s) {
     int ends[2];
     s->line = -1;
@@ -37,7 +44,7 @@ int forking_open(rank_set *s) {
     if (!why && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
         why = strerror(errno);
     if (why) {
-        forking_tell(s, why);
+        tell(s, why);
         return -1;
     }
     int far = fcntl(ends[1], F_DUPFD_CLOEXEC, LINE_FILE_MIN);
@@ -55,12 +62,6 @@ int forking_open(rank_set *s) {
     return far;
 }
 
-void forking_tell(const rank_set *s, const char *why) {
-    char text[LINE_REASON_MAX + 32];
-    log_format(text, sizeof text, "one by one: %s", why);
-    run_about_add_ranks(s->job, text);
-}
-
 void forking_close(rank_set *s) {
     if (s->line >= 0)
         close(s->line);
@@ -68,7 +69,7 @@ void forking_close(rank_set *s) {
 }
 
 static void start_others(rank_set *s, const char *why) {
-    forking_tell(s, why);
+    tell(s, why);
     ranks_start_others(s);
 }
 

@@ -280,8 +280,12 @@ static void note_end(const rank_set *s, int status) {
 }
 
 int run_ranks(const run_job *job, char *const *base, bool *started) {
-    rank_set s = {
-        .job = job, .base = base, .count = job->request->ranks, .failed = -1, .line = -1, .guard = {.line = -1}};
+    rank_set s = {.job = job,
+                  .base = base,
+                  .count = job->request->ranks,
+                  .failed = -1,
+                  .line = -1,
+                  .guard = {.line = -1}};
     char files[PATH_MAX + 16];
     *started = false;
     s.ranks = calloc((size_t)s.count, sizeof *s.ranks);

@@ -27,11 +27,11 @@ typedef struct rank_set {
     char *const *base; /* castor's environment */
     rank_process *ranks;
     int count, running;
-    bool terminal_shared; /* rank 0 is in castor's own process group */
-    pid_t group;          /* of the other ranks; 0: none */
-    int line;             /* to rank 0, which may fork the other ranks; -1: they are started, or cannot be */
+    bool terminal_shared;  /* rank 0 is in castor's own process group */
+    pid_t group;           /* of the other ranks; 0: none */
+    int line;              /* to rank 0, which may fork the other ranks; -1: they are started, or cannot be */
     int64_t line_until_ms; /* when they are started in any case */
-    int start_status;     /* as ranks_start's */
+    int start_status;      /* as ranks_start's */
     run_guard guard;
     run_stall stall;
     run_kills kills;  /* before the ranks */
@@ -54,7 +54,7 @@ void ranks_start_others(rank_set *s);
 /* Puts a process into the ranks' process group. */
 void ranks_join_group(rank_set *s, int rank, pid_t pid);
 
-/* ---- forking.c: the line to rank 0 (forking/line.h) ---- */
+/* ---- forking.c: the line to rank 0 (core/fork_line.h) ---- */
 
 /* Opens it if rank 0 may fork the others. Returns rank 0's end, -1: there is none. */
 int forking_open(rank_set *s);
@@ -63,8 +63,6 @@ void forking_answer(rank_set *s);
 /* Starts the other ranks, if rank 0 has not asked for too long. */
 void forking_check(rank_set *s);
 void forking_close(rank_set *s);
-/* For the report: the ranks are started one by one. */
-void forking_tell(const rank_set *s, const char *why);
 
 void ranks_signal(const rank_set *s, int signal);
 /* The file of a rank's standard output, when it is not passed on. */

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "core/log.h"
-#include "forking/line.h"
+#include "core/fork_line.h"
 
 static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
@@ -69,8 +69,8 @@ typedef struct rank_streams {
 } rank_streams;
 
 /* line: rank 0's end of the line to castor; -1: it has none. */
-static void child_run(const rank_set *s, const start_pipes *pipes, int rank, const rank_streams *streams, int line,
-                      char *const *environment, pid_t castor) {
+static void child_run(const rank_set *s, const start_pipes *pipes, int rank, const rank_streams *streams,
+                      int line, char *const *environment, pid_t castor) {
     bool apart = rank > 0 || !s->terminal_shared;
     if (apart)
         setpgid(0, s->group);

@@ -1,5 +1,6 @@
 """The ranks of `castor run --nproc N`, forked from one import of PyTorch. What is decided about it is in interpose/forking."""
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -43,10 +44,13 @@ def _fork(count):
 
 
 def _become(rank):
-    log_file = core.fork_become(rank)
+    log_file = ctypes.c_int32()
+    status = core.fork_become(rank, ctypes.byref(log_file))
+    if status >= 0:
+        os._exit(status)
     os.environ["CASTOR_RANK"] = str(rank)
-    if log_file >= 0:
-        os.environ["CASTOR_LOG_FILE"] = str(log_file)
+    if log_file.value >= 0:
+        os.environ["CASTOR_LOG_FILE"] = str(log_file.value)
         if getattr(sys.stdout, "line_buffering", False):  # as Python does for a terminal
             sys.stdout.reconfigure(line_buffering=False)
     del os.environ["CASTOR_FORK_LINE"]

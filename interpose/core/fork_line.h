@@ -3,8 +3,8 @@
  *
  * Rank 0 asks when it has imported PyTorch: either it has forked the other ranks, which wait for the answer, or it says
  * why it must not, and castor starts them as it has started rank 0. castor starts them, too, when nobody asks for long. */
-#ifndef CASTOR_FORKING_LINE_H
-#define CASTOR_FORKING_LINE_H
+#ifndef CASTOR_CORE_FORK_LINE_H
+#define CASTOR_CORE_FORK_LINE_H
 
 #include <stdint.h>
 
@@ -16,7 +16,7 @@ enum {
 };
 
 typedef struct line_question {
-    int32_t made;                 /* how many ranks wait for the answer; 0: `reason` says why there are none */
+    int32_t made; /* how many ranks wait for the answer; 0: `reason` says why there are none */
     int32_t pids[LINE_RANKS_MAX]; /* of ranks 1, 2, ... */
     char reason[LINE_REASON_MAX];
 } line_question;
