@@ -24,6 +24,7 @@ static void attach_once(void) {
     if (atomic_exchange(&attached, 1))
         return;
     phases_attach();
+    trace_about_add(TRACE_ABOUT_RANKS, serving_why_not());
     gauges_start();
     sample_start();
 }
@@ -45,6 +46,25 @@ int castor_fork_become(int rank, int32_t *log_file) {
 
 int castor_fork_finish(int helper) {
     return forking_finish(helper);
+}
+
+int castor_serve_ready(void) {
+    return serving_ready();
+}
+
+void castor_serve_begin(int in_server) {
+    if (in_server)
+        serving_begin_server();
+    else
+        serving_begin_launcher();
+}
+
+void castor_ranks_tell(const char *how) {
+    trace_about_add(TRACE_ABOUT_RANKS, how);
+}
+
+int castor_serve_become(int launcher, const char *name, const char *words, uint64_t bytes) {
+    return serving_become(launcher, name, words, bytes);
 }
 
 castor_status castor_environment_read(void) {

@@ -5,16 +5,19 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include "core/log.h"
 #include "core/options.h"
 #include "files/calls.h"
 #include "files/overlay.h"
 #include "fitness.h"
+#include "trace/phases.h"
 #include "core/fork_line.h"
 
 /* What a new rank writes to `up`. */
@@ -34,7 +37,7 @@ static void close_file(int *file) {
 }
 
 void forking_start(void) {
-    if (options()->fork_line > 0)
+    if (options()->fork_line > 0 || options()->fork_server)
         fitness_start();
 }
 
@@ -187,4 +190,66 @@ bool forking_finish(pid_t helper) {
             LOG_W("a forked rank is gone");
     close_file(&go[1]);
     return together;
+}
+
+/* ---- ranks of another launcher ---- */
+
+static char how[LINE_REASON_MAX + 32]; /* for the report */
+
+const char *serving_why_not(void) {
+    return how;
+}
+
+bool serving_ready(void) {
+    char reason[LINE_REASON_MAX];
+    if (!options()->fork_server)
+        return false;
+    if (!fitness_check(getppid(), reason, sizeof reason)) {
+        log_format(how, sizeof how, "one by one: %s", reason);
+        return false;
+    }
+    fflush(NULL);
+    return true;
+}
+
+void serving_begin_launcher(void) {
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+void serving_begin_server(void) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_NAME, "castor-ranks");
+}
+
+/* What ps and /proc/PID/cmdline show: as much as the launcher's own words have room for. */
+static void take_words(const char *words, size_t bytes) {
+    enum { FIELD_STATE = 3, FIELD_WORDS = 48 };
+    char text[2048], *at;
+    int file = call_open("/proc/self/stat", O_RDONLY | O_CLOEXEC, 0);
+    ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
+    if (file >= 0)
+        close(file);
+    text[length > 0 ? length : 0] = '\0';
+    at = strrchr(text, ')');
+    for (int field = FIELD_STATE; at && field <= FIELD_WORDS; field++)
+        at = strchr(at + 1, ' ');
+    char *begin = at ? (char *)strtoul(at, &at, 10) : NULL; /* NOLINT(performance-no-int-to-ptr) */
+    size_t room = begin && at ? (size_t)((char *)strtoul(at, NULL, 10) - begin)
+                              : 0; /* NOLINT(performance-no-int-to-ptr) */
+    if (!room)
+        return;
+    memset(begin, 0, room);
+    memcpy(begin, words, bytes < room ? bytes : room - 1);
+}
+
+bool serving_become(pid_t launcher, const char *name, const char *words, size_t bytes) {
+    enum { PARENT_MS = 10000 };
+    phases_start();
+    prctl(PR_SET_NAME, name);
+    take_words(words, bytes);
+    for (int waited = 0; getppid() != launcher && waited < PARENT_MS; waited++) {
+        struct timespec pause = {0, 1000000};
+        nanosleep(&pause, NULL);
+    }
+    return getppid() == launcher && fitness_part_files();
 }

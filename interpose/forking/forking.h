@@ -26,4 +26,21 @@ int forking_become(int rank, int *log_file);
 /* In rank 0. helper: its process id; < 0: it could not be forked. Returns whether the other ranks run. */
 bool forking_finish(pid_t helper);
 
+/* ---- ranks of another launcher (torchrun) ----
+ *
+ * The launcher's process forks a server at the end of its import, which forks ranks on request. They become the launcher's children, since the
+ * process that forks one for the server ends at once, and the launcher is the subreaper. */
+
+/* Whether this process is such a launcher, and fit for it. */
+bool serving_ready(void);
+void serving_begin_launcher(void);
+/* It ends with the launcher. */
+void serving_begin_server(void);
+/* In a new rank: false unless it is the child of `launcher` by now. name, words: of the process, as an exec would give them; the words
+ * each with its end, `bytes` together. */
+bool serving_become(pid_t launcher, const char *name, const char *words, size_t bytes);
+
+/* Why the ranks are not forked, if this process is a launcher that is not fit; else "". */
+const char *serving_why_not(void);
+
 #endif

@@ -265,6 +265,20 @@ const char *run_command_launcher(char *const *command, const char **fix) {
     return line.launcher;
 }
 
+bool run_command_serves(char *const *command) {
+    static const char *const names[] = {"torchrun",
+                                        "accelerate",
+                                        "torch.distributed.run",
+                                        "torch.distributed.launch",
+                                        "accelerate.commands.launch",
+                                        "accelerate.commands.accelerate_cli"};
+    const char *fix, *launcher = run_command_launcher(command, &fix);
+    for (size_t i = 0; launcher && i < sizeof names / sizeof *names; i++)
+        if (strcmp(launcher, names[i]) == 0)
+            return true;
+    return false;
+}
+
 bool run_command_is_input(char *const *command) {
     return command_read(command).from_input;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "core/options.h"
+#include "core/plugin.h"
 #include "launcher/common/limits.h"
 
 /* ---- the block ---- */
@@ -251,6 +252,9 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
     run_cluster cluster;
     if (done && run_environment_cluster(job->request, out, &cluster))
         done = set_place(out, &cluster);
+    if (job->request->command && run_command_serves(job->request->command) && plugin()->engine &&
+        options()->fork == CASTOR_FORK_AUTO)
+        done = done && set(out, "CASTOR_FORK_SERVER", "1");
     int ranks = job->request->ranks;
     if (ranks > 1) {
         unsigned long threads = limit_cores_usable() / (unsigned long)ranks;

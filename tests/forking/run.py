@@ -4,8 +4,10 @@
 
 Needs torch (the interpreter that runs this has it). NAMEs select tests whose id contains one of them. The last line is
 `N passed, N failed`."""
+import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -140,6 +142,80 @@ class Forking(unittest.TestCase):
         self.assertEqual(status, 0, errors)
         self.assertEqual(sorted(out.splitlines()), [*[f"after {plain_losses()}"] * 2, "before"])
         self.assertEqual(self.how(), [FORKED])
+
+
+@unittest.skipIf(importlib.util.find_spec("torch") is None, "needs torch")
+class Serving(unittest.TestCase):
+    """Ranks of torchrun and accelerate: what they say, in every way to end, is what they say without Castor."""
+
+    maxDiff = None
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="castor-serving-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        for name in ("rank.py",):
+            shutil.copy(os.path.join(FOLDER, name), self.folder)
+
+    def run_words(self, words, environment=None):
+        done = subprocess.run(words, env={**clean_environment(), **(environment or {})}, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S)
+        said = [line for line in done.stdout.splitlines() if line.startswith(("rank ", "[rank", "Traceback", "ValueError", "KeyboardInterrupt", '  File "'))]
+        return done.returncode, sorted(said), done.stdout
+
+    def compare(self, *words, how="forked from the launcher's import of PyTorch", also=(), launcher=None, environment=None):
+        """What castor says in a job whose ranks say what they say without it."""
+        launcher = launcher or [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        status, plain, plain_output = self.run_words([*launcher, *words], environment)
+        found, said, output = self.run_words([CASTOR, "run", "--plugin", "gemini", "--log-dir", "log", "--", *launcher, *words], environment)
+        self.assertTrue(plain, plain_output)
+        self.assertEqual((found, said), (status, plain), output)
+        with open(os.path.join(self.folder, "log", "castor.about")) as file:
+            found = [line.removeprefix("ranks ").rstrip("\n") for line in file if line.startswith("ranks ")]
+        self.assertEqual(found, [how, *also] if how else [])
+        return output
+
+    def test_ends(self):
+        for way in ("raises", "exits"):
+            with self.subTest(way):
+                self.compare("rank.py", way)
+
+    @runner.long
+    def test_other_ends(self):
+        for way in ("plain", "interrupted", "killed", "thread", "threads"):
+            with self.subTest(way):
+                self.compare("rank.py", way)
+
+    def test_a_module(self):
+        self.compare("-m", "rank", "plain", "-m", "word")
+
+    def test_restarts(self):
+        self.compare("--max-restarts", "1", "rank.py", "restarts")
+        self.compare("--max-restarts", "1", "rank.py", "restarts", "the server ends", also=["one by one: the server that forks them has ended"])
+
+    @runner.long
+    def test_accelerate(self):
+        if importlib.util.find_spec("accelerate") is None:
+            self.skipTest("needs accelerate")
+        self.compare("rank.py", "plain", launcher=[sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+                                                   "--mixed_precision", "no", "--dynamo_backend", "no"])
+
+    def test_what_comes_too_late_is_said(self):
+        output = self.compare("rank.py", "late")
+        self.assertIn("TORCH_SHOW_CPP_STACKTRACES: set by the script before it imports PyTorch", output)
+
+    @runner.long
+    def test_other_words_and_environments(self):
+        self.compare("--no-python", sys.executable, "rank.py", "plain", how="one by one: they are not started as `python -u SCRIPT`")
+        self.compare("rank.py", "plain", environment={"PYTHONPATH": FOLDER})
+        self.compare("rank.py", "plain", environment={"OMP_NUM_THREADS": "1"})
+        self.compare("rank.py", "plain", environment={"CASTOR_FORK": "off"}, how=None)
+
+
+
+def clean_environment():
+    environment = runner.environment()
+    del environment["OMP_NUM_THREADS"]
+    return environment
 
 
 def of_habit(habit, how):

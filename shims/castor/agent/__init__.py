@@ -19,11 +19,13 @@ def _attach():
 
     from . import core, patching
     from .nodes import groups
-    from .process import ends, forking, phases, stacks
+    from .process import ends, forking, phases, serving, stacks
 
     if not core.bind():
         return  # libcastor.so is not in this process: nothing to do
     forking.fork_ranks()
+    if serving.start():
+        return  # the server of a launcher's ranks, which attach when they import torch
     core.attach()
     core.versions_tell(str(torch.__version__).encode(), platform.python_version().encode())
     stacks.install()

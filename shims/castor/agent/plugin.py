@@ -5,7 +5,7 @@ import torch
 
 from . import core, lazy
 from .backward import accumulation, reducer
-from .common import traced
+from .common import store, traced
 from .device import adoption, parts
 from .nodes import remote
 from .optim import clipping, steps, swapping
@@ -24,6 +24,7 @@ def prepare():
 
 def install():
     global trainer
+    store.begin()
     if core.plugin_engine() == FULLY_SHARD:
         from .fsdp import ddp
 

@@ -52,6 +52,8 @@ _SGD = "params, grads, momentum_buffer_list, ..."
 ROWS = (
     # process
     Row("importlib._bootstrap._find_and_load", "name, import_", "Python has no hook where an import ends"),
+    Row("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler.SubprocessHandler._popen", "self, args, env",
+        "torchrun has no hook where it starts a rank", may_lack=True),
     Row("torch.multiprocessing.spawn._wrap", "...", "it catches the exceptions of spawned processes; there is no hook before they exit",
         may_lack=True),
     Row("torch.autograd.graph._engine_run_backward", "t_outputs, *args, **kwargs",

@@ -190,7 +190,7 @@ def active():
 
 
 def begin():
-    """This process was forked before there was any tensor, and is a rank of its own."""
+    """This process is one whose tensors are the store's, wherever it was forked before."""
     global _pid
     _pid = os.getpid()
 

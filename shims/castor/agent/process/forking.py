@@ -7,7 +7,6 @@ import os
 import sys
 
 from .. import core
-from ..common import store
 
 
 def fork_ranks():
@@ -56,4 +55,3 @@ def _become(rank):
     del os.environ["CASTOR_FORK_LINE"]
     core.environment_read()
     core.read_options()
-    store.begin()

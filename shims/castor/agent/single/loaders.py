@@ -268,6 +268,7 @@ def _diverge(job, loader):
 
 def install(job):
     loading = _Loading(job)
+    streams.install()
 
     def begin(iterator, loader):
         iterator._castor_split, iterator._castor_in_fork = None, job.audit.in_fork

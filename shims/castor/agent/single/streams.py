@@ -140,8 +140,13 @@ class Indices(list):
         super().__init__(whole[first:last])
         self.whole, self.first, self.last, self.audited = whole, first, last, audited
 
-    def __reduce__(self):
-        return Indices, (self.whole, self.first, self.last, self.audited)
+    def __reduce__(self):  # for a worker, which may be another Python
+        return _indices_of_worker, (self.whole, self.first, self.last, self.audited)
+
+
+def _indices_of_worker(*parts):
+    install()
+    return Indices(*parts)
 
 
 class WholeBatch:
@@ -343,8 +348,10 @@ def _wrap(stock):
             self._castor_fetch = _Fetch(self, stock)
         return self._castor_fetch(possibly_batched_index)
 
+    fetch.castor_parts = True
     return fetch
 
 
-# In workers, too: unpickling Indices imports this module.
-patching.replace("torch.utils.data._utils.fetch._MapDatasetFetcher.fetch", _wrap)
+def install():
+    if not hasattr(torch.utils.data._utils.fetch._MapDatasetFetcher.fetch, "castor_parts"):
+        patching.replace("torch.utils.data._utils.fetch._MapDatasetFetcher.fetch", _wrap)
