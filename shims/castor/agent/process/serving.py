@@ -54,7 +54,10 @@ def start():
     far.close()
     os.environ.pop("CASTOR_FORK_SERVER", None)
     server = _Server(pid, near)
-    importlib.import_module(_STARTS)
+    try:
+        importlib.import_module(_STARTS)
+    except ImportError:  # nobody will ask
+        server.end()
     patching.replace(f"{_STARTS}.SubprocessHandler._popen", server.wrap)
     return False
 
