@@ -12,13 +12,13 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "core/fork_line.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "files/calls.h"
 #include "files/overlay.h"
 #include "fitness.h"
 #include "trace/phases.h"
-#include "core/fork_line.h"
 
 /* What a new rank writes to `up`. */
 typedef struct birth {
@@ -61,14 +61,11 @@ static bool ask(const line_question *question, line_answer *answer) {
     do {
         length = send(line, question, sizeof *question, MSG_NOSIGNAL);
     } while (length < 0 && errno == EINTR);
-    while (length > 0) {
-        length = recv(line, answer, sizeof *answer, 0);
-        if (length >= 0 || errno != EINTR)
-            break;
-        length = 1;
-    }
+    bool asked = length > 0;
+    while (asked && (length = recv(line, answer, sizeof *answer, 0)) < 0 && errno == EINTR)
+        ;
     close(line);
-    return length == sizeof *answer && answer->go;
+    return asked && length == sizeof *answer && answer->go;
 }
 
 int forking_ready(void) {

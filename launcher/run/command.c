@@ -123,9 +123,15 @@ static const struct launcher_module {
 };
 
 /* Commands that start the command among their arguments. */
-static const char *const wrappers[] = {"env",    "nohup",   "nice",  "ionice", "time",    "timeout",
-                                       "stdbuf", "taskset", "chrt",  "setsid", "numactl", "uv",
-                                       "poetry", "pipenv",  "conda", "mamba",  "pixi"};
+static const struct wrapper {
+    const char *name;
+    bool becomes; /* the command, instead of starting it as a process of its own */
+} wrappers[] = {
+    {"env", true},      {"nohup", true},  {"nice", true},    {"ionice", true},  {"time", false},
+    {"timeout", false}, {"stdbuf", true}, {"taskset", true}, {"chrt", true},    {"setsid", false},
+    {"numactl", true},  {"uv", false},    {"poetry", false}, {"pipenv", false}, {"conda", false},
+    {"mamba", false},   {"pixi", false},
+};
 
 static const char *base_name(const char *path) {
     const char *slash = strrchr(path, '/');
@@ -215,16 +221,17 @@ static python_line python_line_read(char *const *arguments) {
     return line;
 }
 
-static bool is_wrapper(const char *word) {
+/* NULL: it is none. */
+static const struct wrapper *wrapper_of(const char *word) {
     for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++)
-        if (strcmp(base_name(word), wrappers[i]) == 0)
-            return true;
-    return false;
+        if (strcmp(base_name(word), wrappers[i].name) == 0)
+            return &wrappers[i];
+    return NULL;
 }
 
 /* Reads a command, and one that starts its arguments, up to a launcher or Python. */
 static python_line command_read(char *const *command) {
-    bool wrapped = command[0] && is_wrapper(command[0]);
+    bool wrapped = command[0] && wrapper_of(command[0]);
     python_line line = {0};
     for (; *command; command++) {
         line.launcher = find_launcher(*command, &line.fix);
@@ -238,18 +245,9 @@ static python_line command_read(char *const *command) {
     return line;
 }
 
-/* Of the wrappers those that become the command. */
-static bool becomes_command(const char *word) {
-    static const char *const names[] = {"env",    "nohup",   "nice", "ionice",
-                                        "stdbuf", "taskset", "chrt", "numactl"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(base_name(word), names[i]) == 0)
-            return true;
-    return false;
-}
-
 static bool becomes_python(char *const *words) {
-    bool wrapped = words[0] && becomes_command(words[0]);
+    const struct wrapper *wrapper = words[0] ? wrapper_of(words[0]) : NULL;
+    bool wrapped = wrapper && wrapper->becomes;
     for (; *words; words++) {
         if (run_command_is_python(*words))
             return true;
@@ -328,7 +326,7 @@ static char *const *env_read(char *const *word, obstacle *out) {
 
 static void find_obstacle(char *const *command, obstacle *out) {
     const struct launcher *first = *command ? launcher_of(*command) : NULL;
-    bool wrapped = *command && (is_wrapper(*command) || (first && first->command));
+    bool wrapped = *command && (wrapper_of(*command) || (first && first->command));
     while (*command && !out->text[0]) {
         if (run_command_is_python(*command)) {
             python_line line = python_line_read(command + 1);

@@ -60,9 +60,9 @@ bool run_command_is_apart(char *const *command, const char *path, const char *au
                           size_t what_size);
 
 bool run_command_is_python(const char *word);
-/* Whether castor's own child will be Python, as far as the words and the first line of the file, `path`, tell. */
 /* Whether the command is a launcher whose Python ranks a server in it may fork (docs/forking.md). */
 bool run_command_serves(char *const *command);
+/* Whether castor's own child will be Python, as far as the words and the first line of the file, `path`, tell. */
 bool run_command_becomes_python(char *const *command, const char *path);
 
 /* ---- python.c ---- */

@@ -24,7 +24,6 @@ JOB = os.path.join(FOLDER, "job.py")
 CASTOR = None
 FORKED = "forked from one import of PyTorch"
 # What a process does before it imports PyTorch, and why it must not be forked then (docs/forking.md).
-FIT = ("nothing", "reads", "makes", "past child", "executes", "numpy")
 UNFIT = {
     "writes": "/file is open for writing",
     "socket": "socket:[",
@@ -144,7 +143,6 @@ class Forking(unittest.TestCase):
         self.assertEqual(self.how(), [FORKED])
 
 
-@unittest.skipIf(importlib.util.find_spec("torch") is None, "needs torch")
 class Serving(unittest.TestCase):
     """Ranks of torchrun and accelerate: what they say, in every way to end, is what they say without Castor."""
 
@@ -153,8 +151,7 @@ class Serving(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="castor-serving-")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        for name in ("rank.py",):
-            shutil.copy(os.path.join(FOLDER, name), self.folder)
+        shutil.copy(os.path.join(FOLDER, "rank.py"), self.folder)
 
     def run_words(self, words, environment=None):
         done = subprocess.run(words, env={**clean_environment(), **(environment or {})}, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -211,7 +208,6 @@ class Serving(unittest.TestCase):
         self.compare("rank.py", "plain", environment={"CASTOR_FORK": "off"}, how=None)
 
 
-
 def clean_environment():
     environment = runner.environment()
     del environment["OMP_NUM_THREADS"]
@@ -222,7 +218,7 @@ def of_habit(habit, how):
     return lambda self: self.check(habit, how)
 
 
-for habit in FIT[3:5]:
+for habit in ("past child", "executes"):
     setattr(Forking, f"test_fit_{habit.replace(' ', '_')}", of_habit(habit, FORKED))
 for habit, reason in UNFIT.items():
     setattr(Forking, f"test_unfit_{habit.replace(' ', '_')}", of_habit(habit, reason))

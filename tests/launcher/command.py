@@ -16,7 +16,7 @@ LIMIT_S = 30  # for anything that must happen; reached only by a failure
 
 
 def ranks(count):
-    """The options for that many ranks, which do not import PyTorch, so that they are started one by one (test_forking.py has the others).
+    """The options for that many ranks, which do not import PyTorch, so that they are started one by one (tests/forking has the others).
     What others than rank 0 write is private to them, but for the log directory."""
     return ["--plugin", "ddp", "--nproc", str(count), "--log-dir", "logs", "--set", "CASTOR_FORK=off"]
 
