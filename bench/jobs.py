@@ -229,14 +229,14 @@ class Job:
             return output.read()
 
 
-def bare_import_memory(interpreter, ranks, by_torchrun, folder):
+def bare_import_memory(interpreter, ranks, by_torchrun, folder, before=()):
     """memory_of_all of `ranks` processes that only import torch, started and thereby sharing as the measured ranks do.
 
-    `folder` is empty and takes their files. Raises RuntimeError when they do not come up.
+    before: words of the command that stand before the launcher's. `folder` is empty and takes their files. Raises RuntimeError when they do not come up.
     """
     script = [os.path.join(HERE, "bare.py"), folder]
     if by_torchrun:
-        command = torchrun(interpreter, ranks) + script
+        command = [*before, *torchrun(interpreter, ranks), *script]
     else:
         one = shlex.join([interpreter, *script])
         command = ["sh", "-c", f"{one} & " * ranks + "wait"]

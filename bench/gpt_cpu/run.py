@@ -147,11 +147,13 @@ class Run:
             self.watched = [lines[0]["pid"] for lines in records]
         memory = jobs.memory_of_all(self.watched)
         if memory:
+            others = [pid for pid in [self.job.pid, *(pid for pid, _ in jobs.descendants(self.job.pid))] if pid not in self.watched]
+            memory["job_pss"] = memory["pss"] + sum(found["pss"] for found in map(jobs.memory_of, others) if found)
             self.samples.append([time.monotonic(), memory])
         return False
 
     def __call__(self):
-        job = jobs.Job(self.command, os.path.join(self.folder, "output.txt"), self.environment)
+        job = self.job = jobs.Job(self.command, os.path.join(self.folder, "output.txt"), self.environment)
         try:
             ended = job.finished(self.args.timeout, self.watch)
         finally:
@@ -206,12 +208,16 @@ def reason_to_skip(args, contender, size, ranks):
 def measure_case(args, size, ranks, settings, save):
     case = dict(size=size, ranks=ranks, date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 command=shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv), rounds=args.rounds, batch=args.batch, warmup_steps=args.warmup_steps,
-                timed_steps=args.timed_steps, memory_steps=args.memory_steps, malloc=settings, bare=[], runs=[])
+                timed_steps=args.timed_steps, memory_steps=args.memory_steps, malloc=settings, bare=[], bare_castor=[], runs=[])
     wanted = [(CONTENDERS[name], malloc) for name in args.contenders for malloc in CONTENDERS[name].mallocs()
               if malloc == "castor" or malloc in args.malloc]
     for turn in range(args.rounds):
         with Folder(args.keep, f"{size}-{ranks}-{turn}-bare") as folder:
             case["bare"].append(jobs.bare_import_memory(args.python, ranks, True, folder))
+        if any(contender.plugin for contender, _ in wanted):
+            with Folder(args.keep, f"{size}-{ranks}-{turn}-bare-castor") as folder:
+                before = [jobs.CASTOR, "run", "--plugin", "gemini", "--log-dir", os.path.join(folder, "trace"), "--"]
+                case["bare_castor"].append(jobs.bare_import_memory(args.python, ranks, True, folder, before))
         for contender, malloc in wanted:
             result = dict(contender=contender.name, malloc=malloc, round=turn)
             reason = reason_to_skip(args, contender, size, ranks)

@@ -20,14 +20,25 @@ def step_ms(case, run):
     return 1000 * median(timed_steps(case, run))
 
 
+def bare_bytes(case, run):
+    """What as many ranks hold together after a bare import of torch: under Castor where the run was, whose ranks share the import."""
+    bare = case.get("bare_castor") if CONTENDERS[run["contender"]].plugin else None
+    return (bare or case["bare"])[run["round"]]["pss"]
+
+
 def peak_bytes(case, run):
     """The most that the ranks held together in a memory step, above as many bare imports of torch."""
-    return max(memory["pss"] for _, memory in run["memory_samples"]) - case["bare"][run["round"]]["pss"]
+    return max(memory["pss"] for _, memory in run["memory_samples"]) - bare_bytes(case, run)
+
+
+def total_bytes(case, run):
+    """The most that all processes of the job held together in a memory step, launchers included; 0 where it was not measured."""
+    return max(memory.get("job_pss", 0) for _, memory in run["memory_samples"])
 
 
 def end_bytes(case, run):
     """What the ranks hold together between two steps, above as many bare imports of torch."""
-    return median(run["end_of_step_pss"]) - case["bare"][run["round"]]["pss"]
+    return median(run["end_of_step_pss"]) - bare_bytes(case, run)
 
 
 def model_bytes_per_parameter(run):
@@ -54,7 +65,7 @@ def ratio(case, runs, measure):
     ratios = []
     for run in runs:
         reference = find(case, "ddp", "default", run["round"])
-        if reference:
+        if reference and measure(case, reference[0]):
             ratios.append(measure(case, run) / measure(case, reference[0]))
     return median(ratios) if ratios else None
 
@@ -74,7 +85,7 @@ def run_line(case, run):
     head = f"{case['size']} x{case['ranks']} round {run['round'] + 1} {run['contender']} ({run['malloc']}):"
     if run["status"] != "ok":
         return f"{head} {run['status']}: {run['error']}"
-    return (f"{head} step {step_ms(case, run):.0f} ms, memory above import {peak_bytes(case, run) / MIB:.0f} MiB at most, "
+    return (f"{head} step {step_ms(case, run):.0f} ms, memory {total_bytes(case, run) / MIB:.0f} MiB at most, above import {peak_bytes(case, run) / MIB:.0f} MiB, "
             f"{end_bytes(case, run) / MIB:.0f} MiB between steps, losses {losses_text(loss_difference(case, run)) or 'not compared'}"
             f", last {run['losses'][0][-1]:.4f}; others used {100 * run['foreign_cpu']:.0f}% of the CPUs; {run['seconds']:.0f} s")
 
@@ -84,9 +95,12 @@ def row(case, contender, malloc, runs):
     good = [run for run in runs if run["status"] == "ok"]
     failed = [run for run in runs if run["status"] in ("failed", "skipped")]
     if not good:
-        return f"| {label} | {setting} | {failed[-1]['status']}: {failed[-1]['error']} | | | | | | | |"
+        return f"| {label} | {setting} | {failed[-1]['status']}: {failed[-1]['error']} | | | | | | | | | |"
     cells = [label, setting]
-    for measure, scale in ((step_ms, 1), (peak_bytes, MIB), (end_bytes, MIB)):
+    for measure, scale in ((step_ms, 1), (total_bytes, MIB), (peak_bytes, MIB), (end_bytes, MIB)):
+        if not measure(case, good[0]):
+            cells += ["", ""]
+            continue
         cells += [f"{median(measure(case, run) for run in good) / scale:.0f}", number(ratio(case, good, measure), ".2f")]
     model = [value for value in map(model_bytes_per_parameter, good) if value]
     cells.append(number(median(model) if model else None, ".1f"))
@@ -106,8 +120,9 @@ def case_markdown(case):
     lines = [
         f"**{case['size']}, {case['ranks']} ranks** ({parameters}batch {case['batch']} per rank, {case['rounds']} rounds of "
         f"{case['timed_steps']} timed steps)", "",
-        "| | malloc | step, ms | x DDP | peak memory, MiB | x DDP | between steps, MiB | x DDP | model data, bytes per parameter | losses |",
-        "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --- |"]
+        "| | malloc | step, ms | x DDP | peak memory in all, MiB | x DDP | above import, MiB | x DDP | between steps, MiB | x DDP | "
+        "model data, bytes per parameter | losses |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |"]
     lines += [row(case, contender, malloc, runs) for (contender, malloc), runs in groups.items()]
     if good:
         lines += ["", f"Other programs used {100 * median(run['foreign_cpu'] for run in good):.0f}% of the CPUs "
@@ -119,7 +134,8 @@ def markdown(results):
     machine, versions = results["machine"], results["versions"]
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if name not in ("python", "castor"))
     head = (f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / (1 << 30):.0f} GiB, Linux {machine['kernel']}; "
-            f"{named}; Castor {versions['castor']}. Memory is the sum of the ranks' PSS above as many bare imports of torch. "
+            f"{named}; Castor {versions['castor']}. Memory in all is the PSS of all processes of the job, launchers included; above import "
+            "and between steps is that of the ranks, less as many bare imports of torch. "
             "Medians; ratios are medians of the ratios to DDP in the same round.")
     return "\n\n".join([head] + [case_markdown(case) for case in results["cases"]])
 
@@ -128,16 +144,16 @@ SYSTEMS = ("ddp", "castor", "zero", "fsdp2", "deepspeed2", "deepspeed3")  # cont
 
 
 def brief_markdown(results):
-    """One row for each system, of the first case: the step and the peak of memory as ratios to DDP with glibc's defaults."""
+    """One row for each system, of the first case: the step and the peaks of memory as ratios to DDP with glibc's defaults."""
     case = results["cases"][0]
-    lines = ["| system | step | peak memory | step, blocks returned | peak memory, blocks returned | losses |",
-             "| --- | --: | --: | --: | --: | --- |"]
+    lines = ["| system | step | memory in all | above import | step, blocks returned | memory in all, blocks returned | above import, blocks returned | "
+             "losses |", "| --- | --: | --: | --: | --: | --: | --: | --- |"]
     for name in SYSTEMS:
         runs = {malloc: find(case, name, malloc) for malloc in ("default", "returned", "castor")}
         plain = runs["default"] or runs["castor"]
         cells = [CONTENDERS[name].label]
         for group in (plain, runs["returned"]):
-            cells += [number(ratio(case, group, measure), ".2f") for measure in (step_ms, peak_bytes)]
+            cells += [number(ratio(case, group, measure), ".2f") for measure in (step_ms, total_bytes, peak_bytes)]
         cells.append(losses_text(max(loss_difference(case, run) for run in plain)))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -8,6 +8,7 @@
 #include "core/options.h"
 #include "store/store.h"
 #include "store/tensor.h"
+#include "trace/counters.h"
 #include "trace/sample.h"
 #include "trace/trace.h"
 
@@ -16,6 +17,8 @@ enum { DEVICE = 0, HOST = 1, DISK = 2 }; /* tiers of castor_memory */
 #define NODE_INTERVAL_NS UINT64_C(100000000)
 
 static uint64_t import_bytes;                     /* set size when the agent attached */
+static uint64_t import_own_bytes;                 /* what of it no other process had */
+static _Atomic uint64_t model_bytes;              /* that are on no device: in memory or on disk */
 static _Atomic uint64_t on_cpu[CHUNK_KIND_COUNT]; /* outside the store */
 
 void gauges_model_data_set(uint64_t param_bytes, uint64_t grad_bytes, uint64_t optim_bytes) {
@@ -57,6 +60,11 @@ static void add_budgets(castor_memory *out) {
     }
 }
 
+/* PyTorch's blocks that are no model data. Those on loans lie in the memory of sums, which counts already. */
+static uint64_t other_bytes(const arena_stats *arena) {
+    return arena->live_bytes - arena->adopted_bytes - arena->loan_bytes;
+}
+
 /* `own`: bytes of this rank's chunks, on all tiers. Chunks of sums and states that the budget does not know yet have been
  * allocated, and nobody has written to them. */
 static void sample_budget(const uint64_t own[]) {
@@ -64,7 +72,7 @@ static void sample_budget(const uint64_t own[]) {
     arena_stats arena;
     add_budgets(&found);
     arena_get_stats(&arena);
-    uint64_t in_memory = arena.live_bytes - arena.adopted_bytes;
+    uint64_t in_memory = other_bytes(&arena);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
         uint64_t *away = &found.bytes[kind][DISK], loaded = found.bytes[kind][HOST];
         if (kind != CHUNK_PARAM)
@@ -109,12 +117,14 @@ static void sample_rank(void) {
     for (int kind = 0; kind < CHUNK_KIND_COUNT && counted; kind++)
         trace_gauge_set(all[kind],
                         own[kind] + device[kind][DEVICE_TIER_DEVICE] + device[kind][DEVICE_TIER_HOST]);
+    uint64_t model = own[CHUNK_PARAM] + own[CHUNK_GRAD] + own[CHUNK_OPTIM];
     arena_stats arena;
     arena_get_stats(&arena);
+    atomic_store(&model_bytes, model);
     if (arena.live_peak_bytes) {
-        trace_gauge_set(GAUGE_OTHER_BYTES, arena.live_bytes - arena.adopted_bytes);
+        trace_gauge_set(GAUGE_OTHER_BYTES, other_bytes(&arena));
     } else { /* the set size has no pages of devices, nor those of homes on the host */
-        uint64_t model = own[CHUNK_PARAM] + own[CHUNK_GRAD] + own[CHUNK_OPTIM], pss = sample_last_pss();
+        uint64_t pss = sample_last_pss();
         if (pss > import_bytes + model)
             trace_gauge_set(GAUGE_OTHER_BYTES, pss - import_bytes - model);
     }
@@ -174,7 +184,7 @@ void castor_memory_get(castor_memory *out) {
     }
     arena_stats arena;
     arena_get_stats(&arena);
-    out->other_bytes = arena.live_bytes - arena.adopted_bytes;
+    out->other_bytes = other_bytes(&arena);
 }
 
 void gauges_sample(void) {
@@ -205,9 +215,41 @@ void gauges_backward(void) {
         sample_node_before_steps();
 }
 
+/* Of this process's private pages, those that forked processes have too; a page of k processes counts 1/k. All k are taken to have
+ * all such pages. */
+static uint64_t forked_bytes(const sample_set *set) {
+    uint64_t others = store_first() && store_first()->world > 2 ? (uint64_t)store_first()->world - 1 : 1;
+    return set->anonymous > set->pss_anonymous ? (set->anonymous - set->pss_anonymous) / others : 0;
+}
+
+static uint64_t gauge_now(trace_gauge gauge) {
+    const trace_counters *counters = counters_peek();
+    return counters ? __atomic_load_n(&counters->gauges[gauge].last, __ATOMIC_RELAXED) : 0;
+}
+
+/* What the last reading of the set size consists of. */
+static void sample_split(void) {
+    const sample_set set = sample_last_set();
+    if (!set.pss || !import_bytes)
+        return;
+    uint64_t import = set.pss_file + forked_bytes(&set) + import_own_bytes;
+    import = import < set.pss ? import : set.pss;
+    uint64_t away = gauge_now(GAUGE_DISK_PARAM_BYTES) + gauge_now(GAUGE_DISK_GRAD_BYTES) +
+                    gauge_now(GAUGE_DISK_OPTIM_BYTES);
+    uint64_t model = atomic_load(&model_bytes), rest = set.pss - import;
+    uint64_t held =
+        (model > away ? model - away : 0) + gauge_now(GAUGE_PRIVATE_BYTES) + gauge_now(GAUGE_OTHER_BYTES);
+    trace_gauge_set(GAUGE_IMPORT_BYTES, import);
+    trace_gauge_set(GAUGE_REST_BYTES, rest > held ? rest - held : 0);
+}
+
 void gauges_start(void) {
-    import_bytes = sample_read_pss();
+    const sample_set set = sample_read_set();
+    import_bytes = set.pss;
+    uint64_t forked = forked_bytes(&set);
+    import_own_bytes = set.pss_anonymous > forked ? set.pss_anonymous - forked : 0;
     gauges_devices_start();
     sample_register(sample_node_before_steps);
+    sample_register(sample_split);
     sample_register_often(sample_rank);
 }

@@ -23,7 +23,7 @@ castor_status castor_gradients_let_go(const castor_gradient *gradients, uint32_t
     for (uint32_t i = 0; i < count && !status; i++) {
         const castor_gradient *g = &gradients[i];
         if (g->tensor->mode != TENSOR_SHARED)
-            window_release_sum(g->tensor);
+            status = window_release_sum(g->tensor);
         else if (g->flags & CASTOR_GRADIENT_CARRIED)
             status = window_carry(g->tensor, g->window);
         else

@@ -34,7 +34,6 @@
 
 /* From so many ranks on, the sums' memory goes back between steps: the cost is the node's, and each rank bears its part
  * of it (docs/decisions.md). */
-#define MANY_RANKS 4
 
 _Static_assert(sizeof(castor_home) == sizeof(home_claim), "one layout, two names");
 _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one layout, two names");
@@ -67,7 +66,7 @@ castor_status castor_store_open(const char *group, int rank, int world, castor_s
 
 static void gradient_return_set(store *s) {
     int asked = options()->gradient_return;
-    s->gradient_return = asked >= 0 ? asked : s->world >= MANY_RANKS || budget_moves_parameters(s) ? 100 : 0;
+    s->gradient_return = asked >= 0 ? asked : budget_moves_parameters(s) ? 100 : 0;
 }
 
 castor_status castor_store_open_node(const char *group, const char *token, int rank, int world, int owners,

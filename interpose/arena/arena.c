@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include "core/log.h"
 #include "extent.h"
+#include "loan.h"
 
 #define REGION_BYTES_MAX (1ull << 40)
 #define REGION_BYTES_MIN (1ull << 30)
@@ -25,6 +26,11 @@ static uint64_t period_peak, last_period_peak, period_allocated;
 static uint64_t step_peak; /* since nothing was lent, that is since the step began */
 static uint64_t held_peak; /* since arena_peak_take */
 static uint64_t retain_most = UINT64_MAX;
+/* While no block may be made on loans, what is made needs anonymous memory, beyond what there was at the recall: such memory is left
+ * free before. */
+static uint64_t closed_level = UINT64_MAX, closed_growth, last_closed_growth;
+static uint64_t round_peak,
+    last_round_peak; /* of blocks that are not adopted; from an offer to the next one after a recall */
 static arena_stats stats;
 
 static void *page_address(uint32_t page) {
@@ -42,9 +48,18 @@ static uint64_t dirty_bytes(void) {
     return extent_pages(EXTENT_DIRTY) << page_shift;
 }
 
+static uint64_t loan_used_bytes(void) {
+    return (uint64_t)loan_used_pages() << page_shift;
+}
+
+/* Bytes of blocks that are not adopted. */
+static uint64_t own_bytes(void) {
+    return stats.live_bytes - stats.adopted_bytes;
+}
+
 /* Bytes of blocks whose pages are anonymous memory. */
 static uint64_t anonymous_bytes(void) {
-    return stats.live_bytes - stats.adopted_bytes;
+    return own_bytes() - loan_used_bytes();
 }
 
 castor_status arena_start(uint64_t retain_bytes) {
@@ -92,19 +107,28 @@ static bool region_commit(uint32_t pages) {
 }
 
 static void period_advance(uint64_t allocated) {
-    uint64_t anonymous = anonymous_bytes();
-    if (anonymous > period_peak)
-        period_peak = anonymous;
-    if (anonymous > step_peak)
-        step_peak = anonymous;
+    uint64_t own = own_bytes(), anonymous = anonymous_bytes();
+    if (own > period_peak)
+        period_peak = own;
+    if (own > step_peak)
+        step_peak = own;
+    if (own > round_peak)
+        round_peak = own;
     if (anonymous + dirty_bytes() > held_peak)
         held_peak = anonymous + dirty_bytes();
+    if (!loan_open() && anonymous > closed_level + closed_growth)
+        closed_growth = anonymous - closed_level;
     period_allocated += allocated;
     if (period_allocated < PERIOD_BYTES_MIN || period_allocated / PERIOD_PEAKS < period_peak)
         return;
     last_period_peak = period_peak;
-    period_peak = anonymous;
+    period_peak = own;
     period_allocated = 0;
+}
+
+/* Dirty bytes that are left for the time after the recall. */
+static uint64_t loan_reserve(void) {
+    return closed_growth > last_closed_growth ? closed_growth : last_closed_growth;
 }
 
 /* Bytes that dirty extents may hold now. */
@@ -112,7 +136,15 @@ static uint64_t dirty_limit(void) {
     uint64_t peak = period_peak > last_period_peak ? period_peak : last_period_peak;
     if (stats.lent_bytes && peak > step_peak)
         peak = step_peak;
-    uint64_t room = retain_limit + peak - anonymous_bytes();
+    uint64_t room = retain_limit + peak - own_bytes();
+    uint64_t expected = (uint64_t)loan_expected_pages() << page_shift;
+    if (expected) {
+        uint64_t least = retain_limit > loan_reserve() ? retain_limit : loan_reserve();
+        uint64_t need = own_bytes() + expected;
+        uint64_t round = round_peak > last_round_peak ? round_peak : last_round_peak;
+        uint64_t wanted = round > need + least ? round - need : least;
+        room = wanted < room ? wanted : room;
+    }
     room = room > stats.lent_bytes ? room - stats.lent_bytes : 0;
     return room < retain_most ? room : retain_most;
 }
@@ -139,6 +171,19 @@ static void dirty_purge(void) {
     }
 }
 
+/* A free extent for so many pages: freed ones first, then loans, but for what is left for the time after the recall. */
+static extent_id room_find(uint32_t pages) {
+    extent_id id = 0;
+    bool spare = dirty_bytes() >= loan_reserve() + ((uint64_t)pages << page_shift);
+    if (!spare && loan_open())
+        id = loan_find(pages);
+    if (!id)
+        id = extent_find(EXTENT_DIRTY, pages);
+    if (!id && spare)
+        id = loan_find(pages);
+    return id ? id : extent_find(EXTENT_CLEAN, pages);
+}
+
 void *arena_alloc(size_t size) {
     if (!arena_region.size || size > arena_region.size)
         return NULL;
@@ -147,15 +192,17 @@ void *arena_alloc(size_t size) {
         pages = 1;
     void *block = NULL;
     pthread_mutex_lock(&lock);
-    extent_id id = extent_find(EXTENT_DIRTY, pages);
-    bool reused = id != 0;
-    if (!id)
-        id = extent_find(EXTENT_CLEAN, pages);
-    if (!id || (!reused && !region_commit(extent_get(id)->page + pages)))
+    extent_id id = room_find(pages);
+    if (!id || (extent_get(id)->state == EXTENT_CLEAN && !region_commit(extent_get(id)->page + pages)))
         goto done;
+    extent_state state = extent_get(id)->state;
     id = extent_take(id, pages, false);
     if (!id)
         goto done;
+    if (state == EXTENT_LENT)
+        loan_taken(id);
+    else if (state == EXTENT_CLEAN)
+        loan_missed(pages);
     block = page_address(extent_get(id)->page);
     uint64_t bytes = extent_bytes(id);
     stats.live_bytes += bytes;
@@ -163,7 +210,9 @@ void *arena_alloc(size_t size) {
         stats.live_peak_bytes = stats.live_bytes;
     stats.blocks++;
     stats.allocations++;
-    stats.reuses += reused;
+    stats.reuses += state == EXTENT_DIRTY;
+    if (loan_used_bytes() > stats.loan_peak_bytes)
+        stats.loan_peak_bytes = loan_used_bytes();
     period_advance(bytes);
     dirty_purge();
 done:
@@ -204,6 +253,7 @@ void arena_free(void *block) {
     extent_t *e = extent_get(id);
     uint64_t size = extent_bytes(id);
     extent_state state = EXTENT_DIRTY;
+    bool on_loan = loan_covers(e->page);
     if (e->adopted) {
         void (*on_free)(void *, void *) = e->on_free;
         void *context = e->context;
@@ -211,13 +261,17 @@ void arena_free(void *block) {
         pthread_mutex_unlock(&lock);
         if (on_free)
             on_free(context, block);
-        state = block_restore(block, size) ? EXTENT_CLEAN : EXTENT_LOST;
+        if (!on_loan)
+            state = block_restore(block, size) ? EXTENT_CLEAN : EXTENT_LOST;
         pthread_mutex_lock(&lock);
         stats.adopted_bytes -= size;
     }
     stats.live_bytes -= size;
     stats.blocks--;
-    extent_put(id, state);
+    if (on_loan)
+        loan_put(id);
+    else
+        extent_put(id, state);
     dirty_purge();
     pthread_mutex_unlock(&lock);
 }
@@ -230,17 +284,24 @@ size_t arena_block_size(const void *address) {
     return size;
 }
 
+static castor_status block_move_out(extent_id id) {
+    stats.moved_bytes += extent_bytes(id);
+    return loan_move_out(id);
+}
+
 castor_status arena_adopt(void *block, void (*on_free)(void *context, void *block), void *context) {
     castor_status status = CASTOR_ERR_ARGUMENT;
     pthread_mutex_lock(&lock);
     extent_id id = block_at(block);
     extent_t *e = extent_get(id);
-    if (id && !e->adopted) {
+    if (id && !e->adopted)
+        status = e->lent ? block_move_out(id) : CASTOR_OK;
+    if (!status) {
         e->adopted = 1;
         e->on_free = on_free;
         e->context = context;
         stats.adopted_bytes += extent_bytes(id);
-        status = CASTOR_OK;
+        dirty_purge();
     }
     pthread_mutex_unlock(&lock);
     return status;
@@ -274,8 +335,63 @@ void arena_lend(int64_t bytes) {
     else
         stats.lent_bytes += (uint64_t)bytes;
     if (!stats.lent_bytes)
-        step_peak = anonymous_bytes();
+        step_peak = own_bytes();
     dirty_purge();
+    pthread_mutex_unlock(&lock);
+}
+
+castor_status arena_loans_add(arena_loan *loans, uint32_t count) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        bytes += loans[i].bytes;
+        loans[i].id = 0;
+    }
+    castor_status status = CASTOR_ERR_MEMORY;
+    pthread_mutex_lock(&lock);
+    if (!arena_region.size || bytes > arena_region.size)
+        goto done;
+    uint32_t pages = (uint32_t)(bytes >> page_shift);
+    extent_id id = extent_find(EXTENT_CLEAN, pages);
+    if (!id || !region_commit(extent_get(id)->page + pages) || !(id = extent_take(id, pages, false)))
+        goto done;
+    status = loans_add(loans, count, extent_get(id)->page);
+    round_peak = own_bytes();
+    extent_put(id, status ? EXTENT_CLEAN : EXTENT_HELD);
+done:
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+void arena_loan_offer(uint32_t id) {
+    pthread_mutex_lock(&lock);
+    bool begins = !loan_open();
+    loan_offer(id);
+    if (begins && loan_open()) {
+        last_closed_growth = closed_growth;
+        last_round_peak = round_peak;
+        closed_growth = 0;
+        round_peak = own_bytes();
+    }
+    dirty_purge();
+    pthread_mutex_unlock(&lock);
+}
+
+castor_status arena_loan_recall(uint32_t id) {
+    pthread_mutex_lock(&lock);
+    bool was_open = loan_open();
+    uint64_t used = loan_used_bytes();
+    castor_status status = loan_recall(id);
+    stats.moved_bytes += used - loan_used_bytes();
+    if (was_open)
+        closed_level = anonymous_bytes();
+    period_advance(0);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+void arena_loan_end(uint32_t id) {
+    pthread_mutex_lock(&lock);
+    loan_end(id);
     pthread_mutex_unlock(&lock);
 }
 
@@ -297,6 +413,7 @@ uint64_t arena_peak_take(void) {
 void arena_get_stats(arena_stats *out) {
     pthread_mutex_lock(&lock);
     *out = stats;
+    out->loan_bytes = loan_used_bytes();
     out->dirty_bytes = dirty_bytes();
     out->anonymous_peak_bytes = period_peak > last_period_peak ? period_peak : last_period_peak;
     pthread_mutex_unlock(&lock);
@@ -306,7 +423,8 @@ bool arena_check(void) {
     bool good = true;
     pthread_mutex_lock(&lock);
     if (arena_region.size)
-        good = extent_check() && dirty_bytes() <= dirty_limit() && stats.adopted_bytes <= stats.live_bytes &&
+        good = extent_check() && loan_check() && dirty_bytes() <= dirty_limit() &&
+               stats.adopted_bytes <= stats.live_bytes &&
                extent_pages(EXTENT_BLOCK) << page_shift == stats.live_bytes;
     pthread_mutex_unlock(&lock);
     return good;
@@ -314,11 +432,14 @@ bool arena_check(void) {
 
 void arena_fork_prepare(void) {
     pthread_mutex_lock(&lock);
+    loan_fork_prepare();
+    dirty_purge();
 }
 void arena_fork_parent(void) {
     pthread_mutex_unlock(&lock);
 }
 /* The child's only thread is the one that holds the lock. */
 void arena_fork_child(void) {
+    loan_fork_child();
     pthread_mutex_unlock(&lock);
 }

@@ -5,14 +5,16 @@
  *   block    what arena_alloc returned: whole pages, page-aligned, shared with no other block
  *   extent   a run of pages: a block, or free; a free one is dirty (its pages may be resident) or clean (none is)
  *   adopted  a block over which the node store has mapped a chunk's pages
+ *   loan     pages of a file that serve as room for blocks while the file's owner does not need them (loan.h)
  *   peak     the most bytes of blocks that were not adopted, over the recent past (see arena.c: a period that is
  *            measured in bytes allocated, so that it spans at least a training step, and forgets a single high)
  *
  * Invariants
- *   - a block's pages are private anonymous memory unless it is adopted; freeing an adopted block first puts
- *     anonymous memory back in its place
+ *   - a block's pages are private anonymous memory unless it is adopted, or lies on a loan; freeing an adopted block first
+ *     puts back in its place what was there
  *   - after a call returns, blocks that are not adopted and dirty extents together are at most the recent peak plus
- *     the retain limit: freed pages serve the next step, and the process never grows by them
+ *     the retain limit: freed pages serve the next step, and the process never grows by them. They are fewer by what
+ *     loans are expected to have room for
  *   - contents of a block are undefined, as malloc's are
  *
  * All functions may be called from any thread; none calls malloc. After fork the child keeps using its copy. */
@@ -54,6 +56,27 @@ void arena_release(void *block); /* no longer adopted; the caller has put anonym
 /* The context of a block that was adopted with this function; NULL when no such block starts at the address. */
 void *arena_adopted(const void *address, void (*on_free)(void *context, void *block));
 
+/* Pages of a file, whole ones, in which blocks may lie between an offer and a recall. */
+typedef struct arena_loan {
+    int fd;
+    uint64_t offset, bytes; /* multiples of the page's size, not 0 */
+    /* After an offer: nobody reads or writes the pages any more. Once true it stays so until the recall. Called under the arena's
+     * lock: reads atomics only. */
+    bool (*idle)(void *context);
+    void *context;
+    uint32_t id; /* out, not 0 */
+} arena_loan;
+
+/* Loans that are recalled in the reverse order: what is recalled first is used last. An error: there are none of them, and ids are 0. */
+castor_status arena_loans_add(arena_loan *loans, uint32_t count);
+/* The bytes of the pages mean nothing until arena_loan_recall returns. */
+void arena_loan_offer(uint32_t id);
+/* Blocks that still lie there get pages of their own at the same address, with what they hold; no others come. Nothing, unless
+ * offered. CASTOR_ERR_MEMORY: the pages are still in use. */
+castor_status arena_loan_recall(uint32_t id);
+/* Recalls it, and there is no such loan any more. */
+void arena_loan_end(uint32_t id);
+
 /* The most bytes that blocks which are not adopted and freed pages that are resident have had since the last call. */
 uint64_t arena_peak_take(void);
 
@@ -71,6 +94,9 @@ typedef struct arena_stats {
     uint64_t dirty_bytes;          /* of dirty extents */
     uint64_t adopted_bytes;        /* of adopted blocks */
     uint64_t lent_bytes;           /* by arena_lend */
+    uint64_t loan_bytes;           /* of blocks that lie on loans */
+    uint64_t loan_peak_bytes;      /* the most that they have been */
+    uint64_t moved_bytes;          /* of blocks that were moved from loans, ever */
     uint64_t blocks;
     uint64_t allocations; /* blocks ever made */
     uint64_t reuses;      /* of these, from dirty extents */

@@ -215,16 +215,29 @@ extent_id extent_take(extent_id id, uint32_t pages, bool from_end) {
         }
     }
     extents[block].state = EXTENT_BLOCK;
-    extents[block].adopted = 0;
+    extents[block].adopted = extents[block].lent = 0;
     state_pages[EXTENT_BLOCK] += pages;
     pages_mark(block);
     return block;
+}
+
+extent_id extent_split(extent_id id, uint32_t pages) {
+    extent_id rest = entry_new();
+    if (!rest)
+        return 0;
+    extent_t *e = &extents[id];
+    extents[rest] = (extent_t){.page = e->page + pages, .pages = e->pages - pages, .state = EXTENT_BLOCK};
+    e->pages = pages;
+    pages_mark(id);
+    pages_mark(rest);
+    return rest;
 }
 
 void extent_put(extent_id id, extent_state state) {
     extent_t *e = &extents[id];
     state_pages[EXTENT_BLOCK] -= e->pages;
     e->state = state;
+    e->lent = 0; /* walks over a loan's extents look at it alone */
     if (state == EXTENT_LOST) {
         state_pages[EXTENT_LOST] += e->pages;
         return;

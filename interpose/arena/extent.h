@@ -18,18 +18,21 @@ typedef uint32_t extent_id; /* 0: none */
 typedef enum extent_state {
     EXTENT_CLEAN,
     EXTENT_DIRTY,
+    EXTENT_LENT, /* of a loan, and may become a block (loan.h) */
+    EXTENT_HELD, /* of a loan whose owner needs it, or may */
     EXTENT_BLOCK,
     EXTENT_LOST, /* anonymous memory could not be put back: never used again */
     EXTENT_UNUSED,
 } extent_state;
-#define EXTENT_FREE_STATES 2
+#define EXTENT_FREE_STATES 4
 
 typedef struct extent_t {
     uint32_t page, pages;
     extent_id bin_previous, bin_next; /* free extents: neighbours in the bin; unused ones: the next unused */
     extent_id age_previous, age_next; /* dirty extents: the older and the younger one */
     uint32_t state;                   /* extent_state */
-    uint32_t adopted;                 /* blocks: the node store's pages lie over it */
+    uint16_t adopted;                 /* blocks: the node store's pages lie over it */
+    uint16_t lent;                    /* blocks: it lies on pages of loans */
     void (*on_free)(void *, void *);  /* adopted blocks */
     void *context;
 } extent_t;
@@ -48,6 +51,9 @@ uint64_t extent_pages(extent_state state);
 /* Takes the first (`from_end`: the last) `pages` of a free extent out of the book as a block; the rest stays
  * free. 0 when the book is full. */
 extent_id extent_take(extent_id id, uint32_t pages, bool from_end);
+
+/* Cuts a block after its first `pages`; returns the rest, a block too. 0 when the book is full: nothing has changed. */
+extent_id extent_split(extent_id id, uint32_t pages);
 
 /* Puts a block back as free, merged with its free neighbours of the same state. */
 void extent_put(extent_id id, extent_state state);

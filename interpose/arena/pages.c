@@ -242,8 +242,8 @@ castor_status pages_map_view(int fd, uint64_t offset, size_t bytes, void *at, ch
     return map(fd, offset, bytes, at, MAP_PRIVATE | MAP_NORESERVE, out);
 }
 
-castor_status pages_map_alias(int fd, uint64_t offset, size_t bytes, char **out) {
-    return map(fd, offset, bytes, NULL, MAP_SHARED, out);
+castor_status pages_map_alias(int fd, uint64_t offset, size_t bytes, void *at, char **out) {
+    return map(fd, offset, bytes, at, MAP_SHARED, out);
 }
 
 castor_status pages_map_zero(void *at, size_t bytes) {

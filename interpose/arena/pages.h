@@ -60,7 +60,7 @@ castor_status pages_privatize(char *view, size_t bytes);
 
 /* Maps `bytes` of `fd` at `offset`. `at` NULL: anywhere; else over whatever is mapped there. */
 castor_status pages_map_view(int fd, uint64_t offset, size_t bytes, void *at, char **out);
-castor_status pages_map_alias(int fd, uint64_t offset, size_t bytes, char **out);
+castor_status pages_map_alias(int fd, uint64_t offset, size_t bytes, void *at, char **out);
 /* Replaces whatever is mapped in the range by untouched anonymous memory. */
 castor_status pages_map_zero(void *at, size_t bytes);
 

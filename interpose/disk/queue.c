@@ -156,7 +156,7 @@ static void piece_fail(disk_piece *piece, int error, const char *failed) {
 static void mark_written(disk_queue *q, disk_piece *piece) {
     char *alias = alias_of(piece), *mapped = NULL;
     if (!alias) {
-        if (pages_map_alias(piece->operation->fd, piece->offset, piece->bytes, &mapped) != CASTOR_OK)
+        if (pages_map_alias(piece->operation->fd, piece->offset, piece->bytes, NULL, &mapped) != CASTOR_OK)
             return;
         alias = mapped;
     }

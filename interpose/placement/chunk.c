@@ -139,7 +139,7 @@ castor_status chunk_alias(chunk_table *t, chunk_kind kind, uint64_t offset, size
         return error_set(CASTOR_ERR_ARGUMENT, "no %s chunk holds offset %lu", chunk_kind_names[kind],
                          (unsigned long)offset);
     if (!c->alias) {
-        castor_status status = pages_map_alias(list->fd, c->offset, c->bytes, &c->alias);
+        castor_status status = pages_map_alias(list->fd, c->offset, c->bytes, NULL, &c->alias);
         if (status)
             return status;
         chunk_units_map(t, c->alias, c->bytes);

@@ -9,6 +9,7 @@
 #include "trace/trace.h"
 #include "demand.h"
 #include "wait.h"
+#include "window.h"
 
 #define GRADUAL_BYTES   (32ul << 20) /* of parameters that are adopted at a time where memory is short */
 #define SUM_BYTES_WORTH (64ul << 10) /* a smaller sum is not worth the system calls of giving it back */
@@ -172,7 +173,11 @@ static castor_status values_adopt(store *s, const tensor_description *descriptio
             store_fail(s, status);
     }
     trace_counter_add(GAUGE_MODEL_NUMEL, adopted);
-    return status ? status : wait_barrier(s, "the adoption of parameters"); /* the room of the sums is free */
+    if (status == CASTOR_OK)
+        status = wait_barrier(s, "the adoption of parameters"); /* the room of the sums is free */
+    if (status == CASTOR_OK)
+        window_loans_add(made, count);
+    return status;
 }
 
 castor_status tensor_register(store *s, const tensor_description *descriptions, uint32_t count,

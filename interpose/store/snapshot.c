@@ -103,7 +103,7 @@ static bool copy_range(store *s, tensor *t, chunk_kind kind, uint64_t offset, ch
     char *from;
     if (t && demand_pin(t, kind) != CASTOR_OK)
         return false;
-    if (pages_map_alias(s->chunks.list[kind].fd, offset & ~(PAGE_BYTES - 1), bytes, &from) != CASTOR_OK)
+    if (pages_map_alias(s->chunks.list[kind].fd, offset & ~(PAGE_BYTES - 1), bytes, NULL, &from) != CASTOR_OK)
         from = NULL;
     bool done = from && file_bytes_write(s->snapshot->fd[kind], from, bytes, offset) == 0;
     if (from)

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "arena/arena.h"
 #include "arena/pages.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -298,6 +299,11 @@ castor_status store_shard(store *s, int node, int node_count) {
 void store_leave(store *s) {
     if (s->budget)
         s->bound->stop(s);
+    arena_stats arena;
+    arena_get_stats(&arena);
+    if (arena.loan_peak_bytes)
+        LOG_D("blocks of up to %B lay on sums of gradients; %B were moved from there", arena.loan_peak_bytes,
+              arena.moved_bytes);
     if (!s->detached)
         store_activity_set(s, ACTIVITY_ENDED);
 }

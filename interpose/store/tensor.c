@@ -140,6 +140,7 @@ void tensor_forget(tensor *t) {
     t->forgotten = true;
     snapshot_views_keep(t);
     window_unmap_returned(t);
+    window_loan_end(t);
     if (t->mode != TENSOR_SHARED || !t->home)
         ranges_leave(t);
     pthread_mutex_unlock(&s->lock);

@@ -17,13 +17,23 @@ static bool memory_idle(void) {
 }
 
 /* Callers hold the store's lock. `dropped`: the script let its gradient go (and does not overwrite it just now). */
-static void release_up_to(tensor *t, uint32_t epoch, bool dropped) {
+static castor_status release_up_to(tensor *t, uint32_t epoch, bool dropped) {
     uint32_t count = epoch - t->released, world = (uint32_t)t->store->world;
     if ((int32_t)count <= 0 || t->store->detached)
-        return;
+        return CASTOR_OK;
     uint64_t lent = atomic_exchange(&t->lent_bytes, 0);
     if (lent)
         arena_lend(-(int64_t)lent);
+    if (t->loan && dropped && !t->sum_continues && !t->lent && count == 1) {
+        /* The lease goes on, now for this rank's blocks: nobody writes the next sum before its gradient is here. */
+        t->lent = true;
+        arena_loan_offer(t->loan);
+        return CASTOR_OK;
+    }
+    castor_status status = t->lent ? arena_loan_recall(t->loan) : CASTOR_OK;
+    if (status)
+        return status;
+    t->lent = false;
     bool last = atomic_fetch_add(&t->control->leases_back, count) + count == epoch * world;
     /* Before this rank's own release shows: until then nobody writes the next sum. */
     if (last && dropped && t->returnable && !t->sum_continues && !demand_single(t, CHUNK_GRAD) &&
@@ -34,12 +44,46 @@ static void release_up_to(tensor *t, uint32_t epoch, bool dropped) {
     t->released = epoch;
     atomic_store(&t->control->rank[t->store->rank].released, epoch);
     wait_notify(&t->control->event, &t->control->waiters);
+    return CASTOR_OK;
 }
 
-void window_release_sum(tensor *t) {
+castor_status window_release_sum(tensor *t) {
     pthread_mutex_lock(&t->store->lock);
-    release_up_to(t, t->epoch, false);
+    castor_status status = release_up_to(t, t->epoch, false);
     pthread_mutex_unlock(&t->store->lock);
+    return status;
+}
+
+/* Whether every rank but this one has released the tensor's last sum. */
+static bool sum_is_idle(void *context) {
+    const tensor *t = context;
+    return atomic_load(&t->control->leases_back) == (t->released + 1) * (uint32_t)t->store->world - 1;
+}
+
+void window_loans_add(tensor *const *tensors, uint32_t count) {
+    const store *s = count ? tensors[0]->store : NULL;
+    if (!s || s->budget || s->node_count > 1 || (s->offload_dir && *s->offload_dir))
+        return;
+    arena_loan *loans = calloc(count, sizeof *loans);
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < count && loans; i++)
+        if (tensors[i]->owner == s->rank && tensors[i]->sum_paged && !tensors[i]->returnable)
+            loans[used++] = (arena_loan){s->chunks.list[CHUNK_GRAD].fd,
+                                         tensors[i]->grad_offset,
+                                         tensors[i]->sum_span,
+                                         sum_is_idle,
+                                         tensors[i],
+                                         0};
+    if (used && arena_loans_add(loans, used) == CASTOR_OK)
+        for (uint32_t i = 0; i < used; i++)
+            ((tensor *)loans[i].context)->loan = loans[i].id;
+    free(loans);
+}
+
+void window_loan_end(tensor *t) {
+    if (t->loan)
+        arena_loan_end(t->loan);
+    t->loan = 0;
 }
 
 static castor_status map_sum(window *w) {
@@ -86,15 +130,15 @@ done:
 }
 
 /* The sum is released once no live window shows it. Callers hold the lock. */
-static void lease_end(window *w) {
+static castor_status lease_end(window *w) {
     tensor *t = w->tensor;
     if (!w->current)
-        return;
+        return CASTOR_OK;
     w->current = false;
     for (const window *other = t->windows; other; other = other->next)
         if (other->live && other->current)
-            return;
-    release_up_to(t, t->epoch, true);
+            return CASTOR_OK;
+    return release_up_to(t, t->epoch, true);
 }
 
 void window_return(window *w) {
@@ -103,10 +147,12 @@ void window_return(window *w) {
     if (!t->store->detached && pages_edited_drop(w->address, t->sum_span) != CASTOR_OK)
         w->zeroed = true; /* to be mapped anew before it shows a sum again */
     w->live = false;
-    lease_end(w);
+    castor_status status = lease_end(w);
     if (t->forgotten && !t->store->detached)
         window_unmap_returned(t);
     pthread_mutex_unlock(&t->store->lock);
+    if (status)
+        store_fail(t->store, status);
 }
 
 void window_unmap_returned(tensor *t) {
@@ -129,7 +175,7 @@ castor_status window_detach_all(tensor *t) {
         if (w->live && w->current && (status = pages_privatize(w->address, t->sum_span)) == CASTOR_OK)
             w->current = false;
     if (status == CASTOR_OK)
-        release_up_to(t, t->epoch, false);
+        status = release_up_to(t, t->epoch, false);
     pthread_mutex_unlock(&t->store->lock);
     return status;
 }
@@ -144,7 +190,9 @@ castor_status window_carry(tensor *t, window *w) {
     if (status == CASTOR_OK) {
         if (w)
             w->current = false;
-        release_up_to(t, t->epoch, false);
+        status = t->lent ? error_set(CASTOR_ERR_ARGUMENT,
+                                     "the sum of tensor %u cannot continue: its memory was lent", t->id)
+                         : release_up_to(t, t->epoch, false);
     }
     pthread_mutex_unlock(&t->store->lock);
     return status;
@@ -167,7 +215,7 @@ castor_status window_zero(window *w) {
     castor_status status = pages_map_zero(w->address, w->tensor->sum_span);
     if (status == CASTOR_OK) {
         w->zeroed = true;
-        lease_end(w);
+        status = lease_end(w);
     }
     pthread_mutex_unlock(&w->tensor->store->lock);
     return status;

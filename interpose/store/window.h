@@ -34,6 +34,12 @@ castor_status window_refresh(window *w);
 /* The window's values become zero at no cost, and its lease ends. */
 castor_status window_zero(window *w);
 /* This rank no longer reads the sum of the tensor's last epoch. */
-void window_release_sum(tensor *t);
+castor_status window_release_sum(tensor *t);
+
+/* The sums of these tensors that this rank owns are loans of its arena, in the model's order. When the script drops such a gradient,
+ * the rank keeps its lease until its next gradient, and its blocks may lie on the sum once all other ranks have released it. */
+void window_loans_add(tensor *const *tensors, uint32_t count);
+/* The tensor is forgotten, and no window of it is live. */
+void window_loan_end(tensor *t);
 
 #endif

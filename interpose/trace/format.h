@@ -24,7 +24,7 @@
 #include <assert.h>
 #include <stdint.h>
 
-#define TRACE_VERSION        2u
+#define TRACE_VERSION        3u
 #define TRACE_SEGMENT_MAGIC  UINT64_C(0x6773726f74736163) /* "castorsg" */
 #define TRACE_COUNTERS_MAGIC UINT64_C(0x7463726f74736163) /* "castorct" */
 #define TRACE_BUDGET_MAGIC   UINT64_C(0x6762726f74736163) /* "castorbg" */
@@ -86,7 +86,7 @@ typedef struct trace_segment {
 /* ---- counters of a process ---- */
 
 #define TRACE_SLOT_MAX    2560u /* counters: the ids of all kinds, one kind after another */
-#define TRACE_GAUGE_MAX   64u
+#define TRACE_GAUGE_MAX   96u
 #define TRACE_NAMES_BYTES 98304u
 #define TRACE_HOST_MAX    64
 #define TRACE_PLUGIN_MAX  32

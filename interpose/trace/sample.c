@@ -54,20 +54,12 @@ static void call_all(const sample_callbacks *to_call) {
         to_call->list[i]();
 }
 
-uint64_t sample_read_pss(void) {
-    int fd = open("/proc/self/smaps_rollup", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    char text[4096];
-    ssize_t length = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (length <= 0)
-        return 0;
-    text[length] = '\0';
-    const char *at = strstr(text, "\nPss:");
+/* Of a line `KEY: N kB`; 0 when there is none. */
+static uint64_t rollup_bytes(const char *text, const char *key) {
+    const char *at = strstr(text, key);
     if (at == NULL)
         return 0;
-    for (at += 5; *at == ' '; at++)
+    for (at += strlen(key); *at == ' '; at++)
         ;
     uint64_t kib = 0;
     for (; *at >= '0' && *at <= '9'; at++)
@@ -75,17 +67,38 @@ uint64_t sample_read_pss(void) {
     return kib * 1024;
 }
 
-static uint64_t last_pss; /* atomic */
+sample_set sample_read_set(void) {
+    int fd = open("/proc/self/smaps_rollup", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return (sample_set){0};
+    char text[4096];
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (length <= 0)
+        return (sample_set){0};
+    text[length] = '\0';
+    return (sample_set){rollup_bytes(text, "\nPss:"), rollup_bytes(text, "\nPss_File:"),
+                        rollup_bytes(text, "\nPss_Anon:"), rollup_bytes(text, "\nAnonymous:")};
+}
+
+static sample_set last_set; /* of the sampler's thread, but for its `pss`, which is atomic */
 
 static void sample_pss(void) {
-    uint64_t pss = sample_read_pss();
-    __atomic_store_n(&last_pss, pss, __ATOMIC_RELAXED);
-    if (pss > 0)
-        trace_gauge_set(GAUGE_PSS_BYTES, pss);
+    sample_set set = sample_read_set();
+    last_set.pss_file = set.pss_file;
+    last_set.pss_anonymous = set.pss_anonymous;
+    last_set.anonymous = set.anonymous;
+    __atomic_store_n(&last_set.pss, set.pss, __ATOMIC_RELAXED);
+    if (set.pss > 0)
+        trace_gauge_set(GAUGE_PSS_BYTES, set.pss);
 }
 
 uint64_t sample_last_pss(void) {
-    return __atomic_load_n(&last_pss, __ATOMIC_RELAXED);
+    return __atomic_load_n(&last_set.pss, __ATOMIC_RELAXED);
+}
+
+sample_set sample_last_set(void) {
+    return last_set;
 }
 
 /* The gauges of memory.def over time: a record for each that has changed. Only the sampler's thread comes here. */

@@ -18,9 +18,15 @@ castor_status sample_start(void);
 void sample_stop(void);
 void sample_fork_child(void); /* the child has no sampler (trace_fork_child calls it) */
 
-/* Pss of this process in bytes, 0 when the kernel does not report it. */
-uint64_t sample_read_pss(void);
-/* The sampler's last reading, at no cost; 0 before the first. */
+/* The set size of this process in bytes; all 0 when the kernel does not report it. A page that k processes have counts 1/k in the
+ * proportional figures. */
+typedef struct sample_set {
+    uint64_t pss, pss_file, pss_anonymous;
+    uint64_t anonymous; /* each page whole */
+} sample_set;
+sample_set sample_read_set(void);
+/* The sampler's last reading, at no cost; 0 before the first. Of the proportional size, and, to callbacks of sample_register, whole. */
 uint64_t sample_last_pss(void);
+sample_set sample_last_set(void);
 
 #endif

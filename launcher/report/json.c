@@ -106,6 +106,8 @@ static void write_rank(json_writer *json, const report *report, const report_ran
     json_object_end(json);
     uint64_t pss_bytes = report_gauge(process, GAUGE_PSS_BYTES).max;
     json_unsigned_or_null(json, "pss_peak_bytes", pss_bytes);
+    json_unsigned_or_null(json, "import_bytes", report_gauge(process, GAUGE_IMPORT_BYTES).last);
+    json_unsigned_or_null(json, "rest_peak_bytes", report_gauge(process, GAUGE_REST_BYTES).max);
     json_unsigned(json, "private_bytes", report_gauge(process, GAUGE_PRIVATE_BYTES).last);
     json_number(json, "wait_seconds", rank->wait_seconds);
     if (rank->calls_by_rows + rank->calls_whole > 0) {

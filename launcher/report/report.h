@@ -278,4 +278,14 @@ static inline trace_gauge_value report_gauge(const report_process *process, trac
     return process->counters->gauges[gauge];
 }
 
+/* Peaks of model data, which a rank need not have had at one time. */
+static inline uint64_t report_model_bytes(const report_process *process) {
+    static const trace_gauge kinds[] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
+                                        GAUGE_PRIVATE_BYTES};
+    uint64_t bytes = 0;
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
+        bytes += report_gauge(process, kinds[kind]).max;
+    return bytes;
+}
+
 #endif

@@ -138,12 +138,11 @@ static void write_plain_ranks(const report *report, FILE *out) {
 
 static void write_ranks(const report *report, FILE *out) {
     text_table table = {.headings = {"rank", "pid", "steps", "step time", "micro-steps", "param", "grad",
-                                     "optim", "other", "PSS", "waits", "end"}};
+                                     "optim", "activations", "waits", "end"}};
     static const trace_gauge kinds[] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
-                                        GAUGE_OTHER_BYTES, GAUGE_PSS_BYTES};
+                                        GAUGE_OTHER_BYTES};
     char figure[TEXT_FIGURE_MAX];
     bool several_optimizers = false;
-    uint64_t pss_bytes = 0;
     for (size_t i = 0; i < report->rank_count; i++) {
         const report_rank *rank = &report->ranks[i];
         add_rank(&table, rank);
@@ -158,12 +157,32 @@ static void write_ranks(const report *report, FILE *out) {
         uint64_t wait_ns = report_gauge(rank->process, GAUGE_WAIT_NS).last;
         text_table_add(&table, "%s", wait_ns > 0 ? text_seconds(figure, (double)wait_ns / 1e9) : "-");
         add_end(&table, rank);
-        pss_bytes += report_gauge(rank->process, GAUGE_PSS_BYTES).max;
     }
     fprintf(out, "\nRanks (memory: peaks; step time: median%s)\n",
             several_optimizers ? "; steps: of the busiest optimizer, in parentheses of all" : "");
     text_table_print(&table, out, 2);
-    if (report->rank_count > 1 && pss_bytes > 0)
+}
+
+/* What the memory of each process is made of. */
+static void write_processes(const report *report, FILE *out) {
+    text_table table = {.headings = {"rank", "import", "model data", "activations", "rest", "PSS"}};
+    char figure[TEXT_FIGURE_MAX];
+    uint64_t pss_bytes = 0;
+    for (size_t i = 0; i < report->rank_count; i++) {
+        const report_process *process = report->ranks[i].process;
+        add_number(&table, &report->ranks[i]);
+        report_text_bytes_cell(&table, report_gauge(process, GAUGE_IMPORT_BYTES).last);
+        report_text_bytes_cell(&table, report_model_bytes(process));
+        report_text_bytes_cell(&table, report_gauge(process, GAUGE_OTHER_BYTES).max);
+        report_text_bytes_cell(&table, report_gauge(process, GAUGE_REST_BYTES).max);
+        report_text_bytes_cell(&table, report_gauge(process, GAUGE_PSS_BYTES).max);
+        pss_bytes += report_gauge(process, GAUGE_PSS_BYTES).max;
+    }
+    if (pss_bytes == 0)
+        return;
+    fprintf(out, "\nMemory of the ranks' processes (peaks; import: at the end)\n");
+    text_table_print(&table, out, 2);
+    if (report->rank_count > 1)
         fprintf(out, "  sum of the PSS peaks: %s\n", text_bytes(figure, pss_bytes));
 }
 
@@ -337,10 +356,12 @@ static void write_summary(const report *report, FILE *out) {
 
 void report_write_text(const report *report, FILE *out) {
     write_header(report, out);
-    if (has_steps_or_memory(report))
+    if (has_steps_or_memory(report)) {
         write_ranks(report, out);
-    else
+        write_processes(report, out);
+    } else {
         write_plain_ranks(report, out);
+    }
     write_times(report, out);
     report_text_memory(report, out);
     report_text_devices(report, out);

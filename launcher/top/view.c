@@ -56,7 +56,7 @@ void top_text_cut(top_text *text, size_t width) {
 
 /* ---- tables whose columns go when there is no room for them ---- */
 
-enum { COLUMNS_MAX = 12, CELL_MAX = 48 };
+enum { COLUMNS_MAX = 16, CELL_MAX = 48 };
 
 typedef struct column {
     const char *heading;
@@ -201,9 +201,10 @@ static void format_bytes(char out[TEXT_FIGURE_MAX], uint64_t bytes) {
 
 static void add_ranks(const top_job *job, const job_reading *reading, const top_history *history,
                       const size_t *ranks, size_t count, const endings *found, size_t width, top_text *out) {
-    static const column columns[] = {{"rank", 0},    {"pid", 5},   {"state", 4}, {"steps", 0},
-                                     {"steps/s", 0}, {"param", 3}, {"grad", 3},  {"optim", 3},
-                                     {"other", 6},   {"PSS", 2},   {"waits", 1}};
+    static const column columns[] = {{"rank", 0},        {"pid", 5},    {"state", 4}, {"steps", 0},
+                                     {"steps/s", 0},     {"param", 3},  {"grad", 3},  {"optim", 3},
+                                     {"activations", 6}, {"import", 8}, {"rest", 7},  {"PSS", 2},
+                                     {"waits", 1}};
     grid g = {.columns = columns, .column_count = sizeof columns / sizeof *columns};
     bool average = job->ended || history->count < 2;
     for (size_t i = 0; i < count; i++) {
@@ -230,8 +231,9 @@ static void add_ranks(const top_job *job, const job_reading *reading, const top_
         grid_add(&g, out, "%s", text_count(figure, steps));
         format_rate(rate_text, rate);
         grid_add(&g, out, "%s", rate_text);
-        static const trace_gauge memory[] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES, GAUGE_OPTIM_BYTES,
-                                             GAUGE_OTHER_BYTES, GAUGE_PSS_BYTES};
+        static const trace_gauge memory[] = {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES,   GAUGE_OPTIM_BYTES,
+                                             GAUGE_OTHER_BYTES, GAUGE_IMPORT_BYTES, GAUGE_REST_BYTES,
+                                             GAUGE_PSS_BYTES};
         for (size_t m = 0; m < sizeof memory / sizeof *memory; m++) {
             format_bytes(figure, gauge(process, memory[m]));
             grid_add(&g, out, "%s", figure);

@@ -8,6 +8,9 @@ UNCOMPILED = "a step in the store is not compiled, and PyTorch's compiled one ad
 # So often that sweeps come between any two lines of a script.
 LAZY = {"options": ("CASTOR_LAZY_INIT=1", "CASTOR_LAZY_BYTES=64K", "CASTOR_LOG_LEVEL=debug"), "says": "were the same again"}
 
+# The arena keeps no freed memory that is not needed, so that blocks lie on sums wherever they can.
+LENT = {"options": ("CASTOR_ARENA_RETAIN=0", "CASTOR_LOG_LEVEL=debug"), "says": "lay on sums of gradients; .* were moved"}
+
 TABLE = {
     "gpt_ddp.py": {
         "": adaptive,
@@ -126,6 +129,13 @@ TABLE = {
         "gradient_of_the_input_only": adaptive,
         "stale_graph": sgd,
         "slow_ranks": adaptive,
+    },
+    "lent_ddp.py": {
+        name: like(adaptive, **LENT)
+        for name in (
+            "nothing_lives_on activations_are_kept activations_of_the_last_step graphs_are_kept a_fork_in_the_forward_pass a_thread_goes_on_writing "
+            "parameters_replaced_and_made gradients_dropped_at_other_times gradients_read_late evaluated_between used_by_turns"
+        ).split()
     },
     "gan_ddp.py": {
         "weight_clamp": adaptive,

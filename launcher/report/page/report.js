@@ -560,13 +560,14 @@
   };
 
   const ranks = () => {
-    section("Ranks", "Memory: peaks of what each holds (other: activations, batches, workspaces; PSS: the whole process with its libraries). Time: in backward passes, optimizer steps and waits of the script's thread; collectives and gradient sums run beside it.");
+    section("Ranks", "Memory: peaks of what each holds (activations: with batches and workspaces; import: its part of PyTorch and other libraries; rest: the interpreter's own memory, freed blocks; PSS: the whole process). Time: in backward passes, optimizer steps and waits of the script's thread; collectives and gradient sums run beside it.");
     const part = (name) => [(row) => (row[name] > 0 ? seconds(row[name]) : null), { bar: (row) => [Math.min(1, row.lived_seconds > 0 ? row[name] / row.lived_seconds : 0), 0] }];
     const size = (name) => (row) => (row.peak_bytes[name] > 0 ? bytes(row.peak_bytes[name]) : null);
     table([
       ["rank", (row) => (row.rank === null ? "?" : String(row.rank)), { left: true }], ["end", (row) => row.end.text, { left: true }], ["steps", (row) => count(row.steps)],
       ["step time", (row) => (row.step_seconds ? seconds(row.step_seconds) : null)],
-      ["param", size("param")], ["grad", size("grad")], ["optim", size("optim")], ["other", size("other")],
+      ["param", size("param")], ["grad", size("grad")], ["optim", size("optim")], ["activations", size("other")],
+      ["import", (row) => (row.import_bytes ? bytes(row.import_bytes) : null)], ["rest", (row) => (row.rest_peak_bytes ? bytes(row.rest_peak_bytes) : null)],
       ["PSS", (row) => (row.pss_peak_bytes ? bytes(row.pss_peak_bytes) : null)],
       ["backward", ...part("backward_seconds")], ["optimizer", ...part("optimizer_seconds")], ["waits", ...part("wait_seconds")],
       ["collectives", ...part("collective_seconds")], ["sums", ...part("reduce_seconds")],

@@ -7,9 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <random>
 #include <thread>
 #include <vector>
@@ -101,6 +103,101 @@ struct ModelBlock {
     bool adopted;
 };
 
+// A file whose owner lends it in pieces to the arena, and writes to those that are not lent.
+class Owner {
+  public:
+    static constexpr size_t kFileBytes = 64 * kMiB;
+
+    Owner() {
+        file_ = memfd_create("arena-test", MFD_CLOEXEC);
+        EXPECT_EQ(ftruncate(file_, kFileBytes), 0);
+        map_ = static_cast<char *>(mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0));
+    }
+    ~Owner() {
+        for (auto &[offset, piece] : pieces_)
+            if (piece->loan.id)
+                arena_loan_end(piece->loan.id);
+        munmap(map_, kFileBytes);
+        close(file_);
+    }
+
+    void add(std::vector<size_t> sizes) {
+        std::vector<arena_loan> loans;
+        for (size_t bytes : sizes) {
+            auto piece = std::make_unique<Piece>();
+            piece->loan = {file_, end_, bytes, is_idle, piece.get(), 0};
+            loans.push_back(piece->loan);
+            pieces_[end_] = std::move(piece);
+            end_ += bytes;
+        }
+        ASSERT_LE(end_, kFileBytes);
+        ASSERT_EQ(arena_loans_add(loans.data(), static_cast<uint32_t>(loans.size())), CASTOR_OK);
+        for (auto &loan : loans) {
+            pieces_[loan.offset]->loan = loan;
+            write(*pieces_[loan.offset], loan.id);
+        }
+    }
+    void offer(size_t nth) {
+        Piece &piece = at(nth);
+        piece.idle = false;
+        if (!piece.loan.id || piece.offered)
+            return;
+        ASSERT_TRUE(holds(piece));
+        piece.offered = true;
+        arena_loan_offer(piece.loan.id);
+    }
+    void become_idle(size_t nth) { at(nth).idle = true; }
+    void recall(size_t nth, uint64_t seed) {
+        Piece &piece = at(nth);
+        if (!piece.loan.id)
+            return;
+        ASSERT_EQ(arena_loan_recall(piece.loan.id), CASTOR_OK);
+        piece.offered = false;
+        write(piece, seed);
+    }
+    void end(size_t nth) {
+        Piece &piece = at(nth);
+        if (piece.loan.id)
+            arena_loan_end(piece.loan.id);
+        piece.loan.id = 0;
+        write(piece, 5);
+    }
+    void write_all(uint64_t seed) { block_fill(map_, kFileBytes, seed); }
+    void write_again() {
+        for (auto &[offset, piece] : pieces_)
+            if (!piece->offered)
+                write(*piece, piece->seed);
+    }
+    bool keeps_what_is_not_lent() const {
+        return std::all_of(pieces_.begin(), pieces_.end(),
+                           [&](auto &entry) { return entry.second->offered || holds(*entry.second); });
+    }
+    size_t count() const { return pieces_.size(); }
+    size_t room() const { return kFileBytes - end_; }
+
+  private:
+    struct Piece {
+        arena_loan loan;
+        uint64_t seed = 0;
+        std::atomic<bool> idle{false};
+        bool offered = false;
+    };
+    static bool is_idle(void *piece) { return static_cast<Piece *>(piece)->idle; }
+    Piece &at(size_t nth) { return *std::next(pieces_.begin(), static_cast<long>(nth))->second; }
+    void write(Piece &piece, uint64_t seed) {
+        piece.seed = seed;
+        block_fill(map_ + piece.loan.offset, piece.loan.bytes, seed);
+    }
+    bool holds(const Piece &piece) const {
+        return block_holds(map_ + piece.loan.offset, piece.loan.bytes, piece.seed);
+    }
+
+    int file_;
+    char *map_;
+    size_t end_ = 0;
+    std::map<size_t, std::unique_ptr<Piece>> pieces_;
+};
+
 struct FreedCall {
     std::vector<void *> blocks;
 };
@@ -111,10 +208,15 @@ void on_free(void *context, void *block) {
 
 class Model {
   public:
-    explicit Model(unsigned seed) : random_(seed) { arena_get_stats(&base_); }
+    explicit Model(unsigned seed) : random_(seed) {
+        arena_get_stats(&base_);
+        lend_more();
+    }
 
     void step() {
         unsigned kind = pick(100);
+        if (pick(3) == 0)
+            lend();
         if (blocks_.empty() || (kind < 50 && live_ < 96 * kMiB))
             alloc();
         else if (kind < 88)
@@ -135,7 +237,36 @@ class Model {
         }
     }
 
+    Owner owner;
+
   private:
+    void lend_more() {
+        std::vector<size_t> sizes;
+        for (size_t total = 0; sizes.size() < 8; total += sizes.back())
+            sizes.push_back(kPage * (1 + pick(256)));
+        if (owner.room() > 12 * kMiB)
+            owner.add(sizes);
+    }
+    void lend() {
+        size_t kind = pick(100), piece = pick(owner.count());
+        if (kind < 2)
+            lend_more();
+        else if (kind < 3)
+            owner.end(piece);
+        else if (kind < 10)
+            owner.recall(piece, random_());
+        else if (kind < 20)
+            for (size_t i = owner.count(); i-- > 0;)
+                owner.recall(i, random_());
+        else if (kind < 60)
+            for (size_t i = 0; i < owner.count(); i++)
+                owner.offer(i);
+        else
+            for (size_t i = 0; i < owner.count(); i++)
+                owner.become_idle(i);
+        ASSERT_TRUE(owner.keeps_what_is_not_lent());
+    }
+
     using Blocks = std::map<char *, ModelBlock>;
 
     size_t pick(size_t count) { return std::uniform_int_distribution<size_t>(0, count - 1)(random_); }
@@ -204,6 +335,7 @@ class Model {
         ASSERT_GE(child, 0);
         if (child == 0) {
             bool good = arena_check();
+            owner.write_all(7); // as other processes do
             for (auto &[block, model] : blocks_)
                 good = good && block_holds(block, model.size, model.seed);
             void *own = arena_alloc(3 * kPage);
@@ -218,6 +350,7 @@ class Model {
         }
         int status = 0;
         ASSERT_EQ(waitpid(child, &status, 0), child);
+        owner.write_again(); // the child has written to the file
         ASSERT_EQ(status, 0);
     }
 
@@ -245,6 +378,9 @@ TEST_P(ArenaPropertyTest, RandomUseMatchesTheModel) {
         SCOPED_TRACE(testing::Message() << "seed " << GetParam() << ", step " << i);
         model.step();
     }
+    EXPECT_TRUE(model.owner.keeps_what_is_not_lent());
+    EXPECT_GT(stats().loan_peak_bytes, 0u) << "no block was made on a loan";
+    EXPECT_GT(stats().moved_bytes, 0u) << "no block was moved from a loan";
     if (!HasFatalFailure())
         model.finish();
 }
@@ -357,6 +493,86 @@ TEST_F(ArenaTest, RoomThatIsLentIsNotKept) {
     block_fill(block, 64 * kMiB, 11);
     arena_free(block);
     EXPECT_GE(stats().dirty_bytes, 64 * kMiB);
+}
+
+// A step of training with loans: activations stay until the backward, which recalls a loan for each of the last ones. Returns the most
+// anonymous memory that there was.
+uint64_t step_with_loans(Owner &owner, uint64_t seed) {
+    std::vector<void *> activations;
+    arena_peak_take();
+    for (size_t i = 0; i < owner.count(); i++) {
+        owner.offer(i);
+        owner.become_idle(i);
+    }
+    for (int i = 0; i < 64; i++) {
+        activations.push_back(arena_alloc(kMiB));
+        block_fill(activations.back(), kMiB, static_cast<uint64_t>(i));
+    }
+    for (int i = 64; i-- > 0;) {
+        EXPECT_TRUE(block_holds(activations.back(), kMiB, static_cast<uint64_t>(i)));
+        arena_free(activations.back());
+        activations.pop_back();
+        if (i % 2 == 0 && owner.count())
+            owner.recall(static_cast<size_t>(i / 2), seed);
+    }
+    return arena_peak_take();
+}
+
+TEST_F(ArenaTest, StepsNeedLessMemoryByWhatIsLent) {
+    for (int i = 0; i < 8; i++)
+        arena_free(arena_alloc(256 * kMiB)); // what other tests left is forgotten
+    Owner owner;
+    uint64_t without = 0, with = 0;
+    for (int i = 0; i < 20; i++)
+        without = step_with_loans(owner, 1);
+    owner.add(std::vector<size_t>(32, kMiB));
+    for (int i = 0; i < 20; i++)
+        with = step_with_loans(owner, 2);
+    arena_stats before = stats();
+    with = std::max(with, step_with_loans(owner, 3));
+    EXPECT_LE(with + 24 * kMiB, without);
+    EXPECT_LE(stats().moved_bytes - before.moved_bytes, kMiB);
+    EXPECT_LE(stats().purges - before.purges, 1u);
+}
+
+// A thread goes on writing to a block while it is moved: nothing that it wrote is lost, and the owner's bytes are its own.
+TEST_F(ArenaTest, ABlockIsMovedWhileOthersWriteToIt) {
+    Owner owner;
+    owner.add({kMiB, kMiB, kMiB, kMiB});
+    uint64_t moved = stats().moved_bytes;
+    for (uint64_t round = 0; round < 40; round++) {
+        for (size_t i = 0; i < owner.count(); i++) {
+            owner.offer(i);
+            owner.become_idle(i);
+        }
+        std::vector<void *> fill;
+        while (stats().dirty_bytes && fill.size() < 4096)
+            fill.push_back(arena_alloc(kPage));
+        auto *block = static_cast<std::atomic<uint64_t> *>(arena_alloc(3 * kMiB));
+        std::atomic<bool> stop{false};
+        std::atomic<uint64_t> passes{0};
+        bool lost = false;
+        std::thread writer([&] {
+            constexpr size_t kStride = 4096 / sizeof(uint64_t);
+            for (size_t at = 0; at < 3 * kMiB / 8; at += kStride)
+                block[at] = 0;
+            for (uint64_t value = 1; !stop || passes < 3; value++, passes++)
+                for (size_t at = 0; at < 3 * kMiB / 8; at += kStride)
+                    lost = block[at].exchange(value) != value - 1 || lost;
+        });
+        while (passes < 1)
+            std::this_thread::yield();
+        for (size_t i = owner.count(); i-- > 0;)
+            owner.recall(i, round);
+        stop = true;
+        writer.join();
+        ASSERT_FALSE(lost) << "round " << round;
+        ASSERT_TRUE(owner.keeps_what_is_not_lent()) << "round " << round;
+        arena_free(block);
+        for (void *page : fill)
+            arena_free(page);
+    }
+    EXPECT_GT(stats().moved_bytes, moved);
 }
 
 TEST_F(ArenaTest, AFreedAdoptedBlockIsAnonymousMemoryAgain) {

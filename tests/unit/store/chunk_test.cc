@@ -173,7 +173,7 @@ class StorePages : public testing::Test {
     void SetUp() override {
         fd = memfd_create("pages-test", MFD_CLOEXEC);
         ASSERT_EQ(ftruncate(fd, off_t(kBytes)), 0);
-        ASSERT_EQ(pages_map_alias(fd, 0, kBytes, &alias), CASTOR_OK);
+        ASSERT_EQ(pages_map_alias(fd, 0, kBytes, nullptr, &alias), CASTOR_OK);
         memset(alias, 7, kBytes);
         ASSERT_EQ(pages_map_view(fd, 0, kBytes, nullptr, &view), CASTOR_OK);
     }

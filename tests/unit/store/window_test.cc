@@ -224,18 +224,17 @@ TEST(StoreWindow, MemoryOfDroppedSumsGoesBackAndComesBack) {
     }
 }
 
-// By default from four ranks on; whoever asks for it gets what was asked for.
-TEST(StoreWindow, FourRanksGiveTheSumsMemoryBackUnlessTold) {
+// Whoever asks for it gets what was asked for.
+TEST(StoreWindow, TheSumsMemoryGoesBackIfAskedFor) {
     const struct {
         int world;
         std::vector<std::string> options;
         bool goes_back;
     } cases[] = {
         {2, {}, false},
-        {3, {}, false},
-        {4, {}, true},
-        {4, {"CASTOR_GRADIENT_RETURN=-1"}, true},
-        {4, {"CASTOR_GRADIENT_RETURN=0"}, false},
+        {4, {}, false},
+        {2, {"CASTOR_GRADIENT_RETURN=-1"}, false},
+        {4, {"CASTOR_GRADIENT_RETURN=100"}, true},
         {2, {"CASTOR_GRADIENT_RETURN=100"}, true},
     };
     for (const auto &c : cases) {

@@ -30,7 +30,7 @@ bool has_sampler_thread() {
 
 /* In a child: the sampler starts once per process. */
 TEST_F(TraceSample, SetsTheSetSizeAndAsksTheModules) {
-    if (sample_read_pss() == 0)
+    if (sample_read_set().pss == 0)
         GTEST_SKIP() << "this kernel has no smaps_rollup";
     run_child([&] {
         trace_start(directory.c_str(), 1 << 20, 0);

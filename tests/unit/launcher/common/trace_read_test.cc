@@ -98,7 +98,7 @@ TEST_F(TraceRead, ForeignFilesAndOtherVersions) {
     expect_contains(segment_error(counters_bytes), "is not a trace segment of castor");
     std::string future = segment_bytes;
     put<uint32_t>(future, offsetof(trace_segment, version), 7);
-    expect_contains(segment_error(future), "has trace version 7, this castor reads version 2");
+    expect_contains(segment_error(future), "has trace version 7, this castor reads version 3");
     future = counters_bytes;
     put<uint32_t>(future, offsetof(trace_counters, version), 7);
     expect_contains(counters_error(future), "use the castor that ran the job");
