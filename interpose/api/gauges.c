@@ -227,16 +227,13 @@ static uint64_t gauge_now(trace_gauge gauge) {
     return counters ? __atomic_load_n(&counters->gauges[gauge].last, __ATOMIC_RELAXED) : 0;
 }
 
-/* What the last reading of the set size consists of. */
-static void sample_split(void) {
-    const sample_set set = sample_last_set();
-    if (!set.pss || !import_bytes)
-        return;
-    uint64_t import = set.pss_file + forked_bytes(&set) + import_own_bytes;
-    import = import < set.pss ? import : set.pss;
+/* What a reading of the set size consists of. */
+static void split_set(const sample_set *set) {
+    uint64_t import = set->pss_file + forked_bytes(set) + import_own_bytes;
+    import = import < set->pss ? import : set->pss;
     uint64_t away = gauge_now(GAUGE_DISK_PARAM_BYTES) + gauge_now(GAUGE_DISK_GRAD_BYTES) +
                     gauge_now(GAUGE_DISK_OPTIM_BYTES);
-    uint64_t model = atomic_load(&model_bytes), rest = set.pss - import;
+    uint64_t model = atomic_load(&model_bytes), rest = set->pss - import;
     uint64_t held =
         (model > away ? model - away : 0) + gauge_now(GAUGE_PRIVATE_BYTES) + gauge_now(GAUGE_OTHER_BYTES);
     trace_gauge_set(GAUGE_IMPORT_BYTES, import);
@@ -250,6 +247,6 @@ void gauges_start(void) {
     import_own_bytes = set.pss_anonymous > forked ? set.pss_anonymous - forked : 0;
     gauges_devices_start();
     sample_register(sample_node_before_steps);
-    sample_register(sample_split);
+    sample_set_observe(split_set);
     sample_register_often(sample_rank);
 }

@@ -134,7 +134,7 @@ static uint64_t loan_reserve(void) {
 /* Bytes that dirty extents may hold now. */
 static uint64_t dirty_limit(void) {
     uint64_t peak = period_peak > last_period_peak ? period_peak : last_period_peak;
-    if (stats.lent_bytes && peak > step_peak)
+    if (stats.yielded_bytes && peak > step_peak)
         peak = step_peak;
     uint64_t room = retain_limit + peak - own_bytes();
     uint64_t expected = (uint64_t)loan_expected_pages() << page_shift;
@@ -145,7 +145,7 @@ static uint64_t dirty_limit(void) {
         uint64_t wanted = round > need + least ? round - need : least;
         room = wanted < room ? wanted : room;
     }
-    room = room > stats.lent_bytes ? room - stats.lent_bytes : 0;
+    room = room > stats.yielded_bytes ? room - stats.yielded_bytes : 0;
     return room < retain_most ? room : retain_most;
 }
 
@@ -328,13 +328,13 @@ void *arena_adopted(const void *address, void (*on_free)(void *context, void *bl
     return context;
 }
 
-void arena_lend(int64_t bytes) {
+void arena_yield(int64_t bytes) {
     pthread_mutex_lock(&lock);
-    if (bytes < 0 && (uint64_t)-bytes > stats.lent_bytes)
-        stats.lent_bytes = 0;
+    if (bytes < 0 && (uint64_t)-bytes > stats.yielded_bytes)
+        stats.yielded_bytes = 0;
     else
-        stats.lent_bytes += (uint64_t)bytes;
-    if (!stats.lent_bytes)
+        stats.yielded_bytes += (uint64_t)bytes;
+    if (!stats.yielded_bytes)
         step_peak = own_bytes();
     dirty_purge();
     pthread_mutex_unlock(&lock);

@@ -85,7 +85,7 @@ void arena_retain_most(uint64_t bytes);
 
 /* Others use so many bytes more (less, if negative) of what the recent peak has room for: that many fewer freed bytes stay
  * resident. */
-void arena_lend(int64_t bytes);
+void arena_yield(int64_t bytes);
 
 typedef struct arena_stats {
     uint64_t live_bytes;           /* of all blocks, adopted ones too */
@@ -93,7 +93,7 @@ typedef struct arena_stats {
     uint64_t anonymous_peak_bytes; /* the most of late that blocks which are not adopted have been */
     uint64_t dirty_bytes;          /* of dirty extents */
     uint64_t adopted_bytes;        /* of adopted blocks */
-    uint64_t lent_bytes;           /* by arena_lend */
+    uint64_t yielded_bytes;        /* by arena_yield */
     uint64_t loan_bytes;           /* of blocks that lie on loans */
     uint64_t loan_peak_bytes;      /* the most that they have been */
     uint64_t moved_bytes;          /* of blocks that were moved from loans, ever */

@@ -38,7 +38,7 @@ void loan_fork_prepare(void);
 void loan_fork_child(void);
 
 /* Functions of arena.h, without the lock. */
-castor_status loans_add(arena_loan *loans, uint32_t count, uint32_t page);
+castor_status loans_add(arena_loan *terms, uint32_t count, uint32_t page);
 void loan_offer(uint32_t id);
 castor_status loan_recall(uint32_t id);
 void loan_end(uint32_t id);

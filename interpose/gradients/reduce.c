@@ -104,8 +104,8 @@ static castor_status wanted_release(store *s) {
  * those less. */
 static void block_borrow(tensor *t, size_t bytes) {
     int64_t part = (int64_t)(bytes / (size_t)t->store->world);
-    atomic_fetch_add(&t->lent_bytes, (uint64_t)part);
-    arena_lend(part);
+    atomic_fetch_add(&t->yielded_bytes, (uint64_t)part);
+    arena_yield(part);
 }
 
 /* Rank 0 brings the pages with their contents by writing to the file: a lack of memory is an error then and not a

@@ -53,11 +53,11 @@ typedef struct tensor {
     bool returnable;     /* the sum's memory may be given back while nobody reads it */
     bool sum_paged; /* the sum has whole pages of its own; as it was made, whatever the parameter is now */
     bool unfilled;  /* the sum has no memory before its first epoch */
-    uint32_t loan;      /* of the owner: its blocks may lie on the sum while nobody reads it; 0: none */
-    bool lent;          /* the owner keeps its lease on the sum for its blocks; under store->lock */
+    uint32_t loan;  /* of the owner: its blocks may lie on the sum while nobody reads it; 0: none */
+    bool lent;      /* the owner keeps its lease on the sum for its blocks; under store->lock */
     bool sum_continues; /* the next sum goes on from this one: its memory is not given back */
     _Atomic uint64_t
-        lent_bytes; /* of the arena's room, for this rank's part of a sum whose memory came back */
+        yielded_bytes; /* of the arena's room, for this rank's part of a sum whose memory came back */
     bool forgotten;
     bool swept; /* single: its ranges were given back */
 } tensor;

@@ -21,9 +21,9 @@ static castor_status release_up_to(tensor *t, uint32_t epoch, bool dropped) {
     uint32_t count = epoch - t->released, world = (uint32_t)t->store->world;
     if ((int32_t)count <= 0 || t->store->detached)
         return CASTOR_OK;
-    uint64_t lent = atomic_exchange(&t->lent_bytes, 0);
+    uint64_t lent = atomic_exchange(&t->yielded_bytes, 0);
     if (lent)
-        arena_lend(-(int64_t)lent);
+        arena_yield(-(int64_t)lent);
     if (t->loan && dropped && !t->sum_continues && !t->lent && count == 1) {
         /* The lease goes on, now for this rank's blocks: nobody writes the next sum before its gradient is here. */
         t->lent = true;

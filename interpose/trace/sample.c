@@ -81,24 +81,25 @@ sample_set sample_read_set(void) {
                         rollup_bytes(text, "\nPss_Anon:"), rollup_bytes(text, "\nAnonymous:")};
 }
 
-static sample_set last_set; /* of the sampler's thread, but for its `pss`, which is atomic */
+static uint64_t last_pss; /* atomic */
+static void (*on_set)(const sample_set *set);
+
+void sample_set_observe(void (*callback)(const sample_set *set)) {
+    on_set = callback;
+}
 
 static void sample_pss(void) {
     sample_set set = sample_read_set();
-    last_set.pss_file = set.pss_file;
-    last_set.pss_anonymous = set.pss_anonymous;
-    last_set.anonymous = set.anonymous;
-    __atomic_store_n(&last_set.pss, set.pss, __ATOMIC_RELAXED);
-    if (set.pss > 0)
-        trace_gauge_set(GAUGE_PSS_BYTES, set.pss);
+    __atomic_store_n(&last_pss, set.pss, __ATOMIC_RELAXED);
+    if (set.pss == 0)
+        return;
+    trace_gauge_set(GAUGE_PSS_BYTES, set.pss);
+    if (on_set != NULL)
+        on_set(&set);
 }
 
 uint64_t sample_last_pss(void) {
-    return __atomic_load_n(&last_set.pss, __ATOMIC_RELAXED);
-}
-
-sample_set sample_last_set(void) {
-    return last_set;
+    return __atomic_load_n(&last_pss, __ATOMIC_RELAXED);
 }
 
 /* The gauges of memory.def over time: a record for each that has changed. Only the sampler's thread comes here. */

@@ -25,8 +25,9 @@ typedef struct sample_set {
     uint64_t anonymous; /* each page whole */
 } sample_set;
 sample_set sample_read_set(void);
-/* The sampler's last reading, at no cost; 0 before the first. Of the proportional size, and, to callbacks of sample_register, whole. */
+/* Pss of the sampler's last reading, at no cost; 0 before the first. */
 uint64_t sample_last_pss(void);
-sample_set sample_last_set(void);
+/* `callback` gets each reading of the sampler's, from its thread. Before sample_start. */
+void sample_set_observe(void (*callback)(const sample_set *set));
 
 #endif

@@ -21,6 +21,7 @@ import time
 import disks
 import faults
 import limits
+import processes
 from job import DIED, END_S, START_S, Failed, Skipped, fails, only_one_line, others_say, started, stopped, torchrun
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -195,6 +196,29 @@ for kind in ("ddp", "single"):
     TESTS[f"Ctrl-C while a rank waits for a stopped one ({kind})"] = lambda kind=kind: interrupts(kind, "stopped", kind == "ddp")
     TESTS[f"Ctrl-C to the process group ({kind})"] = lambda kind=kind: interrupts(kind, "long", True)
 TESTS["SIGINT to castor alone (single)"] = lambda: interrupts("single", "long", False)
+
+
+def killed_above(who, command, kind, expected):
+    """SIGKILL to castor, or to the launcher, while ranks that were forked from one import train: nothing is left of the job."""
+    with started(kind, "long", "--steps", 400, launcher=command) as job:
+        job.wait_for(r"^rank 0 step 2 ", START_S)
+        with open(job.path("log/castor.about"), encoding="utf-8") as file:
+            job.check("forked from" in file.read(), "the ranks were not forked")
+        at, pid = time.time(), job.process.pid
+        if who != "castor":
+            pid = next(pid for pid in job.processes() if processes.parent(pid) == job.process.pid and processes.words(pid)[1] == "-m")
+        os.kill(pid, signal.SIGKILL)
+        status = job.end(END_S)
+        job.check(status == expected, f"status {status}")
+        job.nothing_is_left()
+        job.checkpoint_is_whole(None)
+        return f"nothing is left after {time.time() - at:.1f} s"
+
+
+LAUNCHED = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TESTS["castor is killed (single)"] = lambda: killed_above("castor", (), "single", -signal.SIGKILL)
+TESTS["castor is killed (ddp)"] = lambda: killed_above("castor", LAUNCHED, "ddp", -signal.SIGKILL)
+TESTS["torchrun is killed (ddp)"] = lambda: killed_above("torchrun", LAUNCHED, "ddp", 128 + signal.SIGKILL)
 
 
 def restarts():

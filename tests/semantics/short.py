@@ -30,7 +30,6 @@ STAND_INS = {
     ("fabric_ddp.py", ""): "lightning_ddp.py",  # which is made of it
     ("gpt_ddp.py", "small chunks on disk"): "gpt_ddp.py",
     ("gpt_ddp.py", "on disk"): "gradients_ddp.py",
-    ("gpt_ddp.py", "sums give their memory back"): "clip_ddp.py",  # they do by themselves with 4 ranks
     ("nanogpt_ddp.py", ""): "nanogpt_ddp.py",  # in two stages
     ("files.py", "stages"): "nanogpt_ddp.py",
     ("in_batch_losses.py", "each_for_itself"): "loops.py",

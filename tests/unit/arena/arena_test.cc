@@ -479,7 +479,7 @@ TEST_F(ArenaTest, RoomThatIsLentIsNotKept) {
     EXPECT_GE(now.dirty_bytes, 64 * kMiB);
     // All but 8 MiB of what could be kept.
     uint64_t room = kRetain + now.anonymous_peak_bytes - (now.live_bytes - now.adopted_bytes);
-    arena_lend(static_cast<int64_t>(room - 8 * kMiB));
+    arena_yield(static_cast<int64_t>(room - 8 * kMiB));
     EXPECT_LE(stats().dirty_bytes, 8 * kMiB);
     EXPECT_LE(resident_bytes(block, 64 * kMiB), 8 * kMiB);
     block = arena_alloc(32 * kMiB);
@@ -487,8 +487,8 @@ TEST_F(ArenaTest, RoomThatIsLentIsNotKept) {
     arena_free(block);
     EXPECT_LE(stats().dirty_bytes, 8 * kMiB) << "what is freed later is not kept either";
     EXPECT_TRUE(arena_check());
-    arena_lend(-static_cast<int64_t>(2 * room)); // more than was lent
-    EXPECT_EQ(stats().lent_bytes, 0u);
+    arena_yield(-static_cast<int64_t>(2 * room)); // more than was lent
+    EXPECT_EQ(stats().yielded_bytes, 0u);
     block = arena_alloc(64 * kMiB);
     block_fill(block, 64 * kMiB, 11);
     arena_free(block);
