@@ -4,8 +4,8 @@ import glob
 import os
 from ctypes import c_char, c_int32, c_uint32, c_uint64
 
-VERSION = 2
-SLOT_MAX, GAUGE_MAX, NAMES_BYTES = 2560, 64, 98304
+VERSION = 3
+SLOT_MAX, GAUGE_MAX, NAMES_BYTES = 2560, 96, 98304
 IDS_OF_KIND = {"call": 1024, "collective": 1024}  # the first kinds of record.def, in its order
 KINDS = ["call", "collective"]
 SAMPLE_SLOT, PHASE_SLOT, ALSO_SLOT = 2380, 2388, 2404  # where the ids of these kinds begin
