@@ -214,7 +214,7 @@ def measure_case(args, size, ranks, settings, save):
     for turn in range(args.rounds):
         with Folder(args.keep, f"{size}-{ranks}-{turn}-bare") as folder:
             case["bare"].append(jobs.bare_import_memory(args.python, ranks, True, folder))
-        if any(contender.plugin for contender, _ in wanted):
+        if any(contender.plugin not in (None, "none") for contender, _ in wanted):
             with Folder(args.keep, f"{size}-{ranks}-{turn}-bare-castor") as folder:
                 before = [jobs.CASTOR, "run", "--plugin", "gemini", "--log-dir", os.path.join(folder, "trace"), "--"]
                 case["bare_castor"].append(jobs.bare_import_memory(args.python, ranks, True, folder, before))

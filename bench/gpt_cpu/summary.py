@@ -21,8 +21,8 @@ def step_ms(case, run):
 
 
 def bare_bytes(case, run):
-    """What as many ranks hold together after a bare import of torch: under Castor where the run was, whose ranks share the import."""
-    bare = case.get("bare_castor") if CONTENDERS[run["contender"]].plugin else None
+    """What as many ranks hold together after a bare import of torch: under Castor where its plugins train, whose ranks share the import."""
+    bare = case.get("bare_castor") if CONTENDERS[run["contender"]].plugin not in (None, "none") else None
     return (bare or case["bare"])[run["round"]]["pss"]
 
 

@@ -268,7 +268,9 @@ static void round_begin(void) {
         cap = counted > missed ? counted - missed : 0;
         pause = pause * 2 + 1 < PAUSE_MAX ? pause * 2 + 1 : PAUSE_MAX;
         pause_left = pause;
-    } else if (pause_left && --pause_left == 0) {
+    } else if (cap == UINT32_MAX) {
+        pause /= 2;
+    } else if (--pause_left == 0) {
         cap = UINT32_MAX;
     }
     missed = moved = offered_most = 0;

@@ -22,7 +22,9 @@
 #include "store/window.h"
 #include "trace/trace.h"
 
-#define LOOK_NS 5000000l /* how often a full queue looks for leases that are wanted back */
+#define LOOK_NS    5000000l             /* how often a full queue looks for leases that are wanted back */
+#define IDLE_NS    100000000l           /* how often an idle thread does */
+#define OVERDUE_NS UINT64_C(1000000000) /* after so long */
 
 struct job {
     tensor *tensor;
@@ -43,6 +45,8 @@ typedef struct reducer {
     /* Under a budget: sums that this rank has added to, in order, until all ranks have. */
     struct job *open_sums;
     uint32_t open_first, open_count, open_capacity;
+    uint32_t wanted; /* the thread's: what rank 0 waits for, as it saw it last, and since when */
+    uint64_t wanted_since_ns;
     castor_status failed; /* of the thread; failure holds the text */
     char failure[STORE_TEXT_MAX];
 } reducer;
@@ -51,6 +55,25 @@ struct turn {
     const tensor *tensor;
     uint32_t need; /* blocks that the rank before must have added, or epochs that must be released */
 };
+
+/* Rank 0 has waited long for a sum that may hold this rank's blocks, and this rank's gradient of it does not come: the script may wait for
+ * rank 0 in turn, in a collective of its own. What is lent goes back. The thread calls it whenever it waits. */
+static void overdue_recall(reducer *r) {
+    store *s = r->store;
+    if (!s->lends)
+        return;
+    uint32_t wanted = atomic_load(&s->control->wanted);
+    uint64_t now_ns = trace_now_ns();
+    if (wanted != r->wanted) {
+        r->wanted = wanted;
+        r->wanted_since_ns = now_ns;
+    }
+    if (!wanted || now_ns - r->wanted_since_ns < OVERDUE_NS)
+        return;
+    castor_status status = window_loans_recall(s);
+    if (status)
+        store_fail(s, status);
+}
 
 static int rank_not_released(void *context) {
     const struct turn *turn = context;
@@ -72,6 +95,7 @@ static int rank_before(void *context) {
 static bool previous_added(void *context) {
     const struct turn *turn = context;
     const tensor *t = turn->tensor;
+    overdue_recall(t->store->reducer);
     return (int32_t)(atomic_load(&t->control->rank[t->store->rank - 1].added) - turn->need) >= 0;
 }
 
@@ -226,13 +250,34 @@ static void open_sums_add(reducer *r, const struct job *job) {
     open_sums_end(r);
 }
 
+/* Waits for `changed` and so long at most, under the lock. */
+static void changed_wait(reducer *r, long ns) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += ns;
+    until.tv_sec += until.tv_nsec / 1000000000l;
+    until.tv_nsec %= 1000000000l;
+    pthread_cond_timedwait(&r->changed, &r->lock, &until);
+}
+
+static void idle_wait(reducer *r) {
+    if (!r->store->lends) {
+        pthread_cond_wait(&r->changed, &r->lock);
+        return;
+    }
+    changed_wait(r, IDLE_NS);
+    pthread_mutex_unlock(&r->lock);
+    overdue_recall(r);
+    pthread_mutex_lock(&r->lock);
+}
+
 static void *reducer_main(void *context) {
     reducer *r = context;
     prctl(PR_SET_NAME, "castor-reduce");
     pthread_mutex_lock(&r->lock);
     for (;;) {
         while (r->head == r->tail)
-            pthread_cond_wait(&r->changed, &r->lock);
+            idle_wait(r);
         struct job job = r->jobs[r->tail % r->capacity];
         pthread_mutex_unlock(&r->lock);
         castor_status status = r->failed ? r->failed : job_run(&job);
@@ -303,13 +348,8 @@ castor_status reduce_submit(tensor *t, const void *source, double scale, bool ca
         pthread_mutex_lock(&r->lock);
         if (status)
             goto done;
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += LOOK_NS;
-        until.tv_sec += until.tv_nsec / 1000000000l;
-        until.tv_nsec %= 1000000000l;
         if (r->queued_bytes && r->queued_bytes + t->sum_bytes > queue_bytes)
-            pthread_cond_timedwait(&r->changed, &r->lock, &until);
+            changed_wait(r, LOOK_NS);
     }
     if (r->head - r->tail == r->capacity && (status = ring_grow(r)) != CASTOR_OK)
         goto done;

@@ -61,7 +61,7 @@ static bool sum_is_idle(void *context) {
 }
 
 void window_loans_add(tensor *const *tensors, uint32_t count) {
-    const store *s = count ? tensors[0]->store : NULL;
+    store *s = count ? tensors[0]->store : NULL;
     if (!s || s->budget || s->node_count > 1 || (s->offload_dir && *s->offload_dir))
         return;
     arena_loan *loans = calloc(count, sizeof *loans);
@@ -74,10 +74,22 @@ void window_loans_add(tensor *const *tensors, uint32_t count) {
                                          sum_is_idle,
                                          tensors[i],
                                          0};
-    if (used && arena_loans_add(loans, used) == CASTOR_OK)
+    if (used && arena_loans_add(loans, used) == CASTOR_OK) {
         for (uint32_t i = 0; i < used; i++)
             ((tensor *)loans[i].context)->loan = loans[i].id;
+        s->lends = true;
+    }
     free(loans);
+}
+
+castor_status window_loans_recall(store *s) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t id = 0; id < s->tensor_count && !status; id++)
+        if (s->tensors[id]->lent)
+            status = release_up_to(s->tensors[id], s->tensors[id]->epoch, false);
+    pthread_mutex_unlock(&s->lock);
+    return status;
 }
 
 void window_loan_end(tensor *t) {

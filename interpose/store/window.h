@@ -39,6 +39,8 @@ castor_status window_release_sum(tensor *t);
 /* The sums of these tensors that this rank owns are loans of its arena, in the model's order. When the script drops such a gradient,
  * the rank keeps its lease until its next gradient, and its blocks may lie on the sum once all other ranks have released it. */
 void window_loans_add(tensor *const *tensors, uint32_t count);
+/* All of this rank's leases that go on for its blocks end now. From any thread. */
+castor_status window_loans_recall(store *s);
 /* The tensor is forgotten, and no window of it is live. */
 void window_loan_end(tensor *t);
 

@@ -274,5 +274,44 @@ def used_by_turns(log):
         log.step(loss, model, optimizer)
 
 
+class Meeting(torch.autograd.Function):
+    """The ranks meet in its backward pass."""
+
+    @staticmethod
+    def forward(context, x, group):
+        context.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        torch.distributed.all_reduce(torch.ones(1), group=context.group)
+        return gradient, None
+
+
+@record.case
+def a_meeting_in_the_backward_pass(log):
+    """One rank alone has gradients of many layers before it: more than may wait for their sums."""
+    group = torch.distributed.new_group()
+
+    class Wide(Deep):
+        def __init__(self):
+            super().__init__()
+            self.more = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(32))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + torch.tanh(layer(x))
+            x = Meeting.apply(x, group)
+            if torch.distributed.get_rank() == 0:
+                for layer in self.more:
+                    x = x + torch.tanh(layer(x))
+            return self.head(x)
+
+    model = DistributedDataParallel(Wide(), find_unused_parameters=True, bucket_cap_mb=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(3):
+        log.step(step_once(model, optimizer, step), model, optimizer)
+
+
 if __name__ == "__main__":
     record.main()
