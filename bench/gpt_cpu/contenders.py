@@ -40,8 +40,6 @@ CONTENDERS = {c.name: c for c in (
     Contender("castor_ddp", "`castor run --plugin ddp`", TRAIN_DDP, plugin="ddp", tolerance=1e-5),
     Contender("castor_bf16", "gemini, `CASTOR_PRECISION=bf16`", TRAIN_DDP, plugin="gemini", options=["CASTOR_PRECISION=bf16"],
               tolerance=0.02),
-    Contender("castor_keep", "gemini, `CASTOR_GRADIENT_RETURN=0`", TRAIN_DDP, plugin="gemini",
-              options=["CASTOR_GRADIENT_RETURN=0"], tolerance=1e-5),
     Contender("castor_return", "gemini, `CASTOR_GRADIENT_RETURN=100`", TRAIN_DDP, plugin="gemini",
               options=["CASTOR_GRADIENT_RETURN=100"], tolerance=1e-5),
     Contender("zero", "ZeroRedundancyOptimizer", TRAIN_PEERS, ["--peer", "zero"]),

@@ -144,8 +144,8 @@ struct store {
     double timeout_seconds;
     int gradient_return; /* percent of the sums that are returnable */
     uint64_t sum_bytes, sum_returnable_bytes;
-    _Atomic bool lends;   /* sums that this rank owns may hold its blocks (window_loans_add) */
-    bool gradual; /* the registration that goes on fills ranges when they are used (tensor_register) */
+    _Atomic bool lends; /* sums that this rank owns may hold its blocks (window_loans_add) */
+    bool gradual;       /* the registration that goes on fills ranges when they are used (tensor_register) */
     /* Advances with every barrier and every new view: a snapshot is good for one value. */
     _Atomic uint64_t changes;
     bool detached;           /* in a forked child: the store is not this process's any more */
