@@ -87,6 +87,12 @@ def memory_of_all(pids):
     return total
 
 
+def pss_of_job(root, but=()):
+    """Bytes of PSS of a process and all that it has started, `but` those; what has just gone does not count."""
+    found = [memory_of(pid) for pid in (root, *(pid for pid, _ in descendants(root))) if pid not in but]
+    return sum(memory["pss"] for memory in found if memory)
+
+
 def available_bytes():
     """Memory that new processes can have without anything being pushed out, as the kernel estimates it."""
     with open("/proc/meminfo") as meminfo:

@@ -33,8 +33,7 @@ def run(args, kind, fork):
 
     def watch():
         if len(re.findall(r"^(?:\[rank\d+\]: )?loss ", job.output(), re.M)) == args.ranks:
-            found = [jobs.memory_of(pid) for pid in (job.pid, *(pid for pid, _ in jobs.descendants(job.pid)))]
-            memory.append(sum(one["pss"] for one in found if one))
+            memory.append(jobs.pss_of_job(job.pid))
 
     command = [jobs.CASTOR, "run", "--plugin", "gemini", "--set", f"CASTOR_FORK={fork}", "--log-dir", os.path.join(folder, "log")]
     script = [os.path.join(HERE, "train.py"), kind, str(READ_SECONDS)]

@@ -147,8 +147,7 @@ class Run:
             self.watched = [lines[0]["pid"] for lines in records]
         memory = jobs.memory_of_all(self.watched)
         if memory:
-            others = [pid for pid in [self.job.pid, *(pid for pid, _ in jobs.descendants(self.job.pid))] if pid not in self.watched]
-            memory["job_pss"] = memory["pss"] + sum(found["pss"] for found in map(jobs.memory_of, others) if found)
+            memory["job_pss"] = memory["pss"] + jobs.pss_of_job(self.job.pid, self.watched)
             self.samples.append([time.monotonic(), memory])
         return False
 

@@ -175,7 +175,7 @@ static void dirty_purge(void) {
 static extent_id room_find(uint32_t pages) {
     extent_id id = 0;
     bool spare = dirty_bytes() >= loan_reserve() + ((uint64_t)pages << page_shift);
-    if (!spare && loan_open())
+    if (!spare)
         id = loan_find(pages);
     if (!id)
         id = extent_find(EXTENT_DIRTY, pages);
@@ -284,18 +284,13 @@ size_t arena_block_size(const void *address) {
     return size;
 }
 
-static castor_status block_move_out(extent_id id) {
-    stats.moved_bytes += extent_bytes(id);
-    return loan_move_out(id);
-}
-
 castor_status arena_adopt(void *block, void (*on_free)(void *context, void *block), void *context) {
     castor_status status = CASTOR_ERR_ARGUMENT;
     pthread_mutex_lock(&lock);
     extent_id id = block_at(block);
     extent_t *e = extent_get(id);
     if (id && !e->adopted)
-        status = e->lent ? block_move_out(id) : CASTOR_OK;
+        status = e->lent ? loan_move_out(id) : CASTOR_OK;
     if (!status) {
         e->adopted = 1;
         e->on_free = on_free;
@@ -379,9 +374,7 @@ void arena_loan_offer(uint32_t id) {
 castor_status arena_loan_recall(uint32_t id) {
     pthread_mutex_lock(&lock);
     bool was_open = loan_open();
-    uint64_t used = loan_used_bytes();
     castor_status status = loan_recall(id);
-    stats.moved_bytes += used - loan_used_bytes();
     if (was_open)
         closed_level = anonymous_bytes();
     period_advance(0);
@@ -414,6 +407,7 @@ void arena_get_stats(arena_stats *out) {
     pthread_mutex_lock(&lock);
     *out = stats;
     out->loan_bytes = loan_used_bytes();
+    out->moved_bytes = loan_moved_pages() << page_shift;
     out->dirty_bytes = dirty_bytes();
     out->anonymous_peak_bytes = period_peak > last_period_peak ? period_peak : last_period_peak;
     pthread_mutex_unlock(&lock);

@@ -18,7 +18,7 @@ static uint64_t bin_bits[EXTENT_FREE_STATES][BIN_WORDS];
 static uint64_t state_pages[EXTENT_UNUSED + 1];
 static extent_id age_oldest, age_youngest;
 
-static void *book_map(size_t size) {
+void *extent_book_map(size_t size) {
     void *memory =
         mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return memory == MAP_FAILED ? NULL : memory;
@@ -127,8 +127,8 @@ static void pages_mark(extent_id id) {
 castor_status extent_start(uint32_t pages) {
     region_pages = pages;
     extents_max = pages + 1 < EXTENTS_MAX ? pages + 2 : EXTENTS_MAX;
-    extents = book_map((size_t)extents_max * sizeof *extents);
-    page_extent = book_map((size_t)pages * sizeof *page_extent);
+    extents = extent_book_map((size_t)extents_max * sizeof *extents);
+    page_extent = extent_book_map((size_t)pages * sizeof *page_extent);
     if (!extents || !page_extent) {
         if (extents)
             munmap(extents, (size_t)extents_max * sizeof *extents);

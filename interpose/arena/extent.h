@@ -37,6 +37,9 @@ typedef struct extent_t {
     void *context;
 } extent_t;
 
+/* Memory for books: zero, and touched as it is needed. NULL without room. */
+void *extent_book_map(size_t size);
+
 /* Makes the book of `pages` pages: one clean extent. CASTOR_ERR_MEMORY when there is no room for the book. */
 castor_status extent_start(uint32_t pages);
 

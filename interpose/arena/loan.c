@@ -1,6 +1,5 @@
 #include "loan.h"
 
-#include <sys/mman.h>
 #include "core/log.h"
 #include "pages.h"
 
@@ -30,24 +29,19 @@ static uint32_t used_pages;
 /* What of the offered pages is counted on: less than all, for some rounds, after a round in which blocks found no room there; none, if
  * most blocks still lay there at the recall. */
 static uint32_t cap = UINT32_MAX, pause, pause_left;
-static uint32_t used_most, missed, moved; /* in this round */
+static uint32_t used_most, missed, moved; /* in this round; moved: by recalls */
+static uint64_t moved_pages;              /* ever */
 
 static char *address_of(uint32_t page) {
     return (char *)arena_region.base + (size_t)page * PAGE_BYTES;
-}
-
-static void *book_map(size_t bytes) {
-    void *memory =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
 }
 
 static bool book_start(void) {
     if (region_pages)
         return true;
     uint32_t pages = (uint32_t)(arena_region.size / PAGE_BYTES);
-    loans = loans ? loans : book_map((LOANS_MAX + 1) * sizeof *loans);
-    page_loan = page_loan ? page_loan : book_map(pages * sizeof *page_loan);
+    loans = loans ? loans : extent_book_map((LOANS_MAX + 1) * sizeof *loans);
+    page_loan = page_loan ? page_loan : extent_book_map(pages * sizeof *page_loan);
     if (loans && page_loan)
         region_pages = pages;
     return region_pages != 0;
@@ -59,6 +53,9 @@ bool loan_covers(uint32_t page) {
 
 uint32_t loan_used_pages(void) {
     return used_pages;
+}
+uint64_t loan_moved_pages(void) {
+    return moved_pages;
 }
 
 bool loan_open(void) {
@@ -172,6 +169,20 @@ castor_status loan_move_out(extent_id block) {
     if (status == CASTOR_OK) {
         e->lent = 0;
         used_pages -= e->pages;
+        moved_pages += e->pages;
+    }
+    return status;
+}
+
+/* All lent blocks that touch the loan; an error is that of the last one that could not be moved. */
+static castor_status blocks_move_out(const loan *l) {
+    castor_status status = CASTOR_OK;
+    uint32_t end = l->page + l->pages;
+    for (uint32_t at = l->live ? extent_start_before(l->page) : end; at < end;) {
+        extent_id block = extent_at(at);
+        at += extent_get(block)->pages;
+        castor_status moving = at > l->page && extent_get(block)->lent ? loan_move_out(block) : CASTOR_OK;
+        status = moving ? moving : status;
     }
     return status;
 }
@@ -296,17 +307,12 @@ castor_status loan_recall(uint32_t id) {
     if (l->state != LOAN_OFFERED && l->state != LOAN_LENT)
         return CASTOR_OK;
     open = false;
-    if (l->state == LOAN_LENT && (status = pages_turn(l, EXTENT_LENT, EXTENT_HELD)))
-        return status;
-    for (uint32_t at = l->live ? extent_start_before(l->page) : l->page + l->pages;
-         at < l->page + l->pages && !status;) {
-        extent_id block = extent_at(at);
-        at += extent_get(block)->pages;
-        if (at <= l->page || !extent_get(block)->lent)
-            continue;
-        moved += extent_get(block)->pages;
-        status = loan_move_out(block);
-    }
+    uint64_t before = moved_pages;
+    if (l->state == LOAN_LENT)
+        status = pages_turn(l, EXTENT_LENT, EXTENT_HELD);
+    if (status == CASTOR_OK)
+        status = blocks_move_out(l);
+    moved += (uint32_t)(moved_pages - before);
     if (status)
         return status;
     pending -= l->state == LOAN_OFFERED;
@@ -337,14 +343,9 @@ void loan_end(uint32_t id) {
 
 void loan_fork_prepare(void) {
     for (uint32_t id = 1; used_pages && id <= loans_made; id++)
-        for (uint32_t at = loans[id].live ? extent_start_before(loans[id].page) : UINT32_MAX;
-             at < loans[id].page + loans[id].pages;) {
-            extent_id block = extent_at(at);
-            at += extent_get(block)->pages;
-            if (extent_get(block)->lent && loan_move_out(block) != CASTOR_OK)
-                LOG_W("no memory for a copy of what a forked process will see: some of its tensors may "
-                      "change in it");
-        }
+        if (blocks_move_out(&loans[id]) != CASTOR_OK)
+            LOG_W("no memory for a copy of what a forked process will see: some of its tensors may change "
+                  "in it");
 }
 
 void loan_fork_child(void) {

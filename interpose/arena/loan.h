@@ -30,6 +30,7 @@ castor_status loan_move_out(extent_id block);
 
 /* Pages of lent blocks; and those that the rest of the round is expected to need besides. */
 uint32_t loan_used_pages(void);
+uint64_t loan_moved_pages(void); /* of blocks that were moved out, ever */
 uint32_t loan_expected_pages(void);
 bool loan_open(void);
 
