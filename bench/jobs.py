@@ -87,9 +87,9 @@ def memory_of_all(pids):
     return total
 
 
-def pss_of_job(root, but=()):
-    """Bytes of PSS of a process and all that it has started, `but` those; what has just gone does not count."""
-    found = [memory_of(pid) for pid in (root, *(pid for pid, _ in descendants(root))) if pid not in but]
+def pss_of_job(root):
+    """Bytes of PSS of a process and all that it has started; what has just gone does not count."""
+    found = [memory_of(pid) for pid in (root, *(pid for pid, _ in descendants(root)))]
     return sum(memory["pss"] for memory in found if memory)
 
 

@@ -3,8 +3,8 @@
 
 A case is a model size and a number of ranks. Each round runs every contender of the case once, so that what
 disturbs the machine for minutes disturbs all of them; ratios are taken within a round. In each run the first steps
-are warm-up, then come the timed steps, then the memory steps: memory is read only then, because reading it
-slows the process that is read.
+are warm-up, then come the timed steps, then the memory steps. The memory of the job is read from its start to its end, but not
+during the timed steps, because reading it slows the process that is read; that of its ranks alone in the memory steps.
 """
 
 import argparse
@@ -111,7 +111,7 @@ class Run:
     def __init__(self, args, size, ranks, contender, malloc, settings, folder):
         self.args, self.ranks, self.contender, self.folder = args, ranks, contender, folder
         self.steps = args.warmup_steps + args.timed_steps + args.memory_steps
-        self.samples, self.short_of_memory, self.watched = [], False, None
+        self.samples, self.short_of_memory, self.job_peak = [], False, 0
         interpreter = args.deepspeed_python if contender.interpreter == "deepspeed" else args.python
         command = jobs.torchrun(interpreter, ranks) + [contender.script, *contender.arguments, "--size", size]
         command += ["--batch", str(args.batch), "--steps", str(self.steps), "--memory-steps", str(args.memory_steps)]
@@ -140,15 +140,16 @@ class Run:
         if jobs.available_bytes() < SPARE_BYTES * 3 // 4:
             self.short_of_memory = True
             return True
-        if self.watched is None:
-            records = self.records()
-            if min(len(lines) for lines in records) <= self.args.warmup_steps + self.args.timed_steps:
-                return False
-            self.watched = [lines[0]["pid"] for lines in records]
-        memory = jobs.memory_of_all(self.watched)
+        records = self.records()
+        done = min(len(lines) for lines in records) - 1
+        memory = None
+        if 0 <= done - self.args.warmup_steps < self.args.timed_steps:
+            return False
+        if done >= self.args.warmup_steps:
+            memory = jobs.memory_of_all([lines[0]["pid"] for lines in records])
         if memory:
-            memory["job_pss"] = memory["pss"] + jobs.pss_of_job(self.job.pid, self.watched)
             self.samples.append([time.monotonic(), memory])
+        self.job_peak = max(self.job_peak, jobs.pss_of_job(self.job.pid))
         return False
 
     def __call__(self):
@@ -174,6 +175,7 @@ class Run:
         first = self.args.warmup_steps + self.args.timed_steps
         begin, end = min(rank[first]["begin"] for rank in steps), max(rank[-1]["end"] for rank in steps)
         result["memory_samples"] = [[round(t - begin, 3), memory] for t, memory in self.samples if begin <= t <= end]
+        result["job_peak_pss"] = self.job_peak
         result["end_of_step_pss"] = [sum(rank[i]["pss"] for rank in steps) for i in range(first, self.steps)]
         if not result["memory_samples"]:
             return dict(result, status="failed", error="the memory steps were too short for a sample; use a larger model")

@@ -32,8 +32,8 @@ def peak_bytes(case, run):
 
 
 def total_bytes(case, run):
-    """The most that all processes of the job held together in a memory step, launchers included; 0 where it was not measured."""
-    return max(memory.get("job_pss", 0) for _, memory in run["memory_samples"])
+    """The most that all processes of the job held together at any time, launchers included; 0 where it was not measured."""
+    return run.get("job_peak_pss", 0)
 
 
 def end_bytes(case, run):
@@ -134,7 +134,7 @@ def markdown(results):
     machine, versions = results["machine"], results["versions"]
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if name not in ("python", "castor"))
     head = (f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / (1 << 30):.0f} GiB, Linux {machine['kernel']}; "
-            f"{named}; Castor {versions['castor']}. Memory in all is the PSS of all processes of the job, launchers included; above import "
+            f"{named}; Castor {versions['castor']}. Memory in all is the PSS of all processes of the job, launchers included, at any time from its start to its end; above import "
             "and between steps is that of the ranks, less as many bare imports of torch. "
             "Medians; ratios are medians of the ratios to DDP in the same round.")
     return "\n\n".join([head] + [case_markdown(case) for case in results["cases"]])

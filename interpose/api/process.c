@@ -193,6 +193,8 @@ _Static_assert((int)CASTOR_PHASE_DATA == (int)TRACE_PHASE_DATA &&
                "one value, two names");
 
 uint64_t castor_phase_begin(int phase) {
+    if (phase == TRACE_PHASE_EXIT) /* pages that were shared since the import are written while Python ends */
+        arena_retain_most(0);
     return phases_begin((trace_phase)phase);
 }
 

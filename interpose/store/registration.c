@@ -90,6 +90,7 @@ static castor_status tensor_make(store *s, const declaration *declaration, const
         return status;
     }
     sum_return_decide(t);
+    window_lease_begin(t);
     if (same) {
         t->tied = same->tied;
         same->tied = t;
@@ -176,7 +177,7 @@ static castor_status values_adopt(store *s, const tensor_description *descriptio
     if (status == CASTOR_OK)
         status = wait_barrier(s, "the adoption of parameters"); /* the room of the sums is free */
     if (status == CASTOR_OK)
-        window_loans_add(made, count);
+        status = window_loans_add(made, count);
     return status;
 }
 

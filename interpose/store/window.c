@@ -60,26 +60,37 @@ static bool sum_is_idle(void *context) {
     return atomic_load(&t->control->leases_back) == (t->released + 1) * (uint32_t)t->store->world - 1;
 }
 
-void window_loans_add(tensor *const *tensors, uint32_t count) {
-    store *s = count ? tensors[0]->store : NULL;
-    if (!s || s->budget || s->node_count > 1 || (s->offload_dir && *s->offload_dir))
+void window_lease_begin(tensor *t) {
+    const store *s = t->store;
+    if (t->owner != s->rank || !t->sum_paged || t->returnable || t->unfilled || s->budget ||
+        s->node_count > 1 || (s->offload_dir && *s->offload_dir))
         return;
-    arena_loan *loans = calloc(count, sizeof *loans);
+    t->released = UINT32_MAX;
+    atomic_store(&t->control->rank[s->rank].released, UINT32_MAX);
+    atomic_fetch_sub(&t->control->leases_back, 1);
+}
+
+castor_status window_loans_add(tensor *const *tensors, uint32_t count) {
+    arena_loan *loans = calloc(count + 1, sizeof *loans);
+    castor_status status = CASTOR_OK;
     uint32_t used = 0;
-    for (uint32_t i = 0; i < count && loans; i++)
-        if (tensors[i]->owner == s->rank && tensors[i]->sum_paged && !tensors[i]->returnable)
-            loans[used++] = (arena_loan){s->chunks.list[CHUNK_GRAD].fd,
-                                         tensors[i]->grad_offset,
-                                         tensors[i]->sum_span,
-                                         sum_is_idle,
-                                         tensors[i],
-                                         0};
-    if (used && arena_loans_add(loans, used) == CASTOR_OK) {
-        for (uint32_t i = 0; i < used; i++)
-            ((tensor *)loans[i].context)->loan = loans[i].id;
-        s->lends = true;
+    for (uint32_t i = 0; i < count && loans; i++) {
+        tensor *t = tensors[i];
+        if (t->released == UINT32_MAX)
+            loans[used++] = (arena_loan){
+                t->store->chunks.list[CHUNK_GRAD].fd, t->grad_offset, t->sum_span, sum_is_idle, t, 0};
     }
+    bool lends = used && arena_loans_add(loans, used) == CASTOR_OK;
+    for (uint32_t i = 0; i < used && lends; i++) {
+        tensor *t = loans[i].context;
+        t->store->lends = t->lent = true;
+        t->loan = loans[i].id;
+        arena_loan_offer(t->loan);
+    }
+    for (uint32_t i = 0; i < count && !lends && !status; i++)
+        status = window_release_sum(tensors[i]);
     free(loans);
+    return status;
 }
 
 castor_status window_loans_recall(store *s) {

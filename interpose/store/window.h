@@ -36,9 +36,11 @@ castor_status window_zero(window *w);
 /* This rank no longer reads the sum of the tensor's last epoch. */
 castor_status window_release_sum(tensor *t);
 
-/* The sums of these tensors that this rank owns are loans of its arena, in the model's order. When the script drops such a gradient,
- * the rank keeps its lease until its next gradient, and its blocks may lie on the sum once all other ranks have released it. */
-void window_loans_add(tensor *const *tensors, uint32_t count);
+/* The owner of a sum that can be lent holds a lease from the start. Before the barrier that ends the registration. */
+void window_lease_begin(tensor *t);
+/* These sums, as far as the rank holds such a lease, become loans of its arena, in the model's order: until its first gradient, and from
+ * the time when the script drops a gradient until its next one, its blocks may lie on the sum once all other ranks have released it. */
+castor_status window_loans_add(tensor *const *tensors, uint32_t count);
 /* All of this rank's leases that go on for its blocks end now. From any thread. */
 castor_status window_loans_recall(store *s);
 /* The tensor is forgotten, and no window of it is live. */

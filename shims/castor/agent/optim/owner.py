@@ -12,6 +12,10 @@ from ..nodes import remote
 from ..precision import masters
 from . import states
 
+# Of parameters that are stepped at a time where a step needs memory of its own: for gradients as floats, or for states that the
+# optimizer makes, until they are in the store.
+PART_BYTES = 32 << 20
+
 
 class _Thread(threading.local):
     running = None  # the outermost step of this thread (Running)
@@ -211,8 +215,9 @@ class _OwnerStep:
         self.hidden, self.swapped, self.entered = [], [], []
 
     def step_in_parts(self, step):
-        most = masters.PART_BYTES if masters.dtype is not None else 0
-        for number, part in enumerate(parts.divide(self.group, self.owned(), lambda t: t[2].bytes, self.divisible, most)):
+        owned = self.owned()
+        most = PART_BYTES if masters.dtype is not None or self.states.has_new(owned) else 0
+        for number, part in enumerate(parts.divide(self.group, owned, lambda t: t[2].bytes, self.divisible, most)):
             kinds = parts.PARAMETERS | parts.SUMS | parts.STATES
             with parts.in_memory(self.group, kinds, number, [e for _, _, e in part]):
                 self.show_owned(part)

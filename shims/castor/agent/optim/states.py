@@ -37,6 +37,7 @@ def _many(places, first, second):
 class OptimizerStates:
     def __init__(self):
         self.places = weakref.WeakKeyDictionary()  # entry: {key: Place}
+        self.kept = weakref.WeakSet()  # entries that this rank has stepped
         self.settled = weakref.WeakKeyDictionary()  # entry: its state when the ranks last settled it
         self.directories = {}  # rank: (bytes, its content)
         self.local = False  # a step used gradients that were not synchronized: the ranks' values may differ since
@@ -115,10 +116,15 @@ class OptimizerStates:
             if place.tensor.data_ptr() == place.alias_address:
                 place.tensor.data = place.view
 
+    def has_new(self, tensors):
+        """Whether the optimizer will make states: it has never stepped one of (index, parameter, entry) each."""
+        return any(entry not in self.kept for _, _, entry in tensors)
+
     def keep(self, optimizer, group, stepped):
         """After the owner has stepped (index, parameter, entry) each: puts their states into the store."""
         small = []
         for _, p, entry in stepped:
+            self.kept.add(entry)
             self.settled.pop(entry, None)  # they lie in the store now: old addresses tell nothing
             for key, value in optimizer.state.get(p, {}).items():
                 if sharable(value):

@@ -23,8 +23,6 @@ from . import casts, loss_scale
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FLOATS = "_castor_floats"  # in a module: the names of buffers that were float
 BROADCAST_BYTES = 16 << 20
-# Of parameters that are stepped at a time: meanwhile their gradients are in memory as floats.
-PART_BYTES = 32 << 20
 
 dtype = None  # the working type; None: every tensor keeps its own
 _buffers = {}  # (id(module), name): weak references to the module and the buffer, of 16 bits, which the model has not written
