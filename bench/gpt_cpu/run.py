@@ -290,7 +290,7 @@ def main():
     kept = results["cases"]
 
     def save(case):
-        results["cases"] = kept + [case]
+        results["cases"] = sorted(kept + [case], key=lambda c: (PARAMETERS[c["size"]], c["ranks"]))
         with open(args.output + ".part", "w") as file:
             json.dump(results, file, indent=None, separators=(",", ":"))
             file.write("\n")
