@@ -1,4 +1,5 @@
 // Windows and leases: what p.grad shows stays as it was for as long as somebody looks.
+#include <algorithm>
 #include <fstream>
 #include <thread>
 #include "tests/unit/support/store_ranks.h"
@@ -48,6 +49,35 @@ TEST(StoreWindow, HeldValuesOutliveTheNextSums) {
         EXPECT_EQ(window_edited(held.back().window), 0u);
         for (View &v : held)
             castor_window_return(v.window);
+    });
+}
+
+// Nobody reads a sum before the first gradient: its owner's blocks lie there, and keep their bytes when it is made.
+TEST(StoreWindow, BlocksLieOnSumsFromTheRegistrationOn) {
+    Job job(2);
+    job.run([](Rank &r) {
+        const size_t numel = kMiB, bytes = numel * sizeof(float);
+        std::vector<Param<>> p = {param_make(numel), param_make(numel)};
+        std::vector<float> ones(numel, 1.0f);
+        params_register(r, p);
+        auto *block = static_cast<float *>(arena_alloc(bytes));
+        std::fill(block, block + numel, float(r.rank + 3));
+        arena_stats arena;
+        arena_get_stats(&arena);
+        EXPECT_EQ(arena.loan_bytes, bytes) << "each rank owns a parameter";
+        for (Param<> &one : p)
+            sum_run(r, one, ones.data(), 1);
+        arena_get_stats(&arena);
+        EXPECT_EQ(arena.loan_bytes, 0u);
+        EXPECT_EQ(arena.moved_bytes, bytes);
+        for (const Param<> &one : p) {
+            View v = window_take(one);
+            EXPECT_EQ(std::count(v.at, v.at + numel, 2.0f), long(numel));
+            castor_window_return(v.window);
+        }
+        EXPECT_EQ(std::count(block, block + numel, float(r.rank + 3)), long(numel));
+        arena_free(block);
+        EXPECT_TRUE(arena_check());
     });
 }
 
