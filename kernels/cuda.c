@@ -12,26 +12,17 @@ _Static_assert((int)CUDA_F32 == (int)KERNEL_F32 && (int)CUDA_F16 == (int)KERNEL_
                    (int)CUDA_FOREACH == (int)KERNEL_CUDA_FOREACH &&
                    (int)CUDA_SINGLE == (int)KERNEL_CUDA_SINGLE && (int)CUDA_FUSED == (int)KERNEL_CUDA_FUSED,
                "one value, two names");
-_Static_assert(CUDA_FITS(cuda_adam, cuda_step_list) && CUDA_FITS(cuda_sgd, cuda_step_list) &&
-                   CUDA_FITS(cuda_each, cuda_pair_list),
+_Static_assert(CUDA_FITS(cuda_adam, cuda_step_list) && CUDA_FITS(cuda_sgd, cuda_step_list),
                "the arguments of a kernel are limited");
 
 /* kernels/cuda/image.S */
 extern const unsigned char kernel_cuda_image[];
 extern const uint64_t kernel_cuda_image_bytes; /* 0: built without nvcc */
 
-enum {
-    ADAM,
-    SGD = ADAM + 4,
-    EACH = SGD + 4,
-    NORM_CHUNKS = EACH + KERNEL_CUDA_OPERATION_COUNT,
-    NORM_ROOTS,
-    KERNELS
-};
+enum { ADAM, SGD = ADAM + 4, KERNELS = SGD + 4 };
 static const char *const names[KERNELS] = {
-    "castor_adam_f32", "castor_adam_f16",    "castor_adam_bf16",  "castor_adam_mixed", "castor_sgd_f32",
-    "castor_sgd_f16",  "castor_sgd_bf16",    "castor_sgd_mixed",  "castor_cast",       "castor_scale_add",
-    "castor_check",    "castor_norm_chunks", "castor_norm_roots",
+    "castor_adam_f32", "castor_adam_f16", "castor_adam_bf16", "castor_adam_mixed",
+    "castor_sgd_f32",  "castor_sgd_f16",  "castor_sgd_bf16",  "castor_sgd_mixed",
 };
 enum { OF_F32, OF_F16, OF_BF16, OF_MIXED }; /* behind ADAM and SGD */
 
@@ -64,15 +55,14 @@ int kernel_cuda_load(const kernel_cuda_driver *driver) {
     return result;
 }
 
-static int launch(int kernel, uint32_t blocks, unsigned threads, const void *numbers, const void *list,
-                  uint64_t stream) {
+static int launch(int kernel, uint32_t blocks, const void *numbers, const void *list, uint64_t stream) {
     void *arguments[] = {(void *)numbers, (void *)list};
-    return loaded.driver.launch(loaded.kernels[kernel], blocks, 1, 1, threads, 1, 1, 0,
+    return loaded.driver.launch(loaded.kernels[kernel], blocks, 1, 1, CUDA_THREADS, 1, 1, 0,
                                 (void *)(uintptr_t)stream, arguments, NULL);
 }
 
-static uint64_t chunks_of(uint64_t numel, uint64_t chunk) {
-    return numel / chunk + (numel % chunk != 0);
+static uint64_t chunks_of(uint64_t numel) {
+    return numel / CUDA_CHUNK + (numel % CUDA_CHUNK != 0);
 }
 
 static bool is_dtype(int32_t dtype) {
@@ -139,7 +129,7 @@ static int step_launch(int kernels, const kernel_cuda_step *step, const void *nu
         return KERNEL_CUDA_NOT_LOADED;
     bool works = false;
     for (size_t i = 0; i < count; i++) {
-        if (chunks_of(tensors[i].numel, CUDA_CHUNK) > BLOCKS_MAX)
+        if (chunks_of(tensors[i].numel) > BLOCKS_MAX)
             return KERNEL_CUDA_UNKNOWN;
         works |= tensors[i].working != NULL;
     }
@@ -151,11 +141,11 @@ static int step_launch(int kernels, const kernel_cuda_step *step, const void *nu
     memset(&list, 0, sizeof list);
     int result = KERNEL_CUDA_OK;
     for (size_t i = 0; i < count && result == KERNEL_CUDA_OK; i++) {
-        const uint64_t blocks = chunks_of(tensors[i].numel, CUDA_CHUNK);
+        const uint64_t blocks = chunks_of(tensors[i].numel);
         if (blocks == 0)
             continue;
         if (list.count == CUDA_STEP_TENSORS || list.first[list.count] + blocks > BLOCKS_MAX) {
-            result = launch(kernels + kernel, list.first[list.count], CUDA_THREADS, numbers, &list, stream);
+            result = launch(kernels + kernel, list.first[list.count], numbers, &list, stream);
             list.count = 0;
         }
         tensor_pack(&list.tensors[list.count], &tensors[i], step->mode);
@@ -163,7 +153,7 @@ static int step_launch(int kernels, const kernel_cuda_step *step, const void *nu
         list.count++;
     }
     if (list.count && result == KERNEL_CUDA_OK)
-        result = launch(kernels + kernel, list.first[list.count], CUDA_THREADS, numbers, &list, stream);
+        result = launch(kernels + kernel, list.first[list.count], numbers, &list, stream);
     return result;
 }
 
@@ -185,96 +175,4 @@ int kernel_cuda_sgd_step(const kernel_cuda_sgd *sgd, const kernel_cuda_tensor *t
     if (sgd->step.decay_kind == KERNEL_DECAY_DECOUPLED)
         return KERNEL_CUDA_UNKNOWN;
     return step_launch(SGD, &sgd->step, &numbers, tensors, count, stream);
-}
-
-/* ---- elements and norms ---- */
-
-typedef struct pair_launch {
-    cuda_each each;
-    cuda_pair_list list;
-    int kernel;
-    unsigned threads;
-    uint64_t chunk; /* elements of a block; 0: a block for each pair */
-    uint64_t stream;
-} pair_launch;
-
-static int pairs_flush(pair_launch *to) {
-    if (to->list.count == 0)
-        return KERNEL_CUDA_OK;
-    int result =
-        launch(to->kernel, to->list.first[to->list.count], to->threads, &to->each, &to->list, to->stream);
-    to->list.count = 0;
-    return result;
-}
-
-static int pair_add(pair_launch *to, void *into, const void *from, uint64_t numel) {
-    const uint64_t blocks = to->chunk ? chunks_of(numel, to->chunk) : 1;
-    cuda_pair_list *list = &to->list;
-    int result = KERNEL_CUDA_OK;
-    if (blocks > BLOCKS_MAX)
-        return KERNEL_CUDA_UNKNOWN;
-    if (blocks == 0)
-        return result;
-    if (list->count == CUDA_PAIRS || list->first[list->count] + blocks > BLOCKS_MAX)
-        result = pairs_flush(to);
-    list->pairs[list->count] = (cuda_pair){.to = into, .from = from, .numel = numel};
-    list->first[list->count + 1] = list->first[list->count] + (uint32_t)blocks;
-    list->count++;
-    return result;
-}
-
-int kernel_cuda_each_element(const kernel_cuda_each *each, const kernel_cuda_pair *pairs, size_t count,
-                             uint64_t stream) {
-    if (!atomic_load_explicit(&loaded.loaded, memory_order_acquire))
-        return KERNEL_CUDA_NOT_LOADED;
-    if (each->operation < 0 || each->operation >= KERNEL_CUDA_OPERATION_COUNT || !is_dtype(each->to_dtype) ||
-        !is_dtype(each->from_dtype))
-        return KERNEL_CUDA_UNKNOWN;
-    pair_launch to = {.each = {.found_inf = each->found_inf,
-                               .scale_pointer = each->scale_pointer,
-                               .scale = (float)each->scale,
-                               .to_dtype = each->to_dtype,
-                               .from_dtype = each->from_dtype},
-                      .kernel = EACH + each->operation,
-                      .threads = CUDA_THREADS,
-                      .chunk = CUDA_CHUNK,
-                      .stream = stream};
-    int result = KERNEL_CUDA_OK;
-    for (size_t i = 0; i < count && result == KERNEL_CUDA_OK; i++)
-        result = pair_add(&to, pairs[i].to, pairs[i].from, pairs[i].numel);
-    return result == KERNEL_CUDA_OK ? pairs_flush(&to) : result;
-}
-
-uint64_t kernel_cuda_norm_floats(uint64_t numel) {
-    return chunks_of(numel, CUDA_NORM_CHUNK);
-}
-
-int kernel_cuda_norms(kernel_dtype dtype, const kernel_cuda_pair *pairs, size_t count, float *scratch,
-                      uint64_t stream) {
-    if (!atomic_load_explicit(&loaded.loaded, memory_order_acquire))
-        return KERNEL_CUDA_NOT_LOADED;
-    if (!is_dtype(dtype))
-        return KERNEL_CUDA_UNKNOWN;
-    pair_launch chunks = {.each = {.to_dtype = dtype, .from_dtype = dtype},
-                          .kernel = NORM_CHUNKS,
-                          .threads = CUDA_NORM_THREADS,
-                          .chunk = CUDA_NORM_CHUNK,
-                          .stream = stream};
-    pair_launch roots = {
-        .each = chunks.each, .kernel = NORM_ROOTS, .threads = CUDA_NORM_THREADS, .stream = stream};
-    int result = KERNEL_CUDA_OK;
-    float *sums = scratch;
-    for (size_t i = 0; i < count && result == KERNEL_CUDA_OK; i++) {
-        result = pair_add(&chunks, sums, pairs[i].from, pairs[i].numel);
-        sums += kernel_cuda_norm_floats(pairs[i].numel);
-    }
-    if (result == KERNEL_CUDA_OK)
-        result = pairs_flush(&chunks);
-    sums = scratch;
-    for (size_t i = 0; i < count && result == KERNEL_CUDA_OK; i++) {
-        const uint64_t floats = kernel_cuda_norm_floats(pairs[i].numel);
-        result = pair_add(&roots, pairs[i].to, sums, floats);
-        sums += floats;
-    }
-    return result == KERNEL_CUDA_OK ? pairs_flush(&roots) : result;
 }

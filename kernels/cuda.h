@@ -1,4 +1,4 @@
-/* The CUDA kernels from the host: optimizer steps in one pass, norms, the search for overflows, casts, sums.
+/* The CUDA kernels from the host: optimizer steps in one pass.
  *
  * Vocabulary
  *   image   the fat binary of kernels/cuda/kernels.cu, data of the library; a build without nvcc has none
@@ -101,37 +101,6 @@ int kernel_cuda_adam_step(const kernel_cuda_adam *adam, const kernel_cuda_tensor
                           uint64_t stream);
 int kernel_cuda_sgd_step(const kernel_cuda_sgd *sgd, const kernel_cuda_tensor *tensors, size_t count,
                          uint64_t stream);
-
-typedef struct kernel_cuda_pair {
-    void *to;
-    const void *from;
-    uint64_t numel;
-} kernel_cuda_pair;
-
-typedef enum kernel_cuda_operation {
-    KERNEL_CUDA_CAST, /* to = from * scale; `to` may be `from` */
-    KERNEL_CUDA_SCALE_ADD, /* to = to + (from * scale), the product rounded to the type of `to` before it is added */
-    KERNEL_CUDA_CHECK, /* found_inf becomes 1 where an element of `from` is not finite; and CAST, where `to` is not NULL */
-    KERNEL_CUDA_OPERATION_COUNT
-} kernel_cuda_operation;
-
-/* Types are F32, F16 and BF16. scale_pointer: one float, in place of `scale`. */
-typedef struct kernel_cuda_each {
-    float *found_inf;
-    const float *scale_pointer;
-    double scale;
-    int32_t operation; /* kernel_cuda_operation */
-    int32_t to_dtype, from_dtype, unused;
-} kernel_cuda_each;
-int kernel_cuda_each_element(const kernel_cuda_each *each, const kernel_cuda_pair *pairs, size_t count,
-                             uint64_t stream);
-
-/* Floats of memory that kernel_cuda_norms needs for a tensor. */
-uint64_t kernel_cuda_norm_floats(uint64_t numel);
-/* The root of the sum of squares of each tensor, as torch._foreach_norm(tensors, 2): of each pair, `to` becomes the norm of `from`,
- * of the same type. `scratch`: as many floats as all tensors need. */
-int kernel_cuda_norms(kernel_dtype dtype, const kernel_cuda_pair *pairs, size_t count, float *scratch,
-                      uint64_t stream);
 
 #ifdef __cplusplus
 }

@@ -74,14 +74,6 @@ typedef struct kernel_sgd {
     int32_t unused;
 } kernel_sgd;
 
-/* States: the momentum. */
-typedef struct kernel_lion {
-    kernel_step step;
-    double update_keep, update_weight;     /* beta1, 1 - beta1 */
-    double momentum_keep, momentum_weight; /* beta2, 1 - beta2 */
-    double negative_lr;                    /* -lr */
-} kernel_lion;
-
 /* Services of the process. Each may be NULL.
  *   run    calls body(context, part) once for each part from 0 to `parts` - 1, on any threads, and returns when all have
  *          returned; NULL, or `threads` 1: the caller's thread does all
@@ -96,8 +88,6 @@ void kernel_adam_step(const kernel_adam *adam, const kernel_range *ranges, size_
                       const kernel_host *host);
 void kernel_sgd_step(const kernel_sgd *sgd, const kernel_range *ranges, size_t count,
                      const kernel_host *host);
-void kernel_lion_step(const kernel_lion *lion, const kernel_range *ranges, size_t count,
-                      const kernel_host *host);
 
 /* ---- for the files of the optimizers ------------------------------------------------------------------------- */
 

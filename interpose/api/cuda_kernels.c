@@ -13,13 +13,9 @@ SAME(castor_cuda_tensor, kernel_cuda_tensor, negative_step);
 SAME(castor_cuda_step, kernel_cuda_step, clip);
 SAME(castor_cuda_adam, kernel_cuda_adam, epsilon);
 SAME(castor_cuda_sgd, kernel_cuda_sgd, first);
-SAME(castor_cuda_pair, kernel_cuda_pair, numel);
-SAME(castor_cuda_each, kernel_cuda_each, from_dtype);
 EQUAL(CASTOR_CUDA_FOREACH, KERNEL_CUDA_FOREACH);
 EQUAL(CASTOR_CUDA_SINGLE, KERNEL_CUDA_SINGLE);
 EQUAL(CASTOR_CUDA_FUSED, KERNEL_CUDA_FUSED);
-EQUAL(CASTOR_CUDA_SCALE_ADD, KERNEL_CUDA_SCALE_ADD);
-EQUAL(CASTOR_CUDA_CHECK, KERNEL_CUDA_CHECK);
 
 #define DRIVER "libcuda.so.1"
 
@@ -113,22 +109,4 @@ castor_status castor_cuda_sgd_step(const castor_cuda_sgd *sgd, const castor_cuda
         return status;
     return status_of(kernel_cuda_sgd_step((const kernel_cuda_sgd *)sgd, (const kernel_cuda_tensor *)tensors,
                                           count, stream));
-}
-
-castor_status castor_cuda_each_element(const castor_cuda_each *each, const castor_cuda_pair *pairs,
-                                       uint32_t count, uint64_t stream) {
-    if (each->operation == CASTOR_CUDA_CHECK && !each->found_inf)
-        return error_set(CASTOR_ERR_ARGUMENT, "CUDA check: found_inf is needed");
-    return status_of(kernel_cuda_each_element((const kernel_cuda_each *)each, (const kernel_cuda_pair *)pairs,
-                                              count, stream));
-}
-
-uint64_t castor_cuda_norm_floats(uint64_t numel) {
-    return kernel_cuda_norm_floats(numel);
-}
-
-castor_status castor_cuda_norms(int dtype, const castor_cuda_pair *pairs, uint32_t count, float *scratch,
-                                uint64_t stream) {
-    return status_of(
-        kernel_cuda_norms((kernel_dtype)dtype, (const kernel_cuda_pair *)pairs, count, scratch, stream));
 }

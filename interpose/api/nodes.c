@@ -26,11 +26,6 @@ castor_status castor_nodes_find(const uint64_t *identities, int world, int rank,
     return grouping_by_node(identities, world, rank, (grouping_nodes *)out, members, lane);
 }
 
-castor_status castor_mesh_ranks(int world, int tensor, int pipeline, int rank, int axis, int32_t *ranks,
-                                int32_t *count) {
-    return grouping_mesh(world, tensor, pipeline, rank, (grouping_axis)axis, ranks, count);
-}
-
 castor_status castor_node_ranges(int what, castor_tensor *const *tensors, uint32_t count,
                                  const uint8_t *wanted, int merge, castor_range *out, uint32_t *ranges) {
     return exchange_ranges((exchange_what)what, tensors, count, wanted, merge, (exchange_range *)out, ranges);

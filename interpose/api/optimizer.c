@@ -12,7 +12,6 @@ SAME(castor_step_range, kernel_range, numel);
 SAME(castor_step, kernel_step, decay);
 SAME(castor_adam, kernel_adam, negative_step);
 SAME(castor_sgd, kernel_sgd, first);
-SAME(castor_lion, kernel_lion, negative_lr);
 EQUAL(CASTOR_DTYPE_F32, KERNEL_F32);
 EQUAL(CASTOR_DTYPE_F16, KERNEL_F16);
 EQUAL(CASTOR_DTYPE_BF16, KERNEL_BF16);
@@ -145,17 +144,5 @@ castor_status castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_rang
     kernel_host host = host_of(threads, &roots);
     if (status == CASTOR_OK)
         kernel_sgd_step((const kernel_sgd *)sgd, (const kernel_range *)ranges, count, &host);
-    return status;
-}
-
-castor_status castor_optimizer_lion(const castor_lion *lion, const castor_step_range *ranges, uint32_t count,
-                                    int threads) {
-    castor_status status = check_step(&lion->step);
-    if (status == CASTOR_OK)
-        status = check_ranges(ranges, count, 1);
-    kernel_roots roots;
-    kernel_host host = host_of(threads, &roots);
-    if (status == CASTOR_OK)
-        kernel_lion_step((const kernel_lion *)lion, (const kernel_range *)ranges, count, &host);
     return status;
 }

@@ -47,11 +47,6 @@ castor_status castor_ranks_list(int kind, const int32_t *ranks, int32_t tp, int3
     return rank_list_get((rank_list_kind)kind, ranks, tp, dp, index, out);
 }
 
-int castor_ranks_find(const int32_t *ranks, int32_t tp, int32_t dp, int32_t rank, int32_t *tensor_place,
-                      int32_t *data_place) {
-    return rank_list_find(ranks, tp, dp, rank, tensor_place, data_place);
-}
-
 castor_status castor_mesh_make(castor_mesh *m, const int32_t *ranks, int32_t count, const int32_t *shape,
                                int32_t axes, const double *alpha, const double *beta) {
     return mesh_make((mesh *)m, ranks, count, shape, axes, alpha, beta);
@@ -73,10 +68,6 @@ castor_status castor_mesh_line(const castor_mesh *m, const int32_t *axes, int32_
 castor_status castor_mesh_line_of(const castor_mesh *m, const int32_t *axes, int32_t count, int32_t rank,
                                   int32_t *index, int32_t *place) {
     return mesh_line_of((const mesh *)m, axes, count, rank, index, place);
-}
-
-void castor_mesh_flatten(const castor_mesh *m, castor_mesh *flat) {
-    mesh_flatten((const mesh *)m, (mesh *)flat);
 }
 
 castor_status castor_mesh_cost(const castor_mesh *m, int collective, double size, int32_t axis,
@@ -132,10 +123,6 @@ castor_status castor_spec_path(const castor_mesh *m, const castor_spec *from, co
 castor_status castor_pipeline_operations(const castor_pipeline *p, int32_t stage, castor_operation *out,
                                          uint64_t capacity, uint64_t *count) {
     return pipeline_operations((const pipeline *)p, stage, (pipeline_operation *)out, capacity, count);
-}
-
-int64_t castor_pipeline_alive(const castor_operation *operations, uint64_t count) {
-    return pipeline_alive((const pipeline_operation *)operations, count);
 }
 
 castor_status castor_stages_divide(const uint64_t *costs, uint32_t layers, uint32_t stages, uint32_t *ends,

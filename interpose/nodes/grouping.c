@@ -44,21 +44,3 @@ castor_status grouping_by_node(const uint64_t *identities, int world, int rank, 
     }
     return CASTOR_OK;
 }
-
-castor_status grouping_mesh(int world, int tensor, int pipeline, int rank, grouping_axis axis, int32_t *ranks,
-                            int32_t *count) {
-    if (tensor < 1 || pipeline < 1 || world < 1 || world % (tensor * pipeline) != 0)
-        return error_set(
-            CASTOR_ERR_ARGUMENT,
-            "%d ranks cannot be divided into tensor-parallel groups of %d in pipelines of %d stages: "
-            "the number of ranks must be a multiple of %d",
-            world, tensor, pipeline, tensor * pipeline);
-    if (rank < 0 || rank >= world || axis < 0 || axis >= GROUPING_AXES)
-        return error_set(CASTOR_ERR_ARGUMENT, "rank %d of %d, axis %d: out of range", rank, world, (int)axis);
-    int stride = axis == GROUPING_TENSOR ? 1 : axis == GROUPING_PIPELINE ? tensor : tensor * pipeline;
-    *count = axis == GROUPING_TENSOR ? tensor : axis == GROUPING_PIPELINE ? pipeline : world / stride;
-    int first = rank - rank / stride % *count * stride;
-    for (int32_t i = 0; i < *count; i++)
-        ranks[i] = first + i * stride;
-    return CASTOR_OK;
-}

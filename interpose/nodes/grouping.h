@@ -5,8 +5,6 @@
  *   local rank   position within the node
  *   lane         the ranks of equal local rank, one on each node: they exchange between nodes what they own. There are as
  *                many lanes as the smallest node has ranks; a rank beyond them owns nothing
- *   mesh         ranks as an array of data-parallel x pipeline x tensor-parallel positions, tensor-parallel ones side by
- *                side
  */
 #ifndef CASTOR_NODES_GROUPING_H
 #define CASTOR_NODES_GROUPING_H
@@ -24,12 +22,5 @@ typedef struct grouping_nodes {
  * `lane` the node_count ranks of its lane, in the order of nodes (only when it is in one). Room for `world` each. */
 castor_status grouping_by_node(const uint64_t *identities, int world, int rank, grouping_nodes *out,
                                int32_t *members, int32_t *lane);
-
-typedef enum grouping_axis { GROUPING_DATA, GROUPING_PIPELINE, GROUPING_TENSOR, GROUPING_AXES } grouping_axis;
-
-/* The ranks that differ from `rank` along `axis` only, in order; room for `world`. The data-parallel degree is
- * world / (tensor * pipeline). Error: that is not whole. */
-castor_status grouping_mesh(int world, int tensor, int pipeline, int rank, grouping_axis axis, int32_t *ranks,
-                            int32_t *count);
 
 #endif

@@ -172,7 +172,8 @@ static double smallest(const double *values, int32_t count) {
     return found;
 }
 
-void mesh_flatten(const mesh *m, mesh *flat) {
+/* The same ranks on one axis, which has the largest alpha and the largest beta. */
+static void mesh_flatten(const mesh *m, mesh *flat) {
     mesh made = {.ranks = m->ranks, .axes = 1, .count = m->count, .shape = {m->count}};
     made.alpha[0] = largest(m->alpha, m->axes);
     made.beta[0] = largest(m->beta, m->axes);

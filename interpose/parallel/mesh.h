@@ -48,8 +48,6 @@ castor_status mesh_line(const mesh *m, const int32_t *axes, int32_t count, int32
 castor_status mesh_line_of(const mesh *m, const int32_t *axes, int32_t count, int32_t rank, int32_t *index,
                            int32_t *place);
 
-/* The same ranks on one axis, which has the largest alpha and the largest beta. */
-void mesh_flatten(const mesh *m, mesh *flat);
 
 /* The time of a collective of `size` elements along an axis; MESH_ALL_AXES: of the flattened mesh. With n ranks there:
  *

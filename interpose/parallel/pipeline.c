@@ -85,15 +85,3 @@ castor_status pipeline_operations(const pipeline *p, int32_t stage, pipeline_ope
         *out++ = operation_at(p, PASS_BACKWARD_WEIGHT, weights);
     return CASTOR_OK;
 }
-
-int64_t pipeline_alive(const pipeline_operation *operations, uint64_t count) {
-    int64_t alive = 0, most = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        if (operations[i].kind == PASS_FORWARD)
-            alive++;
-        else if (operations[i].kind != PASS_BACKWARD_INPUT)
-            alive--;
-        most = alive > most ? alive : most;
-    }
-    return most;
-}

@@ -51,7 +51,4 @@ typedef struct pipeline_operation {
 castor_status pipeline_operations(const pipeline *p, int32_t stage, pipeline_operation *out,
                                   uint64_t capacity, uint64_t *count);
 
-/* The most that are alive at a time when a stage runs these operations. */
-int64_t pipeline_alive(const pipeline_operation *operations, uint64_t count);
-
 #endif

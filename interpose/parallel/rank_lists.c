@@ -59,20 +59,3 @@ castor_status rank_list_get(rank_list_kind kind, const int32_t *ranks, int32_t t
         out[i] = is_tensor ? ranks[index * tp + i] : ranks[i * tp + index];
     return CASTOR_OK;
 }
-
-bool rank_list_find(const int32_t *ranks, int32_t tp, int32_t dp, int32_t rank, int32_t *tensor_place,
-                    int32_t *data_place) {
-    int32_t first = 0, last = tp * dp;
-    while (first < last) {
-        int32_t middle = first + (last - first) / 2;
-        if (ranks[middle] < rank)
-            first = middle + 1;
-        else
-            last = middle;
-    }
-    if (first == tp * dp || ranks[first] != rank)
-        return false;
-    *tensor_place = first % tp;
-    *data_place = first / tp;
-    return true;
-}

@@ -29,9 +29,4 @@ castor_status rank_list_degrees(int32_t size, int32_t *tp, int32_t *dp);
 castor_status rank_list_get(rank_list_kind kind, const int32_t *ranks, int32_t tp, int32_t dp, int32_t index,
                             int32_t *out);
 
-/* The positions of `rank` in its tensor list, which is number *data_place, and in its data list, number *tensor_place. False: it is
- * none of these ranks. */
-bool rank_list_find(const int32_t *ranks, int32_t tp, int32_t dp, int32_t rank, int32_t *tensor_place,
-                    int32_t *data_place);
-
 #endif

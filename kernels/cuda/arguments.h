@@ -3,7 +3,6 @@
  * Vocabulary
  *   list   tensors that one launch does, as a kernel argument: nothing is allocated on the device
  *   chunk  the elements of one tensor that one block of threads does
- *   pair   what an operation on elements reads and writes
  *
  * Invariants
  *   - a list with its numbers stays below CUDA_ARGUMENT_BYTES, the limit of all drivers
@@ -24,11 +23,8 @@
 enum {
     CUDA_ARGUMENT_BYTES = 4096,
     CUDA_THREADS = 256,
-    CUDA_CHUNK = 8192,       /* elements of a step or an operation on elements */
-    CUDA_STEP_TENSORS = 48,  /* of a list */
-    CUDA_PAIRS = 120,        /* of a list */
-    CUDA_NORM_THREADS = 512, /* PyTorch's numbers: they decide in which order squares are added */
-    CUDA_NORM_CHUNK = 65536,
+    CUDA_CHUNK = 8192,
+    CUDA_STEP_TENSORS = 48, /* of a list */
     CUDA_STEP_STATES = 3
 };
 
@@ -74,26 +70,6 @@ typedef struct cuda_sgd {
     double momentum, dampening;
     int32_t first, unused;
 } cuda_sgd;
-
-typedef struct cuda_pair {
-    void *to;
-    const void *from;
-    uint64_t numel;
-} cuda_pair;
-
-typedef struct cuda_pair_list {
-    cuda_pair pairs[CUDA_PAIRS];
-    uint32_t first[CUDA_PAIRS + 1];
-    uint32_t count;
-} cuda_pair_list;
-
-/* found_inf becomes 1 where an element of `from` is no finite number; scale_pointer: multiplies in place of `scale`. */
-typedef struct cuda_each {
-    float *found_inf;
-    const float *scale_pointer;
-    float scale;
-    int32_t to_dtype, from_dtype, unused;
-} cuda_each;
 
 #define CUDA_FITS(numbers, list)                                                                             \
     ((sizeof(numbers) + 15) / 16 * 16 + sizeof(list) <= (size_t)CUDA_ARGUMENT_BYTES)

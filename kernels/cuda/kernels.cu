@@ -7,4 +7,3 @@
 
 #include "elements.cuh"
 #include "steps.cuh"
-#include "norms.cuh"

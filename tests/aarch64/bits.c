@@ -109,18 +109,9 @@ static void step(const int *ways) {
                                         .negative_step = -0.01},
                          &range, 1, NULL);
         break;
-    case 1:
+    default:
         kernel_sgd_step(&(kernel_sgd){.step = common, .momentum = 0.9, .grad_weight = 1, .negative_lr = -0.1},
                         &range, 1, NULL);
-        break;
-    default:
-        kernel_lion_step(&(kernel_lion){.step = common,
-                                        .update_keep = 0.9,
-                                        .update_weight = 0.1,
-                                        .momentum_keep = 0.99,
-                                        .momentum_weight = 0.01,
-                                        .negative_lr = -0.01},
-                         &range, 1, NULL);
     }
 }
 
@@ -161,7 +152,7 @@ static void settles(const int *ways) {
 }
 
 int main(void) {
-    for (int optimizer = 0; optimizer < 3; optimizer++)
+    for (int optimizer = 0; optimizer < 2; optimizer++)
         for (int param = 0; param < KERNEL_DTYPE_COUNT; param++)
             for (int grad = 0; grad < KERNEL_DTYPE_COUNT; grad++)
                 for (int flags = 0; flags < 64 && param != KERNEL_F64 && grad != KERNEL_F64; flags++)

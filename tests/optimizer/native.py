@@ -30,7 +30,6 @@ def structure(*doubles, flags=()):
 
 AdamNumbers = structure("mean_weight", "square_keep", "square_weight", "root_divisor", "epsilon", "negative_step")
 SgdNumbers = structure("momentum", "grad_weight", "negative_lr", flags=("first", "unused"))
-LionNumbers = structure("update_keep", "update_weight", "momentum_keep", "momentum_weight", "negative_lr")
 
 library = ctypes.CDLL(os.environ["OPTIMIZER_TEST_LIBRARY"])
 library.castor_error.restype = ctypes.c_char_p
@@ -95,8 +94,3 @@ class Native:
         self.fresh(1 if momentum else 0)
         step = step_of(self.param, grad, self.fused, weight_decay, lr, False, maximize, nesterov, **self.scales)
         self.go("sgd", SgdNumbers(step, momentum, 1 - dampening, -lr, first), grad)
-
-    def lion(self, grad, lr=1e-4, betas=(0.9, 0.99), weight_decay=0):
-        self.fresh(1)
-        step = step_of(self.param, grad, self.fused, weight_decay, lr, True, **self.scales)
-        self.go("lion", LionNumbers(step, betas[0], 1 - betas[0], betas[1], 1 - betas[1], -lr), grad)

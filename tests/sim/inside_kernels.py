@@ -2,7 +2,6 @@
 PyTorch's numbers there are the CPU's, so the whole path is compared to the bit: the fat binary, its layouts, packed arguments,
 streams, the self-check at run time. The arithmetic of the device's own code is not (tests/unit/kernels/cuda_test.cc)."""
 import ctypes
-import math
 import os
 import sys
 
@@ -10,7 +9,6 @@ import torch
 
 import inside
 from castor.agent import core
-from castor.agent.common import tensors
 from castor.agent.optim import kernels
 
 kernels.install("auto")
@@ -218,55 +216,6 @@ def test_a_second_device_and_another_stream():
         train("auto", lambda p: torch.optim.AdamW(p, lr=1e-2))
         torch.cuda.synchronize()
         assert ids and ids.isdisjoint({launch.stream_id for launch in inside.launches(since) if launch.name.startswith(b"castor_adam")})
-
-
-def pairs_of(to, source):
-    pairs = (core.CudaPair * len(source))()
-    for pair, t, s in zip(pairs, to, source):
-        pair.to = t.data_ptr() if t is not None else None
-        setattr(pair, "from", s.data_ptr())
-        pair.numel = s.numel()
-    return pairs
-
-
-def each(operation, to, source, scale=1.0, found_inf=None):
-    to_dtype = next((t for t in to if t is not None), source[0]).dtype
-    numbers = core.CudaEach(None if found_inf is None else found_inf.data_ptr(), None, scale, operation, tensors.DTYPES[to_dtype],
-                            tensors.DTYPES[source[0].dtype], 0)
-    core.cuda_each_element(ctypes.byref(numbers), pairs_of(to, source), len(source), torch.cuda.current_stream().cuda_stream)
-    torch.cuda.synchronize()
-
-
-def test_casts_sums_and_overflows():
-    for dtype in (torch.bfloat16, torch.float16):
-        wide = [p.detach() for p in parameters("cuda")]
-        narrow = [torch.empty_like(w, dtype=dtype) for w in wide]
-        each(core.CUDA_CAST, narrow, wide)
-        same(narrow, [w.to(dtype) for w in wide])
-        back = [torch.empty_like(w) for w in wide]
-        each(core.CUDA_CAST, back, narrow, 0.5)
-        same(back, [n.float() * 0.5 for n in narrow])
-        sums = [w.clone() for w in wide]
-        each(core.CUDA_SCALE_ADD, sums, narrow, 0.25)
-        same(sums, [w + n.float() * 0.25 for w, n in zip(wide, narrow)])
-    found = torch.zeros((), device="cuda")
-    each(core.CUDA_CHECK, [None] * len(wide), wide, found_inf=found)
-    assert found == 0
-    for bad in (math.inf, -math.inf, math.nan):
-        wide[4][8999] = bad
-        found.zero_()
-        each(core.CUDA_CHECK, [None] * len(wide), wide, found_inf=found)
-        assert found == 1, bad
-
-
-def test_norms():
-    source = [p.detach() for p in parameters("cuda")] + [torch.randn(200_000).cuda()]
-    norms = [torch.full((), -1.0, device="cuda") for _ in source]
-    scratch = torch.empty(sum(core.cuda_norm_floats(s.numel()) for s in source), device="cuda")
-    core.cuda_norms(0, pairs_of(norms, source), len(source), scratch.data_ptr(), torch.cuda.current_stream().cuda_stream)
-    torch.cuda.synchronize()
-    for norm, s in zip(norms, source):
-        torch.testing.assert_close(norm.cpu().double(), s.cpu().double().norm(), rtol=1e-6, atol=0)
 
 
 def test_wrong_arguments_are_named():

@@ -3,7 +3,6 @@
  *
  * SIM_BODIES_WRONG=1: a step adds a little to each parameter, for the test of the self-check. */
 #include <dlfcn.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,72 +157,3 @@ STEP_BODY(sgd, f32, CUDA_F32)
 STEP_BODY(sgd, mixed, CUDA_F32)
 STEP_BODY(sgd, bf16, CUDA_BF16)
 STEP_BODY(sgd, f16, CUDA_F16)
-
-/* ---- elements: as the device does them, block by block ---- */
-
-enum { CAST, SCALE_ADD, CHECK };
-
-static void elements(int operation, const unsigned *grid, const cuda_each *each, const cuda_pair_list *list) {
-    const float scale = each->scale_pointer ? *each->scale_pointer : each->scale;
-    for (unsigned block = 0; block < grid[0]; block++) {
-        uint32_t at = cuda_tensor_of(list->first, list->count, block);
-        const cuda_pair *pair = &list->pairs[at];
-        size_t begin = (size_t)(block - list->first[at]) * CUDA_CHUNK;
-        for (size_t i = begin; i < pair->numel && i < begin + CUDA_CHUNK; i++) {
-            float x = load(pair->from, i, each->from_dtype);
-            if (operation == CHECK && !isfinite(x))
-                *each->found_inf = 1;
-            if (operation == SCALE_ADD) {
-                uint32_t product;
-                store(&product, 0, each->to_dtype, x * scale);
-                store(pair->to, i, each->to_dtype,
-                      load(pair->to, i, each->to_dtype) + load(&product, 0, each->to_dtype));
-            } else if (pair->to) {
-                store(pair->to, i, each->to_dtype, scale == 1 ? x : x * scale);
-            }
-        }
-    }
-}
-
-BODY(cast) {
-    (void)block;
-    elements(CAST, grid, arguments[0], arguments[1]);
-}
-BODY(scale_add) {
-    (void)block;
-    elements(SCALE_ADD, grid, arguments[0], arguments[1]);
-}
-BODY(check) {
-    (void)block;
-    elements(CHECK, grid, arguments[0], arguments[1]);
-}
-
-BODY(norm_chunks) {
-    const cuda_each *each = arguments[0];
-    const cuda_pair_list *list = arguments[1];
-    (void)block;
-    for (unsigned b = 0; b < grid[0]; b++) {
-        uint32_t at = cuda_tensor_of(list->first, list->count, b);
-        const cuda_pair *pair = &list->pairs[at];
-        unsigned chunk = b - list->first[at];
-        double sum = 0;
-        for (size_t i = (size_t)chunk * CUDA_NORM_CHUNK;
-             i < pair->numel && i < (chunk + 1ull) * CUDA_NORM_CHUNK; i++) {
-            double x = load(pair->from, i, each->from_dtype);
-            sum += x * x;
-        }
-        ((float *)pair->to)[chunk] = (float)sum;
-    }
-}
-
-BODY(norm_roots) {
-    const cuda_each *each = arguments[0];
-    const cuda_pair_list *list = arguments[1];
-    (void)block;
-    for (unsigned b = 0; b < grid[0]; b++) {
-        double sum = 0;
-        for (size_t i = 0; i < list->pairs[b].numel; i++)
-            sum += ((const float *)list->pairs[b].from)[i];
-        store(list->pairs[b].to, 0, each->to_dtype, (float)sqrt(sum));
-    }
-}

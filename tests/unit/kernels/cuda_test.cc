@@ -19,9 +19,7 @@ struct Launch {
     uint64_t stream;
     cuda_adam adam;
     cuda_sgd sgd;
-    cuda_each each;
     cuda_step_list steps;
-    cuda_pair_list pairs;
 };
 
 std::vector<Launch> launches;
@@ -50,16 +48,11 @@ int launch(void *kernel, unsigned grid, unsigned y, unsigned z, unsigned block, 
     to.grid = grid;
     to.block = block;
     to.stream = reinterpret_cast<uint64_t>(stream);
-    if (to.kernel.find("_adam_") != std::string::npos || to.kernel.find("_sgd_") != std::string::npos)
-        to.steps = *static_cast<cuda_step_list *>(arguments[1]);
-    else
-        to.pairs = *static_cast<cuda_pair_list *>(arguments[1]);
+    to.steps = *static_cast<cuda_step_list *>(arguments[1]);
     if (to.kernel.find("_adam_") != std::string::npos)
         to.adam = *static_cast<cuda_adam *>(arguments[0]);
-    else if (to.kernel.find("_sgd_") != std::string::npos)
-        to.sgd = *static_cast<cuda_sgd *>(arguments[0]);
     else
-        to.each = *static_cast<cuda_each *>(arguments[0]);
+        to.sgd = *static_cast<cuda_sgd *>(arguments[0]);
     return launch_result;
 }
 
@@ -525,74 +518,6 @@ TEST_F(Cuda, OnlyFusedStepsHaveAScaleAndALearningRateOnTheDevice) {
     sgd.step.decay_kind = KERNEL_DECAY_DECOUPLED;
     EXPECT_EQ(kernel_cuda_sgd_step(&sgd, rows.data(), 1, 0), KERNEL_CUDA_UNKNOWN);
     EXPECT_TRUE(launches.empty());
-}
-
-TEST_F(Cuda, OperationsOnElementsCoverEachPair) {
-    std::vector<std::vector<float>> to, from;
-    std::vector<kernel_cuda_pair> pairs;
-    for (size_t i = 0; i < 2 * CUDA_PAIRS + 9; i++) {
-        from.emplace_back(i % 7 == 2 ? 0 : 1 + i * 3);
-        if (i % 50 == 1)
-            from.back().resize(CUDA_CHUNK * 2 + i);
-        to.emplace_back(from.back().size());
-    }
-    for (size_t i = 0; i < from.size(); i++)
-        pairs.push_back({to[i].data(), from[i].data(), from[i].size()});
-    kernel_cuda_each each = {};
-    each.operation = KERNEL_CUDA_SCALE_ADD;
-    each.scale = 0.1;
-    ASSERT_EQ(kernel_cuda_each_element(&each, pairs.data(), pairs.size(), 3), KERNEL_CUDA_OK);
-    for (const Launch &of : launches) {
-        EXPECT_EQ(of.kernel, "castor_scale_add");
-        EXPECT_EQ(of.each.scale, 0.1f);
-        for (unsigned block = 0; block < of.grid; block++) {
-            uint32_t at = cuda_tensor_of(of.pairs.first, of.pairs.count, block);
-            const cuda_pair &pair = of.pairs.pairs[at];
-            uint64_t begin = uint64_t(block - of.pairs.first[at]) * CUDA_CHUNK;
-            for (uint64_t i = begin; i < pair.numel && i < begin + CUDA_CHUNK; i++)
-                floats(pair.to)[i] += 1;
-        }
-    }
-    for (const auto &array : to)
-        for (float x : array)
-            ASSERT_EQ(x, 1);
-    each.operation = KERNEL_CUDA_OPERATION_COUNT;
-    EXPECT_EQ(kernel_cuda_each_element(&each, pairs.data(), pairs.size(), 3), KERNEL_CUDA_UNKNOWN);
-}
-
-TEST_F(Cuda, NormsGiveEachChunkAPlaceAndReadTheseAgain) {
-    std::vector<kernel_cuda_pair> pairs;
-    std::vector<float> from(5 * CUDA_NORM_CHUNK), norms(300), scratch;
-    uint64_t floats_in_all = 0;
-    for (size_t i = 0; i < norms.size(); i++) {
-        pairs.push_back({&norms[i], from.data(), i == 4 ? 0 : 1 + (i * 40507) % from.size()});
-        floats_in_all += kernel_cuda_norm_floats(pairs.back().numel);
-    }
-    scratch.resize(floats_in_all);
-    ASSERT_EQ(kernel_cuda_norms(KERNEL_BF16, pairs.data(), pairs.size(), scratch.data(), 0), KERNEL_CUDA_OK);
-    std::vector<int> read(norms.size());
-    for (const Launch &of : launches) {
-        EXPECT_EQ(of.block, unsigned(CUDA_NORM_THREADS));
-        EXPECT_EQ(of.each.from_dtype, int(KERNEL_BF16));
-        for (unsigned block = 0; block < of.grid; block++) {
-            if (of.kernel == "castor_norm_chunks") {
-                uint32_t at = cuda_tensor_of(of.pairs.first, of.pairs.count, block);
-                const cuda_pair &pair = of.pairs.pairs[at];
-                unsigned chunk = block - of.pairs.first[at];
-                EXPECT_LT(uint64_t(chunk) * CUDA_NORM_CHUNK, pair.numel);
-                floats(pair.to)[chunk] += float(pair.numel);
-            } else {
-                ASSERT_EQ(of.kernel, "castor_norm_roots");
-                const cuda_pair &pair = of.pairs.pairs[block];
-                size_t tensor = size_t(floats(pair.to) - norms.data());
-                read[tensor]++;
-                ASSERT_EQ(pair.numel, kernel_cuda_norm_floats(pairs[tensor].numel));
-                for (uint64_t i = 0; i < pair.numel; i++)
-                    EXPECT_EQ(static_cast<const float *>(pair.from)[i], float(pairs[tensor].numel));
-            }
-        }
-    }
-    EXPECT_EQ(read, std::vector<int>(norms.size(), 1)); // an empty tensor has a norm, too
 }
 
 } // namespace

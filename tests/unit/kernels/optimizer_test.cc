@@ -114,19 +114,16 @@ void on_threads(void (*body)(void *context, int part), void *context, int parts)
         thread.join();
 }
 
-enum { ADAM, SGD, LION };
+enum { ADAM, SGD };
 
 void step_one(int optimizer, const kernel_step &step, const kernel_range *ranges, size_t count,
               const kernel_host *host) {
     const kernel_adam adam = {step, 0.1, 0.999, 0.001, 0.3, 1e-8, -0.01};
     const kernel_sgd sgd = {step, 0.9, 0.7, -0.1, 0, 0};
-    const kernel_lion lion = {step, 0.9, 0.1, 0.99, 0.01, -0.001};
     if (optimizer == ADAM)
         kernel_adam_step(&adam, ranges, count, host);
-    else if (optimizer == SGD)
-        kernel_sgd_step(&sgd, ranges, count, host);
     else
-        kernel_lion_step(&lion, ranges, count, host);
+        kernel_sgd_step(&sgd, ranges, count, host);
 }
 
 class Optimizer : public ::testing::Test {
@@ -191,7 +188,7 @@ TEST_F(Optimizer, VariantsAgree) {
 
 // Ranges and threads change nothing, nor is anything beyond a range touched.
 TEST_F(Optimizer, PartsAreTheWhole) {
-    for (int optimizer : {ADAM, SGD, LION})
+    for (int optimizer : {ADAM, SGD})
         for (int fused : {0, 1})
             for (size_t numel : {size_t(1), size_t(7), size_t(8), size_t(93), size_t(40003)}) {
                 const kernel_step step = {KERNEL_F32, KERNEL_F32, KERNEL_DECAY_COUPLED, fused, 0, 0, 1, 0, 1,

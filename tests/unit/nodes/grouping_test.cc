@@ -97,48 +97,6 @@ TEST(Grouping, ARankOutOfRangeIsAnError) {
     EXPECT_EQ(grouping_by_node(&identity, 0, 0, &place, room, room), CASTOR_ERR_ARGUMENT);
 }
 
-std::vector<int32_t> mesh(int world, int tensor, int pipeline, int rank, grouping_axis axis) {
-    std::vector<int32_t> ranks(static_cast<size_t>(world));
-    int32_t count = 0;
-    EXPECT_EQ(grouping_mesh(world, tensor, pipeline, rank, axis, ranks.data(), &count), CASTOR_OK)
-        << error_text();
-    ranks.resize(size_t(count));
-    return ranks;
-}
-
-TEST(Grouping, TheMeshOfTwelveByHand) {
-    // data 2 x pipeline 3 x tensor 2
-    EXPECT_EQ(mesh(12, 2, 3, 8, GROUPING_TENSOR), (std::vector<int32_t>{8, 9}));
-    EXPECT_EQ(mesh(12, 2, 3, 8, GROUPING_PIPELINE), (std::vector<int32_t>{6, 8, 10}));
-    EXPECT_EQ(mesh(12, 2, 3, 8, GROUPING_DATA), (std::vector<int32_t>{2, 8}));
-}
-
-TEST(Grouping, OfAMeshEveryAxisPartitionsTheRanks) {
-    for (int data : {1, 2, 3})
-        for (int pipeline : {1, 2, 4})
-            for (int tensor : {1, 2, 5}) {
-                int world = data * pipeline * tensor;
-                for (int axis = 0; axis < GROUPING_AXES; axis++) {
-                    std::set<std::vector<int32_t>> groups;
-                    for (int rank = 0; rank < world; rank++) {
-                        std::vector<int32_t> group = mesh(world, tensor, pipeline, rank, grouping_axis(axis));
-                        EXPECT_NE(std::find(group.begin(), group.end(), rank), group.end());
-                        groups.insert(group);
-                    }
-                    size_t sum = 0;
-                    for (const std::vector<int32_t> &group : groups)
-                        sum += group.size();
-                    EXPECT_EQ(sum, size_t(world));
-                }
-            }
-}
-
-TEST(Grouping, AMeshThatDoesNotDivideSaysSo) {
-    int32_t ranks[6], count;
-    EXPECT_EQ(grouping_mesh(6, 4, 1, 0, GROUPING_TENSOR, ranks, &count), CASTOR_ERR_ARGUMENT);
-    EXPECT_NE(std::string(error_text()).find("multiple of 4"), std::string::npos) << error_text();
-}
-
 TEST(NodeIdentity, IsTheSameEachTime) {
     EXPECT_NE(node_identity(), 0u);
     EXPECT_EQ(node_identity(), node_identity());

@@ -185,21 +185,4 @@ TEST(Mesh, CostsByDefault) {
     EXPECT_DOUBLE_EQ(cost(mesh({1}), CASTOR_MESH_ALL_TO_ALL, 16, 0), 1.001);
 }
 
-TEST(Mesh, Flattened) {
-    const Ints ranks = {5, 4, 3, 2, 1, 0};
-    castor_mesh flat = mesh({3, 2}, ranks, {4, 2}, {0.5, 8});
-    castor_mesh_flatten(&flat, &flat); // in place
-    EXPECT_EQ(flat.axes, 1);
-    EXPECT_EQ(flat.shape[0], 6);
-    EXPECT_EQ(flat.alpha[0], 4);
-    EXPECT_EQ(flat.beta[0], 8);
-    EXPECT_EQ(line(flat, {0}, 0), ranks);
-    castor_mesh again = {};
-    castor_mesh_flatten(&flat, &again); // a mesh of one axis, which the original cannot flatten
-    EXPECT_EQ(again.axes, 1);
-    EXPECT_EQ(again.shape[0], 6);
-    EXPECT_EQ(again.alpha[0], 4);
-    EXPECT_EQ(again.beta[0], 8);
-}
-
 } // namespace
