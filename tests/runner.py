@@ -2,6 +2,7 @@
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import ctypes.util
 import importlib.util
 import io
@@ -9,11 +10,14 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+START_RANKS = os.path.join(ROOT, "tests", "start_ranks.py")
 # `short`: what `make test` has time for; `all`: everything, for `make test-all` (docs/testing.md).
 LENGTH = os.environ.get("TEST_LENGTH", "short")
 if LENGTH not in ("short", "all"):
@@ -46,10 +50,42 @@ def environment(*foreign):
     return dict(clean, OMP_NUM_THREADS="1")
 
 
+def is_served(plugin):
+    return os.path.exists(os.path.join(os.environ.get("SERVERS_OF_RANKS", "/nowhere"), plugin))
+
+
 def ranks(count):
     """The begin of a command that starts a script's ranks: torchrun's environment without torchrun's `import torch`. What is
     torchrun's own (its end, restarts, several nodes) is tested with torchrun, and so are whole scripts of `semantics`."""
-    return [sys.executable, os.path.join(ROOT, "tests", "start_ranks.py"), str(count)]
+    return [sys.executable, START_RANKS, str(count)]
+
+
+def script(plugin):
+    """The begin of a command that runs a script as one process under the plugin; the ranks of `castor run --nproc` are such ones with CASTOR_FORK=off."""
+    return ranks(0) if is_served(plugin) else [sys.executable]
+
+
+@contextlib.contextmanager
+def served(castor, *plugins, under=()):
+    """Ranks under these plugins are forks of one process each (rank_server.py) meanwhile. `under`: the begin of that process's command."""
+    with tempfile.TemporaryDirectory(prefix="castor-ranks-") as folder, contextlib.ExitStack() as servers:
+        for plugin in plugins:
+            place = os.path.join(folder, plugin)
+            command = [castor, "run", "--plugin", plugin, "--log-dir", f"{place}-log", "--", *under, "env", "CASTOR_FORK_SERVER=1", sys.executable,
+                       os.path.join(ROOT, "tests", "rank_server.py"), place]
+            server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment("PYTHONUNBUFFERED", "PYTHONHASHSEED"))
+            servers.callback(server.communicate)  # its input ends, and it with it
+            deadline = time.monotonic() + 60
+            while not os.path.exists(place) and server.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if not os.path.exists(place):
+                server.kill()
+                raise RuntimeError("the server of ranks does not start")
+        os.environ["SERVERS_OF_RANKS"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["SERVERS_OF_RANKS"]
 
 
 def long(test):

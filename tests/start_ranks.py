@@ -1,10 +1,15 @@
 """Starts the ranks of a job as torchrun does, without torchrun's own `import torch`: start_ranks.py COUNT SCRIPT [ARG]...
+COUNT 0: the script as it is, with the environment that is there.
 
 The environment and the end are torchrun's: when a rank fails, the others may end by themselves for a moment and are ended
 then. The difference: the store that the ranks meet at is rank 0's. The status is 1 when a rank has failed.
+
+The variable SERVERS_OF_RANKS names a folder with the socket of a process that forks them (rank_server.py), for each plugin that has one.
 """
+import json
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -33,6 +38,59 @@ def environment(rank, count, port):
     return {"OMP_NUM_THREADS": "1", **os.environ, **{name: str(value) for name, value in own.items()}}
 
 
+class Served:
+    """A rank that the server has made; as subprocess.Popen."""
+
+    ranks = {}
+    line = None
+
+    def __init__(self, words, environment):
+        if Served.line is None:
+            Served.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            Served.line.connect(server())
+        environment = {name: value for name, value in environment.items() if name not in ("PYTHONHASHSEED", "PYTHONUNBUFFERED")}  # the server's own
+        files = [1, 2, *([int(environment["CASTOR_LOG_FILE"])] if "CASTOR_LOG_FILE" in environment else [])]
+        asked = {"words": words, "environment": environment, "folder": os.getcwd(), "files": files}
+        socket.send_fds(Served.line, [json.dumps(asked).encode()], files)
+        self.pid = self.returncode = None
+        while self.pid is None:
+            told = Served.hear()
+            if "status" not in told:
+                self.pid = told["pid"]
+        Served.ranks[self.pid] = self
+
+    @staticmethod
+    def hear():
+        message = Served.line.recv(256)
+        if not message:
+            sys.exit("start_ranks.py: the server of ranks has ended")
+        told = json.loads(message)
+        if "status" in told:
+            Served.ranks[told["pid"]].returncode = told["status"]
+        return told
+
+    def poll(self):
+        while self.returncode is None and select.select([Served.line], [], [], 0)[0]:
+            Served.hear()
+        return self.returncode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+
+def server():
+    """The socket of the server for this job's plugin; "": there is none."""
+    place = os.path.join(os.environ.get("SERVERS_OF_RANKS", ""), os.environ.get("CASTOR_PLUGIN", ""))
+    return place if os.path.exists(place) and not os.path.isdir(place) else ""
+
+
+def start(words, environment):
+    if server():
+        return Served(words, environment)
+    # In a session of its own, as torchrun's.
+    return subprocess.Popen([sys.executable, *words], env=environment, start_new_session=True)
+
+
 def send(processes, number):
     for process in processes:
         if process.poll() is None:
@@ -54,11 +112,27 @@ def wait_for(processes):
     return not any(process.returncode for process in processes)
 
 
+def alone(words):
+    """In place of this process, which has the rank's status and passes signals on."""
+    if not server():
+        os.execv(sys.executable, [sys.executable, *words])
+    rank = Served(words, dict(os.environ))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: send([rank], number))
+    while rank.returncode is None:
+        Served.hear()
+    if rank.returncode < 0:
+        signal.signal(-rank.returncode, signal.SIG_DFL)
+        os.kill(os.getpid(), -rank.returncode)
+    sys.exit(rank.returncode)
+
+
 def main():
-    count, port = int(sys.argv[1]), free_port()
-    # Each in a session of its own, as torchrun's.
-    processes = [subprocess.Popen([sys.executable, *sys.argv[2:]], env=environment(rank, count, port), start_new_session=True)
-                 for rank in range(count)]
+    count, words = int(sys.argv[1]), sys.argv[2:]
+    if count == 0:
+        alone(words)
+    port = free_port()
+    processes = [start(words, environment(rank, count, port)) for rank in range(count)]
     signal.signal(signal.SIGTERM, lambda *_: send(processes, signal.SIGTERM))
     sys.exit(0 if wait_for(processes) else 1)
 

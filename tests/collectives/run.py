@@ -196,7 +196,8 @@ class CollectivesTest(unittest.TestCase):
 def main():
     global CASTOR
     CASTOR, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
-    runner.run(unittest.defaultTestLoader.loadTestsFromTestCase(CollectivesTest), names, runner.by_name)
+    with runner.served(CASTOR, "gemini"):
+        runner.run(unittest.defaultTestLoader.loadTestsFromTestCase(CollectivesTest), names, runner.by_name)
 
 
 if __name__ == "__main__":

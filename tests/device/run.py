@@ -147,7 +147,7 @@ class Suite:
             simulation = []
         under = [part.format(folder=folder) for part in under]
         program = [ON_DEVICE] if is_script(words[0]) else [TRAIN, "--seed", str(self.args.seed), *["--deterministic"] * self.args.gpu]
-        command = [*under, *simulation, sys.executable, *program, *words]
+        command = [*under, *simulation, *(runner.script(self.args.plugin) if under else [sys.executable]), *program, *words]
         environment = dict(device.variables) if under else {}
         if device.latency and under:
             environment["SIM_LATENCY"] = device.latency
@@ -394,7 +394,9 @@ def main():
     plan, left = chosen(args, cases_of_train())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: what was started is ended
     suite, began = Suite(args), time.monotonic()
-    suite.go(plan)
+    served = [] if args.gpu or args.plugin == "plain" else [args.plugin]
+    with runner.served(args.castor, *served, under=[sys.executable, SIMULATE, "--devices", "2", "--numbers", "--"]):
+        suite.go(plan)
     runner.leave(left, "rows")
     print(f"device: {time.monotonic() - began:.0f} s", flush=True)
     runner.close(suite.passed, suite.failed)

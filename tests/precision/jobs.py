@@ -1,7 +1,6 @@
 """Starts train.py under Castor, and gives what its ranks saved."""
 import os
 import subprocess
-import sys
 import tempfile
 
 import runner
@@ -26,11 +25,12 @@ def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), s
         for setting in settings:
             under += ["--set", setting]
         if single:
-            under += ["--nproc", str(ranks), "--set", f"CASTOR_BATCH={batch}"] if ranks > 1 else []
+            forks = ["--set", "CASTOR_FORK=off"] if runner.is_served(plugin) else []
+            under += ["--nproc", str(ranks), "--set", f"CASTOR_BATCH={batch}", *forks] if ranks > 1 else []
             arguments = ("--parts", ranks, *arguments)
-        command = [*([sys.executable] if single else runner.ranks(ranks)), os.path.join(FOLDER, "single.py" if single else "train.py"),
+        command = [*(runner.script(plugin) if single else runner.ranks(ranks)), os.path.join(FOLDER, "single.py" if single else "train.py"),
                    "--out", out, *map(str, arguments)]
-        done = subprocess.run([*under, "--", *command], env=runner.environment(), cwd=FOLDER,
+        done = subprocess.run([*under, "--", *command], env=runner.environment("TORCHINDUCTOR_"), cwd=FOLDER,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
         told = [torch.load(f"{out}.{rank}") for rank in range(1 if single else ranks)] if done.returncode == 0 else []
         return Job(done.returncode, done.stderr, told)

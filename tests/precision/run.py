@@ -17,7 +17,8 @@ def main():
     castor, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
     os.environ["PRECISION_TEST_CASTOR"] = castor
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    runner.run(runner.in_folder(FOLDER), names, runner.by_name)
+    with runner.served(castor, "gemini"):
+        runner.run(runner.in_folder(FOLDER), names, runner.by_name)
 
 
 if __name__ == "__main__":

@@ -189,7 +189,9 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--setup", default="")
-    sys.exit(Suite(parser.parse_args()).go())
+    arguments = parser.parse_args()
+    with runner.served(arguments.castor, "gemini"):
+        sys.exit(Suite(arguments).go())
 
 
 if __name__ == "__main__":

@@ -23,21 +23,23 @@ import types
 from .. import core, patching
 
 SECONDS = 60  # of a request: until the server has forked
-# Variables that are read while Python starts, or when PyTorch, its libraries and the C library are loaded.
-EARLY = ("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "TORCH", "PYTORCH", "CASTOR_", "MALLOC_", "GLIBC_", "LC_", "LANG",
-         "CUBLAS_")
+# Variables that are read while Python starts, or when PyTorch, its libraries, the C library and ours are loaded.
+EARLY = ("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "TORCH", "PYTORCH", "CASTOR_ARENA", "CASTOR_PLUGIN", "MALLOC_",
+         "GLIBC_", "LC_", "LANG", "CUBLAS_")
 # ... but for these: torchrun tells ranks by them, or what they say can be done later.
-LATE = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS", "OMP_NUM_THREADS", "CASTOR_RANK_PROCESS")
+LATE = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS", "OMP_NUM_THREADS")
 THREADS = "OMP_NUM_THREADS"
 _OPENBLAS = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")]
 
 _STARTS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 
+server = None  # in the launcher
 _torch = None  # in a rank that has not imported it yet: the module
 
 
 def start():
     """In a launcher: forks the server. True in the server, which must not attach."""
+    global server
     if not hasattr(sys, "orig_argv") or not hasattr(importlib._bootstrap, "_ModuleLock") or not core.serve_ready():
         return False
     importlib.import_module("castor.agent.plugin")
@@ -53,7 +55,7 @@ def start():
     core.serve_begin(0)
     far.close()
     os.environ.pop("CASTOR_FORK_SERVER", None)
-    server = _Server(pid, near)
+    server = Server(pid, near)
     try:
         importlib.import_module(_STARTS)
     except ImportError:  # nobody will ask
@@ -65,7 +67,7 @@ def start():
 # ---- the launcher
 
 
-class _Server:
+class Server:
     def __init__(self, pid, line):
         self.pid, self.line = pid, line
         self.line.settimeout(SECONDS)
@@ -79,7 +81,7 @@ class _Server:
             core.ranks_tell(f"one by one: {reason}".encode() if reason else b"forked from the launcher's import of PyTorch")
             if reason:
                 return stock(handler, args, env)
-            return _Rank(self, list(args), env, handler._stdout, handler._stderr)
+            return Rank(self, list(args), env, {1: handler._stdout, 2: handler._stderr})
 
         return popen
 
@@ -98,10 +100,10 @@ class _Server:
             return f"the launcher sets {', '.join(other) or THREADS} for them"
         return ""
 
-    def fork(self, args, env, out, errors):
-        """The process id of the new rank; None: there is none."""
-        files = [stream.fileno() for stream in (out, errors) if stream is not None]
-        words = {"args": args, "env": env, "folder": os.getcwd(), "out": out is not None, "errors": errors is not None, "launcher": os.getpid()}
+    def fork(self, args, env, files):
+        """The process id of the new rank, which has these files by their numbers; None: there is none."""
+        files = {number: file.fileno() for number, file in files.items() if file is not None}
+        words = {"args": args, "env": env, "folder": os.getcwd(), "files": list(files), "launcher": os.getpid()}
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         try:
@@ -109,7 +111,7 @@ class _Server:
             with open(memory, "wb") as file:
                 file.write(json.dumps(words).encode("utf-8", "surrogateescape"))
                 file.flush()
-                socket.send_fds(self.line, [b"fork"], [memory, *files])
+                socket.send_fds(self.line, [b"fork"], [memory, *files.values()])
             pid = int(self.line.recv(64) or 0)
         except (OSError, ValueError):
             pid = 0
@@ -127,12 +129,12 @@ class _Server:
             pass
 
 
-class _Rank(subprocess.Popen):
+class Rank(subprocess.Popen):
     """As every other, but for how its process comes to be."""
 
-    def __init__(self, server, args, env, out, errors):
-        self._asked = (server, args, env, out, errors)
-        super().__init__(args, env=env, stdout=out, stderr=errors, start_new_session=True)
+    def __init__(self, server, args, env, files):
+        self._asked = (server, args, env, files)
+        super().__init__(args, env=env, stdout=files[1], stderr=files[2], start_new_session=True)
 
     def _execute_child(self, *how):
         server, *asked = self._asked
@@ -149,7 +151,7 @@ def _is_script(path):
 
 
 def _is_early(name):
-    return name.startswith(EARLY) and not name.startswith(LATE) and name != "CASTOR_FORK_SERVER"
+    return name.startswith(EARLY) and not name.startswith(LATE)
 
 
 # ---- the server
@@ -215,9 +217,8 @@ def _become(words, files):
     if not core.serve_become(words["launcher"], os.fsencode(os.path.basename(args[0]))[:15], shown, len(shown)):
         os._exit(1)
     os.setsid()
-    for number, passed in ((1, words["out"]), (2, words["errors"])):
-        if passed:
-            os.dup2(files.pop(0), number)
+    for number in words["files"]:
+        os.dup2(files.pop(0), number)
     os.chdir(words["folder"])
     os.environ.clear()
     os.environ.update(words["env"])

@@ -1,0 +1,98 @@
+"""Ranks for many jobs under Castor from one `import torch`: rank_server.py SOCKET, under `castor run`.
+
+A launcher's ranks are forked from its import of PyTorch (shims/castor/agent/process/serving.py). This is such a launcher, but for ranks of other
+jobs: start_ranks.py asks it, from inside of them, and gives each rank's words, environment, folder and files. Where a fork would not be as
+a process that was started so, one is started. The server ends with its input, and says how many it was then, and why.
+
+A request is JSON, {"words", "environment", "folder", "files": their numbers}, with the files. The answers are JSON: {"pid"}, and {"pid",
+"status"} when the rank has ended. When a job goes away, what is left running is ended, and what failed ranks have started."""
+import collections
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+
+import torch  # noqa: F401 - what ranks are forked from
+
+from castor.agent.process import serving
+
+REQUEST_BYTES, FILES_MOST = 1 << 20, 8
+
+
+class Job:
+    """A connection of start_ranks.py."""
+
+    def __init__(self, line):
+        self.line, self.ranks, self.failed = line, [], []
+
+    def take(self):
+        """One request, or the end. True: go on."""
+        message, received, _, _ = socket.recv_fds(self.line, REQUEST_BYTES, FILES_MOST)
+        if not message:
+            for rank in self.ranks:
+                rank.kill()
+                rank.wait()
+                self.failed.append(rank)
+            for rank in self.failed:  # each began a session
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+            return False
+        asked = json.loads(message)
+        files = {number: os.fdopen(file, "wb", 0) for number, file in zip(asked["files"], received)}
+        os.chdir(asked["folder"])
+        words = (sys.executable, "-u", *asked["words"])
+        reason = serving.server.why_not(words, asked["environment"])
+        if reason:
+            rank = subprocess.Popen(words, env=asked["environment"], stdin=subprocess.DEVNULL, stdout=files[1], stderr=files[2], start_new_session=True)
+        else:
+            rank = serving.Rank(serving.server, list(words), asked["environment"], files)
+        made[reason] += 1
+        for file in files.values():
+            file.close()
+        self.ranks.append(rank)
+        self.say(pid=rank.pid)
+        return True
+
+    def look(self):
+        for rank in [rank for rank in self.ranks if rank.poll() is not None]:
+            self.ranks.remove(rank)
+            self.failed += [rank] * (rank.returncode != 0)
+            self.say(pid=rank.pid, status=rank.returncode)
+
+    def say(self, **what):
+        try:
+            self.line.send(json.dumps(what).encode())
+        except OSError:
+            pass  # the job has gone, which take() sees
+
+
+made = collections.Counter()  # by the reason why it was not forked
+
+
+def main():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(sys.argv[1])
+    door.listen(64)
+    jobs = {}
+    while True:
+        ready, _, _ = select.select([0, door, *jobs], [], [], 0.01 if any(job.ranks for job in jobs.values()) else 1)
+        for file in ready:
+            if file == 0:
+                print("ranks by the server: " + ", ".join(f"{count} {'started, since ' * bool(why)}{why or 'forked'}" for why, count in made.items()), flush=True)
+                return
+            if file is door:
+                line, _ = door.accept()
+                jobs[line] = Job(line)
+            elif not jobs[file].take():
+                jobs.pop(file).line.close()
+        for job in jobs.values():
+            job.look()
+
+
+if __name__ == "__main__":
+    main()
