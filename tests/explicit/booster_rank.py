@@ -129,8 +129,6 @@ class Plain:
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
             self.ddp = fully_shard(self.model, mp_policy=MixedPrecisionPolicy(param_dtype=self.half, reduce_dtype=torch.float32))
-            if dist.get_world_size() > 2:
-                self.ddp.set_custom_reduce_scatter(in_rank_order.ReduceScatter())
             self.parameters = [p for p in self.model.parameters() if p.requires_grad]
             self.optimizer = optimizer_for(words, self.parameters)
             self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)

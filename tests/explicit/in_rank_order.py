@@ -18,15 +18,3 @@ def mean(group, bucket):
     done = torch.futures.Future()
     done.set_result(_sum(bucket.buffer() * (1 / dist.get_world_size(group)), group))
     return done
-
-
-class ReduceScatter:
-    """For FSDPModule.set_custom_reduce_scatter."""
-
-    def allocate(self, size, *, dtype, device):
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        scaled = input_tensor * (1 / ranks) if op == dist.ReduceOp.AVG else input_tensor
-        output_tensor.copy_(_sum(scaled, group, lambda whole: whole.view(ranks, -1)[rank]).view_as(output_tensor))

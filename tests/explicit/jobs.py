@@ -39,9 +39,11 @@ def devices(count, memory="1G", numbers=True):
 
 def start(command, how, *, nproc=None, cwd=None, **more):
     """Runs a Python command (a list); `more` is its environment."""
-    command = [sys.executable, *command]
+    alone = how != ALONE and not command[0].startswith("-") and command[0] != runner.START_RANKS
+    command = [*(runner.script(how) if alone else [sys.executable]), *command]
     if how != ALONE:
-        command = [castor(), "run", "--plugin", how, "--log-dir", "log", *(["--nproc", str(nproc)] if nproc else []), "--", *command]
+        forks = ["--set", "CASTOR_FORK=off"] if nproc and alone and runner.is_served(how) else []
+        command = [castor(), "run", "--plugin", how, "--log-dir", "log", *(["--nproc", str(nproc)] if nproc else []), *forks, "--", *command]
     with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
         return subprocess.run(command, env=environment(how, more), cwd=cwd or folder, capture_output=True, text=True, timeout=LIMIT_S)
 

@@ -16,7 +16,8 @@ import runner  # noqa: E402
 def main():
     castor, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
     os.environ["EXPLICIT_TEST_CASTOR"] = castor
-    runner.run(runner.in_folder(FOLDER), names, runner.by_class)
+    with runner.served(castor, "gemini", "none"):
+        runner.run(runner.in_folder(FOLDER), names, runner.by_class)
 
 
 if __name__ == "__main__":

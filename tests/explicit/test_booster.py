@@ -25,7 +25,7 @@ SHORT = ("sgd+tied+kept+alone", "adamw+lora+clip", "adamw+fp16+clip", "sgd+bf16+
 # On ranks that divide tensors, what does not look at the model's inside. (A batch norm's statistics are of a rank's part of the batch.)
 OF_WHOLE_BATCHES = [case for case in CASES if not {"compiled", "alone", "batchnorm", "tied"} & set(case.split("+"))]
 HALF = [case for case in (*CASES, *GOES_ON) if "fp16" in case or "bf16" in case]
-SAME_BITS = {"none", "ddp", "zero1", "zero2", "gemini"}
+SAME_BITS = {"none", "ddp", "zero1", "zero2", "gemini", "fsdp"}
 
 
 def tolerance(case, key):
@@ -85,12 +85,6 @@ class Table(Beside):
     def test_on_two_ranks(self):
         self.beside(("gemini",), 2, SHORT)
 
-    @runner.long  # test_fsdp
-    def test_fsdp(self):
-        for ranks in (2, 4):
-            self.beside(("fsdp",), ranks, [case for case in CASES if case not in HALF])
-            self.beside(("fsdp",), ranks, [case for case in CASES if case in HALF and "alone" not in case], by="plain-fsdp")
-
     @runner.long  # test_hybrid
     def test_what_adds_in_another_order(self):
         # Two samples a rank, which a batch norm makes 1 and -1 of, whatever they are: plain PyTorch then differs by 6e-5 from itself with another order.
@@ -102,7 +96,7 @@ class Table(Beside):
     @runner.long  # test_on_two_ranks; for ddp test_seeds
     def test_every_plugin_and_case(self):
         for ranks in (1, 2, 4):
-            self.beside(("ddp", "zero1", "zero2", "gemini"), ranks, CASES)
+            self.beside(("ddp", "zero1", "zero2", "gemini", "fsdp"), ranks, CASES)
         self.beside(("none",), 1, CASES)
 
     def test_on_a_simulated_device(self):
@@ -136,7 +130,7 @@ class Resumed(Beside):
             for case in cases:
                 name = f"{case}: {first} on {ranks_first}, then {second} on {ranks_second}"
                 theirs = whole[ours[case]["part"]][case]
-                if ranks_first == ranks_second and not on_devices and {first, second} <= (SAME_BITS if case in HALF else SAME_BITS | {"fsdp"}):
+                if ranks_first == ranks_second and not on_devices and {first, second} <= SAME_BITS:
                     self.assertEqual(ours[case], theirs, name)
                 else:  # gradients, or those of other parts of the batch, were added in another order
                     self.near(ours[case], theirs, case, name)

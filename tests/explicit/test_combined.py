@@ -36,13 +36,13 @@ class Combined(Beside):
     def test_same_bits(self):
         self.same("ddp", FLOATS + CLOSURES)
         self.same("ddp", FP16 + BF16)
+        self.same("fsdp", FLOATS + CLOSURES)
         for plugin in ("zero1", "zero2", "gemini"):
             self.same(plugin, FLOATS + CLOSURES + CLIPS)
             self.same(plugin, FP16 + BF16)
 
     @runner.long
     def test_close(self):
-        self.close("fsdp", FLOATS + CLOSURES)
         self.close("hybrid-1", [case for case in FLOATS if "grows" not in case and "alone" not in case] + ["sgd+thaws", "adamw+maxnorm"])
         self.close("hybrid-1", ["adamw+fp16+thaws", "sgd+bf16+thaws", "adamw+fp16+overflow+clip", "sgd+fp16+micro", "adamw+bf16+returns"])
 

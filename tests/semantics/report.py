@@ -82,7 +82,7 @@ def cell(by_key, row, ranks):
 
 
 def overview(by_key):
-    columns = [(plugin, ranks) for plugin in (*table.ENGINES, table.FSDP) for ranks in RANKS] + [("none", RANKS[0])]
+    columns = [(plugin, ranks) for plugin in table.ENGINES for ranks in RANKS] + [("none", RANKS[0])]
     lines = ["| script | " + " | ".join(f"{plugin}, N = {ranks}" for plugin, ranks in columns) + " |"]
     lines.append("| --- |" + " --: |" * len(columns))
     every = table.rows()

@@ -8,18 +8,16 @@ rows_loader.py and rows_placed.py.
 """
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import rows_ddp
-import rows_fsdp
 import rows_loader
 import rows_placed
 import rows_single
 from declared import SCRIPTS, cases_in, path_of  # noqa: F401 - others take path_of from here
 from expect import ANY, EXACT, Expect
 
-ENGINES = ("gemini", "ddp", "zero1", "zero2")  # the plugins that have the node store
-FSDP = "fsdp"
+ENGINES = ("gemini", "ddp", "zero1", "zero2", "fsdp")  # the plugins that have the node store
 HELPERS = ("accelerate_parts.py", "rearranged.py", "model.py", "parts.py", "record.py", "steps.py", "text.py", "trainer_parts.py")  # what the scripts import of each other
 
 TABLE = rows_placed.placed({**rows_ddp.TABLE, **rows_loader.split_by_loaders(rows_single.TABLE)})
@@ -55,15 +53,8 @@ class Row:
         return 1 if self.expect.one_rank else ranks
 
     def shown_by(self, plugin):
-        """False: under the plugin none there is nothing of it to see, but arguments of Castor's runs or what Castor says; under fsdp,
-        nothing of options, and nothing of scripts that wrap no model."""
-        if plugin == FSDP:
-            return self.distributed and not self.expect.options and (self.script, self.title) not in rows_fsdp.LEFT_OUT
+        """False: under the plugin none there is nothing of it to see, but arguments of Castor's runs or what Castor says."""
         return plugin != "none" or not (self.expect.under or self.expect.says)
-
-    def under(self, plugin):
-        """The row as it is expected under the plugin."""
-        return replace(self, expect=rows_fsdp.expected(self.script, self.title, self.expect)) if plugin == FSDP else self
 
     @property
     def alone(self):

@@ -44,8 +44,7 @@ from complaints import last_words, refusal, what_is_wrong_with, what_it_says  # 
 from references import References, arguments_of, part_of, recorded, slug  # noqa: E402
 
 ENGINES = table.ENGINES
-OTHERS = (*(plugin for plugin in ENGINES if plugin != "gemini"), table.FSDP)
-ACTIVE = (*ENGINES, table.FSDP)  # the plugins that do something
+OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
 TESTED = ("shims/castor", "interpose", "kernels")
 HOSTS = hosts.__file__
 
@@ -69,7 +68,7 @@ class Suite:
         except (OSError, ValueError):
             return []
         rows = {(row.script, row.title): row for row in table.rows()}
-        return [r for r in kept if r["passed"] and (row := rows.get((r["script"], r["case"]))) and r.get("tested") == self.fingerprint(row.under(r["plugin"]))]
+        return [r for r in kept if r["passed"] and (row := rows.get((r["script"], r["case"]))) and r.get("tested") == self.fingerprint(row)]
 
     @staticmethod
     def fingerprint(row):
@@ -85,13 +84,15 @@ class Suite:
     # How a script is started
 
     def command(self, row, ranks, plugin, arguments, logs):
-        program = [table.path_of(row.script), *arguments]
+        program, served = [table.path_of(row.script), *arguments], False
         by_torchrun = not (row.case or row.sort) or self.args.full and plugin == "gemini"
         if row.distributed and plugin != "plain" and self.args.hosts == 1 and not by_torchrun:
             program = [self.python, *runner.ranks(ranks)[1:], *program]
         elif row.distributed:
             start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
             program = [*start, *self.meeting(ranks, plugin), *program]
+        elif served := runner.is_served(plugin) and not by_torchrun:
+            program = [self.python, *runner.script(plugin)[1:], *program]
         else:
             program = [self.python, *program]
         if plugin == "plain":
@@ -102,7 +103,7 @@ class Suite:
         for option in (*self.args.set, *row.expect.options):
             under += ["--set", option]
         if not row.distributed and plugin != "none" and ranks > 1:
-            under += ["--nproc", str(ranks)]
+            under += ["--nproc", str(ranks), *(["--set", "CASTOR_FORK=off"] if served else [])]
         return [*under, "--", *program]
 
     def meeting(self, ranks, plugin):
@@ -151,9 +152,9 @@ class Suite:
             single=not row.distributed,
             ignored=row.expect.ignored,
         )
-        if plugin in ACTIVE and (wrong := what_it_says(row.expect, finished)):
+        if plugin in ENGINES and (wrong := what_it_says(row.expect, finished)):
             outcome.fail("castor", wrong)
-        if row.expect.differs and plugin in ACTIVE:
+        if row.expect.differs and plugin in ENGINES:
             meant = [failure for failure in outcome.failures if re.search(row.expect.differs, failure)]
             if meant and len(meant) == len(outcome.failures):
                 outcome.failures = []
@@ -178,7 +179,7 @@ class Suite:
                 return f"castor report {logs} fails: {told.stderr.strip()[:200]}"
             report_of_run = json.loads(told.stdout)
             in_store = any(node["peak_bytes"] for node in report_of_run["model_data"]["nodes"])  # the script may have dropped its models
-            left = report_of_run["outcome"].startswith("passthrough") or in_store != (plugin != table.FSDP)  # fsdp has no store
+            left = report_of_run["outcome"].startswith("passthrough") or not in_store
             if left and not row.expect.aside:
                 return f"Castor took no part: {report_of_run['outcome']}, {report_of_run['model_data']['numel']} parameters"
             if not left and row.expect.aside:
@@ -209,7 +210,7 @@ class Suite:
                 "bitwise": bool(outcome and outcome.bitwise and passed and not row.expect.differs),
                 "absolute": outcome.absolute if outcome else None,
                 "relative": outcome.relative if outcome else None,
-                "refused": bool(row.expect.refused and plugin in ACTIVE and passed),
+                "refused": bool(row.expect.refused and plugin in ENGINES and passed),
             }
         )
 
@@ -227,13 +228,13 @@ class Suite:
             return
         folder = os.path.join(self.work, "runs", f"{plugin}-{ranks}", f"{group[0].script[:-3]}-{slug(group[0].title)}")
         finished = self.start(group, ranks, plugin, folder)
-        if plugin in ACTIVE and finished.status == 0 and not group[0].expect.refused:
+        if plugin in ENGINES and finished.status == 0 and not group[0].expect.refused:
             idle = self.idle(group[0], plugin, folder)
             if idle:
                 self.settle(group[0], ranks, plugin, False, idle, finished.seconds)
-        if plugin in ACTIVE and (wrong := what_is_wrong_with([row.expect for row in group], finished)):
+        if plugin in ENGINES and (wrong := what_is_wrong_with([row.expect for row in group], finished)):
             self.settle(group[0], ranks, plugin, False, wrong, finished.seconds)
-        if group[0].expect.refused and plugin in ACTIVE:
+        if group[0].expect.refused and plugin in ENGINES:
             passed, text = refusal(group[0].expect.refused, finished)
             self.settle(group[0], ranks, plugin, passed, text, finished.seconds, detail=last_words(finished))
             return
@@ -349,7 +350,7 @@ def chosen(args):
                 if (plugin == "none" or row.expect.one_rank) and ranks != args.ranks[0]:
                     continue  # nothing of it depends on the number of ranks
                 if row.shown_by(plugin):
-                    plan.append((plugin, row.ranks(ranks), row.under(plugin)))
+                    plan.append((plugin, row.ranks(ranks), row))
     if not plan:
         sys.exit("run.py: these rows are not for the plugin none")
     if not args.short:
@@ -446,7 +447,9 @@ def main():
         for ranks in sorted({ranks for _, ranks, _ in plan})
         for group in groups_of([row for p, n, row in plan if (p, n) == (plugin, ranks)])
     ]
-    left = sum(len(group) for group, *_ in in_time(args.jobs, limit, runs))
+    served = ["gemini"] if args.short else [plugin for plugin in args.plugin if plugin in ENGINES and not args.full and args.hosts == 1]
+    with runner.served(args.castor, *served):
+        left = sum(len(group) for group, *_ in in_time(args.jobs, limit, runs))
     if args.markdown:
         report.write(args.markdown, suite.results, ROOT)
     failed = sum(not result["passed"] for result in suite.results)

@@ -6,7 +6,7 @@ import collections
 AT_4 = ("clip_ddp.py",)  # the order of sums depends on the number of ranks; printed, collectives and nodes have 4 as well
 # The other plugins are presets of the same engine: one script each shows that its name still leads there, in what it is about.
 # The suites rearranged, printed, precision and nodes have them too.
-OTHERS = {"ddp": ("loops.py",), "zero1": ("optimizers_ddp.py",), "zero2": ("gradients_ddp.py",), "none": ("gpt.py",), "fsdp": ("loops_ddp.py", "nanogpt_ddp.py")}
+OTHERS = {"ddp": ("loops.py",), "zero1": ("optimizers_ddp.py",), "zero2": ("gradients_ddp.py",), "none": ("gpt.py",), "fsdp": ("loops_ddp.py",)}
 # Each spawned worker imports PyTorch. batches.py's spawned_workers stands for these, their kin in forked workers for the rest of each.
 SPAWNED = ("augmented_by_spawned_workers", "spawned_and_persistent", "stream_of_spawned_workers", "spawned_collation")
 PLACED = ("loops.py", "lazies.py", "gradients_ddp.py")  # one process, and ranks that share

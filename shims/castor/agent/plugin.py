@@ -13,7 +13,6 @@ from .precision import checkpoints, loss_scale, masters
 from .process import compiler, events, failures, leaving, strays
 from .single import alone, draws, job
 
-FULLY_SHARD = 2  # core.plugin_engine(): see interpose/core/plugins.def
 trainer = None  # what stands for the script's process (single/process.py); None: it has ranks of its own
 
 
@@ -25,11 +24,6 @@ def prepare():
 def install():
     global trainer
     store.begin()
-    if core.plugin_engine() == FULLY_SHARD:
-        from .fsdp import ddp
-
-        ddp.install()
-        return
     compiler.install()
     accumulation.install()
     rank, world = core.options.rank, core.options.world_size

@@ -37,9 +37,6 @@ def _start(plugin, asked, changed):
     if core.plugin_engine() and core.options.plugin != plugin and not _started:
         raise Conflict(f"castor: the environment says CASTOR_PLUGIN={core.options.plugin}, and the script makes a {asked}, which is "
                        f"CASTOR_PLUGIN={plugin}: leave the plugin out of `castor run`, or make a plugin object of the same kind")
-    if core.plugin_engine() and core.options.plugin != plugin and "fsdp" in (plugin, core.options.plugin):
-        raise Conflict(f"castor: the plugin {core.options.plugin} runs in this process already, and {asked} would start {plugin}: fully_shard and "
-                       "the node store do not train in one process; use one of them, or train in two runs")
     if changed and store.groups():
         raise Conflict(f"castor: {asked} sets {', '.join(f'{name}={value}' for name, value in changed.items())}, and another plugin object's model "
                        "is in the store already, with other values: make the plugin objects alike, or train in two runs")

@@ -135,7 +135,7 @@ class Synchronizer:
         )
 
     def _submit(self, made):
-        """`made`: (entry, parameter, gradient) each. Adds the gradients to the sums. This rank looks at the last sums no more."""
+        """`made`: (entry, parameter, gradient) each. Adds the gradients to the sums. From now on this rank does not read the sums of the last backward."""
         added = (core.Gradient * len(made))()
         for (entry, p, grad), gradient in zip(made, added):
             self._describe(entry, gradient)

@@ -94,8 +94,8 @@ class _Device:
         self.comes.wait_stream(self.steps)
 
     def end(self):
-        """What the script enqueues next finds everything at home. The memory of copies may be had by what `comes` does next: after the steps
-        that used them, and after they went."""
+        """What the script enqueues next finds everything at home. `comes` reuses the memory of copies only after
+        the steps that used them and after they were written back."""
         self.steps.wait_stream(self.comes)
         self.steps.wait_stream(self.goes)
         self.comes.wait_stream(self.steps)

@@ -10,7 +10,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...agent import starting
-from ...agent.fsdp import homes
 from ...interface import ModelWrapper, OptimizerWrapper
 from ...shardformer._gradients import block
 
@@ -36,7 +35,7 @@ class FullyShardedModel(ModelWrapper):
         root = self._root
         named = {name: p for name, p in root.named_parameters() if p not in self._ignored}
         _compare(named, group)
-        whole = {named[name] for name in homes.kept_whole(root, named, [*blocks, root])}
+        whole = {named[name] for name in _kept_whole(root, named, [*blocks, root])}
         before = [(m, name, p) for m in root.modules() for name, p in m._parameters.items() if p is not None and p not in self._ignored | whole]
         mesh, done = _mesh_of(group, in_nodes), set()
         for each in (*blocks, root):
@@ -196,3 +195,42 @@ def _part(value, parameter):
     if not isinstance(value, torch.Tensor) or not value.dim() or value.shape != parameter.shape:
         return value
     return distribute_tensor(value.to(parameter.device_mesh.device_type), parameter.device_mesh, parameter.placements, src_data_rank=None).to(parameter.device)
+
+
+def find_blocks(module, chosen=None):
+    """The modules that are sharded by themselves: those which `chosen` lists, a function of the module; None: the children of the longest
+    ModuleList or Sequential whose children are of one class."""
+    if chosen is not None:
+        return _separate(module, chosen(module))
+    lists = [list(m.children()) for m in module.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))]
+    alike = [c for c in lists if len(c) > 1 and len({type(x) for x in c}) == 1 and all(any(True for _ in x.parameters()) for x in c)]
+    return _separate(module, list(dict.fromkeys(max(alike, key=len))) if alike else [])
+
+
+def _separate(module, blocks):
+    """Those blocks that run by themselves, and share no parameter with the rest."""
+
+    def uses(root):
+        counts = {}
+        for m in root.modules():
+            for p in (p for p in m._parameters.values() if p is not None):
+                counts[id(p)] = counts.get(id(p), 0) + 1
+        return counts
+
+    counts, containers = uses(module), (torch.nn.ModuleList, torch.nn.ModuleDict)
+    return [b for b in blocks if not isinstance(b, containers) and all(counts[key] == number for key, number in uses(b).items())]
+
+
+def _kept_whole(module, named, groups):
+    """Names of parameters that fully_shard does not take: scalars, and those of another type than the most of their group."""
+    kept = {name for name, p in named.items() if p.ndim == 0 or not p.is_contiguous()}
+    names, seen = {id(p): name for name, p in named.items()}, set()
+    for block in groups:
+        own = [names[id(p)] for p in block.parameters() if id(p) in names and id(p) not in seen and names[id(p)] not in kept]
+        seen |= {id(named[name]) for name in own}
+        types = {}
+        for name in own:
+            types[named[name].dtype] = types.get(named[name].dtype, 0) + named[name].numel()
+        most = max(types, key=types.get) if types else None
+        kept |= {name for name in own if named[name].dtype is not most}
+    return kept

@@ -4,17 +4,20 @@ import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffload, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy
 
 from ...accelerator import get_accelerator
-from ...agent import starting
+from ...agent import core, starting
 from ...interface import OptimizerWrapper
 from .dp_plugin_base import DPPluginBase
 from .plugin_base import refuse_boosted, tell_of_meaningless
 
 __all__ = ["TorchFSDPPlugin"]
 
-_COPIED = "gathering is a copy within the node's memory, which waits for no other rank"
 _SENT = "rank 0's values are always sent to all ranks when a model is wrapped"
+_ONCE = "a node keeps parameters, gradients and states once, and nothing is gathered"
 _MEANINGLESS = {
-    "backward_prefetch": (None, _COPIED),
+    "backward_prefetch": (None, _ONCE),
+    "auto_wrap_policy": (None, _ONCE),
+    "sharding_strategy": (None, "on one node all strategies are the same; on several CASTOR_SHARD decides"),
+    "cpu_offload": (None, "parameters are in host memory already"),
     "sync_module_states": (False, _SENT),
     "fp8_communication": (False, "ranks of a node read each other's memory and send nothing"),
 }
@@ -24,29 +27,27 @@ _MEANINGLESS_ON_DEVICES = {
     "fp8_communication": (False, "parameters are gathered in the type of mixed_precision"),
 }
 _WORDS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_SAME = {  # strategies on CPUs: why they are FULL_SHARD
-    ShardingStrategy.SHARD_GRAD_OP: f"parameters are freed after forward as well: {_COPIED}",
-    ShardingStrategy.HYBRID_SHARD: "all ranks are on one node, within which it shards fully",
-    ShardingStrategy._HYBRID_SHARD_ZERO2: f"all ranks are on one node, and {_COPIED}",
-}
+_STRATEGIES = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 
 class TorchFSDPPlugin(DPPluginBase):
-    """CASTOR_PLUGIN=fsdp, as an object: fully_shard on blocks of the model and on the rest. On CPUs state_dict() is whole on every rank. On
-    devices it has DTensors, and every rank must call forward passes and save_model().
+    """CASTOR_PLUGIN=fsdp, as an object. On CPUs the node store keeps parameters, gradients and states, as under GeminiPlugin; state_dict() is whole
+    on every rank. On devices it is PyTorch's fully_shard, on blocks of the model and on the rest: state_dict() has DTensors, and every rank must
+    call forward passes and save_model().
 
     Args:
         process_group: its ranks share the model; None: all.
         sharding_strategy: FULL_SHARD (None); NO_SHARD is a ValueError. On devices SHARD_GRAD_OP keeps blocks between forward and backward, and
-            HYBRID_SHARD shards within each node (LOCAL_WORLD_SIZE); on CPUs both are FULL_SHARD, and a line says why.
-        auto_wrap_policy: which modules are blocks: a policy of torch.distributed.fsdp.wrap, or a function
+            HYBRID_SHARD shards within each node (LOCAL_WORLD_SIZE).
+        auto_wrap_policy: on devices, which modules are blocks: a policy of torch.distributed.fsdp.wrap, or a function
             (module, recurse, nonwrapped_numel). None: the children of the longest ModuleList or Sequential of like modules.
-        mixed_precision: a MixedPrecision, a MixedPrecisionPolicy, or "bf16", "fp16", "fp32": types of the gathered parameters and of the
-            sum of gradients. Parameters, p.grad and states keep the model's own type. fp16 wants a GradScaler, as in PyTorch.
+        mixed_precision: a MixedPrecision, a MixedPrecisionPolicy, or "bf16", "fp16", "fp32". On devices these are types of the gathered
+            parameters and of the sum of gradients; parameters, p.grad and states keep the model's own type, and fp16 wants a GradScaler. On CPUs
+            it is CASTOR_PRECISION: parameters have 16 bits, with float masters, and fp16 has a loss scale.
         ignored_modules: their parameters stay each rank's own, and their gradients are not averaged.
         param_init_fn: called with each module that has tensors on the meta device, to materialize them; None: to_empty() and
             reset_parameters().
-        cpu_offload: a CPUOffload, or True: on devices parts, gradients and states are in host memory. On CPUs they are there already.
+        cpu_offload: a CPUOffload, or True: on devices parts, gradients and states are in host memory.
 
     The others have no meaning here; a line says why."""
 
@@ -56,9 +57,8 @@ class TorchFSDPPlugin(DPPluginBase):
         self.policy = _policy_of(mixed_precision)
         if sharding_strategy is ShardingStrategy.NO_SHARD:
             raise ValueError("castor: TorchFSDPPlugin(sharding_strategy=NO_SHARD) shards nothing: use TorchDDPPlugin")
-        if sharding_strategy not in (None, ShardingStrategy.FULL_SHARD, *_SAME):
-            raise ValueError(f"castor: TorchFSDPPlugin(sharding_strategy={sharding_strategy!r}): expected one of "
-                             f"{', '.join(s.name for s in (ShardingStrategy.FULL_SHARD, *_SAME))}")
+        if sharding_strategy not in (None, *_STRATEGIES):
+            raise ValueError(f"castor: TorchFSDPPlugin(sharding_strategy={sharding_strategy!r}): expected one of {', '.join(s.name for s in _STRATEGIES)}")
         if auto_wrap_policy is not None and not callable(auto_wrap_policy):
             raise ValueError(f"castor: TorchFSDPPlugin(auto_wrap_policy={auto_wrap_policy!r}): expected a policy or a function")
         super().__init__()
@@ -73,11 +73,11 @@ class TorchFSDPPlugin(DPPluginBase):
             raise ValueError("castor: TorchFSDPPlugin(cpu_offload=...) adds up norms in host memory, for which the process group needs gloo too: make it with "
                              "the backend \"cpu:gloo,cuda:nccl\"")
         tell_of_meaningless(self, given, _MEANINGLESS_ON_DEVICES if self._on_devices else _MEANINGLESS)
-        if not self._on_devices and sharding_strategy in _SAME:
-            starting.tell(f"TorchFSDPPlugin(sharding_strategy={sharding_strategy.name}) is FULL_SHARD here: {_SAME[sharding_strategy]}")
-        if not self._on_devices and self.cpu_offload:
-            starting.tell("TorchFSDPPlugin(cpu_offload=...) has no meaning here: parameters are in host memory already")
-        starting.start("fsdp", "TorchFSDPPlugin")
+        if not self._on_devices:
+            starting.start("fsdp", "TorchFSDPPlugin")
+        elif core.plugin_engine() and core.options.plugin != "fsdp":
+            raise starting.Conflict(f"castor: the plugin {core.options.plugin} runs in this process, and TorchFSDPPlugin shards models itself: use one of "
+                                    "them, or train in two runs")
 
     def supported_devices(self):
         return ["cpu", "cuda"]
@@ -89,8 +89,6 @@ class TorchFSDPPlugin(DPPluginBase):
         return True
 
     def configure(self, model, optimizer=None, criterion=None, dataloader=None, lr_scheduler=None):
-        from ...agent.fsdp import ddp
-
         self._materialize(model)
         if self._on_devices:
             return *self._shard(model, optimizer), criterion, dataloader, lr_scheduler
@@ -98,24 +96,26 @@ class TorchFSDPPlugin(DPPluginBase):
             ignored = {id(t) for t in self._ignored()}
             names = [name for named in (model.named_parameters(), model.named_buffers()) for name, t in named if id(t) in ignored]
             torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-        with ddp.chosen(blocks=self.auto_wrap_policy and self._blocks, policy=self.policy):
-            wrapped = self._wrap_model(model)
-        return wrapped, self._wrap_optimizer(optimizer), criterion, dataloader, lr_scheduler
+        starting.use_precision(self.policy and _word_of(self.policy.param_dtype))
+        wrapped = self._wrap_model(model)
+        if optimizer is not None:
+            optimizer = self._wrap_optimizer(optimizer)
+            starting.train_as_one(optimizer.unwrap())
+        return wrapped, optimizer, criterion, dataloader, lr_scheduler
 
     def _ignored(self):
         return [t for m in self.ignored_modules for t in (*m.parameters(), *m.buffers())]
 
     def _shard(self, model, optimizer):
-        from ...agent.fsdp import ddp, homes
-        from ._fully_sharded import FullyShardedModel, FullyShardedOptimizer
+        from ._fully_sharded import FullyShardedModel, FullyShardedOptimizer, find_blocks
 
         refuse_boosted(model)
         inner = getattr(model, "_orig_mod", model)
-        blocks = homes.find_blocks(inner, self.auto_wrap_policy and self._blocks)
+        blocks = find_blocks(inner, self.auto_wrap_policy and self._blocks)
         strategy = self.sharding_strategy.name
         wrapped = FullyShardedModel(model, blocks, self.dp_group, get_accelerator().get_current_device(), "HYBRID" in strategy, self.policy,
                                     strategy in ("FULL_SHARD", "HYBRID_SHARD"), self.cpu_offload, self._ignored())
-        ddp.tell(self.dp_size, len(blocks))
+        core.log(3, f"fsdp: fully_shard over {self.dp_size} ranks: {len(blocks)} blocks, and the rest".encode())
         self._models.append(wrapped)
         if optimizer is None or isinstance(optimizer, OptimizerWrapper):
             return wrapped, optimizer
@@ -161,6 +161,14 @@ def _adds_on_cpus(group):
         return group._get_backend(torch.device("cpu")) is not None
     except RuntimeError:
         return False
+
+
+def _word_of(dtype):
+    """CASTOR_PRECISION's, for parameters that are computed with in this type."""
+    for word, other in _WORDS.items():
+        if dtype is other or word == "fp32" and dtype is torch.float32:
+            return word
+    raise ValueError(f"castor: TorchFSDPPlugin(mixed_precision=...) with parameters of {dtype}: expected torch.float32, bfloat16 or float16")
 
 
 def _policy_of(given):

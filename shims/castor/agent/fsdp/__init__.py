@@ -1,1 +1,0 @@
-"""CASTOR_PLUGIN=fsdp: PyTorch's fully_shard, applied to models that scripts wrap in DistributedDataParallel."""
