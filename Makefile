@@ -75,7 +75,7 @@ $(B)/obj/kernels/cuda/nvcc: FORCE
 	@echo '$(NVCC) $(NVCC_ARCHITECTURES)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_ARCHITECTURES)' >$@
 .PHONY: FORCE
 $(B)/obj/kernels/cuda/kernels.fatbin: kernels/cuda/kernels.cu $(B)/obj/kernels/cuda/nvcc
-	$(compiling)"$(NVCC)" -std=c++17 -O3 $(NVCC_ARCHITECTURES) -fatbin -MD -MF $(@:.fatbin=.d) -o $@ $<
+	$(compiling)"$(NVCC)" -std=c++17 -O3 $(NVCC_ARCHITECTURES) -fatbin -MD -MP -MF $(@:.fatbin=.d) -o $@ $<
 $(B)/obj/kernels/cuda/image.o: kernels/cuda/image.S $(B)/obj/kernels/cuda/nvcc $(if $(NVCC),$(B)/obj/kernels/cuda/kernels.fatbin)
 	$(if $(NVCC),,@echo 'no nvcc: libcastor.so is built without the CUDA kernels (NVCC=PATH names one)')
 	$(compiling)$(CC) $(if $(NVCC),-DIMAGE='"$(B)/obj/kernels/cuda/kernels.fatbin"') -c $< -o $@
@@ -130,7 +130,7 @@ $(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernel
 	$(linking)$(CC) $(CFLAGS_ALL) -o $@ $^
 # Its step is to wait for memory, not for arithmetic.
 $(B)/obj/bench/disk/disk.o: CFLAGS_ALL += -O3
-$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue disk/threads arena/pages core/error core/held core/log core/thread)
+$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue disk/threads arena/pages core/error events/held core/log core/thread)
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Replays recorded moments through the chunk manager on the tests' fake backend; bench/policy.
@@ -144,7 +144,7 @@ $(B)/bin/bench-parallel: $(B)/obj/bench/parallel/decisions.o $(patsubst %.c,$(B)
 .PHONY: tools
 tools: $(B)/bin/make-trace
 # Makes traces for the tests of `castor report` and for bench/report.
-$(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/trace/*.c) interpose/core/log.c interpose/core/process.c interpose/core/thread.c)
+$(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.o,$(filter-out interpose/trace/refusal.c,$(wildcard interpose/trace/*.c)) interpose/core/log.c interpose/core/process.c interpose/core/thread.c)
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 
@@ -209,6 +209,6 @@ wheel: all
 $(B)/obj/launcher/report/html.o $(B)/fuzz/obj/launcher/report/html.o: $(wildcard launcher/report/page/*)
 # The launcher suggests names as the options do, and prints the table of hooks.
 $(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/table/table.o
-$(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/table.o $(B)/obj/interpose/hooks/cuda/layouts.o $(B)/obj/interpose/hooks/cuda/overflow.o
+$(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/table.o $(B)/obj/interpose/hooks/table/effect.o $(B)/obj/interpose/hooks/cuda/layouts.o $(B)/obj/interpose/hooks/cuda/overflow.o
 
 -include $(shell find $(sort $(B)/obj $(UNIT_B)/obj) -name '*.d' 2>/dev/null)

@@ -2,7 +2,7 @@
 #include "castor.h"
 
 #include <dlfcn.h>
-#include "hooks/table/hooks.h"
+#include "hooks/lookup/wrapper.h"
 
 int castor_hook_get(uint32_t index, const char **layer, const char **name, int *found) {
     if (index >= HOOK_COUNT)

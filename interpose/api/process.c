@@ -7,7 +7,8 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/plugin.h"
-#include "core/start.h"
+#include "trace/refusal.h"
+#include "start.h"
 #include "core/thread.h"
 #include "core/torch_version.h"
 #include "forking/forking.h"
@@ -164,7 +165,7 @@ void castor_cuda_is_cpu_say(void) {
 }
 
 void castor_refuse(const char *reason) {
-    start_refuse(reason);
+    refusal_write(reason);
 }
 
 void castor_rank_set(int rank) {

@@ -3,7 +3,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
-#include "core/start.h"
+#include "events/life.h"
 #include "hooks/table/hooks.h"
 #include "lazy/staging.h"
 #include "lazy/staging_watch.h"
@@ -12,7 +12,7 @@ castor_status castor_staging_start(int (*schedule)(int (*)(void *), void *), int
     static bool watched;
     if (!watched) {
         castor_status status =
-            start_fork_register(staging_fork_prepare, staging_fork_parent, staging_fork_child);
+            life_fork_register(staging_fork_prepare, staging_fork_parent, staging_fork_child);
         if (status)
             return error_set(status, "no room for the staging area's fork handlers");
         watched = true;

@@ -16,7 +16,7 @@
 #include "core/machine.h"
 #include "core/options.h"
 #include "core/process.h"
-#include "core/start.h"
+#include "events/life.h"
 #include "hooks/table/hooks.h"
 #include "nodes/exchange.h"
 #include "placement_options.h"
@@ -76,7 +76,7 @@ castor_status castor_store_open_node(const char *group, const char *token, int r
         return error_set(CASTOR_ERR_ARGUMENT, "%d owners among %d ranks: out of range", owners, world);
     if (!store_first()) {
         castor_status status =
-            start_fork_register(snapshot_fork_prepare, snapshot_fork_parent, snapshot_fork_child);
+            life_fork_register(snapshot_fork_prepare, snapshot_fork_parent, snapshot_fork_child);
         if (status)
             return error_set(status, "no room for the store's fork handlers");
         hooks_collective_observe(collective_entered);

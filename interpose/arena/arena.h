@@ -29,6 +29,10 @@
 /* Reserves the region. CASTOR_ERR_MEMORY when no address space is to be had: the caller then uses the system's
  * allocator. Idempotent; the first call's limit counts. */
 castor_status arena_start(uint64_t retain_bytes);
+/* Starts it, once, if the options want it. True when it serves PyTorch's blocks. */
+bool arena_serves(void);
+/* The options want it only since now. */
+void arena_serve_now(void);
 
 /* NULL when the region is full or memory is out: the caller falls back to the system's allocator. */
 void *arena_alloc(size_t size);
@@ -90,7 +94,7 @@ void arena_yield(int64_t bytes);
 typedef struct arena_stats {
     uint64_t live_bytes;           /* of all blocks, adopted ones too */
     uint64_t live_peak_bytes;      /* the most that live_bytes has been */
-    uint64_t anonymous_peak_bytes; /* the most of late that blocks which are not adopted have been */
+    uint64_t anonymous_peak_bytes; /* the largest recent sum of blocks that are not adopted */
     uint64_t dirty_bytes;          /* of dirty extents */
     uint64_t adopted_bytes;        /* of adopted blocks */
     uint64_t yielded_bytes;        /* by arena_yield */

@@ -1,5 +1,6 @@
 #include "loan.h"
 
+#include <stddef.h>
 #include "core/log.h"
 #include "pages.h"
 
@@ -19,7 +20,7 @@ static loan *loans; /* [0] is not used */
 static uint32_t loans_made, unused_count;
 static uint32_t *page_loan; /* of each page of the region; 0: none */
 static uint32_t region_pages;
-static bool detached; /* in a forked child */
+static uint32_t inherited; /* in a forked child: so many are the parent's, and over */
 
 /* A round goes from the first offer to the first recall, and until the next offer. */
 static bool open;
@@ -31,6 +32,10 @@ static uint32_t used_pages;
 static uint32_t cap = UINT32_MAX, pause, pause_left;
 static uint32_t used_most, missed, moved; /* in this round; moved: by recalls */
 static uint64_t moved_pages;              /* ever */
+
+static bool is_inherited(const loan *l) {
+    return l - loans <= (ptrdiff_t)inherited;
+}
 
 static char *address_of(uint32_t page) {
     return (char *)arena_region.base + (size_t)page * PAGE_BYTES;
@@ -190,7 +195,7 @@ static castor_status blocks_move_out(const loan *l) {
 /* What a loan's pages have when no block lies there. */
 static bool pages_restore(const loan *l, uint32_t page, uint32_t pages) {
     size_t bytes = (size_t)pages * PAGE_BYTES;
-    if (detached || l->state == LOAN_ENDED)
+    if (is_inherited(l) || l->state == LOAN_ENDED)
         return pages_map_zero(address_of(page), bytes) == CASTOR_OK;
     uint64_t offset = l->terms.offset + (uint64_t)(page - l->page) * PAGE_BYTES;
     return pages_map_alias(l->terms.fd, offset, bytes, address_of(page), NULL) == CASTOR_OK;
@@ -221,7 +226,7 @@ void loan_put(extent_id block) {
             extent_put(block, EXTENT_LOST);
             return;
         }
-        bool good = (lent && !detached && l->state != LOAN_ENDED) || pages_restore(l, page, pages);
+        bool good = (lent && !is_inherited(l) && l->state != LOAN_ENDED) || pages_restore(l, page, pages);
         l->live -= pages;
         extent_put(block, !good ? EXTENT_LOST : l->state == LOAN_LENT ? EXTENT_LENT : EXTENT_HELD);
         if (l->state == LOAN_ENDED && !l->live)
@@ -234,7 +239,7 @@ void loan_put(extent_id block) {
 
 static uint32_t loan_entry(void) {
     if (unused_count)
-        for (uint32_t id = 1; id <= loans_made; id++)
+        for (uint32_t id = inherited + 1; id <= loans_made; id++)
             if (loans[id].state == LOAN_UNUSED) {
                 unused_count--;
                 return id;
@@ -290,7 +295,7 @@ static void round_begin(void) {
 
 void loan_offer(uint32_t id) {
     loan *l = &loans[id];
-    if (l->state != LOAN_HELD || detached)
+    if (l->state != LOAN_HELD || is_inherited(l))
         return;
     if (!open)
         round_begin();
@@ -349,7 +354,17 @@ void loan_fork_prepare(void) {
 }
 
 void loan_fork_child(void) {
-    detached = true;
+    inherited = loans_made;
+    for (uint32_t id = 1; id <= inherited; id++) {
+        loan *l = &loans[id];
+        if (l->state == LOAN_LENT && pages_turn(l, EXTENT_LENT, EXTENT_HELD) != CASTOR_OK)
+            inherited = UINT32_MAX; /* some can still be found: this process lends nothing */
+        if (l->state == LOAN_LENT || l->state == LOAN_OFFERED)
+            l->state = LOAN_HELD;
+        if (inherited == UINT32_MAX)
+            break;
+    }
+    offered_pages = pending = unused_count = 0;
     open = false;
 }
 

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "core/error.h"
-#include "core/held.h"
+#include "events/held.h"
 
 /* PAGEMAP_SCAN (Linux 6.7): declared here, because the headers of older systems lack it. */
 struct pagemap_region {

@@ -10,7 +10,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 #include "copies.h"
-#include "core/held.h"
+#include "events/held.h"
 #include "core/thread.h"
 #include "core/userfault.h"
 #include "maps.h"

@@ -7,7 +7,7 @@
 #include <time.h>
 #include "core/error.h"
 #include "core/interrupt.h"
-#include "core/start.h"
+#include "events/life.h"
 #include "core/thread.h"
 #include "hold.h"
 #include "pending.h"
@@ -110,7 +110,7 @@ static void fork_child(void) {
 
 /* Under the lock. */
 static castor_status thread_run(void) {
-    if (!forks_seen && start_fork_register(fork_prepare, fork_parent, fork_child) != CASTOR_OK)
+    if (!forks_seen && life_fork_register(fork_prepare, fork_parent, fork_child) != CASTOR_OK)
         return error_set(CASTOR_ERR_MEMORY, "no room for a handler of fork");
     forks_seen = true;
     int failed = running ? 0 : thread_start(save_main, NULL);

@@ -24,7 +24,7 @@ void copies_destroy(copies *c); /* the device is drained, or the driver fails */
 
 /* A copy has just been enqueued as the last work of a stream. Never fails: without an event it has no record. */
 void copies_note(copies *c, copy_kind kind, uint64_t bytes, uint64_t stream);
-/* Writes the records of those that are done. `now`: however short ago the last look was. */
+/* Writes the records of copies that are done. Looks at most every few milliseconds, unless `now`. */
 void copies_look(copies *c, bool now);
 
 #endif

@@ -69,8 +69,7 @@ slot_use slot_use_begin(slots *s, uintptr_t pointer, size_t bytes, uint64_t stre
 void slot_use_end(slots *s, const slot_use *use);
 
 /* What has just been enqueued in `stream`, or was done by the host, may write [address, address + bytes); 0 bytes: anything in
- * the home that holds the address, as far as any tensor over it can go, whatever storages are registered there. Cheap where no
- * storage is in that home: one look at a table. */
+ * the home that holds the address. Cheap where no storage is registered in that home: one lookup in a table. */
 void slots_written(slots *s, uintptr_t address, size_t bytes, uint64_t stream);
 /* The same, of any storage: a writer whose addresses are unknown. */
 void slots_written_all(slots *s, uint64_t stream);

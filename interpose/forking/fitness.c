@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "core/log.h"
-#include "core/start.h"
+#include "events/life.h"
 #include "files/calls.h"
 
 enum { FILES_MAX = 256, NAME_BYTES = 512, THREADS_MS = 200 };
@@ -214,7 +214,7 @@ bool fitness_check(pid_t command, char *reason, size_t reason_size) {
     reason[0] = '\0';
     if (getppid() != command)
         log_format(reason, reason_size, "the command starts Python as a process of its own");
-    else if (start_is_awake())
+    else if (life_is_awake())
         log_format(reason, reason_size, "PyTorch was used before its import had ended");
     else if (has_child())
         log_format(reason, reason_size, "it has started a process");

@@ -22,7 +22,7 @@ typedef struct exchange_range {
 
 /* Of those tensors that this rank owns and that are `wanted`, in the order in which every node exchanges them: first what all
  * nodes keep, then by node. What one node has stepped and keeps alone does not move. `merge`: neighbours of one dtype in one
- * chunk are one range, with the rest of a page between them, which is nobody's; only where exchange_layout is the same on all
+ * chunk are one range, with the unused rest of a page between them; only where exchange_layout is the same on all
  * nodes. Else one range for each. Room for `count`. */
 castor_status exchange_ranges(exchange_what what, tensor *const *tensors, uint32_t count,
                               const uint8_t *wanted, bool merge, exchange_range *out, uint32_t *ranges);

@@ -48,7 +48,6 @@ castor_status mesh_line(const mesh *m, const int32_t *axes, int32_t count, int32
 castor_status mesh_line_of(const mesh *m, const int32_t *axes, int32_t count, int32_t rank, int32_t *index,
                            int32_t *place);
 
-
 /* The time of a collective of `size` elements along an axis; MESH_ALL_AXES: of the flattened mesh. With n ranks there:
  *
  *   all-gather      alpha + beta (n-1)/n size + 0.1

@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/held.h"
+#include "events/held.h"
 #include "core/interrupt.h"
 #include "core/log.h"
 #include "core/options.h"

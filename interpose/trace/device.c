@@ -17,7 +17,7 @@
 #define ASKED_NS    UINT64_C(5000000000) /* who has not asked again since then does not wait */
 
 static device_thread threads[THREADS_MAX];
-static device_thread nobody; /* of threads that find no slot */
+static device_thread unlisted; /* of threads that find no free entry; nothing reads it */
 __thread device_thread *device_own __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
 /* Handles by hash. Of a full set the one goes that was longest not heard of: then its progress is not seen. */
@@ -32,20 +32,6 @@ static device_handle handles[SETS][WAYS];
 static uint32_t handles_busy; /* atomic; who finds it taken does without */
 static uint64_t progress_ns;  /* atomic */
 
-device_action device_action_of(const char *function) {
-    if (strstr(function, "Synchronize"))
-        return DEVICE_WAIT;
-    if (strstr(function, "EventQuery") || strstr(function, "StreamQuery"))
-        return DEVICE_ASK;
-    if (strstr(function, "EventRecord"))
-        return DEVICE_RECORD;
-    if (strstr(function, "EventDestroy") || strstr(function, "StreamDestroy"))
-        return DEVICE_FORGET;
-    if (strstr(function, "Launch") || strstr(function, "Memcpy") || strstr(function, "Memset"))
-        return DEVICE_ENQUEUE;
-    return DEVICE_NONE;
-}
-
 static bool thread_is_gone(uint32_t tid) {
     return syscall(SYS_tgkill, getpid(), (int)tid, 0) != 0 && errno == ESRCH;
 }
@@ -53,10 +39,10 @@ static bool thread_is_gone(uint32_t tid) {
 device_thread *device_thread_claim(void) {
     int saved_errno = errno;
     uint32_t tid = (uint32_t)syscall(SYS_gettid);
-    device_own = &nobody;
-    for (int round = 0; round < 2 && device_own == &nobody;
+    device_own = &unlisted;
+    for (int round = 0; round < 2 && device_own == &unlisted;
          round++) /* free ones, then of threads that ended */
-        for (uint32_t i = 0; i < THREADS_MAX && device_own == &nobody; i++) {
+        for (uint32_t i = 0; i < THREADS_MAX && device_own == &unlisted; i++) {
             uint32_t holder = __atomic_load_n(&threads[i].tid, __ATOMIC_RELAXED);
             if ((round == 0 ? holder == 0 : thread_is_gone(holder)) &&
                 __atomic_compare_exchange_n(&threads[i].tid, &holder, tid, false, __ATOMIC_ACQUIRE,

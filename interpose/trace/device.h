@@ -24,9 +24,6 @@ typedef enum device_action {
     DEVICE_FORGET,  /* destroys an event or stream */
 } device_action;
 
-/* The action of a CUDA function, by its name. */
-device_action device_action_of(const char *function);
-
 /* A thread's slot. Written by its thread, read by the sampler's: all but tid relaxed, begin_ns last and with release. */
 typedef struct device_thread {
     uint64_t begin_ns; /* of the call in progress; 0: none */

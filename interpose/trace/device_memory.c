@@ -16,24 +16,6 @@ static uint32_t count;                  /* lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t live_bytes; /* atomic */
 
-device_memory_action device_memory_action_of(const char *function) {
-    static const char *const allocates[] = {
-        "cudaMalloc", "cudaMallocPitch", "cudaMallocAsync", "cudaMallocFromPoolAsync",
-        "cuMemAlloc", "cuMemAllocPitch", "cuMemAllocAsync", "cuMemAllocFromPoolAsync",
-        "cuMemCreate"};
-    static const char *const frees[] = {"cudaFree", "cudaFreeAsync", "cuMemFree", "cuMemFreeAsync",
-                                        "cuMemRelease"};
-    /* Without the version or the variant for streams per thread: cuMemAlloc_v2, cudaMallocAsync_ptsz. */
-    size_t length = strcspn(function, "_");
-    for (size_t i = 0; i < sizeof allocates / sizeof *allocates; i++)
-        if (strlen(allocates[i]) == length && strncmp(allocates[i], function, length) == 0)
-            return DEVICE_MEMORY_ALLOCATE;
-    for (size_t i = 0; i < sizeof frees / sizeof *frees; i++)
-        if (strlen(frees[i]) == length && strncmp(frees[i], function, length) == 0)
-            return DEVICE_MEMORY_FREE;
-    return DEVICE_MEMORY_NONE;
-}
-
 static uint32_t place_of(uint64_t object) {
     return (uint32_t)(object * UINT64_C(0x9e3779b97f4a7c15) >> 49) % ENTRIES;
 }

@@ -11,8 +11,6 @@ typedef enum device_memory_action {
     DEVICE_MEMORY_FREE
 } device_memory_action;
 
-/* The action of a CUDA function, by its name. */
-device_memory_action device_memory_action_of(const char *function);
 /* A call has succeeded. `object`: the address, or the handle of cuMemCreate. Of allocations beyond what the table holds nothing is
  * known: they count as none. Takes a lock that nothing is waited for under. */
 void device_memory_note(device_memory_action action, uint64_t object, uint64_t bytes);

@@ -40,14 +40,14 @@ ROWS = """
 #include <cudaTypedefs.h>
 #include <nccl.h>
 #define SAME(one, other, what) _Static_assert(__builtin_types_compatible_p(one, other), what " is not as in the header");
-#define RUNTIME(function, parameters, ...) typedef cudaError_t row_##function parameters; SAME(row_##function, RUNTIME_TYPE_##function, #function)
-#define RUNTIME_PER_THREAD(function, parameters, ...) typedef cudaError_t row_##function parameters; SAME(row_##function, RUNTIME_TYPE_##function, #function)
+#define RUNTIME(function, effect, parameters, ...) typedef cudaError_t row_##function parameters; SAME(row_##function, RUNTIME_TYPE_##function, #function)
+#define RUNTIME_PER_THREAD(function, effect, parameters, ...) typedef cudaError_t row_##function parameters; SAME(row_##function, RUNTIME_TYPE_##function, #function)
 typedef cudaError_t kernel_launch(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t);
 RUNTIME_TYPES
 #include "interpose/hooks/table/cuda_runtime.def"
-#define DRIVER(version, function, symbol, parameters, ...) \\
+#define DRIVER(version, function, symbol, effect, parameters, ...) \\
     typedef CUresult row_##symbol parameters; SAME(row_##symbol *, PFN_##function##_v##version, #symbol)
-#define DRIVER_PER_THREAD(version, function, symbol, variant, parameters, ...) \\
+#define DRIVER_PER_THREAD(version, function, symbol, variant, effect, parameters, ...) \\
     typedef CUresult row_##symbol##variant parameters; \\
     SAME(row_##symbol##variant *, PFN_##function##_v##version##variant, #symbol #variant)
 #include "interpose/hooks/table/cuda_driver.def"
@@ -116,9 +116,9 @@ class HeaderTest(PreloadTest):
 
     def test_a_row_that_is_not_stops_the_build(self):
         for wrong in (
-            "RUNTIME(cudaFree, (void *block, int more), (block, more), (0, 0, 0), \"\")",
-            "DRIVER(3020, cuMemFree, cuMemFree_v2, (void *block), (block), (0, 0, 0), \"\")",
-            "DRIVER(4000, cuMemFree, cuMemFree_v2, (CUdeviceptr block), (block), (0, 0, 0), \"\")",
+            "RUNTIME(cudaFree, FREES, (void *block, int more), (block, more), (0, 0, 0), \"\")",
+            "DRIVER(3020, cuMemFree, cuMemFree_v2, FREES, (void *block), (block), (0, 0, 0), \"\")",
+            "DRIVER(4000, cuMemFree, cuMemFree_v2, FREES, (CUdeviceptr block), (block), (0, 0, 0), \"\")",
             "CALL(10020, cuMemUnmap, cuMemUnmap, (CUdeviceptr address))",
             "NCCL_CALL(ncclMemFree, (void *block, int more), (block, more), (0, 0, 0), \"\")",
         ):

@@ -1,6 +1,6 @@
 #include "collective.h"
 #include <stddef.h>
-#include "hooks/table/wrapper.h"
+#include "hooks/lookup/wrapper.h"
 #include "trace/live.h"
 #include "trace/trace.h"
 #include "group.h"
@@ -176,7 +176,7 @@ void collective_begin(collective_call *call) {
                                            call->peer, call->tag, enqueued, call->begin_ns);
     else
         call->live = (enqueued ? live_collective_enqueue : live_collective_begin)(
-            call->group_address, hooks_operation_name(call->id), call->payload.bytes, call->begin_ns);
+            call->group_address, hook_operation_name(call->id), call->payload.bytes, call->begin_ns);
     collective_flight *flight = call->flight = flight_claim();
     if (!flight)
         return;

@@ -4,8 +4,8 @@
  * A word that happens to look like an address costs its home the slots. So in a long copy an address counts that has another one
  * near it, as in a table, or that a parameter begins at; in a short one each does. */
 #include <string.h>
-#include "core/gate.h"
-#include "hooks/table/observe.h"
+#include "events/gate.h"
+#include "observe.h"
 #include "shims/cuda/types.h"
 #include "writers.h"
 

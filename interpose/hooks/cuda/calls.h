@@ -4,8 +4,8 @@
 #ifndef CASTOR_HOOKS_CUDA_CALLS_H
 #define CASTOR_HOOKS_CUDA_CALLS_H
 
-#include "core/gate.h"
-#include "hooks/table/observe.h"
+#include "events/gate.h"
+#include "observe.h"
 #include "writers.h"
 
 #define OPERANDS_MAX 5

@@ -1,6 +1,6 @@
 #include "capture.h"
 
-#include "hooks/table/observe.h"
+#include "observe.h"
 #include "shims/cuda/types.h"
 #include "writers.h"
 

@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/thread.h"
-#include "hooks/table/wrapper.h"
+#include "hooks/lookup/wrapper.h"
 
 #define DEVICES       64
 #define PATTERN       0x5ac0b7e1u

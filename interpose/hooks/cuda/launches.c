@@ -2,7 +2,7 @@
 #include "layouts.h"
 
 #include "capture.h"
-#include "hooks/table/observe.h"
+#include "observe.h"
 #include "shims/cuda/types.h"
 #include "writers.h"
 

@@ -2,7 +2,7 @@
  * function answers first; what it found is replaced by the wrapper of the same ABI. */
 #include <string.h>
 #include "hooks/lookup/lookup.h"
-#include "hooks/table/observe.h"
+#include "observe.h"
 #include "shims/cuda/types.h"
 
 enum { PROC_LEGACY_STREAM = 1, PROC_PER_THREAD_STREAM = 2 }; /* flags of cuGetProcAddress */

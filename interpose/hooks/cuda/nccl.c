@@ -3,7 +3,7 @@
 #include "core/hash.h"
 #include "hooks/c10d/collective.h"
 #include "hooks/c10d/group.h"
-#include "hooks/table/observe.h"
+#include "observe.h"
 #include "nccl.h"
 #include "shims/nccl/types.h"
 #include "trace/live.h"
@@ -90,8 +90,8 @@ static uint64_t ranks_hash(const int *ranks, int count) {
 }
 
 #define NCCL_CALL(function, parameters, arguments, facts, doc)                                               \
-    OBSERVED(OBSERVE_NCCL, OBSERVE_NCCL, ncclResult_t, ncclSystemError, function, #function, parameters,     \
-             arguments, facts, 0)
+    OBSERVED(OBSERVE_NCCL, OBSERVE_NCCL, ncclResult_t, ncclSystemError, function, #function, false,          \
+             parameters, arguments, facts, 0)
 
 /* The outermost call of NCCL that a thread makes: `done` follows it, and sees its status_ and begin_ns_. */
 #define NCCL_OUTERMOST(function, parameters, arguments, done)                                                \

@@ -2,7 +2,7 @@
 
 #include <pthread.h>
 #include "blas.h"
-#include "core/gate.h"
+#include "events/gate.h"
 #include "dnn.h"
 #include "rescue.h"
 #include "writers.h"

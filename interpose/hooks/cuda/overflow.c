@@ -6,7 +6,7 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "device/devices.h"
-#include "hooks/table/observe.h"
+#include "observe.h"
 #include "shims/cuda/types.h"
 #include "trace/trace.h"
 

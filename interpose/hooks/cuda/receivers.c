@@ -3,7 +3,7 @@
  *
  * A communicator that does not block may enqueue after its call has returned (ncclInProgress), and nothing says when: such a call is
  * noted as it returns. */
-#include "hooks/table/observe.h"
+#include "observe.h"
 #include "nccl.h"
 #include "writers.h"
 

@@ -2,11 +2,11 @@
 
 #include "capture.h"
 #include "core/error.h"
-#include "core/gate.h"
+#include "events/gate.h"
 #include "core/log.h"
-#include "core/start.h"
+#include "events/life.h"
 #include "device/devices.h"
-#include "hooks/table/observe.h"
+#include "observe.h"
 #include "overflow.h"
 #include "shims/cuda/types.h"
 
@@ -243,7 +243,7 @@ static CUresult counted_cuMemGetInfo_v2(size_t *free, size_t *total) {
 }
 
 castor_status rescue_install(void) {
-    castor_status status = start_fork_register(NULL, NULL, gate_reset);
+    castor_status status = life_fork_register(NULL, NULL, gate_reset);
     if (status != CASTOR_OK)
         return error_set(status, "too many parts of the library want to hear of a fork");
     capture_install();

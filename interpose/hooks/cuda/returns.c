@@ -2,7 +2,7 @@
 
 #include "capture.h"
 #include "core/error.h"
-#include "core/gate.h"
+#include "events/gate.h"
 #include "core/log.h"
 #include "device/devices.h"
 

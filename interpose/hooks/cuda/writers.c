@@ -1,31 +1,9 @@
 /* Copies and sets, by the facts of their rows; graphs and batches. */
 #include "writers.h"
 
-#include <string.h>
-#include "core/gate.h"
-#include "hooks/table/observe.h"
+#include "events/gate.h"
+#include "observe.h"
 #include "shims/cuda/types.h"
-
-typedef enum writing {
-    WRITES_NOTHING, /* or what a replaced target notes */
-    WRITES_FACTS,   /* `bytes` at `object` */
-    WRITES_ROWS,    /* rows or boxes from `object` on, of which `bytes` are written */
-    WRITES_ALL,     /* any address */
-} writing;
-
-static uint8_t writings[HOOK_COUNT]; /* a writing; written before the first note */
-
-/* Arrays for textures and variables of modules are no homes: their address is nobody's here. */
-static writing writing_of(const char *function) {
-    if (strstr(function, "GraphLaunch") || strstr(function, "BatchMemOp") ||
-        strstr(function, "MultiDevice") || strstr(function, "3DBatch"))
-        return WRITES_ALL;
-    if (strstr(function, "MemcpyBatch"))
-        return WRITES_NOTHING;
-    if (strstr(function, "Memcpy") || strstr(function, "Memset"))
-        return strstr(function, "2D") || strstr(function, "3D") ? WRITES_ROWS : WRITES_FACTS;
-    return strstr(function, "StreamWriteValue") ? WRITES_FACTS : WRITES_NOTHING;
-}
 
 void writers_note_home(uintptr_t address, size_t bytes, uint64_t stream) {
     int device = devices_find(address);
@@ -58,16 +36,16 @@ void writers_record(void) {
 }
 
 static void enqueued(hook_id id, const observe_facts *facts) {
-    switch (writings[id]) {
-    case WRITES_FACTS:
+    switch (effect_of(id)->writes) {
+    case EFFECT_WRITES_FACTS:
         if (facts->bytes)
             writers_note((const void *)facts->object, facts->bytes, facts->stream);
         break;
-    case WRITES_ROWS:
+    case EFFECT_WRITES_ROWS:
         if (facts->bytes)
             writers_note((const void *)facts->object, WRITERS_OPEN, facts->stream);
         break;
-    case WRITES_ALL:
+    case EFFECT_WRITES_ALL:
         writers_note_all(facts->stream);
         break;
     default:
@@ -122,9 +100,6 @@ castor_status writers_install(void) {
     static bool installed; /* atomic */
     if (__atomic_exchange_n(&installed, true, __ATOMIC_RELAXED))
         return CASTOR_OK;
-    for (hook_id id = 0; id < HOOK_COUNT; id++)
-        if (hook_table[id].layer == HOOK_LAYER_CUDA_RUNTIME || hook_table[id].layer == HOOK_LAYER_CUDA_DRIVER)
-            writings[id] = (uint8_t)writing_of(hook_table[id].name);
     __atomic_store_n(&observe_enqueued, enqueued, __ATOMIC_RELEASE);
     observe_target_replace(HOOK_cuMemcpyBatchAsync, (void *)batch_cuMemcpyBatchAsync);
     observe_target_replace(HOOK_cuMemcpyBatchAsync_ptsz, (void *)batch_cuMemcpyBatchAsync_ptsz);

@@ -7,7 +7,7 @@
 
 #include "checkpoint/pending.h"
 #include "files/overlay.h"
-#include "hooks/table/wrapper.h"
+#include "hooks/lookup/wrapper.h"
 
 typedef enum file_id {
 #define FILE_REAL(symbol) FILE_##symbol,

@@ -4,7 +4,7 @@
 #include <string.h>
 #include "core/error.h"
 #include "hooks/lookup/loader.h"
-#include "hooks/table/wrapper.h"
+#include "hooks/lookup/wrapper.h"
 #include "shims/torch/stable.h"
 
 /* std::unique_ptr<UnboundBuffer> gloo::Context::createUnboundBuffer(void *, size_t): what it returns is written where

@@ -2,8 +2,8 @@
 
 #include <stdlib.h>
 #include "core/error.h"
-#include "core/start.h"
-#include "hooks/table/wrapper.h"
+#include "events/life.h"
+#include "hooks/lookup/wrapper.h"
 #include "self_test.h"
 #include "throw.h"
 #include "wait.h"
@@ -34,7 +34,7 @@ static void fork_child(void) {
 void gloo_contexts_watch(void) {
     static _Atomic int registered;
     if (!atomic_exchange(&registered, 1)) {
-        start_fork_register(NULL, NULL, fork_child);
+        life_fork_register(NULL, NULL, fork_child);
         gloo_throw_resolve();
     }
     watched = (watch){.on = true};

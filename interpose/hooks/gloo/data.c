@@ -4,7 +4,7 @@
 #include <string.h>
 #include "collectives/node_collective.h"
 #include "core/error.h"
-#include "hooks/table/wrapper.h"
+#include "hooks/lookup/wrapper.h"
 #include "shims/gloo/options.h"
 #include "across.h"
 #include "contexts.h"

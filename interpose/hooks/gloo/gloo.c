@@ -4,10 +4,10 @@
  * A C++ function that returns an object with a destructor takes the address for it as a hidden first argument
  * and returns that address: on x86-64 this is a C function with a pointer in front. Elsewhere the address
  * travels in a register that C cannot name, so the layer exists on x86-64 only. */
-#include "core/start.h"
+#include "events/life.h"
 #include "hooks/c10d/collective.h"
 #include "hooks/c10d/group.h"
-#include "hooks/table/wrapper.h"
+#include "hooks/lookup/wrapper.h"
 #include "trace/live.h"
 #include "trace/trace.h"
 #include "wait.h"
@@ -18,11 +18,11 @@ typedef void *hook_work; /* where the intrusive_ptr<Work> was put */
 
 /* The real function of a row, in libtorch_cpu.so or libtorch_cuda.so. The library may be called before the agent attaches. */
 static void *real_function(hook_id id) {
-    if (__builtin_expect(!start_is_awake(), 0))
-        start_wake_by_hook();
+    if (__builtin_expect(!life_is_awake(), 0))
+        life_wake();
     void *real = hooks_real(id);
     if (__builtin_expect(!real, 0)) {
-        hooks_resolve();
+        life_library_loaded();
         real = hooks_real(id);
     }
     return real;

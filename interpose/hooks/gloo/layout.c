@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
-#include "hooks/table/hooks.h"
+#include "hooks/lookup/wrapper.h"
 #include "shims/gloo/options.h"
 #include "reduction.h"
 

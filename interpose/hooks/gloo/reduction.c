@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
-#include "hooks/table/hooks.h"
+#include "hooks/lookup/wrapper.h"
 
 #define KNOWN_MAX 128u
 

@@ -6,7 +6,7 @@
 #include "core/clock.h"
 #include "core/spin.h"
 #include "hooks/lookup/loader.h"
-#include "hooks/table/wrapper.h"
+#include "hooks/lookup/wrapper.h"
 #include "shims/torch/stable.h"
 
 #define GROUPS_MAX     256u

@@ -4,8 +4,8 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/signature.h"
-#include "core/start.h"
-#include "hooks/table/wrapper.h"
+#include "events/life.h"
+#include "wrapper.h"
 #include "shims/ffi/ffi.h"
 #include "trace/counters.h"
 #include "got.h"
@@ -252,7 +252,7 @@ void anycall_start(void) {
         trace_name_set(TRACE_ALSO, count, function->name);
         count++;
     }
-    start_fork_register(NULL, NULL, fork_child);
+    life_fork_register(NULL, NULL, fork_child);
     __atomic_store_n(&function_count, count, __ATOMIC_RELEASE);
     anycall_refresh();
 }

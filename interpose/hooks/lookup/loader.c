@@ -12,7 +12,7 @@
 #include "core/log.h"
 #include "core/thread.h"
 #include "files/overlay.h"
-#include "hooks/table/wrapper.h"
+#include "wrapper.h"
 #include "anycall.h"
 #include "lookup.h"
 #include "objects.h"

@@ -1,7 +1,7 @@
 #include "lookup.h"
 #include <string.h>
-#include "core/start.h"
-#include "hooks/table/wrapper.h"
+#include "events/life.h"
+#include "wrapper.h"
 #include "trace/trace.h"
 #include "objects.h"
 
@@ -119,7 +119,7 @@ void *lookup_wrap(hook_id id, void *found) {
     if (known == found || objects_same(known, found))
         return wrapper;
     __atomic_fetch_add(&passed_over, 1, __ATOMIC_RELAXED);
-    if (start_is_awake())
+    if (life_is_awake())
         trace_counter_add(GAUGE_HOOKS_MISSED, 1);
     return found;
 }

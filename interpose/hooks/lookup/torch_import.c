@@ -16,7 +16,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/options.h"
-#include "core/start.h"
+#include "trace/refusal.h"
 #include "core/torch_version.h"
 #include "loader.h"
 #include "objects.h"
@@ -69,7 +69,7 @@ bool torch_import_is_refused(void *handle, const char *name) {
         !version_of_module(module->l_name, version, sizeof version) ||
         torch_version_check(version) == CASTOR_OK)
         return false;
-    start_refuse(error_text());
+    refusal_write(error_text());
     return true;
 }
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include "core/ends.h"
 #include "core/options.h"
-#include "hooks/table/wrapper.h"
+#include "hooks/lookup/wrapper.h"
 #include "trace/trace.h"
 
 static void note_signal(pid_t pid, int number) {

@@ -58,12 +58,8 @@ hook_id hook_other_name(hook_id id);
 /* Whether only later versions have the row. */
 bool hook_is_later(hook_id id);
 
-/* The real function of a row; NULL until it is looked up, or where it does not exist. */
-void *hooks_real(hook_id id);
-
-/* Looks up all real functions in the libraries that are loaded by now, names them in the trace and sets the
- * coverage gauges. */
-void hooks_resolve(void);
+/* The part of a row's name after the last colon: "allreduce" of "c10d::ProcessGroupGloo::allreduce". */
+const char *hook_operation_name(hook_id id);
 
 /* Calls `entered` at the begin of each outermost collective of a process group, on the calling thread, before
  * the real function runs. One observer; NULL removes it. */

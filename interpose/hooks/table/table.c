@@ -1,5 +1,7 @@
 #include "hooks.h"
 
+#include <string.h>
+
 /* Of a row's facts, (bytes, stream, object): a row without a stream has a 0 there. */
 #define STREAM_IN_FACTS(bytes, stream, object)                 (sizeof #stream > sizeof "0")
 #define STREAM_IN_COUNT(count, datatype, communicator, stream) true
@@ -77,4 +79,9 @@ bool hook_is_later(hook_id id) {
     default:
         return false;
     }
+}
+
+const char *hook_operation_name(hook_id id) {
+    const char *name = hook_table[hook_operation(id)].name, *colon = strrchr(name, ':');
+    return colon ? colon + 1 : name;
 }

@@ -8,9 +8,9 @@
 #include "arena/arena.h"
 #include "arena/pages.h"
 #include "budget/touches.h"
-#include "core/held.h"
-#include "core/start.h"
-#include "hooks/table/wrapper.h"
+#include "events/held.h"
+#include "events/life.h"
+#include "hooks/lookup/wrapper.h"
 #include "trace/sampled.h"
 #include "caller.h"
 
@@ -79,11 +79,11 @@ static int next_alloc(void **out, size_t alignment, size_t size) {
 
 /* For libc10: from the arena, else from the next allocator. Nothing is traced before the library is awake. */
 static int torch_alloc(void **out, size_t alignment, size_t size) {
-    bool traced = start_is_awake();
+    bool traced = life_is_awake();
     uint64_t begin_ns = traced ? allocation_begin(size) : 0;
     void *block = NULL;
     int error = 0;
-    if (pages_own(size) && alignment <= PAGE_BYTES && start_arena())
+    if (pages_own(size) && alignment <= PAGE_BYTES && arena_serves())
         block = arena_alloc(size);
     if (size >= LOOK_SIZE_MIN)
         touches_collect();

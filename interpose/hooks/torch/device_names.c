@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include "core/log.h"
-#include "hooks/table/wrapper.h"
+#include "hooks/lookup/wrapper.h"
 #include "shims/torch/device.h"
 
 static atomic_bool replaced;

@@ -16,10 +16,10 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/plugin.h"
-#include "core/start.h"
+#include "trace/refusal.h"
 #include "hooks/lookup/loader.h"
 #include "hooks/lookup/torch_import.h"
-#include "hooks/table/wrapper.h"
+#include "hooks/lookup/wrapper.h"
 #include "shims/torch/device.h"
 
 #define AUTOLOAD     "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -112,7 +112,7 @@ static void refuse(void) {
                "plugin %s cannot be applied: PyTorch has not loaded Castor's agent in this process (%s); "
                "CASTOR_ON_ERROR=passthrough trains without the plugin",
                plugin()->name, why);
-    start_refuse(reason);
+    refusal_write(reason);
 }
 
 static atomic_bool raising;
@@ -137,7 +137,7 @@ static void end_thread(void) {
 /* A thread that makes an optimizer holds Python's lock; one that begins a backward pass has released it, and holds no lock of
  * PyTorch's. Both may take it here. */
 static void training_begins(void) {
-    if (__builtin_expect(!start_is_unreached(), 1))
+    if (__builtin_expect(!refusal_is_due(), 1))
         return;
     py_later *later = PYTHON(py_later, "Py_AddPendingCall");
     py_lock *lock = PYTHON(py_lock, "PyGILState_Ensure");

@@ -3,6 +3,7 @@
  *
  * SIM_BODIES_WRONG=1: a step adds a little to each parameter, for the test of the self-check. */
 #include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -19,7 +19,7 @@ extern "C" {
 #include "checkpoint/verify.h"
 #include "checkpoint/crc.h"
 #include "core/error.h"
-#include "core/held.h"
+#include "events/held.h"
 }
 
 namespace checkpoint {

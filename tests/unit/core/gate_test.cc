@@ -11,7 +11,7 @@
 
 extern "C" {
 #include "core/error.h"
-#include "core/gate.h"
+#include "events/gate.h"
 }
 
 namespace {

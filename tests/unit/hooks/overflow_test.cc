@@ -6,7 +6,7 @@ extern "C" {
 #include "device/devices.h"
 #include "hooks/cuda/capture.h"
 #include "hooks/cuda/overflow.h"
-#include "hooks/table/observe.h"
+#include "hooks/cuda/observe.h"
 #include "shims/cuda/types.h"
 }
 #include "tests/support/fake_device.h"

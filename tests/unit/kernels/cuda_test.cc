@@ -99,7 +99,7 @@ TEST_F(Cuda, LoadsOnceAndTriesAgainAfterAFailure) {
     EXPECT_EQ(loading().good, KERNEL_CUDA_OK);
     EXPECT_EQ(loading().again, KERNEL_CUDA_OK);
     EXPECT_EQ(loads, loading().loads_at_good);
-    EXPECT_EQ(kernel_names.size(), 13u);
+    EXPECT_EQ(kernel_names.size(), 8u);
 }
 
 // ---- what a launch does, block by block

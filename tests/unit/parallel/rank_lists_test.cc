@@ -28,20 +28,12 @@ TEST(RankLists, OfEightRanks) {
     EXPECT_EQ(list(CASTOR_LIST_DATA, ranks, 2, 4, 1), (Ranks{1, 3, 5, 7}));
 }
 
-// Of {3, 5, 8, 9, 20, 21} in tensor lists of 3, rank 20 is in the second one, at 1, and in the data list of 5 and 20, at 1. Its
-// number modulo 3 would be 2.
-TEST(RankLists, PlacesArePositionsInTheLists) {
+TEST(RankLists, RanksAreSortedFirst) {
     Ranks ranks = {9, 20, 3, 21, 8, 5};
     ASSERT_EQ(castor_ranks_sort(ranks.data(), 6, ranks.data()), CASTOR_OK);
     EXPECT_EQ(ranks, (Ranks{3, 5, 8, 9, 20, 21}));
     EXPECT_EQ(list(CASTOR_LIST_TENSOR, ranks, 3, 2, 1), (Ranks{9, 20, 21}));
     EXPECT_EQ(list(CASTOR_LIST_DATA, ranks, 3, 2, 1), (Ranks{5, 20}));
-    int32_t tensor = -1, data = -1;
-    EXPECT_EQ(castor_ranks_find(ranks.data(), 3, 2, 20, &tensor, &data), 1);
-    EXPECT_EQ(tensor, 1);
-    EXPECT_EQ(data, 1);
-    for (int32_t stranger : {-1, 0, 4, 10, 22, 65536})
-        EXPECT_EQ(castor_ranks_find(ranks.data(), 3, 2, stranger, &tensor, &data), 0) << stranger;
 }
 
 TEST(RankLists, DegreesAreDeduced) {

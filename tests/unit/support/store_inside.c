@@ -1,19 +1,19 @@
 #include "store_inside.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/start.h"
 #include "gradients/reduce.h"
 #include "hooks/cuda/driver.h"
 #include "hooks/cuda/operands.h"
+#include "hooks/lookup/wrapper.h"
 #include "hooks/table/hooks.h"
 #include "hooks/torch/device_names.h"
 #include "store/store.h"
 #include "store/tensor.h"
 #include "store/consensus.h"
+#include "start.h"
 
 _Static_assert((int)INSIDE_DATA == ACTIVITY_DATA, "the activities are numbered alike");
 
@@ -64,24 +64,12 @@ void *hooks_real(hook_id id) {
     return NULL;
 }
 
-castor_status start_fork_register(void (*prepare)(void), void (*parent)(void), void (*child)(void)) {
-    return pthread_atfork(prepare, parent, child) == 0 ? CASTOR_OK : CASTOR_ERR_MEMORY;
-}
-
-void start_refuse(const char *reason) {
-    (void)reason;
-}
-
 castor_status start_wake(void) {
     return CASTOR_OK;
 }
 
 castor_status start_again(void) {
     return CASTOR_OK;
-}
-
-bool start_is_awake(void) {
-    return false;
 }
 
 void start_engine(void) {}

@@ -15,18 +15,6 @@ class DeviceMemory : public testing::Test {
     void TearDown() override { device_memory_reset(); }
 };
 
-TEST_F(DeviceMemory, FunctionsByTheirNames) {
-    for (const char *name : {"cudaMalloc", "cudaMallocAsync", "cudaMallocAsync_ptsz", "cuMemAlloc",
-                             "cuMemAlloc_v2", "cuMemCreate"})
-        EXPECT_EQ(device_memory_action_of(name), DEVICE_MEMORY_ALLOCATE) << name;
-    for (const char *name : {"cudaFree", "cudaFreeAsync_ptsz", "cuMemFree_v2", "cuMemRelease"})
-        EXPECT_EQ(device_memory_action_of(name), DEVICE_MEMORY_FREE) << name;
-    for (const char *name :
-         {"cudaMallocHost", "cudaFreeHost", "cudaMallocArray", "cudaMallocManaged", "cuMemAllocHost_v2",
-          "cudaHostAlloc", "cuMemMap", "cudaMemcpyAsync", "cudaLaunchKernel", ""})
-        EXPECT_EQ(device_memory_action_of(name), DEVICE_MEMORY_NONE) << name;
-}
-
 TEST_F(DeviceMemory, CountsWhatLives) {
     device_memory_note(DEVICE_MEMORY_ALLOCATE, 0x1000, 100);
     device_memory_note(DEVICE_MEMORY_ALLOCATE, 0x2000, 30);

@@ -1,24 +1,19 @@
 #include "observe.h"
-#include "core/start.h"
-#include "trace/device_memory.h"
+#include "events/life.h"
 
 __thread observe_thread_state observe_thread __attribute__((tls_model("initial-exec"), visibility("hidden")));
 void *observe_target[HOOK_COUNT];
 observe_enqueued_function observe_enqueued;
 static void *replacements[HOOK_COUNT]; /* atomic */
-/* device_action and device_memory_action; written before observe_target */
-static uint8_t actions[HOOK_COUNT], memory_actions[HOOK_COUNT];
 
 void *observe_target_find(hook_id id) {
-    if (!start_is_awake())
-        start_wake_by_hook();
+    if (!life_is_awake())
+        life_wake();
     void *real = hooks_find(id);
     /* The first call into a library that was not loaded when the hooks were resolved. */
     static bool seen[HOOK_LAYER_COUNT]; /* atomic */
     if (real && !__atomic_exchange_n(&seen[hook_table[id].layer], true, __ATOMIC_RELAXED))
-        hooks_resolve();
-    actions[id] = (uint8_t)device_action_of(hook_table[id].name);
-    memory_actions[id] = (uint8_t)device_memory_action_of(hook_table[id].name);
+        life_library_loaded();
     if (!real)
         return NULL;
     void *replacement = __atomic_load_n(&replacements[id], __ATOMIC_ACQUIRE),
@@ -67,18 +62,19 @@ void observe_cuda_end(hook_id id, bool gated, uint64_t begin_ns, int status, con
         observe_tell(id, facts);
     if (gated)
         gate_leave();
-    if (memory_actions[id] != DEVICE_MEMORY_NONE && status == 0)
-        device_memory_note(memory_actions[id], facts->object, facts->bytes);
+    const effect *e = effect_of(id);
+    if (e->memory != DEVICE_MEMORY_NONE && status == 0)
+        device_memory_note(e->memory, facts->object, facts->bytes);
     uint64_t end_ns = trace_now_ns();
     uint64_t handle = 0;
-    if (actions[id] >= DEVICE_ASK) { /* `object` of another call may be what a failed one has left unset */
+    if (e->action >= DEVICE_ASK) { /* `object` of another call may be what a failed one has left unset */
         handle = facts->object ? facts->object : facts->stream;
         if (handle == 0) /* of a default stream */
             handle = (uint64_t)(unsigned)observe_thread.device + 1;
     }
     /* What NCCL launches is part of its own call, which says what was enqueued. */
-    bool inside = actions[id] == DEVICE_ENQUEUE && (observe_thread.inside & OBSERVE_NCCL);
-    device_call_end(inside ? DEVICE_NONE : actions[id],
+    bool inside = e->action == DEVICE_ENQUEUE && (observe_thread.inside & OBSERVE_NCCL);
+    device_call_end(inside ? DEVICE_NONE : e->action,
                     status == 0                   ? DEVICE_DONE
                     : status == OBSERVE_NOT_READY ? DEVICE_NOT_READY
                                                   : DEVICE_FAILED,

@@ -3,16 +3,16 @@
  *   gate_enter(); ... the real call ...; gate_leave();
  *
  * While it is closed, calls of other threads wait before they begin, and those that had begun are over. A thread that has closed the
- * gate, or is inside, passes freely. An open gate costs a call a few instructions and no shared cache line is written: the closer pays
- * (membarrier). What must hold: a thread that is inside waits for nothing that another call of CUDA would have to bring about.
+ * gate, or is inside, passes freely. An open gate costs a call a few instructions and no shared cache line is written: the thread
+ * that closes it orders memory for all of them (membarrier). What must hold: a thread that is inside waits for nothing that another call of CUDA would have to bring about.
  *
  * Where nobody can ever close it (gate_arm was not called) gate_enter is one load. */
-#ifndef CASTOR_CORE_GATE_H
-#define CASTOR_CORE_GATE_H
+#ifndef CASTOR_EVENTS_GATE_H
+#define CASTOR_EVENTS_GATE_H
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "status.h"
+#include "core/status.h"
 
 /* From now on the gate may be closed. Once per process, before another thread could be inside; CASTOR_ERR_SYSTEM: the kernel lacks
  * membarrier. */

@@ -6,13 +6,13 @@
  * A thread's outermost call of the runtime or the driver passes the gate (core/gate.h), unless it only waits for the device: the work
  * that it waits for may need a call of another thread. Calls of NCCL, cuBLAS and cuDNN do not pass it, since they may wait for other ranks
  * or for the device; those of the runtime and the driver inside of them do. Private to hooks/. */
-#ifndef CASTOR_HOOKS_TABLE_OBSERVE_H
-#define CASTOR_HOOKS_TABLE_OBSERVE_H
+#ifndef CASTOR_HOOKS_CUDA_OBSERVE_H
+#define CASTOR_HOOKS_CUDA_OBSERVE_H
 
-#include "core/gate.h"
-#include "trace/device.h"
+#include "events/gate.h"
+#include "hooks/table/effect.h"
 #include "trace/trace.h"
-#include "wrapper.h"
+#include "hooks/lookup/wrapper.h"
 
 #define OBSERVE_NOT_READY 600 /* cudaErrorNotReady, CUDA_ERROR_NOT_READY */
 
@@ -80,14 +80,13 @@ static inline uint64_t observe_set_device(int device) {
 #define OBSERVE_FACTS(bytes_, stream_, object_)                                                              \
     { .bytes = (uint64_t)(bytes_), .stream = (uint64_t)(stream_), .object = (uint64_t)(object_) }
 
-/* Constant when compiled. */
-#define OBSERVE_ONLY_WAITS(symbol) (__builtin_strstr(symbol, "Synchronize") != NULL)
-
 /* Defines wrap_ID and exports it as SYMBOL.
  *   level, hides     the call's level, and those inside of which it is part of another call
+ *   only_waits       for the device: constant
  *   missing          the result where no real function exists
  *   default_stream   the meaning of stream 0 */
-#define OBSERVED(level, hides, result, missing, id, symbol, parameters, arguments, facts_, default_stream)   \
+#define OBSERVED(level, hides, result, missing, id, symbol, only_waits, parameters, arguments, facts_,       \
+                 default_stream)                                                                             \
     result wrap_##id parameters;                                                                             \
     HOOK_EXPORT extern __typeof__(wrap_##id) export_##id __asm__(symbol)                                     \
         __attribute__((alias("wrap_" #id)));                                                                 \
@@ -100,7 +99,7 @@ static inline uint64_t observe_set_device(int device) {
             target_ = hooks_real(HOOK_##id);                                                                 \
             return target_ arguments;                                                                        \
         }                                                                                                    \
-        const bool gated_ = !((level)&OBSERVE_LIBRARIES) && !OBSERVE_ONLY_WAITS(symbol) &&                   \
+        const bool gated_ = !((level)&OBSERVE_LIBRARIES) && !(only_waits) &&                                 \
                             !(inside_ & (OBSERVE_RUNTIME | OBSERVE_DRIVER));                                 \
         observe_thread.inside = inside_ | (level);                                                           \
         uint64_t begin_ns_ =                                                                                 \

@@ -2,8 +2,8 @@
  *
  * What writes to such memory is stopped by the kernel. What the kernel does not see as a write must be announced before it is
  * done: freeing or replacing memory, and letting other processes, or another mapping, write to the store's files. */
-#ifndef CASTOR_CORE_HELD_H
-#define CASTOR_CORE_HELD_H
+#ifndef CASTOR_EVENTS_HELD_H
+#define CASTOR_EVENTS_HELD_H
 
 #include <stdint.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@ typedef struct held_calls {
     void (*store_written)(void);
 } held_calls;
 
-/* Nothing smaller is held, so a smaller block is freed without a word. */
+/* Nothing smaller is held, so nobody is told when a smaller block is freed. */
 #define HELD_BYTES_MIN (256ul << 10)
 
 extern int held_count; /* ranges of memory that are held; by atomic built-ins alone */
