@@ -44,10 +44,9 @@ static bool sort_ranks(uint32_t turn) {
 }
 
 static bool lists_of_rank(uint32_t turn) {
-    int32_t tensor_place, data_place;
-    return rank_list_find(sorted, TP, DP, sorted[turn % RANKS], &tensor_place, &data_place) &&
-           !rank_list_get(RANK_LIST_TENSOR, sorted, TP, DP, data_place, list) &&
-           !rank_list_get(RANK_LIST_DATA, sorted, TP, DP, tensor_place, list);
+    int32_t place = (int32_t)(turn % RANKS);
+    return !rank_list_get(RANK_LIST_TENSOR, sorted, TP, DP, place / TP, list) &&
+           !rank_list_get(RANK_LIST_DATA, sorted, TP, DP, place % TP, list);
 }
 
 static bool make_mesh(uint32_t turn) {
