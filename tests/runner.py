@@ -16,8 +16,10 @@ import tempfile
 import time
 import unittest
 
+import start_ranks
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-START_RANKS = os.path.join(ROOT, "tests", "start_ranks.py")
+START_RANKS = start_ranks.__file__
 # `short`: what `make test` has time for; `all`: everything, for `make test-all` (docs/testing.md).
 LENGTH = os.environ.get("TEST_LENGTH", "short")
 if LENGTH not in ("short", "all"):
@@ -50,10 +52,6 @@ def environment(*foreign):
     return dict(clean, OMP_NUM_THREADS="1")
 
 
-def is_served(plugin):
-    return os.path.exists(os.path.join(os.environ.get("SERVERS_OF_RANKS", "/nowhere"), plugin))
-
-
 def ranks(count):
     """The begin of a command that starts a script's ranks: torchrun's environment without torchrun's `import torch`. What is
     torchrun's own (its end, restarts, several nodes) is tested with torchrun, and so are whole scripts of `semantics`."""
@@ -61,8 +59,13 @@ def ranks(count):
 
 
 def script(plugin):
-    """The begin of a command that runs a script as one process under the plugin; the ranks of `castor run --nproc` are such ones with CASTOR_FORK=off."""
-    return ranks(0) if is_served(plugin) else [sys.executable]
+    """The begin of a command that runs a script as one process under the plugin."""
+    return ranks(0) if start_ranks.server(plugin) else [sys.executable]
+
+
+def nproc(count, command):
+    """The options of `castor run` for so many ranks of a script's command. Castor does not fork those that come from a server."""
+    return ["--nproc", str(count), *(["--set", "CASTOR_FORK=off"] if START_RANKS in command else [])]
 
 
 @contextlib.contextmanager
@@ -73,14 +76,16 @@ def served(castor, *plugins, under=()):
             place = os.path.join(folder, plugin)
             command = [castor, "run", "--plugin", plugin, "--log-dir", f"{place}-log", "--", *under, "env", "CASTOR_FORK_SERVER=1", sys.executable,
                        os.path.join(ROOT, "tests", "rank_server.py"), place]
-            server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment("PYTHONUNBUFFERED", "PYTHONHASHSEED"))
+            with open(f"{place}-errors", "w") as errors:
+                server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, env=environment("PYTHONUNBUFFERED", "PYTHONHASHSEED"))
             servers.callback(server.communicate)  # its input ends, and it with it
             deadline = time.monotonic() + 60
             while not os.path.exists(place) and server.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
             if not os.path.exists(place):
                 server.kill()
-                raise RuntimeError("the server of ranks does not start")
+                with open(f"{place}-errors") as errors:
+                    raise RuntimeError(f"the server of ranks does not start:\n{errors.read()}")
         os.environ["SERVERS_OF_RANKS"] = folder
         try:
             yield

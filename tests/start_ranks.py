@@ -47,7 +47,7 @@ class Served:
     def __init__(self, words, environment):
         if Served.line is None:
             Served.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            Served.line.connect(server())
+            Served.line.connect(own_server())
         environment = {name: value for name, value in environment.items() if name not in ("PYTHONHASHSEED", "PYTHONUNBUFFERED")}  # the server's own
         files = [1, 2, *([int(environment["CASTOR_LOG_FILE"])] if "CASTOR_LOG_FILE" in environment else [])]
         asked = {"words": words, "environment": environment, "folder": os.getcwd(), "files": files}
@@ -78,14 +78,19 @@ class Served:
         os.kill(self.pid, number)
 
 
-def server():
-    """The socket of the server for this job's plugin; "": there is none."""
-    place = os.path.join(os.environ.get("SERVERS_OF_RANKS", ""), os.environ.get("CASTOR_PLUGIN", ""))
-    return place if os.path.exists(place) and not os.path.isdir(place) else ""
+def server(plugin):
+    """The socket of the server for this plugin; "": there is none."""
+    place = os.path.join(os.environ.get("SERVERS_OF_RANKS", "/nowhere"), plugin)
+    return place if os.path.exists(place) else ""
+
+
+def own_server():
+    """Of the job that this process belongs to."""
+    return server(os.environ["CASTOR_PLUGIN"]) if "CASTOR_PLUGIN" in os.environ else ""
 
 
 def start(words, environment):
-    if server():
+    if own_server():
         return Served(words, environment)
     # In a session of its own, as torchrun's.
     return subprocess.Popen([sys.executable, *words], env=environment, start_new_session=True)
@@ -114,7 +119,7 @@ def wait_for(processes):
 
 def alone(words):
     """In place of this process, which has the rank's status and passes signals on."""
-    if not server():
+    if not own_server():
         os.execv(sys.executable, [sys.executable, *words])
     rank = Served(words, dict(os.environ))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):

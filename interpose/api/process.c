@@ -7,18 +7,18 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/plugin.h"
-#include "trace/refusal.h"
-#include "start.h"
 #include "core/thread.h"
 #include "core/torch_version.h"
 #include "forking/forking.h"
+#include "gauges.h"
 #include "hooks/torch/device_names.h"
+#include "start.h"
 #include "trace/format.h"
 #include "trace/pass.h"
 #include "trace/phases.h"
+#include "trace/refusal.h"
 #include "trace/sample.h"
 #include "trace/trace.h"
-#include "gauges.h"
 
 static void attach_once(void) {
     static _Atomic int attached;

@@ -10,9 +10,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 #include "copies.h"
-#include "events/held.h"
 #include "core/thread.h"
 #include "core/userfault.h"
+#include "events/held.h"
 #include "maps.h"
 
 #define PAGE_BYTES 4096ul

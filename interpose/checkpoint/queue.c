@@ -7,8 +7,8 @@
 #include <time.h>
 #include "core/error.h"
 #include "core/interrupt.h"
-#include "events/life.h"
 #include "core/thread.h"
+#include "events/life.h"
 #include "hold.h"
 #include "pending.h"
 

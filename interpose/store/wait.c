@@ -8,12 +8,12 @@
 #include <unistd.h>
 #include "core/clock.h"
 #include "core/error.h"
-#include "events/held.h"
 #include "core/interrupt.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "core/process.h"
 #include "core/rendezvous.h"
+#include "events/held.h"
 #include "trace/live.h"
 #include "trace/trace.h"
 

@@ -42,8 +42,7 @@ def start(command, how, *, nproc=None, cwd=None, **more):
     alone = how != ALONE and not command[0].startswith("-") and command[0] != runner.START_RANKS
     command = [*(runner.script(how) if alone else [sys.executable]), *command]
     if how != ALONE:
-        forks = ["--set", "CASTOR_FORK=off"] if nproc and alone and runner.is_served(how) else []
-        command = [castor(), "run", "--plugin", how, "--log-dir", "log", *(["--nproc", str(nproc)] if nproc else []), *forks, "--", *command]
+        command = [castor(), "run", "--plugin", how, "--log-dir", "log", *(runner.nproc(nproc, command) if nproc else []), "--", *command]
     with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
         return subprocess.run(command, env=environment(how, more), cwd=cwd or folder, capture_output=True, text=True, timeout=LIMIT_S)
 

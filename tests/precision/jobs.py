@@ -24,11 +24,11 @@ def start(*arguments, precision="bf16", ranks=2, plugin="gemini", settings=(), s
                  "--set", f"CASTOR_PRECISION={precision}"]
         for setting in settings:
             under += ["--set", setting]
+        start = runner.script(plugin) if single else runner.ranks(ranks)
         if single:
-            forks = ["--set", "CASTOR_FORK=off"] if runner.is_served(plugin) else []
-            under += ["--nproc", str(ranks), "--set", f"CASTOR_BATCH={batch}", *forks] if ranks > 1 else []
+            under += [*runner.nproc(ranks, start), "--set", f"CASTOR_BATCH={batch}"] if ranks > 1 else []
             arguments = ("--parts", ranks, *arguments)
-        command = [*(runner.script(plugin) if single else runner.ranks(ranks)), os.path.join(FOLDER, "single.py" if single else "train.py"),
+        command = [*start, os.path.join(FOLDER, "single.py" if single else "train.py"),
                    "--out", out, *map(str, arguments)]
         done = subprocess.run([*under, "--", *command], env=runner.environment("TORCHINDUCTOR_"), cwd=FOLDER,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)

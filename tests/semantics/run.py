@@ -84,17 +84,15 @@ class Suite:
     # How a script is started
 
     def command(self, row, ranks, plugin, arguments, logs):
-        program, served = [table.path_of(row.script), *arguments], False
+        program = [table.path_of(row.script), *arguments]
         by_torchrun = not (row.case or row.sort) or self.args.full and plugin == "gemini"
         if row.distributed and plugin != "plain" and self.args.hosts == 1 and not by_torchrun:
             program = [self.python, *runner.ranks(ranks)[1:], *program]
         elif row.distributed:
             start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
             program = [*start, *self.meeting(ranks, plugin), *program]
-        elif served := runner.is_served(plugin) and not by_torchrun:
-            program = [self.python, *runner.script(plugin)[1:], *program]
         else:
-            program = [self.python, *program]
+            program = [self.python, *([] if by_torchrun else runner.script(plugin)[1:]), *program]
         if plugin == "plain":
             return program
         under = [self.args.castor, "run", "--plugin", plugin, "--log-dir", logs if self.args.hosts == 1 else f"{logs}-{{host}}"]
@@ -103,7 +101,7 @@ class Suite:
         for option in (*self.args.set, *row.expect.options):
             under += ["--set", option]
         if not row.distributed and plugin != "none" and ranks > 1:
-            under += ["--nproc", str(ranks), *(["--set", "CASTOR_FORK=off"] if served else [])]
+            under += runner.nproc(ranks, program)
         return [*under, "--", *program]
 
     def meeting(self, ranks, plugin):

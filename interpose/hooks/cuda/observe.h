@@ -10,9 +10,9 @@
 #define CASTOR_HOOKS_CUDA_OBSERVE_H
 
 #include "events/gate.h"
+#include "hooks/lookup/wrapper.h"
 #include "hooks/table/effect.h"
 #include "trace/trace.h"
-#include "hooks/lookup/wrapper.h"
 
 #define OBSERVE_NOT_READY 600 /* cudaErrorNotReady, CUDA_ERROR_NOT_READY */
 

@@ -2,10 +2,10 @@
 
 #include "capture.h"
 #include "core/error.h"
-#include "events/gate.h"
 #include "core/log.h"
-#include "events/life.h"
 #include "device/devices.h"
+#include "events/gate.h"
+#include "events/life.h"
 #include "observe.h"
 #include "overflow.h"
 #include "shims/cuda/types.h"

@@ -2,9 +2,9 @@
 
 #include "capture.h"
 #include "core/error.h"
-#include "events/gate.h"
 #include "core/log.h"
 #include "device/devices.h"
+#include "events/gate.h"
 
 #define GATE_NS UINT64_C(1000000000) /* nobody needs the return: threads that are inside longer prevent it */
 

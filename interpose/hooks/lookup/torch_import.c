@@ -16,8 +16,8 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/options.h"
-#include "trace/refusal.h"
 #include "core/torch_version.h"
+#include "trace/refusal.h"
 #include "loader.h"
 #include "objects.h"
 

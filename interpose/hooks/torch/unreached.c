@@ -16,11 +16,11 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/plugin.h"
-#include "trace/refusal.h"
 #include "hooks/lookup/loader.h"
 #include "hooks/lookup/torch_import.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/torch/device.h"
+#include "trace/refusal.h"
 
 #define AUTOLOAD     "TORCH_DEVICE_BACKEND_AUTOLOAD"
 #define MADE         "python.optimizer" /* torch.optim.Optimizer's event */

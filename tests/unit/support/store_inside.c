@@ -10,9 +10,9 @@
 #include "hooks/lookup/wrapper.h"
 #include "hooks/table/hooks.h"
 #include "hooks/torch/device_names.h"
+#include "store/consensus.h"
 #include "store/store.h"
 #include "store/tensor.h"
-#include "store/consensus.h"
 #include "start.h"
 
 _Static_assert((int)INSIDE_DATA == ACTIVITY_DATA, "the activities are numbered alike");
