@@ -38,7 +38,7 @@ CFLAGS_ALL := -std=gnu11 -D_GNU_SOURCE $(OPTIMIZE) -fno-math-errno $(WARN) -Wvla
 # Sums must round as PyTorch's do: no fused multiply-add but where it is written, and loops that may use wide registers.
 KERNEL_CFLAGS := -O3 -ffp-contract=off
 
-VERSION_H := interpose/core/version.h
+VERSION_H := interpose/base/version.h
 VERSION := $(shell sed -n 's/^.define CASTOR_VERSION "\(.*\)"/\1/p' $(VERSION_H))
 SONAME := $(shell sed -n 's/^.define CASTOR_SONAME "\(.*\)"/\1/p' $(VERSION_H))
 
@@ -51,7 +51,7 @@ NVCC := $(shell command -v nvcc || ls "$$(dirname "$(PYTHON)")"/../lib/python3*/
 endif
 NVCC_ARCHITECTURES ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
-LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/core/%.o,ends options option_text log machine meeting plugin process)
+LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/%.o,base/log base/machine base/process job/ends job/meeting job/option_text job/options job/plugin)
 # The tests' own code is built once for all builds but that for ThreadSanitizer, which must see their atomics.
 UNIT_B := $(if $(filter thread,$(SAN)),$(B),build)
 # Which unit tests, by folder and name: UNIT="store/* nodes/nodes".
@@ -130,21 +130,21 @@ $(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernel
 	$(linking)$(CC) $(CFLAGS_ALL) -o $@ $^
 # Its step is to wait for memory, not for arithmetic.
 $(B)/obj/bench/disk/disk.o: CFLAGS_ALL += -O3
-$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue disk/threads arena/pages core/error events/held core/log core/thread)
+$(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue disk/threads arena/pages base/error events/held base/log base/thread)
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Replays recorded moments through the chunk manager on the tests' fake backend; bench/policy.
-$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/support/fake_backend.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_manager_check chunk_moves chunk_register chunk_room chunk_statistics moments placement prefetch victims) $(patsubst %,$(B)/obj/interpose/%.o,core/error core/file_bytes events/held core/log core/thread)
+$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/support/fake_backend.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_room chunk_statistics moments placement prefetch victims) $(patsubst %,$(B)/obj/interpose/%.o,base/error base/file_bytes events/held base/log base/thread)
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Decisions per second of interpose/parallel; bench/parallel.
-$(B)/bin/bench-parallel: $(B)/obj/bench/parallel/decisions.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/parallel/*.c) $(patsubst %,interpose/core/%.c,error log thread))
+$(B)/bin/bench-parallel: $(B)/obj/bench/parallel/decisions.o $(patsubst %.c,$(B)/obj/%.o,$(wildcard interpose/parallel/*.c) $(patsubst %,interpose/base/%.c,error log thread))
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 .PHONY: tools
 tools: $(B)/bin/make-trace
 # Makes traces for the tests of `castor report` and for bench/report.
-$(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.o,$(filter-out interpose/trace/refusal.c,$(wildcard interpose/trace/*.c)) interpose/core/log.c interpose/core/process.c interpose/core/thread.c)
+$(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.o,$(filter-out interpose/trace/refusal.c,$(wildcard interpose/trace/*.c)) interpose/base/log.c interpose/base/process.c interpose/base/thread.c)
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 
@@ -171,7 +171,7 @@ FUZZ_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g $(WARN) -I. -Iinterpose -pthread 
 	-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 FUZZ_TARGETS := trace_fuzz report_fuzz options_fuzz
 FUZZ_LAUNCHER_O := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(filter-out launcher/main.c,$(LAUNCHER_C)) \
-	$(wildcard interpose/core/*.c) interpose/hooks/table/table.c)
+	$(wildcard interpose/base/*.c interpose/job/*.c) interpose/hooks/table/table.c)
 $(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(compiling)$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
@@ -208,7 +208,7 @@ wheel: all
 # The page of `castor report --format html` is part of the program.
 $(B)/obj/launcher/report/html.o $(B)/fuzz/obj/launcher/report/html.o: $(wildcard launcher/report/page/*)
 # The launcher suggests names as the options do, and prints the table of hooks.
-$(B)/bin/castor: $(B)/obj/interpose/core/nearest.o $(B)/obj/interpose/core/signature.o $(B)/obj/interpose/hooks/table/table.o
+$(B)/bin/castor: $(B)/obj/interpose/base/nearest.o $(B)/obj/interpose/job/signature.o $(B)/obj/interpose/hooks/table/table.o
 $(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/table.o $(B)/obj/interpose/hooks/table/effect.o $(B)/obj/interpose/hooks/cuda/layouts.o $(B)/obj/interpose/hooks/cuda/overflow.o
 
 -include $(shell find $(sort $(B)/obj $(UNIT_B)/obj) -name '*.d' 2>/dev/null)

@@ -7,10 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 #include "arena/arena.h"
-#include "core/error.h"
-#include "core/log.h"
-#include "core/options.h"
-#include "core/plugin.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "job/options.h"
+#include "job/plugin.h"
 #include "events/life.h"
 #include "files/overlay.h"
 #include "forking/forking.h"

@@ -10,7 +10,7 @@
 #ifndef CASTOR_START_H
 #define CASTOR_START_H
 
-#include "core/status.h"
+#include "base/status.h"
 
 /* Called by the agent's attach: resolves the hooks, starts the arena and the trace. Idempotent. CASTOR_ERR_ARGUMENT,
  * with the text of error.h, when an option is bad: the library is awake then, with that option's default. */

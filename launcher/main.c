@@ -2,9 +2,9 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include "core/log.h"
-#include "core/nearest.h"
-#include "core/version.h"
+#include "base/log.h"
+#include "base/nearest.h"
+#include "base/version.h"
 #include "launcher/common/command_line.h"
 #include "launcher/doctor/doctor.h"
 #include "launcher/logs/logs.h"

@@ -14,8 +14,8 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/error.h"
+#include "base/clock.h"
+#include "base/error.h"
 #include "disk/queue.h"
 
 #define MIB         (1ul << 20)

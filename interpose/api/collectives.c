@@ -2,7 +2,7 @@
 #include "castor.h"
 
 #include "collectives/node_group.h"
-#include "core/options.h"
+#include "job/options.h"
 #include "hooks/gloo/contexts.h"
 #include "hooks/gloo/data.h"
 #include "hooks/gloo/self_test.h"

@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
-#include "core/error.h"
+#include "base/error.h"
 #include "kernels/cuda.h"
 #include "same.h"
 

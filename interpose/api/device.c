@@ -1,9 +1,9 @@
 /* The exported functions about devices: thin, over interpose/device. */
 #include "castor.h"
 
-#include "core/error.h"
-#include "core/log.h"
-#include "core/options.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "job/options.h"
 #include "device/devices.h"
 #include "device/probe.h"
 #include "hooks/cuda/driver.h"

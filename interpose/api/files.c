@@ -2,7 +2,7 @@
 #include "castor.h"
 
 #include <errno.h>
-#include "core/error.h"
+#include "base/error.h"
 #include "files/overlay.h"
 
 castor_status castor_files_divert(const char *folder) {

@@ -4,8 +4,8 @@
 #include <stdatomic.h>
 #include "arena/arena.h"
 #include "budget/budget.h"
-#include "core/machine.h"
-#include "core/options.h"
+#include "base/machine.h"
+#include "job/options.h"
 #include "store/store.h"
 #include "store/tensor.h"
 #include "trace/counters.h"

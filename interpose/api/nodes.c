@@ -3,9 +3,9 @@
 
 #include <pthread.h>
 #include <stdlib.h>
-#include "core/error.h"
-#include "core/node.h"
-#include "core/options.h"
+#include "base/error.h"
+#include "job/node.h"
+#include "job/options.h"
 #include "gradients/reduce.h"
 #include "nodes/exchange.h"
 #include "nodes/fetch.h"

@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include "core/error.h"
+#include "base/error.h"
 #include "kernels/optimizer.h"
 #include "same.h"
 

@@ -2,7 +2,7 @@
 #ifndef CASTOR_API_PLACEMENT_OPTIONS_H
 #define CASTOR_API_PLACEMENT_OPTIONS_H
 
-#include "core/options.h"
+#include "job/options.h"
 #include "placement/placement.h"
 
 static inline placement_settings placement_of(const castor_options *o) {

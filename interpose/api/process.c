@@ -3,12 +3,12 @@
 
 #include <stdatomic.h>
 #include "arena/arena.h"
-#include "core/error.h"
-#include "core/log.h"
-#include "core/options.h"
-#include "core/plugin.h"
-#include "core/thread.h"
-#include "core/torch_version.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "job/options.h"
+#include "job/plugin.h"
+#include "base/thread.h"
+#include "job/torch_version.h"
 #include "forking/forking.h"
 #include "gauges.h"
 #include "hooks/torch/device_names.h"
@@ -97,7 +97,7 @@ int castor_option_get(uint32_t index, castor_option *out) {
     case OPTION_ID_##field:                                                                                  \
         *out = (castor_option){.name = #field, VALUE_##type(field)};                                         \
         break;
-#include "core/options.def"
+#include "job/options.def"
     default:
         return 0;
     }

@@ -1,8 +1,8 @@
 /* The exported functions about the staging area: thin, over the modules. */
 #include "castor.h"
 
-#include "core/error.h"
-#include "core/options.h"
+#include "base/error.h"
+#include "job/options.h"
 #include "events/life.h"
 #include "hooks/table/hooks.h"
 #include "lazy/staging.h"

@@ -1,7 +1,7 @@
 /* The exported functions about training loops: thin, over the modules. */
 #include "castor.h"
 
-#include "core/log.h"
+#include "base/log.h"
 #include "kernels/kernels.h"
 #include "trace/trace.h"
 #include "training/accumulate.h"

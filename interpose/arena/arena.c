@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "extent.h"
 #include "loan.h"
 

@@ -24,7 +24,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 /* Reserves the region. CASTOR_ERR_MEMORY when no address space is to be had: the caller then uses the system's
  * allocator. Idempotent; the first call's limit counts. */

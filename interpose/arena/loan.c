@@ -1,7 +1,7 @@
 #include "loan.h"
 
 #include <stddef.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "pages.h"
 
 #define LOANS_MAX 262144u

@@ -7,7 +7,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include "core/error.h"
+#include "base/error.h"
 #include "events/held.h"
 
 /* PAGEMAP_SCAN (Linux 6.7): declared here, because the headers of older systems lack it. */

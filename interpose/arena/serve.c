@@ -3,9 +3,9 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include "core/log.h"
-#include "core/options.h"
-#include "core/plugin.h"
+#include "base/log.h"
+#include "job/options.h"
+#include "job/plugin.h"
 #include "events/life.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -2,9 +2,9 @@
 #include <sched.h>
 #include <stdlib.h>
 #include "arena/arena.h"
-#include "core/clock.h"
-#include "core/error.h"
-#include "core/log.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "inside.h"
 
 enum { TIER_HOST, TIER_DISK };

@@ -5,8 +5,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "arena/pages.h"
-#include "core/clock.h"
-#include "core/error.h"
+#include "base/clock.h"
+#include "base/error.h"
 #include "store/tensor.h"
 #include "budget.h"
 

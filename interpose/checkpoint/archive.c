@@ -2,8 +2,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "core/log.h"
-#include "core/table.h"
+#include "base/log.h"
+#include "base/table.h"
 
 #define LOCAL_BYTES     30
 #define DIRECTORY_BYTES 46

@@ -10,8 +10,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 #include "copies.h"
-#include "core/thread.h"
-#include "core/userfault.h"
+#include "base/thread.h"
+#include "base/userfault.h"
 #include "events/held.h"
 #include "maps.h"
 

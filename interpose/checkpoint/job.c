@@ -6,9 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "archive.h"
-#include "core/error.h"
-#include "core/table.h"
-#include "core/thread.h"
+#include "base/error.h"
+#include "base/table.h"
+#include "base/thread.h"
 #include "crc.h"
 #include "hold.h"
 

@@ -14,7 +14,7 @@
 #ifndef CASTOR_CHECKPOINT_JOB_H
 #define CASTOR_CHECKPOINT_JOB_H
 
-#include "core/status.h"
+#include "base/status.h"
 #include "stream.h"
 
 typedef struct job job;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "core/table.h"
+#include "base/table.h"
 
 typedef struct mapping {
     uintptr_t begin, end;

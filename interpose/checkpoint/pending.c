@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 
 #define PLACES      256
 #define WAIT_NS     100000000 /* between two looks whether the process that writes still lives */

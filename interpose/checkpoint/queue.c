@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <time.h>
-#include "core/error.h"
-#include "core/interrupt.h"
-#include "core/thread.h"
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "base/thread.h"
 #include "events/life.h"
 #include "hold.h"
 #include "pending.h"

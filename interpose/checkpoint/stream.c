@@ -11,8 +11,8 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "core/file_bytes.h"
-#include "core/log.h"
+#include "base/file_bytes.h"
+#include "base/log.h"
 
 #define DIRECT_ALIGNMENT 4096ul
 /* Of a smaller file the direct write costs more than the page cache. */

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "core/file_bytes.h"
+#include "base/file_bytes.h"
 #include "crc.h"
 
 typedef struct reading {

@@ -12,11 +12,11 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/error.h"
-#include "core/log.h"
-#include "core/process.h"
-#include "core/rendezvous.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/process.h"
+#include "job/rendezvous.h"
 
 #define POLL_SECONDS 0.1 /* between two checks whether the rank that is waited for lives */
 #define PAUSES       100 /* checks without a yield: about what a step of a running rank takes */

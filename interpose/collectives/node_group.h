@@ -18,7 +18,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 #define NODE_RANKS_MAX   64
 #define NODE_THREADS_MAX 4            /* of a rank that use one group at the same time */

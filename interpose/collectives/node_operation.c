@@ -1,8 +1,8 @@
 #include "node_operation.h"
 
 #include <string.h>
-#include "core/clock.h"
-#include "core/error.h"
+#include "base/clock.h"
+#include "base/error.h"
 
 static const char *const kind_names[] = {"",       "allreduce", "reduce",   "broadcast", "allgather",
                                          "gather", "scatter",   "alltoall", "barrier"};

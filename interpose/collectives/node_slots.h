@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/spin.h"
+#include "base/spin.h"
 #include "node_group.h"
 
 #define NODE_CELLS 8          /* of half a slot */

@@ -1,8 +1,8 @@
 #include "devices.h"
 
 #include <pthread.h>
-#include "core/error.h"
-#include "core/machine.h"
+#include "base/error.h"
+#include "base/machine.h"
 
 /* Of a budget: an eighth for slots, and as much for each of the three parts that are on the device at a time while an optimizer
  * steps; homes get the rest. Without a budget these are smaller shares of the device's memory, and nothing of it is taken before a

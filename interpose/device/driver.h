@@ -19,7 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 #define DEVICE_STREAM_PER_THREAD 2
 

@@ -1,9 +1,240 @@
-#include "homes_inside.h"
-
 #include <string.h>
 #include <sys/mman.h>
-#include "core/error.h"
-#include "core/log.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "homes_inside.h"
+
+static void fixed_tables_end(homes *h);
+
+/* ---- Fixed homes: memory that the driver allocates on the host, and a table of what lies where. */
+
+#define ADDRESS_BITS 48 /* of a process */
+
+static void *table_map(size_t bytes) {
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static size_t units_table_bytes(const homes *h) {
+    return (((size_t)1 << ADDRESS_BITS) / h->unit_bytes) * sizeof *h->fixed_units;
+}
+
+static size_t addresses_table_bytes(const homes *h) {
+    return (h->units - h->range_units) * sizeof *h->fixed_addresses;
+}
+
+/* homes_fixed.c: the tables for as many fixed homes as the range holds, and their end. */
+static castor_status fixed_tables_make(homes *h) {
+    h->fixed_units = table_map(units_table_bytes(h));
+    h->fixed_addresses = table_map(addresses_table_bytes(h));
+    if (h->fixed_units && h->fixed_addresses)
+        return CASTOR_OK;
+    fixed_tables_end(h);
+    return error_set(CASTOR_ERR_MEMORY, "no memory for a table of homes, %B of addresses",
+                     (uint64_t)units_table_bytes(h));
+}
+
+static void fixed_tables_end(homes *h) {
+    if (h->fixed_units)
+        munmap((void *)h->fixed_units, units_table_bytes(h));
+    if (h->fixed_addresses)
+        munmap(h->fixed_addresses, addresses_table_bytes(h));
+}
+
+static uint32_t fixed_unit(const homes *h, uintptr_t address) {
+    if (address >> ADDRESS_BITS)
+        return HOMES_NO_UNIT;
+    /* 0 - 1: none. */
+    return atomic_load_explicit(&h->fixed_units[address / h->unit_bytes], memory_order_relaxed) - 1;
+}
+
+static void show(homes *h, uint32_t unit, uint32_t units, uintptr_t address) {
+    for (uint32_t i = 0; i < units; i++) {
+        h->fixed_addresses[unit - h->range_units + i] = address + i * h->unit_bytes;
+        atomic_store_explicit(&h->fixed_units[address / h->unit_bytes + i], unit + i + 1,
+                              memory_order_relaxed);
+    }
+}
+
+static void hide(homes *h, uint32_t unit, uint32_t units, uintptr_t address) {
+    for (uint32_t i = 0; i < units; i++) {
+        h->fixed_addresses[unit - h->range_units + i] = 0;
+        atomic_store_explicit(&h->fixed_units[address / h->unit_bytes + i], 0, memory_order_relaxed);
+    }
+}
+
+/* Memory for a home, and its end. */
+static castor_status fixed_back(homes *h, uint32_t unit, uint32_t units) {
+    const device_driver *v = &h->driver;
+    uintptr_t address;
+    castor_status status =
+        v->host_make(v->context, h->device, units * h->unit_bytes, &address, &h->pages[unit]);
+    if (status != CASTOR_OK) {
+        h->pages[unit] = 0;
+        return status;
+    }
+    if (address >> ADDRESS_BITS) {
+        v->host_end(v->context, h->device, h->pages[unit]);
+        h->pages[unit] = 0;
+        return error_set(CASTOR_ERR_SYSTEM, "the driver has host memory at %p, beyond %d bits of address",
+                         (void *)address, ADDRESS_BITS);
+    }
+    show(h, unit, units, address);
+    return CASTOR_OK;
+}
+
+static castor_status fixed_end(homes *h, uint32_t unit, uint32_t units) {
+    uintptr_t address = unit_address(h, unit);
+    hide(h, unit, units, address); /* before another device's home can have the address */
+    castor_status status = h->driver.host_end(h->driver.context, h->device, h->pages[unit]);
+    if (status != CASTOR_OK)
+        show(h, unit, units, address);
+    else
+        h->pages[unit] = 0;
+    return status;
+}
+
+static castor_status fixed_check(const homes *h, uint32_t unit) {
+    const home_record *r = &h->records[unit];
+    for (uint32_t i = 0; i < r->units; i++)
+        if (unit_address(h, unit + i) != unit_address(h, unit) + i * h->unit_bytes ||
+            fixed_unit(h, unit_address(h, unit + i)) != unit + i)
+            return error_set(CASTOR_ERR_MISMATCH, "homes of device %d, unit %u: its address leads elsewhere",
+                             h->device, unit + i);
+    return CASTOR_OK;
+}
+
+/* ---- Which homes are on the host though the device had room, and which return there.
+ *
+ * A return must last: a home that comes back and leaves again has crossed the link twice for nothing. So a home returns only into memory
+ * that was free at the end of each of the last steps, none of which had to rescue an allocation, and a reserve stays free. What the
+ * script needs within its steps alone is not seen if it gives it back to the driver before the step's end: if returns are followed by a
+ * rescue, the next ones wait, each time twice as long. */
+
+#define PAUSE_FIRST 16
+#define PAUSE_MOST  (UINT64_C(1) << 20)
+
+void homes_placement_set(homes *h, const placement_settings *placement) {
+    pthread_mutex_lock(&h->lock);
+    h->placement = *placement;
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* Where a home of so many bytes is born, if there is room. */
+static device_tier policy_birth(const homes *h, chunk_kind kind, uint64_t bytes) {
+    uint64_t there = h->statistics.bytes[kind][DEVICE_TIER_HOST];
+    uint64_t all = there + h->statistics.bytes[kind][DEVICE_TIER_DEVICE] + bytes;
+    return (double)there < placement_share(&h->placement, kind) * (double)all ? DEVICE_TIER_HOST
+                                                                              : DEVICE_TIER_DEVICE;
+}
+
+static void pause_longer(home_returns *r) {
+    if (r->pause < PAUSE_MOST)
+        r->pause = r->pause ? 2 * r->pause : PAUSE_FIRST;
+    r->resume = r->steps + r->pause;
+}
+
+void homes_short(homes *h) {
+    atomic_store_explicit(&h->fell_short, true, memory_order_relaxed);
+    atomic_store_explicit(&h->were_short, true, memory_order_relaxed);
+}
+
+bool homes_were_short(const homes *h) {
+    return atomic_load_explicit(&h->were_short, memory_order_relaxed);
+}
+
+void policy_rescued(homes *h) {
+    homes_short(h);
+    if (h->returns.moved)
+        pause_longer(&h->returns);
+    h->returns.moved = false;
+}
+
+/* Bytes that may return. */
+static uint64_t return_room(const homes *h) {
+    const home_returns *r = &h->returns;
+    if (r->seen < HOMES_RETURN_STEPS || r->steps < r->resume)
+        return 0;
+    uint64_t least = UINT64_MAX, free_bytes = 0, total_bytes = 0;
+    for (uint32_t i = 0; i < HOMES_RETURN_STEPS; i++)
+        least = r->room[i] < least ? r->room[i] : least;
+    h->driver.room(h->driver.context, h->device, &free_bytes, &total_bytes);
+    uint64_t reserve = placement_headroom(&h->placement, total_bytes);
+    return least > reserve ? least - reserve : 0;
+}
+
+/* The home that returns next; UINT32_MAX: none has room. Kernels read small parameters, norms and biases, in their homes; large ones
+ * have slots, and the steps of an optimizer come in parts. */
+static uint32_t return_next(const homes *h, uint64_t room) {
+    static const chunk_kind order[CHUNK_KIND_COUNT] = {CHUNK_PARAM, CHUNK_GRAD, CHUNK_OPTIM};
+    for (int i = 0; i < CHUNK_KIND_COUNT; i++) {
+        uint32_t found = UINT32_MAX, least = UINT32_MAX;
+        for (uint32_t next = h->youngest[order[i]]; next; next = h->records[next - 1].older) {
+            const home_record *r = &h->records[next - 1];
+            uint64_t bytes = (uint64_t)r->units * h->unit_bytes;
+            /* Among equals the oldest. */
+            if (r->tier != DEVICE_TIER_HOST || r->stuck || r->units > least || bytes > room ||
+                !tier_has_room(h, DEVICE_TIER_DEVICE, bytes))
+                continue;
+            found = next - 1;
+            least = r->units;
+        }
+        if (found != UINT32_MAX)
+            return found;
+    }
+    return UINT32_MAX;
+}
+
+bool homes_step_end(homes *h) {
+    pthread_mutex_lock(&h->lock);
+    home_returns *r = &h->returns;
+    bool due = false, fell_short = atomic_exchange_explicit(&h->fell_short, false, memory_order_relaxed);
+    r->steps++;
+    if (h->fixed || !tier_bytes(h, DEVICE_TIER_HOST)) {
+        r->seen = 0;
+    } else {
+        uint64_t free_bytes = 0, total_bytes = 0;
+        h->driver.room(h->driver.context, h->device, &free_bytes, &total_bytes);
+        r->room[r->steps % HOMES_RETURN_STEPS] = fell_short ? 0 : free_bytes;
+        r->seen += r->seen < HOMES_RETURN_STEPS;
+        uint64_t room = return_room(h);
+        due = room && return_next(h, room) != UINT32_MAX;
+    }
+    pthread_mutex_unlock(&h->lock);
+    return due;
+}
+
+/* The last steps would have had so much less. */
+static void room_taken(home_returns *r, uint64_t bytes) {
+    for (uint32_t i = 0; i < HOMES_RETURN_STEPS; i++)
+        r->room[i] -= r->room[i] < bytes ? r->room[i] : bytes;
+}
+
+castor_status homes_return(homes *h) {
+    pthread_mutex_lock(&h->lock);
+    uint64_t begin_ns = h->driver.now_ns(h->driver.context), room = return_room(h), moved = 0;
+    castor_status status = h->driver.drain(h->driver.context, h->device);
+    uint32_t unit;
+    while (status == CASTOR_OK && moved < HOMES_RETURN_BYTES && (unit = return_next(h, room)) != UINT32_MAX) {
+        uint64_t bytes = (uint64_t)h->records[unit].units * h->unit_bytes;
+        if (moved && bytes > HOMES_RETURN_BYTES - moved)
+            break;
+        status = flip_drained(h, unit, DEVICE_TIER_DEVICE, false);
+        if (status != CASTOR_OK)
+            break;
+        moved += bytes;
+        room -= bytes;
+        room_taken(&h->returns, bytes);
+        h->returns.moved = true;
+    }
+    if (status != CASTOR_OK)
+        pause_longer(&h->returns);
+    h->statistics.flip_ns += h->driver.now_ns(h->driver.context) - begin_ns;
+    pthread_mutex_unlock(&h->lock);
+    return status == CASTOR_ERR_MEMORY ? CASTOR_OK : status;
+}
+
+/* ---- */
 
 static size_t table_place(size_t *total, size_t bytes) {
     size_t place = *total;
@@ -400,4 +631,115 @@ void homes_statistics_get(homes *h, homes_statistics *out) {
     pthread_mutex_lock(&h->lock);
     *out = h->statistics;
     pthread_mutex_unlock(&h->lock);
+}
+
+/* ---- */
+
+typedef struct sums {
+    uint64_t bytes[CHUNK_KIND_COUNT][DEVICE_TIER_COUNT], count[CHUNK_KIND_COUNT];
+    uint64_t units, stuck_bytes;
+} sums;
+
+static castor_status wrong(const homes *h, uint32_t unit, const char *what) {
+    return error_set(CASTOR_ERR_MISMATCH, "homes of device %d, unit %u: %s", h->device, unit, what);
+}
+
+static castor_status check_home(const homes *h, chunk_kind kind, uint32_t unit, sums *s) {
+    const home_record *r = &h->records[unit];
+    bool fixed = unit >= h->range_units;
+    if (!r->units || r->units > (fixed ? h->units : h->range_units) - unit || r->kind != kind ||
+        r->tier >= DEVICE_TIER_COUNT || fixed != (h->fixed && r->tier == DEVICE_TIER_HOST))
+        return wrong(h, unit, "no such home can be");
+    castor_status status = fixed ? fixed_check(h, unit) : CASTOR_OK;
+    if (status != CASTOR_OK)
+        return status;
+    uint32_t next_piece = unit, end = unit + r->units;
+    for (uint32_t at = unit; at < end; at++) {
+        if (h->owner[at] != unit + 1)
+            return wrong(h, at, "two homes share it, or none knows it");
+        if (atomic_load_explicit(&h->tiers[at], memory_order_relaxed) != r->tier + 1)
+            return wrong(h, at, "look-ups show another tier than the home has");
+        if (h->moving[at])
+            return wrong(h, at, "pages are left from a flip");
+        if (at == next_piece) {
+            next_piece += fixed ? end - at : piece_units(end - at);
+            if (!h->pages[at] && !r->stuck)
+                return wrong(h, at, "a piece has no pages");
+        } else if (h->pages[at]) {
+            return wrong(h, at, "pages inside of a piece");
+        }
+    }
+    uint64_t bytes = (uint64_t)r->units * h->unit_bytes;
+    s->bytes[kind][r->tier] += bytes;
+    s->count[kind]++;
+    s->units += r->units;
+    if (r->stuck && r->tier == DEVICE_TIER_DEVICE)
+        s->stuck_bytes += bytes;
+    return CASTOR_OK;
+}
+
+static castor_status check_kind(const homes *h, chunk_kind kind, sums *s) {
+    uint32_t younger = 0;
+    for (uint32_t next = h->youngest[kind]; next; next = h->records[next - 1].older) {
+        if (next > h->units || h->records[next - 1].younger != younger || s->units > h->units)
+            return wrong(h, next - 1, "the order of homes is broken");
+        castor_status status = check_home(h, kind, next - 1, s);
+        if (status != CASTOR_OK)
+            return status;
+        younger = next;
+    }
+    return CASTOR_OK;
+}
+
+/* Units without a home. */
+static castor_status check_free(const homes *h, const sums *s) {
+    uint64_t owned = 0;
+    for (uint32_t unit = 0; unit < h->units; unit++) {
+        if (h->owner[unit] && h->owner[unit] != OWNER_GIVEN_UP)
+            owned++;
+        else if (h->pages[unit] || h->moving[unit] || h->records[unit].units ||
+                 atomic_load_explicit(&h->tiers[unit], memory_order_relaxed))
+            return wrong(h, unit, "a table shows a home where none is");
+        if (unit >= h->range_units && !h->owner[unit] && h->fixed_addresses[unit - h->range_units])
+            return wrong(h, unit, "it has an address where no home is");
+        if (!h->owner[unit] && unit < h->hints[unit >= h->range_units])
+            return wrong(h, unit, "the search overlooks it");
+    }
+    return owned == s->units ? CASTOR_OK : wrong(h, 0, "units belong to homes that do not exist");
+}
+
+static castor_status check_sums(const homes *h, const sums *s) {
+    uint64_t there = 0;
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        for (int tier = 0; tier < DEVICE_TIER_COUNT; tier++)
+            if (s->bytes[kind][tier] != h->statistics.bytes[kind][tier] ||
+                s->bytes[kind][tier] > h->statistics.peak_bytes[kind][tier])
+                return error_set(CASTOR_ERR_MISMATCH,
+                                 "homes of device %d: %B of kind %d on tier %d, counted are %B, peak %B",
+                                 h->device, s->bytes[kind][tier], kind, tier, h->statistics.bytes[kind][tier],
+                                 h->statistics.peak_bytes[kind][tier]);
+        if (s->count[kind] != h->statistics.count[kind])
+            return wrong(h, 0, "homes are miscounted");
+        there += s->bytes[kind][DEVICE_TIER_DEVICE];
+    }
+    if (s->stuck_bytes != h->stuck_bytes || homes_evictable(h) != (h->fixed ? 0 : there - h->stuck_bytes))
+        return wrong(h, 0, "the bytes that can be evicted are miscounted");
+    if (there > h->allowed_bytes)
+        return error_set(CASTOR_ERR_MISMATCH, "homes of device %d: %B on the device, %B are allowed",
+                         h->device, there, h->allowed_bytes);
+    return CASTOR_OK;
+}
+
+castor_status homes_check(homes *h) {
+    sums s = {0};
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&h->lock);
+    for (int kind = 0; kind < CHUNK_KIND_COUNT && status == CASTOR_OK; kind++)
+        status = check_kind(h, (chunk_kind)kind, &s);
+    if (status == CASTOR_OK)
+        status = check_free(h, &s);
+    if (status == CASTOR_OK)
+        status = check_sums(h, &s);
+    pthread_mutex_unlock(&h->lock);
+    return status;
 }

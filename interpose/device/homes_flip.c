@@ -1,7 +1,7 @@
 #include "homes_inside.h"
 
-#include "core/error.h"
-#include "core/log.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "trace/trace.h"
 
 /* What the report calls a flip, and why: ids of CHUNK records. */

@@ -1,4 +1,4 @@
-/* What the parts of homes share: homes.c (birth, death, look-ups), homes_fixed.c, homes_flip.c, homes_policy.c, homes_check.c.
+/* What the parts of homes share: homes.c (where homes are born, birth, death, look-ups) and homes_flip.c.
  *
  * Vocabulary
  *   unit     here: the number of a unit of the reserved range, from 0; fixed homes have the units after these, a number for each unit
@@ -86,14 +86,6 @@ static inline uint64_t tier_bytes(const homes *h, device_tier tier) {
 static inline uint32_t *unit_hint(homes *h, uint32_t unit) {
     return &h->hints[unit >= h->range_units];
 }
-/* homes_fixed.c: the tables for as many fixed homes as the range holds, and their end. */
-castor_status fixed_tables_make(homes *h);
-void fixed_tables_end(homes *h);
-uint32_t fixed_unit(const homes *h, uintptr_t address);
-/* Memory for a home, and its end. */
-castor_status fixed_back(homes *h, uint32_t unit, uint32_t units);
-castor_status fixed_end(homes *h, uint32_t unit, uint32_t units);
-castor_status fixed_check(const homes *h, uint32_t unit);
 /* The first unit of the home that begins at an address; UINT32_MAX: none does. */
 uint32_t home_unit(const homes *h, uintptr_t address);
 /* A home's bytes come to a tier, or leave it. */
@@ -103,8 +95,6 @@ void tier_subtract(homes *h, const home_record *r, device_tier tier);
 bool tier_has_room(const homes *h, device_tier tier, uint64_t bytes);
 /* The device is at rest. `rescues`: for an allocation. */
 castor_status flip_drained(homes *h, uint32_t unit, device_tier to, bool rescues);
-/* Where a home of so many bytes is born, if there is room. */
-device_tier policy_birth(const homes *h, chunk_kind kind, uint64_t bytes);
 /* Homes have left for an allocation. */
 void policy_rescued(homes *h);
 /* The tables of look-ups. `tier`: DEVICE_TIER_COUNT: none. */

@@ -2,7 +2,7 @@
 
 #include <string.h>
 #include <sys/mman.h>
-#include "core/error.h"
+#include "base/error.h"
 
 #define PATTERN_BYTES ((size_t)1 << 16)
 

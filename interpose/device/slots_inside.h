@@ -1,6 +1,5 @@
-/* What the parts of slots share: slots.c (uses and writers), slots_storages.c (which storage lies where), slots_region.c (the device
- * memory and who has it), slots_backend.c (what the chunk manager asks for), slots_writes.c (whom a copy must wait
- * for), slots_copy.c (marks and copies), slots_check.c.
+/* What the parts of slots share: slots.c (uses, writers, copies, what the chunk manager asks for) and slots_region.c (which storage lies
+ * where, the device memory and who has it).
  *
  * Vocabulary
  *   number    of a storage: its place in the table, and its chunk's number. Numbers of forgotten storages are used again
@@ -122,8 +121,14 @@ struct slots {
 /* ---- slots.c ---- */
 /* The slot does not hold what its home holds any more. */
 void slots_stale(slots *s, uint32_t number);
+/* The copy stream waits for it, if it has not. */
+castor_status slots_mark_wait(slots *s, slots_mark *mark);
 
-/* ---- slots_storages.c ---- */
+/* Zeroed memory; NULL: there is none. */
+void *slots_map(size_t bytes);
+void slots_unmap(void *memory, size_t bytes);
+
+/* ---- slots_region.c ---- */
 /* True: a storage may lie in a home there. Lock-free. */
 bool slots_touched(const slots *s, uintptr_t address, size_t bytes);
 /* The storage at an address; SLOTS_NONE: there is none. */
@@ -136,7 +141,6 @@ void slots_tables_end(slots *s);
 /* From now on its writers matter. */
 void slots_storage_copied(slots *s, slots_storage *st);
 
-/* ---- slots_region.c ---- */
 castor_status slots_region_make(slots *s);
 castor_status slots_region_end(slots *s);
 /* CASTOR_ERR_MEMORY: no range of that many bytes is free. The copy stream waits for the uses of what lay there. */
@@ -144,31 +148,5 @@ castor_status slots_range_take(slots *s, uint32_t number);
 void slots_range_leave(slots *s, uint32_t number);
 /* A range for a storage becomes free, by the run of idle slots whose soonest use is farthest, and later than what has `key`: 0: whatever it is. */
 bool slots_run_free(slots *s, uint32_t number, uint64_t key);
-
-/* ---- slots_writes.c ---- */
-/* A writer was enqueued in the stream: the batch that it is in. */
-uint64_t slots_batches_add(slots *s, uint64_t stream);
-/* The event of the open batch is recorded. */
-void slots_batches_close(slots *s);
-/* The copy stream waits for all batches up to that one. None is open. */
-castor_status slots_batches_wait(slots *s, uint64_t batch);
-void slots_batches_end(slots *s);
-
-/* ---- slots_copy.c ---- */
-/* Records the mark in a stream. An error: what it stood for before it still does. */
-castor_status slots_mark_record(slots *s, slots_mark *mark, uint64_t stream);
-/* The copy stream waits for it, if it has not. */
-castor_status slots_mark_wait(slots *s, slots_mark *mark);
-void slots_mark_end(slots *s, slots_mark *mark);
-/* Whether a copy may be made now, as far as the storage goes. */
-bool slots_copy_may(const slots *s, uint32_t number);
-/* Into the storage's slot. */
-castor_status slots_copy(slots *s, uint32_t number);
-
-/* ---- slots_backend.c ---- */
-castor_status slots_manager_make(slots *s);
-/* Zeroed memory; NULL: there is none. */
-void *slots_map(size_t bytes);
-void slots_unmap(void *memory, size_t bytes);
 
 #endif

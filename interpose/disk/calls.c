@@ -8,8 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "arena/pages.h"
-#include "core/error.h"
-#include "core/log.h"
+#include "base/error.h"
+#include "base/log.h"
 
 #ifndef MADV_POPULATE_READ /* Linux 5.14 */
 #define MADV_POPULATE_READ 22

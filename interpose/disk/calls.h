@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 /* How a loaded range is put into this process's page tables, so that the thread that uses it next does not fault. DISK_MAP_WRITE
  * also marks every page as written: for ranges that are about to be written throughout. */

@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "arena/pages.h"
-#include "core/clock.h"
-#include "core/error.h"
+#include "base/clock.h"
+#include "base/error.h"
 #include "threads.h"
 
 #define RETRIES_MAX    16 /* of one piece, after results that may pass */

@@ -1,7 +1,7 @@
 /* Threads that work on pieces by system calls that block. */
 #include <errno.h>
 #include <sys/prctl.h>
-#include "core/thread.h"
+#include "base/thread.h"
 #include "threads.h"
 
 static void run_step(disk_queue *q, disk_piece *piece) {

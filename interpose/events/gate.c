@@ -9,8 +9,8 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/error.h"
+#include "base/clock.h"
+#include "base/error.h"
 
 #define RECORDS   128u
 #define YIELDS_NS UINT64_C(200000)   /* so long a closer yields before it sleeps between its looks */

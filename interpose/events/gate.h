@@ -12,7 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 /* From now on the gate may be closed. Once per process, before another thread could be inside; CASTOR_ERR_SYSTEM: the kernel lacks
  * membarrier. */

@@ -10,7 +10,7 @@
 #define CASTOR_EVENTS_LIFE_H
 
 #include <stdbool.h>
-#include "core/status.h"
+#include "base/status.h"
 
 /* Who starts the layers; set when the library is loaded. */
 void life_listen(void (*wake)(void), void (*library)(void));

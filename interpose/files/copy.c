@@ -5,7 +5,7 @@
 #include <linux/fs.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "calls.h"
 
 static void say_full(const char *place) {

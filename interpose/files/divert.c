@@ -7,9 +7,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include "core/error.h"
-#include "core/log.h"
-#include "core/options.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "job/options.h"
 #include "calls.h"
 
 #define COPIED_BYTES_MAX (64 << 20)

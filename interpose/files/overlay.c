@@ -3,9 +3,9 @@
 #include <errno.h>
 #include <stdint.h>
 #include <string.h>
-#include "core/error.h"
-#include "core/log.h"
-#include "core/options.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "job/options.h"
 #include "calls.h"
 
 enum { LINKS_MAX = 40, DEPTH_MAX = 256 };

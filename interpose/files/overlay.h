@@ -27,7 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/stat.h>
-#include "core/status.h"
+#include "base/status.h"
 
 enum {
     FILES_PATH_MAX = 4096,

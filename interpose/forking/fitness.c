@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "events/life.h"
 #include "files/calls.h"
 

@@ -12,9 +12,9 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/fork_line.h"
-#include "core/log.h"
-#include "core/options.h"
+#include "job/fork_line.h"
+#include "base/log.h"
+#include "job/options.h"
 #include "files/calls.h"
 #include "files/overlay.h"
 #include "fitness.h"

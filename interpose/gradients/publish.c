@@ -1,7 +1,7 @@
 #include "publish.h"
 
 #include "arena/pages.h"
-#include "core/error.h"
+#include "base/error.h"
 #include "store/ranks.h"
 #include "store/wait.h"
 #include "trace/trace.h"

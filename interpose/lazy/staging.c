@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include "arena/arena.h"
 #include "arena/pages.h"
-#include "core/error.h"
-#include "core/log.h"
+#include "base/error.h"
+#include "base/log.h"
 
 #define BUCKETS 4096u
 /* Every piece may take a mapping of its own; the system has 65530 for a process (vm.max_map_count). */

@@ -15,7 +15,7 @@
 #define CASTOR_LAZY_STAGING_H
 
 #include <stdbool.h>
-#include "core/status.h"
+#include "base/status.h"
 #include "staging_index.h"
 
 /* `fds`: as staging_index_make made them, in this process or in one that passed them on. */

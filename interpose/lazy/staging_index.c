@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/file_bytes.h"
+#include "base/clock.h"
+#include "base/file_bytes.h"
 
 #define SLOTS         (1u << 19) /* of the bytes' file, 1 TiB; sparse */
 #define CHAINS        (1u << 16)

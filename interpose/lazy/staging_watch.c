@@ -10,12 +10,12 @@
 #include <time.h>
 #include <unistd.h>
 #include "arena/pages.h"
-#include "core/clock.h"
-#include "core/error.h"
-#include "core/log.h"
-#include "core/rendezvous.h"
-#include "core/thread.h"
-#include "core/token.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "job/rendezvous.h"
+#include "base/thread.h"
+#include "job/token.h"
 #include "staging.h"
 
 #define LOOK_MS       2

@@ -5,7 +5,7 @@
 #define CASTOR_LAZY_STAGING_WATCH_H
 
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 /* `own_bytes`: a sweep is due when there are so many more than after the last one. `schedule(sweep, NULL)` may be called from
  * any thread, and returns 0 when sweep(NULL) will be called. Idempotent; also starts again after staging_watch_stop. */

@@ -1,8 +1,8 @@
 #include "exchange.h"
 
 #include <stdlib.h>
-#include "core/error.h"
-#include "core/hash.h"
+#include "base/error.h"
+#include "base/hash.h"
 #include "gradients/reduce.h"
 #include "store/demand.h"
 #include "store/wait.h"

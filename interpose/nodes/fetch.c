@@ -6,10 +6,10 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/error.h"
-#include "core/interrupt.h"
-#include "core/log.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "base/log.h"
 #include "store/wait.h"
 #include "serve.h"
 #include "socket.h"

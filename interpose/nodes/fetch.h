@@ -2,7 +2,7 @@
 #ifndef CASTOR_NODES_FETCH_H
 #define CASTOR_NODES_FETCH_H
 
-#include "core/token.h"
+#include "job/token.h"
 #include "placement/chunk.h"
 
 #define FETCH_ADDRESS_MAX 64

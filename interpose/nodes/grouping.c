@@ -1,7 +1,7 @@
 #include "grouping.h"
 
 #include <stdbool.h>
-#include "core/error.h"
+#include "base/error.h"
 
 static bool is_first_of_node(const uint64_t *identities, int rank) {
     for (int before = 0; before < rank; before++)

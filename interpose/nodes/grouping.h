@@ -10,7 +10,7 @@
 #define CASTOR_NODES_GROUPING_H
 
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 typedef struct grouping_nodes {
     int32_t node, node_count;
@@ -18,7 +18,7 @@ typedef struct grouping_nodes {
     int32_t lanes; /* this rank is in lane `local_rank` when that is below */
 } grouping_nodes;
 
-/* `identities[r]`: of the node of rank r (core/node.h). `members` takes the local_world ranks of this rank's node, in order;
+/* `identities[r]`: of the node of rank r (job/node.h). `members` takes the local_world ranks of this rank's node, in order;
  * `lane` the node_count ranks of its lane, in the order of nodes (only when it is in one). Room for `world` each. */
 castor_status grouping_by_node(const uint64_t *identities, int world, int rank, grouping_nodes *out,
                                int32_t *members, int32_t *lane);

@@ -11,11 +11,11 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/error.h"
-#include "core/interrupt.h"
-#include "core/log.h"
-#include "core/thread.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "base/log.h"
+#include "base/thread.h"
 #include "store/wait.h"
 #include "trace/trace.h"
 #include "socket.h"

@@ -7,7 +7,7 @@
 #ifndef CASTOR_NODES_SERVE_H
 #define CASTOR_NODES_SERVE_H
 
-#include "core/token.h"
+#include "job/token.h"
 #include "store/store.h"
 
 /* Sent for each range; the answer is its bytes, or the end of the connection. */

@@ -5,8 +5,8 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include "core/error.h"
-#include "core/log.h"
+#include "base/error.h"
+#include "base/log.h"
 
 castor_status socket_address(const char *address, int port, struct addrinfo **out) {
     char service[16];

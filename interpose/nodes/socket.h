@@ -2,7 +2,7 @@
 #ifndef CASTOR_NODES_SOCKET_H
 #define CASTOR_NODES_SOCKET_H
 
-#include "core/status.h"
+#include "base/status.h"
 
 struct addrinfo;
 /* A numeric address and a port; freeaddrinfo gives it back. */

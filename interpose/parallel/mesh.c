@@ -1,7 +1,7 @@
 #include "mesh.h"
 
 #include <stddef.h>
-#include "core/error.h"
+#include "base/error.h"
 #include "rank_lists.h"
 
 static bool usable(double value) {

@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 enum { MESH_AXES = 8, MESH_ALL_AXES = -1 };
 

@@ -1,7 +1,7 @@
 #include "pipeline.h"
 
 #include <stdbool.h>
-#include "core/error.h"
+#include "base/error.h"
 
 static castor_status check(const pipeline *p, int32_t stage) {
     if (p->style < PIPELINE_1F1B || p->style > PIPELINE_ZERO_BUBBLE)

@@ -21,7 +21,7 @@
 #define CASTOR_PARALLEL_PIPELINE_H
 
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 typedef enum pipeline_style {
     PIPELINE_1F1B,

@@ -1,6 +1,6 @@
 #include "rank_lists.h"
 
-#include "core/error.h"
+#include "base/error.h"
 
 enum { WORD_BITS = 64 };
 

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 enum { RANKS_MOST = 65536 }; /* a rank is a number below */
 

@@ -1,7 +1,7 @@
 #include "spec.h"
 
 #include <string.h>
-#include "core/error.h"
+#include "base/error.h"
 
 static castor_status dims_check(int32_t dims) {
     if (dims >= 0 && dims <= SPEC_DIMS)

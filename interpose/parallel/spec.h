@@ -10,7 +10,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 #include "mesh.h"
 
 enum { SPEC_DIMS = 16, SPEC_TEXT = 192 };

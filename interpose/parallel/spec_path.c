@@ -1,7 +1,7 @@
 #include "spec_path.h"
 
 #include <string.h>
-#include "core/error.h"
+#include "base/error.h"
 
 castor_status communication_cost_of(const mesh *m, const spec *s, const communication *c,
                                     communication_cost *cost) {

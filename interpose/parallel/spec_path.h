@@ -10,7 +10,7 @@
 #define CASTOR_PARALLEL_SPEC_PATH_H
 
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 #include "mesh.h"
 #include "spec.h"
 

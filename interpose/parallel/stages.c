@@ -1,7 +1,7 @@
 #include "stages.h"
 
 #include <stdbool.h>
-#include "core/error.h"
+#include "base/error.h"
 
 static uint64_t cost_of(const uint64_t *costs, uint32_t layer) {
     return costs ? costs[layer] : 1;

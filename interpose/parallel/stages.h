@@ -3,7 +3,7 @@
 #define CASTOR_PARALLEL_STAGES_H
 
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 /* Divides layers of these costs (NULL: 1 each), in order, into `stages` stages, none of them empty, so that the largest stage is as
  * small as any division makes it. Among such divisions a stage ends as soon as it has its share of the layers left, if the rest

@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "arena/pages.h"
-#include "core/error.h"
-#include "core/file_bytes.h"
+#include "base/error.h"
+#include "base/file_bytes.h"
 
 /* Of a kind. The table is reserved as a whole, and takes memory as it fills: other threads read it while it grows. */
 #define CHUNKS_MAX (1 << 20)

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 typedef enum chunk_kind { CHUNK_PARAM, CHUNK_GRAD, CHUNK_OPTIM, CHUNK_KIND_COUNT } chunk_kind;
 extern const char *const chunk_kind_names[CHUNK_KIND_COUNT];

@@ -1,5 +1,5 @@
-/* What the parts of the chunk manager share: chunk_register.c, chunk_manager.c (accesses and events), chunk_moves.c (moves and waits),
- * chunk_room.c (victims and prefetch), chunk_manager_check.c. Every field is guarded by `lock`, and every function here is
+/* What the parts of the chunk manager share: chunk_manager.c (registration, accesses and events) and chunk_room.c (moves, waits,
+ * victims and prefetch). Every field is guarded by `lock`, and every function here is
  * called with it; those that say so release it while they wait, so anything may have changed when they return. */
 #ifndef CASTOR_PLACEMENT_CHUNK_MANAGER_INSIDE_H
 #define CASTOR_PLACEMENT_CHUNK_MANAGER_INSIDE_H
@@ -61,7 +61,6 @@ void non_model_sample(chunk_manager *m);
 
 /* The chunk's place in the order of victims, after anything that decides it has changed. */
 void chunk_refresh(chunk_manager *m, uint32_t chunk);
-void chunks_refresh(chunk_manager *m); /* of all */
 bool chunk_may_leave(const chunk_manager *m, uint32_t chunk);
 uint64_t chunk_key(const chunk_manager *m, uint32_t chunk);
 /* The chunk is on another tier, without a move. */

@@ -2,7 +2,7 @@
 
 #include <stdbool.h>
 #include "arena/pages.h"
-#include "core/error.h"
+#include "base/error.h"
 
 /* Of a job that does not name the size: elements. */
 #define DEFAULT_MINIMUM  (UINT64_C(32) << 20)

@@ -9,7 +9,7 @@
 #define CASTOR_PLACEMENT_CHUNK_SEARCH_H
 
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 #include "chunk.h"
 
 typedef struct chunk_search_group {

@@ -1,7 +1,7 @@
 #include "moments.h"
 
 #include <string.h>
-#include "core/log.h"
+#include "base/log.h"
 
 #define TIME_WEIGHT     4    /* a new time counts one in so many */
 #define ODD_STEPS_FIRST 4    /* steps with uses that were not foreseen, before all is recorded anew */

@@ -28,7 +28,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 #define MOMENT_RECORDINGS 3
 #define MOMENT_NONE       UINT32_MAX

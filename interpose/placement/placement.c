@@ -1,6 +1,6 @@
 #include "placement.h"
 
-#include "core/error.h"
+#include "base/error.h"
 #include "moments.h"
 
 #define KEY_UNKNOWN (UINT64_C(1) << 63)

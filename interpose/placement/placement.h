@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 #include "chunk.h"
 
 typedef enum placement_policy { PLACEMENT_STATIC, PLACEMENT_AUTO } placement_policy;

@@ -4,8 +4,8 @@
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
-#include "core/file_bytes.h"
-#include "core/log.h"
+#include "base/file_bytes.h"
+#include "base/log.h"
 
 #define PATH_BYTES 4160 /* an option of 4095 bytes, and the name */
 #define PART_BYTES 16384

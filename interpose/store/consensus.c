@@ -1,6 +1,6 @@
 #include "consensus.h"
 
-#include "core/clock.h"
+#include "base/clock.h"
 #include "wait.h"
 
 #define ELSEWHERE_SECONDS 0.2 /* a rank that stays so long where it was is elsewhere */

@@ -2,8 +2,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "core/error.h"
-#include "core/log.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "lazy/staging.h"
 #include "placement/chunk_search.h"
 #include "wait.h"

@@ -13,11 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 #include "arena/pages.h"
-#include "core/error.h"
-#include "core/log.h"
-#include "core/table.h"
-#include "core/thread.h"
-#include "core/userfault.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/table.h"
+#include "base/thread.h"
+#include "base/userfault.h"
 
 #define PIECE_BYTES (1ul << 20)
 /* Faults on shared memory, and who faulted. Faults of system calls need no feature: they come unless

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "arena/pages.h"
-#include "core/error.h"
+#include "base/error.h"
 #include "wait.h"
 #include "window.h"
 

@@ -1,7 +1,7 @@
 #include "ranks.h"
 
 #include <string.h>
-#include "core/error.h"
+#include "base/error.h"
 #include "wait.h"
 
 /* Of the values' bits: two lists that differ have different ones, but for one chance in 2^64. */

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include "arena/pages.h"
-#include "core/error.h"
-#include "core/table.h"
+#include "base/error.h"
+#include "base/table.h"
 #include "trace/trace.h"
 #include "demand.h"
 #include "wait.h"

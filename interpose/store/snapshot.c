@@ -5,10 +5,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "arena/pages.h"
-#include "core/error.h"
-#include "core/file_bytes.h"
-#include "core/log.h"
-#include "core/table.h"
+#include "base/error.h"
+#include "base/file_bytes.h"
+#include "base/log.h"
+#include "base/table.h"
 #include "demand.h"
 #include "tensor.h"
 #include "window.h"

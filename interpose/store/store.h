@@ -22,8 +22,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "core/hash.h"
-#include "core/status.h"
+#include "base/hash.h"
+#include "base/status.h"
 #include "placement/chunk.h"
 #include "placement/placement.h"
 

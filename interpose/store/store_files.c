@@ -6,8 +6,8 @@
 #include <sys/mman.h>
 #include <sys/vfs.h>
 #include <unistd.h>
-#include "core/error.h"
-#include "core/log.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "placement/chunk.h"
 
 #define PART_BYTES          (1ull << 40) /* of memory files; sparse */

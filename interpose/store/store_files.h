@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 #include "placement/chunk.h"
 
 #define STORE_FILES (1 + CHUNK_KIND_COUNT)

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include "arena/arena.h"
 #include "arena/pages.h"
-#include "core/error.h"
+#include "base/error.h"
 #include "lazy/staging.h"
 #include "demand.h"
 #include "snapshot.h"

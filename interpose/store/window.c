@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include "arena/arena.h"
 #include "arena/pages.h"
-#include "core/error.h"
+#include "base/error.h"
 #include "demand.h"
 #include "wait.h"
 

@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "file.h"
 #include "trace.h"
 

@@ -10,7 +10,7 @@
 #include <cpuid.h>
 #include <x86intrin.h>
 #endif
-#include "core/clock.h"
+#include "base/clock.h"
 
 #ifdef __x86_64__
 

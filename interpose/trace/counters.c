@@ -8,9 +8,9 @@
 #include <sys/random.h>
 #include <sys/utsname.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/log.h"
-#include "core/process.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/process.h"
 #include "file.h"
 #include "live.h"
 #include "phases.h"

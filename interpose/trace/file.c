@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 
 #define PATH_BYTES       4096
 #define PAGES_MADE_BYTES 1048576 /* files of this size are written to at once */

@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 /* Where the files go; a relative path starts at the current working directory. "" : no files. */
 castor_status trace_file_set_directory(const char *directory);

@@ -8,7 +8,7 @@
  *   passthrough                               text: a line per process that the agent did not reach, and why
  *   refused                                   text: why the job was refused, by the first process that refused it
  *   refused-unseen                            the same, by a process whose log lines nobody may see: `castor run` prints it
- *   ends                                      text: how processes ended, as others saw it (core/ends.h)
+ *   ends                                      text: how processes ended, as others saw it (job/ends.h)
  *
  * Invariants
  *   - a file whose magic is zero was never finished and holds nothing

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
-#include "core/hash.h"
-#include "core/log.h"
-#include "core/thread.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/thread.h"
 #include "counters.h"
 #include "file.h"
 

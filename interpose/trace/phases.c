@@ -1,7 +1,7 @@
 #include "phases.h"
 
 #include <pthread.h>
-#include "core/clock.h"
+#include "base/clock.h"
 #include "counters.h"
 
 #define DEPTH_MAX 8 /* phases inside of more count for the last of these */

@@ -5,9 +5,9 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "core/log.h"
-#include "core/options.h"
-#include "core/plugin.h"
+#include "base/log.h"
+#include "job/options.h"
+#include "job/plugin.h"
 #include "events/life.h"
 #include "format.h"
 

@@ -8,9 +8,9 @@
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/log.h"
-#include "core/thread.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/thread.h"
 #include "counters.h"
 #include "device.h"
 #include "live.h"

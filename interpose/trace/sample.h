@@ -5,7 +5,7 @@
 #define CASTOR_TRACE_SAMPLE_H
 
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 /* `callback` is called at each sample, from the sampler's thread, to set gauges. At most 16; register before
  * sample_start. */

@@ -7,7 +7,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "counters.h"
 #include "file.h"
 

@@ -15,7 +15,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 #include "format.h"
 
 /* Opens the trace of this process in `directory`, which exists ("" : counters only). `max_bytes` bounds the

@@ -1,5 +1,5 @@
 #include "accumulate.h"
-#include "core/error.h"
+#include "base/error.h"
 
 static castor_status size_check(int64_t size) {
     if (size >= 1)

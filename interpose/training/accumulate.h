@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "core/status.h"
+#include "base/status.h"
 
 typedef struct accumulation {
     int64_t size, count;

@@ -2,7 +2,7 @@
 
 #include <math.h>
 #include <stdbool.h>
-#include "core/error.h"
+#include "base/error.h"
 
 #define TOLERANCE 1e-6 /* of shares: counts of weighted classes are sums in single precision */
 #define ADVICE                                                                                               \

@@ -11,8 +11,8 @@
 #define CASTOR_TRAINING_LOSS_SHARES_H
 
 #include <stdint.h>
-#include "core/options.h"
-#include "core/status.h"
+#include "job/options.h"
+#include "base/status.h"
 
 typedef enum loss_kind {
     LOSS_MEAN_OF_TARGETS = 1, /* count: targets that are not ignored, or the sum of their classes' weights */

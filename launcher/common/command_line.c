@@ -3,9 +3,9 @@
 #include <ctype.h>
 #include <stdbool.h>
 #include <string.h>
-#include "core/log.h"
-#include "core/nearest.h"
-#include "core/options.h"
+#include "base/log.h"
+#include "base/nearest.h"
+#include "job/options.h"
 
 const subcommand_info subcommand_table[SUBCOMMAND_COUNT] = {
 #define COMMAND(id, usage, doc, text) {#id, usage, doc, text},

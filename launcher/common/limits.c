@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-#include "core/machine.h"
+#include "base/machine.h"
 
 unsigned long limit_cores_usable(void) {
     cpu_set_t set;

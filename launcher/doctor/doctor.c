@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "launcher/common/array.h"
 #include "launcher/common/command_line.h"
 #include "launcher/common/json.h"

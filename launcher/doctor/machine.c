@@ -12,7 +12,7 @@
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/machine.h"
+#include "base/machine.h"
 #include "launcher/common/limits.h"
 #include "launcher/common/text_table.h"
 #include "doctor.h"

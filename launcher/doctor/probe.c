@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/log.h"
+#include "base/clock.h"
+#include "base/log.h"
 #include "launcher/common/array.h"
 #include "launcher/common/trace_read.h"
 #include "launcher/run/run.h"

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include "core/options.h"
-#include "core/torch_version.h"
+#include "job/options.h"
+#include "job/torch_version.h"
 #include "hooks/table/hooks.h"
 #include "launcher/common/text_table.h"
 #include "doctor.h"

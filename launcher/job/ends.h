@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "core/ends.h"
+#include "job/ends.h"
 #include "trace/format.h"
 
 typedef struct job_note {

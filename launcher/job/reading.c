@@ -10,8 +10,8 @@
 #include <sys/sysmacros.h>
 #include <sys/utsname.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/process.h"
+#include "base/clock.h"
+#include "base/process.h"
 #include "launcher/common/array.h"
 #include "launcher/common/live_read.h"
 #include "launcher/common/suffix.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "core/ends.h"
+#include "job/ends.h"
 #include "launcher/common/about.h"
 #include "launcher/common/array.h"
 #include "launcher/common/suffix.h"

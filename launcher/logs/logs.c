@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "launcher/common/command_line.h"
 #include "launcher/common/text_table.h"
 #include "launcher/job/reading.h"

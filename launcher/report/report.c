@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "compare.h"
-#include "core/log.h"
+#include "base/log.h"
 #include "launcher/common/command_line.h"
 #include "launcher/job/runs.h"
 

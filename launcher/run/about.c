@@ -11,10 +11,10 @@
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/machine.h"
-#include "core/options.h"
-#include "core/version.h"
+#include "base/clock.h"
+#include "base/machine.h"
+#include "job/options.h"
+#include "base/version.h"
 #include "launcher/common/about.h"
 #include "launcher/common/limits.h"
 #include "launcher/common/trace_read.h"

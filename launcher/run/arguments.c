@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "core/log.h"
-#include "core/options.h"
+#include "base/log.h"
+#include "job/options.h"
 #include "launcher/common/command_line.h"
 
 enum { RANKS_MAX = 65536 }; /* the bound of CASTOR_WORLD_SIZE */

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "launcher/common/suffix.h"
 
 /* ---- finding the file ---- */

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "launcher/job/runs.h"
 
 enum { SAME_SECOND_MAX = 1000 };

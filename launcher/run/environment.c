@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "core/options.h"
-#include "core/plugin.h"
+#include "job/options.h"
+#include "job/plugin.h"
 #include "launcher/common/limits.h"
 
 /* ---- the block ---- */

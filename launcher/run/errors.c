@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-#include "core/log.h"
-#include "core/fork_line.h"
+#include "base/log.h"
+#include "job/fork_line.h"
 
 enum { TAIL_BYTES = 8192, TAIL_LINES = 20 };
 

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "launcher/job/runs.h"
 
 void run_files_path(const run_directory *directory, char *out, size_t out_size) {

@@ -1,5 +1,5 @@
-/* castor's end of the line to rank 0, which may fork the other ranks (core/fork_line.h). */
-#include "core/fork_line.h"
+/* castor's end of the line to rank 0, which may fork the other ranks (job/fork_line.h). */
+#include "job/fork_line.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include "core/log.h"
-#include "core/options.h"
+#include "base/log.h"
+#include "job/options.h"
 #include "ranks.h"
 
 /* Rank 0 may read data before it imports PyTorch. The others, started so late, must find it where it waits for them. */

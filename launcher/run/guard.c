@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/ends.h"
+#include "job/ends.h"
 
 /* castor may be killed by SIGKILL: by the kernel when memory is out, or by whoever started it after a time
  * limit. The ranks get SIGTERM then (PR_SET_PDEATHSIG), which lets a launcher among them end its own workers.

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "core/log.h"
-#include "core/version.h"
+#include "base/log.h"
+#include "base/version.h"
 
 /* DIRECTORY/RELATIVE made absolute, if it is there. */
 static bool resolve(const char *directory, const char *relative, char *out) {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 
 #define GROUPS_MOUNT "/sys/fs/cgroup"
 

@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-#include "core/log.h"
-#include "core/options.h"
-#include "core/plugin.h"
-#include "core/torch_version.h"
+#include "base/log.h"
+#include "job/options.h"
+#include "job/plugin.h"
+#include "job/torch_version.h"
 #include "launcher/common/trace_read.h"
 #include "trace/format.h"
 

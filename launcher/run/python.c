@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 
 /* The folder above that of the interpreter; false: the path is too long or has none. */
 static bool prefix_of(const char *path, char *out) {

@@ -7,11 +7,11 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "core/clock.h"
-#include "core/ends.h"
-#include "core/log.h"
-#include "core/meeting.h"
-#include "core/options.h"
+#include "base/clock.h"
+#include "job/ends.h"
+#include "base/log.h"
+#include "job/meeting.h"
+#include "job/options.h"
 #include "launcher/job/ends.h"
 
 enum {

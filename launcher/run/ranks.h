@@ -54,7 +54,7 @@ void ranks_start_others(rank_set *s);
 /* Puts a process into the ranks' process group. */
 void ranks_join_group(rank_set *s, int rank, pid_t pid);
 
-/* ---- forking.c: the line to rank 0 (core/fork_line.h) ---- */
+/* ---- forking.c: the line to rank 0 (job/fork_line.h) ---- */
 
 /* Opens it if rank 0 may fork the others. Returns rank 0's end, -1: there is none. */
 int forking_open(rank_set *s);

@@ -5,9 +5,9 @@
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
-#include "core/log.h"
-#include "core/options.h"
-#include "core/plugin.h"
+#include "base/log.h"
+#include "job/options.h"
+#include "job/plugin.h"
 #include "launcher/common/command_line.h"
 
 /* Loads the options that the job will run with, wherever they come from. */

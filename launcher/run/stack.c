@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "launcher/common/live_read.h"
 
 #define LINES_MAX  16 /* innermost ones */

@@ -7,8 +7,8 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "core/log.h"
-#include "core/fork_line.h"
+#include "base/log.h"
+#include "job/fork_line.h"
 
 static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 

@@ -2,8 +2,8 @@
 
 #include <stdbool.h>
 #include <string.h>
-#include "core/log.h"
-#include "core/options.h"
+#include "base/log.h"
+#include "job/options.h"
 #include "launcher/common/command_line.h"
 
 #define BLANKS " \t\n"

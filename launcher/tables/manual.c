@@ -4,10 +4,10 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include "core/log.h"
-#include "core/option_text.h"
-#include "core/options.h"
-#include "core/version.h"
+#include "base/log.h"
+#include "job/option_text.h"
+#include "job/options.h"
+#include "base/version.h"
 #include "launcher/common/command_line.h"
 #include "tables.h"
 

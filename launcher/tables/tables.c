@@ -2,9 +2,9 @@
 
 #include <string.h>
 #include <unistd.h>
-#include "core/log.h"
-#include "core/option_text.h"
-#include "core/options.h"
+#include "base/log.h"
+#include "job/option_text.h"
+#include "job/options.h"
 #include "hooks/table/hooks.h"
 #include "launcher/common/command_line.h"
 

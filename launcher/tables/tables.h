@@ -3,7 +3,7 @@
 #define CASTOR_LAUNCHER_TABLES_TABLES_H
 
 #include <stdio.h>
-#include "core/options.h"
+#include "job/options.h"
 
 int options_main(int argc, char **argv); /* argv[0] is "options" */
 int hooks_main(int argc, char **argv);

@@ -9,7 +9,7 @@
 #include <termios.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/clock.h"
+#include "base/clock.h"
 #include "top.h"
 
 #define ESCAPE_ENTER "\033[?1049h\033[?25l" /* the second screen, no cursor */

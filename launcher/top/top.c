@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "launcher/common/command_line.h"
 #include "launcher/common/trace_read.h"
 #include "launcher/job/runs.h"

@@ -26,7 +26,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <unwind.h>
-#include "core/version.h"
+#include "base/version.h"
 
 #define RULES_MAX 8
 #define WAYS_MAX  4096 /* a power of two */

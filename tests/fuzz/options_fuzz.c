@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include "core/options.h"
+#include "job/options.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include "core/error.h"
-#include "core/machine.h"
+#include "base/error.h"
+#include "base/machine.h"
 #include "hooks/cuda/capture.h"
 #include "hooks/cuda/driver.h"
 #include "shims/cuda/types.h"

@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
 import simulated  # noqa: E402
 
 SOURCES = ["tests/hooks/device_driver.c", "interpose/hooks/cuda/driver.c", "interpose/hooks/cuda/driver_find.c",
-           *(f"interpose/core/{name}.c" for name in ("bounded", "error", "log", "machine", "thread"))]
+           *(f"interpose/base/{name}.c" for name in ("bounded", "error", "log", "machine", "thread"))]
 TESTS = ("memory", "limits", "contexts", "streams", "drains", "captures", "threads", "host")
 NOT_SUPPORTED, NO_MEMORY = 801, 2
 

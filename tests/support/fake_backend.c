@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "core/error.h"
+#include "base/error.h"
 
 static fake_backend *enter(void *context) {
     fake_backend *f = context;

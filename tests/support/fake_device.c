@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include "core/error.h"
+#include "base/error.h"
 
 fake_device *fake_enter(void *context) {
     fake_device *d = context;

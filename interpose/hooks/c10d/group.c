@@ -1,6 +1,6 @@
 #include "group.h"
 #include <stdbool.h>
-#include "core/hash.h"
+#include "base/hash.h"
 #include "trace/live.h"
 #include "trace/trace.h"
 

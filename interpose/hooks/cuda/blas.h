@@ -3,7 +3,7 @@
 #ifndef CASTOR_HOOKS_CUDA_BLAS_H
 #define CASTOR_HOOKS_CUDA_BLAS_H
 
-#include "core/status.h"
+#include "base/status.h"
 
 /* From now on, for the rows of cublas.def. More than one call is one. */
 castor_status blas_install(void);

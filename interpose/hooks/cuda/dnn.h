@@ -3,7 +3,7 @@
 #ifndef CASTOR_HOOKS_CUDA_DNN_H
 #define CASTOR_HOOKS_CUDA_DNN_H
 
-#include "core/status.h"
+#include "base/status.h"
 
 /* From now on, for the rows of cudnn.def. Plans that were made before are unknown. More than one call is one. */
 castor_status dnn_install(void);

@@ -4,11 +4,11 @@
 #include "capture.h"
 
 #include <stdlib.h>
-#include "core/bounded.h"
-#include "core/clock.h"
-#include "core/error.h"
-#include "core/log.h"
-#include "core/machine.h"
+#include "base/bounded.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/machine.h"
 
 #ifndef CUDA_DRAIN_NS
 #define CUDA_DRAIN_NS UINT64_C(60000000000)

@@ -2,9 +2,9 @@
 #include "driver_inside.h"
 
 #include <pthread.h>
-#include "core/error.h"
-#include "core/log.h"
-#include "core/thread.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/thread.h"
 #include "hooks/lookup/wrapper.h"
 
 #define DEVICES       64

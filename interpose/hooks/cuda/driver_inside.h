@@ -2,7 +2,7 @@
 #ifndef CASTOR_HOOKS_CUDA_DRIVER_INSIDE_H
 #define CASTOR_HOOKS_CUDA_DRIVER_INSIDE_H
 
-#include "core/status.h"
+#include "base/status.h"
 #include "driver.h"
 #include "shims/cuda/types.h"
 

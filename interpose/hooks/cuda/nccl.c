@@ -1,6 +1,6 @@
 /* NCCL: the wrappers, made from the table. All of them observe. A collective's record is the call on the host;
  * its work runs in stream order afterwards. */
-#include "core/hash.h"
+#include "base/hash.h"
 #include "hooks/c10d/collective.h"
 #include "hooks/c10d/group.h"
 #include "observe.h"

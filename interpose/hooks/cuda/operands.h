@@ -2,7 +2,7 @@
 #ifndef CASTOR_HOOKS_CUDA_OPERANDS_H
 #define CASTOR_HOOKS_CUDA_OPERANDS_H
 
-#include "core/status.h"
+#include "base/status.h"
 
 /* From now on library calls read operands from slots, writers are noted, and allocations that fail are rescued. Does nothing
  * the second time. */

@@ -2,9 +2,9 @@
 
 #include <pthread.h>
 #include "capture.h"
-#include "core/error.h"
-#include "core/log.h"
-#include "core/options.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "job/options.h"
 #include "device/devices.h"
 #include "observe.h"
 #include "shims/cuda/types.h"

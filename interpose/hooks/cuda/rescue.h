@@ -7,7 +7,7 @@
 #ifndef CASTOR_HOOKS_CUDA_RESCUE_H
 #define CASTOR_HOOKS_CUDA_RESCUE_H
 
-#include "core/status.h"
+#include "base/status.h"
 
 /* Once, when the gate is armed. CASTOR_ERR_UNSUPPORTED: there is no runtime of CUDA to rescue. */
 castor_status rescue_install(void);

@@ -1,8 +1,8 @@
 #include "returns.h"
 
 #include "capture.h"
-#include "core/error.h"
-#include "core/log.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "device/devices.h"
 #include "events/gate.h"
 

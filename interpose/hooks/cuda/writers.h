@@ -10,7 +10,7 @@
 #ifndef CASTOR_HOOKS_CUDA_WRITERS_H
 #define CASTOR_HOOKS_CUDA_WRITERS_H
 
-#include "core/status.h"
+#include "base/status.h"
 #include "device/devices.h"
 
 #define WRITERS_OPEN 0 /* bytes: how many is unknown, anything in the home */

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "core/error.h"
+#include "base/error.h"
 #include "hooks/lookup/loader.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/torch/stable.h"

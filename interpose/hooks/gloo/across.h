@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "collectives/node_collective.h"
-#include "core/status.h"
+#include "base/status.h"
 #include "shims/gloo/options.h"
 
 typedef struct gloo_across {

@@ -1,7 +1,7 @@
 #include "contexts.h"
 
 #include <stdlib.h>
-#include "core/error.h"
+#include "base/error.h"
 #include "events/life.h"
 #include "hooks/lookup/wrapper.h"
 #include "self_test.h"

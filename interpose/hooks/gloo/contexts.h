@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "collectives/node_group.h"
-#include "core/status.h"
+#include "base/status.h"
 #include "shims/gloo/options.h"
 #include "across.h"
 

@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include "collectives/node_collective.h"
-#include "core/error.h"
+#include "base/error.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/gloo/options.h"
 #include "across.h"

@@ -1,7 +1,7 @@
 #include "self_test.h"
 
 #include <stdatomic.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "hooks/c10d/collective.h"
 #include "shims/gloo/options.h"
 #include "across.h"

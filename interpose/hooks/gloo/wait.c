@@ -3,8 +3,8 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
-#include "core/clock.h"
-#include "core/spin.h"
+#include "base/clock.h"
+#include "base/spin.h"
 #include "hooks/lookup/loader.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/torch/stable.h"

@@ -1,4 +1,4 @@
-/* A thread that waits for its own collective spins before it sleeps (core/spin.h) if the collective goes through the node's
+/* A thread that waits for its own collective spins before it sleeps (base/spin.h) if the collective goes through the node's
  * memory. Waking a halted processor takes longer than a small collective, and the worker thread wakes sooner on a processor
  * that is awake. */
 #ifndef CASTOR_HOOKS_GLOO_WAIT_H

@@ -1,9 +1,9 @@
 #include "anycall.h"
 #include <pthread.h>
 #include <string.h>
-#include "core/log.h"
-#include "core/options.h"
-#include "core/signature.h"
+#include "base/log.h"
+#include "job/options.h"
+#include "job/signature.h"
 #include "events/life.h"
 #include "wrapper.h"
 #include "shims/ffi/ffi.h"

@@ -9,8 +9,8 @@
 #include <fcntl.h>
 #include <stddef.h>
 #include <string.h>
-#include "core/log.h"
-#include "core/thread.h"
+#include "base/log.h"
+#include "base/thread.h"
 #include "files/overlay.h"
 #include "wrapper.h"
 #include "anycall.h"

@@ -13,10 +13,10 @@
 #include <stddef.h>
 #include <string.h>
 #include <unistd.h>
-#include "core/error.h"
-#include "core/log.h"
-#include "core/options.h"
-#include "core/torch_version.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "job/options.h"
+#include "job/torch_version.h"
 #include "trace/refusal.h"
 #include "loader.h"
 #include "objects.h"

@@ -9,8 +9,8 @@
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "core/ends.h"
-#include "core/options.h"
+#include "job/ends.h"
+#include "job/options.h"
 #include "hooks/lookup/wrapper.h"
 #include "trace/trace.h"
 

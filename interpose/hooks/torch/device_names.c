@@ -9,7 +9,7 @@
 #include "device_names.h"
 #include <stdatomic.h>
 #include <stddef.h>
-#include "core/log.h"
+#include "base/log.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/torch/device.h"
 

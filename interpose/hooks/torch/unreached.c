@@ -13,9 +13,9 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include "core/log.h"
-#include "core/options.h"
-#include "core/plugin.h"
+#include "base/log.h"
+#include "job/options.h"
+#include "job/plugin.h"
 #include "hooks/lookup/loader.h"
 #include "hooks/lookup/torch_import.h"
 #include "hooks/lookup/wrapper.h"

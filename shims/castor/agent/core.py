@@ -13,7 +13,7 @@ from ctypes import POINTER, byref, c_char_p, c_void_p
 PACKAGE_FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep  # frames there are not the script's
 LIBRARY_FOLDER = os.path.dirname(os.path.dirname(PACKAGE_FOLDER[:-1]))  # make and make install lay both out so
 
-options = types.SimpleNamespace()  # interpose/core/options.def
+options = types.SimpleNamespace()  # interpose/job/options.def
 
 
 class Error(RuntimeError):

@@ -5,7 +5,7 @@
 #include <string>
 
 extern "C" {
-#include "core/options.h"
+#include "job/options.h"
 }
 #include "castor.h"
 

@@ -18,7 +18,7 @@ extern "C" {
 #include "checkpoint/queue.h"
 #include "checkpoint/verify.h"
 #include "checkpoint/crc.h"
-#include "core/error.h"
+#include "base/error.h"
 #include "events/held.h"
 }
 

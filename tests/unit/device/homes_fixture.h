@@ -9,7 +9,7 @@
 #include <vector>
 
 extern "C" {
-#include "core/error.h"
+#include "base/error.h"
 #include "device/homes.h"
 }
 #include "tests/support/fake_device.h"

@@ -3,7 +3,7 @@
 #include <string>
 
 extern "C" {
-#include "core/error.h"
+#include "base/error.h"
 #include "device/probe.h"
 }
 #include "tests/support/fake_device.h"

@@ -14,7 +14,7 @@
 #include <mutex>
 
 extern "C" {
-#include "core/error.h"
+#include "base/error.h"
 #include "disk/queue.h"
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 extern "C" {
-#include "core/error.h"
+#include "base/error.h"
 #include "events/gate.h"
 }
 

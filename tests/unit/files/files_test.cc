@@ -18,7 +18,7 @@
 #include <string>
 
 extern "C" {
-#include "core/options.h"
+#include "job/options.h"
 #include "files/overlay.h"
 #include "castor.h"
 }

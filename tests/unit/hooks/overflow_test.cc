@@ -2,7 +2,7 @@
 #include "tests/unit/trace/fixture.h"
 
 extern "C" {
-#include "core/options.h"
+#include "job/options.h"
 #include "device/devices.h"
 #include "hooks/cuda/capture.h"
 #include "hooks/cuda/overflow.h"

@@ -5,8 +5,8 @@
 #include <vector>
 
 extern "C" {
-#include "core/error.h"
-#include "core/node.h"
+#include "base/error.h"
+#include "job/node.h"
 #include "nodes/grouping.h"
 }
 

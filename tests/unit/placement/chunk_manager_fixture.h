@@ -8,7 +8,7 @@
 #include <vector>
 
 extern "C" {
-#include "core/error.h"
+#include "base/error.h"
 #include "placement/chunk_manager.h"
 }
 #include "tests/support/fake_backend.h"

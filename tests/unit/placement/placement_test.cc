@@ -6,7 +6,7 @@
 #include <vector>
 
 extern "C" {
-#include "core/error.h"
+#include "base/error.h"
 #include "placement/moments.h"
 #include "placement/placement.h"
 #include "placement/prefetch.h"

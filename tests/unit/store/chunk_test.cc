@@ -10,7 +10,7 @@
 
 extern "C" {
 #include "arena/pages.h"
-#include "core/error.h"
+#include "base/error.h"
 #include "disk/queue.h"
 #include "placement/chunk.h"
 }

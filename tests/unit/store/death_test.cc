@@ -1,7 +1,7 @@
 // A rank that dies or leaves: whoever waits for it gets an error that names it, within seconds, wherever the wait is.
 #include "tests/unit/support/store_ranks.h"
 extern "C" {
-#include "core/rendezvous.h"
+#include "job/rendezvous.h"
 }
 
 namespace {

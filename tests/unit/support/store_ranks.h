@@ -24,8 +24,8 @@
 #include "store_inside.h"
 extern "C" {
 #include "arena/arena.h"
-#include "core/error.h"
-#include "core/options.h"
+#include "base/error.h"
+#include "job/options.h"
 }
 
 namespace store_test {

@@ -7,7 +7,7 @@
 #include <vector>
 
 extern "C" {
-#include "core/error.h"
+#include "base/error.h"
 #include "training/loss_shares.h"
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 extern "C" {
-#include "core/options.h"
+#include "job/options.h"
 #include "launcher/common/command_line.h"
 }
 

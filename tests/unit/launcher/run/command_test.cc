@@ -5,7 +5,7 @@
 #include <vector>
 
 extern "C" {
-#include "core/options.h"
+#include "job/options.h"
 #include "launcher/run/run.h"
 }
 

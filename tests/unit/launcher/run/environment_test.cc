@@ -10,7 +10,7 @@
 #include <vector>
 
 extern "C" {
-#include "core/version.h"
+#include "base/version.h"
 #include "launcher/run/run.h"
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 extern "C" {
-#include "core/options.h"
+#include "job/options.h"
 #include "launcher/common/command_line.h"
 #include "launcher/tables/complete.h"
 #include "launcher/tables/manual.h"

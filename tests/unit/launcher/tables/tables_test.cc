@@ -6,7 +6,7 @@
 #include <vector>
 
 extern "C" {
-#include "core/options.h"
+#include "job/options.h"
 #include "hooks/table/hooks.h"
 #include "launcher/tables/tables.h"
 }
