@@ -61,7 +61,7 @@ UNIT_C := $(wildcard tests/support/*.c tests/unit/support/*.c)
 UNIT_O := $(UNIT_CC:%.cc=$(UNIT_B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # The unit tests link the library's modules, but not its replacements of libc's functions nor its constructor;
 # tests/unit/support/store_inside.c stands in for what the exported functions need of them.
-UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives.o $(B)/obj/interpose/api/device.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
+UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives_exports.o $(B)/obj/interpose/api/device_exports.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
 .PHONY: all setup setup-tests demo aarch64 test test-all test-torch check bench gpu-test gpu-bench install uninstall wheel clean unit semantics tables sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
@@ -171,7 +171,7 @@ FUZZ_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g $(WARN) -I. -Iinterpose -pthread 
 	-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 FUZZ_TARGETS := trace_fuzz report_fuzz options_fuzz
 FUZZ_LAUNCHER_O := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(filter-out launcher/main.c,$(LAUNCHER_C)) \
-	$(wildcard interpose/base/*.c interpose/job/*.c) interpose/hooks/table/table.c)
+	$(wildcard interpose/base/*.c interpose/job/*.c) interpose/hooks/table/hook_table.c)
 $(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(compiling)$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
@@ -208,7 +208,7 @@ wheel: all
 # The page of `castor report --format html` is part of the program.
 $(B)/obj/launcher/report/html.o $(B)/fuzz/obj/launcher/report/html.o: $(wildcard launcher/report/page/*)
 # The launcher suggests names as the options do, and prints the table of hooks.
-$(B)/bin/castor: $(B)/obj/interpose/base/nearest.o $(B)/obj/interpose/job/signature.o $(B)/obj/interpose/hooks/table/table.o
-$(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/table.o $(B)/obj/interpose/hooks/table/effect.o $(B)/obj/interpose/hooks/cuda/layouts.o $(B)/obj/interpose/hooks/cuda/overflow.o
+$(B)/bin/castor: $(B)/obj/interpose/base/nearest.o $(B)/obj/interpose/job/signature.o $(B)/obj/interpose/hooks/table/hook_table.o
+$(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/hook_table.o $(B)/obj/interpose/hooks/table/effect.o $(B)/obj/interpose/hooks/cuda/layouts.o $(B)/obj/interpose/hooks/cuda/overflow.o
 
 -include $(shell find $(sort $(B)/obj $(UNIT_B)/obj) -name '*.d' 2>/dev/null)

@@ -9,7 +9,7 @@
 #include "store/store.h"
 #include "store/tensor.h"
 #include "trace/counters.h"
-#include "trace/sample.h"
+#include "trace/sampler.h"
 #include "trace/trace.h"
 
 enum { DEVICE = 0, HOST = 1, DISK = 2 }; /* tiers of castor_memory */

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
-#include "copies.h"
+#include "grain_copies.h"
 #include "base/thread.h"
 #include "base/userfault.h"
 #include "events/held.h"

@@ -2,7 +2,7 @@
 
 #include "arena/pages.h"
 #include "base/error.h"
-#include "store/ranks.h"
+#include "store/rank_values.h"
 #include "store/wait.h"
 #include "trace/trace.h"
 

@@ -14,7 +14,7 @@
 #include "job/rendezvous.h"
 #include "store_files.h"
 #include "tensor.h"
-#include "ranks.h"
+#include "rank_values.h"
 #include "wait.h"
 
 #define STORE_MAGIC        0x31524f5453415343ull

@@ -14,7 +14,7 @@
 #include "file.h"
 #include "live.h"
 #include "phases.h"
-#include "sample.h"
+#include "sampler.h"
 
 #define COUNTERS_NAME_TRIES 100
 

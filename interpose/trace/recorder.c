@@ -3,12 +3,12 @@
 #include <errno.h>
 #include <stddef.h>
 #include "counters.h"
-#include "device.h"
+#include "device_waits.h"
 #include "device_memory.h"
 #include "file.h"
 #include "live.h"
 #include "phases.h"
-#include "sample.h"
+#include "sampler.h"
 #include "segment.h"
 
 static __thread segment_cursor this_thread __attribute__((tls_model("initial-exec")));

@@ -1,7 +1,7 @@
 /* `castor doctor [-- PYTHON]`: what works here, what is missing, how to mend it.
  *
- * machine.c checks the machine. probe.c runs a small program under the Python in question, with the library and the agent as
- * under `castor run`. python.c judges the program's facts, devices.c those of a second program about devices, doctor.c shows everything. */
+ * machine_findings.c checks the machine. probe_run.c runs a small program under the Python in question, with the library and the agent as
+ * under `castor run`. python_findings.c judges the program's facts, device_levels.c those of a second program about devices, doctor.c shows everything. */
 #ifndef CASTOR_LAUNCHER_DOCTOR_H
 #define CASTOR_LAUNCHER_DOCTOR_H
 

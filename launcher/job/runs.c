@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "job/ends.h"
-#include "launcher/common/about.h"
+#include "launcher/common/about_read.h"
 #include "launcher/common/array.h"
 #include "launcher/common/suffix.h"
 #include "trace/format.h"

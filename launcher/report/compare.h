@@ -2,7 +2,7 @@
 #ifndef CASTOR_LAUNCHER_REPORT_COMPARE_H
 #define CASTOR_LAUNCHER_REPORT_COMPARE_H
 
-#include "json.h"
+#include "report_json.h"
 #include "report.h"
 
 typedef enum compare_unit { COMPARE_SECONDS, COMPARE_BYTES, COMPARE_COUNT, COMPARE_FIGURE } compare_unit;

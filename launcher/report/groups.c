@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "launcher/common/array.h"
-#include "collectives.h"
+#include "collective_statistics.h"
 
 #define ONE_CLOCK_SLACK_NS UINT64_C(1000000)
 #define TOLD_MAX           1000000u /* a process tells 256 at most */

@@ -1,9 +1,9 @@
 /* The report as one page that needs nothing else: its style and its script (launcher/page) are part of the program, its
  * data is the report's JSON, thinned out so that the page stays small. The page's policy forbids it any network. */
-#include "collectives.h"
+#include "collective_statistics.h"
 #include "compare.h"
-#include "json.h"
-#include "pipeline.h"
+#include "report_json.h"
+#include "pipeline_passes.h"
 
 #define ROWS_SHOWN       200
 #define TEXT_SHOWN       300

@@ -1,5 +1,5 @@
 /* What the report's JSON says of tiers, homes, slots and the link. */
-#include "json.h"
+#include "report_json.h"
 
 void report_json_tiers(json_writer *json, const report_rank *rank) {
     tier_bytes held = {0};

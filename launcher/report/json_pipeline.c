@@ -1,6 +1,6 @@
 /* What the report's JSON says of pipelines. */
-#include "json.h"
-#include "pipeline.h"
+#include "report_json.h"
+#include "pipeline_passes.h"
 
 static void write_passes(json_writer *json, const report *report, const report_stage *stage) {
     const report_batch *batch = stage->batch;

@@ -1,7 +1,7 @@
 /* What the report's JSON says of single records: timelines, classes of collectives, the slowest calls. */
 #include <stdlib.h>
-#include "collectives.h"
-#include "json.h"
+#include "collective_statistics.h"
+#include "report_json.h"
 
 static void write_positive(json_writer *json, const char *key, double value) {
     if (value > 0)

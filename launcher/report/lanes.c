@@ -1,7 +1,7 @@
 /* Where each collective is drawn. */
 #include <stdlib.h>
 #include <string.h>
-#include "collectives.h"
+#include "collective_statistics.h"
 
 enum { LANES = 32 };
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "launcher/common/array.h"
-#include "collectives.h"
+#include "collective_statistics.h"
 
 /* ---- sequences and matches ---- */
 

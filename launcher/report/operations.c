@@ -1,7 +1,7 @@
 /* What the report knows about kinds of collectives, whatever library they come from. */
 #include <ctype.h>
 #include <string.h>
-#include "collectives.h"
+#include "collective_statistics.h"
 
 typedef enum traffic {
     TRAFFIC_NONE,

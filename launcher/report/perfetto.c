@@ -5,9 +5,9 @@
 #include <string.h>
 #include "launcher/common/json.h"
 #include "launcher/common/trace_event.h"
-#include "collectives.h"
-#include "pipeline.h"
-#include "stream.h"
+#include "collective_statistics.h"
+#include "pipeline_passes.h"
+#include "cuda_streams.h"
 
 /* Numbers of what is drawn beside threads; Linux's thread ids are below 4194304. */
 #define TRACK_STEPS       5000000u

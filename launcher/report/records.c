@@ -2,8 +2,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "collectives.h"
-#include "pipeline.h"
+#include "collective_statistics.h"
+#include "pipeline_passes.h"
 
 /* What is kept of a trace of any size: at most so many steps and backward passes (16 bytes each) of all processes. */
 #define STEPS_KEPT    4000000u

@@ -1,7 +1,7 @@
 /* `castor report`: what a job did, from the files of its log directory.
  *
- * data.c reads the directory. records.c takes the report's part of each record, in bounded memory. rank.c finds the process of
- * each rank and sums up its work, memory.c its memory over time. pipeline.c finds a batch to draw. collectives.c matches the collectives of different ranks. Each
+ * collect.c reads the directory. records.c takes the report's part of each record, in bounded memory. rank.c finds the process of
+ * each rank and sums up its work, memory.c its memory over time. pipeline_passes.c finds a batch to draw. collective_statistics.c matches the collectives of different ranks. Each
  * format has a file of its own, of the same name. report.c takes the command line.
  *
  * Times: a process's own are CLOCK_MONOTONIC; those named *_job_ns are nanoseconds since the job's first process began, on
@@ -11,10 +11,10 @@
 
 #include <stdbool.h>
 #include <stdio.h>
-#include "launcher/common/about.h"
+#include "launcher/common/about_read.h"
 #include "launcher/common/tiers.h"
 #include "launcher/common/trace_read.h"
-#include "launcher/job/ends.h"
+#include "launcher/job/first_failure.h"
 #include "trace/phases.h"
 #include "series.h"
 
@@ -80,7 +80,7 @@ typedef struct report_process {
     report_steps steps, backwards;
     report_series *memory[REPORT_MEMORY_COUNT]; /* NULL: never sampled */
     uint64_t *call_max_ns;                      /* by hook id; NULL: no call */
-    struct report_batches *batches;             /* pipeline.h; NULL: no pipeline */
+    struct report_batches *batches;             /* pipeline_passes.h; NULL: no pipeline */
     uint16_t *operations; /* by hook id: report_collectives' operation + 1; NULL: none */
 } report_process;
 
@@ -182,8 +182,8 @@ typedef struct report {
 
     report_counters calls, collectives, waits, events, chunk_events;
     report_chunks chunks;
-    struct report_collectives *matched; /* collectives.h */
-    struct report_pipeline *pipeline;   /* pipeline.h; NULL: there is none to draw */
+    struct report_collectives *matched; /* collective_statistics.h */
+    struct report_pipeline *pipeline;   /* pipeline_passes.h; NULL: there is none to draw */
     size_t passes_kept;                 /* room for them, in all processes */
     report_slow slow[REPORT_SLOW_MAX];  /* the longest first, once all is read */
     size_t slow_count;

@@ -1,7 +1,7 @@
 /* A batch of a pipeline as a chart, a line for each rank, and how long the stages idle. */
 #include <inttypes.h>
 #include <string.h>
-#include "pipeline.h"
+#include "pipeline_passes.h"
 #include "text.h"
 
 #define RANKS_SHOWN 16

@@ -1,7 +1,7 @@
 /* Memory over time, collectives, calls: the tables of the text report that come from many records. */
 #include <inttypes.h>
 #include <string.h>
-#include "collectives.h"
+#include "collective_statistics.h"
 #include "text.h"
 
 #define SPARK_COLUMNS 48

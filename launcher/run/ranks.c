@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "job/meeting.h"
 #include "job/options.h"
-#include "launcher/job/ends.h"
+#include "launcher/job/first_failure.h"
 
 enum {
     SAY_MS = 1500,      /* until SIGTERM: ranks that share a store notice the failure and say what they did */

@@ -1,4 +1,4 @@
-/* The ranks of a job: start.c starts them, ranks.c watches and ends them.
+/* The ranks of a job: start_ranks.c starts them, ranks.c watches and ends them.
  *
  * Signals and process groups. castor blocks the signals that it handles and takes them one at a time.
  *
@@ -54,7 +54,7 @@ void ranks_start_others(rank_set *s);
 /* Puts a process into the ranks' process group. */
 void ranks_join_group(rank_set *s, int rank, pid_t pid);
 
-/* ---- forking.c: the line to rank 0 (job/fork_line.h) ---- */
+/* ---- fork_line.c: the line to rank 0 (job/fork_line.h) ---- */
 
 /* Opens it if rank 0 may fork the others. Returns rank 0's end, -1: there is none. */
 int forking_open(rank_set *s);

@@ -105,7 +105,7 @@ bool run_directory_takes(const run_directory *directory, size_t bytes);
 /* Removes what run_directory_prepare made. */
 void run_directory_abandon(run_directory *directory);
 
-/* ---- about.c ---- */
+/* ---- about_begin.c ---- */
 
 struct run_job;
 /* Writes what is known of the run into its directory, as far as that can be done. */
@@ -114,7 +114,7 @@ void run_about_remove(const struct run_job *job);
 /* How the ranks were started. */
 void run_about_add_ranks(const struct run_job *job, const char *how);
 
-/* ---- files.c ---- */
+/* ---- rank_files.c ---- */
 
 /* The folder for the ranks' changes of files. */
 void run_files_path(const run_directory *directory, char *out, size_t out_size);
@@ -154,7 +154,7 @@ bool run_environment_cluster(const run_request *request, const run_environment *
 const char *run_environment_get(const run_environment *environment, const char *name);
 void run_environment_free(run_environment *environment);
 
-/* ---- ranks.c, start.c ---- */
+/* ---- ranks.c, start_ranks.c ---- */
 
 int64_t run_now_ms(void);
 

@@ -44,7 +44,7 @@ for _ in range(5):
 torch.cuda.synchronize()
 """
 
-# The same, all of it on the device for longer than memory is sampled at most (trace/sample.c), until something needs its room.
+# The same, all of it on the device for longer than memory is sampled at most (trace/sampler.c), until something needs its room.
 SHORT_LATE = HOMES + """
 import time
 time.sleep(3)

@@ -247,7 +247,7 @@ class LiveTest(unittest.TestCase):
             file.write("import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
                        "for _ in range(2):\n    model(torch.randn(4, 8)).sum().backward()\n    optimizer.step()\n"
                        # In the same process: what ended the audit's fork is told whole, and a longer text ends after a word.
-                       "from castor.agent.single import audit\nboard = audit._Board(1)\n"
+                       "from castor.agent.nproc import audit\nboard = audit._Board(1)\n"
                        "for words in (40, 400):\n    board.told = (0, audit.FAILED, 'no such file: ' + '/data/file ' * words)\n"
                        "    print(len(board.told[2]), board.told[2].split()[-2:])\n")
         rank = dict(runner.environment(), RANK="1", WORLD_SIZE="2", TORCHELASTIC_RUN_ID="none")  # as torchrun starts it

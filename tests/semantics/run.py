@@ -278,7 +278,7 @@ class Suite:
             self.check(missed[1:], ranks, plugin)
 
 
-ONLY_SINGLE = "shims/castor/agent/single"  # what scripts under torchrun never reach
+ONLY_SINGLE = "shims/castor/agent/nproc"  # what scripts under torchrun never reach
 
 
 @functools.cache

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include "files.h"
+#include "file_wrappers.h"
 
 /* libc's headers have names of their own for these parameters. */
 /* NOLINTBEGIN(readability-inconsistent-declaration-parameter-name) */

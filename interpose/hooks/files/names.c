@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "files.h"
+#include "file_wrappers.h"
 
 /* libc's headers have names of their own for these parameters. */
 /* NOLINTBEGIN(readability-inconsistent-declaration-parameter-name) */

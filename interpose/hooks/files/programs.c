@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-#include "files.h"
+#include "file_wrappers.h"
 
 /* libc's headers have names of their own for these parameters. */
 /* NOLINTBEGIN(readability-inconsistent-declaration-parameter-name) */

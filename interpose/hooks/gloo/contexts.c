@@ -6,7 +6,7 @@
 #include "hooks/lookup/wrapper.h"
 #include "self_test.h"
 #include "throw.h"
-#include "wait.h"
+#include "spin_wait.h"
 
 #define BOUND_MAX   512u
 #define WATCHED_MAX 16u

@@ -10,7 +10,7 @@
 #include "hooks/lookup/wrapper.h"
 #include "trace/live.h"
 #include "trace/trace.h"
-#include "wait.h"
+#include "spin_wait.h"
 
 #if HOOK_GLOO_WRAPPED
 

@@ -3,7 +3,7 @@
 #define CASTOR_HOOKS_TABLE_EFFECT_H
 
 #include "hooks.h"
-#include "trace/device.h"
+#include "trace/device_waits.h"
 #include "trace/device_memory.h"
 
 typedef enum effect_writes {

@@ -40,7 +40,7 @@ typedef enum hook_id {
     HOOK_COUNT
 } hook_id;
 
-/* A row of the table, as data. table.c depends on nothing: the launcher links it too. */
+/* A row of the table, as data. hook_table.c depends on nothing: the launcher links it too. */
 typedef struct hook_info {
     hook_layer layer;
     hook_mode mode;

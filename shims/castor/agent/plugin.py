@@ -1,4 +1,4 @@
-"""Installs a plugin with an engine: before the script's first line runs, or when a plugin object asks for it (starting.py)."""
+"""Installs a plugin with an engine: before the script's first line runs, or when a plugin object asks for it (engine_start.py)."""
 import os
 
 import torch
@@ -6,14 +6,14 @@ import torch
 from . import core, lazy
 from .backward import accumulation, reducer
 from .common import store, traced
-from .device import adoption, parts
+from .device import adoption, step_parts
 from .nodes import remote
 from .optim import clipping, steps, swapping
 from .precision import checkpoints, loss_scale, masters
 from .process import compiler, events, failures, leaving, strays
-from .single import alone, draws, job
+from .nproc import alone, draws, job
 
-trainer = None  # what stands for the script's process (single/process.py); None: it has ranks of its own
+trainer = None  # what stands for the script's process (nproc/script_process.py); None: it has ranks of its own
 
 
 def prepare():
@@ -42,7 +42,7 @@ def install():
     observers = [] if trainer is None else [trainer]
     if of_one and torch.version.cuda:  # what this process trains on a device is its own, whoever has started it
         adoption.install()
-        parts.install()
+        step_parts.install()
     if accumulation.active():  # after the ranks' observer, which decides whether this backward is synchronized
         observers.append(accumulation.Observer())
         traced.need_castor()

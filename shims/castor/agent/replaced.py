@@ -140,7 +140,7 @@ ROWS = (
     Row("torch.nn.Module.zero_grad", "self, set_to_none", "clearing gradients has no hook", traced=True),
     Row("torch.utils.swap_tensors", "t1, t2", "it refuses tensors with weak references, and has no hook before"),
     Row(_OPTIMIZER + "state_dict", "self", "hooks of state dicts are for one optimizer; there is none for all"),
-    # single
+    # nproc
     Row("torch.nn.modules.lazy.LazyModuleMixin._infer_parameters", "self, module, args, kwargs",
         "what an optimizer has is registered before its first use; a lazy module removes its own hook when its parameters get data"),
     Row(_OPTIMIZER + "__init__", "self, params, defaults", "optimizers have no hook where they are built"),

@@ -9,7 +9,7 @@ from ..agent import core
 
 core.require("castor.booster")
 
-from ..agent import starting  # noqa: E402 - needs the core
+from ..agent import engine_start  # noqa: E402 - needs the core
 from ..interface import OptimizerWrapper  # noqa: E402
 from .accelerator import Accelerator  # noqa: E402
 from .mixed_precision import MixedPrecision, class_named  # noqa: E402
@@ -55,7 +55,7 @@ class Booster:
             self.accelerator = Accelerator(device or ("cuda" if torch.cuda.is_available() else "cpu"))
             self.accelerator.bind()
         if plugin is None and dist.is_initialized() and dist.get_world_size() > 1:
-            starting.tell("a Booster without a plugin trains each rank's model by itself: give it a plugin, such as TorchDDPPlugin()")
+            engine_start.tell("a Booster without a plugin trains each rank's model by itself: give it a plugin, such as TorchDDPPlugin()")
         self._checkpoint_io = None
 
     @property
@@ -89,12 +89,12 @@ class Booster:
         if self.mixed_precision is not None and own_precision:
             model, optimizer, criterion = self.mixed_precision.configure(model, optimizer, criterion)
         if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
-            starting.take_up(optimizer)
+            engine_start.take_up(optimizer)
             optimizer = OptimizerWrapper(optimizer)
         if optimizer is not None and getattr(self.plugin, "world_size", 1) > 1:
             optimizer.frozen = [p for p in model.parameters() if not p.requires_grad]
         if optimizer is not None and self._engine_precision():
-            starting.train_as_one(optimizer.unwrap())
+            engine_start.train_as_one(optimizer.unwrap())
         return model, optimizer, criterion, dataloader, lr_scheduler
 
     def _engine_precision(self):
@@ -104,9 +104,9 @@ class Booster:
         """The engine's precision, where this Booster has one or the engine runs."""
         wanted = self._engine_precision()
         if wanted is not None and not core.plugin_engine():
-            starting.start("ddp", f"Booster(mixed_precision={type(self.mixed_precision).__name__})")
+            engine_start.start("ddp", f"Booster(mixed_precision={type(self.mixed_precision).__name__})")
         if core.plugin_engine():
-            starting.use_precision(wanted, **(getattr(self.mixed_precision, "scale", {}) if wanted else {}))
+            engine_start.use_precision(wanted, **(getattr(self.mixed_precision, "scale", {}) if wanted else {}))
 
     def backward(self, loss, optimizer):
         """Adds the gradients of `loss`, a scalar tensor, to the parameters'."""

@@ -19,7 +19,7 @@ def job(background=False):
 
 
 def _writers():
-    return sys.modules.get(core.__package__ + ".single.writers")
+    return sys.modules.get(core.__package__ + ".nproc.writers")
 
 
 class _TogetherJob:

@@ -144,7 +144,7 @@ class ShardFormer:
         from ..agent import core
 
         core.require()
-        from ..agent import starting
+        from ..agent import engine_start
         from . import _plan
 
         config = self.shard_config
@@ -156,7 +156,7 @@ class ShardFormer:
                    "fp8_communication": "there are no kernels for 8-bit messages"}
         for name, why in reasons.items():
             if getattr(config, name):
-                starting.tell(f"ShardConfig({name}=True) has no meaning here: {why}")
+                engine_start.tell(f"ShardConfig({name}=True) has no meaning here: {why}")
         config.parallel_output = False
         size = config.tensor_parallel_size
         group = config.tensor_parallel_process_group if config.tensor_parallel_process_group is not None or size == 1 else dist.group.WORLD

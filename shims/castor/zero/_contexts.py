@@ -4,7 +4,7 @@ import weakref
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from ..agent import core, starting
+from ..agent import core, engine_start
 from ..lazy import LazyInitContext
 
 __all__ = ["ColoInitContext", "ZeroInitContext"]
@@ -77,7 +77,7 @@ class ZeroInitContext(_Watched):
         self.model_numel_tensor = torch.zeros(1, dtype=torch.long) if model_numel_tensor is None else model_numel_tensor
         self._default_dtype, self._states = default_dtype, None
         core.require()
-        starting.tell(f"ZeroInitContext leaves parameters in their type: CASTOR_PRECISION={'bf16' if bf16 else 'fp16'} trains in 16 bits")
+        engine_start.tell(f"ZeroInitContext leaves parameters in their type: CASTOR_PRECISION={'bf16' if bf16 else 'fp16'} trains in 16 bits")
 
     def __enter__(self):
         self._states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [], torch.get_default_dtype()

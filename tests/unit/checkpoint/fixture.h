@@ -12,10 +12,10 @@
 #include <vector>
 
 extern "C" {
-#include "checkpoint/copies.h"
+#include "checkpoint/grain_copies.h"
 #include "checkpoint/hold.h"
 #include "checkpoint/pending.h"
-#include "checkpoint/queue.h"
+#include "checkpoint/save_queue.h"
 #include "checkpoint/verify.h"
 #include "checkpoint/crc.h"
 #include "base/error.h"

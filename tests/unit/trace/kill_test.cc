@@ -13,7 +13,7 @@
 extern "C" {
 #include "launcher/common/live_read.h"
 #include "trace/live.h"
-#include "trace/sample.h"
+#include "trace/sampler.h"
 }
 
 namespace {

@@ -1,4 +1,4 @@
-"""Castor's CUDA kernels (kernels/cuda.h) for the steps of torch.optim on one CUDA device, as kernels.py calls them. A step of float
+"""Castor's CUDA kernels (kernels/cuda_steps.h) for the steps of torch.optim on one CUDA device, as kernels.py calls them. A step of float
 parameters is one pass in each of PyTorch's forms; a fused step also takes 16-bit parameters with states of their type.
 
 `asked`: the factor and the working copies of kernels.publishing."""

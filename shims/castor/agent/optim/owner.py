@@ -7,7 +7,7 @@ import torch
 
 from .. import core
 from ..common import parts, store
-from ..device import parts as device_parts
+from ..device import step_parts
 from ..nodes import remote
 from ..precision import masters
 from . import states
@@ -259,7 +259,7 @@ def _on_devices(func, optimizer, args, kwargs, divisible):
         with torch.enable_grad():
             loss = closure()
         args, kwargs = _replace_closure(args, kwargs, None)
-    result = device_parts.step(optimizer, lambda: func(optimizer, *args, **kwargs), divisible)
+    result = step_parts.step(optimizer, lambda: func(optimizer, *args, **kwargs), divisible)
     return result if closure is None else loss
 
 
@@ -283,7 +283,7 @@ def by_owners(func, divisible=False):
         if not pairs:
             if running:
                 running.compare_alone()
-            if device_parts.wanted(self, divisible):
+            if step_parts.wanted(self, divisible):
                 return _on_devices(func, self, args, kwargs, divisible)
             return func(self, *args, **kwargs)
         if closure is None and is_local(pairs):

@@ -1,7 +1,7 @@
 """A plugin that is one of the engine's (CASTOR_PLUGIN), as an object."""
 import torch
 
-from ...agent import starting
+from ...agent import engine_start
 from ..mixed_precision import FP16TorchMixedPrecision, BF16MixedPrecision
 from .dp_plugin_base import DPPluginBase
 from .plugin_base import tell_of_meaningless
@@ -41,7 +41,7 @@ class EnginePlugin(DPPluginBase):
         self._scale = scale_of(given)
         self._clipping = {"max_norm": given["max_norm"] or 0.0, "norm_type": given["norm_type"]}
         tell_of_meaningless(self, given, meaningless)
-        starting.start(plugin, f"{type(self).__name__}", **options)
+        engine_start.start(plugin, f"{type(self).__name__}", **options)
 
     def supported_precisions(self):
         return ["fp16", "bf16", "fp32"]
@@ -57,16 +57,16 @@ class EnginePlugin(DPPluginBase):
             self._models[-1] = wrapped
         elif optimizer is not None:
             optimizer = self._wrap_optimizer(optimizer, **self._clipping)
-            starting.train_as_one(optimizer.unwrap())
+            engine_start.train_as_one(optimizer.unwrap())
         return wrapped, optimizer, criterion, dataloader, lr_scheduler
 
     def _begin_precision(self, model):
         """Several ranks on devices, where the engine keeps no masters yet, compute in 16 bits by autocast: returns it then."""
         alone = self.precision == "fp32" or self.world_size == 1 or not torch.cuda.is_available()
-        starting.use_precision(self.precision if alone else "fp32", **(self._scale if alone and self.precision == "fp16" else {}))
+        engine_start.use_precision(self.precision if alone else "fp32", **(self._scale if alone and self.precision == "fp16" else {}))
         if alone:
             return None
-        starting.tell(f"{type(self).__name__}: on several devices {self.precision} is autocast, and parameters stay float")
+        engine_start.tell(f"{type(self).__name__}: on several devices {self.precision} is autocast, and parameters stay float")
         if self.precision == "bf16":
             return BF16MixedPrecision()
         return FP16TorchMixedPrecision(init_scale=self._scale["scale"], growth_factor=self._scale["growth"], backoff_factor=self._scale["backoff"],

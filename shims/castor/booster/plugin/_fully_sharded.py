@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ...agent import starting
+from ...agent import engine_start
 from ...interface import ModelWrapper, OptimizerWrapper
 from ...shardformer._gradients import block
 
@@ -145,7 +145,7 @@ class FullyShardedOptimizer(OptimizerWrapper):
         """Its parameters are those that the model has now. PyTorch's loops over many tensors take no DTensors beside others."""
         group["params"][:] = [self._moved.get(id(p), (p, p))[1] for p in group["params"]]
         if len({isinstance(p, DTensor) for p in group["params"]}) > 1:
-            starting.tell("TorchFSDPPlugin: fully_shard takes no scalars, and no parameters of another type than the most of their block: they "
+            engine_start.tell("TorchFSDPPlugin: fully_shard takes no scalars, and no parameters of another type than the most of their block: they "
                           "are whole on each rank, and the optimizer steps one parameter at a time")
             group.update({name: False for name in ("foreach", "fused") if name in group})
 

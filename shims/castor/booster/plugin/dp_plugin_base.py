@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ...accelerator import get_accelerator
-from ...agent import starting
+from ...agent import engine_start
 from ...interface import ModelWrapper, OptimizerWrapper
 from ...utils import set_seed
 from .plugin_base import Plugin, refuse_boosted
@@ -105,7 +105,7 @@ class DPPluginBase(Plugin):
     def _wrap_optimizer(self, optimizer, **kwargs):
         if optimizer is None or isinstance(optimizer, OptimizerWrapper):
             return optimizer
-        starting.take_up(optimizer)
+        engine_start.take_up(optimizer)
         return OptimizerWrapper(optimizer, **kwargs)
 
 

@@ -5,7 +5,7 @@ import zlib
 import torch
 import torch.distributed as dist
 
-from ...agent import core, starting
+from ...agent import core, engine_start
 from ...cluster.groups import require
 from ...engine import _agreement, _groups
 from ...interface import OptimizerWrapper
@@ -79,7 +79,7 @@ class HybridParallelPlugin(PipelinePluginBase):
         super().__init__()
         self._check(given)
         if core.plugin_engine():
-            raise starting.Conflict(f"castor: CASTOR_PLUGIN={core.options.plugin} runs in this process, and the script makes a HybridParallelPlugin, which "
+            raise engine_start.Conflict(f"castor: CASTOR_PLUGIN={core.options.plugin} runs in this process, and the script makes a HybridParallelPlugin, which "
                                     "divides models itself: leave the plugin out of `castor run`, and use one kind of plugin object in a run")
         tell_of_meaningless(self, given, _MEANINGLESS)
         self.tp_size, self.pp_size, self.sp_size, self.precision, self.zero_stage = tp_size, pp_size, 1, precision, zero_stage
@@ -87,7 +87,7 @@ class HybridParallelPlugin(PipelinePluginBase):
         self.custom_policy, self.num_layers_per_stage = custom_policy, num_layers_per_stage
         self._checkpointed = gradient_checkpoint_config
         if gradient_checkpoint_config is not None and pp_size == 1:
-            starting.tell("HybridParallelPlugin(gradient_checkpoint_config=...) is for stages: with pp_size=1 the model checkpoints its layers as it does by itself")
+            engine_start.tell("HybridParallelPlugin(gradient_checkpoint_config=...) is for stages: with pp_size=1 the model checkpoints its layers as it does by itself")
         self._scale = scale_of(given)
         self._broadcast_buffers, self._dtype_sent = broadcast_buffers, communication_dtype
         self._bucket = zero_bucket_size_in_m * 4 << 20 if zero_stage else ddp_bucket_cap_mb << 20

@@ -5,7 +5,7 @@ from ...agent import core
 
 core.require("castor.booster")
 
-from ...agent import starting  # noqa: E402 - needs the core
+from ...agent import engine_start  # noqa: E402 - needs the core
 from ...interface import ModelWrapper  # noqa: E402
 
 __all__ = ["Plugin", "refuse_boosted", "tell_of_meaningless"]
@@ -78,4 +78,4 @@ def tell_of_meaningless(plugin, given, reasons):
         reasons: name: (default, why it has no meaning)."""
     for name, (default, why) in reasons.items():
         if given[name] != default:
-            starting.tell(f"{type(plugin).__name__}({name}={given[name]!r}) has no meaning here: {why}")
+            engine_start.tell(f"{type(plugin).__name__}({name}={given[name]!r}) has no meaning here: {why}")

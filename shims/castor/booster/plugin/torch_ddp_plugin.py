@@ -1,7 +1,7 @@
 """Data parallelism (Colossal-AI: colossalai.booster.plugin.torch_ddp_plugin)."""
 import torch
 
-from ...agent import starting
+from ...agent import engine_start
 from .dp_plugin_base import DPPluginBase
 from .plugin_base import tell_of_meaningless
 
@@ -26,7 +26,7 @@ class TorchDDPPlugin(DPPluginBase):
                            "check_reduction": check_reduction, "gradient_as_bucket_view": gradient_as_bucket_view, "static_graph": static_graph}
         self.sync_batchnorm = sync_batchnorm
         tell_of_meaningless(self, {"fp8_communication": fp8_communication}, _MEANINGLESS)
-        starting.start("ddp", "TorchDDPPlugin")
+        engine_start.start("ddp", "TorchDDPPlugin")
 
     def supported_precisions(self):
         return ["fp16", "fp16_apex", "fp16_naive", "bf16", "fp8"]

@@ -4,7 +4,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffload, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy
 
 from ...accelerator import get_accelerator
-from ...agent import core, starting
+from ...agent import core, engine_start
 from ...interface import OptimizerWrapper
 from .dp_plugin_base import DPPluginBase
 from .plugin_base import refuse_boosted, tell_of_meaningless
@@ -74,9 +74,9 @@ class TorchFSDPPlugin(DPPluginBase):
                              "the backend \"cpu:gloo,cuda:nccl\"")
         tell_of_meaningless(self, given, _MEANINGLESS_ON_DEVICES if self._on_devices else _MEANINGLESS)
         if not self._on_devices:
-            starting.start("fsdp", "TorchFSDPPlugin")
+            engine_start.start("fsdp", "TorchFSDPPlugin")
         elif core.plugin_engine() and core.options.plugin != "fsdp":
-            raise starting.Conflict(f"castor: the plugin {core.options.plugin} runs in this process, and TorchFSDPPlugin shards models itself: use one of "
+            raise engine_start.Conflict(f"castor: the plugin {core.options.plugin} runs in this process, and TorchFSDPPlugin shards models itself: use one of "
                                     "them, or train in two runs")
 
     def supported_devices(self):
@@ -96,11 +96,11 @@ class TorchFSDPPlugin(DPPluginBase):
             ignored = {id(t) for t in self._ignored()}
             names = [name for named in (model.named_parameters(), model.named_buffers()) for name, t in named if id(t) in ignored]
             torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-        starting.use_precision(self.policy and _word_of(self.policy.param_dtype))
+        engine_start.use_precision(self.policy and _word_of(self.policy.param_dtype))
         wrapped = self._wrap_model(model)
         if optimizer is not None:
             optimizer = self._wrap_optimizer(optimizer)
-            starting.train_as_one(optimizer.unwrap())
+            engine_start.train_as_one(optimizer.unwrap())
         return wrapped, optimizer, criterion, dataloader, lr_scheduler
 
     def _ignored(self):
@@ -119,7 +119,7 @@ class TorchFSDPPlugin(DPPluginBase):
         self._models.append(wrapped)
         if optimizer is None or isinstance(optimizer, OptimizerWrapper):
             return wrapped, optimizer
-        starting.take_up(optimizer)
+        engine_start.take_up(optimizer)
         return wrapped, FullyShardedOptimizer(optimizer, wrapped.moved)
 
     def _materialize(self, model):
@@ -176,7 +176,7 @@ def _policy_of(given):
         return given
     if isinstance(given, MixedPrecision):
         if given.buffer_dtype is not None:
-            starting.tell("TorchFSDPPlugin(mixed_precision=MixedPrecision(buffer_dtype=...)) has no meaning here: fully_shard keeps the type of buffers")
+            engine_start.tell("TorchFSDPPlugin(mixed_precision=MixedPrecision(buffer_dtype=...)) has no meaning here: fully_shard keeps the type of buffers")
         return MixedPrecisionPolicy(param_dtype=given.param_dtype, reduce_dtype=given.reduce_dtype,
                                     cast_forward_inputs=given.cast_forward_inputs or given.cast_root_forward_inputs)
     if given in _WORDS:
