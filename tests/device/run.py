@@ -11,6 +11,7 @@ cannot run, is left out. The last line is `N passed, N failed`.
 """
 import argparse
 import concurrent.futures
+import dataclasses
 import math
 import os
 import re
@@ -27,13 +28,14 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
 sys.path[1:1] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests", "semantics"), os.path.join(ROOT, "tests", "sim")]
 import launch  # noqa: E402
+import plain_jobs  # noqa: E402
 import rows  # noqa: E402
 import rows_scripts  # noqa: E402
 import runner  # noqa: E402
 import simulated  # noqa: E402
 from complaints import last_words, what_is_wrong_with  # noqa: E402
 
-SIMULATE = os.path.join(ROOT, "tests", "sim", "simulate")
+SIMULATED = [sys.executable, os.path.join(ROOT, "tests", "sim", "simulate"), "--devices", "2", "--numbers", "--"]
 TRAIN, ON_DEVICE = os.path.join(FOLDER, "train.py"), os.path.join(FOLDER, "on_device.py")
 TOGETHER, SCRIPTS_TOGETHER = 10, 40  # cases that share a process, for one `import torch`
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
@@ -132,6 +134,7 @@ class Suite:
         self.plain = {}  # what plain PyTorch printed, by case and optimizer
         self.least = {}  # bytes that a device must have for what is no model data, by case and optimizer
         self.lock = threading.Lock()
+        self.jobs = None if args.gpu else plain_jobs.PlainJobs(SIMULATED)
 
     def settle(self, passed, device, words, why, seconds):
         with self.lock:
@@ -142,16 +145,17 @@ class Suite:
         """Trains these cases in one process."""
         with self.lock:
             folder = tempfile.mkdtemp(dir=self.work)
-        simulation = [sys.executable, SIMULATE, "--devices", "2", "--memory", str(memory), "--numbers", *(["--link-bandwidth", device.link] if device.link and under else []), "--"]
-        if self.args.gpu:
-            simulation = []
-        under = [part.format(folder=folder) for part in under]
+        under, seconds = [part.format(folder=folder) for part in under], START_S + CASE_S * len(words)
         program = [ON_DEVICE] if is_script(words[0]) else [TRAIN, "--seed", str(self.args.seed), *["--deterministic"] * self.args.gpu]
-        command = [*under, *simulation, *(runner.script(self.args.plugin) if under else [sys.executable]), *program, *words]
-        environment = dict(device.variables) if under else {}
-        if device.latency and under:
-            environment["SIM_LATENCY"] = device.latency
-        finished = launch.run(command, folder, START_S + CASE_S * len(words), environment)
+        if under or self.args.gpu:
+            simulation = [] if self.args.gpu else [*SIMULATED[:-1], "--memory", str(memory), *(["--link-bandwidth", device.link] if device.link else []), "--"]
+            command = [*under, *simulation, *(runner.script(self.args.plugin) if under else [sys.executable]), *program, *words]
+            environment = dict(device.variables, **({"SIM_LATENCY": device.latency} if device.latency else {})) if under else {}
+            finished = launch.run(command, folder, seconds, environment)
+        else:
+            began = time.monotonic()
+            status = self.jobs.status(self.jobs.start(program[0], [*program[1:], *words], 0, folder, seconds, {"SIM_MEMORY": str(memory)}))
+            finished = dataclasses.replace(launch.read(folder, status), seconds=time.monotonic() - began, timed_out=status == plain_jobs.TOO_LONG)
         shutil.rmtree(folder, ignore_errors=True)
         return finished
 
@@ -395,7 +399,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: what was started is ended
     suite, began = Suite(args), time.monotonic()
     served = [] if args.gpu or args.plugin == "plain" else [args.plugin]
-    with runner.served(args.castor, *served, under=[sys.executable, SIMULATE, "--devices", "2", "--numbers", "--"]):
+    with runner.served(args.castor, *served, under=SIMULATED):
         suite.go(plan)
     runner.leave(left, "rows")
     print(f"device: {time.monotonic() - began:.0f} s", flush=True)
