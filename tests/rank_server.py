@@ -18,6 +18,7 @@ import sys
 
 import torch  # noqa: F401 - what ranks are forked from
 
+import start_ranks
 from castor.agent.process import serving
 
 REQUEST_BYTES, FILES_MOST = 1 << 20, 8
@@ -45,7 +46,9 @@ class Job:
         files = {number: os.fdopen(file, "wb", 0) for number, file in zip(asked["files"], received)}
         os.chdir(asked["folder"])
         words = (sys.executable, "-u", *asked["words"])
-        reason = serving.server.why_not(words, asked["environment"])
+        own = serving.server.environment.get("CASTOR_PLUGIN")
+        alike = {"CASTOR_PLUGIN": own} if {own, asked["environment"].get("CASTOR_PLUGIN")} <= {*start_ranks.ENGINES} else {}
+        reason = serving.server.why_not(words, {**asked["environment"], **alike})
         if reason:
             rank = subprocess.Popen(words, env=asked["environment"], stdin=subprocess.DEVNULL, stdout=files[1], stderr=files[2], start_new_session=True)
         else:

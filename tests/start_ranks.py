@@ -17,6 +17,7 @@ import sys
 import time
 
 SAY_S, END_S = 5, 30  # to SIGTERM, and from there to SIGKILL, when a rank has failed
+ENGINE, *_ = ENGINES = ("gemini", "ddp", "zero1", "zero2", "fsdp")  # until a model is wrapped they do the same (interpose/job/plugins.def)
 PORTS = range(12000, 29000)  # below those that the kernel gives to connections: none of them takes it before rank 0 does
 
 
@@ -79,9 +80,10 @@ class Served:
 
 
 def server(plugin):
-    """The socket of the server for this plugin; "": there is none."""
-    place = os.path.join(os.environ.get("SERVERS_OF_RANKS", "/nowhere"), plugin)
-    return place if os.path.exists(place) else ""
+    """The socket of the server for this plugin, or for another one that begins alike; "": there is none."""
+    folder = os.environ.get("SERVERS_OF_RANKS", "/nowhere")
+    places = [os.path.join(folder, name) for name in (plugin, *[ENGINE] * (plugin in ENGINES))]
+    return next(filter(os.path.exists, places), "")
 
 
 def own_server():

@@ -19,6 +19,7 @@ import tempfile
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 sys.path.append(os.path.join(ROOT, "tests"))
+import plain_jobs  # noqa: E402
 import runner  # noqa: E402
 
 SCRIPT = os.path.join(ROOT, "tests", "scripts", "rearranged.py")
@@ -74,16 +75,19 @@ class Suite:
         self.seeds = range(arguments.first, arguments.first + arguments.seeds)
         self.plain = {}
         self.work = tempfile.mkdtemp(prefix="castor-rearranged-")
+        self.jobs = plain_jobs.PlainJobs()
 
-    def script(self, out, ranks, seeds):
-        return [*(runner.ranks(ranks) if ranks else [sys.executable]), SCRIPT, "--out", out, *(["--ddp"] if ranks else []), *map(str, seeds)]
-
-    def start(self, command):
+    def start(self, under, ranks, script, *arguments):
+        """Runs it by plain PyTorch, where `under` is empty; returns what was printed."""
+        words = [*["--ddp"] * bool(ranks), *arguments]
+        if not under:
+            folder = tempfile.mkdtemp(dir=self.work)
+            self.jobs.status(self.jobs.start(script, words, ranks, folder, LIMIT_SECONDS, {}))
+            return "".join(open(os.path.join(folder, name), errors="replace").read() for name in ("stdout.txt", "stderr.txt"))
         environment = dict(os.environ, OMP_NUM_THREADS="1", CASTOR_TIMEOUT="30")
         try:
-            done = subprocess.run(command, env=environment, cwd=self.work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  timeout=LIMIT_SECONDS)
-            return done.stdout
+            return subprocess.run([*under, *runner.ranks(ranks), script, *words], env=environment, cwd=self.work, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, timeout=LIMIT_SECONDS).stdout
         except subprocess.TimeoutExpired as expired:
             return f"{(expired.stdout or b'').decode(errors='replace')}\nran into {LIMIT_SECONDS} seconds"
 
@@ -93,7 +97,7 @@ class Suite:
         os.makedirs(out)
         found, left = {}, list(self.seeds)
         while left:
-            printed = self.start([*under, *self.script(out, ranks, left)])
+            printed = self.start(under, ranks, SCRIPT, "--out", out, *map(str, left))
             reached = [seed for seed in left if any(self.seen(out, seed, rank) is not None for rank in range(max(ranks, 1)))]
             began = reached + [seed for seed in left if seed not in reached][:1]
             for seed in began:
@@ -136,8 +140,7 @@ class Suite:
         out = os.path.join(self.work, name)
         os.makedirs(out)
         seeds = range(EDITS_A_SEED * self.seeds.start, EDITS_A_SEED * self.seeds.stop)
-        ddp = ["--ddp"] if ranks else []
-        printed = self.start([*under, *(runner.ranks(ranks) if ranks else [sys.executable]), EDITED, "--out", out, *ddp, *arguments, *map(str, seeds)])
+        printed = self.start(under, ranks, EDITED, "--out", out, *arguments, *map(str, seeds))
         return {seed: [self.seen(out, seed, rank) for rank in range(max(ranks, 1))] for seed in seeds}, printed
 
     def go_edited(self):
