@@ -63,8 +63,10 @@ UNIT_O := $(UNIT_CC:%.cc=$(UNIT_B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/support/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives_exports.o $(B)/obj/interpose/api/device_exports.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all setup setup-tests demo aarch64 test test-all test-torch check bench gpu-test gpu-bench install uninstall wheel clean unit semantics tables sim fuzz
+.PHONY: all objects setup setup-tests setup-tests-system demo aarch64 test test-all test-torch check bench gpu-test gpu-bench install uninstall wheel clean unit semantics tables sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
+# What needs a compiler alone, and can be made while `make setup-tests` downloads the rest.
+objects: $(filter-out %/image.o,$(LIB_O)) $(LAUNCHER_O) $(UNIT_O)
 
 $(B)/obj/kernels/%.o: kernels/%.c
 	@mkdir -p $(@D)
@@ -148,8 +150,8 @@ $(B)/bin/make-trace: $(B)/obj/bench/report/generate.o $(patsubst %.c,$(B)/obj/%.
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 
-setup setup-tests:
-	$(Q)scripts/setup $(if $(filter setup-tests,$@),--tests) "$(PYTHON)" "$(TORCH_VERSION)"
+setup setup-tests setup-tests-system:
+	$(Q)scripts/setup $(if $(filter setup-tests%,$@),--tests) $(if $(filter %-system,$@),--system) "$(PYTHON)" "$(TORCH_VERSION)"
 unit: $(B)/bin/castor-unit
 	$(B)/bin/castor-unit
 # The scripts call make themselves, with flags of their own.

@@ -50,19 +50,61 @@ tally_left_out() { # LOG
 
 # Runs a command, says what it took, and keeps that for the closing table.
 tally_timed() { # NAME COMMAND [ARG]...
-    local name=$1 began=$SECONDS before status took computed
+    local name=$1 began=$SECONDS shell=$BASHPID before status took computed
     shift
-    before=$(tally_computed)
+    before=$(tally_computed "$shell")
     "$@"
     status=$?
-    took=$((SECONDS - began)) computed=$(($(tally_computed) - before))
+    took=$((SECONDS - began)) computed=$(($(tally_computed "$shell") - before))
     printf '%s took %d s, and %d s of CPU\n' "$name" "$took" "$computed"
     tally_times+=("$(printf '%7d  %6d  %s' "$took" "$computed" "$name")")
     return "$status"
 }
-# The seconds of CPU of this shell's ended children.
-tally_computed() {
-    awk -v ticks="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); printf "%d", ($14 + $15) / ticks }' "/proc/$$/stat"
+# The seconds of CPU of a shell's ended children.
+tally_computed() { # PID
+    awk -v ticks="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); printf "%d", ($14 + $15) / ticks }' "/proc/$1/stat"
+}
+
+# Several suites at a time, each in a shell of its own, whose output is shown when it has ended.
+declare -A tally_running=() # by process: the file for its output; beside it what it counted
+tally_begin() { # NAME COMMAND [ARG]...: a command of this file's functions
+    local out=$tally_logs/${1//[^A-Za-z0-9_.-]/_}.shown
+    shift
+    mkdir -p "$tally_logs"
+    (
+        tally_passed=0 tally_failed=0 tally_failures=() tally_excerpts=() tally_times=() tally_left=() tally_out=()
+        "$@" >"$out" 2>&1
+        declare -p tally_passed tally_failed tally_failures tally_excerpts tally_times tally_left tally_out | sed -E 's/^(declare [^ ]+) tally_/\1 its_/' >"$out.counts"
+    ) &
+    tally_running[$!]=$out
+}
+# Waits until at most so many are left.
+tally_wait() { # COUNT
+    local pid
+    while [ ${#tally_running[@]} -gt "$1" ]; do
+        for pid in "${!tally_running[@]}"; do
+            kill -0 "$pid" 2>/dev/null || tally_add "$pid"
+        done
+        sleep 0.2
+    done
+}
+tally_add() { # PID
+    local out=${tally_running[$1]} its_passed=0 its_failed=0 its_failures=() its_excerpts=() its_times=() its_left=() its_out=()
+    unset "tally_running[$1]"
+    wait "$1"
+    cat "$out"
+    if [ ! -s "$out.counts" ]; then
+        tally_fail "$(basename "$out" .shown)" "its shell has ended"
+        return
+    fi
+    . "$out.counts"
+    tally_passed=$((tally_passed + its_passed)) tally_failed=$((tally_failed + its_failed))
+    tally_failures+=(${its_failures[@]+"${its_failures[@]}"}) tally_excerpts+=(${its_excerpts[@]+"${its_excerpts[@]}"})
+    tally_times+=(${its_times[@]+"${its_times[@]}"}) tally_left+=(${its_left[@]+"${its_left[@]}"}) tally_out+=(${its_out[@]+"${its_out[@]}"})
+    rm -f "$out" "$out.counts"
+}
+tally_end_all() {
+    [ ${#tally_running[@]} -eq 0 ] || kill "${!tally_running[@]}" 2>/dev/null
 }
 
 # Runs a suite for at most SECONDS, shows its output as it comes, keeps it in $tally_logs/NAME.log. A signal that ends

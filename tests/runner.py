@@ -8,6 +8,7 @@ import importlib.util
 import io
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -58,9 +59,9 @@ def ranks(count):
     return [sys.executable, START_RANKS, str(count)]
 
 
-def script(plugin):
+def script(plugin, environment=os.environ):
     """The begin of a command that runs a script as one process under the plugin."""
-    return ranks(0) if start_ranks.server(plugin) else [sys.executable]
+    return ranks(0) if start_ranks.server(plugin, environment) else [sys.executable]
 
 
 def nproc(count, command):
@@ -68,17 +69,33 @@ def nproc(count, command):
     return ["--nproc", str(count), *(["--set", "CASTOR_FORK=off"] if START_RANKS in command else [])]
 
 
+SIMULATED = [sys.executable, os.path.join(ROOT, "tests", "sim", "simulate"), "--devices", "2", "--numbers", "--"]
+
+
 @contextlib.contextmanager
-def served(castor, *plugins, under=()):
-    """Ranks under these plugins are forks of one process each (rank_server.py) meanwhile. `under`: the begin of that process's command."""
-    with tempfile.TemporaryDirectory(prefix="castor-ranks-") as folder, contextlib.ExitStack() as servers:
+def _folder_of_servers():
+    with tempfile.TemporaryDirectory(prefix="castor-ranks-") as folder:
+        os.environ["SERVERS_OF_RANKS"] = folder
+        try:
+            yield folder
+        finally:
+            del os.environ["SERVERS_OF_RANKS"]
+
+
+@contextlib.contextmanager
+def served(castor, *plugins, under=(), **variables):
+    """Ranks under these plugins are forks of one process each (rank_server.py) meanwhile. `under`: the begin of that process's command,
+    on simulated devices. `variables`: more of its environment, which theirs must have as well."""
+    with contextlib.ExitStack() as stack:
+        folder = os.environ.get("SERVERS_OF_RANKS") or stack.enter_context(_folder_of_servers())
         for plugin in plugins:
-            place = os.path.join(folder, plugin)
+            place = os.path.join(folder, start_ranks.name_of(plugin, {"SIM_DEVICES"} if under else variables))
             command = [castor, "run", "--plugin", plugin, "--log-dir", f"{place}-log", "--", *under, "env", "CASTOR_FORK_SERVER=1", sys.executable,
                        os.path.join(ROOT, "tests", "rank_server.py"), place]
             with open(f"{place}-errors", "w") as errors:
-                server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, env=environment("PYTHONUNBUFFERED", "PYTHONHASHSEED"))
-            servers.callback(server.communicate)  # its input ends, and it with it
+                own = {name: value for name, value in {**environment(), **variables}.items() if name not in start_ranks.SERVERS_OWN}
+                server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, env=own)
+            stack.callback(server.communicate)  # its input ends, and it with it
             deadline = time.monotonic() + 60
             while not os.path.exists(place) and server.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -86,11 +103,7 @@ def served(castor, *plugins, under=()):
                 server.kill()
                 with open(f"{place}-errors") as errors:
                     raise RuntimeError(f"the server of ranks does not start:\n{errors.read()}")
-        os.environ["SERVERS_OF_RANKS"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["SERVERS_OF_RANKS"]
+        yield
 
 
 def long(test):
@@ -176,19 +189,53 @@ def in_folder(folder):
     return unittest.defaultTestLoader.discover(folder, pattern="test_*.py", top_level_dir=folder)
 
 
+def note(test, seconds, computed, processes):
+    """A row of the file that `make test` keeps: what a test took, in seconds and in seconds of CPU (None: nobody knows), and how many processes
+    it started itself. What a server forks for it counts nowhere."""
+    if os.environ.get("TEST_TIMES"):
+        row = (os.path.basename(os.path.dirname(os.path.abspath(sys.argv[0]))), test, f"{seconds:.1f}", "-" if computed is None else f"{computed:.1f}", str(processes))
+        with open(os.environ["TEST_TIMES"], "a") as file:
+            file.write("\t".join(row) + "\n")
+
+
+class Cost:
+    """What this process and its ended children have taken so far."""
+
+    started = 0
+
+    def __init__(self):
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        self.seconds, self.computed = time.monotonic(), sum(one.ru_utime + one.ru_stime for one in used)
+        self.processes = Cost.started
+
+    def since(self, before):
+        return self.seconds - before.seconds, self.computed - before.computed, self.processes - before.processes
+
+
+def _count(event, arguments):
+    Cost.started += event in ("subprocess.Popen", "os.fork", "os.posix_spawn")
+
+
+sys.addaudithook(_count)
+
+
 class Timed(unittest.TextTestResult):
     """Says what each test took, and counts those that passed: a class whose set-up fails has run none."""
 
     passed = 0
 
     def startTest(self, test):  # noqa: N802
-        self.began = time.monotonic()
+        self.began = Cost()
         super().startTest(test)
+
+    def stopTest(self, test):  # noqa: N802
+        note(test.id(), *Cost().since(self.began))
+        super().stopTest(test)
 
     def addSuccess(self, test):  # noqa: N802
         unittest.TestResult.addSuccess(self, test)
         self.passed += 1
-        self.stream.writeln(f"ok [{time.monotonic() - self.began:.1f} s]")
+        self.stream.writeln(f"ok [{Cost().since(self.began)[0]:.1f} s]")
 
 
 def judged(tests, stream):

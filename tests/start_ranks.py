@@ -18,6 +18,7 @@ import time
 
 SAY_S, END_S = 5, 30  # to SIGTERM, and from there to SIGKILL, when a rank has failed
 ENGINE, *_ = ENGINES = ("gemini", "ddp", "zero1", "zero2", "fsdp")  # until a model is wrapped they do the same (interpose/job/plugins.def)
+SERVERS_OWN = ("PYTHONHASHSEED", "PYTHONUNBUFFERED")  # of the environment
 PORTS = range(12000, 29000)  # below those that the kernel gives to connections: none of them takes it before rank 0 does
 
 
@@ -49,7 +50,7 @@ class Served:
         if Served.line is None:
             Served.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             Served.line.connect(own_server())
-        environment = {name: value for name, value in environment.items() if name not in ("PYTHONHASHSEED", "PYTHONUNBUFFERED")}  # the server's own
+        environment = {name: value for name, value in environment.items() if name not in SERVERS_OWN}
         files = [1, 2, *([int(environment["CASTOR_LOG_FILE"])] if "CASTOR_LOG_FILE" in environment else [])]
         asked = {"words": words, "environment": environment, "folder": os.getcwd(), "files": files}
         socket.send_fds(Served.line, [json.dumps(asked).encode()], files)
@@ -79,11 +80,15 @@ class Served:
         os.kill(self.pid, number)
 
 
-def server(plugin):
+def name_of(plugin, environment):
+    return plugin + "-on-devices" * ("SIM_DEVICES" in environment) + "-compat" * ("CASTOR_COMPAT" in environment)
+
+
+def server(plugin, environment=os.environ):
     """The socket of the server for this plugin, or for another one that begins alike; "": there is none."""
     folder = os.environ.get("SERVERS_OF_RANKS", "/nowhere")
-    places = [os.path.join(folder, name) for name in (plugin, *[ENGINE] * (plugin in ENGINES))]
-    return next(filter(os.path.exists, places), "")
+    names = [name_of(name, environment) for name in (plugin, *[ENGINE] * (plugin in ENGINES))]
+    return next(filter(os.path.exists, (os.path.join(folder, name) for name in names)), "")
 
 
 def own_server():

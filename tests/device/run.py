@@ -35,7 +35,6 @@ import runner  # noqa: E402
 import simulated  # noqa: E402
 from complaints import last_words, what_is_wrong_with  # noqa: E402
 
-SIMULATED = [sys.executable, os.path.join(ROOT, "tests", "sim", "simulate"), "--devices", "2", "--numbers", "--"]
 TRAIN, ON_DEVICE = os.path.join(FOLDER, "train.py"), os.path.join(FOLDER, "on_device.py")
 TOGETHER, SCRIPTS_TOGETHER = 10, 40  # cases that share a process, for one `import torch`
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
@@ -134,7 +133,7 @@ class Suite:
         self.plain = {}  # what plain PyTorch printed, by case and optimizer
         self.least = {}  # bytes that a device must have for what is no model data, by case and optimizer
         self.lock = threading.Lock()
-        self.jobs = None if args.gpu else plain_jobs.PlainJobs(SIMULATED)
+        self.jobs = None if args.gpu else plain_jobs.PlainJobs(runner.SIMULATED)
 
     def settle(self, passed, device, words, why, seconds):
         with self.lock:
@@ -148,10 +147,10 @@ class Suite:
         under, seconds = [part.format(folder=folder) for part in under], START_S + CASE_S * len(words)
         program = [ON_DEVICE] if is_script(words[0]) else [TRAIN, "--seed", str(self.args.seed), *["--deterministic"] * self.args.gpu]
         if under or self.args.gpu:
-            simulation = [] if self.args.gpu else [*SIMULATED[:-1], "--memory", str(memory), *(["--link-bandwidth", device.link] if device.link else []), "--"]
-            command = [*under, *simulation, *(runner.script(self.args.plugin) if under else [sys.executable]), *program, *words]
+            simulation = [] if self.args.gpu else [*runner.SIMULATED[:-1], "--memory", str(memory), *(["--link-bandwidth", device.link] if device.link else []), "--"]
+            command = [*under, *simulation, *(runner.script(self.args.plugin, {"SIM_DEVICES": "2"}) if under and not self.args.gpu else [sys.executable]), *program, *words]
             environment = dict(device.variables, **({"SIM_LATENCY": device.latency} if device.latency else {})) if under else {}
-            finished = launch.run(command, folder, seconds, environment)
+            finished = launch.run(command, folder, seconds, environment, name=" ".join(words))
         else:
             began = time.monotonic()
             status = self.jobs.status(self.jobs.start(program[0], [*program[1:], *words], 0, folder, seconds, {"SIM_MEMORY": str(memory)}))
@@ -399,7 +398,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: what was started is ended
     suite, began = Suite(args), time.monotonic()
     served = [] if args.gpu or args.plugin == "plain" else [args.plugin]
-    with runner.served(args.castor, *served, under=SIMULATED):
+    with runner.served(args.castor, *served, under=runner.SIMULATED):
         suite.go(plan)
     runner.leave(left, "rows")
     print(f"device: {time.monotonic() - began:.0f} s", flush=True)

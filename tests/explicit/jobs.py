@@ -26,25 +26,34 @@ def castor():
 
 
 def environment(how, more):
-    clean = runner.environment()
+    clean = dict(runner.environment(), PYTHONPATH=FOLDER)
     if how == ALONE:
         clean["PYTHONPATH"] = os.path.join(os.path.dirname(os.path.dirname(castor())), "lib", "castor")
     return dict(clean, **more)
 
 
 def devices(count, memory="1G", numbers=True):
-    """The environment of a job with simulated devices."""
-    return simulated.environment(devices=count, memory=memory, numbers=numbers, base=runner.environment())
+    """The environment of a job with simulated devices. Small workspaces of cuBLAS, which count as well."""
+    base = environment(NONE, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"})
+    return simulated.environment(devices=count, memory=memory, numbers=numbers, base=base)
 
 
-def start(command, how, *, nproc=None, cwd=None, **more):
-    """Runs a Python command (a list); `more` is its environment."""
-    alone = how != ALONE and not command[0].startswith("-") and command[0] != runner.START_RANKS
-    command = [*(runner.script(how) if alone else [sys.executable]), *command]
-    if how != ALONE:
-        command = [castor(), "run", "--plugin", how, "--log-dir", "log", *(runner.nproc(nproc, command) if nproc else []), "--", *command]
+def start(command, how, *, nproc=None, cwd=None, fresh=False, **more):
+    """Runs a Python command (a list); `more` is its environment. `fresh`: the start of a process is what is looked at; else it may be a fork,
+    which runs a text as a script."""
+    variables = environment(how, more)
     with tempfile.TemporaryDirectory(prefix="castor-explicit-") as folder:
-        return subprocess.run(command, env=environment(how, more), cwd=cwd or folder, capture_output=True, text=True, timeout=LIMIT_S)
+        own = os.path.join(folder, "own")
+        os.mkdir(own)
+        if command[0] == "-c" and how != ALONE and not fresh:
+            text, command = command[1], [os.path.join(folder, "text.py"), *command[2:]]
+            with open(command[0], "w") as file:
+                file.write(text)
+        forked = how != ALONE and not fresh and not command[0].startswith("-") and command[0] != runner.START_RANKS
+        command = [*(runner.script(how, variables) if forked else [sys.executable]), *command]
+        if how != ALONE:
+            command = [castor(), "run", "--plugin", how, "--log-dir", "log", *(runner.nproc(nproc, command) if nproc else []), "--", *command]
+        return subprocess.run(command, env=variables, cwd=cwd or own, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def job(script, ranks, how, *arguments, **more):

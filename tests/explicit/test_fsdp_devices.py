@@ -14,9 +14,9 @@ class FsdpDevices(unittest.TestCase):
     def each(self, look):
         jobs.simulated.need(whole=True)
         for ranks in RANKS:
-            # Memory: what plain PyTorch's training of the model of memory() overflows. Small workspaces, which count as well.
+            # Memory: what plain PyTorch's training of the model of memory() overflows.
             environment = jobs.devices(ranks, "176M")
-            more = {"CASTOR_TIMEOUT": "4", "LOCAL_WORLD_SIZE": "2", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+            more = {"CASTOR_TIMEOUT": "4", "LOCAL_WORLD_SIZE": "2"}
             for rank, found in enumerate(jobs.once("fsdp_devices_rank.py", ranks, jobs.NONE, *KINDS, **{**environment, **more})):
                 with self.subTest(ranks=ranks, rank=rank):
                     look(ranks, rank, found)

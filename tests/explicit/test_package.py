@@ -10,7 +10,7 @@ class Package(unittest.TestCase):
     def test_importing_castor_imports_no_torch(self):
         version = subprocess.run([jobs.castor(), "version"], capture_output=True, text=True, check=True).stdout.split()[1]
         for how in (jobs.ALONE, jobs.NONE, jobs.GEMINI):
-            done = jobs.start(["-c", "import castor, sys; print(castor.__version__, 'torch' in sys.modules, 'ctypes' in sys.modules)"], how)
+            done = jobs.start(["-c", "import castor, sys; print(castor.__version__, 'torch' in sys.modules, 'ctypes' in sys.modules)"], how, fresh=True)
             self.assertEqual(done.stdout, f"{version} False False\n", done.stderr)
 
     def test_unknown_names_are_attribute_errors(self):
@@ -31,7 +31,7 @@ try:
     json.loads("{")
 except ValueError as error:
     print(ends.script_line(error.__traceback__))"""
-        done = jobs.start(["-c", script], jobs.GEMINI)
+        done = jobs.start(["-c", script], jobs.GEMINI, fresh=True)
         self.assertEqual(done.stdout, "<string>, line 4\n", done.stderr)
 
     def test_what_needs_castor_run(self):

@@ -46,14 +46,14 @@ class Patching(unittest.TestCase):
         self.assertEqual(found["trained"], self.undone(jobs.ALONE)["trained"])
 
     def test_another_function_is_refused(self):
-        done = jobs.start(["-c", CHANGED], jobs.GEMINI)
+        done = jobs.start(["-c", CHANGED], jobs.GEMINI, fresh=True)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         said = [line for line in done.stderr.splitlines() if "zero_grad" in line]
         self.assertEqual(len(said), 1, done.stderr)
         self.assertRegex(said[0], WRONG.replace("(", r"\(").replace(")", r"\)").replace(".", r"\.").format("[^ ]*"))
 
     def test_what_steps_aside_does_so_whole(self):
-        done = jobs.start(["-c", CHANGED], jobs.GEMINI, CASTOR_ON_ERROR="passthrough")
+        done = jobs.start(["-c", CHANGED], jobs.GEMINI, fresh=True, CASTOR_ON_ERROR="passthrough")
         self.assertEqual((done.returncode, done.stdout), (0, "False 0\n"), done.stderr)
         self.assertIn("(self, set_to_none) are expected", done.stderr)
 
@@ -61,7 +61,7 @@ class Patching(unittest.TestCase):
         """By those who only tell it what not to compile: an optimizer and its step. It takes a second, and 66 MiB of each rank."""
         text = "import sys, torch; torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step(); print('torch._dynamo.eval_frame' in sys.modules)"
         for how, imported in ((jobs.NONE, "True\n"), (jobs.GEMINI, "False\n")):
-            done = jobs.start(["-c", text], how)
+            done = jobs.start(["-c", text], how, fresh=True)
             self.assertEqual(done.stdout, imported, done.stderr)
 
     def test_the_list(self):

@@ -8,7 +8,7 @@ LONG = runner.LENGTH == "all"
 
 
 def found(script, ranks):
-    return jobs.once(f"seeds/{script}.py", ranks, jobs.NONE, CASTOR_COMPAT="1", PYTHONPATH=jobs.FOLDER)
+    return jobs.once(f"seeds/{script}.py", ranks, jobs.NONE, CASTOR_COMPAT="1")
 
 
 class Alone(unittest.TestCase):

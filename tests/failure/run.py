@@ -277,6 +277,14 @@ for name in ("fp32", "bf16"):
 TESTS["a script ends right after a collective (ddp)"] = ends_at_once
 
 
+def timed(name):
+    began = time.monotonic()
+    try:
+        return TESTS[name]()
+    finally:
+        runner.note(name, time.monotonic() - began, None, "-")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
@@ -293,7 +301,7 @@ def main():
     chosen = [name for name in TESTS if not args.names or any(wanted in name for wanted in args.names)]
     left = [name for name in chosen if name in FULL] if runner.LENGTH == "short" and not args.names else []
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        started = {pool.submit(TESTS[name]): name for name in chosen if name not in left}
+        started = {pool.submit(timed, name): name for name in chosen if name not in left}
         for done in concurrent.futures.as_completed(started):
             try:
                 print(f"{started[done]} ... ok: {done.result()}", flush=True)

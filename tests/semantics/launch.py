@@ -11,6 +11,8 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 
+import runner
+
 MARK = "SEMANTICS_RUN"
 PRINTED, ERRORS = "stdout.txt", "stderr.txt"
 _lock = threading.Lock()
@@ -82,8 +84,21 @@ def read(folder, status):
         return Finished(status, printed.read(), errors.read(), 0)
 
 
-def run(command, folder, timeout, environment=None, given=os.devnull):
-    """Runs `command` in `folder`; its output goes to files there, so that no pipe can keep us waiting."""
+def wait(process, seconds):
+    """Returns the seconds of CPU that it took; None: it has not ended."""
+    until, pause = time.monotonic() + seconds, 0.005
+    while time.monotonic() < until:
+        ended, status, used = os.wait4(process.pid, os.WNOHANG)
+        if ended:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return used.ru_utime + used.ru_stime
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return None
+
+
+def run(command, folder, timeout, environment=None, given=os.devnull, name=""):
+    """Runs `command` in `folder`, as what `name` tests; its output goes to files there, so that no pipe can keep us waiting."""
     token = uuid.uuid4().hex
     variables = {"PYTHONUNBUFFERED": "1", **os.environ, **(environment or {}), MARK: token}
     began = time.monotonic()
@@ -98,9 +113,8 @@ def run(command, folder, timeout, environment=None, given=os.devnull):
             )
             _running.add(token)
         try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            timed_out = True
+            computed = wait(process, timeout)
+            timed_out = computed is None
         except BaseException:
             end(token)
             process.wait()
@@ -111,6 +125,7 @@ def run(command, folder, timeout, environment=None, given=os.devnull):
             end(token)
             process.wait()
     seconds = time.monotonic() - began
+    runner.note(name or os.path.basename(folder), seconds, computed, 1)
     left = 0
     if not timed_out and marked(token):
         time.sleep(1)  # helpers may end a moment after their parent

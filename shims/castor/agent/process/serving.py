@@ -158,12 +158,13 @@ def _is_early(name):
 
 
 def _serve_after_import(line):
-    """Stops this process where the import of torch ends: where its lock is released."""
+    """Stops this process where the import of torch ends: where its lock is released for the last time. Backends that load after this one
+    take it within, when they import torch."""
     release = importlib._bootstrap._ModuleLock.release
 
     def stop(lock):
         release(lock)
-        if lock.name == "torch":
+        if lock.name == "torch" and not lock.count:
             importlib._bootstrap._ModuleLock.release = release
             _serve(line)
 
