@@ -53,6 +53,7 @@ class Job:
             rank = subprocess.Popen(words, env=asked["environment"], stdin=subprocess.DEVNULL, stdout=files[1], stderr=files[2], start_new_session=True)
         else:
             rank = serving.Rank(serving.server, list(words), asked["environment"], files)
+        os.chdir("/")
         made[reason] += 1
         for file in files.values():
             file.close()

@@ -69,6 +69,8 @@ class Job:
         environment = runner.environment("TORCH", "FAILURE_TEST")
         environment.update(TMPDIR=self.path("tmp"), FAILURE_TEST=self.mark, PYTHONUNBUFFERED="1")
         environment.update(variables)
+        if before:  # a server's ranks do not see what it mounts
+            environment.pop("SERVERS_OF_RANKS", None)
         before = [word.replace("OFFLOAD", self.path("offload")) for word in before]
         self.process = subprocess.Popen(
             [*before, castor(), "run", *options, "--log-dir", "log", "--", *command], env=environment, cwd=self.folder,
@@ -117,12 +119,12 @@ class Job:
         return self.process.returncode
 
     def processes(self):
-        """Those that are left of the job."""
+        """Those that are left of the job: with its mark, or, of what a server has forked, in its folder."""
         entry, found = f"FAILURE_TEST={self.mark}".encode(), []
-        for name in os.listdir("/proc"):
+        for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:
-                    if name.isdigit() and entry in file.read().split(b"\0"):
+                    if entry in file.read().split(b"\0") or os.readlink(f"/proc/{name}/cwd").startswith(self.folder):
                         found.append(int(name))
             except OSError:
                 pass

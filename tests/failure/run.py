@@ -300,7 +300,7 @@ def main():
     passed = failed = 0
     chosen = [name for name in TESTS if not args.names or any(wanted in name for wanted in args.names)]
     left = [name for name in chosen if name in FULL] if runner.LENGTH == "short" and not args.names else []
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+    with runner.served(os.environ["FAILURE_TEST_CASTOR"], "gemini"), concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         started = {pool.submit(timed, name): name for name in chosen if name not in left}
         for done in concurrent.futures.as_completed(started):
             try:
