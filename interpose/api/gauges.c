@@ -100,7 +100,7 @@ static void sample_rank(void) {
         add_own(s, own);
         pthread_mutex_unlock(&s->lock);
     }
-    if (store_first() && store_first()->budget) {
+    if (store_first() && store_first()->bounded) {
         sample_budget(own);
     } else if (options()->offload_dir[0] != '\0') {
         trace_gauge_set(GAUGE_DISK_PARAM_BYTES, own[CHUNK_PARAM]);
@@ -137,7 +137,7 @@ static void sample_node(void) {
     if (!first || first->detached)
         return;
     for (store *s = store_first(); s && !s->detached; s = s->next) {
-        if (s->budget && s->rank)
+        if (s->bounded && s->rank)
             continue; /* to look costs time, and the report takes the largest of all ranks */
         pthread_mutex_lock(&s->lock);
         for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {

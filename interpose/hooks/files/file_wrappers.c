@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <utime.h>
 #include "file_wrappers.h"
-#include "hooks/lookup/loader.h"
+#include "hooks/lookup/wrapper.h"
 
 void *files_real_known[FILE_COUNT];
 

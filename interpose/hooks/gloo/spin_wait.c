@@ -5,7 +5,6 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/spin.h"
-#include "hooks/lookup/loader.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/torch/stable.h"
 

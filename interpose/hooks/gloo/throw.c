@@ -1,7 +1,7 @@
 #include "throw.h"
 
 #include <string.h>
-#include "hooks/lookup/loader.h"
+#include "hooks/lookup/wrapper.h"
 
 typedef void (*throw_function)(const char *text); /* does not return */
 static throw_function throw_runtime_error;

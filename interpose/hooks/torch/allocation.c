@@ -7,7 +7,7 @@
 #include <string.h>
 #include "arena/arena.h"
 #include "arena/pages.h"
-#include "budget/touches.h"
+#include "budget/budget.h"
 #include "events/held.h"
 #include "events/life.h"
 #include "hooks/lookup/wrapper.h"
