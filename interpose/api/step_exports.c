@@ -4,7 +4,6 @@
 
 #include "arena/pages.h"
 #include "budget/budget.h"
-#include "budget/touches.h"
 #include "base/error.h"
 #include "job/options.h"
 #include "gradients/publish.h"
@@ -13,6 +12,7 @@
 #include "store/rank_values.h"
 #include "store/store.h"
 #include "store/tensor.h"
+#include "store/wait.h"
 #include "store/window.h"
 #include "training/division.h"
 

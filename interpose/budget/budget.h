@@ -49,14 +49,26 @@ void budget_sum_begin(struct tensor *t);
 void budget_sum_end(struct tensor *t);
 void budget_backward_end(store *s);
 
-/* The parameters of a chunk are used, the `number`th in this forward or backward. */
-void budget_touch(store *s, bool backward, uint32_t number, uint32_t param_chunk);
-
 /* Whether parameters and gradients may be on disk alone, and not only states. */
 bool budget_moves_parameters(const store *s);
 
 /* CASTOR_ERR_MISMATCH: an invariant of the chunk manager does not hold (slow). */
 castor_status budget_check(const store *s);
 bool budget_statistics(const store *s, chunk_statistics *out); /* false: no budget */
+
+/* Which parameters forward and backward touch, without a hook in the model. Under a budget the views of parameters are in this
+ * process's page tables only while they are used: a view that is there again was touched.
+ *
+ * All of it runs on the script's main thread, in calls that its code made: there nobody else edits a parameter, so that a view's
+ * unedited pages can be told from its edited ones and let go. Elsewhere the calls do nothing. */
+
+/* PyTorch asked for a block: checks, not too often, which parameters were touched, and unmaps those that were used before. */
+void touches_collect(void);
+/* A backward has begun, has ended. */
+void touches_backward(store *s, bool begun);
+/* An optimizer's step begins: it touches what its parts say. */
+void touches_step(store *s);
+/* It is over: lets go of all views, and the next pass begins. */
+void touches_drop(store *s);
 
 #endif

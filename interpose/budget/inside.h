@@ -7,7 +7,9 @@
 #include "placement/chunk_manager.h"
 #include "budget.h"
 
-#define BUDGET_NONE UINT32_MAX
+#define PART_SHARE     16 /* a part's parameters have this part of the rank's share at most */
+#define PART_BYTES_MIN (1ul << 16)
+#define BUDGET_NONE    UINT32_MAX
 /* A rank keeps freed blocks resident for this part of its share of the budget at most. */
 #define BUDGET_FREED_SHARE 32
 
@@ -28,6 +30,7 @@ typedef struct budget_chunk {
 typedef struct budget {
     store *store;
     uint64_t bytes;
+    struct touches *touches; /* NULL: nothing that a forward touches is placed */
     chunk_manager *manager;
     disk_queue *queue;
     pthread_mutex_t lock;  /* of the tables below, and never held while something is waited for */
@@ -49,10 +52,16 @@ typedef struct budget {
     _Atomic bool disk_told; /* that a move has failed */
 } budget;
 
-chunk_backend budget_backend(budget *b);
-/* Of a part, at most, under another budget. */
-uint64_t budget_part_bytes_under(const budget *b, uint64_t budget_bytes);
-/* The table moves as it grows, its chunks do not. */
-budget_chunk *budget_chunk_at(budget *b, uint64_t number);
+static inline budget *budget_of(const store *s) {
+    return s->bounded;
+}
+
+/* The bytes of parameters of one part, at most, under a budget. */
+static inline uint64_t budget_part_bytes_under(const budget *b, uint64_t budget_bytes) {
+    uint64_t bytes = budget_bytes / (uint64_t)b->store->owners / PART_SHARE;
+    if (!budget_bytes)
+        bytes = b->store->chunks.chunk_bytes;
+    return bytes > PART_BYTES_MIN ? bytes : PART_BYTES_MIN;
+}
 
 #endif

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/table.h"
 #include "base/thread.h"
-#include "crc.h"
 #include "hold.h"
 
 #define DIGITS 16

@@ -1,12 +1,58 @@
 #include "queue.h"
-
 #include <errno.h>
+#include <pthread.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/types.h>
 #include <unistd.h>
 #include "arena/pages.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "threads.h"
+#include "base/thread.h"
+
+/* Between the disk queue and its threads.
+ *
+ * A thread takes a piece, does its steps one after the other, and finishes it:
+ *   evict   UNMAP, WRITE_BACK, DROP; after a failed write-back REDIRTY
+ *   load    READ_AHEAD until the piece is read, MAP
+ * Steps before and after the slow ones (WRITE_BACK, DROP, READ_AHEAD) are done by disk_piece_advance itself. */
+typedef enum disk_step {
+    DISK_STEP_WRITE_BACK,
+    DISK_STEP_DROP,
+    DISK_STEP_READ_AHEAD,
+    DISK_STEP_END
+} disk_step;
+
+typedef struct disk_piece {
+    disk_operation *operation; /* NULL: no piece */
+    uint64_t offset, bytes;    /* in the file */
+    uint64_t read_bytes;       /* of them, so far */
+    disk_step step;
+    unsigned retries;
+    int error; /* errno of the step that failed */
+    const char *failed;
+} disk_piece;
+
+struct disk_queue {
+    pthread_mutex_t lock; /* guards all that follows, but for what is set before the threads start */
+    pthread_cond_t work;  /* threads wait for pieces */
+    pthread_cond_t ended; /* whoever waits for operations */
+    const disk_calls *calls;
+    pid_t process;
+    unsigned pieces_max;
+    unsigned workers;
+    bool stopping;
+    unsigned pieces; /* in work */
+    struct disk_line {
+        disk_operation *first, *last;
+        unsigned pieces;   /* in work */
+        uint64_t since_ns; /* when the first of them began */
+    } lines[DISK_ACTIONS];
+    disk_statistics statistics;
+};
+
+/* With the queue's lock free; false: none could be started, `why` says so (errno). */
+bool disk_threads_start(disk_queue *q, int *why);
 
 #define RETRIES_MAX    16 /* of one piece, after results that may pass */
 #define PIECES_DEFAULT 4
@@ -79,7 +125,8 @@ castor_status disk_operation_error(const disk_operation *o) {
 
 /* --- pieces ----------------------------------------------------------------------------------------------------- */
 
-bool disk_queue_take(disk_queue *q, disk_piece *out) {
+/* Under the lock. The next piece to work on, UNMAP done by the first disk_piece_begin; false: none, or too many in work. */
+static bool disk_queue_take(disk_queue *q, disk_piece *out) {
     struct disk_line *line = &q->lines[DISK_LOAD], *other = &q->lines[DISK_EVICT];
     if (q->pieces >= q->pieces_max)
         return false;
@@ -107,7 +154,8 @@ bool disk_queue_take(disk_queue *q, disk_piece *out) {
     return true;
 }
 
-void disk_queue_finish(disk_queue *q, disk_piece *piece) {
+/* Without the lock. Ends the piece, and with the last one its operation. */
+static void disk_queue_finish(disk_queue *q, disk_piece *piece) {
     disk_operation *o = piece->operation;
     pthread_mutex_lock(&q->lock);
     struct disk_line *line = &q->lines[o->action];
@@ -135,7 +183,7 @@ static char *alias_of(const disk_piece *piece) {
     return o->alias ? o->alias + (piece->offset - o->offset) : NULL;
 }
 
-void disk_piece_begin(disk_queue *q, disk_piece *piece) {
+static void disk_piece_begin(disk_queue *q, disk_piece *piece) {
     if (piece->operation->action == DISK_LOAD) {
         piece->step = DISK_STEP_READ_AHEAD;
         return;
@@ -181,7 +229,8 @@ static bool may_pass(int64_t result) {
            result == -ENOMEM;
 }
 
-void disk_piece_advance(disk_queue *q, disk_piece *piece, int64_t result) {
+/* Judges the result of the piece's step and goes to the next one. */
+static void disk_piece_advance(disk_queue *q, disk_piece *piece, int64_t result) {
     if (may_pass(result) && piece->retries++ < RETRIES_MAX)
         return;
     switch (piece->step) {
@@ -363,4 +412,74 @@ void disk_queue_statistics(disk_queue *q, disk_statistics *out) {
         if (q->lines[action].pieces)
             out->traffic[action].busy_ns += clock_ns(CLOCK_MONOTONIC) - q->lines[action].since_ns;
     pthread_mutex_unlock(&q->lock);
+}
+
+/* Threads that work on pieces by system calls that block. */
+
+static void run_step(disk_queue *q, disk_piece *piece) {
+    const disk_calls *calls = q->calls;
+    int fd = piece->operation->fd;
+    uint64_t at = piece->offset + piece->read_bytes, rest = piece->bytes - piece->read_bytes;
+    int64_t result = 0;
+    switch (piece->step) {
+    case DISK_STEP_WRITE_BACK:
+        result = calls->write_back(calls->context, fd, piece->offset, piece->bytes);
+        break;
+    case DISK_STEP_DROP:
+        result = calls->drop(calls->context, fd, piece->offset, piece->bytes);
+        break;
+    case DISK_STEP_READ_AHEAD:
+        result = calls->read_ahead(calls->context, fd, at, rest);
+        break;
+    case DISK_STEP_END:
+        return;
+    }
+    disk_piece_advance(q, piece, result);
+}
+
+/* All steps of a piece. */
+static void run_piece(disk_queue *q, disk_piece *piece) {
+    while (piece->step != DISK_STEP_END)
+        run_step(q, piece);
+}
+
+/* Takes pieces until the queue stops. */
+static void *work(void *queue) {
+    disk_queue *q = queue;
+    prctl(PR_SET_NAME, "castor-io");
+    pthread_mutex_lock(&q->lock);
+    for (;;) {
+        disk_piece piece;
+        if (disk_queue_take(q, &piece)) {
+            pthread_mutex_unlock(&q->lock);
+            disk_piece_begin(q, &piece);
+            run_piece(q, &piece);
+            disk_queue_finish(q, &piece);
+            pthread_mutex_lock(&q->lock);
+        } else if (q->stopping) {
+            break;
+        } else {
+            pthread_cond_wait(&q->work, &q->lock);
+        }
+    }
+    q->workers--;
+    pthread_cond_broadcast(&q->ended);
+    pthread_mutex_unlock(&q->lock);
+    return NULL;
+}
+
+bool disk_threads_start(disk_queue *q, int *why) {
+    for (unsigned i = 0; i < q->pieces_max; i++) {
+        pthread_mutex_lock(&q->lock);
+        q->workers++;
+        pthread_mutex_unlock(&q->lock);
+        *why = thread_start(work, q);
+        if (*why) {
+            pthread_mutex_lock(&q->lock);
+            q->workers--;
+            pthread_mutex_unlock(&q->lock);
+            return i != 0; /* fewer threads are slower, no more */
+        }
+    }
+    return true;
 }

@@ -95,7 +95,7 @@ static int rank_before(void *context) {
 static bool previous_added(void *context) {
     const struct turn *turn = context;
     const tensor *t = turn->tensor;
-    overdue_recall(t->store->reducer);
+    overdue_recall(t->store->sums);
     return (int32_t)(atomic_load(&t->control->rank[t->store->rank - 1].added) - turn->need) >= 0;
 }
 
@@ -238,7 +238,7 @@ static void open_sums_end(reducer *r) {
 }
 
 static void open_sums_add(reducer *r, const struct job *job) {
-    if (!r->store->budget)
+    if (!r->store->bounded)
         return;
     struct job *sums = table_room(r->open_sums, &r->open_capacity, r->open_count, sizeof *sums);
     if (!sums) { /* it stays in memory */
@@ -310,7 +310,7 @@ static castor_status reducer_start(store *s) {
         free(r);
         return error_set(CASTOR_ERR_SYSTEM, "cannot start the thread castor-reduce (error %d)", failed);
     }
-    s->reducer = r;
+    s->sums = r;
     return CASTOR_OK;
 }
 
@@ -331,9 +331,9 @@ castor_status reduce_submit(tensor *t, const void *source, double scale, bool ca
                             uint64_t *ticket) {
     store *s = t->store;
     castor_status status = CASTOR_OK;
-    if (!s->reducer && (status = reducer_start(s)) != CASTOR_OK)
+    if (!s->sums && (status = reducer_start(s)) != CASTOR_OK)
         return status;
-    reducer *r = s->reducer;
+    reducer *r = s->sums;
     pthread_mutex_lock(&r->lock);
     /* One gradient larger than the bound must still get through. The thread's own waits are bounded. */
     while (source && r->queued_bytes && r->queued_bytes + t->sum_bytes > queue_bytes) {
@@ -364,7 +364,7 @@ done:
 }
 
 uint64_t reduce_done(const store *s) {
-    reducer *r = s->reducer;
+    reducer *r = s->sums;
     if (!r)
         return 0;
     pthread_mutex_lock(&r->lock);
@@ -440,7 +440,7 @@ castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count) {
     }
     store_activity_set(s, ACTIVITY_SCRIPT);
     s->changes++;
-    reducer *r = s->reducer;
+    reducer *r = s->sums;
     if (r) {
         pthread_mutex_lock(&r->lock);
         if (r->failed)

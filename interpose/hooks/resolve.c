@@ -2,7 +2,6 @@
 
 #include "hooks/c10d/payload.h"
 #include "hooks/cuda/nccl.h"
-#include "hooks/lookup/loader.h"
 #include "hooks/lookup/lookup.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/torch/device.h"

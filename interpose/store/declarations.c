@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "lazy/staging.h"
 #include "placement/chunk_search.h"
+#include "rank_values.h"
 #include "wait.h"
 
 #define CHUNKS_OF_BUDGET 64
@@ -43,7 +44,7 @@ static castor_status find_tied(const tensor_description *d, uint32_t count, decl
 
 castor_status declarations_exchange(store *s, const tensor_description *d, uint32_t count,
                                     declaration *declarations) {
-    bool gradual = staging_in_use() && !s->budget;
+    bool gradual = staging_in_use() && !s->bounded;
     for (uint32_t i = 0; i < count; i++) {
         if (d[i].flags & DESCRIPTION_FLOAT_SUM && s->node_count > 1)
             return error_set(CASTOR_ERR_UNSUPPORTED,

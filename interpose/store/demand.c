@@ -18,6 +18,7 @@
 #include "base/table.h"
 #include "base/thread.h"
 #include "base/userfault.h"
+#include "wait.h"
 
 #define PIECE_BYTES (1ul << 20)
 /* Faults on shared memory, and who faulted. Faults of system calls need no feature: they come unless

@@ -4,6 +4,33 @@
 #include "base/error.h"
 #include "wait.h"
 
+#define EXCHANGE_CALL_SIZE (16ul << 20)
+
+static char *exchange_area(const store *s, store_exchange channel, int rank, size_t *capacity) {
+    char *area = (char *)s->control + STORE_CONTROL_BYTES + (size_t)rank * STORE_EXCHANGE_BYTES;
+    *capacity = channel == EXCHANGE_CALL ? EXCHANGE_CALL_SIZE : STORE_EXCHANGE_BYTES - EXCHANGE_CALL_SIZE;
+    return channel == EXCHANGE_CALL ? area : area + EXCHANGE_CALL_SIZE;
+}
+
+castor_status store_exchange_put(store *s, store_exchange channel, const void *data, size_t bytes) {
+    size_t capacity;
+    char *area = exchange_area(s, channel, s->rank, &capacity);
+    if (bytes > capacity)
+        return error_set(CASTOR_ERR_ARGUMENT, "%B to hand to the other ranks, %B is the most",
+                         (uint64_t)bytes, (uint64_t)capacity);
+    if (bytes)
+        memcpy(area, data, bytes);
+    atomic_store(&s->control->rank[s->rank].exchange_bytes[channel], bytes);
+    return CASTOR_OK;
+}
+
+const void *store_exchange_get(const store *s, store_exchange channel, int rank, size_t *bytes) {
+    size_t capacity;
+    const char *area = exchange_area(s, channel, rank, &capacity);
+    *bytes = atomic_load(&s->control->rank[rank].exchange_bytes[channel]);
+    return area;
+}
+
 /* Of the values' bits: two lists that differ have different ones, but for one chance in 2^64. */
 static uint64_t values_digest(const double *values, uint32_t count) {
     uint64_t digest = 0x9e3779b97f4a7c15ull ^ count;

@@ -23,4 +23,8 @@ castor_status ranks_broadcast(store *s, void *data, size_t bytes, const char *wh
  * bytes cost one barrier. */
 castor_status ranks_gather(store *s, const void *data, size_t bytes, void *out, const char *what);
 
+/* Writes this rank's area; readers see it after a barrier. Error: larger than the area (16 MiB, 48 MiB). */
+castor_status store_exchange_put(store *s, store_exchange channel, const void *data, size_t bytes);
+const void *store_exchange_get(const store *s, store_exchange channel, int rank, size_t *bytes);
+
 #endif

@@ -135,7 +135,7 @@ static castor_status value_write(tensor *t, const void *value) {
             return store_fail(s, status);
     }
     memcpy(shared ? t->param_alias : t->grad_alias, value, t->bytes);
-    if (shared && s->budget)
+    if (shared && s->bounded)
         madvise(t->param_alias, t->span, MADV_DONTNEED);
     return CASTOR_OK;
 }
@@ -211,7 +211,7 @@ castor_status tensor_register(store *s, const tensor_description *descriptions, 
         made[i]->layout = descriptions[i].layout;
         status = tensor_paging_start(s, made[i]);
     }
-    if (status == CASTOR_OK && s->budget)
+    if (status == CASTOR_OK && s->bounded)
         status = s->bound->tensors_added(s);
     pthread_mutex_unlock(&s->lock);
     if (status) {

@@ -1,9 +1,15 @@
 #include "store.h"
-
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 #include "arena/arena.h"
 #include "arena/pages.h"
@@ -11,25 +17,125 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/process.h"
+#include "base/status.h"
 #include "job/rendezvous.h"
-#include "store_files.h"
-#include "tensor.h"
+#include "placement/chunk.h"
 #include "rank_values.h"
+#include "tensor.h"
 #include "wait.h"
 
-#define STORE_MAGIC        0x31524f5453415343ull
-#define CONTROL_BYTES      (1ul << 20)
-#define EXCHANGE_CALL_SIZE (16ul << 20)
-#define MODEL_DATA_FACTOR  4 /* parameters, gradients, and two states as Adam keeps them */
-#define EXCHANGE_SIZE      (64ul << 20)
+/* The files that a node store is made of: its control block, and the chunks of each kind.
+ *
+ * Chunk files are in memory; where chunks may be on disk alone, they are unlinked files in a folder. */
+#define STORE_FILES (1 + CHUNK_KIND_COUNT)
 
-const char *const store_activity_names[ACTIVITY_COUNT] = {
-    "in the script's own code", "building a model wrapper or an optimizer", "at the end of a backward",
-    "in an optimizer step",     "in an operation on all gradients",         "in a collective of the script's",
-    "waiting for a saved file", "starting an iteration over a DataLoader",  "gone",
-};
+#define MODEL_DATA_FACTOR   4            /* parameters, gradients, and two states as Adam keeps them */
+#define PART_BYTES          (1ull << 40) /* of memory files; sparse */
+#define PART_BYTES_DISK     (1ull << 37) /* file systems limit a file to 16 TiB */
+#define OFFLOAD_DIR_DEFAULT "/var/tmp"   /* for large files, and no part of memory */
 
-_Static_assert(sizeof(store_control) <= CONTROL_BYTES, "the control block fits its place");
+#ifndef F_ADD_SEALS
+#define F_ADD_SEALS   1033
+#define F_SEAL_SEAL   1
+#define F_SEAL_SHRINK 2
+#define F_SEAL_GROW   4
+#endif
+
+/* Where chunk files lie; "": in memory. `places`: chunks may be on disk alone. */
+static const char *store_files_folder(const char *offload_dir, bool places) {
+    return *offload_dir || !places ? offload_dir : OFFLOAD_DIR_DEFAULT;
+}
+
+/* How large one rank's part of the states' file may be, and the whole file of parameters or of gradients. */
+static uint64_t store_files_part_bytes(const char *folder) {
+    return *folder ? PART_BYTES_DISK : PART_BYTES;
+}
+
+static int memory_file(const char *name, uint64_t bytes) {
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -1;
+    if (ftruncate(fd, (off_t)bytes) != 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static int disk_file(const char *directory, uint64_t bytes) {
+    int fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0 && ftruncate(fd, (off_t)bytes) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static castor_status no_memory_files(void) {
+    const char *advice = "see the kernel's log (dmesg)";
+    if (errno == EFBIG)
+        advice = "raise the limit on file size (ulimit -f)";
+    else if (errno == EMFILE || errno == ENFILE)
+        advice = "raise the limit on open files (ulimit -n)";
+    else if (errno == EPERM || errno == EACCES || errno == ENOSYS)
+        advice = "the sandbox or container (seccomp) forbids memfd_create, which Castor needs: allow it";
+    else if (errno == ENOMEM || errno == ENOSPC)
+        advice = "memory is out, or a limit on it (ulimit -v, a cgroup) is too low";
+    return error_set(CASTOR_ERR_SYSTEM, "cannot make the store's memory files (errno %d): %s", errno, advice);
+}
+
+/* Files there are memory that counts like any other: what lies "on disk" bounds nothing. */
+static void say_if_memory(const char *folder, int fd) {
+    struct statfs system;
+    if (fstatfs(fd, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC))
+        LOG_W("CASTOR_OFFLOAD_DIR=%s is on a file system in memory (tmpfs): what lies there saves no memory; "
+              "name a directory on a disk",
+              folder);
+}
+
+/* Rank 0 calls them. On an error no file stays open. */
+static castor_status store_files_make_chunks(int world, const char *folder, int fds[CHUNK_KIND_COUNT]) {
+    static const char *const names[CHUNK_KIND_COUNT] = {"castor-param", "castor-grad", "castor-optim"};
+    uint64_t part_bytes = store_files_part_bytes(folder);
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        uint64_t bytes = kind == CHUNK_OPTIM ? part_bytes * (uint64_t)world : part_bytes;
+        fds[kind] = *folder ? disk_file(folder, bytes) : memory_file(names[kind], bytes);
+        if (fds[kind] >= 0)
+            continue;
+        castor_status status =
+            *folder
+                ? error_set(CASTOR_ERR_SYSTEM,
+                            "cannot make a chunk file in CASTOR_OFFLOAD_DIR=%s (errno %d): name a writable "
+                            "directory "
+                            "of a local file system that has O_TMPFILE (ext4, xfs, btrfs, tmpfs)",
+                            folder, errno)
+                : no_memory_files();
+        while (kind-- > 0) {
+            close(fds[kind]);
+            fds[kind] = -1;
+        }
+        return status;
+    }
+    if (*folder)
+        say_if_memory(folder, fds[0]);
+    return CASTOR_OK;
+}
+
+static castor_status store_files_make(int world, uint64_t control_bytes, const char *folder,
+                                      int fds[STORE_FILES]) {
+    fds[0] = memory_file("castor-control", control_bytes);
+    if (fds[0] < 0)
+        return no_memory_files();
+    castor_status status = store_files_make_chunks(world, folder, fds + 1);
+    if (status) {
+        close(fds[0]);
+        fds[0] = -1;
+    }
+    return status;
+}
+
+_Static_assert(sizeof(store_control) <= STORE_CONTROL_BYTES, "the control block fits its place");
 
 /* Written by the thread that opens stores; read by atfork handlers and by the arena's callbacks. */
 static store *_Atomic first_store;
@@ -43,72 +149,13 @@ static size_t tensor_control_bytes(int world) {
 }
 
 static size_t control_file_bytes(int world) {
-    return CONTROL_BYTES + (size_t)world * EXCHANGE_SIZE + STORE_TENSORS_MAX * tensor_control_bytes(world);
+    return STORE_CONTROL_BYTES + (size_t)world * STORE_EXCHANGE_BYTES +
+           STORE_TENSORS_MAX * tensor_control_bytes(world);
 }
 
 tensor_control *store_tensor_control(const store *s, uint32_t id) {
-    char *base = (char *)s->control + CONTROL_BYTES + (size_t)s->world * EXCHANGE_SIZE;
+    char *base = (char *)s->control + STORE_CONTROL_BYTES + (size_t)s->world * STORE_EXCHANGE_BYTES;
     return (tensor_control *)(base + id * tensor_control_bytes(s->world));
-}
-
-static char *exchange_area(const store *s, store_exchange channel, int rank, size_t *capacity) {
-    char *area = (char *)s->control + CONTROL_BYTES + (size_t)rank * EXCHANGE_SIZE;
-    *capacity = channel == EXCHANGE_CALL ? EXCHANGE_CALL_SIZE : EXCHANGE_SIZE - EXCHANGE_CALL_SIZE;
-    return channel == EXCHANGE_CALL ? area : area + EXCHANGE_CALL_SIZE;
-}
-
-castor_status store_exchange_put(store *s, store_exchange channel, const void *data, size_t bytes) {
-    size_t capacity;
-    char *area = exchange_area(s, channel, s->rank, &capacity);
-    if (bytes > capacity)
-        return error_set(CASTOR_ERR_ARGUMENT, "%B to hand to the other ranks, %B is the most",
-                         (uint64_t)bytes, (uint64_t)capacity);
-    if (bytes)
-        memcpy(area, data, bytes);
-    atomic_store(&s->control->rank[s->rank].exchange_bytes[channel], bytes);
-    return CASTOR_OK;
-}
-
-const void *store_exchange_get(const store *s, store_exchange channel, int rank, size_t *bytes) {
-    size_t capacity;
-    const char *area = exchange_area(s, channel, rank, &capacity);
-    *bytes = atomic_load(&s->control->rank[rank].exchange_bytes[channel]);
-    return area;
-}
-
-void store_activity_set(store *s, store_activity activity) {
-    rank_control *own = &s->control->rank[s->rank];
-    if (s->detached || atomic_exchange(&own->activity, activity) == (uint32_t)activity)
-        return;
-    atomic_fetch_add(&own->activity_changes, 1);
-    /* Whoever waits for this rank in an operation that it will not join must learn it at once. */
-    if (activity != ACTIVITY_SCRIPT)
-        wait_notify(&s->control->event, &s->control->waiters);
-}
-
-store_activity store_activity_get(const store *s, int rank) {
-    return atomic_load(&s->control->rank[rank].activity);
-}
-
-castor_status store_fail_by(store *s, int blamed, castor_status status) {
-    store_control *control = s->control;
-    uint32_t none = 0;
-    if (!s->detached && atomic_compare_exchange_strong(&control->failed, &none, 1)) {
-        log_message(control->failure, sizeof control->failure, "%s", error_text());
-        control->blamed = blamed;
-        atomic_store(&control->failed, 2);
-        wait_notify(&control->event, &control->waiters);
-    }
-    return status;
-}
-
-castor_status store_fail(store *s, castor_status status) {
-    return store_fail_by(s, -1, status);
-}
-
-int store_blamed(const store *s) {
-    const store_control *control = s->control;
-    return atomic_load(&control->failed) == 2 && control->blamed != s->rank ? control->blamed : -1;
 }
 
 /* From here on every rank looks after the processes that came to rank 0, also before they have opened their part. */
@@ -297,7 +344,7 @@ castor_status store_shard(store *s, int node, int node_count) {
 }
 
 void store_leave(store *s) {
-    if (s->budget)
+    if (s->bounded)
         s->bound->stop(s);
     arena_stats arena;
     arena_get_stats(&arena);
@@ -310,34 +357,7 @@ void store_leave(store *s) {
 
 uint64_t store_resident_bytes(const store *s, chunk_kind kind) {
     struct stat st;
-    if (s->budget)
+    if (s->bounded)
         return s->bound->resident_bytes(s, kind);
     return fstat(s->chunks.list[kind].fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
-}
-
-static bool chunks_check(const store *s, chunk_kind kind) {
-    const chunk_list *list = &s->chunks.list[kind];
-    uint64_t end = 0;
-    for (uint32_t i = 0; i < list->count; i++) {
-        const chunk *c = &list->chunks[i];
-        if (c->used > c->bytes || (kind != CHUNK_OPTIM && c->offset < end)) {
-            error_set(CASTOR_ERR_ARGUMENT, "%s chunk %u overlaps or is overfull", chunk_kind_names[kind], i);
-            return false;
-        }
-        end = c->offset + c->bytes;
-    }
-    return true;
-}
-
-bool store_check(store *s) {
-    pthread_mutex_lock(&s->lock);
-    bool good = s->control->magic == STORE_MAGIC && s->control->world == s->world;
-    if (!good)
-        error_set(CASTOR_ERR_ARGUMENT, "the store's control block is damaged");
-    for (int kind = 0; good && kind < CHUNK_KIND_COUNT; kind++)
-        good = chunks_check(s, kind);
-    for (uint32_t id = 0; good && id < s->tensor_count; id++)
-        good = tensor_check(s, s->tensors[id]);
-    pthread_mutex_unlock(&s->lock);
-    return good;
 }

@@ -117,13 +117,18 @@ typedef enum store_exchange { EXCHANGE_CALL, EXCHANGE_STATES } store_exchange;
 struct tensor;
 typedef struct store store;
 
-/* Keeps a store's chunks within bounded memory (budget/budget.h). The store calls it. */
+/* What keeps a store's chunks within bounded memory, as who opens the store names it. The store calls it, and knows no more of it. */
 typedef struct store_bound {
-    castor_status (*start)(store *s);         /* before the first tensor; sets s->budget */
+    castor_status (*start)(store *s);         /* before the first tensor; sets s->bounded */
     castor_status (*tensors_added)(store *s); /* under the store's lock; closes the tensors' chunks */
     uint64_t (*resident_bytes)(const store *s, chunk_kind kind);
     void (*stop)(store *s); /* before the process ends */
 } store_bound;
+
+#define STORE_MAGIC 0x31524f5453415343ull
+#define STORE_CONTROL_BYTES                                                                                  \
+    (1ul << 20) /* the control block; then the ranks' areas, and the tensors' blocks */
+#define STORE_EXCHANGE_BYTES (64ul << 20)
 
 struct store {
     int rank, world;
@@ -148,13 +153,12 @@ struct store {
     bool gradual;       /* the registration that goes on fills ranges when they are used (tensor_register) */
     /* Advances with every barrier and every new view: a snapshot is good for one value. */
     _Atomic uint64_t changes;
-    bool detached;           /* in a forked child: the store is not this process's any more */
-    struct reducer *reducer; /* reduce.h */
-    struct demand *demand;   /* demand.h; NULL: nothing is away */
+    bool detached;         /* in a forked child: the store is not this process's any more */
+    void *sums;            /* of the layer that makes them */
+    struct demand *demand; /* demand.h; NULL: nothing is away */
     const store_bound *bound;
-    struct budget *budget;   /* of `bound`; NULL: no chunks are placed */
-    struct touches *touches; /* touches.h; where chunks are placed */
-    uint64_t budget_bytes;   /* 0: none */
+    void *bounded;         /* of `bound`; NULL: no chunks are placed */
+    uint64_t budget_bytes; /* 0: none */
     placement_settings placement;
     /* Until the first tensors say whether an automatic budget is needed (store_budget_decide): of the opening. NULL: decided. */
     char *token, *group;
@@ -205,26 +209,9 @@ static inline void store_agreed_add(store *s, const void *data, size_t bytes) {
 void store_leave(store *s);
 store *store_first(void);
 
-void store_activity_set(store *s, store_activity activity);
-store_activity store_activity_get(const store *s, int rank);
-
 tensor_control *store_tensor_control(const store *s, uint32_t id);
-
-/* Writes this rank's area; readers see it after a barrier. Error: larger than the area (16 MiB, 48 MiB). */
-castor_status store_exchange_put(store *s, store_exchange channel, const void *data, size_t bytes);
-const void *store_exchange_get(const store *s, store_exchange channel, int rank, size_t *bytes);
-
-/* Records a failure for every rank of the group: all their waits end with it. Returns `status`. `blamed` is the rank that
- * it began with, -1 when it is no rank's alone. */
-castor_status store_fail_by(store *s, int blamed, castor_status status);
-castor_status store_fail(store *s, castor_status status);
-/* The rank that a failure of the group began with, when that is another one; else -1. */
-int store_blamed(const store *s);
 
 /* Bytes that the chunks of a kind hold in memory or on disk, node-wide. */
 uint64_t store_resident_bytes(const store *s, chunk_kind kind);
-
-/* The invariants hold (slow). On a violation writes what is wrong with error_set. */
-bool store_check(store *s);
 
 #endif

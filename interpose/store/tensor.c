@@ -170,7 +170,7 @@ void tensor_sweep(store *s, const uint8_t *gone, uint32_t count) {
     pthread_mutex_unlock(&s->lock);
 }
 
-bool tensor_check(store *s, const tensor *t) {
+static bool tensor_check(store *s, const tensor *t) {
     const tensor_control *c = t->control;
     bool good = t->id < s->tensor_count && t->owner >= 0 && t->owner < s->world &&
                 (int32_t)(t->released - t->epoch) <= 1;
@@ -184,5 +184,32 @@ bool tensor_check(store *s, const tensor *t) {
     }
     if (!good)
         error_set(CASTOR_ERR_ARGUMENT, "tensor %u: its progress is out of order", t->id);
+    return good;
+}
+
+static bool chunks_check(const store *s, chunk_kind kind) {
+    const chunk_list *list = &s->chunks.list[kind];
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        const chunk *c = &list->chunks[i];
+        if (c->used > c->bytes || (kind != CHUNK_OPTIM && c->offset < end)) {
+            error_set(CASTOR_ERR_ARGUMENT, "%s chunk %u overlaps or is overfull", chunk_kind_names[kind], i);
+            return false;
+        }
+        end = c->offset + c->bytes;
+    }
+    return true;
+}
+
+bool store_check(store *s) {
+    pthread_mutex_lock(&s->lock);
+    bool good = s->control->magic == STORE_MAGIC && s->control->world == s->world;
+    if (!good)
+        error_set(CASTOR_ERR_ARGUMENT, "the store's control block is damaged");
+    for (int kind = 0; good && kind < CHUNK_KIND_COUNT; kind++)
+        good = chunks_check(s, kind);
+    for (uint32_t id = 0; good && id < s->tensor_count; id++)
+        good = tensor_check(s, s->tensors[id]);
+    pthread_mutex_unlock(&s->lock);
     return good;
 }

@@ -91,6 +91,7 @@ bool tensor_rehome(tensor *t, void *address);
 /* A range for a state of the tensor; its owner calls it. The range is given back when every rank has forgotten the tensor. */
 castor_status tensor_state_allocate(tensor *t, size_t bytes, uint64_t *offset, char **alias);
 
-bool tensor_check(store *s, const tensor *t);
+/* The invariants hold (slow). On a violation writes what is wrong with error_set. */
+bool store_check(store *s);
 
 #endif

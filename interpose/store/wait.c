@@ -21,6 +21,12 @@
 #define RECORD_ABOVE_NS 50000 /* shorter waits are counted, not recorded */
 #define TELL_SECONDS    2.0   /* so long ranks that have parted wait for each other's lines of the script */
 
+const char *const store_activity_names[ACTIVITY_COUNT] = {
+    "in the script's own code", "building a model wrapper or an optimizer", "at the end of a backward",
+    "in an optimizer step",     "in an operation on all gradients",         "in a collective of the script's",
+    "waiting for a saved file", "starting an iteration over a DataLoader",  "gone",
+};
+
 static void futex_wait(_Atomic uint32_t *word, uint32_t value, double seconds) {
     struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
     syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
@@ -30,6 +36,41 @@ void wait_notify(_Atomic uint32_t *event, _Atomic uint32_t *waiters) {
     atomic_fetch_add(event, 1);
     if (atomic_load(waiters))
         syscall(SYS_futex, event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void store_activity_set(store *s, store_activity activity) {
+    rank_control *own = &s->control->rank[s->rank];
+    if (s->detached || atomic_exchange(&own->activity, activity) == (uint32_t)activity)
+        return;
+    atomic_fetch_add(&own->activity_changes, 1);
+    /* Whoever waits for this rank in an operation that it will not join must learn it at once. */
+    if (activity != ACTIVITY_SCRIPT)
+        wait_notify(&s->control->event, &s->control->waiters);
+}
+
+store_activity store_activity_get(const store *s, int rank) {
+    return atomic_load(&s->control->rank[rank].activity);
+}
+
+castor_status store_fail_by(store *s, int blamed, castor_status status) {
+    store_control *control = s->control;
+    uint32_t none = 0;
+    if (!s->detached && atomic_compare_exchange_strong(&control->failed, &none, 1)) {
+        log_message(control->failure, sizeof control->failure, "%s", error_text());
+        control->blamed = blamed;
+        atomic_store(&control->failed, 2);
+        wait_notify(&control->event, &control->waiters);
+    }
+    return status;
+}
+
+castor_status store_fail(store *s, castor_status status) {
+    return store_fail_by(s, -1, status);
+}
+
+int store_blamed(const store *s) {
+    const store_control *control = s->control;
+    return atomic_load(&control->failed) == 2 && control->blamed != s->rank ? control->blamed : -1;
 }
 
 /* Records this rank's error for all, unless another rank was first: then that one's is the reason, and what this rank

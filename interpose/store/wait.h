@@ -40,4 +40,14 @@ const void *wait_said(const store *s, int rank);
 typedef void (*wait_location_teller)(char *out, size_t size);
 void wait_location_teller_set(wait_location_teller teller);
 
+void store_activity_set(store *s, store_activity activity);
+store_activity store_activity_get(const store *s, int rank);
+
+/* Records a failure for every rank of the group: all their waits end with it. Returns `status`. `blamed` is the rank that
+ * it began with, -1 when it is no rank's alone. */
+castor_status store_fail_by(store *s, int blamed, castor_status status);
+castor_status store_fail(store *s, castor_status status);
+/* The rank that a failure of the group began with, when that is another one; else -1. */
+int store_blamed(const store *s);
+
 #endif

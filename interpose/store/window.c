@@ -62,7 +62,7 @@ static bool sum_is_idle(void *context) {
 
 void window_lease_begin(tensor *t) {
     const store *s = t->store;
-    if (t->owner != s->rank || !t->sum_paged || t->returnable || t->unfilled || s->budget ||
+    if (t->owner != s->rank || !t->sum_paged || t->returnable || t->unfilled || s->bounded ||
         s->node_count > 1 || (s->offload_dir && *s->offload_dir))
         return;
     t->released = UINT32_MAX;

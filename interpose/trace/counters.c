@@ -12,9 +12,6 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "file.h"
-#include "live.h"
-#include "phases.h"
-#include "sampler.h"
 
 #define COUNTERS_NAME_TRIES 100
 
@@ -27,6 +24,7 @@ static bool memory_failed;      /* lock */
 static uint64_t trace_max_bytes;
 static int rank_known = -1; /* atomic */
 static uint64_t process_uid, parent_uid;
+static void (*on_made)(trace_counters *counters);
 
 /* Known before the file is: written into it when it is made. Guarded by lock. */
 static const char *staged_names[TRACE_SLOT_MAX];
@@ -99,6 +97,10 @@ void counters_reset(bool forked) {
 void counters_configure(uint64_t max_bytes, int rank) {
     trace_max_bytes = max_bytes;
     __atomic_store_n(&rank_known, rank, __ATOMIC_RELAXED);
+}
+
+void counters_observe(void (*made)(trace_counters *counters)) {
+    on_made = made;
 }
 
 uint64_t counters_process_uid(void) {
@@ -189,7 +191,8 @@ static trace_counters *counters_create(void) {
     for (uint32_t slot = 0; slot < TRACE_SLOT_MAX; slot++)
         if (staged_names[slot] != NULL)
             write_name(counters, slot, staged_names[slot]);
-    phases_write(counters);
+    if (on_made != NULL)
+        on_made(counters);
     __atomic_store_n(&counters->magic, TRACE_COUNTERS_MAGIC, __ATOMIC_RELEASE);
     __atomic_store_n(&current, counters, __ATOMIC_RELEASE);
     return counters;
@@ -247,7 +250,7 @@ void trace_counter_add(trace_gauge gauge, uint64_t value) {
     gauge_raise(counters, gauge, __atomic_add_fetch(&counters->gauges[gauge].last, value, __ATOMIC_RELAXED));
 }
 
-void trace_set_rank(int rank) {
+void counters_rank_set(int rank) {
     if (!counters_lock())
         return;
     __atomic_store_n(&rank_known, rank, __ATOMIC_RELAXED);
@@ -255,7 +258,6 @@ void trace_set_rank(int rank) {
     if (counters != NULL)
         __atomic_store_n(&counters->rank, rank, __ATOMIC_RELAXED);
     counters_unlock();
-    live_rank_set(rank);
 }
 
 void trace_name_set(trace_record_kind kind, uint32_t id, const char *name) {
@@ -300,28 +302,4 @@ void trace_exception_set(const char *type, const char *message, const char *plac
     exception->by_other = by_other;
     __atomic_store_n(&exception->realtime_ns, clock_ns(CLOCK_REALTIME), __ATOMIC_RELEASE);
     counters_unlock();
-}
-
-static void mark_exit(trace_counters *counters) {
-    __atomic_store_n(&counters->last_monotonic_ns, trace_now_ns(), __ATOMIC_RELAXED);
-    if (counters->exit_realtime_ns == 0)
-        counters->exit_realtime_ns = clock_ns(CLOCK_REALTIME);
-    __atomic_store_n(&counters->exit_state, TRACE_PROCESS_EXITED, __ATOMIC_RELEASE);
-}
-
-void trace_exit(int status) {
-    trace_counters *counters = counters_peek();
-    if (counters == NULL || counters->pid != (uint32_t)getpid())
-        return;
-    counters->exit_status = status;
-    mark_exit(counters);
-}
-
-void trace_flush(void) {
-    trace_counters *counters = counters_peek();
-    if (counters == NULL)
-        return;
-    sample_stop();
-    phases_flush();
-    mark_exit(counters);
 }

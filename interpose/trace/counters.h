@@ -12,6 +12,8 @@
  * the parent. */
 void counters_reset(bool forked);
 void counters_configure(uint64_t trace_max_bytes, int rank);
+/* `made` is called with the counters when they are made, from then on; it writes what it has counted before. */
+void counters_observe(void (*made)(trace_counters *counters));
 
 /* NULL without memory, and in a signal handler that interrupted the creation of the file. */
 trace_counters *counters_get(void);
@@ -23,6 +25,7 @@ void counters_add(trace_counters *counters, uint32_t kind, uint32_t id, uint64_t
 void counters_rank_text(char out[16]);
 uint64_t counters_process_uid(void);
 int counters_rank(void);
+void counters_rank_set(int rank);
 /* Truncates a text that is too long, and fills the rest with zeros. */
 void counters_copy_text(char *out, size_t out_bytes, const char *text);
 /* Reads both clocks at the same moment: a thread preempted between two reads would shift its process against the others. */

@@ -69,7 +69,8 @@ static live_file *live_get(void) {
     return file;
 }
 
-void live_rank_set(int rank) {
+void trace_set_rank(int rank) {
+    counters_rank_set(rank);
     live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
     if (file != NULL)
         __atomic_store_n(&file->rank, rank, __ATOMIC_RELAXED);

@@ -46,8 +46,6 @@ void live_wait_end(live_wait *wait); /* NULL is fine */
 /* Sets the wait for devices. One thread calls it at a time. */
 void live_device_set(const live_device *device);
 
-void live_rank_set(int rank);
-
 /* ---- the Python stack, when `castor run` asks for it ---- */
 
 /* `tell` writes the process's Python stacks to the file at `path`; it is called on a thread of its own, since it may

@@ -35,6 +35,14 @@ static void now_write(trace_counters *counters) {
     __atomic_store_n(&counters->gauges[GAUGE_PHASE_BEGAN_NS].last, own.since_ns, __ATOMIC_RELAXED);
 }
 
+static void phases_write(trace_counters *counters) {
+    if (!own.attached)
+        return;
+    for (int phase = 0; phase < TRACE_PHASE_COUNT; phase++)
+        phase_write(counters, (trace_phase)phase);
+    now_write(counters);
+}
+
 /* Counts the time up to now. Returns the phase that it counts for. */
 static trace_phase charge(uint64_t now_ns) {
     trace_phase phase = phase_now();
@@ -105,6 +113,7 @@ void phases_attach(void) {
     own.gap_ns = 0;
     own.owner = pthread_self();
     own.attached = true;
+    counters_observe(phases_write);
     trace_counters *counters = counters_peek();
     if (counters)
         phases_write(counters);
@@ -173,12 +182,4 @@ void phases_fork_child(void) {
                             .gap = attached ? TRACE_PHASE_START_UP : TRACE_PHASE_IMPORT,
                             .owner = pthread_self(),
                             .attached = attached};
-}
-
-void phases_write(trace_counters *counters) {
-    if (!own.attached)
-        return;
-    for (int phase = 0; phase < TRACE_PHASE_COUNT; phase++)
-        phase_write(counters, (trace_phase)phase);
-    now_write(counters);
 }

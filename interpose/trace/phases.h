@@ -31,7 +31,4 @@ void phases_end(bool batch);
 void phases_flush(void);      /* at exit: counts the time up to now */
 void phases_fork_child(void); /* the child begins with its start-up */
 
-/* Writes all phases into the counters, which have just been made. */
-void phases_write(trace_counters *counters);
-
 #endif

@@ -156,8 +156,6 @@ void run_environment_free(run_environment *environment);
 
 /* ---- ranks.c, start_ranks.c ---- */
 
-int64_t run_now_ms(void);
-
 /* Starts the ranks and waits for them; the signals that castor gets go to them. When one fails, the others
  * are ended. `started` tells whether the command ran at all. Returns the exit status of the job. */
 int run_ranks(const run_job *job, char *const *base, bool *started);
@@ -179,8 +177,6 @@ void run_guard_dismiss(run_guard *guard);
 /* Sends `signal` to each child of this process other than `except`, of this process's session only when
  * `same_session`. Returns how many there were. */
 size_t run_children_signal(pid_t except, bool same_session, int signal);
-/* Sends `signal` to each process that was started with CASTOR_JOB=token; not to the calling one. */
-size_t run_job_signal(const char *token, int signal);
 
 /* ---- outcome.c ---- */
 

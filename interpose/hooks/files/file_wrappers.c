@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <utime.h>
 #include "file_wrappers.h"
-#include "hooks/lookup/loader.h"
+#include "hooks/lookup/wrapper.h"
 
 void *files_real_known[FILE_COUNT];
 
@@ -39,7 +39,7 @@ void *files_real_slow(file_id id) {
             path = place;                                                                                    \
         return ((symbol##_type *)files_real(FILE_##symbol))arguments;                                        \
     }                                                                                                        \
-    HOOK_EXPORT result symbol parameters {                                                                   \
+    HOOK_LIBC(result, symbol, parameters) {                                                                  \
         FILES_AWAIT(folder, (intent) == FILES_EXECUTE ? NULL : path, PENDING_FILE);                          \
         return FILES_DIVERTS() ? symbol##_diverted arguments                                                 \
                                : ((symbol##_type *)files_real(FILE_##symbol))arguments;                      \

@@ -5,7 +5,7 @@
 #ifndef CASTOR_HOOKS_FILES_FILE_WRAPPERS_H
 #define CASTOR_HOOKS_FILES_FILE_WRAPPERS_H
 
-#include "checkpoint/pending.h"
+#include "checkpoint/save_queue.h"
 #include "files/overlay.h"
 #include "hooks/lookup/wrapper.h"
 

@@ -74,7 +74,7 @@ static __attribute__((noinline)) DIR *opendir_diverted(const char *path) {
     return dir;
 }
 
-HOOK_EXPORT DIR *opendir(const char *path) {
+HOOK_LIBC(DIR *, opendir, (const char *path)) {
     FILES_AWAIT(AT_FDCWD, path, PENDING_TREE);
     return FILES_DIVERTS() ? opendir_diverted(path) : REAL(opendir)(path);
 }
@@ -86,7 +86,7 @@ static __attribute__((noinline)) DIR *fdopendir_diverted(int folder) {
     return stream_open(&found, folder);
 }
 
-HOOK_EXPORT DIR *fdopendir(int folder) {
+HOOK_LIBC(DIR *, fdopendir, (int folder)) {
     FILES_AWAIT(folder, ".", PENDING_TREE);
     return FILES_DIVERTS() ? fdopendir_diverted(folder) : REAL(fdopendir)(folder);
 }
@@ -94,12 +94,12 @@ HOOK_EXPORT DIR *fdopendir(int folder) {
 /* Streams may outlive what opened them: what follows looks at each. */
 #define STREAM(dir) (__builtin_expect(files_now != FILES_PRIVATE, 1) ? NULL : stream_of(dir))
 
-HOOK_EXPORT struct dirent *readdir(DIR *dir) {
+HOOK_LIBC(struct dirent *, readdir, (DIR * dir)) {
     stream *s = STREAM(dir);
     return s ? files_listing_next(s->names) : REAL(readdir)(dir);
 }
 
-HOOK_EXPORT struct dirent64 *readdir64(DIR *dir) {
+HOOK_LIBC(struct dirent64 *, readdir64, (DIR * dir)) {
     stream *s = STREAM(dir);
     return s ? files_listing_next(s->names) : REAL(readdir64)(dir);
 }
@@ -111,18 +111,18 @@ static int copy_next(stream *s, struct dirent64 *entry, struct dirent64 **out) {
     return 0;
 }
 
-HOOK_EXPORT int readdir_r(DIR *dir, struct dirent *entry, struct dirent **out) {
+HOOK_LIBC(int, readdir_r, (DIR * dir, struct dirent *entry, struct dirent **out)) {
     stream *s = STREAM(dir);
     return s ? copy_next(s, (struct dirent64 *)entry, (struct dirent64 **)out)
              : REAL(readdir_r)(dir, entry, out);
 }
 
-HOOK_EXPORT int readdir64_r(DIR *dir, struct dirent64 *entry, struct dirent64 **out) {
+HOOK_LIBC(int, readdir64_r, (DIR * dir, struct dirent64 *entry, struct dirent64 **out)) {
     stream *s = STREAM(dir);
     return s ? copy_next(s, entry, out) : REAL(readdir64_r)(dir, entry, out);
 }
 
-HOOK_EXPORT int closedir(DIR *dir) {
+HOOK_LIBC(int, closedir, (DIR * dir)) {
     stream *s = STREAM(dir);
     if (!s)
         return REAL(closedir)(dir);
@@ -132,7 +132,7 @@ HOOK_EXPORT int closedir(DIR *dir) {
     return close(folder);
 }
 
-HOOK_EXPORT void rewinddir(DIR *dir) {
+HOOK_LIBC(void, rewinddir, (DIR * dir)) {
     stream *s = STREAM(dir);
     if (!s) {
         REAL(rewinddir)(dir);
@@ -149,7 +149,7 @@ HOOK_EXPORT void rewinddir(DIR *dir) {
     }
 }
 
-HOOK_EXPORT void seekdir(DIR *dir, long position) {
+HOOK_LIBC(void, seekdir, (DIR * dir, long position)) {
     stream *s = STREAM(dir);
     if (s)
         files_listing_seek(s->names, (size_t)position);
@@ -157,12 +157,12 @@ HOOK_EXPORT void seekdir(DIR *dir, long position) {
         REAL(seekdir)(dir, position);
 }
 
-HOOK_EXPORT long telldir(DIR *dir) {
+HOOK_LIBC(long, telldir, (DIR * dir)) {
     stream *s = STREAM(dir);
     return s ? (long)files_listing_position(s->names) : REAL(telldir)(dir);
 }
 
-HOOK_EXPORT int dirfd(DIR *dir) {
+HOOK_LIBC(int, dirfd, (DIR * dir)) {
     stream *s = STREAM(dir);
     return s ? s->folder : REAL(dirfd)(dir);
 }
@@ -194,17 +194,17 @@ static __attribute__((noinline)) char *getcwd_diverted(char *out, size_t size) {
     return give(path, out, size);
 }
 
-HOOK_EXPORT char *getcwd(char *out, size_t size) {
+HOOK_LIBC(char *, getcwd, (char *out, size_t size)) {
     return FILES_DIVERTS() ? getcwd_diverted(out, size) : REAL(getcwd)(out, size);
 }
 
 typedef char *getcwd_checked(char *, size_t, size_t);
-HOOK_EXPORT char *__getcwd_chk(char *out, size_t size, size_t room) {
+HOOK_LIBC(char *, __getcwd_chk, (char *out, size_t size, size_t room)) {
     return FILES_DIVERTS() ? getcwd_diverted(out, size < room ? size : room)
                            : ((getcwd_checked *)files_real(FILE___getcwd_chk))(out, size, room);
 }
 
-HOOK_EXPORT char *get_current_dir_name(void) {
+HOOK_LIBC(char *, get_current_dir_name, (void)) {
     return FILES_DIVERTS() ? getcwd_diverted(NULL, 0) : REAL(get_current_dir_name)();
 }
 
@@ -224,17 +224,17 @@ static __attribute__((noinline)) char *realpath_diverted(const char *path, char 
     return give(found.path, out, out ? PATH_MAX : 0);
 }
 
-HOOK_EXPORT char *realpath(const char *path, char *out) {
+HOOK_LIBC(char *, realpath, (const char *path, char *out)) {
     return FILES_DIVERTS() ? realpath_diverted(path, out) : REAL(realpath)(path, out);
 }
 
 typedef char *realpath_checked(const char *, char *, size_t);
-HOOK_EXPORT char *__realpath_chk(const char *path, char *out, size_t room) {
+HOOK_LIBC(char *, __realpath_chk, (const char *path, char *out, size_t room)) {
     return FILES_DIVERTS() ? realpath_diverted(path, out)
                            : ((realpath_checked *)files_real(FILE___realpath_chk))(path, out, room);
 }
 
-HOOK_EXPORT char *canonicalize_file_name(const char *path) {
+HOOK_LIBC(char *, canonicalize_file_name, (const char *path)) {
     return FILES_DIVERTS() ? realpath_diverted(path, NULL) : REAL(canonicalize_file_name)(path);
 }
 /* NOLINTEND(readability-inconsistent-declaration-parameter-name) */

@@ -32,7 +32,7 @@ static __attribute__((noinline)) int open_diverted(file_id id, int folder, const
 }
 
 #define OPEN(symbol, id)                                                                                     \
-    HOOK_EXPORT int symbol(const char *path, int flags, ...) {                                               \
+    HOOK_LIBC(int, symbol, (const char *path, int flags, ...)) {                                             \
         va_list rest;                                                                                        \
         va_start(rest, flags);                                                                               \
         mode_t mode = NEEDS_MODE(flags) ? va_arg(rest, mode_t) : 0;                                          \
@@ -45,7 +45,7 @@ OPEN(open, FILE_openat)
 OPEN(open64, FILE_openat64)
 
 #define OPENAT(symbol)                                                                                       \
-    HOOK_EXPORT int symbol(int folder, const char *path, int flags, ...) {                                   \
+    HOOK_LIBC(int, symbol, (int folder, const char *path, int flags, ...)) {                                 \
         va_list rest;                                                                                        \
         va_start(rest, flags);                                                                               \
         mode_t mode = NEEDS_MODE(flags) ? va_arg(rest, mode_t) : 0;                                          \
@@ -58,7 +58,7 @@ OPENAT(openat)
 OPENAT(openat64)
 
 #define CREAT(symbol, id)                                                                                    \
-    HOOK_EXPORT int symbol(const char *path, mode_t mode) {                                                  \
+    HOOK_LIBC(int, symbol, (const char *path, mode_t mode)) {                                                \
         FILES_AWAIT(AT_FDCWD, path, PENDING_FILE);                                                           \
         return FILES_DIVERTS() ? open_diverted(id, AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode)       \
                                : REAL(symbol)(path, mode);                                                   \
@@ -67,18 +67,20 @@ CREAT(creat, FILE_openat)
 CREAT(creat64, FILE_openat64)
 
 /* What <fcntl.h> makes of open without a mode, in programs that are compiled with _FORTIFY_SOURCE. */
+#define OWN_REAL(symbol) ((__typeof__(wrap_##symbol) *)files_real(FILE_##symbol))
 #define OPEN_CHECKED(symbol, id)                                                                             \
-    HOOK_EXPORT int symbol(const char *path, int flags) {                                                    \
+    HOOK_LIBC(int, symbol, (const char *path, int flags)) {                                                  \
         FILES_AWAIT(AT_FDCWD, path, OPEN_USE(flags));                                                        \
-        return FILES_DIVERTS() ? open_diverted(id, AT_FDCWD, path, flags, 0) : REAL(symbol)(path, flags);    \
+        return FILES_DIVERTS() ? open_diverted(id, AT_FDCWD, path, flags, 0)                                 \
+                               : OWN_REAL(symbol)(path, flags);                                              \
     }
 OPEN_CHECKED(__open_2, FILE_openat)
 OPEN_CHECKED(__open64_2, FILE_openat64)
 #define OPENAT_CHECKED(symbol, id)                                                                           \
-    HOOK_EXPORT int symbol(int folder, const char *path, int flags) {                                        \
+    HOOK_LIBC(int, symbol, (int folder, const char *path, int flags)) {                                      \
         FILES_AWAIT(folder, path, OPEN_USE(flags));                                                          \
         return FILES_DIVERTS() ? open_diverted(id, folder, path, flags, 0)                                   \
-                               : REAL(symbol)(folder, path, flags);                                          \
+                               : OWN_REAL(symbol)(folder, path, flags);                                      \
     }
 OPENAT_CHECKED(__openat_2, FILE_openat)
 OPENAT_CHECKED(__openat64_2, FILE_openat64)
@@ -104,7 +106,7 @@ static int stream_use(const char *path, const char *mode, char *place) {
         int wrong = stream_use(path, mode, place);                                                           \
         return wrong < 0 ? NULL : REAL(symbol)(wrong ? path : place, mode);                                  \
     }                                                                                                        \
-    HOOK_EXPORT FILE *symbol(const char *path, const char *mode) {                                           \
+    HOOK_LIBC(FILE *, symbol, (const char *path, const char *mode)) {                                        \
         FILES_AWAIT(AT_FDCWD, path, PENDING_FILE);                                                           \
         return FILES_DIVERTS() ? symbol##_diverted(path, mode) : REAL(symbol)(path, mode);                   \
     }
@@ -124,7 +126,7 @@ FOPEN(fopen64)
         }                                                                                                    \
         return REAL(symbol)(wrong ? path : place, mode, file);                                               \
     }                                                                                                        \
-    HOOK_EXPORT FILE *symbol(const char *path, const char *mode, FILE *file) {                               \
+    HOOK_LIBC(FILE *, symbol, (const char *path, const char *mode, FILE *file)) {                            \
         if (path)                                                                                            \
             FILES_AWAIT(AT_FDCWD, path, PENDING_FILE);                                                       \
         return FILES_DIVERTS() ? symbol##_diverted(path, mode, file) : REAL(symbol)(path, mode, file);       \
@@ -140,7 +142,7 @@ FREOPEN(freopen64)
 
 /* A whole call that files/ has done, or 1: the real one. */
 #define WHOLE(symbol, parameters, arguments, done, awaited)                                                  \
-    HOOK_EXPORT int symbol parameters {                                                                      \
+    HOOK_LIBC(int, symbol, parameters) {                                                                     \
         awaited;                                                                                             \
         int result = FILES_DIVERTS() ? (done) : 1;                                                           \
         return result == 1 ? REAL(symbol) arguments : result;                                                \
@@ -235,7 +237,7 @@ static bool temporary_divert(temporary *t, char *template) {
 }
 
 #define TEMPORARY(result, symbol, parameters, arguments, suffix_, flags_, failure, made)                     \
-    HOOK_EXPORT result symbol parameters {                                                                   \
+    HOOK_LIBC(result, symbol, parameters) {                                                                  \
         temporary t = {.id = FILE_##symbol, .suffix = suffix_, .flags = flags_};                             \
         if (!FILES_DIVERTS())                                                                                \
             return REAL(symbol) arguments;                                                                   \

@@ -10,7 +10,7 @@
 /* libc's headers have names of their own for these parameters. */
 /* NOLINTBEGIN(readability-inconsistent-declaration-parameter-name) */
 #define PROGRAM(result, symbol, parameters, arguments)                                                       \
-    HOOK_EXPORT result symbol parameters {                                                                   \
+    HOOK_LIBC(result, symbol, parameters) {                                                                  \
         FILES_AWAIT(AT_FDCWD, NULL, PENDING_FILE);                                                           \
         return REAL(symbol) arguments;                                                                       \
     }

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/error.h"
-#include "hooks/lookup/loader.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/torch/stable.h"
 

@@ -9,8 +9,6 @@
 #include "across.h"
 #include "contexts.h"
 #include "reduction.h"
-#include "self_test.h"
-#include "throw.h"
 
 static _Atomic uint64_t calls;
 

@@ -4,12 +4,10 @@
  * caller, and so does a library's name for each RUNPATH. The definitions below therefore decide first, and then
  * jump, with the stack as it was: to the real function, which sees the true caller, or, where a wrapper may be
  * the answer, to a function of this file. Unversioned as they are, they answer to all versions of the symbols. */
-#include "loader.h"
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stddef.h>
 #include <string.h>
-#include "base/log.h"
 #include "base/thread.h"
 #include "files/overlay.h"
 #include "wrapper.h"
@@ -25,58 +23,7 @@
 #define SAVED_FIRST 0
 #endif
 
-typedef void *dlsym_function(void *handle, const char *name);
 typedef void *dlvsym_function(void *handle, const char *name, const char *version);
-typedef void *dlopen_function(const char *file, int mode);
-
-/* libdl.so.2 defined them before glibc 2.34, and is an empty shell since. */
-void *loader_real(const char *name) {
-    void *real = objects_find_symbol("libc.so", name);
-    return real ? real : objects_find_symbol("libdl.so", name);
-}
-
-static void *real_of(hook_id id) {
-    void *real = hooks_real(id);
-    if (__builtin_expect(real != NULL, 1))
-        return real;
-    real = loader_real(hook_table[id].symbol);
-    if (!real)
-        LOG_E(
-            "this libc has no %s: programs that look functions up cannot run with the library (is it glibc?)",
-            hook_table[id].symbol);
-    __atomic_store_n(&hook_real[id], real, __ATOMIC_RELAXED);
-    return real;
-}
-
-/* Keeps the compiler from turning the call before it into a jump: the real function would see another caller. */
-#define NO_JUMP(result) __asm__ volatile("" : "+r"(result))
-
-void *loader_symbol(void *handle, const char *name) {
-    void *found = ((dlsym_function *)real_of(HOOK_DLSYM))(handle, name);
-    NO_JUMP(found);
-    return found;
-}
-
-void *loader_open(const char *path) {
-    void *handle = ((dlopen_function *)real_of(HOOK_DLOPEN))(path, RTLD_NOLOAD | RTLD_LAZY);
-    NO_JUMP(handle);
-    return handle;
-}
-
-void *loader_load(const char *name) {
-    void *handle = ((dlopen_function *)real_of(HOOK_DLOPEN))(name, RTLD_NOW | RTLD_LOCAL);
-    NO_JUMP(handle);
-    return handle;
-}
-
-void loader_close(void *handle) {
-    dlclose(handle);
-}
-
-void *loader_library(const char *library) {
-    char path[4096];
-    return objects_find(library, path, sizeof path) ? loader_open(path) : NULL;
-}
 
 /* What a look-up answers with in place of `found`. Through the global scope it finds the wrapper itself, also
  * where there is no real function: then the answer is what it would be without this library. */
@@ -94,7 +41,7 @@ static void *dlsym_wrapped(void *handle, const char *name) {
 
 static void *dlvsym_wrapped(void *handle, const char *name, const char *version) {
     return answer(lookup_symbol(name), name,
-                  ((dlvsym_function *)real_of(HOOK_DLVSYM))(handle, name, version));
+                  ((dlvsym_function *)loader_real_of(HOOK_DLVSYM))(handle, name, version));
 }
 
 /* RTLD_NEXT is never answered with a wrapper: who asks stands in a chain of interposers that the wrapper calls. */
@@ -117,17 +64,17 @@ static void *dlsym_refused(void *handle, const char *name) {
 __attribute__((used)) static void *dlsym_target(void *handle, const char *name) {
     if (torch_import_is_refused(handle, name))
         return (void *)dlsym_refused;
-    return may_be_wrapped(handle, name) ? (void *)dlsym_wrapped : real_of(HOOK_DLSYM);
+    return may_be_wrapped(handle, name) ? (void *)dlsym_wrapped : loader_real_of(HOOK_DLSYM);
 }
 
 __attribute__((used)) static void *dlvsym_target(void *handle, const char *name) {
-    return may_be_wrapped(handle, name) ? (void *)dlvsym_wrapped : real_of(HOOK_DLVSYM);
+    return may_be_wrapped(handle, name) ? (void *)dlvsym_wrapped : loader_real_of(HOOK_DLVSYM);
 }
 
 /* A path without $ORIGIN and the like does not depend on the caller. */
 static void *dlopen_refreshing(const char *file, int mode) {
-    void *handle = ((dlopen_function *)real_of(HOOK_DLOPEN))(file, mode);
-    NO_JUMP(handle);
+    void *handle = ((loader_dlopen *)loader_real_of(HOOK_DLOPEN))(file, mode);
+    LOADER_NO_JUMP(handle);
     anycall_refresh();
     return handle;
 }
@@ -147,7 +94,7 @@ __attribute__((used)) static void *dlopen_target(const char *file, int mode, voi
     }
     if (file && anycall_is_used() && strchr(file, '/') && !strchr(file, '$'))
         return (void *)dlopen_refreshing;
-    return real_of(HOOK_DLOPEN);
+    return loader_real_of(HOOK_DLOPEN);
 }
 
 /* NAME: asks NAME_target for an address, with the arguments as they came and the place where they are kept, and jumps there

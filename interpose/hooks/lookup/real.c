@@ -2,9 +2,10 @@
 
 #include <dlfcn.h>
 #include <string.h>
-#include "loader.h"
+#include "base/log.h"
 #include "shims/torch/device.h"
 #include "shims/torch/stable.h"
+#include "objects.h"
 
 #define CUDA_RUNTIME_LIBRARY "libcudart.so"
 #define CUDA_DRIVER_LIBRARY  "libcuda.so"
@@ -19,6 +20,54 @@ HOOK_THREAD_LOCAL bool looking_up;
 
 void *hooks_real(hook_id id) {
     return __atomic_load_n(&hook_real[id], __ATOMIC_RELAXED);
+}
+
+typedef void *dlsym_function(void *handle, const char *name);
+
+/* libdl.so.2 defined them before glibc 2.34, and is an empty shell since. */
+static void *loader_real(const char *name) {
+    void *real = objects_find_symbol("libc.so", name);
+    return real ? real : objects_find_symbol("libdl.so", name);
+}
+
+void *loader_real_of(hook_id id) {
+    void *real = hooks_real(id);
+    if (__builtin_expect(real != NULL, 1))
+        return real;
+    real = loader_real(hook_table[id].symbol);
+    if (!real)
+        LOG_E(
+            "this libc has no %s: programs that look functions up cannot run with the library (is it glibc?)",
+            hook_table[id].symbol);
+    __atomic_store_n(&hook_real[id], real, __ATOMIC_RELAXED);
+    return real;
+}
+
+void *loader_symbol(void *handle, const char *name) {
+    void *found = ((dlsym_function *)loader_real_of(HOOK_DLSYM))(handle, name);
+    LOADER_NO_JUMP(found);
+    return found;
+}
+
+void *loader_open(const char *path) {
+    void *handle = ((loader_dlopen *)loader_real_of(HOOK_DLOPEN))(path, RTLD_NOLOAD | RTLD_LAZY);
+    LOADER_NO_JUMP(handle);
+    return handle;
+}
+
+void *loader_load(const char *name) {
+    void *handle = ((loader_dlopen *)loader_real_of(HOOK_DLOPEN))(name, RTLD_NOW | RTLD_LOCAL);
+    LOADER_NO_JUMP(handle);
+    return handle;
+}
+
+void loader_close(void *handle) {
+    dlclose(handle);
+}
+
+void *loader_library(const char *library) {
+    char path[4096];
+    return objects_find(library, path, sizeof path) ? loader_open(path) : NULL;
 }
 
 void *hooks_next(hook_id id) {

@@ -18,7 +18,7 @@
 #include "job/options.h"
 #include "job/torch_version.h"
 #include "trace/refusal.h"
-#include "loader.h"
+#include "wrapper.h"
 #include "objects.h"
 
 #define MODULE_ENTRY   "PyInit__C"

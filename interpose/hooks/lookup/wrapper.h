@@ -8,6 +8,11 @@
 #include "hooks/table/hooks.h"
 
 #define HOOK_EXPORT __attribute__((visibility("default")))
+/* A wrapper of libc's function, exported by its name. In C it has a name of its own: what calls free calls libc's, through the
+ * table of the linker, also inside the library. */
+#define HOOK_LIBC(result, symbol, parameters)                                                                \
+    HOOK_EXPORT result wrap_##symbol parameters __asm__(#symbol);                                            \
+    HOOK_EXPORT result wrap_##symbol parameters
 /* Thread-local state that needs no allocation when a thread first touches it. */
 #define HOOK_THREAD_LOCAL static __thread __attribute__((tls_model("initial-exec")))
 
@@ -40,5 +45,27 @@ void *hooks_runtime_symbol(const char *symbol);
 void *hooks_driver_symbol(const char *symbol);
 /* Any function of the library of a layer; not of CUDA_LOOKUP, whose rows are of two. */
 void *hooks_layer_symbol(hook_layer layer, const char *symbol);
+
+/* ---- the real dlsym, dlvsym and dlopen, for the library's own look-ups: its own definitions hide them ---- */
+
+typedef void *loader_dlopen(const char *file, int mode);
+/* Keeps the compiler from turning the call before it into a jump: the real function would see another caller. */
+#define LOADER_NO_JUMP(result) __asm__ volatile("" : "+r"(result))
+
+/* Of those three. */
+void *loader_real_of(hook_id id);
+
+/* As dlsym, without wrappers; RTLD_NEXT searches the objects after this library. */
+void *loader_symbol(void *handle, const char *name);
+
+/* The handle of a library that is loaded already, by its file name or the beginning of it ("libcuda.so" for
+ * "libcuda.so.1"); NULL: it is not. The library is never unloaded afterwards. */
+void *loader_library(const char *library);
+
+/* A library's handle by its path, if it is loaded; loader_close releases it. */
+void *loader_open(const char *path);
+void loader_close(void *handle);
+/* Loads a library by its name. */
+void *loader_load(const char *name);
 
 #endif

@@ -31,7 +31,7 @@ static pid_t wait_directly(pid_t pid, int *status, int flags, struct rusage *usa
 }
 
 #define WAIT_CALL(symbol, id, parameters, arguments, directly)                                               \
-    HOOK_EXPORT pid_t symbol parameters {                                                                    \
+    HOOK_LIBC(pid_t, symbol, parameters) {                                                                   \
         int own = 0;                                                                                         \
         if (!status)                                                                                         \
             status = &own;                                                                                   \
@@ -51,7 +51,7 @@ WAIT_CALL(wait4, WAIT4, (pid_t pid, int *status, int flags, struct rusage *usage
           (pid, status, flags, usage), (pid, status, flags, usage))
 
 /* With WNOWAIT the child can be waited for again. */
-HOOK_EXPORT int waitid(idtype_t type, id_t id, siginfo_t *info, int flags) {
+HOOK_LIBC(int, waitid, (idtype_t type, id_t id, siginfo_t *info, int flags)) {
     int (*real)(idtype_t, id_t, siginfo_t *, int) = hooks_next(HOOK_WAITID);
     int result = real ? real(type, id, info, flags) : (int)syscall(SYS_waitid, type, id, info, flags, NULL);
     if (result == 0 && info && !(flags & WNOWAIT) && info->si_pid > 0 &&
@@ -63,7 +63,7 @@ HOOK_EXPORT int waitid(idtype_t type, id_t id, siginfo_t *info, int flags) {
 
 /* As libc's: all threads end. */
 #define EXIT_CALL(symbol)                                                                                    \
-    HOOK_EXPORT void symbol(int status) {                                                                    \
+    HOOK_LIBC(void, symbol, (int status)) {                                                                  \
         trace_exit(status & 0xff);                                                                           \
         for (;;)                                                                                             \
             syscall(SYS_exit_group, status);                                                                 \

@@ -7,7 +7,7 @@
 #include <string.h>
 #include "arena/arena.h"
 #include "arena/pages.h"
-#include "budget/touches.h"
+#include "budget/budget.h"
 #include "events/held.h"
 #include "events/life.h"
 #include "hooks/lookup/wrapper.h"
@@ -96,7 +96,7 @@ static int torch_alloc(void **out, size_t alignment, size_t size) {
     return error;
 }
 
-HOOK_EXPORT int posix_memalign(void **out, size_t alignment, size_t size) {
+HOOK_LIBC(int, posix_memalign, (void **out, size_t alignment, size_t size)) {
     return caller_is_c10(__builtin_return_address(0)) ? torch_alloc(out, alignment, size)
                                                       : next_alloc(out, alignment, size);
 }
@@ -111,7 +111,7 @@ static void foreign_announce(void *block) {
         held_before_replacing(block, bytes);
 }
 
-HOOK_EXPORT void free(void *block) {
+HOOK_LIBC(void, free, (void *block)) {
     if (arena_owns(block)) {
         int saved_errno = errno;
         size_t held = held_any() ? arena_block_size(block) : 0;
@@ -132,15 +132,15 @@ static void *block_move(void *block, size_t held, size_t size) {
     if (!copy)
         return NULL;
     memcpy(copy, block, held < size ? held : size);
-    free(block);
+    wrap_free(block);
     return copy;
 }
 
-HOOK_EXPORT void *realloc(void *block, size_t size) {
+HOOK_LIBC(void *, realloc, (void *block, size_t size)) {
     if (block && arena_owns(block)) {
         if (size)
             return block_move(block, arena_block_size(block), size);
-        free(block);
+        wrap_free(block);
         return NULL;
     }
     if (block && early_owns(block))
@@ -152,7 +152,7 @@ HOOK_EXPORT void *realloc(void *block, size_t size) {
     return block ? NULL : early_alloc(16, size);
 }
 
-HOOK_EXPORT size_t malloc_usable_size(void *block) {
+HOOK_LIBC(size_t, malloc_usable_size, (void *block)) {
     if (arena_owns(block))
         return arena_block_size(block);
     size_t (*real)(void *) = early_owns(block) ? NULL : hooks_next(HOOK_MALLOC_USABLE_SIZE);

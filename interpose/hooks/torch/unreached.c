@@ -16,7 +16,6 @@
 #include "base/log.h"
 #include "job/options.h"
 #include "job/plugin.h"
-#include "hooks/lookup/loader.h"
 #include "hooks/lookup/torch_import.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/torch/device.h"

@@ -13,6 +13,7 @@
 #include "store/consensus.h"
 #include "store/store.h"
 #include "store/tensor.h"
+#include "store/wait.h"
 #include "start.h"
 
 _Static_assert((int)INSIDE_DATA == ACTIVITY_DATA, "the activities are numbered alike");
