@@ -159,30 +159,24 @@ static uint64_t return_room(const homes *h) {
     for (uint32_t i = 0; i < HOMES_RETURN_STEPS; i++)
         least = r->room[i] < least ? r->room[i] : least;
     h->driver.room(h->driver.context, h->device, &free_bytes, &total_bytes);
-    uint64_t reserve = placement_headroom(&h->placement, total_bytes);
-    return least > reserve ? least - reserve : 0;
+    uint64_t reserve = placement_headroom(&h->placement, total_bytes), allowed = budget_left(h);
+    least = least > reserve ? least - reserve : 0;
+    return least < allowed ? least : allowed;
 }
 
-/* The home that returns next; UINT32_MAX: none has room. Kernels read small parameters, norms and biases, in their homes; large ones
- * have slots, and the steps of an optimizer come in parts. */
-static uint32_t return_next(const homes *h, uint64_t room) {
-    static const chunk_kind order[CHUNK_KIND_COUNT] = {CHUNK_PARAM, CHUNK_GRAD, CHUNK_OPTIM};
-    for (int i = 0; i < CHUNK_KIND_COUNT; i++) {
-        uint32_t found = UINT32_MAX, least = UINT32_MAX;
-        for (uint32_t next = h->youngest[order[i]]; next; next = h->records[next - 1].older) {
+/* The home of `most` bytes at most that is the next to leave a tier; UINT32_MAX: there is none. */
+static uint32_t next_to_move(const homes *h, device_tier from, uint64_t most) {
+    bool leaves = from == DEVICE_TIER_DEVICE;
+    uint32_t found = UINT32_MAX;
+    for (int i = 0; i < CHUNK_KIND_COUNT && found == UINT32_MAX; i++) {
+        uint32_t next = h->youngest[leaves ? CHUNK_KIND_COUNT - 1 - i : i];
+        for (; next && (found == UINT32_MAX || !leaves); next = h->records[next - 1].older) {
             const home_record *r = &h->records[next - 1];
-            uint64_t bytes = (uint64_t)r->units * h->unit_bytes;
-            /* Among equals the oldest. */
-            if (r->tier != DEVICE_TIER_HOST || r->stuck || r->units > least || bytes > room ||
-                !tier_has_room(h, DEVICE_TIER_DEVICE, bytes))
-                continue;
-            found = next - 1;
-            least = r->units;
+            if (r->tier == from && !r->stuck && (uint64_t)r->units * h->unit_bytes <= most)
+                found = next - 1;
         }
-        if (found != UINT32_MAX)
-            return found;
     }
-    return UINT32_MAX;
+    return found;
 }
 
 bool homes_step_end(homes *h) {
@@ -198,7 +192,7 @@ bool homes_step_end(homes *h) {
         r->room[r->steps % HOMES_RETURN_STEPS] = fell_short ? 0 : free_bytes;
         r->seen += r->seen < HOMES_RETURN_STEPS;
         uint64_t room = return_room(h);
-        due = room && return_next(h, room) != UINT32_MAX;
+        due = room && next_to_move(h, DEVICE_TIER_HOST, room) != UINT32_MAX;
     }
     pthread_mutex_unlock(&h->lock);
     return due;
@@ -215,7 +209,8 @@ castor_status homes_return(homes *h) {
     uint64_t begin_ns = h->driver.now_ns(h->driver.context), room = return_room(h), moved = 0;
     castor_status status = h->driver.drain(h->driver.context, h->device);
     uint32_t unit;
-    while (status == CASTOR_OK && moved < HOMES_RETURN_BYTES && (unit = return_next(h, room)) != UINT32_MAX) {
+    while (status == CASTOR_OK && moved < HOMES_RETURN_BYTES &&
+           (unit = next_to_move(h, DEVICE_TIER_HOST, room)) != UINT32_MAX) {
         uint64_t bytes = (uint64_t)h->records[unit].units * h->unit_bytes;
         if (moved && bytes > HOMES_RETURN_BYTES - moved)
             break;
@@ -564,36 +559,25 @@ castor_status home_flip(homes *h, uintptr_t address, device_tier to) {
     return status;
 }
 
-/* Homes of one kind. False: something is wrong that is no lack of memory, and the next ones would fail as well. `most` bytes are
- * known to be more than the host takes. */
-static bool evict_kind(homes *h, chunk_kind kind, uint64_t bytes, uint64_t *freed, uint64_t *most) {
-    for (uint32_t next = h->youngest[kind]; next && *freed < bytes; next = h->records[next - 1].older) {
-        const home_record *r = &h->records[next - 1];
-        uint64_t its = (uint64_t)r->units * h->unit_bytes;
-        if (r->tier != DEVICE_TIER_DEVICE || r->stuck || its >= *most)
-            continue;
-        castor_status status = room_check(h, DEVICE_TIER_HOST, its);
-        if (status == CASTOR_OK)
-            status = flip_drained(h, next - 1, DEVICE_TIER_HOST, true);
-        if (status == CASTOR_OK)
-            *freed += its;
-        else if (status == CASTOR_ERR_MEMORY)
-            *most = its; /* a smaller one may find room */
-        else
-            return false;
-    }
-    return true;
-}
-
 uint64_t homes_evict(homes *h, uint64_t bytes) {
-    static const chunk_kind order[CHUNK_KIND_COUNT] = {CHUNK_OPTIM, CHUNK_GRAD, CHUNK_PARAM};
-    uint64_t freed = 0, most = UINT64_MAX;
+    uint64_t freed = 0, most = UINT64_MAX; /* the host is known not to take more than `most` */
+    uint32_t unit;
     pthread_mutex_lock(&h->lock);
     if (bytes && homes_evictable(h)) {
         uint64_t begin_ns = h->driver.now_ns(h->driver.context);
-        bool goes_on = h->driver.drain(h->driver.context, h->device) == CASTOR_OK;
-        for (int i = 0; i < CHUNK_KIND_COUNT && goes_on; i++)
-            goes_on = evict_kind(h, order[i], bytes, &freed, &most);
+        castor_status status = h->driver.drain(h->driver.context, h->device);
+        /* Where the host lacks memory a smaller one may find room; after any other failure the next ones would fail as well. */
+        while ((status == CASTOR_OK || status == CASTOR_ERR_MEMORY) && freed < bytes &&
+               (unit = next_to_move(h, DEVICE_TIER_DEVICE, most)) != UINT32_MAX) {
+            uint64_t its = (uint64_t)h->records[unit].units * h->unit_bytes;
+            status = room_check(h, DEVICE_TIER_HOST, its);
+            if (status == CASTOR_OK)
+                status = flip_drained(h, unit, DEVICE_TIER_HOST, true);
+            if (status == CASTOR_OK)
+                freed += its;
+            else
+                most = its - 1;
+        }
         h->statistics.rescues += freed != 0;
         if (freed)
             policy_rescued(h);

@@ -27,11 +27,15 @@ void tier_subtract(homes *h, const home_record *r, device_tier tier) {
     evictable_renew(h);
 }
 
+uint64_t budget_left(const homes *h) {
+    uint64_t there = tier_bytes(h, DEVICE_TIER_DEVICE), budget = h->statistics.budget_bytes;
+    return there < budget ? budget - there : 0;
+}
+
 bool tier_has_room(const homes *h, device_tier tier, uint64_t bytes) {
     if (tier == DEVICE_TIER_HOST)
         return bytes <= h->driver.host_room(h->driver.context);
-    uint64_t there = tier_bytes(h, DEVICE_TIER_DEVICE), budget = h->statistics.budget_bytes;
-    return there <= budget && bytes <= budget - there;
+    return bytes <= budget_left(h);
 }
 
 void tier_show(homes *h, uint32_t unit, uint32_t units, device_tier tier) {

@@ -90,6 +90,8 @@ static inline uint32_t *unit_hint(homes *h, uint32_t unit) {
 /* A home's bytes come to a tier, or leave it. */
 void tier_add(homes *h, const home_record *r, device_tier tier);
 void tier_subtract(homes *h, const home_record *r, device_tier tier);
+/* Bytes that the budget still allows on the device. */
+uint64_t budget_left(const homes *h);
 /* Whether so many bytes more may be there: under the budget, or in the host's memory. */
 bool tier_has_room(const homes *h, device_tier tier, uint64_t bytes);
 /* The same for a home that is on the other tier, with a text. */
