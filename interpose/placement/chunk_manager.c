@@ -111,7 +111,6 @@ castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_
                                             .kind = (uint8_t)kind,
                                             .tier = (uint8_t)tier,
                                             .home = 0,
-                                            .sharded = kind == CHUNK_PARAM,
                                             .dirty = tier == 0,
                                             .last_use = m->uses};
         moments_add_chunk(&m->moments);
@@ -161,12 +160,10 @@ castor_status chunk_manager_place(chunk_manager *m, bool *whole) {
         status = error_set(CASTOR_ERR_MEMORY, "no memory to place %u chunks", m->chunks_count);
     if (placed) {
         for (uint32_t i = 0; i < m->chunks_count; i++)
-            placed[i] = (placement_chunk){m->chunks[i].kind, m->chunks[i].bytes, 0, false};
+            placed[i] = (placement_chunk){m->chunks[i].kind, m->chunks[i].bytes, 0};
         *whole = placement_static(&m->settings.placement, placed, m->chunks_count);
-        for (uint32_t i = 0; i < m->chunks_count; i++) {
+        for (uint32_t i = 0; i < m->chunks_count; i++)
             m->chunks[i].home = (uint8_t)placed[i].tier;
-            m->chunks[i].sharded = placed[i].sharded;
-        }
         m->backend.deallocate(m->backend.context, placed, bytes);
         chunks_refresh(m);
         room_plan(m);

@@ -63,17 +63,13 @@ double placement_share(const placement_settings *settings, chunk_kind kind) {
 }
 
 bool placement_static(const placement_settings *settings, placement_chunk *chunks, uint32_t count) {
-    double wanted[CHUNK_KIND_COUNT], sharded = 0, wanted_sharded = 0;
-    double placed[CHUNK_KIND_COUNT] = {0};
+    double wanted[CHUNK_KIND_COUNT], placed[CHUNK_KIND_COUNT] = {0};
     for (uint32_t kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         wanted[kind] = placement_share(settings, (chunk_kind)kind) * (double)bytes_of(chunks, count, kind);
-    wanted_sharded = settings->shard_param_frac * (double)bytes_of(chunks, count, CHUNK_PARAM);
     for (uint32_t i = 0; i < count; i++) {
         placement_chunk *c = &chunks[i];
         c->tier = placed[c->kind] < wanted[c->kind];
         placed[c->kind] += c->tier ? (double)c->bytes : 0;
-        c->sharded = c->kind == CHUNK_PARAM && sharded < wanted_sharded;
-        sharded += c->sharded ? (double)c->bytes : 0;
     }
     return parameters_may_leave(settings) || settings->offload_param_frac == 0;
 }

@@ -38,9 +38,7 @@ double placement_share(const placement_settings *settings, chunk_kind kind);
 typedef struct placement_chunk {
     chunk_kind kind;
     uint64_t bytes;
-    /* Found: */
-    uint32_t tier; /* where it lies when nobody uses it */
-    bool sharded;  /* parameters: kept by one rank or node only */
+    uint32_t tier; /* found: where it lies when nobody uses it */
 } placement_chunk;
 
 /* The static policy. Gradients lie where their parameters' share says. offload_param_frac counts only where the two other

@@ -23,21 +23,21 @@ placement_settings fixed(double shard, double optim, double param) {
     return s;
 }
 
-// The tiers of chunks of a kind, as digits; * where sharded.
+// The tiers of chunks of a kind, as digits.
 std::string placed(const placement_settings &s, std::vector<placement_chunk> chunks, bool *whole = nullptr) {
     bool kept = placement_static(&s, chunks.data(), uint32_t(chunks.size()));
     if (whole)
         *whole = kept;
     std::string out;
     for (const placement_chunk &c : chunks)
-        out += std::to_string(c.tier) + (c.sharded ? "*" : "");
+        out += std::to_string(c.tier);
     return out;
 }
 
 std::vector<placement_chunk> of(chunk_kind kind, std::vector<uint64_t> bytes) {
     std::vector<placement_chunk> chunks;
     for (uint64_t b : bytes)
-        chunks.push_back({kind, b, 9, true});
+        chunks.push_back({kind, b, 9});
     return chunks;
 }
 
@@ -55,11 +55,11 @@ TEST(Placement, WholeChunksInOrderUntilTheShareIsReached) {
 TEST(Placement, ParametersLeaveOnlyWhenTheOtherSharesAreWhole) {
     auto params = of(CHUNK_PARAM, {100, 100});
     bool whole;
-    EXPECT_EQ(placed(fixed(1, 1, 0.5), params, &whole), "1*0*");
+    EXPECT_EQ(placed(fixed(1, 1, 0.5), params, &whole), "10");
     EXPECT_TRUE(whole);
-    EXPECT_EQ(placed(fixed(1, 0.9, 0.5), params, &whole), "0*0*");
+    EXPECT_EQ(placed(fixed(1, 0.9, 0.5), params, &whole), "00");
     EXPECT_FALSE(whole);
-    EXPECT_EQ(placed(fixed(0.5, 1, 0.5), params, &whole), "0*0");
+    EXPECT_EQ(placed(fixed(0.5, 1, 0.5), params, &whole), "00");
     EXPECT_FALSE(whole);
     EXPECT_EQ(placed(fixed(0, 0, 0), params, &whole), "00");
     EXPECT_TRUE(whole); // nothing was asked for
@@ -67,7 +67,7 @@ TEST(Placement, ParametersLeaveOnlyWhenTheOtherSharesAreWhole) {
     auto both = of(CHUNK_PARAM, {100, 100});
     for (const placement_chunk &c : of(CHUNK_GRAD, {300, 100}))
         both.push_back(c);
-    EXPECT_EQ(placed(fixed(1, 1, 0.5), both), "1*0*10");
+    EXPECT_EQ(placed(fixed(1, 1, 0.5), both), "1010");
 }
 
 TEST(Placement, SharesAreBetweenNoneAndAll) {
