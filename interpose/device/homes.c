@@ -124,8 +124,7 @@ void homes_placement_set(homes *h, const placement_settings *placement) {
 static device_tier policy_birth(const homes *h, chunk_kind kind, uint64_t bytes) {
     uint64_t there = h->statistics.bytes[kind][DEVICE_TIER_HOST];
     uint64_t all = there + h->statistics.bytes[kind][DEVICE_TIER_DEVICE] + bytes;
-    return (double)there < placement_share(&h->placement, kind) * (double)all ? DEVICE_TIER_HOST
-                                                                              : DEVICE_TIER_DEVICE;
+    return placement_offloads_next(&h->placement, kind, there, all) ? DEVICE_TIER_HOST : DEVICE_TIER_DEVICE;
 }
 
 static void pause_longer(home_returns *r) {
