@@ -106,9 +106,9 @@ static castor_status fixed_check(const homes *h, uint32_t unit) {
 
 /* ---- Which homes are on the host though the device had room, and which return there.
  *
- * A return must last: a home that comes back and leaves again has crossed the link twice for nothing. So a home returns only into memory
- * that was free at the end of each of the last steps, none of which had to rescue an allocation, and a reserve stays free. What the
- * script needs within its steps alone is not seen if it gives it back to the driver before the step's end: if returns are followed by a
+ * A return must last: a home that comes back and leaves again has crossed the link twice for nothing. So homes get what the policy gives
+ * chunks (placement_limit) beside the most other data at the end of one of the last steps, none of which had to rescue an allocation. What
+ * the script needs within its steps alone is not seen if it gives it back to the driver before the step's end: if returns are followed by a
  * rescue, the next ones wait, each time twice as long. */
 
 #define PAUSE_FIRST 16
@@ -149,18 +149,17 @@ static void policy_rescued(homes *h) {
     h->returns.moved = false;
 }
 
-/* Bytes that may return. */
+/* Bytes that may return: what the policy leaves beside other data, as much as there was of them at most. */
 static uint64_t return_room(const homes *h) {
     const home_returns *r = &h->returns;
+    uint64_t others = 0, there = tier_bytes(h, DEVICE_TIER_DEVICE), allowed = budget_left(h);
     if (r->seen < HOMES_RETURN_STEPS || r->steps < r->resume)
         return 0;
-    uint64_t least = UINT64_MAX, free_bytes = 0, total_bytes = 0;
     for (uint32_t i = 0; i < HOMES_RETURN_STEPS; i++)
-        least = r->room[i] < least ? r->room[i] : least;
-    h->driver.room(h->driver.context, h->device, &free_bytes, &total_bytes);
-    uint64_t reserve = placement_headroom(&h->placement, total_bytes), allowed = budget_left(h);
-    least = least > reserve ? least - reserve : 0;
-    return least < allowed ? least : allowed;
+        others = r->others[i] > others ? r->others[i] : others;
+    uint64_t limit = placement_limit(&h->placement, false, r->capacity, others);
+    uint64_t room = limit > there ? limit - there : 0;
+    return room < allowed ? room : allowed;
 }
 
 /* The home of `most` bytes at most that is the next to leave a tier; UINT32_MAX: there is none. */
@@ -183,12 +182,13 @@ bool homes_step_end(homes *h) {
     home_returns *r = &h->returns;
     bool due = false, fell_short = atomic_exchange_explicit(&h->fell_short, false, memory_order_relaxed);
     r->steps++;
-    if (h->fixed || !tier_bytes(h, DEVICE_TIER_HOST)) {
+    if (h->fixed || h->placement.policy == PLACEMENT_STATIC || !tier_bytes(h, DEVICE_TIER_HOST)) {
         r->seen = 0;
     } else {
-        uint64_t free_bytes = 0, total_bytes = 0;
-        h->driver.room(h->driver.context, h->device, &free_bytes, &total_bytes);
-        r->room[r->steps % HOMES_RETURN_STEPS] = fell_short ? 0 : free_bytes;
+        uint64_t free_bytes = 0;
+        h->driver.room(h->driver.context, h->device, &free_bytes, &r->capacity);
+        uint64_t left = fell_short ? 0 : free_bytes + tier_bytes(h, DEVICE_TIER_DEVICE);
+        r->others[r->steps % HOMES_RETURN_STEPS] = r->capacity > left ? r->capacity - left : 0;
         r->seen += r->seen < HOMES_RETURN_STEPS;
         uint64_t room = return_room(h);
         due = room && next_to_move(h, DEVICE_TIER_HOST, room) != UINT32_MAX;
@@ -197,19 +197,13 @@ bool homes_step_end(homes *h) {
     return due;
 }
 
-/* The last steps would have had so much less. */
-static void room_taken(home_returns *r, uint64_t bytes) {
-    for (uint32_t i = 0; i < HOMES_RETURN_STEPS; i++)
-        r->room[i] -= r->room[i] < bytes ? r->room[i] : bytes;
-}
-
 castor_status homes_return(homes *h) {
     pthread_mutex_lock(&h->lock);
-    uint64_t begin_ns = h->driver.now_ns(h->driver.context), room = return_room(h), moved = 0;
+    uint64_t begin_ns = h->driver.now_ns(h->driver.context), moved = 0;
     castor_status status = h->driver.drain(h->driver.context, h->device);
     uint32_t unit;
     while (status == CASTOR_OK && moved < HOMES_RETURN_BYTES &&
-           (unit = next_to_move(h, DEVICE_TIER_HOST, room)) != UINT32_MAX) {
+           (unit = next_to_move(h, DEVICE_TIER_HOST, return_room(h))) != UINT32_MAX) {
         uint64_t bytes = (uint64_t)h->records[unit].units * h->unit_bytes;
         if (moved && bytes > HOMES_RETURN_BYTES - moved)
             break;
@@ -217,8 +211,6 @@ castor_status homes_return(homes *h) {
         if (status != CASTOR_OK)
             break;
         moved += bytes;
-        room -= bytes;
-        room_taken(&h->returns, bytes);
         h->returns.moved = true;
     }
     if (status != CASTOR_OK)

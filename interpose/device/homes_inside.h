@@ -29,11 +29,13 @@ typedef struct home_record {
 
 /* What decides about returns to the device. Zero: nothing was seen yet. */
 typedef struct home_returns {
-    uint64_t room[HOMES_RETURN_STEPS]; /* the device's free bytes at the end of the last steps, as a ring */
-    uint32_t seen;                     /* of them are known */
-    uint64_t steps, resume;            /* nothing returns before step `resume` */
-    uint64_t pause;                    /* steps, of the last pause */
-    bool moved;                        /* something returned since the last rescue */
+    uint64_t others
+        [HOMES_RETURN_STEPS]; /* the device's bytes that homes did not have at the end of the last steps, as a ring */
+    uint32_t seen;            /* of them are known */
+    uint64_t capacity;      /* of the device */
+    uint64_t steps, resume; /* nothing returns before step `resume` */
+    uint64_t pause;         /* steps, of the last pause */
+    bool moved;             /* something returned since the last rescue */
 } home_returns;
 
 struct homes {
