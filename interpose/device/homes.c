@@ -249,8 +249,8 @@ castor_status homes_create(homes **out, const device_driver *driver, int device,
     size_t pages = table_place(&total, units * sizeof(uint64_t));
     size_t moving = table_place(&total, units * sizeof(uint64_t));
     size_t tiers = table_place(&total, units);
-    char *all = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (all == MAP_FAILED)
+    char *all = table_map(total);
+    if (!all)
         return error_set(CASTOR_ERR_MEMORY, "no memory for the tables of homes, %B of addresses",
                          (uint64_t)total);
     homes *h = (homes *)all;
