@@ -42,8 +42,7 @@ castor_status castor_device_start(int device) {
     uint64_t budget = options()->device_budget;
     devices_settings settings = {.budget_bytes = budget == OPTION_BYTES_AUTO ? UINT64_MAX : budget,
                                  .placement = placement_of(options())};
-    if (placement_offloads(&settings.placement) && options()->offload_param_frac > 0 &&
-        !placement_moves_parameters(&settings.placement))
+    if (placement_ignores_parameters(&settings.placement))
         LOG_W("CASTOR_OFFLOAD_PARAM_FRAC counts as 0 on device %d: it needs CASTOR_SHARD_PARAM_FRAC=1 and "
               "CASTOR_OFFLOAD_OPTIM_FRAC=1",
               device);

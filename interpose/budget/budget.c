@@ -530,15 +530,15 @@ castor_status budget_close(store *s) {
         while (b->closed[kind] < s->chunks.list[kind].count && !status)
             status = close_next(b, (chunk_kind)kind);
     }
-    bool whole = true;
-    if (status == CASTOR_OK && s->placement.policy == PLACEMENT_STATIC)
-        status = chunk_manager_place(b->manager, &whole);
-    if (!whole && !b->told && s->rank == 0) {
+    if (status != CASTOR_OK || s->placement.policy != PLACEMENT_STATIC)
+        return status;
+    chunk_manager_place(b->manager);
+    if (placement_ignores_parameters(&s->placement) && !b->told && s->rank == 0) {
         b->told = true;
         LOG_W("CASTOR_OFFLOAD_PARAM_FRAC counts as 0: it needs CASTOR_SHARD_PARAM_FRAC=1 and "
               "CASTOR_OFFLOAD_OPTIM_FRAC=1");
     }
-    return status;
+    return CASTOR_OK;
 }
 
 /* ---- a step's parts */

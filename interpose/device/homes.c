@@ -106,9 +106,9 @@ static castor_status fixed_check(const homes *h, uint32_t unit) {
 
 /* ---- Which homes are on the host though the device had room, and which return there.
  *
- * A return must last: a home that comes back and leaves again has crossed the link twice for nothing. So a home returns only into memory
- * that was free at the end of each of the last steps, none of which had to rescue an allocation, and a reserve stays free. What the
- * script needs within its steps alone is not seen if it gives it back to the driver before the step's end: if returns are followed by a
+ * A return must last: a home that comes back and leaves again has crossed the link twice for nothing. So homes get what the policy gives
+ * chunks (placement_limit) beside the most other data at the end of one of the last steps, none of which had to rescue an allocation. What
+ * the script needs within its steps alone is not seen if it gives it back to the driver before the step's end: if returns are followed by a
  * rescue, the next ones wait, each time twice as long. */
 
 #define PAUSE_FIRST 16
@@ -124,8 +124,7 @@ void homes_placement_set(homes *h, const placement_settings *placement) {
 static device_tier policy_birth(const homes *h, chunk_kind kind, uint64_t bytes) {
     uint64_t there = h->statistics.bytes[kind][DEVICE_TIER_HOST];
     uint64_t all = there + h->statistics.bytes[kind][DEVICE_TIER_DEVICE] + bytes;
-    return (double)there < placement_share(&h->placement, kind) * (double)all ? DEVICE_TIER_HOST
-                                                                              : DEVICE_TIER_DEVICE;
+    return placement_offloads_next(&h->placement, kind, there, all) ? DEVICE_TIER_HOST : DEVICE_TIER_DEVICE;
 }
 
 static void pause_longer(home_returns *r) {
@@ -143,46 +142,39 @@ bool homes_were_short(const homes *h) {
     return atomic_load_explicit(&h->were_short, memory_order_relaxed);
 }
 
-void policy_rescued(homes *h) {
+static void policy_rescued(homes *h) {
     homes_short(h);
     if (h->returns.moved)
         pause_longer(&h->returns);
     h->returns.moved = false;
 }
 
-/* Bytes that may return. */
+/* Bytes that may return: what the policy leaves beside other data, as much as there was of them at most. */
 static uint64_t return_room(const homes *h) {
     const home_returns *r = &h->returns;
+    uint64_t others = 0, there = tier_bytes(h, DEVICE_TIER_DEVICE), allowed = budget_left(h);
     if (r->seen < HOMES_RETURN_STEPS || r->steps < r->resume)
         return 0;
-    uint64_t least = UINT64_MAX, free_bytes = 0, total_bytes = 0;
     for (uint32_t i = 0; i < HOMES_RETURN_STEPS; i++)
-        least = r->room[i] < least ? r->room[i] : least;
-    h->driver.room(h->driver.context, h->device, &free_bytes, &total_bytes);
-    uint64_t reserve = placement_headroom(&h->placement, total_bytes);
-    return least > reserve ? least - reserve : 0;
+        others = r->others[i] > others ? r->others[i] : others;
+    uint64_t limit = placement_limit(&h->placement, false, r->capacity, others);
+    uint64_t room = limit > there ? limit - there : 0;
+    return room < allowed ? room : allowed;
 }
 
-/* The home that returns next; UINT32_MAX: none has room. Kernels read small parameters, norms and biases, in their homes; large ones
- * have slots, and the steps of an optimizer come in parts. */
-static uint32_t return_next(const homes *h, uint64_t room) {
-    static const chunk_kind order[CHUNK_KIND_COUNT] = {CHUNK_PARAM, CHUNK_GRAD, CHUNK_OPTIM};
-    for (int i = 0; i < CHUNK_KIND_COUNT; i++) {
-        uint32_t found = UINT32_MAX, least = UINT32_MAX;
-        for (uint32_t next = h->youngest[order[i]]; next; next = h->records[next - 1].older) {
+/* The home of `most` bytes at most that is the next to leave a tier; UINT32_MAX: there is none. */
+static uint32_t next_to_move(const homes *h, device_tier from, uint64_t most) {
+    bool leaves = from == DEVICE_TIER_DEVICE;
+    uint32_t found = UINT32_MAX;
+    for (int i = 0; i < CHUNK_KIND_COUNT && found == UINT32_MAX; i++) {
+        uint32_t next = h->youngest[leaves ? CHUNK_KIND_COUNT - 1 - i : i];
+        for (; next && (found == UINT32_MAX || !leaves); next = h->records[next - 1].older) {
             const home_record *r = &h->records[next - 1];
-            uint64_t bytes = (uint64_t)r->units * h->unit_bytes;
-            /* Among equals the oldest. */
-            if (r->tier != DEVICE_TIER_HOST || r->stuck || r->units > least || bytes > room ||
-                !tier_has_room(h, DEVICE_TIER_DEVICE, bytes))
-                continue;
-            found = next - 1;
-            least = r->units;
+            if (r->tier == from && !r->stuck && (uint64_t)r->units * h->unit_bytes <= most)
+                found = next - 1;
         }
-        if (found != UINT32_MAX)
-            return found;
     }
-    return UINT32_MAX;
+    return found;
 }
 
 bool homes_step_end(homes *h) {
@@ -190,32 +182,28 @@ bool homes_step_end(homes *h) {
     home_returns *r = &h->returns;
     bool due = false, fell_short = atomic_exchange_explicit(&h->fell_short, false, memory_order_relaxed);
     r->steps++;
-    if (h->fixed || !tier_bytes(h, DEVICE_TIER_HOST)) {
+    if (h->fixed || h->placement.policy == PLACEMENT_STATIC || !tier_bytes(h, DEVICE_TIER_HOST)) {
         r->seen = 0;
     } else {
-        uint64_t free_bytes = 0, total_bytes = 0;
-        h->driver.room(h->driver.context, h->device, &free_bytes, &total_bytes);
-        r->room[r->steps % HOMES_RETURN_STEPS] = fell_short ? 0 : free_bytes;
+        uint64_t free_bytes = 0;
+        h->driver.room(h->driver.context, h->device, &free_bytes, &r->capacity);
+        uint64_t left = fell_short ? 0 : free_bytes + tier_bytes(h, DEVICE_TIER_DEVICE);
+        r->others[r->steps % HOMES_RETURN_STEPS] = r->capacity > left ? r->capacity - left : 0;
         r->seen += r->seen < HOMES_RETURN_STEPS;
         uint64_t room = return_room(h);
-        due = room && return_next(h, room) != UINT32_MAX;
+        due = room && next_to_move(h, DEVICE_TIER_HOST, room) != UINT32_MAX;
     }
     pthread_mutex_unlock(&h->lock);
     return due;
 }
 
-/* The last steps would have had so much less. */
-static void room_taken(home_returns *r, uint64_t bytes) {
-    for (uint32_t i = 0; i < HOMES_RETURN_STEPS; i++)
-        r->room[i] -= r->room[i] < bytes ? r->room[i] : bytes;
-}
-
 castor_status homes_return(homes *h) {
     pthread_mutex_lock(&h->lock);
-    uint64_t begin_ns = h->driver.now_ns(h->driver.context), room = return_room(h), moved = 0;
+    uint64_t begin_ns = h->driver.now_ns(h->driver.context), moved = 0;
     castor_status status = h->driver.drain(h->driver.context, h->device);
     uint32_t unit;
-    while (status == CASTOR_OK && moved < HOMES_RETURN_BYTES && (unit = return_next(h, room)) != UINT32_MAX) {
+    while (status == CASTOR_OK && moved < HOMES_RETURN_BYTES &&
+           (unit = next_to_move(h, DEVICE_TIER_HOST, return_room(h))) != UINT32_MAX) {
         uint64_t bytes = (uint64_t)h->records[unit].units * h->unit_bytes;
         if (moved && bytes > HOMES_RETURN_BYTES - moved)
             break;
@@ -223,8 +211,6 @@ castor_status homes_return(homes *h) {
         if (status != CASTOR_OK)
             break;
         moved += bytes;
-        room -= bytes;
-        room_taken(&h->returns, bytes);
         h->returns.moved = true;
     }
     if (status != CASTOR_OK)
@@ -263,8 +249,8 @@ castor_status homes_create(homes **out, const device_driver *driver, int device,
     size_t pages = table_place(&total, units * sizeof(uint64_t));
     size_t moving = table_place(&total, units * sizeof(uint64_t));
     size_t tiers = table_place(&total, units);
-    char *all = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (all == MAP_FAILED)
+    char *all = table_map(total);
+    if (!all)
         return error_set(CASTOR_ERR_MEMORY, "no memory for the tables of homes, %B of addresses",
                          (uint64_t)total);
     homes *h = (homes *)all;
@@ -303,61 +289,9 @@ void homes_budget_set(homes *h, uint64_t budget_bytes) {
 
 /* ---- tables ---- */
 
-uint32_t home_unit(const homes *h, uintptr_t address) {
+static uint32_t home_unit(const homes *h, uintptr_t address) {
     uint32_t unit = homes_unit(h, address);
     return unit == HOMES_NO_UNIT || address % h->unit_bytes || h->owner[unit] != unit + 1 ? UINT32_MAX : unit;
-}
-
-static void evictable_renew(homes *h) {
-    uint64_t movable = h->fixed ? 0 : tier_bytes(h, DEVICE_TIER_DEVICE) - h->stuck_bytes;
-    atomic_store_explicit(&h->evictable, movable, memory_order_relaxed);
-}
-
-void tier_add(homes *h, const home_record *r, device_tier tier) {
-    uint64_t *bytes = &h->statistics.bytes[r->kind][tier], *peak = &h->statistics.peak_bytes[r->kind][tier];
-    *bytes += (uint64_t)r->units * h->unit_bytes;
-    *peak = *bytes > *peak ? *bytes : *peak;
-    evictable_renew(h);
-}
-
-void tier_subtract(homes *h, const home_record *r, device_tier tier) {
-    uint64_t bytes = (uint64_t)r->units * h->unit_bytes;
-    h->statistics.bytes[r->kind][tier] -= bytes;
-    if (r->stuck && tier == DEVICE_TIER_DEVICE)
-        h->stuck_bytes -= bytes;
-    uint64_t there = tier_bytes(h, DEVICE_TIER_DEVICE), budget = h->statistics.budget_bytes;
-    if (there < h->allowed_bytes)
-        h->allowed_bytes = there > budget ? there : budget;
-    evictable_renew(h);
-}
-
-bool tier_has_room(const homes *h, device_tier tier, uint64_t bytes) {
-    if (tier == DEVICE_TIER_HOST)
-        return bytes <= h->driver.host_room(h->driver.context);
-    uint64_t there = tier_bytes(h, DEVICE_TIER_DEVICE), budget = h->statistics.budget_bytes;
-    return there <= budget && bytes <= budget - there;
-}
-
-void tier_show(homes *h, uint32_t unit, uint32_t units, device_tier tier) {
-    uint8_t shown = tier == DEVICE_TIER_COUNT ? 0 : (uint8_t)(tier + 1);
-    for (uint32_t i = unit; i < unit + units; i++)
-        atomic_store_explicit(&h->tiers[i], shown, memory_order_relaxed);
-}
-
-castor_status home_stick(homes *h, uint32_t unit, bool lost, castor_status status) {
-    home_record *r = &h->records[unit];
-    uint64_t bytes = (uint64_t)r->units * h->unit_bytes;
-    char why[256];
-    log_message(why, sizeof why, "%s", error_text());
-    if (!r->stuck && r->tier == DEVICE_TIER_DEVICE)
-        h->stuck_bytes += bytes;
-    r->stuck = true;
-    evictable_renew(h);
-    if (lost)
-        return error_set(status, "the home of %B at %p is lost: %s. What touches it faults", bytes,
-                         (void *)unit_address(h, unit), why);
-    return error_set(status, "the home of %B at %p keeps its bytes but is moved no more: %s", bytes,
-                     (void *)unit_address(h, unit), why);
 }
 
 static void record_add(homes *h, uint32_t unit, uint32_t units, chunk_kind kind, device_tier tier) {
@@ -580,6 +514,68 @@ void homes_destroy(homes *h) {
     fixed_tables_end(h);
     pthread_mutex_destroy(&h->lock);
     munmap(h, h->mapped_bytes);
+}
+
+/* ---- flips ---- */
+
+static castor_status flip_locked(homes *h, uint32_t unit, device_tier to) {
+    home_record *r = &h->records[unit];
+    if (r->tier == to)
+        return CASTOR_OK;
+    if (h->fixed)
+        return error_set(CASTOR_ERR_UNSUPPORTED, "the driver of device %d moves no homes", h->device);
+    if (r->stuck)
+        return error_set(CASTOR_ERR_SYSTEM, "the home at %p is moved no more, since moving it has failed",
+                         (void *)unit_address(h, unit));
+    castor_status status = room_check(h, to, (uint64_t)r->units * h->unit_bytes);
+    if (status != CASTOR_OK)
+        return status;
+    uint64_t begin_ns = h->driver.now_ns(h->driver.context);
+    status = h->driver.drain(h->driver.context, h->device);
+    if (status == CASTOR_OK)
+        status = flip_drained(h, unit, to, false);
+    h->statistics.flip_ns += h->driver.now_ns(h->driver.context) - begin_ns;
+    return status;
+}
+
+castor_status home_flip(homes *h, uintptr_t address, device_tier to) {
+    if ((unsigned)to >= DEVICE_TIER_COUNT)
+        return error_set(CASTOR_ERR_ARGUMENT, "a home cannot move to tier %d", (int)to);
+    pthread_mutex_lock(&h->lock);
+    uint32_t unit = home_unit(h, address);
+    castor_status status = unit == UINT32_MAX
+                               ? error_set(CASTOR_ERR_ARGUMENT, "no home begins at %p", (void *)address)
+                               : flip_locked(h, unit, to);
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
+uint64_t homes_evict(homes *h, uint64_t bytes) {
+    uint64_t freed = 0, most = UINT64_MAX; /* the host is known not to take more than `most` */
+    uint32_t unit;
+    pthread_mutex_lock(&h->lock);
+    if (bytes && homes_evictable(h)) {
+        uint64_t begin_ns = h->driver.now_ns(h->driver.context);
+        castor_status status = h->driver.drain(h->driver.context, h->device);
+        /* Where the host lacks memory a smaller one may find room; after any other failure the next ones would fail as well. */
+        while ((status == CASTOR_OK || status == CASTOR_ERR_MEMORY) && freed < bytes &&
+               (unit = next_to_move(h, DEVICE_TIER_DEVICE, most)) != UINT32_MAX) {
+            uint64_t its = (uint64_t)h->records[unit].units * h->unit_bytes;
+            status = room_check(h, DEVICE_TIER_HOST, its);
+            if (status == CASTOR_OK)
+                status = flip_drained(h, unit, DEVICE_TIER_HOST, true);
+            if (status == CASTOR_OK)
+                freed += its;
+            else
+                most = its - 1;
+        }
+        h->statistics.rescues += freed != 0;
+        if (freed)
+            policy_rescued(h);
+        h->statistics.flip_ns += h->driver.now_ns(h->driver.context) - begin_ns;
+    }
+    pthread_mutex_unlock(&h->lock);
+    return freed;
 }
 
 /* ---- look-ups ---- */

@@ -11,7 +11,7 @@
  *
  * Invariants (homes_check)
  *   - every address of a home is mapped, readable and writable by the device, from home_create to home_destroy, except
- *     inside of a flip, before which the caller closes the gate (core/gate.h) and the device is drained
+ *     inside of a flip, before which the caller closes the gate (events/gate.h) and the device is drained
  *   - a flip that fails leaves the home with its bytes where it was. If the driver does not let it, the text says whether the
  *     home is lost, or only lies on both tiers; it is not flipped any more
  *   - the bytes of a tier are the sum of its homes'
@@ -19,7 +19,8 @@
  *
  * A home is on the device while there is room under the budget and in the driver; else it is on the host. Host memory is bounded by
  * driver->host_room. The static policy begins with the host for its share of a kind. Under the automatic one, homes that are on the host
- * come back between steps when there is lasting room (homes_policy.c). Safe from any thread: one lock for each device. Nothing here is called with the lock of slots held. Tables are
+ * come back between steps when there is lasting room. One order decides who moves: states leave first, then gradients, then parameters,
+ * of each kind the youngest, and they come back in the reverse order. Safe from any thread: one lock for each device. Nothing here is called with the lock of slots held. Tables are
  * mapped anonymously (mmap), sized by the reserved range; no malloc. After a fork the child's copy must not be used. */
 #ifndef CASTOR_DEVICE_HOMES_H
 #define CASTOR_DEVICE_HOMES_H
@@ -83,8 +84,7 @@ bool home_is_on_host(const homes *h, uintptr_t address);
 /* Moves the home that begins there. The caller has closed the gate; the device is drained here. CASTOR_ERR_MEMORY: no room there.
  * CASTOR_ERR_TIMEOUT: the device did not come to rest. Nothing has changed then. */
 castor_status home_flip(homes *h, uintptr_t address, device_tier to);
-/* Flips homes to the host until `bytes` of the device's memory have become free, states first, then gradients, then
- * parameters, of each kind the youngest first. The caller has closed the gate. Drains the device once. Returns the bytes that
+/* Flips homes to the host until `bytes` of the device's memory have become free. The caller has closed the gate. Drains the device once. Returns the bytes that
  * became free, which may be fewer, with error_text set if something failed. */
 uint64_t homes_evict(homes *h, uint64_t bytes);
 /* Bytes on the device that homes_evict could free. Lock-free. */
@@ -95,8 +95,7 @@ void homes_short(homes *h);
 bool homes_were_short(const homes *h);
 /* A step is over. Returns whether homes_return would move something. Asks the driver for its room only if a home is on the host. */
 bool homes_step_end(homes *h);
-/* Moves homes to the device where the last steps left room, up to HOMES_RETURN_BYTES: parameters, then gradients, then states, of each
- * kind the smallest first. The caller has closed the gate. A lack of memory is no failure. */
+/* Moves homes to the device where the last steps left room, up to HOMES_RETURN_BYTES. The caller has closed the gate. A lack of memory is no failure. */
 castor_status homes_return(homes *h);
 void homes_statistics_get(homes *h, homes_statistics *out);
 /* CASTOR_ERR_MISMATCH: an invariant does not hold. */

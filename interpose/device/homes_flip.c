@@ -4,6 +4,62 @@
 #include "base/log.h"
 #include "trace/trace.h"
 
+static void evictable_renew(homes *h) {
+    uint64_t movable = h->fixed ? 0 : tier_bytes(h, DEVICE_TIER_DEVICE) - h->stuck_bytes;
+    atomic_store_explicit(&h->evictable, movable, memory_order_relaxed);
+}
+
+void tier_add(homes *h, const home_record *r, device_tier tier) {
+    uint64_t *bytes = &h->statistics.bytes[r->kind][tier], *peak = &h->statistics.peak_bytes[r->kind][tier];
+    *bytes += (uint64_t)r->units * h->unit_bytes;
+    *peak = *bytes > *peak ? *bytes : *peak;
+    evictable_renew(h);
+}
+
+void tier_subtract(homes *h, const home_record *r, device_tier tier) {
+    uint64_t bytes = (uint64_t)r->units * h->unit_bytes;
+    h->statistics.bytes[r->kind][tier] -= bytes;
+    if (r->stuck && tier == DEVICE_TIER_DEVICE)
+        h->stuck_bytes -= bytes;
+    uint64_t there = tier_bytes(h, DEVICE_TIER_DEVICE), budget = h->statistics.budget_bytes;
+    if (there < h->allowed_bytes)
+        h->allowed_bytes = there > budget ? there : budget;
+    evictable_renew(h);
+}
+
+uint64_t budget_left(const homes *h) {
+    uint64_t there = tier_bytes(h, DEVICE_TIER_DEVICE), budget = h->statistics.budget_bytes;
+    return there < budget ? budget - there : 0;
+}
+
+bool tier_has_room(const homes *h, device_tier tier, uint64_t bytes) {
+    if (tier == DEVICE_TIER_HOST)
+        return bytes <= h->driver.host_room(h->driver.context);
+    return bytes <= budget_left(h);
+}
+
+void tier_show(homes *h, uint32_t unit, uint32_t units, device_tier tier) {
+    uint8_t shown = tier == DEVICE_TIER_COUNT ? 0 : (uint8_t)(tier + 1);
+    for (uint32_t i = unit; i < unit + units; i++)
+        atomic_store_explicit(&h->tiers[i], shown, memory_order_relaxed);
+}
+
+castor_status home_stick(homes *h, uint32_t unit, bool lost, castor_status status) {
+    home_record *r = &h->records[unit];
+    uint64_t bytes = (uint64_t)r->units * h->unit_bytes;
+    char why[256];
+    log_message(why, sizeof why, "%s", error_text());
+    if (!r->stuck && r->tier == DEVICE_TIER_DEVICE)
+        h->stuck_bytes += bytes;
+    r->stuck = true;
+    evictable_renew(h);
+    if (lost)
+        return error_set(status, "the home of %B at %p is lost: %s. What touches it faults", bytes,
+                         (void *)unit_address(h, unit), why);
+    return error_set(status, "the home of %B at %p keeps its bytes but is moved no more: %s", bytes,
+                     (void *)unit_address(h, unit), why);
+}
+
 /* What the report calls a flip, and why: ids of CHUNK records. */
 typedef enum flip_event { FLIP_TO_DEVICE, FLIP_TO_HOST, FLIP_RESCUE, FLIP_EVENT_COUNT } flip_event;
 
@@ -21,7 +77,7 @@ static castor_status alias_reserve(homes *h) {
                              &h->alias);
 }
 
-static castor_status room_check(homes *h, device_tier to, uint64_t bytes) {
+castor_status room_check(homes *h, device_tier to, uint64_t bytes) {
     if (tier_has_room(h, to, bytes))
         return CASTOR_OK;
     if (to == DEVICE_TIER_HOST)
@@ -142,75 +198,4 @@ castor_status flip_drained(homes *h, uint32_t unit, device_tier to, bool rescues
                                          : FLIP_TO_HOST,
                 begin_ns, bytes, (chunk_kind)r->kind, unit);
     return CASTOR_OK;
-}
-
-static castor_status flip_locked(homes *h, uint32_t unit, device_tier to) {
-    home_record *r = &h->records[unit];
-    if (r->tier == to)
-        return CASTOR_OK;
-    if (h->fixed)
-        return error_set(CASTOR_ERR_UNSUPPORTED, "the driver of device %d moves no homes", h->device);
-    if (r->stuck)
-        return error_set(CASTOR_ERR_SYSTEM, "the home at %p is moved no more, since moving it has failed",
-                         (void *)unit_address(h, unit));
-    castor_status status = room_check(h, to, (uint64_t)r->units * h->unit_bytes);
-    if (status != CASTOR_OK)
-        return status;
-    uint64_t begin_ns = h->driver.now_ns(h->driver.context);
-    status = h->driver.drain(h->driver.context, h->device);
-    if (status == CASTOR_OK)
-        status = flip_drained(h, unit, to, false);
-    h->statistics.flip_ns += h->driver.now_ns(h->driver.context) - begin_ns;
-    return status;
-}
-
-castor_status home_flip(homes *h, uintptr_t address, device_tier to) {
-    if ((unsigned)to >= DEVICE_TIER_COUNT)
-        return error_set(CASTOR_ERR_ARGUMENT, "a home cannot move to tier %d", (int)to);
-    pthread_mutex_lock(&h->lock);
-    uint32_t unit = home_unit(h, address);
-    castor_status status = unit == UINT32_MAX
-                               ? error_set(CASTOR_ERR_ARGUMENT, "no home begins at %p", (void *)address)
-                               : flip_locked(h, unit, to);
-    pthread_mutex_unlock(&h->lock);
-    return status;
-}
-
-/* Homes of one kind. False: something is wrong that is no lack of memory, and the next ones would fail as well. `most` bytes are
- * known to be more than the host takes. */
-static bool evict_kind(homes *h, chunk_kind kind, uint64_t bytes, uint64_t *freed, uint64_t *most) {
-    for (uint32_t next = h->youngest[kind]; next && *freed < bytes; next = h->records[next - 1].older) {
-        const home_record *r = &h->records[next - 1];
-        uint64_t its = (uint64_t)r->units * h->unit_bytes;
-        if (r->tier != DEVICE_TIER_DEVICE || r->stuck || its >= *most)
-            continue;
-        castor_status status = room_check(h, DEVICE_TIER_HOST, its);
-        if (status == CASTOR_OK)
-            status = flip_drained(h, next - 1, DEVICE_TIER_HOST, true);
-        if (status == CASTOR_OK)
-            *freed += its;
-        else if (status == CASTOR_ERR_MEMORY)
-            *most = its; /* a smaller one may find room */
-        else
-            return false;
-    }
-    return true;
-}
-
-uint64_t homes_evict(homes *h, uint64_t bytes) {
-    static const chunk_kind order[CHUNK_KIND_COUNT] = {CHUNK_OPTIM, CHUNK_GRAD, CHUNK_PARAM};
-    uint64_t freed = 0, most = UINT64_MAX;
-    pthread_mutex_lock(&h->lock);
-    if (bytes && homes_evictable(h)) {
-        uint64_t begin_ns = h->driver.now_ns(h->driver.context);
-        bool goes_on = h->driver.drain(h->driver.context, h->device) == CASTOR_OK;
-        for (int i = 0; i < CHUNK_KIND_COUNT && goes_on; i++)
-            goes_on = evict_kind(h, order[i], bytes, &freed, &most);
-        h->statistics.rescues += freed != 0;
-        if (freed)
-            policy_rescued(h);
-        h->statistics.flip_ns += h->driver.now_ns(h->driver.context) - begin_ns;
-    }
-    pthread_mutex_unlock(&h->lock);
-    return freed;
 }

@@ -1,4 +1,5 @@
-/* What the parts of homes share: homes.c (where homes are born, birth, death, look-ups) and homes_flip.c.
+/* What the parts of homes share: homes_flip.c (tiers, and how a home's pages change) and homes.c above it (birth, death, which homes
+ * move, look-ups).
  *
  * Vocabulary
  *   unit     here: the number of a unit of the reserved range, from 0; fixed homes have the units after these, a number for each unit
@@ -28,11 +29,13 @@ typedef struct home_record {
 
 /* What decides about returns to the device. Zero: nothing was seen yet. */
 typedef struct home_returns {
-    uint64_t room[HOMES_RETURN_STEPS]; /* the device's free bytes at the end of the last steps, as a ring */
-    uint32_t seen;                     /* of them are known */
-    uint64_t steps, resume;            /* nothing returns before step `resume` */
-    uint64_t pause;                    /* steps, of the last pause */
-    bool moved;                        /* something returned since the last rescue */
+    uint64_t others
+        [HOMES_RETURN_STEPS]; /* the device's bytes that homes did not have at the end of the last steps, as a ring */
+    uint32_t seen;            /* of them are known */
+    uint64_t capacity;      /* of the device */
+    uint64_t steps, resume; /* nothing returns before step `resume` */
+    uint64_t pause;         /* steps, of the last pause */
+    bool moved;             /* something returned since the last rescue */
 } home_returns;
 
 struct homes {
@@ -86,17 +89,17 @@ static inline uint64_t tier_bytes(const homes *h, device_tier tier) {
 static inline uint32_t *unit_hint(homes *h, uint32_t unit) {
     return &h->hints[unit >= h->range_units];
 }
-/* The first unit of the home that begins at an address; UINT32_MAX: none does. */
-uint32_t home_unit(const homes *h, uintptr_t address);
 /* A home's bytes come to a tier, or leave it. */
 void tier_add(homes *h, const home_record *r, device_tier tier);
 void tier_subtract(homes *h, const home_record *r, device_tier tier);
+/* Bytes that the budget still allows on the device. */
+uint64_t budget_left(const homes *h);
 /* Whether so many bytes more may be there: under the budget, or in the host's memory. */
 bool tier_has_room(const homes *h, device_tier tier, uint64_t bytes);
+/* The same for a home that is on the other tier, with a text. */
+castor_status room_check(homes *h, device_tier to, uint64_t bytes);
 /* The device is at rest. `rescues`: for an allocation. */
 castor_status flip_drained(homes *h, uint32_t unit, device_tier to, bool rescues);
-/* Homes have left for an allocation. */
-void policy_rescued(homes *h);
 /* The tables of look-ups. `tier`: DEVICE_TIER_COUNT: none. */
 void tier_show(homes *h, uint32_t unit, uint32_t units, device_tier tier);
 /* A piece of the home could not be changed back: `lost`: it has no pages. Sets the text and returns `status`. */

@@ -1,7 +1,6 @@
 /* Uses and writers. */
 #include "slots.h"
 
-#include <sys/mman.h>
 #include "base/error.h"
 #include "base/log.h"
 #include "slots_inside.h"
@@ -13,14 +12,6 @@ static castor_status slots_batches_wait(slots *s, uint64_t batch);
 static void slots_batches_close(slots *s);
 
 /* ---- The order on the device: marks, and copies into slots. */
-
-castor_status slots_mark_wait(slots *s, slots_mark *mark) {
-    if (!mark->pending)
-        return CASTOR_OK;
-    castor_status status = s->driver.event_wait(s->driver.context, s->device, s->copy_stream, mark->event);
-    mark->pending = status != CASTOR_OK;
-    return status;
-}
 
 /* Records the mark in a stream. An error: what it stood for before it still does. */
 static castor_status slots_mark_record(slots *s, slots_mark *mark, uint64_t stream) {
@@ -354,15 +345,6 @@ void slot_use_end(slots *s, const slot_use *use) {
     pthread_mutex_unlock(&s->lock);
 }
 
-void slots_stale(slots *s, uint32_t number) {
-    uint32_t entry = s->storages[number].entry;
-    if (entry == SLOTS_NONE)
-        return;
-    s->statistics.stale += !s->entries[entry].stale;
-    s->entries[entry].stale = true;
-    slots_storage_settle(s, number);
-}
-
 /* Places [first, end). */
 typedef struct written_places {
     uint32_t first, end;
@@ -474,17 +456,6 @@ void slots_statistics_get(slots *s, slots_statistics *out) {
 #define USES_MAX      65536
 #define USES_SLACK    4
 #define MOVES_AT_ONCE 8
-
-void *slots_map(size_t bytes) {
-    void *memory =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
-}
-
-void slots_unmap(void *memory, size_t bytes) {
-    if (memory)
-        munmap(memory, bytes);
-}
 
 static uint64_t now_ns(void *context) {
     slots *s = context;

@@ -1,5 +1,5 @@
-/* What the parts of slots share: slots.c (uses, writers, copies, what the chunk manager asks for) and slots_region.c (which storage lies
- * where, the device memory and who has it).
+/* What the parts of slots share: slots_region.c (which storage lies where, the device memory and who has it) and slots.c above it (uses,
+ * writers, copies, what the chunk manager asks for).
  *
  * Vocabulary
  *   number    of a storage: its place in the table, and its chunk's number. Numbers of forgotten storages are used again
@@ -118,17 +118,10 @@ struct slots {
     slots_statistics statistics;
 };
 
-/* ---- slots.c ---- */
-/* The slot does not hold what its home holds any more. */
-void slots_stale(slots *s, uint32_t number);
-/* The copy stream waits for it, if it has not. */
-castor_status slots_mark_wait(slots *s, slots_mark *mark);
-
 /* Zeroed memory; NULL: there is none. */
 void *slots_map(size_t bytes);
 void slots_unmap(void *memory, size_t bytes);
 
-/* ---- slots_region.c ---- */
 /* True: a storage may lie in a home there. Lock-free. */
 bool slots_touched(const slots *s, uintptr_t address, size_t bytes);
 /* The storage at an address; SLOTS_NONE: there is none. */
@@ -140,6 +133,11 @@ void slots_storage_settle(slots *s, uint32_t number);
 void slots_tables_end(slots *s);
 /* From now on its writers matter. */
 void slots_storage_copied(slots *s, slots_storage *st);
+
+/* The slot does not hold what its home holds any more. */
+void slots_stale(slots *s, uint32_t number);
+/* The copy stream waits for it, if it has not. */
+castor_status slots_mark_wait(slots *s, slots_mark *mark);
 
 castor_status slots_region_make(slots *s);
 castor_status slots_region_end(slots *s);

@@ -1,8 +1,20 @@
 /* The region: device memory, cut into ranges by first fit. If there is no memory for all of it, it is smaller, down to the largest
  * storage; if there is none at all, the next step tries again. */
 #include <string.h>
+#include <sys/mman.h>
 #include "base/error.h"
 #include "slots_inside.h"
+
+void *slots_map(size_t bytes) {
+    void *memory =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void slots_unmap(void *memory, size_t bytes) {
+    if (memory)
+        munmap(memory, bytes);
+}
 
 /* ---- Which storage lies where. */
 
@@ -113,6 +125,15 @@ void slots_storage_settle(slots *s, uint32_t number) {
     st->forgotten = false;
     st->next_free = s->storages_free;
     s->storages_free = number;
+}
+
+void slots_stale(slots *s, uint32_t number) {
+    uint32_t entry = s->storages[number].entry;
+    if (entry == SLOTS_NONE)
+        return;
+    s->statistics.stale += !s->entries[entry].stale;
+    s->entries[entry].stale = true;
+    slots_storage_settle(s, number);
 }
 
 static void place_forget(slots *s, uint32_t place) {
@@ -404,6 +425,14 @@ static void entry_remove(slots *s, uint32_t entry) {
         s->entries[e->next].previous = e->previous;
     e->next = s->entries_free;
     s->entries_free = entry;
+}
+
+castor_status slots_mark_wait(slots *s, slots_mark *mark) {
+    if (!mark->pending)
+        return CASTOR_OK;
+    castor_status status = s->driver.event_wait(s->driver.context, s->device, s->copy_stream, mark->event);
+    mark->pending = status != CASTOR_OK;
+    return status;
 }
 
 /* What was left between two addresses is free for good. */

@@ -111,7 +111,6 @@ castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_
                                             .kind = (uint8_t)kind,
                                             .tier = (uint8_t)tier,
                                             .home = 0,
-                                            .sharded = kind == CHUNK_PARAM,
                                             .dirty = tier == 0,
                                             .last_use = m->uses};
         moments_add_chunk(&m->moments);
@@ -149,30 +148,19 @@ static void chunks_refresh(chunk_manager *m) {
         chunk_refresh(m, chunk);
 }
 
-castor_status chunk_manager_place(chunk_manager *m, bool *whole) {
-    *whole = true;
-    if (m->settings.placement.policy != PLACEMENT_STATIC)
-        return CASTOR_OK;
+void chunk_manager_place(chunk_manager *m) {
+    uint64_t offloaded[CHUNK_KIND_COUNT] = {0}, all[CHUNK_KIND_COUNT] = {0};
     pthread_mutex_lock(&m->lock);
-    castor_status status = CASTOR_OK;
-    uint64_t bytes = m->chunks_count * sizeof(placement_chunk);
-    placement_chunk *placed = bytes ? m->backend.allocate(m->backend.context, bytes) : NULL;
-    if (bytes && !placed)
-        status = error_set(CASTOR_ERR_MEMORY, "no memory to place %u chunks", m->chunks_count);
-    if (placed) {
-        for (uint32_t i = 0; i < m->chunks_count; i++)
-            placed[i] = (placement_chunk){m->chunks[i].kind, m->chunks[i].bytes, 0, false};
-        *whole = placement_static(&m->settings.placement, placed, m->chunks_count);
-        for (uint32_t i = 0; i < m->chunks_count; i++) {
-            m->chunks[i].home = (uint8_t)placed[i].tier;
-            m->chunks[i].sharded = placed[i].sharded;
-        }
-        m->backend.deallocate(m->backend.context, placed, bytes);
-        chunks_refresh(m);
-        room_plan(m);
+    for (uint32_t i = 0; i < m->chunks_count; i++)
+        all[m->chunks[i].kind] += m->chunks[i].bytes;
+    for (uint32_t i = 0; i < m->chunks_count; i++) {
+        managed_chunk *c = &m->chunks[i];
+        c->home = placement_offloads_next(&m->settings.placement, c->kind, offloaded[c->kind], all[c->kind]);
+        offloaded[c->kind] += c->home ? c->bytes : 0;
     }
+    chunks_refresh(m);
+    room_plan(m);
     pthread_mutex_unlock(&m->lock);
-    return status;
 }
 
 /* ---- */

@@ -46,9 +46,8 @@ castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_
 /* A chunk that nobody uses becomes another one, of `bytes`, on the tier where it is: what is not needed any more gives its number
  * to what comes. None of its uses is foreseen. CASTOR_ERR_ARGUMENT: it is in use, pinned, or on its way. */
 castor_status chunk_manager_reuse_chunk(chunk_manager *m, uint32_t chunk, uint64_t bytes);
-/* The static policy decides anew where chunks belong; the others go there in time. false in *whole: offload_param_frac is left
- * out, because the other shares are not 1. Nothing to do under auto. */
-castor_status chunk_manager_place(chunk_manager *m, bool *whole);
+/* The static policy decides anew where chunks belong; the others go there in time. */
+void chunk_manager_place(chunk_manager *m);
 /* A moment of the step begins: the manager predicts what comes next and starts the moves for it. */
 void chunk_manager_event(chunk_manager *m, moment_event event, uint32_t identity);
 void chunk_manager_step_end(chunk_manager *m);

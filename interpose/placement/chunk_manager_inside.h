@@ -18,7 +18,7 @@ typedef struct managed_chunk {
     uint32_t users, pins;
     uint8_t kind, tier, home; /* while it moves, `tier` is where it comes from */
     uint8_t to;
-    bool sharded, moving;
+    bool moving;
     bool waited;     /* a thread waits for the move in the backend */
     bool loading;    /* a thread makes room for it */
     bool dirty;      /* slower tiers have no copy of these bytes */

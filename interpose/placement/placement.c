@@ -33,13 +33,6 @@ castor_status placement_settings_check(const placement_settings *settings) {
     return status;
 }
 
-static uint64_t bytes_of(const placement_chunk *chunks, uint32_t count, chunk_kind kind) {
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < count; i++)
-        bytes += chunks[i].kind == kind ? chunks[i].bytes : 0;
-    return bytes;
-}
-
 bool placement_offloads(const placement_settings *settings) {
     return settings->policy == PLACEMENT_STATIC &&
            (settings->offload_optim_frac > 0 || settings->offload_param_frac > 0);
@@ -54,28 +47,17 @@ bool placement_moves_parameters(const placement_settings *settings) {
            (settings->offload_param_frac > 0 && parameters_may_leave(settings));
 }
 
-double placement_share(const placement_settings *settings, chunk_kind kind) {
-    if (settings->policy != PLACEMENT_STATIC)
-        return 0;
-    if (kind == CHUNK_OPTIM)
-        return settings->offload_optim_frac;
-    return parameters_may_leave(settings) ? settings->offload_param_frac : 0;
+bool placement_ignores_parameters(const placement_settings *settings) {
+    return settings->policy == PLACEMENT_STATIC && settings->offload_param_frac > 0 &&
+           !parameters_may_leave(settings);
 }
 
-bool placement_static(const placement_settings *settings, placement_chunk *chunks, uint32_t count) {
-    double wanted[CHUNK_KIND_COUNT], sharded = 0, wanted_sharded = 0;
-    double placed[CHUNK_KIND_COUNT] = {0};
-    for (uint32_t kind = 0; kind < CHUNK_KIND_COUNT; kind++)
-        wanted[kind] = placement_share(settings, (chunk_kind)kind) * (double)bytes_of(chunks, count, kind);
-    wanted_sharded = settings->shard_param_frac * (double)bytes_of(chunks, count, CHUNK_PARAM);
-    for (uint32_t i = 0; i < count; i++) {
-        placement_chunk *c = &chunks[i];
-        c->tier = placed[c->kind] < wanted[c->kind];
-        placed[c->kind] += c->tier ? (double)c->bytes : 0;
-        c->sharded = c->kind == CHUNK_PARAM && sharded < wanted_sharded;
-        sharded += c->sharded ? (double)c->bytes : 0;
-    }
-    return parameters_may_leave(settings) || settings->offload_param_frac == 0;
+bool placement_offloads_next(const placement_settings *settings, chunk_kind kind, uint64_t offloaded,
+                             uint64_t all) {
+    double share = kind == CHUNK_OPTIM              ? settings->offload_optim_frac
+                   : parameters_may_leave(settings) ? settings->offload_param_frac
+                                                    : 0;
+    return settings->policy == PLACEMENT_STATIC && (double)offloaded < share * (double)all;
 }
 
 static uint64_t share_of(uint64_t capacity, double share) {

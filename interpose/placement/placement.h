@@ -32,20 +32,13 @@ bool placement_offloads(const placement_settings *settings);
 /* Whether parameters and gradients may leave the first tier, and not only states. */
 bool placement_moves_parameters(const placement_settings *settings);
 
-/* Of a kind's bytes, those that the static policy keeps on a slower tier. */
-double placement_share(const placement_settings *settings, chunk_kind kind);
+/* offload_param_frac counts only where the two other shares are 1. True: it was given and does not count: tell the user. */
+bool placement_ignores_parameters(const placement_settings *settings);
 
-typedef struct placement_chunk {
-    chunk_kind kind;
-    uint64_t bytes;
-    /* Found: */
-    uint32_t tier; /* where it lies when nobody uses it */
-    bool sharded;  /* parameters: kept by one rank or node only */
-} placement_chunk;
-
-/* The static policy. Gradients lie where their parameters' share says. offload_param_frac counts only where the two other
- * shares are 1; returns false where it was ignored for that reason: tell the user. */
-bool placement_static(const placement_settings *settings, placement_chunk *chunks, uint32_t count);
+/* The static policy: whether the next chunk of a kind belongs on a slower tier, as `offloaded` bytes of those before it do; `all`: bytes of
+ * the kind. Gradients lie where their parameters' share says. */
+bool placement_offloads_next(const placement_settings *settings, chunk_kind kind, uint64_t offloaded,
+                             uint64_t all);
 
 /* Bytes of chunks that tier 0 should hold at most. `non_model`: the peak until the next moment, as far as is known. */
 uint64_t placement_limit(const placement_settings *settings, bool warmup, uint64_t capacity,

@@ -120,13 +120,13 @@ static void drop(tensor *t, chunk_kind kind) {
     chunk_punch(&t->store->chunks, kind, offset_of(t, kind), t->span);
 }
 
-/* The range that was loaded first, `except` this one. */
-static watched oldest(const demand *d, const tensor *except, chunk_kind except_kind) {
+/* The range that was loaded first. */
+static watched oldest(const demand *d) {
     watched found = {NULL, NULL, CHUNK_PARAM};
     for (uint32_t i = 0; i < d->count; i++) {
         const watched *w = &d->mappings[i];
         const tensor_control *c = w->tensor->control;
-        if (c->residency[w->kind] == DEMAND_LOADED && !(w->tensor == except && w->kind == except_kind) &&
+        if (c->residency[w->kind] == DEMAND_LOADED &&
             (!found.tensor || c->loaded_at[w->kind] < found.tensor->control->loaded_at[found.kind]))
             found = *w;
     }
@@ -151,8 +151,8 @@ static castor_status load(tensor *t, chunk_kind kind) {
     residency_set(t, kind, DEMAND_LOADED);
     pthread_mutex_lock(&d->lock);
     while (s->control->demand_bytes > d->room) {
-        watched w = oldest(d, t, kind);
-        if (!w.tensor)
+        watched w = oldest(d);
+        if (!w.tensor || (w.tensor == t && w.kind == kind)) /* the last one stays */
             break;
         drop(w.tensor, w.kind);
     }

@@ -76,12 +76,44 @@ TEST_F(HomesPolicyTest, HomesComeBackWhereRoomLasts) {
     EXPECT_EQ(back(), 2u);
     EXPECT_EQ(statistics().flipped_bytes[DEVICE_TIER_DEVICE], 21 * UNIT);
     EXPECT_EQ(steps(3 * HOMES_RETURN_STEPS), 0);
-    // A model is freed.
+    // A model is freed: what other data there was in the last steps is known.
     EXPECT_EQ(destroy(large), CASTOR_OK);
-    EXPECT_EQ(steps(HOMES_RETURN_STEPS - 1), 0);
     EXPECT_EQ(steps(1), 1);
     EXPECT_EQ(tier_of(grad), DEVICE_TIER_DEVICE);
     EXPECT_EQ(tier_of(state), DEVICE_TIER_HOST);
+}
+
+TEST_F(HomesPolicyTest, HomesComeBackInTheReverseOrder) {
+    make(512, 400, 200);
+    place(PLACEMENT_AUTO);
+    uintptr_t states[] = {created(CHUNK_OPTIM, 2), created(CHUNK_OPTIM, 2)};
+    uintptr_t parameters[] = {created(CHUNK_PARAM, 2), created(CHUNK_PARAM, 1), created(CHUNK_PARAM, 2)};
+    uintptr_t gradients[] = {created(CHUNK_GRAD, 2), created(CHUNK_GRAD, 1)};
+    homes_evict(h, UINT64_MAX);
+    homes_budget_set(h, 0);
+    EXPECT_EQ(steps(2 * HOMES_RETURN_STEPS), 0);
+    uint64_t budget = 0;
+    for (uintptr_t address :
+         {parameters[0], parameters[1], parameters[2], gradients[0], gradients[1], states[0], states[1]}) {
+        budget += known[address].is.bytes;
+        homes_budget_set(h, budget);
+        EXPECT_EQ(steps(1), 1);
+        EXPECT_EQ(tier_of(address), DEVICE_TIER_DEVICE);
+        EXPECT_EQ(used(DEVICE_TIER_DEVICE), budget);
+    }
+}
+
+// A small home fills what the next large one leaves.
+TEST_F(HomesPolicyTest, WhatFitsComesBack) {
+    make(512, 400, 200);
+    place(PLACEMENT_AUTO);
+    created(CHUNK_PARAM, 4);
+    uintptr_t large = created(CHUNK_PARAM, 4), small = created(CHUNK_PARAM, 1);
+    homes_evict(h, UINT64_MAX);
+    homes_budget_set(h, 6 * UNIT);
+    EXPECT_EQ(steps(2 * HOMES_RETURN_STEPS), 1);
+    EXPECT_EQ(tier_of(small), DEVICE_TIER_DEVICE);
+    EXPECT_EQ(tier_of(large), DEVICE_TIER_HOST);
 }
 
 // The least of the last steps counts, and what has returned is taken from it.

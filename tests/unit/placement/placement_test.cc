@@ -1,6 +1,7 @@
 // The arithmetic of placement: static shares, limits, the order of victims, when a prefetch begins.
 #include <gtest/gtest.h>
 #include <algorithm>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -23,22 +24,27 @@ placement_settings fixed(double shard, double optim, double param) {
     return s;
 }
 
-// The tiers of chunks of a kind, as digits; * where sharded.
-std::string placed(const placement_settings &s, std::vector<placement_chunk> chunks, bool *whole = nullptr) {
-    bool kept = placement_static(&s, chunks.data(), uint32_t(chunks.size()));
-    if (whole)
-        *whole = kept;
+using chunks = std::vector<std::pair<chunk_kind, uint64_t>>;
+
+// The tiers of chunks, as digits.
+std::string placed(const placement_settings &s, const chunks &all) {
+    std::map<chunk_kind, uint64_t> bytes, offloaded;
     std::string out;
-    for (const placement_chunk &c : chunks)
-        out += std::to_string(c.tier) + (c.sharded ? "*" : "");
+    for (auto [kind, size] : all)
+        bytes[kind] += size;
+    for (auto [kind, size] : all) {
+        bool leaves = placement_offloads_next(&s, kind, offloaded[kind], bytes[kind]);
+        offloaded[kind] += leaves ? size : 0;
+        out += leaves ? "1" : "0";
+    }
     return out;
 }
 
-std::vector<placement_chunk> of(chunk_kind kind, std::vector<uint64_t> bytes) {
-    std::vector<placement_chunk> chunks;
+chunks of(chunk_kind kind, std::vector<uint64_t> bytes) {
+    chunks all;
     for (uint64_t b : bytes)
-        chunks.push_back({kind, b, 9, true});
-    return chunks;
+        all.push_back({kind, b});
+    return all;
 }
 
 TEST(Placement, WholeChunksInOrderUntilTheShareIsReached) {
@@ -54,20 +60,22 @@ TEST(Placement, WholeChunksInOrderUntilTheShareIsReached) {
 
 TEST(Placement, ParametersLeaveOnlyWhenTheOtherSharesAreWhole) {
     auto params = of(CHUNK_PARAM, {100, 100});
-    bool whole;
-    EXPECT_EQ(placed(fixed(1, 1, 0.5), params, &whole), "1*0*");
-    EXPECT_TRUE(whole);
-    EXPECT_EQ(placed(fixed(1, 0.9, 0.5), params, &whole), "0*0*");
-    EXPECT_FALSE(whole);
-    EXPECT_EQ(placed(fixed(0.5, 1, 0.5), params, &whole), "0*0");
-    EXPECT_FALSE(whole);
-    EXPECT_EQ(placed(fixed(0, 0, 0), params, &whole), "00");
-    EXPECT_TRUE(whole); // nothing was asked for
+    auto check = [&](placement_settings s, const char *tiers, bool ignored) {
+        EXPECT_EQ(placed(s, params), tiers);
+        EXPECT_EQ(placement_ignores_parameters(&s), ignored);
+    };
+    check(fixed(1, 1, 0.5), "10", false);
+    check(fixed(1, 0.9, 0.5), "00", true);
+    check(fixed(0.5, 1, 0.5), "00", true);
+    check(fixed(0, 0, 0), "00", false); // nothing was asked for
+    placement_settings automatic = fixed(1, 0.9, 0.5);
+    automatic.policy = PLACEMENT_AUTO; // has no shares
+    check(automatic, "00", false);
     // Gradients go with the parameters' share, each kind counts for itself.
     auto both = of(CHUNK_PARAM, {100, 100});
-    for (const placement_chunk &c : of(CHUNK_GRAD, {300, 100}))
+    for (auto c : of(CHUNK_GRAD, {300, 100}))
         both.push_back(c);
-    EXPECT_EQ(placed(fixed(1, 1, 0.5), both), "1*0*10");
+    EXPECT_EQ(placed(fixed(1, 1, 0.5), both), "1010");
 }
 
 TEST(Placement, SharesAreBetweenNoneAndAll) {
