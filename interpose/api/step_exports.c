@@ -172,7 +172,7 @@ castor_status castor_publish_end(castor_store *s, castor_tensor *const *tensors,
         return status;
     budget_step_end(s);
     if (options()->debug)
-        status = castor_store_check(s);
+        status = invariants_check(s);
     return status ? store_fail(s, status) : CASTOR_OK;
 }
 

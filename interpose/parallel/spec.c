@@ -106,62 +106,6 @@ castor_status spec_make(const int64_t *shape, int32_t dims, const partition *par
     return status;
 }
 
-static const char *spaces_skip(const char *p) {
-    return p + strspn(p, " ");
-}
-
-/* Reads R or S with its digits into dimension `dim`; NULL: neither. */
-static const char *dim_parse(const char *p, spec *s, int32_t dim) {
-    if (*p == 'R')
-        return p + 1;
-    if (*p++ != 'S')
-        return NULL;
-    uint8_t count = 0;
-    for (; *p >= '0' && *p < '0' + MESH_AXES; p++) {
-        if (count == MESH_AXES)
-            return NULL;
-        s->axes[dim][count++] = (uint8_t)(*p - '0');
-    }
-    s->counts[dim] = count;
-    return count ? p : NULL;
-}
-
-/* Reads the text into a spec that is whole; false: it has another form. *dims: the dimensions that it has. */
-static bool text_read(const char *text, spec *s, int32_t *dims) {
-    const char *p = spaces_skip(text);
-    *dims = 0;
-    if (*p++ != '[')
-        return false;
-    for (p = spaces_skip(p); *p != ']'; p = spaces_skip(p)) {
-        if (*dims && *p++ != ',')
-            return false;
-        p = *dims < SPEC_DIMS ? dim_parse(spaces_skip(p), s, *dims) : NULL;
-        if (!p)
-            return false;
-        ++*dims;
-    }
-    return !*spaces_skip(p + 1);
-}
-
-castor_status spec_parse(const char *text, const int64_t *shape, int32_t dims, spec *s) {
-    spec made;
-    castor_status status = whole(shape, dims, &made);
-    if (status)
-        return status;
-    int32_t found;
-    if (!text_read(text, &made, &found))
-        return error_set(
-            CASTOR_ERR_ARGUMENT,
-            "sharding spec \"%.200s\": expected R or S with the digits of axes (0 to %d) for each "
-            "dimension, as in [S01, R, R]",
-            text, MESH_AXES - 1);
-    if (found != dims)
-        return error_set(CASTOR_ERR_ARGUMENT, "sharding spec \"%.200s\" has %d dimensions, the tensor has %d",
-                         text, found, dims);
-    *s = made;
-    return CASTOR_OK;
-}
-
 /* Whether counts and axes are numbers that a text can show. */
 static castor_status form_check(const spec *s) {
     castor_status status = dims_check(s->dims);

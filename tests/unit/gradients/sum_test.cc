@@ -98,7 +98,7 @@ TEST_P(StoreSum, IsTheSequentialSumBitForBit) {
             EXPECT_EQ(some, round != 7);
             EXPECT_TRUE(!bytes || memcmp(info.sum, expected.data(), bytes) == 0) << "round " << round;
             castor_sums_release(&t, 1);
-            ASSERT_EQ(castor_store_check(r.store), CASTOR_OK) << error_text();
+            ASSERT_EQ(inside_check(r.store), CASTOR_OK) << error_text();
         }
     });
 }
