@@ -35,8 +35,7 @@ def run(args, audit, batch="model"):
 
     def watch():
         nonlocal peak
-        found = [jobs.memory_of(pid) for pid, _ in jobs.descendants(job.pid)]
-        peak = max(peak, sum(memory["pss"] for memory in found if memory))
+        peak = max(peak, jobs.pss_of_job(job.pid))
 
     command = [args.castor, "run", "--plugin", "gemini", "--nproc", str(args.ranks), "--set", f"CASTOR_AUDIT={audit}",
                "--set", f"CASTOR_BATCH={batch}", "--log-dir", os.path.join(folder, "logs"), "--", args.python, os.path.join(HERE, "train.py"), folder,
