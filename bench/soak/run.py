@@ -21,7 +21,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path += [os.path.join(ROOT, "tests", "semantics")]
+sys.path += [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests", "semantics")]
 
 import growth  # noqa: E402
 import machine  # noqa: E402
