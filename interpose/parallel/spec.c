@@ -10,15 +10,19 @@ static castor_status dims_check(int32_t dims) {
                      (int)SPEC_DIMS);
 }
 
+static castor_status axes_check(int32_t count, int32_t dim) {
+    if (count >= 0 && count <= MESH_AXES)
+        return CASTOR_OK;
+    return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d", count, dim,
+                     (int)MESH_AXES);
+}
+
 /* The dimension that a partition means. */
 static castor_status dim_of(int32_t dims, const partition *p, int32_t *dim) {
     if (p->dim < -dims || p->dim >= dims)
         return error_set(CASTOR_ERR_ARGUMENT, "dimension %d of a tensor that has %d", p->dim, dims);
-    if (p->count < 0 || p->count > MESH_AXES)
-        return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d", p->count,
-                         p->dim, (int)MESH_AXES);
     *dim = p->dim < 0 ? p->dim + dims : p->dim;
-    return CASTOR_OK;
+    return axes_check(p->count, p->dim);
 }
 
 static partition *find(partition *partitions, uint32_t count, int32_t dim) {
@@ -61,9 +65,8 @@ castor_status partition_merge(int32_t dims, const partition *in, uint32_t count,
             out[made++].dim = dim;
             continue;
         }
-        if (p->count + in[i].count > MESH_AXES)
-            return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d",
-                             p->count + in[i].count, dim, (int)MESH_AXES);
+        if ((status = axes_check(p->count + in[i].count, dim)) != CASTOR_OK)
+            break;
         memcpy(p->axes + p->count, in[i].axes, (size_t)in[i].count);
         p->count += in[i].count;
     }
@@ -95,9 +98,8 @@ castor_status spec_make(const int64_t *shape, int32_t dims, const partition *par
         if (status)
             break;
         int32_t before = made.counts[dim], more = partitions[i].count;
-        if (before + more > MESH_AXES)
-            return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d",
-                             before + more, dim, (int)MESH_AXES);
+        if ((status = axes_check(before + more, dim)) != CASTOR_OK)
+            break;
         memcpy(made.axes[dim] + before, partitions[i].axes, (size_t)more);
         made.counts[dim] = (uint8_t)(before + more);
     }
@@ -110,10 +112,8 @@ castor_status spec_make(const int64_t *shape, int32_t dims, const partition *par
 static castor_status form_check(const spec *s) {
     castor_status status = dims_check(s->dims);
     for (int32_t dim = 0; dim < s->dims && !status; dim++) {
-        if (s->counts[dim] > MESH_AXES)
-            return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d",
-                             s->counts[dim], dim, (int)MESH_AXES);
-        for (int32_t i = 0; i < s->counts[dim]; i++)
+        status = axes_check(s->counts[dim], dim);
+        for (int32_t i = 0; !status && i < s->counts[dim]; i++)
             if (s->axes[dim][i] >= MESH_AXES)
                 return error_set(CASTOR_ERR_ARGUMENT, "axis %d divides dimension %d: a mesh has axes 0 to %d",
                                  s->axes[dim][i], dim, MESH_AXES - 1);
