@@ -3,6 +3,7 @@
 Only the standard library is used, so that the interpreter of the driver needs no torch.
 """
 
+import argparse
 import ctypes
 import json
 import os
@@ -15,12 +16,47 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-CASTOR = os.path.join(os.path.dirname(HERE), "build", "bin", "castor")
+ROOT = os.path.dirname(HERE)
+CASTOR = os.path.join(ROOT, "build", "bin", "castor")
 
 # What would change a measured job if it came from the caller's environment.
 FOREIGN_ENVIRONMENT = ("CASTOR_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "OMP_", "MKL_", "PYTHONPATH")
 
 PR_SET_CHILD_SUBREAPER = 36
+
+
+def parser(description, bench, rounds, timeout, job="one run"):
+    """The command line, with the arguments that benches share. timeout: of `job`, in seconds."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="interpreter with what the bench trains by (torch, safetensors)")
+    made.add_argument("--rounds", type=int, default=rounds)
+    made.add_argument("--timeout", type=float, default=timeout, help=f"seconds for {job}")
+    made.add_argument("-o", "--output", default=os.path.join(HERE, "results", f"{bench}.json"))
+    return made
+
+
+def write(results, path, **layout):
+    """Writes a file of results, whole or not at all."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path + ".part", "w", encoding="ascii") as file:
+        json.dump(results, file, **layout)
+        file.write("\n")
+    os.replace(path + ".part", path)
+
+
+def torch_version(interpreter):
+    return subprocess.run([interpreter, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def head(bench, interpreter, load):
+    """The head of a file of results; load: the machine's, before the bench."""
+    return {
+        "bench": bench,
+        "command": f"bench/{bench}/run.py " + " ".join(sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "load": max(load, os.getloadavg()[0])},
+        "versions": {"torch": torch_version(interpreter), "libc": " ".join(platform.libc_ver())},
+    }
 
 
 def clean_environment(extra=None, threads=1):
@@ -46,15 +82,7 @@ def in_one_job(bench, interpreter, ranks, rank, arguments, timeout):
         subprocess.run([*castor, *torchrun(interpreter, ranks), rank, output, *map(str, arguments)], env=clean_environment(), timeout=timeout, check=True)
         with open(output) as file:
             measured = json.load(file)
-    torch = subprocess.run([interpreter, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True).stdout.strip()
-    head = {
-        "bench": bench,
-        "command": f"bench/{bench}/run.py " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "load": max(load, os.getloadavg()[0])},
-        "versions": {"torch": torch, "libc": " ".join(platform.libc_ver())},
-    }
-    return head, measured
+    return head(bench, interpreter, load), measured
 
 
 def memory_of(pid):

@@ -6,8 +6,6 @@ Times are of a micro-step, the mean over whole steps; memory is the peak in the 
 The losses of the two that accumulate must agree.
 """
 
-import argparse
-import json
 import os
 import shlex
 import statistics
@@ -42,16 +40,12 @@ def loss_difference(one, other):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=os.path.join(gpt_cpu.ROOT, ".venv", "bin", "python"), help="interpreter with torch")
+    parser = jobs.parser(__doc__, "accumulate", 3, 900)
     parser.add_argument("--size", default="60M", choices=sorted(gpt_cpu.PARAMETERS))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--accumulate", type=int, default=8, help="micro-steps of a step")
     parser.add_argument("--steps", type=int, default=2, help="timed steps a round; one before warms up, one after is for memory")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=4, help="sequences per rank and micro-step")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for one run")
-    parser.add_argument("-o", "--output", default=os.path.join(gpt_cpu.ROOT, "bench", "results", "accumulate.json"))
     args = parser.parse_args()
     args.warmup_steps = args.memory_steps = args.accumulate
     args.timed_steps, args.deepspeed_python = args.steps * args.accumulate, None
@@ -107,11 +101,7 @@ def main():
     results = dict(bench="accumulate", date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                    command=shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]), machine=gpt_cpu.describe_machine(),
                    versions=gpt_cpu.describe_versions(args), figures=rows, case=case)
-    os.makedirs(os.path.dirname(os.path.abspath(args.output)), exist_ok=True)
-    with open(args.output + ".part", "w") as file:
-        json.dump(results, file, separators=(",", ":"))
-        file.write("\n")
-    os.replace(args.output + ".part", args.output)
+    jobs.write(results, args.output, separators=(",", ":"))
     print("| | ms a micro-step | x DDP | peak, MiB | x no accumulation |\n| --- | --- | --- | --- | --- |")
     for row in rows.values():
         print(f"| {row['label']} | {row['micro_step_ms']} | {row['time_to_ddp']:.2f} | {row['peak_mib']} | "

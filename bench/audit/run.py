@@ -6,14 +6,12 @@ The same single-process script runs under `castor run --nproc N` without and wit
 losses must be the same, but for rounding, since calls that are tried are computed whole. ../README.md has the ways of measuring.
 """
 
-import argparse
 import json
 import os
 import platform
 import shlex
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,8 +33,7 @@ def run(args, audit, batch="model"):
 
     def watch():
         nonlocal peak
-        found = [jobs.memory_of(pid) for pid, _ in jobs.descendants(job.pid)]
-        peak = max(peak, sum(memory["pss"] for memory in found if memory))
+        peak = max(peak, jobs.pss_of_job(job.pid))
 
     command = [args.castor, "run", "--plugin", "gemini", "--nproc", str(args.ranks), "--set", f"CASTOR_AUDIT={audit}",
                "--set", f"CASTOR_BATCH={batch}", "--log-dir", os.path.join(folder, "logs"), "--", args.python, os.path.join(HERE, "train.py"), folder,
@@ -59,16 +56,12 @@ def run(args, audit, batch="model"):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="interpreter with torch")
+    parser = jobs.parser(__doc__, "audit", 3, 300)
     parser.add_argument("--castor", default=jobs.CASTOR)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=300)
-    parser.add_argument("-o", "--output", default=os.path.join(ROOT, "bench", "results", "audit.json"))
     args = parser.parse_args()
     jobs.prepare_driver()
     runs = [run(args, *how) for _ in range(args.rounds) for how in ((0,), (AUDIT,), (0, "loader"))]
@@ -79,15 +72,11 @@ def main():
         for name in ("first_seconds", "later_seconds", "peak_bytes")
     }
     ratios["boundary_of_loader"] = round(statistics.median(a["later_seconds"] / b["later_seconds"] for a, b in zip(unaudited, of_loader)), 3)
-    version = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True).stdout
     results = dict(bench="audit", date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                    command=shlex.join(os.path.basename(word) if word.startswith(os.sep) else word for word in sys.argv),
-                   machine=dict(cpus=os.cpu_count(), system=platform.platform()), versions=dict(torch=version.strip()),
+                   machine=dict(cpus=os.cpu_count(), system=platform.platform()), versions=dict(torch=jobs.torch_version(args.python)),
                    ratios=ratios, runs=runs)
-    with open(args.output + ".part", "w") as file:
-        json.dump(results, file, indent=1)
-        file.write("\n")
-    os.replace(args.output + ".part", args.output)
+    jobs.write(results, args.output, indent=1)
     print(json.dumps(ratios))
     if any(abs(one - other) > ROUNDING * abs(one) for others in losses for one, other in zip(losses[0], others)):
         most = max(abs(one - other) / abs(one) for others in losses for one, other in zip(losses[0], others))

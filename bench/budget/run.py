@@ -5,7 +5,6 @@ Each round runs every contender once; ratios are taken within a round and their 
 some fifty times a second at what the job has in memory. Ends with status 1 when losses differ or the budget was exceeded by more than two chunks.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -31,21 +30,17 @@ CGROUPS = "/sys/fs/cgroup/memory"
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="interpreter with torch")
+    parser = jobs.parser(__doc__, "budget", 3, 600)
     parser.add_argument("--size", default="60M", choices=PARAMETERS)
     parser.add_argument("--share", type=float, default=0.25, help="of the model data: the budget")
     parser.add_argument("--batch", type=int, default=1, help="sequences per rank and step")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--deepspeed-python", help="interpreter with torch and deepspeed, for zero_infinity")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup-steps", type=int, default=3)
     parser.add_argument("--timed-steps", type=int, default=5)
     parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
     parser.add_argument("--folder", default="/var/tmp", help="CASTOR_OFFLOAD_DIR")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds for one run")
     parser.add_argument("--note", action="append", default=[], help="goes into the result")
-    parser.add_argument("-o", "--output", default=os.path.join(ROOT, "bench", "results", "budget.json"))
     return parser.parse_args()
 
 
@@ -239,10 +234,7 @@ def main():
                    command=shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv), version=git.stdout.strip(),
                    machine=dict(cores=os.cpu_count(), kernel=platform.release(), load=os.getloadavg()[0]), notes=args.note,
                    budget_bytes=round(budget), disk_bytes_per_second=disk, rows=rows, complaints=complaints, runs=runs)
-    with open(args.output + ".part", "w") as out:
-        json.dump(results, out, separators=(",", ":"))
-        out.write("\n")
-    os.replace(args.output + ".part", args.output)
+    jobs.write(results, args.output, separators=(",", ":"))
     print("| | step s | x unlimited | stall s | optimizer's share of the disk | peak MiB |\n| --- | --- | --- | --- | --- | --- |")
     for name, row in rows.items():
         print(f"| {name} | {row.get('step_seconds', row.get('error'))} | {row.get('to_unlimited', '')} | {row.get('stall_seconds', '')} | "

@@ -2,8 +2,6 @@
 """Saving and loading a model with its Adam states by Castor's writer, beside torch.save, safetensors, PyTorch's DCP and the disk; and how long an
 asynchronous save holds training up, beside DCP's async_save. One process takes turns; a save counts when it is on disk."""
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -17,15 +15,11 @@ import summary  # noqa: E402
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="interpreter with torch and safetensors")
+    parser = jobs.parser(__doc__, "checkpoint", 7, 3600, "the job")
     parser.add_argument("--folder", default="/tmp", help="where the files lie, on a disk")
     parser.add_argument("--mib", type=int, default=960, help="size of what is saved")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=12, help="of training, with a save after three")
     parser.add_argument("--batch", type=int, default=512, help="rows of a step's input")
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds for the job")
-    parser.add_argument("-o", "--output", default=os.path.join(ROOT, "bench", "results", "checkpoint.json"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="castor-bench-checkpoint-", dir=args.folder) as folder:
         head, measured = jobs.in_one_job("checkpoint", args.python, 1, os.path.join(HERE, "rank.py"), (folder, args.mib, args.rounds, args.steps, args.batch), args.timeout)
@@ -36,9 +30,7 @@ def main():
         f"of {args.rounds} rounds. Load of the machine, this job's own included: {machine['load']:.0f}.",
         **measured,
     }
-    with open(args.output, "w", encoding="ascii") as out:
-        json.dump(results, out)
-        out.write("\n")
+    jobs.write(results, args.output)
     print(summary.markdown(results))
 
 

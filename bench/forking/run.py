@@ -5,15 +5,12 @@ A small script runs under `castor run` with ranks that are forked and with ranks
 torchrun. The losses must be the same. ../README.md has the ways of measuring.
 """
 
-import argparse
-import json
 import os
 import platform
 import re
 import shlex
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -64,12 +61,8 @@ def run(args, kind, fork):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="interpreter with torch")
+    parser = jobs.parser(__doc__, "forking", 3, 300)
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for one run")
-    parser.add_argument("-o", "--output", default=os.path.join(ROOT, "bench", "results", "forking.json"))
     args = parser.parse_args()
     jobs.prepare_driver()
     load = os.getloadavg()[0]
@@ -77,14 +70,11 @@ def main():
     for kind in ("nproc", "torchrun"):
         if len({tuple(one["losses"]) for one in runs if one["kind"] == kind}) != 1:
             sys.exit(f"run.py: the losses of {kind} differ")
-    torch = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True).stdout.strip()
     results = dict(bench="forking", command=shlex.join(["bench/forking/run.py", *(word if not os.path.isabs(word) else os.path.basename(word) for word in sys.argv[1:])]),
                    date=time.strftime("%Y-%m-%d"), ranks=args.ranks,
                    machine=dict(cores=os.cpu_count(), kernel=platform.release(), load=max(load, os.getloadavg()[0])),
-                   versions=dict(torch=torch, python=platform.python_version(), libc=" ".join(platform.libc_ver())), runs=runs)
-    with open(args.output, "w") as file:
-        json.dump(results, file, indent=None, separators=(",", ":"))
-        file.write("\n")
+                   versions=dict(torch=jobs.torch_version(args.python), python=platform.python_version(), libc=" ".join(platform.libc_ver())), runs=runs)
+    jobs.write(results, args.output, separators=(",", ":"))
     for kind in ("nproc", "torchrun"):
         for name in ("first_step_seconds", "memory_bytes"):
             pairs = zip(*([one[name] for one in runs if one["kind"] == kind and one["fork"] == fork] for fork in ("auto", "off")))

@@ -291,10 +291,7 @@ def main():
 
     def save(case):
         results["cases"] = sorted(kept + [case], key=lambda c: (PARAMETERS[c["size"]], c["ranks"]))
-        with open(args.output + ".part", "w") as file:
-            json.dump(results, file, indent=None, separators=(",", ":"))
-            file.write("\n")
-        os.replace(args.output + ".part", args.output)
+        jobs.write(results, args.output, separators=(",", ":"))
 
     try:
         for size, ranks in args.cases:

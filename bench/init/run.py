@@ -6,13 +6,11 @@ hold that nobody has mapped, sampled all the time, above what the same processes
 random states must be the same, bit for bit. ../README.md has the ways of measuring.
 """
 
-import argparse
 import json
 import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -138,20 +136,16 @@ class Run:
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="interpreter with torch")
+    parser = jobs.parser(__doc__, "init", 1, 300, "a stage of a run")
     parser.add_argument("--castor", default=jobs.CASTOR)
     parser.add_argument("--size", default="1B", choices=sorted(SIZES))
     parser.add_argument("--vocabulary", type=int, default=0, help="tokens; 0: the size's own")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--contenders", default="plain,lazy", help="of " + ", ".join(CONTENDERS))
     parser.add_argument("--variants", default="constructors,apply",
                         help="of constructors, apply (all weights a second time), apart (ranks seed differently)")
     parser.add_argument("--wrap-plain", action="store_true", help="needs 16 bytes a parameter more")
     parser.add_argument("--limit", type=float, default=1.15, help="of `lazy`: the peak, in bytes of the parameters")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for a stage of a run")
-    parser.add_argument("-o", "--output", default=os.path.join(ROOT, "bench", "results", "init.json"))
     return parser.parse_args()
 
 
@@ -175,14 +169,10 @@ def main():
                         wrong.append(f"{contender}, {variant}: parameters or random states are not those of the first contender")
                 if contender == "lazy" and variant != "apart" and run["peak"] > args.limit:
                     wrong.append(f"{contender}, {variant}: a peak of {run['peak']} is above {args.limit}")
-    version = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True).stdout
     results = dict(bench="init", date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                    command=shlex.join(os.path.basename(word) if word.startswith(os.sep) else word for word in sys.argv),
-                   machine=dict(cpus=os.cpu_count(), system=platform.platform()), versions=dict(torch=version.strip()), runs=runs)
-    with open(args.output + ".part", "w") as file:
-        json.dump(results, file, indent=1)
-        file.write("\n")
-    os.replace(args.output + ".part", args.output)
+                   machine=dict(cpus=os.cpu_count(), system=platform.platform()), versions=dict(torch=jobs.torch_version(args.python)), runs=runs)
+    jobs.write(results, args.output, indent=1)
     for text in wrong:
         print("run.py: " + text, file=sys.stderr)
     return 1 if wrong else 0

@@ -65,11 +65,15 @@ static bool collective_cost(uint32_t turn) {
     return mesh_cost(&grid, (mesh_collective)(turn % 4), turn, (int32_t)(turn % 3), &cost) == CASTOR_OK;
 }
 
-static bool text_and_back(uint32_t turn) {
+/* [S012, R] and [R, S210] */
+static const partition divided[2] = {{.dim = 0, .count = 3, .axes = {0, 1, 2}},
+                                     {.dim = 1, .count = 3, .axes = {2, 1, 0}}};
+
+static bool make_and_print(uint32_t turn) {
     (void)turn;
     char text[SPEC_TEXT];
     spec s;
-    return !spec_parse("[S012, R]", shape, 2, &s) && !spec_print(&s, text, sizeof text);
+    return !spec_make(shape, 2, &divided[0], 1, &s) && !spec_print(&s, text, sizeof text);
 }
 
 static bool communication_of_spec(uint32_t turn) {
@@ -133,7 +137,7 @@ static struct {
     {"make a mesh", "16 x 16 x 16 given ranks", make_mesh, {0}},
     {"line of a rank along an axis", "16 x 16 x 16 given ranks", line_of_rank, {0}},
     {"cost of a collective", "", collective_cost, {0}},
-    {"parse and print a spec", "[S012, R]", text_and_back, {0}},
+    {"make and print a spec", "[S012, R]", make_and_print, {0}},
     {"cost of a communication", "[S012, R]", communication_of_spec, {0}},
     {"all transforms of a spec", "[S012, R]", all_transforms, {0}},
     {"path between two specs", "[S012, R] to [R, S210]", path_of_specs, {0}},
@@ -172,8 +176,8 @@ static bool prepare(void) {
         random = random * 1664525u + 1013904223u;
         costs[i] = random >> 8;
     }
-    return sort_ranks(0) && make_mesh(0) && !spec_parse("[S012, R]", shape, 2, &source) &&
-           !spec_parse("[R, S210]", shape, 2, &target);
+    return sort_ranks(0) && make_mesh(0) && !spec_make(shape, 2, &divided[0], 1, &source) &&
+           !spec_make(shape, 2, &divided[1], 1, &target);
 }
 
 int main(int argc, char **argv) {

@@ -21,7 +21,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path += [os.path.join(ROOT, "tests", "semantics")]
+sys.path += [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests", "semantics")]
 
 import growth  # noqa: E402
 import machine  # noqa: E402
@@ -35,7 +35,6 @@ import rows as table  # noqa: E402
 OPTIONS = (
     ("CASTOR_CHUNK_SIZE", ("64K", "1M", "32M")),
     ("CASTOR_GRADIENT_RETURN", ("0", "50", "100")),
-    ("CASTOR_REDUCE_QUEUE", ("1M", "32M")),
     ("CASTOR_ARENA_RETAIN", ("0", "16M")),
     ("CASTOR_TRACE", ("0", "1")),
     ("CASTOR_DEBUG", ("0", "1")),

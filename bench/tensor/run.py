@@ -2,8 +2,6 @@
 """Sharded linears and redistributions by castor.tensor beside the same by PyTorch's DTensor, in one job that takes turns. Ratios are of one round; on a
 machine that others use only they count."""
 
-import argparse
-import json
 import os
 import sys
 
@@ -16,12 +14,8 @@ import summary  # noqa: E402
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="interpreter with torch")
+    parser = jobs.parser(__doc__, "tensor", 31, 1800, "the job")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds for the job")
-    parser.add_argument("-o", "--output", default=os.path.join(ROOT, "bench", "results", "tensor.json"))
     args = parser.parse_args()
     head, measured = jobs.in_one_job("tensor", args.python, args.ranks, os.path.join(HERE, "rank.py"), (args.rounds,), args.timeout)
     machine = head["machine"]
@@ -31,9 +25,7 @@ def main():
         f"gradients are equal bit for bit. Load of the machine, this job's own included: {machine['load']:.0f}.",
         "cases": measured,
     }
-    with open(args.output, "w", encoding="ascii") as out:
-        json.dump(results, out)
-        out.write("\n")
+    jobs.write(results, args.output)
     print(summary.markdown(results))
 
 

@@ -90,10 +90,6 @@ castor_status castor_spec_make(const int64_t *shape, int32_t dims, const castor_
     return spec_make(shape, dims, (const partition *)partitions, count, (spec *)s);
 }
 
-castor_status castor_spec_parse(const char *text, const int64_t *shape, int32_t dims, castor_spec *s) {
-    return spec_parse(text, shape, dims, (spec *)s);
-}
-
 castor_status castor_spec_print(const castor_spec *s, char *text, size_t size) {
     return spec_print((const spec *)s, text, size);
 }

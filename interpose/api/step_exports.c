@@ -44,7 +44,7 @@ castor_status castor_gradients_add(castor_gradient *gradients, uint32_t count, d
         touches_backward(t->store, true);
         budget_sum_begin(t);
         t->sum_continues = g->flags & CASTOR_GRADIENT_KEEP;
-        status = reduce_submit(t, g->source, scale, g->flags & CASTOR_GRADIENT_CARRY, options()->reduce_queue,
+        status = reduce_submit(t, g->source, scale, g->flags & CASTOR_GRADIENT_CARRY, REDUCE_QUEUE_BYTES,
                                &g->ticket);
     }
     return status;
@@ -172,7 +172,7 @@ castor_status castor_publish_end(castor_store *s, castor_tensor *const *tensors,
         return status;
     budget_step_end(s);
     if (options()->debug)
-        status = castor_store_check(s);
+        status = invariants_check(s);
     return status ? store_fail(s, status) : CASTOR_OK;
 }
 

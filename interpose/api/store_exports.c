@@ -60,17 +60,13 @@ castor_status rank_check(const store *s, const char *function) {
                      function, store_job_rank(s, s->rank), s->control->rank[s->rank].pid);
 }
 
-castor_status castor_store_open(const char *group, int rank, int world, castor_store **out) {
-    return castor_store_open_node(group, NULL, rank, world, world, out);
-}
-
 static void gradient_return_set(store *s) {
     int asked = options()->gradient_return;
     s->gradient_return = asked >= 0 ? asked : budget_moves_parameters(s) ? 100 : 0;
 }
 
-castor_status castor_store_open_node(const char *group, const char *token, int rank, int world, int owners,
-                                     castor_store **out) {
+castor_status castor_store_open(const char *group, const char *token, int rank, int world, int owners,
+                                castor_store **out) {
     const castor_options *o = options();
     if (owners < 1 || owners > world)
         return error_set(CASTOR_ERR_ARGUMENT, "%d owners among %d ranks: out of range", owners, world);
@@ -130,12 +126,6 @@ castor_status castor_gather(castor_store *s, const void *data, size_t bytes, voi
     return status ? status : ranks_gather(s, data, bytes, out, what);
 }
 
-castor_status castor_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
-                           uint32_t count) {
-    castor_status status = rank_check(s, __func__);
-    return status ? status : ranks_agree(s, what, &(ranks_values){values, labels, count}, NULL, 0, NULL);
-}
-
 void castor_activity_set(castor_store *s, int place) {
     if (place >= 0 && place < ACTIVITY_COUNT)
         store_activity_set(s, (store_activity)place);
@@ -183,7 +173,7 @@ void castor_raised_take(void **out) {
     interrupt_take(out);
 }
 
-castor_status castor_store_check(castor_store *s) {
+castor_status invariants_check(store *s) {
     if (!store_check(s))
         return CASTOR_ERR_ARGUMENT;
     if (!arena_check())

@@ -5,41 +5,55 @@
 #include <unistd.h>
 #include "log.h"
 
-/* Fields 3 (the state) and 22 (the start) of /proc/PID/stat. The result is the start, 0 for no such process. */
-static uint64_t read_stat(int pid, char *state) {
-    enum { FIELD_NAME = 2, FIELD_START = 22 };
-    char path[64], text[1024];
+enum { STAT_BYTES = 2048, FIELD_STATE = 3, FIELD_START = 22, FIELD_WORDS = 48 };
+
+/* The fields of /proc/PID/stat from the state on; NULL: there is no such process. */
+static const char *stat_read(int pid, char text[STAT_BYTES]) {
+    char path[64];
     if (pid == 0)
         log_format(path, sizeof path, "/proc/self/stat");
     else
         log_format(path, sizeof path, "/proc/%d/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = pid < 0 ? -1 : open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return 0;
-    ssize_t length = read(fd, text, sizeof text - 1);
+        return NULL;
+    ssize_t length = read(fd, text, STAT_BYTES - 1);
     close(fd);
     text[length > 0 ? length : 0] = '\0';
     /* The name stands in parentheses and may hold anything: fields are counted from the last one. */
     const char *at = strrchr(text, ')');
-    if (at == NULL || at[1] != ' ')
-        return 0;
-    *state = at[2];
-    for (int field = FIELD_NAME; at != NULL && field < FIELD_START; field++)
-        at = strchr(at + 1, ' ');
-    uint64_t ticks = 0;
-    for (at = at == NULL ? "" : at + 1; *at >= '0' && *at <= '9'; at++)
-        ticks = ticks * 10 + (uint64_t)(*at - '0');
-    return ticks;
+    return at && at[1] == ' ' ? at + 2 : NULL;
+}
+
+/* 0: there is no such field. */
+static uint64_t number_of(const char *at, int wanted) {
+    uint64_t number = 0;
+    for (int field = FIELD_STATE; at && field < wanted; field++) {
+        at = strchr(at, ' ');
+        at = at ? at + 1 : NULL;
+    }
+    for (; at && *at >= '0' && *at <= '9'; at++)
+        number = number * 10 + (uint64_t)(*at - '0');
+    return number;
 }
 
 uint64_t process_start_ticks(int pid) {
-    char state;
-    return pid < 0 ? 0 : read_stat(pid, &state);
+    char text[STAT_BYTES];
+    return number_of(stat_read(pid, text), FIELD_START);
 }
 
 char process_state(int pid, uint64_t start_ticks) {
-    char state;
-    if (pid <= 0 || start_ticks == 0 || read_stat(pid, &state) != start_ticks)
+    char text[STAT_BYTES];
+    const char *fields = pid > 0 ? stat_read(pid, text) : NULL;
+    if (!fields || start_ticks == 0 || number_of(fields, FIELD_START) != start_ticks)
         return 0;
-    return state == 'Z' || state == 'X' ? 0 : state;
+    return *fields == 'Z' || *fields == 'X' ? (char)0 : *fields;
+}
+
+char *process_words(size_t *bytes) {
+    char text[STAT_BYTES];
+    const char *fields = stat_read(0, text);
+    uint64_t begin = number_of(fields, FIELD_WORDS), end = number_of(fields, FIELD_WORDS + 1);
+    *bytes = begin < end ? (size_t)(end - begin) : 0;
+    return *bytes ? (char *)(uintptr_t)begin : NULL; /* NOLINT(performance-no-int-to-ptr) */
 }

@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -19,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/log.h"
+#include "base/process.h"
 #include "events/life.h"
 #include "files/calls.h"
 #include "files/overlay.h"
@@ -452,20 +452,9 @@ void serving_begin_server(void) {
 
 /* What ps and /proc/PID/cmdline show: as much as the launcher's own words have room for. */
 static void take_words(const char *words, size_t bytes) {
-    enum { FIELD_STATE = 3, FIELD_WORDS = 48 };
-    char text[2048], *at;
-    int file = call_open("/proc/self/stat", O_RDONLY | O_CLOEXEC, 0);
-    ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
-    if (file >= 0)
-        close(file);
-    text[length > 0 ? length : 0] = '\0';
-    at = strrchr(text, ')');
-    for (int field = FIELD_STATE; at && field <= FIELD_WORDS; field++)
-        at = strchr(at + 1, ' ');
-    char *begin = at ? (char *)strtoul(at, &at, 10) : NULL; /* NOLINT(performance-no-int-to-ptr) */
-    size_t room = begin && at ? (size_t)((char *)strtoul(at, NULL, 10) - begin)
-                              : 0; /* NOLINT(performance-no-int-to-ptr) */
-    if (!room)
+    size_t room;
+    char *begin = process_words(&room);
+    if (!begin)
         return;
     memset(begin, 0, room);
     memcpy(begin, words, bytes < room ? bytes : room - 1);

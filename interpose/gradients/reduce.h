@@ -8,6 +8,9 @@
 
 #include "store/tensor.h"
 
+/* Gradients that may wait for the background sum before the backward pass waits. */
+#define REDUCE_QUEUE_BYTES (UINT64_C(32) << 20)
+
 /* Adds source[i] * scale to the sum of the tensor's running epoch (source NULL: adds nothing, but takes its turn).
  * `carry`, the same on every rank: the epoch's sum goes on from the last one, which rank 0 then adds to as the others do.
  * `source` must stay as it is until reduce_done reaches *ticket. Waits while more than `queue_bytes` are queued. */

@@ -10,15 +10,19 @@ static castor_status dims_check(int32_t dims) {
                      (int)SPEC_DIMS);
 }
 
+static castor_status axes_check(int32_t count, int32_t dim) {
+    if (count >= 0 && count <= MESH_AXES)
+        return CASTOR_OK;
+    return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d", count, dim,
+                     (int)MESH_AXES);
+}
+
 /* The dimension that a partition means. */
 static castor_status dim_of(int32_t dims, const partition *p, int32_t *dim) {
     if (p->dim < -dims || p->dim >= dims)
         return error_set(CASTOR_ERR_ARGUMENT, "dimension %d of a tensor that has %d", p->dim, dims);
-    if (p->count < 0 || p->count > MESH_AXES)
-        return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d", p->count,
-                         p->dim, (int)MESH_AXES);
     *dim = p->dim < 0 ? p->dim + dims : p->dim;
-    return CASTOR_OK;
+    return axes_check(p->count, p->dim);
 }
 
 static partition *find(partition *partitions, uint32_t count, int32_t dim) {
@@ -61,9 +65,8 @@ castor_status partition_merge(int32_t dims, const partition *in, uint32_t count,
             out[made++].dim = dim;
             continue;
         }
-        if (p->count + in[i].count > MESH_AXES)
-            return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d",
-                             p->count + in[i].count, dim, (int)MESH_AXES);
+        if ((status = axes_check(p->count + in[i].count, dim)) != CASTOR_OK)
+            break;
         memcpy(p->axes + p->count, in[i].axes, (size_t)in[i].count);
         p->count += in[i].count;
     }
@@ -95,9 +98,8 @@ castor_status spec_make(const int64_t *shape, int32_t dims, const partition *par
         if (status)
             break;
         int32_t before = made.counts[dim], more = partitions[i].count;
-        if (before + more > MESH_AXES)
-            return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d",
-                             before + more, dim, (int)MESH_AXES);
+        if ((status = axes_check(before + more, dim)) != CASTOR_OK)
+            break;
         memcpy(made.axes[dim] + before, partitions[i].axes, (size_t)more);
         made.counts[dim] = (uint8_t)(before + more);
     }
@@ -106,70 +108,12 @@ castor_status spec_make(const int64_t *shape, int32_t dims, const partition *par
     return status;
 }
 
-static const char *spaces_skip(const char *p) {
-    return p + strspn(p, " ");
-}
-
-/* Reads R or S with its digits into dimension `dim`; NULL: neither. */
-static const char *dim_parse(const char *p, spec *s, int32_t dim) {
-    if (*p == 'R')
-        return p + 1;
-    if (*p++ != 'S')
-        return NULL;
-    uint8_t count = 0;
-    for (; *p >= '0' && *p < '0' + MESH_AXES; p++) {
-        if (count == MESH_AXES)
-            return NULL;
-        s->axes[dim][count++] = (uint8_t)(*p - '0');
-    }
-    s->counts[dim] = count;
-    return count ? p : NULL;
-}
-
-/* Reads the text into a spec that is whole; false: it has another form. *dims: the dimensions that it has. */
-static bool text_read(const char *text, spec *s, int32_t *dims) {
-    const char *p = spaces_skip(text);
-    *dims = 0;
-    if (*p++ != '[')
-        return false;
-    for (p = spaces_skip(p); *p != ']'; p = spaces_skip(p)) {
-        if (*dims && *p++ != ',')
-            return false;
-        p = *dims < SPEC_DIMS ? dim_parse(spaces_skip(p), s, *dims) : NULL;
-        if (!p)
-            return false;
-        ++*dims;
-    }
-    return !*spaces_skip(p + 1);
-}
-
-castor_status spec_parse(const char *text, const int64_t *shape, int32_t dims, spec *s) {
-    spec made;
-    castor_status status = whole(shape, dims, &made);
-    if (status)
-        return status;
-    int32_t found;
-    if (!text_read(text, &made, &found))
-        return error_set(
-            CASTOR_ERR_ARGUMENT,
-            "sharding spec \"%.200s\": expected R or S with the digits of axes (0 to %d) for each "
-            "dimension, as in [S01, R, R]",
-            text, MESH_AXES - 1);
-    if (found != dims)
-        return error_set(CASTOR_ERR_ARGUMENT, "sharding spec \"%.200s\" has %d dimensions, the tensor has %d",
-                         text, found, dims);
-    *s = made;
-    return CASTOR_OK;
-}
-
 /* Whether counts and axes are numbers that a text can show. */
 static castor_status form_check(const spec *s) {
     castor_status status = dims_check(s->dims);
     for (int32_t dim = 0; dim < s->dims && !status; dim++) {
-        if (s->counts[dim] > MESH_AXES)
-            return error_set(CASTOR_ERR_ARGUMENT, "%d axes divide dimension %d: a mesh has at most %d",
-                             s->counts[dim], dim, (int)MESH_AXES);
-        for (int32_t i = 0; i < s->counts[dim]; i++)
+        status = axes_check(s->counts[dim], dim);
+        for (int32_t i = 0; !status && i < s->counts[dim]; i++)
             if (s->axes[dim][i] >= MESH_AXES)
                 return error_set(CASTOR_ERR_ARGUMENT, "axis %d divides dimension %d: a mesh has axes 0 to %d",
                                  s->axes[dim][i], dim, MESH_AXES - 1);

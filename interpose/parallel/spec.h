@@ -37,8 +37,6 @@ castor_status partition_merge(int32_t dims, const partition *in, uint32_t count,
 /* From merged partitions; dimensions without one are whole. */
 castor_status spec_make(const int64_t *shape, int32_t dims, const partition *partitions, uint32_t count,
                         spec *s);
-/* CASTOR_ERR_ARGUMENT: the text has another form, or another number of dimensions. */
-castor_status spec_parse(const char *text, const int64_t *shape, int32_t dims, spec *s);
 /* SPEC_TEXT bytes are enough for any spec. */
 castor_status spec_print(const spec *s, char *text, size_t size);
 

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -51,47 +50,42 @@ void trace_read_clean(char *text, size_t size) {
     }
 }
 
-/* Reads the part of a file that tells what it is: magic and version come first in every kind of file. */
-static trace_read_status read_identity(int fd, uint64_t magic, const char *what, uint64_t *file_bytes,
-                                       char message[TRACE_READ_MESSAGE_MAX]) {
+/* Reads the begin of a file, `bytes` of it: magic and version come first in every kind of file. */
+static trace_read_status read_begin(int fd, uint64_t magic, const char *what, void *out, size_t bytes,
+                                    char message[TRACE_READ_MESSAGE_MAX]) {
     struct stat status;
+    struct {
+        uint64_t magic;
+        uint32_t version;
+    } identity;
+    memset(out, 0, bytes);
     if (fstat(fd, &status) != 0)
         return bad(message, "cannot be read: %s", strerror(errno));
     if (!S_ISREG(status.st_mode))
         return bad(message, "is not a regular file");
-    *file_bytes = (uint64_t)status.st_size;
-    struct {
-        uint64_t magic;
-        uint32_t version;
-    } identity = {0, 0};
-    ssize_t got = read_at(fd, &identity, sizeof identity.magic + sizeof identity.version, 0);
+    ssize_t got = read_at(fd, out, bytes, 0);
     if (got < 0)
         return bad(message, "cannot be read: %s", strerror(errno));
+    memcpy(&identity, out, sizeof identity);
     if (identity.magic == 0)
         return TRACE_READ_EMPTY;
     if (identity.magic != magic)
         return bad(message, "is not a %s of castor", what);
-    if (got < (ssize_t)(sizeof identity.magic + sizeof identity.version))
-        return bad(message, "is truncated: %llu bytes", (unsigned long long)*file_bytes);
-    if (identity.version != TRACE_VERSION)
+    if (got >= (ssize_t)sizeof identity && identity.version != TRACE_VERSION)
         return bad(message,
                    "has trace version %u, this castor reads version %u: use the castor that ran the job",
                    identity.version, TRACE_VERSION);
+    if (got < (ssize_t)bytes)
+        return bad(message, "is truncated: %llu bytes, %zu expected", (unsigned long long)status.st_size,
+                   bytes);
     return TRACE_READ_OK;
 }
 
 trace_read_status trace_read_counters(int fd, trace_counters *out, char message[TRACE_READ_MESSAGE_MAX]) {
-    uint64_t file_bytes;
-    memset(out, 0, sizeof *out);
-    trace_read_status status = read_identity(fd, TRACE_COUNTERS_MAGIC, "counter file", &file_bytes, message);
+    trace_read_status status =
+        read_begin(fd, TRACE_COUNTERS_MAGIC, "counter file", out, sizeof *out, message);
     if (status != TRACE_READ_OK)
         return status;
-    ssize_t got = read_at(fd, out, sizeof *out, 0);
-    if (got < 0)
-        return bad(message, "cannot be read: %s", strerror(errno));
-    if (got < (ssize_t)sizeof *out)
-        return bad(message, "is truncated: %llu bytes, %zu expected", (unsigned long long)file_bytes,
-                   sizeof *out);
     if (out->file_bytes != sizeof *out || out->slot_count != TRACE_SLOT_MAX ||
         out->gauge_count > TRACE_GAUGE_MAX)
         return bad(message, "is damaged: its sizes are not those of trace version %u", TRACE_VERSION);
@@ -126,19 +120,31 @@ const char *trace_read_name(const trace_counters *counters, uint32_t kind, uint3
     return offset == 0 || counters->names[offset] == '\0' ? NULL : counters->names + offset;
 }
 
+uint64_t trace_read_total(const trace_counters *counters, uint32_t kind) {
+    uint64_t total = 0;
+    for (uint32_t id = 0; id < trace_slot_ids(kind); id++)
+        total += counters->counters[trace_slot(kind, id)].count;
+    return total;
+}
+
+bool trace_read_has_trained(const trace_counters *counters) {
+    return counters->gauges[GAUGE_STEPS].last > 0 || counters->gauges[GAUGE_MICRO_STEPS].last > 0 ||
+           trace_read_total(counters, TRACE_STEP) > 0 || trace_read_total(counters, TRACE_BACKWARD) > 0;
+}
+
+bool trace_read_speaks_rather(const trace_counters *a, const trace_counters *b) {
+    bool trained = trace_read_has_trained(a), a_forked = a->parent_uid != 0, b_forked = b->parent_uid != 0;
+    if (trained != trace_read_has_trained(b))
+        return trained;
+    return a_forked != b_forked ? b_forked : a->start_realtime_ns > b->start_realtime_ns;
+}
+
 trace_read_status trace_read_segment(int fd, trace_segment *header, trace_read_visitor visit, void *context,
                                      char message[TRACE_READ_MESSAGE_MAX]) {
-    uint64_t file_bytes;
-    memset(header, 0, sizeof *header);
-    trace_read_status status = read_identity(fd, TRACE_SEGMENT_MAGIC, "trace segment", &file_bytes, message);
+    trace_read_status status =
+        read_begin(fd, TRACE_SEGMENT_MAGIC, "trace segment", header, sizeof *header, message);
     if (status != TRACE_READ_OK)
         return status;
-    ssize_t got = read_at(fd, header, sizeof *header, 0);
-    if (got < 0)
-        return bad(message, "cannot be read: %s", strerror(errno));
-    if (got < (ssize_t)sizeof *header)
-        return bad(message, "is truncated: %llu bytes, its header has %zu", (unsigned long long)file_bytes,
-                   sizeof *header);
     if (header->header_bytes != sizeof *header || header->record_bytes != sizeof(trace_record))
         return bad(message, "is damaged: its sizes are not those of trace version %u", TRACE_VERSION);
     if (header->committed > header->capacity)
@@ -151,7 +157,8 @@ trace_read_status trace_read_segment(int fd, trace_segment *header, trace_read_v
     for (uint64_t done = 0; done < header->committed;) {
         uint64_t left = header->committed - done;
         size_t wanted = left < BATCH_RECORDS ? (size_t)left : BATCH_RECORDS;
-        got = read_at(fd, batch, wanted * sizeof(trace_record), sizeof *header + done * sizeof(trace_record));
+        ssize_t got =
+            read_at(fd, batch, wanted * sizeof(trace_record), sizeof *header + done * sizeof(trace_record));
         if (got < 0)
             return bad(message, "cannot be read: %s", strerror(errno));
         size_t complete = (size_t)got / sizeof(trace_record);

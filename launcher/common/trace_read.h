@@ -6,6 +6,7 @@
 #ifndef CASTOR_LAUNCHER_COMMON_TRACE_READ_H
 #define CASTOR_LAUNCHER_COMMON_TRACE_READ_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include "trace/format.h"
 
@@ -22,6 +23,14 @@ trace_read_status trace_read_counters(int fd, trace_counters *out, char message[
 
 /* The name of an id, or NULL; `counters` comes from trace_read_counters. */
 const char *trace_read_name(const trace_counters *counters, uint32_t kind, uint32_t id);
+
+/* How many records of a kind were counted, whatever their ids. */
+uint64_t trace_read_total(const trace_counters *counters, uint32_t kind);
+/* The process has made a step or a backward pass. */
+bool trace_read_has_trained(const trace_counters *counters);
+/* Whether `a` speaks for a rank rather than `b`: one that has trained, then one that no other forked (DataLoader workers), then the
+ * later one (a restart). */
+bool trace_read_speaks_rather(const trace_counters *a, const trace_counters *b);
 
 typedef void (*trace_read_visitor)(void *context, const trace_record *record);
 

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "launcher/common/trace_read.h"
 #include "launcher/job/reading.h"
 
 static uint64_t larger(uint64_t a, uint64_t b) {
@@ -9,13 +10,6 @@ static uint64_t larger(uint64_t a, uint64_t b) {
 }
 
 /* ---- what a process did ---- */
-
-static uint64_t kind_total(const trace_counters *counters, uint32_t kind) {
-    uint64_t total = 0;
-    for (uint32_t id = 0; id < trace_slot_ids(kind); id++)
-        total += counters->counters[trace_slot(kind, id)].count;
-    return total;
-}
 
 static uint32_t busiest_optimizer(const trace_counters *counters) {
     uint32_t busiest = 0;
@@ -27,16 +21,12 @@ static uint32_t busiest_optimizer(const trace_counters *counters) {
 }
 
 static uint64_t optimizer_steps(const report_process *process) {
-    return larger(report_gauge(process, GAUGE_STEPS).last, kind_total(process->counters, TRACE_STEP));
+    return larger(report_gauge(process, GAUGE_STEPS).last, trace_read_total(process->counters, TRACE_STEP));
 }
 
 static uint64_t micro_steps(const report_process *process) {
     return larger(report_gauge(process, GAUGE_MICRO_STEPS).last,
-                  kind_total(process->counters, TRACE_BACKWARD));
-}
-
-static bool has_trained(const report_process *process) {
-    return optimizer_steps(process) > 0 || micro_steps(process) > 0;
+                  trace_read_total(process->counters, TRACE_BACKWARD));
 }
 
 static int compare_ns(const void *left, const void *right) {
@@ -123,17 +113,6 @@ static void find_times(report_rank *rank) {
 
 /* ---- which process was which rank ---- */
 
-/* Whether `a` speaks for a rank rather than `b`: one that trained, then one that no other forked (DataLoader
- * workers), then the later one (a restart). */
-static bool speaks_rather(const report_process *a, const report_process *b) {
-    if (has_trained(a) != has_trained(b))
-        return has_trained(a);
-    bool a_forked = a->counters->parent_uid != 0, b_forked = b->counters->parent_uid != 0;
-    if (a_forked != b_forked)
-        return b_forked;
-    return a->counters->start_realtime_ns > b->counters->start_realtime_ns;
-}
-
 static void add_rank(report *report, const report_process *process, int rank) {
     uint32_t busiest = busiest_optimizer(process->counters);
     report_rank added = {.process = process, .rank = rank};
@@ -175,9 +154,11 @@ static bool choose_processes(report *report) {
         for (const report_process *other = first; other < end; other++) {
             if (other->counters->rank != rank)
                 continue;
-            trained += has_trained(other);
-            bool tie = other != process && !speaks_rather(process, other) && !speaks_rather(other, process);
-            speaks &= other == process || speaks_rather(process, other) || (tie && process < other);
+            trained += trace_read_has_trained(other->counters);
+            bool tie = other != process && !trace_read_speaks_rather(process->counters, other->counters) &&
+                       !trace_read_speaks_rather(other->counters, process->counters);
+            speaks &= other == process || trace_read_speaks_rather(process->counters, other->counters) ||
+                      (tie && process < other);
         }
         if (!speaks)
             continue;
@@ -189,20 +170,20 @@ static bool choose_processes(report *report) {
     bool any_known = report->rank_count > 0;
     bool any_trained = false;
     for (const report_process *process = first; process < end; process++) {
-        any_trained |= has_trained(process);
-        if (process->counters->rank < 0 && has_trained(process))
+        any_trained |= trace_read_has_trained(process->counters);
+        if (process->counters->rank < 0 && trace_read_has_trained(process->counters))
             add_rank(report, process, -1);
     }
     /* Nobody trained, and nobody said which rank it is: those that took part in collectives are the ranks. */
     for (const report_process *process = first; process < end && !any_known; process++)
         if (!any_trained && process->counters->parent_uid == 0 &&
-            kind_total(process->counters, TRACE_COLLECTIVE) > 0)
+            trace_read_total(process->counters, TRACE_COLLECTIVE) > 0)
             add_rank(report, process, -1);
     if (report->rank_count == 0) {
         /* Nobody trained: the process that speaks for an evaluation, say. */
         const report_process *chosen = first;
         for (const report_process *process = first; process < end; process++)
-            if (speaks_rather(process, chosen))
+            if (trace_read_speaks_rather(process->counters, chosen->counters))
                 chosen = process;
         add_rank(report, chosen, -1);
     }

@@ -19,22 +19,6 @@ static uint64_t top_steps(const trace_counters *counters) {
 
 /* ---- which processes are the ranks ---- */
 
-static bool has_trained(const job_process *process) {
-    return process->counters->gauges[GAUGE_STEPS].last > 0 ||
-           process->counters->gauges[GAUGE_MICRO_STEPS].last > 0;
-}
-
-/* Whether `a` speaks for a rank rather than `b`: one that trains, then one that no other forked (DataLoader workers), then
- * the later one (a restart). */
-static bool speaks_rather(const job_process *a, const job_process *b) {
-    if (has_trained(a) != has_trained(b))
-        return has_trained(a);
-    bool a_forked = a->counters->parent_uid != 0, b_forked = b->counters->parent_uid != 0;
-    if (a_forked != b_forked)
-        return b_forked;
-    return a->counters->start_realtime_ns > b->counters->start_realtime_ns;
-}
-
 bool top_ranks_choose(const job_reading *reading, size_t **indices, size_t *count) {
     bool any_known = false;
     *count = 0;
@@ -49,14 +33,15 @@ bool top_ranks_choose(const job_reading *reading, size_t **indices, size_t *coun
             continue;
         if (process->rank < 0) {
             /* A launcher that loads PyTorch, or a worker: shown only where nobody is a rank. */
-            if (has_trained(process) || (!any_known && process->counters->parent_uid == 0))
+            if (trace_read_has_trained(process->counters) ||
+                (!any_known && process->counters->parent_uid == 0))
                 (*indices)[(*count)++] = i;
             continue;
         }
         size_t last = *count > 0 ? (*indices)[*count - 1] : SIZE_MAX;
         if (last == SIZE_MAX || reading->processes[last].rank != process->rank)
             (*indices)[(*count)++] = i;
-        else if (speaks_rather(process, &reading->processes[last]))
+        else if (trace_read_speaks_rather(process->counters, reading->processes[last].counters))
             (*indices)[*count - 1] = i;
     }
     return true;

@@ -13,6 +13,7 @@ import uuid
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.dirname(FOLDER))
+import processes  # noqa: E402
 import runner  # noqa: E402
 
 START_S = 120  # of a job, until its first step; reached only by a failure
@@ -120,15 +121,7 @@ class Job:
 
     def processes(self):
         """Those that are left of the job: with its mark, or, of what a server has forked, in its folder."""
-        entry, found = f"FAILURE_TEST={self.mark}".encode(), []
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if entry in file.read().split(b"\0") or os.readlink(f"/proc/{name}/cwd").startswith(self.folder):
-                        found.append(int(name))
-            except OSError:
-                pass
-        return found
+        return processes.marked(f"FAILURE_TEST={self.mark}", self.folder)
 
     def close(self):
         for pid in self.processes():

@@ -21,11 +21,11 @@ import time
 import disks
 import faults
 import limits
-import processes
 from job import DIED, END_S, START_S, Failed, Skipped, fails, only_one_line, others_say, started, stopped, torchrun
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.append(os.path.join(ROOT, "tests"))
+import processes  # noqa: E402
 import runner  # noqa: E402
 
 TESTS = {**limits.TESTS, **disks.TESTS, **faults.TESTS}
@@ -206,7 +206,7 @@ def killed_above(who, command, kind, expected):
             job.check("forked from" in file.read(), "the ranks were not forked")
         at, pid = time.time(), job.process.pid
         if who != "castor":
-            pid = next(pid for pid in job.processes() if processes.parent(pid) == job.process.pid and processes.words(pid)[1] == "-m")
+            pid = next(pid for pid in job.processes() if processes.fields(pid)[1:2] == [str(job.process.pid)] and processes.words(pid)[1] == "-m")
         os.kill(pid, signal.SIGKILL)
         status = job.end(END_S)
         job.check(status == expected, f"status {status}")

@@ -9,6 +9,8 @@ import time
 import unittest
 import uuid
 
+import processes
+
 BINARY = os.environ["LAUNCHER_TEST_BINARY"]
 LIBRARY = os.path.realpath(os.path.join(os.path.dirname(BINARY), "../lib/libcastor.so"))
 SONAME = os.readlink(os.path.join(os.path.dirname(BINARY), "../lib/libcastor.so"))
@@ -31,14 +33,6 @@ def wait_for(condition, what):
         if time.monotonic() > end:
             raise AssertionError(f"in vain: {what}")
         time.sleep(0.02)
-
-
-def command_line(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline") as file:
-            return file.read().replace("\0", " ")
-    except OSError:
-        return f"process {pid}"
 
 
 def is_killed(pid):
@@ -73,7 +67,7 @@ class CommandTest(unittest.TestCase):
                 if stream:
                     stream.close()
         left = [] if self.leaves else self.left_running()
-        names = [command_line(pid) for pid in left]
+        names = [" ".join(processes.words(pid)) or f"process {pid}" for pid in left]
         self.end_marked()
         self.assertEqual(names, [], "processes left running")
 
@@ -89,16 +83,7 @@ class CommandTest(unittest.TestCase):
         return left
 
     def marked(self):
-        found = []
-        for entry in os.listdir("/proc"):
-            if entry.isdigit() and int(entry) != os.getpid():
-                try:
-                    with open(f"/proc/{entry}/environ", "rb") as file:
-                        if self.mark.encode() in file.read().split(b"\0"):
-                            found.append(int(entry))
-                except OSError:
-                    pass
-        return found
+        return processes.marked(self.mark)
 
     def end_marked(self):
         for pid in self.marked():

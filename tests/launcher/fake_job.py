@@ -8,6 +8,7 @@ import time
 from ctypes import c_char, c_int32, c_uint8, c_uint32, c_uint64
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "hooks"))
+import processes  # noqa: E402
 import trace_files  # noqa: E402
 
 COUNTERS_MAGIC, LIVE_MAGIC = int.from_bytes(b"castorct", "little"), int.from_bytes(b"castorlv", "little")
@@ -57,17 +58,12 @@ class Live(ctypes.Structure):
     ]
 
 
-def start_ticks(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
-
-
 class Process:
     """One process of a job; `process` is a real one that runs, or None: the process has exited."""
 
     def __init__(self, folder, rank, process=None, plugin="none"):
         pid = process.pid if process else 2**22 + 100 + rank
-        ticks = start_ticks(pid) if process else 1
+        ticks = int(processes.fields(pid)[19]) if process else 1
         now = time.monotonic_ns()
         self.folder, self.name = folder, f"rank-{rank}.pid-{pid}"
         self.counters = trace_files.Counters(

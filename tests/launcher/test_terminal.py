@@ -7,6 +7,7 @@ import signal
 import termios
 import time
 
+import processes
 from command import BINARY, LIMIT_S, CommandTest, ranks, wait_for
 
 NOTE = """
@@ -24,8 +25,7 @@ while not os.path.exists("end"): time.sleep(0.01)
 
 
 def state(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
+    return processes.fields(pid)[0]
 
 
 class Terminal(CommandTest):

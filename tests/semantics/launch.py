@@ -11,6 +11,7 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 
+import processes
 import runner
 
 MARK = "SEMANTICS_RUN"
@@ -30,24 +31,13 @@ class Finished:
 
 
 def marked(token):
-    needle = f"{MARK}={token}".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if needle in file.read().split(b"\0"):
-                    found.append(int(name))
-        except OSError:
-            pass  # it has ended, or is not ours
-    return found
+    return processes.marked(f"{MARK}={token}")
 
 
-def signal_all(processes, number):
-    for process in processes:
+def signal_all(pids, number):
+    for pid in pids:
         try:
-            os.kill(process, number)
+            os.kill(pid, number)
         except ProcessLookupError:
             pass
 

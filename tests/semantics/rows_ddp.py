@@ -134,10 +134,10 @@ TABLE = {
         name: like(adaptive, **LENT)
         for name in (
             "nothing_lives_on activations_are_kept activations_of_the_last_step graphs_are_kept a_fork_in_the_forward_pass a_thread_goes_on_writing "
-            "parameters_replaced_and_made gradients_dropped_at_other_times gradients_read_late evaluated_between used_by_turns"
+            "parameters_replaced_and_made gradients_dropped_at_other_times gradients_read_late evaluated_between used_by_turns "
+            "a_meeting_in_the_backward_pass"
         ).split()
-    }
-    | {"a_meeting_in_the_backward_pass": like(adaptive, options=(*LENT["options"], "CASTOR_REDUCE_QUEUE=1M"), says=LENT["says"])},
+    },
     "gan_ddp.py": {
         "weight_clamp": adaptive,
         "clamp_through_data": adaptive,

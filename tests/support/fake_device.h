@@ -50,8 +50,6 @@ uint64_t fake_device_drains(fake_device *d);
 /* Memory that others took: so much less is free. */
 void fake_device_others(fake_device *d, uint64_t device_bytes, uint64_t host_bytes);
 uint64_t fake_device_used(fake_device *d, device_tier tier);
-/* Bytes that copy_enqueue has copied from one tier to the other. */
-uint64_t fake_device_copied(fake_device *d);
 /* Maps of pages that exist now; a block counts as one. */
 uint64_t fake_device_maps(fake_device *d);
 /* Whether pages of one tier lie under the whole range; DEVICE_TIER_COUNT: none or several do. */

@@ -10,6 +10,7 @@
 #ifndef BENCH_GPU_PROBE_PROBE_H
 #define BENCH_GPU_PROBE_PROBE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -58,6 +59,15 @@ extern const struct check checks_levels[], checks_maps[], checks_moves[], checks
         if (!(call))                                                                                         \
             return false;                                                                                    \
     } while (0)
+
+#define SAID_BYTES (1u << 20)
+/* What a check has said, in a file of memory that outlives its process: lines `field<TAB>name<TAB>JSON`, `row<TAB>list<TAB>JSON`. */
+extern struct said {
+    atomic_size_t bytes;
+    atomic_int left_out;
+    char why[1024];
+    char lines[SAID_BYTES];
+} * said;
 
 /* Both return false. */
 bool check_failed(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -6,6 +6,8 @@
 
 #include <cublas_api.h>
 
+#define ENTER() SIM_ENTER(cublasStatus_t, __func__)
+
 struct blas_matrix {
     void *data;
     cudaDataType_t type;

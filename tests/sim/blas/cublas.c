@@ -11,13 +11,6 @@ struct cublasContext {
     int processors;
 };
 
-#define ENTER()                                                                                              \
-    do {                                                                                                     \
-        int fault = sim_fault(__func__);                                                                     \
-        if (fault)                                                                                           \
-            return (cublasStatus_t)fault;                                                                    \
-    } while (0)
-
 cublasStatus_t cublasCreate_v2(cublasHandle_t *handle) {
     ENTER();
     *handle = calloc(1, sizeof **handle);

@@ -6,13 +6,6 @@
 
 #include <cublasLt.h>
 
-#define ENTER()                                                                                              \
-    do {                                                                                                     \
-        int fault = sim_fault(__func__);                                                                     \
-        if (fault)                                                                                           \
-            return (cublasStatus_t)fault;                                                                    \
-    } while (0)
-
 #define ATTRIBUTES 48
 
 struct descriptor { /* attributes by their number, each of 8 bytes at most; what was not set is zero */

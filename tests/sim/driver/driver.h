@@ -7,12 +7,7 @@
 /* A function that is called before cuInit, or in a forked child, fails. */
 bool driver_ready(void);
 
-#define ENTER_EARLY()                                                                                        \
-    do {                                                                                                     \
-        int fault = sim_fault(__func__);                                                                     \
-        if (fault)                                                                                           \
-            return (CUresult)fault;                                                                          \
-    } while (0)
+#define ENTER_EARLY() SIM_ENTER(CUresult, __func__)
 #define ENTER()                                                                                              \
     do {                                                                                                     \
         ENTER_EARLY();                                                                                       \

@@ -179,45 +179,20 @@ CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *
     return sim_stream_submit(HERE(hStream), SIM_HOST, run_callback, &what, sizeof what);
 }
 
-CUresult cuStreamGetPriority(CUstream hStream, int *priority) {
-    CUstream stream = HERE(hStream);
-
-    ENTER();
-    CUresult result = sim_stream_resolve(&stream);
-    if (!result)
-        *priority = stream->priority;
-    return result;
-}
-
-CUresult cuStreamGetFlags(CUstream hStream, unsigned int *flags) {
-    CUstream stream = HERE(hStream);
-
-    ENTER();
-    CUresult result = sim_stream_resolve(&stream);
-    if (!result)
-        *flags = stream->flags;
-    return result;
-}
-
-CUresult cuStreamGetId(CUstream hStream, unsigned long long *streamId) {
-    CUstream stream = HERE(hStream);
-
-    ENTER();
-    CUresult result = sim_stream_resolve(&stream);
-    if (!result)
-        *streamId = stream->id;
-    return result;
-}
-
-CUresult cuStreamGetCtx(CUstream hStream, CUcontext *pctx) {
-    CUstream stream = HERE(hStream);
-
-    ENTER();
-    CUresult result = sim_stream_resolve(&stream);
-    if (!result)
-        *pctx = stream->ctx;
-    return result;
-}
+#define TELLS(function, type, field)                                                                         \
+    CUresult function(CUstream hStream, type *out) {                                                         \
+        CUstream stream = HERE(hStream);                                                                     \
+                                                                                                             \
+        ENTER();                                                                                             \
+        CUresult result = sim_stream_resolve(&stream);                                                       \
+        if (!result)                                                                                         \
+            *out = stream->field;                                                                            \
+        return result;                                                                                       \
+    }
+TELLS(cuStreamGetPriority, int, priority)
+TELLS(cuStreamGetFlags, unsigned int, flags)
+TELLS(cuStreamGetId, unsigned long long, id)
+TELLS(cuStreamGetCtx, CUcontext, ctx)
 
 /* ---- capture, graphs ---- */
 

@@ -64,6 +64,13 @@ void sim_hang_look(const char *kind, int device);
 static inline int sim_fault(const char *function) {
     return atomic_load_explicit(&sim_faults_active, memory_order_relaxed) ? sim_fault_look(function) : 0;
 }
+/* A function of a library begins with it: fails where SIM_FAIL says so. */
+#define SIM_ENTER(type, function)                                                                            \
+    do {                                                                                                     \
+        int fault = sim_fault(function);                                                                     \
+        if (fault)                                                                                           \
+            return (type)fault;                                                                              \
+    } while (0)
 
 /* One line on standard error, `sim: ` before it. */
 void sim_say(const char *format, ...) SIM_API __attribute__((format(printf, 1, 2)));

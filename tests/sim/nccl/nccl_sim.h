@@ -132,11 +132,6 @@ double scalar_load(const void *address, ncclDataType_t type);
     ncclResult_t nccl##name parameters __attribute__((weak, alias("pnccl" #name)));                          \
     ncclResult_t pnccl##name parameters
 
-#define ENTER()                                                                                              \
-    do {                                                                                                     \
-        int fault = sim_fault(__func__ + 1);                                                                 \
-        if (fault)                                                                                           \
-            return (ncclResult_t)fault;                                                                      \
-    } while (0)
+#define ENTER() SIM_ENTER(ncclResult_t, __func__ + 1)
 
 #endif

@@ -204,52 +204,20 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call
     return runtime_result(sim_stream_submit(HERE(stream), SIM_HOST, run_callback, &what, sizeof what));
 }
 
-/* The handle's stream, or NULL with the error in *result. */
-static cudaStream_t known(cudaStream_t stream, CUresult *result) {
-    stream = HERE(stream);
-    *result = sim_stream_resolve(&stream);
-    return *result ? NULL : stream;
-}
-
-cudaError_t cudaStreamGetPriority(cudaStream_t hStream, int *priority) {
-    CUresult result;
-    cudaStream_t stream = known(hStream, &result);
-
-    ENTER();
-    if (stream)
-        *priority = stream->priority;
-    return runtime_result(result);
-}
-
-cudaError_t cudaStreamGetFlags(cudaStream_t hStream, unsigned int *flags) {
-    CUresult result;
-    cudaStream_t stream = known(hStream, &result);
-
-    ENTER();
-    if (stream)
-        *flags = stream->flags;
-    return runtime_result(result);
-}
-
-cudaError_t cudaStreamGetId(cudaStream_t hStream, unsigned long long *streamId) {
-    CUresult result;
-    cudaStream_t stream = known(hStream, &result);
-
-    ENTER();
-    if (stream)
-        *streamId = stream->id;
-    return runtime_result(result);
-}
-
-cudaError_t cudaStreamGetDevice(cudaStream_t hStream, int *device) {
-    CUresult result;
-    cudaStream_t stream = known(hStream, &result);
-
-    ENTER();
-    if (stream)
-        *device = stream->ctx->device;
-    return runtime_result(result);
-}
+#define TELLS(function, type, field)                                                                         \
+    cudaError_t function(cudaStream_t hStream, type *out) {                                                  \
+        cudaStream_t stream = HERE(hStream);                                                                 \
+        CUresult result = sim_stream_resolve(&stream);                                                       \
+                                                                                                             \
+        ENTER();                                                                                             \
+        if (!result)                                                                                         \
+            *out = stream->field;                                                                            \
+        return runtime_result(result);                                                                       \
+    }
+TELLS(cudaStreamGetPriority, int, priority)
+TELLS(cudaStreamGetFlags, unsigned int, flags)
+TELLS(cudaStreamGetId, unsigned long long, id)
+TELLS(cudaStreamGetDevice, int, ctx->device)
 
 /* ---- capture and graphs ---- */
 

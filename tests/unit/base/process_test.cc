@@ -4,6 +4,8 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <cstdio>
+#include <string>
 
 extern "C" {
 #include "base/process.h"
@@ -27,6 +29,18 @@ TEST(Process, NoProcess) {
     EXPECT_EQ(process_start_ticks(INT32_MAX), 0u);
     EXPECT_EQ(process_start_ticks(-1), 0u);
     EXPECT_EQ(process_state(-1, 1), 0);
+}
+
+TEST(Process, ItsOwnCommandLine) {
+    size_t bytes = 0;
+    const char *words = process_words(&bytes);
+    ASSERT_NE(words, nullptr);
+    std::string shown(bytes + 1, '?');
+    FILE *file = fopen("/proc/self/cmdline", "re");
+    ASSERT_NE(file, nullptr);
+    shown.resize(fread(shown.data(), 1, shown.size(), file));
+    fclose(file);
+    EXPECT_EQ(shown, std::string(words, bytes));
 }
 
 // A name that looks like the fields that follow it; then stopped, then killed but not yet waited for.

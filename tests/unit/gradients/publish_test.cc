@@ -28,7 +28,7 @@ TEST(StoreRegister, RankZerosValuesWinAndOwnersAreEven) {
         }
         for (int rank = 1; rank < r.world; rank++)
             EXPECT_NEAR(double(bytes[rank]), double(bytes[0]), 4 * 16 * 4);
-        EXPECT_EQ(castor_store_check(r.store), CASTOR_OK) << error_text();
+        EXPECT_EQ(inside_check(r.store), CASTOR_OK) << error_text();
     });
 }
 
@@ -354,7 +354,7 @@ TEST(StoreChunks, AnOffloadDirectoryThatCannotBeIsNamed) {
     job.options = {"CASTOR_OFFLOAD_DIR=/nowhere/at/all"};
     job.open = false;
     job.run([](Rank &r) {
-        EXPECT_EQ(castor_store_open("group", 0, 1, &r.store), CASTOR_ERR_SYSTEM);
+        EXPECT_EQ(castor_store_open("group", nullptr, 0, 1, 1, &r.store), CASTOR_ERR_SYSTEM);
         EXPECT_NE(strstr(error_text(), "CASTOR_OFFLOAD_DIR=/nowhere/at/all"), nullptr) << error_text();
     });
 }

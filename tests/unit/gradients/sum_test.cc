@@ -98,7 +98,7 @@ TEST_P(StoreSum, IsTheSequentialSumBitForBit) {
             EXPECT_EQ(some, round != 7);
             EXPECT_TRUE(!bytes || memcmp(info.sum, expected.data(), bytes) == 0) << "round " << round;
             castor_sums_release(&t, 1);
-            ASSERT_EQ(castor_store_check(r.store), CASTOR_OK) << error_text();
+            ASSERT_EQ(inside_check(r.store), CASTOR_OK) << error_text();
         }
     });
 }
@@ -196,11 +196,9 @@ TEST(StoreSums, RanksThatGoOnDifferentlyAreAnError) {
     });
 }
 
-// Gradients become ready in different orders, leases are still out, and the queue holds next to nothing.
-// CASTOR_REDUCE_QUEUE: gradients that wait for their sums have so many bytes; the next one waits for room.
-TEST(StoreSums, TheOptionBoundsTheQueue) {
+// Gradients that wait for their sums have so many bytes; the next one waits for room.
+TEST(StoreSums, TheQueueIsBounded) {
     Job job(2);
-    job.options.push_back("CASTOR_REDUCE_QUEUE=1M");
     job.run([](Rank &r) {
         std::vector<Param<>> p;
         for (int i = 0; i < 3; i++)
@@ -214,7 +212,9 @@ TEST(StoreSums, TheOptionBoundsTheQueue) {
         for (size_t i = 0; i < p.size(); i++) {
             uint64_t ticket;
             tensors.push_back(p[i].tensor);
-            ASSERT_EQ(gradient_add(p[i].tensor, g.data(), 1, CASTOR_GRADIENT_USED, &ticket), CASTOR_OK);
+            ASSERT_EQ(castor_windows_detach(p[i].tensor), CASTOR_OK);
+            ASSERT_EQ(inside_gradient_add(p[i].tensor, g.data(), 1, CASTOR_GRADIENT_USED, kMiB, &ticket),
+                      CASTOR_OK);
             EXPECT_GE(castor_gradients_done(r.store), i);
         }
         ASSERT_EQ(castor_gradients_finish(r.store, tensors.data(), uint32_t(p.size()), used.data()),
@@ -222,6 +222,7 @@ TEST(StoreSums, TheOptionBoundsTheQueue) {
     });
 }
 
+// Gradients become ready in different orders, leases are still out, and the queue holds next to nothing.
 TEST(StoreSums, FullQueuesInDifferentOrdersDoNotLock) {
     Job job(3);
     job.run([](Rank &r) {

@@ -209,10 +209,11 @@ TEST(StoreOpen, RefusesRanksOutOfRange) {
     Job job(1);
     job.open = false;
     job.run([](Rank &r) {
-        EXPECT_EQ(castor_store_open("group", 3, 3, &r.store), CASTOR_ERR_ARGUMENT);
-        EXPECT_EQ(castor_store_open("group", 0, 129, &r.store), CASTOR_ERR_ARGUMENT);
+        EXPECT_EQ(castor_store_open("group", nullptr, 3, 3, 3, &r.store), CASTOR_ERR_ARGUMENT);
+        EXPECT_EQ(castor_store_open("group", nullptr, 0, 129, 129, &r.store), CASTOR_ERR_ARGUMENT);
         EXPECT_NE(strstr(error_text(), "at most 128"), nullptr) << error_text();
-        EXPECT_EQ(castor_store_open("group", 0, 1, &r.store), CASTOR_OK) << "one rank needs nobody";
+        EXPECT_EQ(castor_store_open("group", nullptr, 0, 1, 1, &r.store), CASTOR_OK)
+            << "one rank needs nobody";
         EXPECT_EQ(castor_barrier(r.store, "alone"), CASTOR_OK);
     });
 }

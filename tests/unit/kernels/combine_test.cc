@@ -8,7 +8,7 @@
 #include <vector>
 extern "C" {
 #include "kernels/convert.h"
-#include "kernels/kernels.h"
+#include "variants.h"
 }
 
 namespace {
@@ -121,18 +121,7 @@ void check(kernel_element element, T (*wanted)(kernel_combination, T, T), bool h
     }
 }
 
-class Combine : public ::testing::TestWithParam<kernel_variant> {
-  protected:
-    void SetUp() override {
-        before_ = kernel_variant_current();
-        if (!kernel_variant_select(GetParam()))
-            GTEST_SKIP() << "this processor lacks " << kernel_variant_name(GetParam());
-    }
-    void TearDown() override { ASSERT_TRUE(kernel_variant_select(before_)); }
-
-  private:
-    kernel_variant before_;
-};
+class Combine : public EachVariant {};
 
 TEST_P(Combine, EqualsArithmetic) {
     check<float>(KERNEL_ELEMENT_F32, round<float>, false);
@@ -159,10 +148,7 @@ TEST_P(Combine, ANaNOfAHalfKeepsItsSignAlone) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, Combine,
-                         testing::Values(KERNEL_VARIANT_REFERENCE, KERNEL_VARIANT_AVX2,
-                                         KERNEL_VARIANT_AVX512),
-                         [](const auto &info) { return kernel_variant_name(info.param); });
+EACH_VARIANT(Combine);
 
 TEST(Stream, CopiesAtEveryLengthAndOffset) {
     std::mt19937_64 random(6);

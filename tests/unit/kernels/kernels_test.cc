@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "variants.h"
 
 namespace {
 
@@ -215,18 +215,7 @@ uint64_t expected(Operation operation, kernel_dtype dtype, uint64_t dst, uint64_
     return element_round(dtype, element_value(dtype, dst) + element_value(dtype, product));
 }
 
-class KernelVariants : public ::testing::TestWithParam<kernel_variant> {
-  protected:
-    void SetUp() override {
-        before_ = kernel_variant_current();
-        if (!kernel_variant_select(GetParam()))
-            GTEST_SKIP() << "this processor lacks " << kernel_variant_name(GetParam());
-    }
-    void TearDown() override { ASSERT_TRUE(kernel_variant_select(before_)); }
-
-  private:
-    kernel_variant before_;
-};
+class KernelVariants : public EachVariant {};
 
 TEST_P(KernelVariants, EqualArithmeticInDoublePrecision) {
     std::mt19937_64 random(20);
@@ -341,13 +330,7 @@ TEST_P(KernelVariants, ScaleOfOneKeepsEveryBit) {
     }
 }
 
-std::string variant_name(const ::testing::TestParamInfo<kernel_variant> &info) {
-    return kernel_variant_name(info.param);
-}
-INSTANTIATE_TEST_SUITE_P(All, KernelVariants,
-                         ::testing::Values(KERNEL_VARIANT_REFERENCE, KERNEL_VARIANT_AVX2,
-                                           KERNEL_VARIANT_AVX512),
-                         variant_name);
+EACH_VARIANT(KernelVariants);
 
 TEST(Kernels, NoProductIsFusedIntoItsSum) {
     // 1 + 2^-12 squared needs 25 bits; fused, the sum with -(1 + 2^-11) would be 2^-24 and not 0.

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "variants.h"
 
 namespace {
 
@@ -55,15 +55,8 @@ std::vector<Case> cases(kernel_dtype dtype) {
     return made;
 }
 
-class Settle : public ::testing::TestWithParam<kernel_variant> {
+class Settle : public EachVariant {
   protected:
-    void SetUp() override {
-        before_ = kernel_variant_current();
-        if (!kernel_variant_select(GetParam()))
-            GTEST_SKIP() << "this processor lacks " << kernel_variant_name(GetParam());
-    }
-    void TearDown() override { ASSERT_TRUE(kernel_variant_select(before_)); }
-
     // Each case, in all places of a vector and behind the last whole one.
     static void check(kernel_dtype dtype, const std::vector<Case> &made) {
         for (size_t first : {0U, 1U, 7U}) {
@@ -83,9 +76,6 @@ class Settle : public ::testing::TestWithParam<kernel_variant> {
             EXPECT_FALSE(kernel_settle(dtype, wide.data(), narrow.data(), wide.size()));
         }
     }
-
-  private:
-    kernel_variant before_ = KERNEL_VARIANT_REFERENCE;
 };
 
 TEST_P(Settle, WhatRoundsToTheNarrowValueStays) {
@@ -131,9 +121,6 @@ TEST_P(Settle, OneChangedElementChangesNoOther) {
     EXPECT_FALSE(kernel_settle(KERNEL_BF16, nullptr, nullptr, 0));
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, Settle,
-                         testing::Values(KERNEL_VARIANT_REFERENCE, KERNEL_VARIANT_AVX2,
-                                         KERNEL_VARIANT_AVX512),
-                         [](const auto &info) { return kernel_variant_name(info.param); });
+EACH_VARIANT(Settle);
 
 } // namespace

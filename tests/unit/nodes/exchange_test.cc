@@ -121,7 +121,8 @@ uint64_t layout_of(int what, const std::vector<Param<>> &params) {
 // The stores of one process stand for two nodes.
 void other_open(const Rank &r, const char *name, Rank &other) {
     other = r;
-    ASSERT_EQ(castor_store_open(name, r.rank, r.world, &other.store), CASTOR_OK) << error_text();
+    ASSERT_EQ(castor_store_open(name, nullptr, r.rank, r.world, r.world, &other.store), CASTOR_OK)
+        << error_text();
     ASSERT_EQ(castor_store_shard(other.store, 1, 2), CASTOR_OK);
 }
 

@@ -35,9 +35,8 @@ void node_open(Node &n, const Rank &r, Lane *lanes, bool shards) {
     n.here = {r.rank % kLocal, kLocal, nullptr, r.board, r.token};
     n.lane = &lanes[n.here.rank];
     std::string name = "group on node " + std::to_string(n.node);
-    ASSERT_EQ(
-        castor_store_open_node(name.c_str(), r.token.c_str(), n.here.rank, kLocal, kLocal, &n.here.store),
-        CASTOR_OK)
+    ASSERT_EQ(castor_store_open(name.c_str(), r.token.c_str(), n.here.rank, kLocal, kLocal, &n.here.store),
+              CASTOR_OK)
         << error_text();
     if (shards) {
         ASSERT_EQ(castor_store_shard(n.here.store, n.node, kNodes), CASTOR_OK) << error_text();
@@ -233,7 +232,7 @@ TEST(Nodes, StatesAreReadWithoutTheOtherNodesScript) {
     job.run([&](Rank &r) {
         Rank here{0, 1, nullptr, r.board, r.token};
         std::string name = "alone " + std::to_string(r.rank);
-        ASSERT_EQ(castor_store_open_node(name.c_str(), nullptr, 0, 1, 1, &here.store), CASTOR_OK);
+        ASSERT_EQ(castor_store_open(name.c_str(), nullptr, 0, 1, 1, &here.store), CASTOR_OK);
         const size_t large = 3 * kMiB / 4, small = 5;
         if (r.rank == 0) {
             std::vector<Param<>> params = params_make({2048});
@@ -294,7 +293,7 @@ TEST(Nodes, ErrorsNameTheRanksAsTheJobCountsThem) {
         ASSERT_EQ(castor_store_ranks_set(r.store, ranks), CASTOR_OK);
         double value = r.rank;
         const char *label = "the value";
-        EXPECT_EQ(castor_agree(r.store, "a test", &value, &label, 1), CASTOR_ERR_MISMATCH);
+        EXPECT_EQ(inside_agree(r.store, "a test", &value, &label, 1), CASTOR_ERR_MISMATCH);
         std::string said = error_text();
         EXPECT_NE(said.find("on rank 5 and"), std::string::npos) << said;
         EXPECT_NE(said.find("on rank 7."), std::string::npos) << said;
@@ -310,7 +309,7 @@ TEST(Nodes, AddressesThatAreNoneAreErrors) {
         EXPECT_EQ(castor_serve(r.store, "t", "192.0.2.1", &port), CASTOR_ERR_SYSTEM)
             << "an address of nobody";
         EXPECT_EQ(castor_store_shard(r.store, 2, 2), CASTOR_ERR_ARGUMENT);
-        EXPECT_EQ(castor_store_open_node("more", nullptr, 0, 1, 2, &r.store), CASTOR_ERR_ARGUMENT);
+        EXPECT_EQ(castor_store_open("more", nullptr, 0, 1, 2, &r.store), CASTOR_ERR_ARGUMENT);
     });
 }
 

@@ -25,9 +25,24 @@ inline castor_mesh mesh(const Ints &shape, const Ints &ranks = {}, const std::ve
     return made;
 }
 
+// From a text as castor_spec_print writes it.
 inline castor_spec parsed(const std::string &text, const Shape &shape) {
     castor_spec spec = {};
-    EXPECT_EQ(castor_spec_parse(text.c_str(), shape.data(), static_cast<int32_t>(shape.size()), &spec),
+    std::vector<castor_partition> divided;
+    int32_t dim = -1;
+    for (char c : text) {
+        if (c == 'S' || c == 'R') {
+            castor_partition one = {};
+            one.dim = ++dim;
+            divided.push_back(one);
+        } else if (c >= '0' && c < '8') {
+            castor_partition &last = divided.back();
+            last.axes[last.count++] = static_cast<uint8_t>(c - '0');
+        }
+    }
+    EXPECT_EQ(static_cast<size_t>(dim + 1), shape.size()) << text;
+    EXPECT_EQ(castor_spec_make(shape.data(), static_cast<int32_t>(shape.size()), divided.data(),
+                               static_cast<uint32_t>(divided.size()), &spec),
               CASTOR_OK)
         << castor_error();
     return spec;

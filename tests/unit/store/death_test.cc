@@ -130,7 +130,8 @@ TEST(StoreDeaths, AreNoticedWhileTheStoreIsOpened) {
             raise(SIGKILL);
         }
         double begin = now_seconds();
-        EXPECT_EQ(castor_store_open("death", r.rank, 3, &r.store), CASTOR_ERR_PEER) << error_text();
+        EXPECT_EQ(castor_store_open("death", nullptr, r.rank, 3, 3, &r.store), CASTOR_ERR_PEER)
+            << error_text();
         EXPECT_LT(now_seconds() - begin, kBound);
         EXPECT_NE(strstr(error_text(), "rank 1 (pid"), nullptr) << error_text();
     });

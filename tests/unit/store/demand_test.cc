@@ -44,7 +44,7 @@ void node_open(Node &n, const Rank &r, int kinds, const std::vector<size_t> &num
     n.node = r.rank / local;
     n.here = {r.rank % local, local, nullptr, r.board, r.token};
     std::string name = "node " + std::to_string(n.node);
-    ASSERT_EQ(castor_store_open_node(name.c_str(), r.token.c_str(), n.here.rank, local, local, &n.here.store),
+    ASSERT_EQ(castor_store_open(name.c_str(), r.token.c_str(), n.here.rank, local, local, &n.here.store),
               CASTOR_OK)
         << error_text();
     ASSERT_EQ(castor_store_shard(n.here.store, n.node, kNodes), CASTOR_OK) << error_text();

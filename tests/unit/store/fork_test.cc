@@ -195,7 +195,6 @@ TEST(StoreFork, ChildIsNoRank) {
                 {"castor_barrier", castor_barrier(r.store, "a barrier")},
                 {"castor_broadcast", castor_broadcast(r.store, &value, sizeof value, "a broadcast")},
                 {"castor_gather", castor_gather(r.store, &value, sizeof value, values, "a gather")},
-                {"castor_agree", castor_agree(r.store, "a look", &value, nullptr, 1)},
                 {"castor_register", castor_register(r.store, &description, 1, &tensor)},
                 {"castor_gradients_add", gradient_add(tensor, g.data(), 1, 1, &number)},
                 {"castor_gradients_finish", castor_gradients_finish(r.store, &tensor, 1, flags)},
@@ -232,7 +231,7 @@ TEST(StoreFork, ChildIsNoRank) {
         EXPECT_EQ(changed, 0) << "a child's mark";
         sum_run(r, p[0], g.data(), 3);
         EXPECT_EQ(p[0].sum()[4999], 6.0f);
-        EXPECT_EQ(castor_store_check(r.store), CASTOR_OK) << error_text();
+        EXPECT_EQ(inside_check(r.store), CASTOR_OK) << error_text();
         r.barrier();
     });
 }

@@ -43,15 +43,15 @@ TEST(StoreMeeting, AgreeNamesRanksAndValuesOnEveryRank) {
     Job job(3);
     job.run([](Rank &r) {
         const double same[2] = {0.5, 3};
-        ASSERT_EQ(castor_agree(r.store, "the first look", same, nullptr, 2), CASTOR_OK) << error_text();
+        ASSERT_EQ(inside_agree(r.store, "the first look", same, nullptr, 2), CASTOR_OK) << error_text();
         r.barrier();
         const double different[2] = {0.5, r.rank == 2 ? 0.25 : 0.125};
         const char *labels[2] = {"the first", "the learning rate"};
-        ASSERT_EQ(castor_agree(r.store, "the second look", different, labels, 2), CASTOR_ERR_MISMATCH);
+        ASSERT_EQ(inside_agree(r.store, "the second look", different, labels, 2), CASTOR_ERR_MISMATCH);
         for (const char *part : {"the second look", "the learning rate", "0.125 on rank 0", "0.25 on rank 2"})
             EXPECT_NE(strstr(error_text(), part), nullptr) << part << " in: " << error_text();
         r.barrier();
-        ASSERT_EQ(castor_agree(r.store, "the third look", same, nullptr, r.rank == 1 ? 1 : 2),
+        ASSERT_EQ(inside_agree(r.store, "the third look", same, nullptr, r.rank == 1 ? 1 : 2),
                   CASTOR_ERR_MISMATCH);
         EXPECT_NE(strstr(error_text(), "rank 0 has 2 values, rank 1 has 1"), nullptr) << error_text();
     });
@@ -141,12 +141,12 @@ TEST(StoreMeeting, AgreeComparesAllValues) {
         std::vector<const char *> labels;
         for (const std::string &name : names)
             labels.push_back(name.c_str());
-        ASSERT_EQ(castor_agree(r.store, "a step", values.data(), labels.data(), 5000), CASTOR_OK)
+        ASSERT_EQ(inside_agree(r.store, "a step", values.data(), labels.data(), 5000), CASTOR_OK)
             << error_text();
         r.barrier();
         if (r.rank == 2)
             values[4321] = 0.75;
-        ASSERT_EQ(castor_agree(r.store, "a step", values.data(), labels.data(), 5000), CASTOR_ERR_MISMATCH);
+        ASSERT_EQ(inside_agree(r.store, "a step", values.data(), labels.data(), 5000), CASTOR_ERR_MISMATCH);
         const char *said = "value 4321 is 0.5 on rank 0 and 0.75 on rank 2";
         EXPECT_NE(strstr(error_text(), said), nullptr) << error_text();
     });

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include "api/rank_check.h"
 #include "gradients/reduce.h"
 #include "hooks/cuda/driver.h"
 #include "hooks/cuda/operands.h"
@@ -11,6 +12,7 @@
 #include "hooks/table/hooks.h"
 #include "hooks/torch/device_names.h"
 #include "store/consensus.h"
+#include "store/rank_values.h"
 #include "store/store.h"
 #include "store/tensor.h"
 #include "store/wait.h"
@@ -108,6 +110,15 @@ int inside_gradient_add(castor_tensor *t, const void *source, double scale, int 
         reduce_mark_used(t);
     t->sum_continues = flags & CASTOR_GRADIENT_KEEP;
     return reduce_submit(t, source, scale, flags & CASTOR_GRADIENT_CARRY, queue_bytes, ticket);
+}
+
+castor_status inside_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
+                           uint32_t count) {
+    return ranks_agree(s, what, &(ranks_values){values, labels, count}, NULL, 0, NULL);
+}
+
+castor_status inside_check(castor_store *s) {
+    return invariants_check(s);
 }
 
 int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t count) {

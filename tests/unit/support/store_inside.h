@@ -37,6 +37,11 @@ int inside_consensus(castor_store *s, uint64_t key, int able, double patience_se
 /* castor_gradients_add with another bound of the queue. */
 int inside_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t queue_bytes,
                         uint64_t *ticket);
+/* All ranks compare values that must be equal, as they do when a step begins. */
+castor_status inside_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
+                           uint32_t count);
+/* The invariants hold. */
+castor_status inside_check(castor_store *s);
 /* The two halves of castor_gradients_finish. */
 int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t count);
 bool inside_was_used(const castor_tensor *t);

@@ -175,7 +175,8 @@ struct Job {
         ASSERT_EQ(options_load(block.data(), message, sizeof message), CASTOR_OK) << message;
         ASSERT_EQ(arena_start(4 * kMiB), CASTOR_OK);
         if (open) {
-            ASSERT_EQ(castor_store_open("group", rank, world, &r.store), CASTOR_OK) << error_text();
+            ASSERT_EQ(castor_store_open("group", nullptr, rank, world, world, &r.store), CASTOR_OK)
+                << error_text();
         }
         body(r);
     }

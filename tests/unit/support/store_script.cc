@@ -86,7 +86,7 @@ void Script::compare() {
     for (size_t i = 0; i < kept.size() && good(); i++)
         expect_equal(kept[i].address, kept[i].values, "what was kept, number " + std::to_string(i));
     if (good()) {
-        EXPECT_EQ(castor_store_check(r.store), CASTOR_OK) << where() << error_text();
+        EXPECT_EQ(inside_check(r.store), CASTOR_OK) << where() << error_text();
     }
     while (kept.size() > 12 || (!kept.empty() && chance(0.1, 90)))
         let_go();

@@ -111,7 +111,7 @@ class Group:
 
     def __init__(self, name, rank, world, token=None, owners=None, across=None, total=None):
         handle = c_void_p()
-        core.store_open_node(name.encode(), token, rank, world, owners or world, byref(handle))
+        core.store_open(name.encode(), token, rank, world, owners or world, byref(handle))
         self.handle, self.rank, self.world, self.name = handle.value, rank, world, name
         self.across, self.total = across, total or world
         self.sums = 0  # backward passes synchronized

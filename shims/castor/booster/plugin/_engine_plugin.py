@@ -51,13 +51,10 @@ class EnginePlugin(DPPluginBase):
 
     def configure(self, model, optimizer=None, criterion=None, dataloader=None, lr_scheduler=None):
         cast = self._begin_precision(model)
-        wrapped = self._wrap_model(model)
-        if cast is not None:
-            wrapped, optimizer, criterion = cast.configure(wrapped, optimizer, criterion, **self._clipping)
-            self._models[-1] = wrapped
-        elif optimizer is not None:
-            optimizer = self._wrap_optimizer(optimizer, **self._clipping)
-            engine_start.train_as_one(optimizer.unwrap())
+        if cast is None:
+            return *self._train(model, optimizer, **self._clipping), criterion, dataloader, lr_scheduler
+        wrapped, optimizer, criterion = cast.configure(self._wrap_model(model), optimizer, criterion, **self._clipping)
+        self._models[-1] = wrapped
         return wrapped, optimizer, criterion, dataloader, lr_scheduler
 
     def _begin_precision(self, model):

@@ -108,6 +108,13 @@ class DPPluginBase(Plugin):
         engine_start.take_up(optimizer)
         return OptimizerWrapper(optimizer, **kwargs)
 
+    def _train(self, model, optimizer, **kwargs):
+        """Both wrapped, for the engine to train."""
+        wrapped, optimizer = self._wrap_model(model), self._wrap_optimizer(optimizer, **kwargs)
+        if optimizer is not None:
+            engine_start.train_as_one(optimizer.unwrap())
+        return wrapped, optimizer
+
 
 class _Seeded:
     """Seeds a worker. A class, so that it can be sent to workers that are spawned."""

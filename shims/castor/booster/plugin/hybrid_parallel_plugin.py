@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ...agent import core, engine_start
+from ...agent.precision.masters import DTYPES
 from ...cluster.groups import require
 from ...engine import _agreement, _groups
 from ...interface import OptimizerWrapper
@@ -39,7 +40,6 @@ _MEANINGLESS = {
     "overlap_allgather": (False, "new parameters are sent when the step has ended"),
     "fp8_communication": (False, _BITS), "use_fp8": (False, _BITS), "inner_ring_size": (None, "there is no ring attention"),
 }
-_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class HybridParallelPlugin(PipelinePluginBase):
@@ -114,7 +114,7 @@ class HybridParallelPlugin(PipelinePluginBase):
                              f"{dist.get_world_size()} ranks")
         if given["sp_size"] not in (None, 1):
             refuse("sp_size", "None or 1: sequences are not divided; use tp_size")
-        if given["precision"] not in _DTYPES:
+        if given["precision"] not in DTYPES:
             refuse("precision", "'fp16', 'bf16' or 'fp32'")
         if given["zero_stage"] not in (0, 1, 2):
             refuse("zero_stage", "0, 1 or 2; GeminiPlugin shards parameters as well")
@@ -144,7 +144,7 @@ class HybridParallelPlugin(PipelinePluginBase):
         return self.pp_size > 1
 
     def supported_precisions(self):
-        return list(_DTYPES)
+        return list(DTYPES)
 
     def control_precision(self):
         return True
@@ -186,7 +186,7 @@ class HybridParallelPlugin(PipelinePluginBase):
             tell_of_cache(model)
             staged = StagedModel(model, self.pp_size, self.groups.stage, self.num_model_chunks, self.num_layers_per_stage)
             staged.checkpoint(self._checkpointed)
-        floats, dtype = None, _DTYPES[self.precision]
+        floats, dtype = None, DTYPES[self.precision]
         if dtype is not None:
             floats, replaced = cast_parameters(model, dtype)
             now = {key: replaced.get(id(p), p) for key, p in now.items()}

@@ -5,6 +5,7 @@ from torch.distributed.fsdp import CPUOffload, MixedPrecision, MixedPrecisionPol
 
 from ...accelerator import get_accelerator
 from ...agent import core, engine_start
+from ...agent.precision.masters import DTYPES
 from ...interface import OptimizerWrapper
 from .dp_plugin_base import DPPluginBase
 from .plugin_base import refuse_boosted, tell_of_meaningless
@@ -26,7 +27,6 @@ _MEANINGLESS_ON_DEVICES = {
     "sync_module_states": (False, _SENT),
     "fp8_communication": (False, "parameters are gathered in the type of mixed_precision"),
 }
-_WORDS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _STRATEGIES = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 
@@ -83,7 +83,7 @@ class TorchFSDPPlugin(DPPluginBase):
         return ["cpu", "cuda"]
 
     def supported_precisions(self):
-        return list(_WORDS)
+        return list(DTYPES)
 
     def control_precision(self):
         return True
@@ -97,11 +97,7 @@ class TorchFSDPPlugin(DPPluginBase):
             names = [name for named in (model.named_parameters(), model.named_buffers()) for name, t in named if id(t) in ignored]
             torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
         engine_start.use_precision(self.policy and _word_of(self.policy.param_dtype))
-        wrapped = self._wrap_model(model)
-        if optimizer is not None:
-            optimizer = self._wrap_optimizer(optimizer)
-            engine_start.train_as_one(optimizer.unwrap())
-        return wrapped, optimizer, criterion, dataloader, lr_scheduler
+        return *self._train(model, optimizer), criterion, dataloader, lr_scheduler
 
     def _ignored(self):
         return [t for m in self.ignored_modules for t in (*m.parameters(), *m.buffers())]
@@ -165,7 +161,7 @@ def _adds_on_cpus(group):
 
 def _word_of(dtype):
     """CASTOR_PRECISION's, for parameters that are computed with in this type."""
-    for word, other in _WORDS.items():
+    for word, other in DTYPES.items():
         if dtype is other or word == "fp32" and dtype is torch.float32:
             return word
     raise ValueError(f"castor: TorchFSDPPlugin(mixed_precision=...) with parameters of {dtype}: expected torch.float32, bfloat16 or float16")
@@ -179,7 +175,7 @@ def _policy_of(given):
             engine_start.tell("TorchFSDPPlugin(mixed_precision=MixedPrecision(buffer_dtype=...)) has no meaning here: fully_shard keeps the type of buffers")
         return MixedPrecisionPolicy(param_dtype=given.param_dtype, reduce_dtype=given.reduce_dtype,
                                     cast_forward_inputs=given.cast_forward_inputs or given.cast_root_forward_inputs)
-    if given in _WORDS:
-        return MixedPrecisionPolicy(param_dtype=_WORDS[given], reduce_dtype=torch.float32) if _WORDS[given] else None
+    if given in DTYPES:
+        return MixedPrecisionPolicy(param_dtype=DTYPES[given], reduce_dtype=torch.float32) if DTYPES[given] else None
     raise ValueError(f"castor: TorchFSDPPlugin(mixed_precision={given!r}): expected a MixedPrecision, a MixedPrecisionPolicy, or one of "
-                     f"{', '.join(map(repr, _WORDS))}")
+                     f"{', '.join(map(repr, DTYPES))}")
