@@ -101,10 +101,9 @@ class Cycle:
         """The step was made, or skipped after an overflow."""
         core.accumulation_begin(self.count, _size)
         self.reached = False
-        for key, held in self.held.items():
-            entry = None if held.parameter() is None else store.entry_of(held.parameter())
-            if entry is not None:
-                entry.carried = False
+        entries = [store.entry_of(held.parameter()) for held in self.held.values() if held.parameter() is not None]
+        store.carry({e: False for e in entries if e is not None})
+        for key in self.held:
             if _waiting.get(key, (None, None))[1] is self:
                 del _waiting[key]
         self.held.clear()
@@ -120,11 +119,10 @@ class Cycle:
         for p in own:
             if p.grad is None and (id(p) in before or id(p) in _shown) or id(p) in changed and (id(p) in before or self.reached or p.grad.any()):
                 refuse_change(p)
+        entries = {id(p): store.entry_of(p) for p in with_gradient}
+        store.carry({e: e not in unsynced and key not in changed for key, e in entries.items() if e is not None})
         for p in with_gradient:
-            entry = store.entry_of(p)
-            in_store = entry is not None and entry.synced and entry not in unsynced and id(p) not in changed
-            if entry is not None:
-                entry.carried = in_store
+            in_store = entries[id(p)] is not None and entries[id(p)].carried
             self.held[id(p)] = Held(weakref.ref(p), tuple(p.shape), *((None, 0) if in_store else (p.grad, _digest(p.grad))))
         for p in own:
             if p.grad is not None:
