@@ -167,9 +167,10 @@ castor_status castor_step_begin(castor_store *s, const double *values, const cha
     return publish_begin(s, &(ranks_values){values, labels, count}, said, said_count * sizeof *said, every);
 }
 
-uint32_t castor_part_divide(const castor_store *s, const uint64_t *bytes, uint32_t count, uint64_t most,
+uint32_t castor_part_divide(const castor_store *s, const uint64_t *bytes, uint32_t count, int own_memory,
                             uint32_t *ends) {
-    return parts_divide(bytes, count, budget_part_bytes(s, most), ends);
+    uint64_t most = budget_part_bytes(s, own_memory ? PARTS_OWN_MEMORY_BYTES : 0);
+    return parts_divide(bytes, count, most, ends);
 }
 
 castor_status castor_part_begin(castor_store *s, int kinds, uint32_t number, castor_tensor *const *tensors,
