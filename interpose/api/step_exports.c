@@ -74,10 +74,6 @@ castor_status castor_gradients_add(castor_gradient *gradients, uint32_t count, d
     return status;
 }
 
-uint64_t castor_gradients_done(castor_store *s) {
-    return reduce_done(s);
-}
-
 castor_status castor_gradients_finish(castor_store *s, castor_tensor *const *tensors, uint32_t count,
                                       uint8_t *used) {
     castor_status status = rank_check(s, __func__);

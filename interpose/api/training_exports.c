@@ -20,7 +20,7 @@ _Static_assert(sizeof(castor_cycle) == sizeof(accumulation_cycle) &&
                    offsetof(castor_epoch, last) == offsetof(accumulation_epoch, last) &&
                    (int)CASTOR_CYCLE_GOES_ON == (int)CYCLE_GOES_ON &&
                    (int)CASTOR_CYCLE_LEAVES_OUT == (int)CYCLE_LEAVES_OUT &&
-                   (int)CASTOR_EPOCH_AHEAD == (int)EPOCH_AHEAD,
+                   (int)CASTOR_CYCLE_END == (int)CYCLE_END && (int)CASTOR_EPOCH_AHEAD == (int)EPOCH_AHEAD,
                "one layout, two names");
 _Static_assert(sizeof(castor_audit) == sizeof(audit) &&
                    offsetof(castor_audit, worst) == offsetof(audit, worst),
@@ -77,20 +77,8 @@ int castor_cycle_phase(const castor_cycle *c) {
     return (int)cycle_phase_of((const accumulation_cycle *)c);
 }
 
-void castor_cycle_reached(castor_cycle *c) {
-    c->reached = 1;
-}
-
-int castor_cycle_step(castor_cycle *c) {
-    return cycle_step((accumulation_cycle *)c);
-}
-
-void castor_cycle_hold(castor_cycle *c) {
-    cycle_hold((accumulation_cycle *)c);
-}
-
-void castor_cycle_end(castor_cycle *c) {
-    cycle_end((accumulation_cycle *)c);
+int castor_cycle_happens(castor_cycle *c, int event) {
+    return cycle_happens((accumulation_cycle *)c, (cycle_event)event);
 }
 
 int castor_cycles_act(const castor_cycle *cycles, uint32_t count) {
@@ -103,10 +91,6 @@ int castor_cycles_zero(const castor_cycle *cycles, uint32_t count) {
 
 int castor_cycle_schedule(const castor_cycle *c, int64_t *calls) {
     return (int)cycle_schedule((const accumulation_cycle *)c, calls);
-}
-
-void castor_epoch_begin(castor_epoch *e, int64_t size, int64_t length, int64_t steps) {
-    epoch_begin((accumulation_epoch *)e, size, length, steps);
 }
 
 castor_status castor_epoch_next(castor_epoch *e, int64_t steps, int *answer) {

@@ -51,20 +51,18 @@ cycle_phase cycle_phase_of(const accumulation_cycle *c) {
     return c->reached ? CYCLE_GOES_ON : CYCLE_WAITING;
 }
 
-bool cycle_step(accumulation_cycle *c) {
-    c->calls++;
-    c->skipped = !accumulate_next_at_boundary(&c->micro_steps);
-    return c->skipped;
-}
-
-void cycle_hold(accumulation_cycle *c) {
-    accumulate_count(&c->micro_steps);
-    c->reached = false;
-}
-
-void cycle_end(accumulation_cycle *c) {
-    c->micro_steps.count = 0;
-    c->reached = false;
+bool cycle_happens(accumulation_cycle *c, cycle_event event) {
+    c->reached = event == CYCLE_REACHED || (event == CYCLE_STEP && c->reached);
+    if (event == CYCLE_STEP) {
+        c->calls++;
+        c->skipped = !accumulate_next_at_boundary(&c->micro_steps);
+        return c->skipped;
+    }
+    if (event == CYCLE_HOLD)
+        accumulate_count(&c->micro_steps);
+    if (event == CYCLE_END)
+        c->micro_steps.count = 0;
+    return false;
 }
 
 /* An optimizer that does not step (any more) leaves it to the others. */
@@ -93,10 +91,6 @@ cycle_answer cycle_schedule(const accumulation_cycle *c, int64_t *calls) {
     int64_t made = c->calls - *calls;
     *calls = c->calls;
     return made == 1 && c->skipped ? CYCLE_LEAVES_OUT : CYCLE_ACTS;
-}
-
-void epoch_begin(accumulation_epoch *e, int64_t size, int64_t length, int64_t steps) {
-    *e = (accumulation_epoch){.size = size, .length = length, .steps = steps};
 }
 
 castor_status epoch_next(accumulation_epoch *e, int64_t steps, epoch_answer *answer) {

@@ -53,11 +53,11 @@ typedef struct accumulation_cycle {
     int32_t reached, skipped; /* since the last micro-step; by the last of the calls */
 } accumulation_cycle;
 
+typedef enum cycle_event { CYCLE_REACHED, CYCLE_STEP, CYCLE_HOLD, CYCLE_END } cycle_event;
+
 cycle_phase cycle_phase_of(const accumulation_cycle *c);
-/* True: the call is a micro-step, and nothing is stepped. */
-bool cycle_step(accumulation_cycle *c);
-void cycle_hold(accumulation_cycle *c);
-void cycle_end(accumulation_cycle *c);
+/* CYCLE_STEP: true if the call is a micro-step, and nothing is stepped. */
+bool cycle_happens(accumulation_cycle *c, cycle_event event);
 /* CYCLE_ACTS, CYCLE_LEAVES_OUT, or both bits: the cycles differ. 0 without cycles. */
 int cycles_act(const accumulation_cycle *cycles, uint32_t count);
 /* Of a parameter with these cycles. */
@@ -80,7 +80,6 @@ typedef struct accumulation_epoch {
     int32_t ended, last; /* the loader; the last answer */
 } accumulation_epoch;
 
-void epoch_begin(accumulation_epoch *e, int64_t size, int64_t length, int64_t steps);
 /* The next batch is asked for, after `steps` calls of step(). CASTOR_ERR_ARGUMENT: the loader has too few batches for a step. */
 castor_status epoch_next(accumulation_epoch *e, int64_t steps, epoch_answer *answer);
 /* After EPOCH_DRAWS and EPOCH_AHEAD: whether a batch came. */

@@ -103,7 +103,7 @@ TEST(ExchangeUnits, TheirTurnComesAsSumsAreComplete) {
         for (size_t i : {3, 1}) {
             ASSERT_EQ(gradient_add(tensors[i], gradient.data(), 1, ADD_USED, &ticket), CASTOR_OK);
         }
-        while (castor_gradients_done(r.store) < ticket)
+        while (inside_gradients_done(r.store) < ticket)
             usleep(200);
         EXPECT_EQ(castor_sums_complete(tensors.data(), 4, all.data()), 1u) << "the third one is not";
         EXPECT_EQ(castor_sums_complete(tensors.data(), 4, some.data()), 2u);

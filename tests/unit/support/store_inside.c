@@ -122,6 +122,10 @@ int inside_gradient_add(castor_tensor *t, const void *source, double scale, int 
     return status ? status : gradient_happens(t, GRADIENT_IS_SUBMITTED);
 }
 
+uint64_t inside_gradients_done(const castor_store *s) {
+    return reduce_done(s);
+}
+
 int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t count) {
     castor_status status = reduce_finish(s, tensors, count);
     for (uint32_t i = 0; i < count && !status; i++)

@@ -40,6 +40,7 @@ int inside_gradient_begin(castor_tensor *t, int flags);
 /* castor_gradients_add with another bound of the queue. */
 int inside_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t queue_bytes,
                         uint64_t *ticket);
+uint64_t inside_gradients_done(const castor_store *s);
 /* The two halves of castor_gradients_finish. */
 int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t count);
 bool inside_was_used(const castor_tensor *t);

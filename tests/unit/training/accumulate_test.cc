@@ -87,9 +87,9 @@ castor_cycle cycle_of(int64_t size, int phase) {
     castor_cycle c = {};
     EXPECT_EQ(castor_accumulation_begin(&c.micro_steps, size), 0);
     if (phase >= CASTOR_CYCLE_WAITING)
-        castor_cycle_hold(&c);
+        castor_cycle_happens(&c, CASTOR_CYCLE_HOLD);
     if (phase == CASTOR_CYCLE_BEGUN || phase == CASTOR_CYCLE_GOES_ON)
-        castor_cycle_reached(&c);
+        castor_cycle_happens(&c, CASTOR_CYCLE_REACHED);
     EXPECT_EQ(castor_cycle_phase(&c), phase);
     return c;
 }
@@ -105,16 +105,16 @@ TEST(AccumulationCycle, EveryEventInEveryPhase) {
         EXPECT_EQ(castor_cycles_zero(&c, 1), zero[phase]) << "phase " << phase;
         const bool waits = phase >= CASTOR_CYCLE_WAITING;
         EXPECT_EQ(castor_cycles_act(&c, 1), waits ? CASTOR_CYCLE_ACTS : CASTOR_CYCLE_LEAVES_OUT);
-        EXPECT_EQ(castor_cycle_step(&c), !waits);
+        EXPECT_EQ(castor_cycle_happens(&c, CASTOR_CYCLE_STEP), !waits);
         EXPECT_EQ(castor_cycle_phase(&c), phase) << "a call alone changes nothing";
         EXPECT_EQ(c.calls, 1);
-        castor_cycle_reached(&c);
+        castor_cycle_happens(&c, CASTOR_CYCLE_REACHED);
         EXPECT_EQ(castor_cycle_phase(&c), reached[phase]);
-        castor_cycle_hold(&c);
+        castor_cycle_happens(&c, CASTOR_CYCLE_HOLD);
         EXPECT_EQ(castor_cycle_phase(&c), CASTOR_CYCLE_WAITING);
         c = cycle_of(2, phase);
         c.calls = 7;
-        castor_cycle_end(&c);
+        castor_cycle_happens(&c, CASTOR_CYCLE_END);
         EXPECT_EQ(castor_cycle_phase(&c), CASTOR_CYCLE_EMPTY);
         EXPECT_EQ(c.calls, 7);
         EXPECT_EQ(c.micro_steps.size, 2);
@@ -124,12 +124,12 @@ TEST(AccumulationCycle, EveryEventInEveryPhase) {
 TEST(AccumulationCycle, StepsAtEachKthCall) {
     castor_cycle c = cycle_of(3, CASTOR_CYCLE_EMPTY);
     for (int call = 1; call <= 9; call++) {
-        castor_cycle_reached(&c);
-        EXPECT_EQ(castor_cycle_step(&c), call % 3 != 0) << call;
+        castor_cycle_happens(&c, CASTOR_CYCLE_REACHED);
+        EXPECT_EQ(castor_cycle_happens(&c, CASTOR_CYCLE_STEP), call % 3 != 0) << call;
         if (call % 3)
-            castor_cycle_hold(&c);
+            castor_cycle_happens(&c, CASTOR_CYCLE_HOLD);
         else
-            castor_cycle_end(&c);
+            castor_cycle_happens(&c, CASTOR_CYCLE_END);
     }
 }
 
@@ -137,7 +137,7 @@ TEST(AccumulationCycle, StepsAtEachKthCall) {
 TEST(AccumulationCycle, ThoseThatWaitDecide) {
     const castor_cycle idle = cycle_of(3, CASTOR_CYCLE_EMPTY), first = cycle_of(3, CASTOR_CYCLE_WAITING);
     castor_cycle last = first;
-    castor_cycle_hold(&last);
+    castor_cycle_happens(&last, CASTOR_CYCLE_HOLD);
     EXPECT_EQ(castor_cycles_act(nullptr, 0), 0);
     EXPECT_EQ(castor_cycles_zero(nullptr, 0), CASTOR_CYCLE_ACTS);
     const castor_cycle with_last[] = {idle, last}, mixed[] = {last, first}, idle_only[] = {idle, idle};
@@ -146,9 +146,9 @@ TEST(AccumulationCycle, ThoseThatWaitDecide) {
     EXPECT_EQ(castor_cycles_act(idle_only, 2), CASTOR_CYCLE_LEAVES_OUT);
     castor_cycle three[] = {idle, last, first};
     EXPECT_EQ(castor_cycles_zero(three, 3), CASTOR_CYCLE_LEAVES_OUT);
-    castor_cycle_reached(&three[0]);
+    castor_cycle_happens(&three[0], CASTOR_CYCLE_REACHED);
     EXPECT_EQ(castor_cycles_zero(three, 3), CASTOR_CYCLE_LEAVES_OUT);
-    castor_cycle_reached(&three[1]);
+    castor_cycle_happens(&three[1], CASTOR_CYCLE_REACHED);
     EXPECT_EQ(castor_cycles_zero(three, 3), CASTOR_CYCLE_REFUSES);
 }
 
@@ -157,14 +157,14 @@ TEST(AccumulationCycle, ASchedulerFollowsItsOptimizer) {
     int64_t calls = 0, of_epoch = 0;
     EXPECT_EQ(castor_cycle_schedule(&c, &calls), CASTOR_CYCLE_ACTS); // before the first step
     for (int call = 1; call <= 4; call++) {
-        const bool skipped = castor_cycle_step(&c);
+        const bool skipped = castor_cycle_happens(&c, CASTOR_CYCLE_STEP);
         EXPECT_EQ(skipped, call % 2 == 1);
-        skipped ? castor_cycle_hold(&c) : castor_cycle_end(&c);
+        skipped ? castor_cycle_happens(&c, CASTOR_CYCLE_HOLD) : castor_cycle_happens(&c, CASTOR_CYCLE_END);
         EXPECT_EQ(castor_cycle_schedule(&c, &calls), skipped ? CASTOR_CYCLE_LEAVES_OUT : CASTOR_CYCLE_ACTS);
         EXPECT_EQ(calls, call);
         EXPECT_EQ(castor_cycle_schedule(&c, &calls), CASTOR_CYCLE_ACTS); // again, without a step
     }
-    castor_cycle_step(&c);
+    castor_cycle_happens(&c, CASTOR_CYCLE_STEP);
     EXPECT_EQ(castor_cycle_schedule(&c, &of_epoch), CASTOR_CYCLE_ACTS); // once in several steps
 }
 
@@ -176,8 +176,7 @@ struct Loop {
 
 Loop loop_over(int64_t size, int64_t batches, bool known, bool trains) {
     Loop loop;
-    castor_epoch e;
-    castor_epoch_begin(&e, size, known ? batches : -1, 100);
+    castor_epoch e = {size, known ? batches : -1, 100, 0, 0, 0, 0};
     for (;;) {
         int does;
         if (castor_epoch_next(&e, 100 + (trains ? loop.batches : 0), &does) != 0) {
@@ -218,9 +217,8 @@ TEST(AccumulationEpoch, TrainsOnWholeSteps) {
 }
 
 TEST(AccumulationEpoch, WithoutALengthAStepsBatchesAreDrawnBeforeItsFirst) {
-    castor_epoch e;
+    castor_epoch e = {2, -1, 0, 0, 0, 0, 0};
     int does;
-    castor_epoch_begin(&e, 2, -1, 0);
     for (int answer : {CASTOR_EPOCH_AHEAD, CASTOR_EPOCH_AHEAD, CASTOR_EPOCH_TAKES, CASTOR_EPOCH_TAKES,
                        CASTOR_EPOCH_AHEAD}) {
         ASSERT_EQ(castor_epoch_next(&e, 0, &does), 0);
@@ -231,9 +229,8 @@ TEST(AccumulationEpoch, WithoutALengthAStepsBatchesAreDrawnBeforeItsFirst) {
 }
 
 TEST(AccumulationEpoch, TooFewBatchesAreAnError) {
-    castor_epoch e;
+    castor_epoch e = {4, 3, 0, 0, 0, 0, 0};
     int does;
-    castor_epoch_begin(&e, 4, 3, 0);
     EXPECT_NE(castor_epoch_next(&e, 1, &does), 0);
     EXPECT_NE(std::string(castor_error()).find("an epoch has 3 batches and CASTOR_ACCUMULATE=4 needs 4"),
               std::string::npos)

@@ -92,7 +92,7 @@ class Cycle:
 
     def end(self):
         """The step was made, or skipped after an overflow."""
-        core.cycle_end(self.state)
+        core.cycle_happens(self.state, core.CYCLE_END)
         entries = [store.entry_of(held.parameter()) for held in self.held.values() if held.parameter() is not None]
         store.carry({e: False for e in entries if e is not None})
         for key in self.held:
@@ -119,7 +119,7 @@ class Cycle:
         for p in own:
             if p.grad is not None:
                 _waiting[id(p)] = weakref.ref(p), self
-        core.cycle_hold(self.state)
+        core.cycle_happens(self.state, core.CYCLE_HOLD)
 
     def backward_begins(self):
         phase, own = core.cycle_phase(self.state), self.parameters()
@@ -211,7 +211,7 @@ def _is(known, p):
 def _reached(p):
     for cycle in _cycles_of.get(id(p), ()):
         if not cycle.state.reached:
-            core.cycle_reached(cycle.state)
+            core.cycle_happens(cycle.state, core.CYCLE_REACHED)
     if any(not str(getattr(hook, "__module__", "")).startswith("castor.") for hook in (p._backward_hooks or {}).values()):
         _say_of_hooks()
 
@@ -349,7 +349,7 @@ def skips_step(optimizer, closure, separable):
     if closure is None and core.cycle_phase(cycle.state) == core.CYCLE_WAITING:
         cycle.check_held()
     _steps += 1
-    return bool(core.cycle_step(cycle.state))
+    return bool(core.cycle_happens(cycle.state, core.CYCLE_STEP))
 
 
 def micro_step_over(optimizer):
@@ -464,8 +464,8 @@ class _Epoch:
         if iterator._dataset_kind == dataloader._DatasetKind.Map:
             with contextlib.suppress(TypeError):
                 length = len(iterator._index_sampler)
-        self.state, self.ahead = core.Epoch(), collections.deque()
-        core.epoch_begin(self.state, _size, length, _steps)
+        self.state = core.Epoch(size=_size, length=length, steps=_steps)  # which the core changes
+        self.ahead = collections.deque()  # the batches that were drawn before they were asked for
 
     def following(self, draw):
         does, batch = ctypes.c_int(core.EPOCH_AHEAD), None

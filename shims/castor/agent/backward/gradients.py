@@ -47,6 +47,7 @@ class Synchronizer:
         self.broken = None  # why no backward can be synchronized any more
         self.scale = 1.0 / group.total  # the weight of this rank's gradients
         self.pending = collections.deque()  # (core.Gradient, entry, parameter, gradient, source): being added
+        self.done = ctypes.c_uint64()  # the last ticket that was
         self.entries = masters.adopt(group, parameters)
         self.schedule = None  # the exchanges between nodes while a backward runs (nodes/across.py)
         self.let_go_before = False
@@ -97,8 +98,7 @@ class Synchronizer:
         if p.device.type != "cpu":
             self.moved(entry, p)
             return
-        done = ctypes.c_uint64()
-        core.gradient_ready(entry.handle, ctypes.byref(done))
+        core.gradient_ready(entry.handle, self.done)
         if not self.expecting:
             return
         if not self.begun:
@@ -110,7 +110,7 @@ class Synchronizer:
         self.ready.add(entry)
         if entry.added:  # by another wrapper of this parameter
             return
-        self._reap(done.value)  # earlier gradients only: the script's own hooks, which run after this one, still look at p.grad
+        self._reap()  # earlier gradients only: the script's own hooks, which run after this one, still look at p.grad
         self._submit([(entry, p, p.grad)])
         if self.group.across is not None:
             self.group.across.go_on(self)
@@ -179,8 +179,8 @@ class Synchronizer:
             self._describe(entry, gradient)
         core.gradients_let_go(gradients, len(entries))
 
-    def _reap(self, done):
-        while self.pending and self.pending[0][0].ticket <= done:
+    def _reap(self):
+        while self.pending and self.pending[0][0].ticket <= self.done.value:
             self._added()
 
     def _added(self, place=0):
