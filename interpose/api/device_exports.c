@@ -11,6 +11,7 @@
 #include "hooks/cuda/overflow.h"
 #include "hooks/cuda/returns.h"
 #include "placement_options.h"
+#include "training/division.h"
 
 #define UNIT              (UINT64_C(1) << 20)
 #define PROBED_COPY_BYTES (UINT64_C(64) << 20)
@@ -136,8 +137,15 @@ void castor_device_outside(int device, uint64_t bytes) {
     devices_outside_set(device, bytes);
 }
 
-uint64_t castor_device_part_bytes(int device) {
-    return devices_part_bytes(device);
+_Static_assert((int)CASTOR_DEVICE_PARTS == DEVICES_PARTS_AT_A_TIME, "one value, two names");
+
+uint32_t castor_device_parts_divide(const int32_t *devices, const uint64_t *bytes, uint32_t count,
+                                    uint32_t *ends) {
+    return parts_divide_by_place(bytes, devices, count, devices_part_bytes, ends);
+}
+
+int castor_device_parts_hold(int device, uint64_t bytes) {
+    return bytes <= DEVICES_PARTS_AT_A_TIME * devices_part_bytes(device);
 }
 
 uint64_t castor_slots_too_small(int device) {

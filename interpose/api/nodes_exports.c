@@ -160,9 +160,9 @@ uint32_t castor_sums_complete(castor_tensor *const *tensors, uint32_t count, con
     return reduce_complete(tensors, count, used);
 }
 
-castor_status castor_sums_settle(castor_store *s, castor_tensor *const *tensors, uint32_t count,
+castor_status castor_sums_settle(castor_store *s, int node, castor_tensor *const *tensors, uint32_t count,
                                  uint8_t *used) {
-    return exchange_settle(s, tensors, count, used);
+    return exchange_settle(s, node, tensors, count, used);
 }
 
 void castor_node_bytes_add(uint64_t bytes) {

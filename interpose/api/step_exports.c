@@ -6,6 +6,7 @@
 #include "budget/budget.h"
 #include "base/error.h"
 #include "job/options.h"
+#include "gradients/gradient_state.h"
 #include "gradients/publish.h"
 #include "gradients/reduce.h"
 #include "store/consensus.h"
@@ -18,16 +19,37 @@
 
 #define CONSENSUS_PATIENCE_SECONDS 5.0
 
+_Static_assert(sizeof(castor_gradient_state) == sizeof(gradient_state) &&
+                   offsetof(castor_gradient_state, elsewhere) == offsetof(gradient_state, elsewhere) &&
+                   (int)CASTOR_GRADIENT_LOST == (int)GRADIENT_LOST &&
+                   (int)CASTOR_GRADIENT_CARRYING == (int)GRADIENT_CARRYING,
+               "one layout, two names");
+
+castor_status castor_gradient_ready(castor_tensor *t, uint64_t *done) {
+    *done = reduce_done(t->store);
+    return gradient_happens(t, GRADIENT_IS_READY);
+}
+
+void castor_gradients_carry(castor_tensor *const *tensors, uint32_t count, const uint8_t *wanted) {
+    for (uint32_t i = 0; i < count; i++)
+        gradient_carry(tensors[i], wanted[i]);
+}
+
+void castor_gradients_break_off(castor_tensor *const *tensors, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        gradient_happens(tensors[i], GRADIENT_IS_BROKEN_OFF);
+}
+
 castor_status castor_gradients_let_go(const castor_gradient *gradients, uint32_t count) {
     castor_status status = CASTOR_OK;
     for (uint32_t i = 0; i < count && !status; i++) {
-        const castor_gradient *g = &gradients[i];
-        if (g->tensor->mode != TENSOR_SHARED)
-            status = window_release_sum(g->tensor);
-        else if (g->flags & CASTOR_GRADIENT_CARRIED)
-            status = window_carry(g->tensor, g->window);
+        castor_tensor *t = gradients[i].tensor;
+        if (t->mode != TENSOR_SHARED)
+            status = window_release_sum(t);
+        else if (t->gradient.carry == GRADIENT_CARRIED)
+            status = window_carry(t, gradients[i].window);
         else
-            status = window_detach_all(g->tensor);
+            status = window_detach_all(t);
     }
     return status;
 }
@@ -37,30 +59,32 @@ castor_status castor_gradients_add(castor_gradient *gradients, uint32_t count, d
     for (uint32_t i = 0; i < count && !status; i++) {
         castor_gradient *g = &gradients[i];
         castor_tensor *t = g->tensor;
-        if ((status = rank_check(t->store, __func__)) || (status = castor_gradients_let_go(g, 1)))
+        if ((status = rank_check(t->store, __func__)) ||
+            (status = gradient_check(t, GRADIENT_IS_SUBMITTED)) || (status = castor_gradients_let_go(g, 1)))
             return status;
-        if (g->flags & CASTOR_GRADIENT_USED)
+        if (gradient_is_used(t))
             reduce_mark_used(t);
         touches_backward(t->store, true);
         budget_sum_begin(t);
-        t->sum_continues = g->flags & CASTOR_GRADIENT_KEEP;
-        status = reduce_submit(t, g->source, scale, g->flags & CASTOR_GRADIENT_CARRY, REDUCE_QUEUE_BYTES,
-                               &g->ticket);
+        t->sum_continues = g->keeps;
+        status = reduce_submit(t, g->source, scale, gradient_goes_on(t), REDUCE_QUEUE_BYTES, &g->ticket);
+        if (status == CASTOR_OK)
+            status = gradient_happens(t, GRADIENT_IS_SUBMITTED);
     }
     return status;
-}
-
-uint64_t castor_gradients_done(castor_store *s) {
-    return reduce_done(s);
 }
 
 castor_status castor_gradients_finish(castor_store *s, castor_tensor *const *tensors, uint32_t count,
                                       uint8_t *used) {
     castor_status status = rank_check(s, __func__);
+    for (uint32_t i = 0; i < count && !status; i++) /* else it would wait for this rank */
+        status = gradient_check(tensors[i], GRADIENT_IS_COMPLETE);
     if (status == CASTOR_OK)
         status = reduce_finish(s, tensors, count);
-    for (uint32_t i = 0; i < count && !status; i++)
+    for (uint32_t i = 0; i < count && !status; i++) {
         used[i] = reduce_was_used(tensors[i]);
+        status = gradient_happens(tensors[i], GRADIENT_IS_COMPLETE);
+    }
     touches_backward(s, false);
     touches_drop(s); /* until the next forward only owners look at parameters, through aliases */
     budget_backward_end(s);
@@ -72,9 +96,12 @@ castor_status castor_windows_show(castor_tensor *const *tensors, uint32_t count,
     castor_status status = CASTOR_OK;
     for (uint32_t i = 0; i < count && !status; i++) {
         castor_window *w = windows[i];
-        status = rank_check(w ? w->tensor->store : tensors[i]->store, __func__);
+        castor_tensor *t = w ? w->tensor : tensors[i];
+        status = rank_check(t->store, __func__);
         if (status == CASTOR_OK)
-            status = w ? window_refresh(w) : window_take(tensors[i], &windows[i]);
+            status = gradient_happens(t, GRADIENT_IS_SHOWN);
+        if (status == CASTOR_OK)
+            status = w ? window_refresh(w) : window_take(t, &windows[i]);
         if (status == CASTOR_OK)
             addresses[i] = windows[i]->address;
     }
@@ -104,9 +131,14 @@ castor_status castor_windows_detach(castor_tensor *t) {
     return window_detach_all(t);
 }
 
-void castor_sums_release(castor_tensor *const *tensors, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++)
-        window_release_sum(tensors[i]);
+castor_status castor_sums_release(castor_tensor *const *tensors, uint32_t count) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        status = gradient_happens(tensors[i], GRADIENT_IS_SHOWN);
+        if (status == CASTOR_OK)
+            status = window_release_sum(tensors[i]);
+    }
+    return status;
 }
 
 castor_status castor_consensus(castor_store *s, uint64_t key, int able, int *committed) {
@@ -131,9 +163,10 @@ castor_status castor_step_begin(castor_store *s, const double *values, const cha
     return publish_begin(s, &(ranks_values){values, labels, count}, said, said_count * sizeof *said, every);
 }
 
-uint32_t castor_part_divide(const castor_store *s, const uint64_t *bytes, uint32_t count, uint64_t most,
+uint32_t castor_part_divide(const castor_store *s, const uint64_t *bytes, uint32_t count, int own_memory,
                             uint32_t *ends) {
-    return parts_divide(bytes, count, budget_part_bytes(s, most), ends);
+    uint64_t most = budget_part_bytes(s, own_memory ? PARTS_OWN_MEMORY_BYTES : 0);
+    return parts_divide(bytes, count, most, ends);
 }
 
 castor_status castor_part_begin(castor_store *s, int kinds, uint32_t number, castor_tensor *const *tensors,

@@ -218,6 +218,7 @@ castor_status castor_register(castor_store *s, const castor_description *descrip
 }
 
 void castor_tensor_get(const castor_tensor *t, castor_tensor_info *out) {
+    bool mine = t->owner == t->store->rank, stepped_here = mine && (t->node < 0 || t->node == t->store->node);
     *out = (castor_tensor_info){.id = t->id,
                                 .owner = t->owner,
                                 .shared = t->mode == TENSOR_SHARED,
@@ -225,10 +226,13 @@ void castor_tensor_get(const castor_tensor *t, castor_tensor_info *out) {
                                 .node = t->node,
                                 .single_sum = demand_single(t, CHUNK_GRAD),
                                 .single_parameter = demand_single(t, CHUNK_PARAM),
+                                .stepped_here = stepped_here,
+                                .summed_here = demand_single(t, CHUNK_GRAD) ? stepped_here : mine,
                                 .bytes = t->bytes,
                                 .home = t->home,
                                 .param_alias = t->param_alias,
-                                .sum = t->grad_alias};
+                                .sum = t->grad_alias,
+                                .gradient = (const castor_gradient_state *)&t->gradient};
 }
 
 void castor_tensor_forget(castor_tensor *t) {

@@ -14,6 +14,14 @@
 _Static_assert(sizeof(castor_accumulation) == sizeof(accumulation) &&
                    offsetof(castor_accumulation, count) == offsetof(accumulation, count),
                "one layout, two names");
+_Static_assert(sizeof(castor_cycle) == sizeof(accumulation_cycle) &&
+                   offsetof(castor_cycle, skipped) == offsetof(accumulation_cycle, skipped) &&
+                   sizeof(castor_epoch) == sizeof(accumulation_epoch) &&
+                   offsetof(castor_epoch, last) == offsetof(accumulation_epoch, last) &&
+                   (int)CASTOR_CYCLE_GOES_ON == (int)CYCLE_GOES_ON &&
+                   (int)CASTOR_CYCLE_LEAVES_OUT == (int)CYCLE_LEAVES_OUT &&
+                   (int)CASTOR_CYCLE_END == (int)CYCLE_END && (int)CASTOR_EPOCH_AHEAD == (int)EPOCH_AHEAD,
+               "one layout, two names");
 _Static_assert(sizeof(castor_audit) == sizeof(audit) &&
                    offsetof(castor_audit, worst) == offsetof(audit, worst),
                "one layout, two names");
@@ -63,6 +71,37 @@ int castor_accumulation_every(castor_accumulation *a) {
 
 castor_status castor_accumulation_length(int64_t count, int64_t size, int64_t *length, int64_t *steps) {
     return accumulate_length(count, size, length, steps);
+}
+
+int castor_cycle_phase(const castor_cycle *c) {
+    return (int)cycle_phase_of((const accumulation_cycle *)c);
+}
+
+int castor_cycle_happens(castor_cycle *c, int event) {
+    return cycle_happens((accumulation_cycle *)c, (cycle_event)event);
+}
+
+int castor_cycles_act(const castor_cycle *cycles, uint32_t count) {
+    return cycles_act((const accumulation_cycle *)cycles, count);
+}
+
+int castor_cycles_zero(const castor_cycle *cycles, uint32_t count) {
+    return (int)cycles_zero((const accumulation_cycle *)cycles, count);
+}
+
+int castor_cycle_schedule(const castor_cycle *c, int64_t *calls) {
+    return (int)cycle_schedule((const accumulation_cycle *)c, calls);
+}
+
+castor_status castor_epoch_next(castor_epoch *e, int64_t steps, int *answer) {
+    epoch_answer found = EPOCH_ENDS;
+    castor_status status = epoch_next((accumulation_epoch *)e, steps, &found);
+    *answer = (int)found;
+    return status;
+}
+
+void castor_epoch_drawn(castor_epoch *e, int came) {
+    epoch_drawn((accumulation_epoch *)e, came);
 }
 
 void castor_settle(int dtype, float *const *wide, const void *const *narrow, const uint64_t *numel,

@@ -11,7 +11,6 @@
 #define PART_SHARE          8
 #define REGION_SHARE_OF_ALL 16
 #define PART_SHARE_OF_ALL   32
-#define PARTS_AT_A_TIME     3
 #define REGION_LEAST        (UINT64_C(2) << 20)
 #define REGION_MOST         (UINT64_C(4) << 30)
 #define PART_LEAST          (UINT64_C(1) << 20)
@@ -79,7 +78,7 @@ static division divide(const devices_settings *settings, uint64_t unit, uint64_t
         .homes = UINT64_MAX,
     };
     if (bounded) {
-        uint64_t others = d.region + PARTS_AT_A_TIME * d.part;
+        uint64_t others = d.region + DEVICES_PARTS_AT_A_TIME * d.part;
         d.homes = whole > others ? whole - others : 0;
     }
     return d;
@@ -179,12 +178,12 @@ uint64_t devices_part_bytes(int device) {
 void devices_shares(int device, uint64_t *slots_bytes, uint64_t *parts_bytes) {
     const started_device *s = started_of(device);
     *slots_bytes = s ? s->region_bytes : 0;
-    *parts_bytes = s ? PARTS_AT_A_TIME * s->part_bytes : 0;
+    *parts_bytes = s ? DEVICES_PARTS_AT_A_TIME * s->part_bytes : 0;
 }
 
 uint64_t devices_budget_for(int device, uint64_t slots_bytes, uint64_t parts_bytes) {
     uint64_t free_bytes = 0, total_bytes = 0;
-    uint64_t part_bytes = (parts_bytes + PARTS_AT_A_TIME - 1) / PARTS_AT_A_TIME;
+    uint64_t part_bytes = (parts_bytes + DEVICES_PARTS_AT_A_TIME - 1) / DEVICES_PARTS_AT_A_TIME;
     if (slots_bytes > REGION_MOST || part_bytes > PART_MOST)
         return 0;
     uint64_t budget = REGION_SHARE * slots_bytes;

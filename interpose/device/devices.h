@@ -5,7 +5,8 @@
 #include "homes.h"
 #include "slots.h"
 
-#define DEVICES_MAX 64
+#define DEVICES_MAX             64
+#define DEVICES_PARTS_AT_A_TIME 3 /* that are on a device while an optimizer steps in parts */
 
 typedef struct devices_settings {
     uint64_t reserved_bytes; /* of addresses for homes; 0: of all that could ever lie there */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include "base/error.h"
 #include "base/hash.h"
+#include "gradients/gradient_state.h"
 #include "gradients/reduce.h"
 #include "store/demand.h"
 #include "store/wait.h"
@@ -147,14 +148,16 @@ void exchange_registered(store *s, uint64_t chunk_bytes, tensor *const *tensors,
     }
 }
 
-castor_status exchange_settle(store *s, tensor *const *tensors, uint32_t count, uint8_t *used) {
+castor_status exchange_settle(store *s, int node, tensor *const *tensors, uint32_t count, uint8_t *used) {
     for (uint32_t i = 0; i < count; i++)
         if (used[i] && tensors[i]->owner == s->rank)
             reduce_used_elsewhere(tensors[i]);
     store_activity_set(s, ACTIVITY_BACKWARD);
     castor_status status = wait_barrier(s, "the exchange of gradients between the nodes");
     store_activity_set(s, ACTIVITY_SCRIPT);
-    for (uint32_t i = 0; i < count && !status; i++)
+    for (uint32_t i = 0; i < count && !status; i++) {
         used[i] = reduce_was_used(tensors[i]);
+        gradient_settle(tensors[i], used[i], node);
+    }
     return status;
 }

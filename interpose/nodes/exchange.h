@@ -41,8 +41,8 @@ uint32_t exchange_units(tensor *const *tensors, uint32_t count, const uint8_t *u
 /* Parameters that were registered, with the size of chunks that the job asks for: nodes compare them. */
 void exchange_registered(store *s, uint64_t chunk_bytes, tensor *const *tensors, uint32_t count);
 
-/* On every rank of the node, after the owners' exchange: every rank gets used[i], which the owner of tensor i knows from all
+/* On every rank of this `node`, after the owners' exchange: every rank gets used[i], which the owner of tensor i knows from all
  * nodes. */
-castor_status exchange_settle(store *s, tensor *const *tensors, uint32_t count, uint8_t *used);
+castor_status exchange_settle(store *s, int node, tensor *const *tensors, uint32_t count, uint8_t *used);
 
 #endif

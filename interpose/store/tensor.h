@@ -22,6 +22,26 @@ typedef struct state_range {
     struct state_range *next;
 } state_range;
 
+/* Of a rank's gradient: gradients/gradient_state.h. */
+typedef enum gradient_phase {
+    GRADIENT_SUMMED,
+    GRADIENT_MADE,
+    GRADIENT_ADDED,
+    GRADIENT_JOINED,
+    GRADIENT_COMPLETE,
+    GRADIENT_LOST,
+    GRADIENT_PHASE_COUNT
+} gradient_phase;
+typedef enum gradient_carrying {
+    GRADIENT_NOT_CARRIED,
+    GRADIENT_CARRIED, /* the next backward adds to the sum */
+    GRADIENT_CARRYING /* the running one does */
+} gradient_carrying;
+typedef struct gradient_state {
+    uint8_t phase, carry;
+    uint8_t elsewhere; /* the last sum is that of all nodes, and another node goes on from it */
+} gradient_state;
+
 struct window;
 typedef struct tensor {
     store *store;
@@ -44,6 +64,7 @@ typedef struct tensor {
     char *grad_alias;
     tensor_control *control;
     /* This rank's progress. */
+    gradient_state gradient;
     uint32_t epoch;          /* sums completed */
     uint32_t released;       /* sums released */
     uint32_t published_seen; /* publications whose pages were taken over */

@@ -22,3 +22,16 @@ uint32_t parts_divide(const uint64_t *bytes, uint32_t count, uint64_t most, uint
     ends[parts++] = count;
     return parts;
 }
+
+uint32_t parts_divide_by_place(const uint64_t *bytes, const int32_t *places, uint32_t count,
+                               uint64_t (*most)(int place), uint32_t *ends) {
+    uint32_t parts = 0;
+    for (uint32_t first = 0, last = 0; first < count; first = last) {
+        while (last < count && places[last] == places[first])
+            last++;
+        uint32_t more = parts_divide(bytes + first, last - first, most(places[first]), ends + parts);
+        for (; more; more--)
+            ends[parts++] += first;
+    }
+    return parts;
+}

@@ -17,5 +17,11 @@ batch_part batch_part_of(uint64_t count, int rank, int world);
  * one part. ends[i]: the first item after part i. Returns the number of parts: one, which is empty, without items; else at
  * most the number of items. */
 uint32_t parts_divide(const uint64_t *bytes, uint32_t count, uint64_t most, uint32_t *ends);
+/* The same for items in several places, of which each has its own `most`: a part is of one place. None without items. */
+uint32_t parts_divide_by_place(const uint64_t *bytes, const int32_t *places, uint32_t count,
+                               uint64_t (*most)(int place), uint32_t *ends);
+
+/* Of a part whose step needs memory of its own: for gradients as floats, or for states until they are in the store. */
+#define PARTS_OWN_MEMORY_BYTES (UINT64_C(32) << 20)
 
 #endif

@@ -165,9 +165,8 @@ TEST(StoreSums, ASumGoesOn) {
             ASSERT_EQ(before ? window_carry(t, window) : castor_windows_detach(t), CASTOR_OK);
             uint64_t ticket;
             uint8_t used;
-            int flags = CASTOR_GRADIENT_USED | (before ? CASTOR_GRADIENT_CARRY : 0) |
-                        (before < 2 ? CASTOR_GRADIENT_KEEP : 0);
-            ASSERT_EQ(gradient_add(t, g.data(), 1, flags, &ticket), CASTOR_OK);
+            int flags = ADD_USED | (before ? ADD_CARRY : 0) | (before < 2 ? ADD_KEEP : 0);
+            ASSERT_EQ(gradient_add(t, g.data(), 1, flags, &ticket, window), CASTOR_OK);
             ASSERT_EQ(castor_gradients_finish(r.store, &t, 1, &used), CASTOR_OK) << error_text();
             ASSERT_EQ(window ? window_refresh(window) : window_take(t, &window, &address), CASTOR_OK);
             EXPECT_EQ(window_edited(window), 0u);
@@ -186,10 +185,10 @@ TEST(StoreSums, RanksThatGoOnDifferentlyAreAnError) {
         std::vector<float> g(5000, 1.0f);
         uint64_t ticket;
         uint8_t used;
-        ASSERT_EQ(gradient_add(t, g.data(), 1, CASTOR_GRADIENT_KEEP, &ticket), CASTOR_OK);
+        ASSERT_EQ(gradient_add(t, g.data(), 1, ADD_KEEP, &ticket), CASTOR_OK);
         ASSERT_EQ(castor_gradients_finish(r.store, &t, 1, &used), CASTOR_OK) << error_text();
         castor_sums_release(&t, 1);
-        int flags = r.rank ? 0 : CASTOR_GRADIENT_CARRY;
+        int flags = r.rank ? 0 : ADD_CARRY;
         ASSERT_EQ(gradient_add(t, g.data(), 1, flags, &ticket), CASTOR_OK);
         EXPECT_NE(castor_gradients_finish(r.store, &t, 1, &used), CASTOR_OK);
         EXPECT_NE(strstr(error_text(), "rank 1 does not add to"), nullptr) << error_text();
@@ -213,9 +212,8 @@ TEST(StoreSums, TheQueueIsBounded) {
             uint64_t ticket;
             tensors.push_back(p[i].tensor);
             ASSERT_EQ(castor_windows_detach(p[i].tensor), CASTOR_OK);
-            ASSERT_EQ(inside_gradient_add(p[i].tensor, g.data(), 1, CASTOR_GRADIENT_USED, kMiB, &ticket),
-                      CASTOR_OK);
-            EXPECT_GE(castor_gradients_done(r.store), i);
+            ASSERT_EQ(inside_gradient_add(p[i].tensor, g.data(), 1, ADD_USED, kMiB, &ticket), CASTOR_OK);
+            EXPECT_GE(inside_gradients_done(r.store), i);
         }
         ASSERT_EQ(castor_gradients_finish(r.store, tensors.data(), uint32_t(p.size()), used.data()),
                   CASTOR_OK);

@@ -101,9 +101,9 @@ TEST(ExchangeUnits, TheirTurnComesAsSumsAreComplete) {
         const std::vector<uint8_t> all = {1, 1, 1, 1}, some = {1, 1, 0, 1};
         uint64_t ticket = 0;
         for (size_t i : {3, 1}) {
-            ASSERT_EQ(gradient_add(tensors[i], gradient.data(), 1, CASTOR_GRADIENT_USED, &ticket), CASTOR_OK);
+            ASSERT_EQ(gradient_add(tensors[i], gradient.data(), 1, ADD_USED, &ticket), CASTOR_OK);
         }
-        while (castor_gradients_done(r.store) < ticket)
+        while (inside_gradients_done(r.store) < ticket)
             usleep(200);
         EXPECT_EQ(castor_sums_complete(tensors.data(), 4, all.data()), 1u) << "the third one is not";
         EXPECT_EQ(castor_sums_complete(tensors.data(), 4, some.data()), 2u);

@@ -84,7 +84,7 @@ void backward(Node &n, std::vector<Param<>> &params, const std::vector<uint8_t> 
         uint64_t ticket;
         ASSERT_EQ(castor_windows_detach(params[i].tensor), CASTOR_OK);
         ASSERT_EQ(gradient_add(params[i].tensor, uses[i] ? gradients[i].data() : nullptr, 0.25,
-                               uses[i] ? CASTOR_GRADIENT_USED : 0, &ticket),
+                               uses[i] ? ADD_USED : 0, &ticket),
                   CASTOR_OK);
     }
     used.assign(params.size(), 0);
@@ -101,7 +101,7 @@ void backward(Node &n, std::vector<Param<>> &params, const std::vector<uint8_t> 
         wanted[i] = word[i] > 0, used[i] = params[i].mine(n.here) ? wanted[i] : used[i];
     for (const castor_range &range : ranges_of(CASTOR_EXCHANGE_SUMS, params, wanted, true))
         lane_sum(n, static_cast<float *>(range.address), range.numel);
-    ASSERT_EQ(castor_sums_settle(n.here.store, tensors.data(), uint32_t(tensors.size()), used.data()),
+    ASSERT_EQ(castor_sums_settle(n.here.store, n.node, tensors.data(), uint32_t(tensors.size()), used.data()),
               CASTOR_OK)
         << error_text();
 }

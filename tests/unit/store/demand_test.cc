@@ -109,8 +109,7 @@ void backward(Node &n, const Rank &r, float value, float *lanes) {
     for (Param<> &p : n.params) {
         gradients.emplace_back(p.numel, float(r.rank + 1) * value);
         uint64_t ticket;
-        ASSERT_EQ(gradient_add(p.tensor, gradients.back().data(), 1, CASTOR_GRADIENT_USED, &ticket),
-                  CASTOR_OK);
+        ASSERT_EQ(gradient_add(p.tensor, gradients.back().data(), 1, ADD_USED, &ticket), CASTOR_OK);
     }
     std::vector<uint8_t> used(tensors.size());
     ASSERT_EQ(castor_gradients_finish(n.here.store, tensors.data(), uint32_t(tensors.size()), used.data()),

@@ -118,7 +118,7 @@ TEST(StoreWindow, NobodyWritesTheNextSumBeforeTheLeaseIsBack) {
             ASSERT_EQ(gradient_add(f.p[0].tensor, f.ones.data(), 5, 1, &ticket), CASTOR_OK);
             flag_raise(r.board, 0);
             flag_await(r.board, 1);
-            EXPECT_EQ(castor_gradients_done(r.store), 1u);
+            EXPECT_EQ(inside_gradients_done(r.store), 1u);
             flag_raise(r.board, 2);
         } else {
             flag_await(r.board, 0);
@@ -230,7 +230,7 @@ TEST(StoreWindow, MemoryOfDroppedSumsGoesBackAndComesBack) {
                     uint64_t ticket;
                     ASSERT_EQ(gradient_add(q.tensor, mine ? g.data() : nullptr, 0.5, mine, &ticket),
                               CASTOR_OK);
-                    while (castor_gradients_done(r.store) < ticket) // g goes
+                    while (inside_gradients_done(r.store) < ticket) // g goes
                         usleep(200);
                 }
                 uint8_t used[3];

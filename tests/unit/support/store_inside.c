@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "api/rank_check.h"
+#include "gradients/gradient_state.h"
 #include "gradients/reduce.h"
 #include "hooks/cuda/driver.h"
 #include "hooks/cuda/operands.h"
@@ -104,12 +105,28 @@ int inside_consensus(castor_store *s, uint64_t key, int able, double patience_se
     return status;
 }
 
+int inside_gradient_begin(castor_tensor *t, int flags) {
+    if (flags & ADD_CARRY)
+        gradient_carry(t, true);
+    if (flags & ADD_CARRY && t->gradient.carry != GRADIENT_CARRIED)
+        return CASTOR_ERR_ARGUMENT;
+    return flags & ADD_USED ? gradient_happens(t, GRADIENT_IS_READY) : CASTOR_OK;
+}
+
 int inside_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t queue_bytes,
                         uint64_t *ticket) {
-    if (flags & CASTOR_GRADIENT_USED)
+    castor_status status = inside_gradient_begin(t, flags);
+    if (status)
+        return status;
+    if (gradient_is_used(t))
         reduce_mark_used(t);
-    t->sum_continues = flags & CASTOR_GRADIENT_KEEP;
-    return reduce_submit(t, source, scale, flags & CASTOR_GRADIENT_CARRY, queue_bytes, ticket);
+    t->sum_continues = flags & ADD_KEEP;
+    status = reduce_submit(t, source, scale, gradient_goes_on(t), queue_bytes, ticket);
+    return status ? status : gradient_happens(t, GRADIENT_IS_SUBMITTED);
+}
+
+uint64_t inside_gradients_done(const castor_store *s) {
+    return reduce_done(s);
 }
 
 castor_status inside_agree(castor_store *s, const char *what, const double *values, const char *const *labels,
@@ -122,7 +139,10 @@ castor_status inside_check(castor_store *s) {
 }
 
 int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t count) {
-    return reduce_finish(s, tensors, count);
+    castor_status status = reduce_finish(s, tensors, count);
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = gradient_happens(tensors[i], GRADIENT_IS_COMPLETE);
+    return status;
 }
 
 bool inside_was_used(const castor_tensor *t) {

@@ -34,6 +34,9 @@ uint64_t inside_resident_bytes(const castor_store *s, chunk_kind kind);
 int inside_chunk_file(const castor_store *s, chunk_kind kind);
 /* castor_consensus with another patience. */
 int inside_consensus(castor_store *s, uint64_t key, int able, double patience_seconds, int *committed);
+/* What a backward and a micro-step have done before this rank adds a gradient; CASTOR_ERR_ARGUMENT when they cannot have. */
+enum { ADD_USED = 1, ADD_CARRY = 2, ADD_KEEP = 4 };
+int inside_gradient_begin(castor_tensor *t, int flags);
 /* castor_gradients_add with another bound of the queue. */
 int inside_gradient_add(castor_tensor *t, const void *source, double scale, int flags, uint64_t queue_bytes,
                         uint64_t *ticket);
@@ -42,6 +45,7 @@ castor_status inside_agree(castor_store *s, const char *what, const double *valu
                            uint32_t count);
 /* The invariants hold. */
 castor_status inside_check(castor_store *s);
+uint64_t inside_gradients_done(const castor_store *s);
 /* The two halves of castor_gradients_finish. */
 int inside_sums_wait(castor_store *s, castor_tensor *const *tensors, uint32_t count);
 bool inside_was_used(const castor_tensor *t);

@@ -231,15 +231,19 @@ template <typename T> void params_register(const Rank &r, std::vector<Param<T>> 
 // Calls with arrays, for one.
 
 inline castor_status gradient_add(castor_tensor *t, const void *source, double scale, int flags,
-                                  uint64_t *ticket) {
-    castor_gradient gradient = {t, source, nullptr, flags, 0, 0};
-    castor_status status = castor_gradients_add(&gradient, 1, scale);
+                                  uint64_t *ticket, castor_window *window = nullptr) {
+    castor_gradient gradient = {t, source, window, bool(flags & ADD_KEEP), 0};
+    castor_status status = castor_status(inside_gradient_begin(t, flags));
+    if (status == CASTOR_OK)
+        status = castor_gradients_add(&gradient, 1, scale);
     *ticket = gradient.ticket;
     return status;
 }
 
 inline castor_status window_carry(castor_tensor *t, castor_window *w) {
-    castor_gradient gradient = {t, nullptr, w, CASTOR_GRADIENT_CARRIED, 0, 0};
+    castor_gradient gradient = {t, nullptr, w, 0, 0};
+    const uint8_t wanted = 1;
+    castor_gradients_carry(&t, 1, &wanted);
     return castor_gradients_let_go(&gradient, 1);
 }
 

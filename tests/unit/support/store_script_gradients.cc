@@ -74,8 +74,7 @@ void Script::backward() {
             return;
         if (!q.shared)
             castor_sums_release(&q.p.tensor, 1);
-        int flags = (used[i] ? CASTOR_GRADIENT_USED : 0) | (carry[i] ? CASTOR_GRADIENT_CARRY : 0) |
-                    (q.kept ? CASTOR_GRADIENT_KEEP : 0);
+        int flags = (used[i] ? ADD_USED : 0) | (carry[i] ? ADD_CARRY : 0) | (q.kept ? ADD_KEEP : 0);
         if (!call(inside_gradient_add(q.p.tensor, source, double(scale_of(r.rank)), flags, queue_bytes,
                                       &ticket),
                   "adding a gradient"))

@@ -75,6 +75,23 @@ TEST(Parts, WhatIsTooLargeIsAlone) {
     EXPECT_EQ(divided({50, 50}, 10), (Numbers{1, 2}));
 }
 
+// Place p has parts of 10 * (p + 1) bytes.
+Numbers divided_by_place(const Numbers &bytes, const std::vector<int32_t> &places) {
+    std::vector<uint32_t> ends(bytes.size());
+    const uint32_t parts = parts_divide_by_place(
+        bytes.data(), places.data(), static_cast<uint32_t>(bytes.size()),
+        [](int place) { return 10 * (static_cast<uint64_t>(place) + 1); }, ends.data());
+    return {ends.begin(), ends.begin() + parts};
+}
+
+TEST(Parts, AreOfOnePlaceEach) {
+    EXPECT_EQ(divided_by_place({5, 5, 5, 5}, {0, 0, 0, 0}), (Numbers{2, 4}));
+    EXPECT_EQ(divided_by_place({5, 5, 5, 5}, {1, 1, 1, 1}), (Numbers{4}));
+    EXPECT_EQ(divided_by_place({5, 5, 5, 5, 1}, {0, 1, 1, 0, 0}), (Numbers{1, 3, 5}));
+    EXPECT_EQ(divided_by_place({50, 1, 50, 1}, {0, 0, 1, 1}), (Numbers{1, 2, 3, 4}));
+    EXPECT_EQ(divided_by_place({}, {}), (Numbers{}));
+}
+
 TEST(Parts, WithoutALimitThereIsOne) {
     EXPECT_EQ(divided({4, 4, 2, 5, 5, 1}, 0), (Numbers{6}));
     EXPECT_EQ(divided({}, 0), (Numbers{0}));

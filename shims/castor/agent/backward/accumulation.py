@@ -11,6 +11,7 @@ that a gradient depends on: not the gradients, the parameters' values, nor which
 compares these with what the last one found."""
 import atexit
 import collections
+import contextlib
 import ctypes
 import functools
 import sys
@@ -75,23 +76,15 @@ class Cycle:
 
     def __init__(self, optimizer):
         self.optimizer, self.name = weakref.ref(optimizer), type(optimizer).__name__
-        self.count = core.Accumulation()
-        core.accumulation_begin(self.count, _size)
-        self.reached = False  # a backward made gradients since the last micro-step
-        self.calls = 0  # of step()
-        self.skipped = False  # the last of them
+        self.state = core.Cycle()  # which the core changes (interpose/training/accumulate.h)
+        core.accumulation_begin(self.state.micro_steps, _size)
         self.held = {}  # id(parameter): Held, also of parameters that no optimizer has
         self.trained = {}  # id(parameter): Trained
 
     @property
     def running(self):
         """Micro-steps were made, and their step is still to come."""
-        return not core.accumulation_is_empty(self.count)
-
-    @property
-    def at_boundary(self):
-        """The next micro-step is the one that steps."""
-        return bool(core.accumulation_next_at_boundary(self.count))
+        return core.cycle_phase(self.state) >= core.CYCLE_WAITING
 
     def parameters(self):
         optimizer = self.optimizer()
@@ -99,12 +92,10 @@ class Cycle:
 
     def end(self):
         """The step was made, or skipped after an overflow."""
-        core.accumulation_begin(self.count, _size)
-        self.reached = False
-        for key, held in self.held.items():
-            entry = None if held.parameter() is None else store.entry_of(held.parameter())
-            if entry is not None:
-                entry.carried = False
+        core.cycle_happens(self.state, core.CYCLE_END)
+        entries = [store.entry_of(held.parameter()) for held in self.held.values() if held.parameter() is not None]
+        store.carry({e: False for e in entries if e is not None})
+        for key in self.held:
             if _waiting.get(key, (None, None))[1] is self:
                 del _waiting[key]
         self.held.clear()
@@ -118,23 +109,28 @@ class Cycle:
         changed = {id(p) for p in _changed(with_gradient)}
         unsynced = {e for s in _synchronizers if s.unsynced for e in s.entries}
         for p in own:
-            if p.grad is None and (id(p) in before or id(p) in _shown) or id(p) in changed and (id(p) in before or self.reached or p.grad.any()):
+            if p.grad is None and (id(p) in before or id(p) in _shown) or id(p) in changed and (id(p) in before or self.state.reached or p.grad.any()):
                 refuse_change(p)
+        entries = {id(p): store.entry_of(p) for p in with_gradient}
+        store.carry({e: e not in unsynced and key not in changed for key, e in entries.items() if e is not None})
         for p in with_gradient:
-            entry = store.entry_of(p)
-            in_store = entry is not None and entry.synced and entry not in unsynced and id(p) not in changed
-            if entry is not None:
-                entry.carried = in_store
+            in_store = entries[id(p)] is not None and entries[id(p)].carried
             self.held[id(p)] = Held(weakref.ref(p), tuple(p.shape), *((None, 0) if in_store else (p.grad, _digest(p.grad))))
         for p in own:
             if p.grad is not None:
                 _waiting[id(p)] = weakref.ref(p), self
+        core.cycle_happens(self.state, core.CYCLE_HOLD)
 
     def backward_begins(self):
-        """What the first gradients of a cycle belong to."""
-        if not self.running and not self.reached:
-            own = self.parameters()
+        phase, own = core.cycle_phase(self.state), self.parameters()
+        if phase == core.CYCLE_EMPTY:  # what its first gradients belong to
             self.trained = {id(p): seen for p, seen in zip(own, _seen(own))}
+        elif phase == core.CYCLE_WAITING:
+            self.check_held()
+        else:
+            for p in _changed([p for p in own if p.grad is not None]):
+                if p.grad.any():
+                    refuse_change(p)
 
     def check_held(self):
         """Only backward() may change accumulated gradients. (hide_carried checks those in the store.)"""
@@ -214,7 +210,8 @@ def _is(known, p):
 
 def _reached(p):
     for cycle in _cycles_of.get(id(p), ()):
-        cycle.reached = True
+        if not cycle.state.reached:
+            core.cycle_happens(cycle.state, core.CYCLE_REACHED)
     if any(not str(getattr(hook, "__module__", "")).startswith("castor.") for hook in (p._backward_hooks or {}).values()):
         _say_of_hooks()
 
@@ -237,10 +234,8 @@ def _cycles_with(parameters):
     return found or set(_cycles.values())
 
 
-def _acting(cycles):
-    """Whether each of these cycles steps next. Of an optimizer that does not step (any more) the others decide."""
-    running = {cycle for cycle in cycles if cycle.running}
-    return {cycle.at_boundary for cycle in running or cycles}
+def _states(cycles):
+    return (core.Cycle * len(cycles))(*[cycle.state for cycle in cycles]), len(cycles)
 
 
 def at_boundary(parameters):
@@ -248,16 +243,16 @@ def at_boundary(parameters):
     if not active():
         return True
     _look()
-    acting = _acting(_cycles_with(parameters))
-    if len(acting) > 1:
+    acts = core.cycles_act(*_states(_cycles_with(parameters)))
+    if acts == core.CYCLE_ACTS | core.CYCLE_LEAVES_OUT:
         raise core.Error("castor: gradients of several optimizers are clipped or unscaled together, and only some of them "
                          "step now: with CASTOR_ACCUMULATE step them equally often, or clip them one by one")
-    return acting != {False}
+    return acts != core.CYCLE_LEAVES_OUT
 
 
 def goes_on(p):
     """Whether the next backward may add to the sum of this parameter's gradients."""
-    return active() and False in _acting(_cycles_with([p]))
+    return active() and bool(core.cycles_act(*_states(_cycles_with([p]))) & core.CYCLE_LEAVES_OUT)
 
 
 # ---- what the script changes
@@ -330,12 +325,6 @@ class Observer(events.Observer):
             raise core.Error("castor: backward(create_graph=True) cannot be accumulated: use CASTOR_ACCUMULATE=1")
         _look()
         for cycle in list(_cycles.values()):
-            if cycle.reached:
-                for p in _changed([p for p in cycle.parameters() if p.grad is not None]):
-                    if p.grad.any():
-                        refuse_change(p)
-            elif cycle.running:
-                cycle.check_held()
             cycle.backward_begins()
         with torch.no_grad():
             gradients.hide_carried(list(_synchronizers))
@@ -357,19 +346,14 @@ def skips_step(optimizer, closure, separable):
                          "CASTOR_ACCUMULATE cannot spread over micro-steps: use CASTOR_ACCUMULATE=1")
     cycle = _cycle(optimizer)
     cycle.check_trained()
-    if closure is None and not cycle.reached:
+    if closure is None and core.cycle_phase(cycle.state) == core.CYCLE_WAITING:
         cycle.check_held()
     _steps += 1
-    cycle.calls += 1
-    cycle.skipped = not cycle.at_boundary
-    return cycle.skipped
+    return bool(core.cycle_happens(cycle.state, core.CYCLE_STEP))
 
 
 def micro_step_over(optimizer):
-    cycle = _cycles[optimizer]
-    cycle.hold()
-    core.accumulation_count(cycle.count)
-    cycle.reached = False
+    _cycles[optimizer].hold()
 
 
 def step_over(optimizer):
@@ -384,16 +368,15 @@ def not_zeroed(parameters):
     parameters, carried = list(parameters), []
     others = _cycles_with(parameters)
     for p in parameters:
-        cycles = [cycle for cycle in _cycles_of.get(id(p), others) if cycle.running]
-        if not cycles:
-            continue
-        if any(cycle.reached for cycle in cycles):
+        answer = core.cycles_zero(*_states(_cycles_of.get(id(p), others)))
+        if answer == core.CYCLE_REFUSES:
             raise core.Error(
                 "castor: the script clears gradients that were made after optimizer.step(), and CASTOR_ACCUMULATE has "
                 "added them to those of the micro-steps before: keep that backward away from this model "
                 "(requires_grad_(False), or detach() its output), or use CASTOR_ACCUMULATE=1"
             )
-        carried.append(p)
+        if answer == core.CYCLE_LEAVES_OUT:
+            carried.append(p)
     return carried
 
 
@@ -413,9 +396,9 @@ def _wrap_scaler_step(maybe):
     @functools.wraps(maybe)
     def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
         cycle = _cycle(optimizer)
-        calls = cycle.calls
+        calls = cycle.state.calls
         result = maybe(self, optimizer, optimizer_state, *args, **kwargs)
-        if cycle.calls == calls:  # an overflow: this step is skipped, with all its micro-steps
+        if cycle.state.calls == calls:  # an overflow: this step is skipped, with all its micro-steps
             cycle.end()
         return result
 
@@ -453,8 +436,8 @@ def _wrap_schedulers():
                 return step(self, *args, **kwargs)
             cycle = _cycles.get(getattr(self, "optimizer", None)) if hasattr(self, "optimizer") else None
             if cycle is not None:
-                made, seen[self] = cycle.calls - seen.get(self, 0), cycle.calls
-                if made == 1 and cycle.skipped:
+                calls = seen.setdefault(self, ctypes.c_int64())
+                if core.cycle_schedule(cycle.state, ctypes.byref(calls)) == core.CYCLE_LEAVES_OUT:
                     return None
             nested.append(self)
             try:
@@ -474,45 +457,35 @@ def _wrap_schedulers():
 
 
 class _Epoch:
-    """One iteration over a DataLoader. Its incomplete tail is dropped if the batches are trained on: if some optimizer's
-    step() was called since the iteration began."""
+    """One iteration over a DataLoader."""
 
     def __init__(self, iterator):
-        self.served, self.steps = 0, _steps
-        self.whole = self.length = None  # of a loader with a length: batches of whole steps, and all batches
-        self.ahead = collections.deque()  # of one without: the batches of the next step
-        self.ends = False  # those are too few for a step
+        length = -1
         if iterator._dataset_kind == dataloader._DatasetKind.Map:
-            try:
-                self.length = len(iterator._index_sampler)
-            except TypeError:
-                return
-            whole, steps = ctypes.c_int64(), ctypes.c_int64()
-            core.accumulation_length(self.length, _size, ctypes.byref(whole), ctypes.byref(steps))
-            self.whole = whole.value
+            with contextlib.suppress(TypeError):
+                length = len(iterator._index_sampler)
+        self.state = core.Epoch(size=_size, length=length, steps=_steps)  # which the core changes
+        self.ahead = collections.deque()  # the batches that were drawn before they were asked for
 
     def following(self, draw):
-        if self.whole is None:
-            self._look_ahead(draw)
-        if _steps != self.steps and (self.ends if self.whole is None else self.served >= self.whole):
-            self._end()
-        batch = draw() if self.whole is not None else self.ahead.popleft() if self.ahead else self._end()
-        self.served += 1
-        return batch
-
-    def _look_ahead(self, draw):
-        while not self.ends and (self.ahead or self.served % _size == 0) and len(self.ahead) < _size - self.served % _size:
+        does, batch = ctypes.c_int(core.EPOCH_AHEAD), None
+        while does.value == core.EPOCH_AHEAD:
+            core.epoch_next(self.state, _steps, ctypes.byref(does))
+            if does.value == core.EPOCH_TAKES:
+                return self.ahead.popleft()
+            if does.value == core.EPOCH_ENDS:
+                raise StopIteration
             try:
-                self.ahead.append(draw())
+                batch = draw()
             except StopIteration:
-                self.ends = True
-
-    def _end(self):
-        if _steps != self.steps and self.served < _size:
-            raise core.Error(f"castor: an epoch has {self.served + len(self.ahead) if self.length is None else self.length} "
-                             f"batches and CASTOR_ACCUMULATE={_size} needs {_size} for a step: use smaller batches or a "
-                             "smaller CASTOR_ACCUMULATE")
-        raise StopIteration
+                core.epoch_drawn(self.state, 0)
+                if does.value == core.EPOCH_DRAWS:
+                    raise
+                continue
+            core.epoch_drawn(self.state, 1)
+            if does.value == core.EPOCH_AHEAD:
+                self.ahead.append(batch)
+        return batch
 
 
 def _wrap_loaders():
@@ -527,7 +500,7 @@ def _wrap_loaders():
 
 
 def _say_what_is_left():
-    left = max((cycle.count.count for cycle in _cycles.values()), default=0) if store.active() else 0
+    left = max((cycle.state.micro_steps.count for cycle in _cycles.values()), default=0) if store.active() else 0
     if left and not hasattr(sys, "last_value"):  # an exception that ends the script says more
         core.log(1, f"the last {left} of CASTOR_ACCUMULATE={_size} micro-steps were followed by no step: their gradients "
                     "changed nothing".encode())

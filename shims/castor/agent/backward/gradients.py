@@ -47,6 +47,7 @@ class Synchronizer:
         self.broken = None  # why no backward can be synchronized any more
         self.scale = 1.0 / group.total  # the weight of this rank's gradients
         self.pending = collections.deque()  # (core.Gradient, entry, parameter, gradient, source): being added
+        self.done = ctypes.c_uint64()  # the last ticket that was
         self.entries = masters.adopt(group, parameters)
         self.schedule = None  # the exchanges between nodes while a backward runs (nodes/across.py)
         self.let_go_before = False
@@ -97,7 +98,7 @@ class Synchronizer:
         if p.device.type != "cpu":
             self.moved(entry, p)
             return
-        entry.used, entry.synced = True, False
+        core.gradient_ready(entry.handle, self.done)
         if not self.expecting:
             return
         if not self.begun:
@@ -107,11 +108,10 @@ class Synchronizer:
         if entry in self.ready:
             self._refuse_second()
         self.ready.add(entry)
-        if entry.fired:  # another wrapper of this parameter has added the gradient
+        if entry.added:  # by another wrapper of this parameter
             return
         self._reap()  # earlier gradients only: the script's own hooks, which run after this one, still look at p.grad
         self._submit([(entry, p, p.grad)])
-        entry.fired = True  # not before: a gradient that an exception stopped is not waited for
         if self.group.across is not None:
             self.group.across.go_on(self)
 
@@ -139,25 +139,19 @@ class Synchronizer:
         added = (core.Gradient * len(made))()
         for (entry, p, grad), gradient in zip(made, added):
             self._describe(entry, gradient)
-            entry.carrying, entry.carried = entry.carried, False
             source = self._source_of(entry, p, grad)
             if source is not None:
                 gradient.source, gradient.ticket = source.data_ptr(), _NOT_ADDED
                 self.pending.append((gradient, entry, p, grad, source))  # before the call, which may fail halfway
-            goes_on = entry.carrying and not ((entry.whole or entry.single_sum) and not entry.goes_on_here)
-            gradient.flags |= core.GRADIENT_USED * entry.used | core.GRADIENT_CARRY * goes_on
-            entry.whole = False
-            if accumulation.goes_on(p):
-                gradient.flags |= core.GRADIENT_KEEP
+            gradient.keeps = accumulation.goes_on(p)
         core.gradients_add(added, len(added), self.scale)
 
     @staticmethod
     def _describe(entry, gradient):
         """Fills in what the core needs to release the last sum."""
         gradient.tensor = entry.handle
-        if entry.carried:
-            gradient.flags = core.GRADIENT_CARRIED
-            gradient.window = entry.window if entry.hidden is not None and entry.shows_window(entry.hidden) else None
+        if entry.hidden is not None and entry.shows_window(entry.hidden):
+            gradient.window = entry.window
 
     def _source_of(self, entry, p, grad):
         """The gradient, in the sum's type and strides."""
@@ -186,8 +180,7 @@ class Synchronizer:
         core.gradients_let_go(gradients, len(entries))
 
     def _reap(self):
-        done = core.gradients_done(self.group.handle)
-        while self.pending and self.pending[0][0].ticket <= done:
+        while self.pending and self.pending[0][0].ticket <= self.done.value:
             self._added()
 
     def _added(self, place=0):
@@ -222,8 +215,7 @@ class Synchronizer:
         self.broken = self.broken or (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one "
                        "can follow: let the exception end the script")
         self.begun = self.expecting = False
-        for entry in self.entries:
-            entry.fired = entry.used = False
+        core.gradients_break_off(store.handles(self.entries), len(self.entries))
 
     def sum_accumulated(self):
         """Sums what backward passes without synchronization have left in p.grad. On every rank together."""
@@ -233,7 +225,7 @@ class Synchronizer:
 
     def _complete(self, entries):
         """Waits for the sums. Returns which of them some rank has used."""
-        late = [(e, e.parameter()) for e in entries if not e.fired]
+        late = [(e, e.parameter()) for e in entries if not e.added]
         if late:
             self._submit([(e, p, None if p is None else p.grad) for e, p in late])
         used = (ctypes.c_uint8 * max(len(entries), 1))()
@@ -250,8 +242,6 @@ class Synchronizer:
         """p.grad becomes the sum, for each parameter that some rank used."""
         copied, refreshed, taken = [], [], []
         for entry, some_rank_used in zip(entries, used):
-            entry.fired = entry.used = False
-            entry.synced = True
             p = entry.parameter()
             show_hidden(entry)
             if not (some_rank_used or entry.carrying) or p is None:
@@ -265,7 +255,6 @@ class Synchronizer:
                     p.grad = torch.empty_like(p, dtype=entry.sum_alias.dtype)
                 p.grad.copy_(entry.sum_alias)
                 copied.append(entry)
-            entry.carrying = False
         core.sums_release(store.handles(copied), len(copied))
         shown = refreshed + [entry for entry, _ in taken]
         windows, addresses = core.pointers([e.window for e in refreshed] + [None] * len(taken)), core.pointers([None] * len(shown))
@@ -337,12 +326,9 @@ def hide_carried(synchronizers):
     the sums."""
     unsynced = {e for s in synchronizers if s.unsynced for e in s.entries}
     expected = {e for s in synchronizers if s.expecting for e in s.entries}
-    carried = []
-    for entry in (e for e in store.entries() if e.carried):
-        if entry in unsynced:
-            entry.carried = False  # p.grad holds the sum and gradients without synchronization
-        elif entry.parameter() is not None:
-            carried.append((entry, entry.parameter()))
+    every = [e for e in store.entries() if e.carried]
+    store.carry({e: False for e in every if e in unsynced})  # p.grad holds the sum and gradients without synchronization
+    carried = [(e, e.parameter()) for e in every if e.carried and e.parameter() is not None]
     changed = store.changed([(e, p) for e, p in carried if p.grad is not None])
     for entry, p in carried:
         if entry in changed and (p.grad is not entry.shown_grad() or p.grad.any()):

@@ -17,16 +17,14 @@ from . import tensors, traced
 class Entry:
     """A registered parameter. What follows `window` belongs to the gradients (backward/gradients.py).
 
-    carried   the next backward adds to the sum: a micro-step is over, and its step is still to come
-    carrying  the running backward adds to the sum
-    whole     the last sum is that of all nodes, and not of this one only
+    gradient  the state of its gradient, which the core changes (interpose/gradients/gradient_state.h)
     hidden    the gradient that p.grad shows outside of backward; meanwhile p.grad is None, so that autograd does not add to it
     """
 
     __slots__ = (
-        "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "shared", "bytes", "param_alias", "sum_alias",
-        "window", "window_address", "fired", "used", "synced", "shown", "shown_version", "synchronizers", "carried", "carrying",
-        "whole", "hidden", "overflowed", "layout", "dtype", "has_left", "__weakref__",
+        "parameter", "key", "handle", "handle_id", "group", "owner", "node", "single_sum", "stepped_here", "summed_here", "shared", "bytes",
+        "param_alias", "sum_alias", "window", "window_address", "gradient", "shown", "shown_version", "synchronizers", "hidden", "overflowed",
+        "layout", "dtype", "has_left", "__weakref__",
     )
 
     def __init__(self, group, p):
@@ -44,37 +42,40 @@ class Entry:
         self.layout, self.dtype, self.has_left = tensors.layout(p), p.dtype, False
         self.node = info.node  # the keeper, if nodes shard; -1: each node's owner steps it
         self.single_sum = bool(info.single_sum)  # only the keeper has the sum: elsewhere a page fault loads it
+        self.stepped_here, self.summed_here = bool(info.stepped_here), bool(info.summed_here)
+        self.gradient = info.gradient.contents
         self.owner, self.shared, self.bytes = info.owner, bool(info.shared), info.bytes
         like = p.data
         self.param_alias = tensors.tensor_at(info.param_alias, like) if self.shared else None
         self.sum_alias = tensors.tensor_at(info.sum, like.to(sum_dtype) if sum_dtype is not like.dtype else like)
         self.window = self.window_address = None
-        self.fired = self.used = False
         self.shown, self.shown_version = None, 0
-        self.synced = True
         self.overflowed = None  # precision/loss_scale.py
         self.hidden = None
-        self.carried = self.carrying = self.whole = False
 
     @property
     def mine(self):
         return self.owner == self.group.rank
 
     @property
-    def stepped_here(self):
-        """Whether it is `mine` and this rank steps it, not the owner on another node."""
-        return self.mine and (self.node < 0 or self.node == self.group.across.place.node)
+    def synced(self):
+        """No gradient has come since the last sum was shown."""
+        return self.gradient.phase == core.GRADIENT_SUMMED
 
     @property
-    def goes_on_here(self):
-        """Whether this node adds the next backward to the sum of all nodes: only one node does."""
-        here = self.group.across.place.node
-        return here == (self.node if self.single_sum else 0)
+    def added(self):
+        """The running backward has added a gradient to the sum."""
+        return self.gradient.phase == core.GRADIENT_ADDED
 
     @property
-    def summed_here(self):
-        """Whether it is `mine` and this node keeps the sum of all nodes."""
-        return self.mine and (not self.single_sum or self.stepped_here)
+    def carried(self):
+        """The next backward adds to the sum: a micro-step is over, and its step is still to come."""
+        return self.gradient.carry == core.GRADIENT_CARRIED
+
+    @property
+    def carrying(self):
+        """The running backward adds to the sum."""
+        return self.gradient.carry == core.GRADIENT_CARRYING
 
     def forget(self):
         if _entries.get(self.key) is self:
@@ -222,6 +223,11 @@ def parameters_of(optimizer):
 
 def handles(entries):
     return core.pointers([e.handle for e in entries])
+
+
+def carry(wanted):
+    """`wanted`: of each entry, whether the next backward shall add to its sum."""
+    core.gradients_carry(handles(wanted), len(wanted), (ctypes.c_uint8 * len(wanted))(*wanted.values()))
 
 
 def edited(entries):

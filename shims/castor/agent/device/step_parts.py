@@ -13,10 +13,9 @@ from torch.optim import optimizer as torch_optimizer
 
 from .. import core, patching, replaced
 from ..common import separable, store, tensors
+from ..common.parts import divide_by_device
 from ..precision import masters
 from . import adoption, homes, shortage
-
-AHEAD = 2  # parts that are on the device beside the one that is stepped: one comes, one goes (interpose/device/devices.c)
 
 # Classes whose step writes gradients only where _writes_gradients says so.
 _KNOWN = tuple(getattr(torch.optim, name) for name in ("Adam", "AdamW", "SGD"))
@@ -67,8 +66,9 @@ def _run_all(parts, run):
     try:
         parts[0].come()
         for number, part in enumerate(parts):
-            if number >= AHEAD - 1 and number + 1 < len(parts):
-                parts[number + 1 - AHEAD].forget()
+            gone = number + 2 - core.DEVICE_PARTS
+            if gone >= 0 and number + 1 < len(parts):
+                parts[gone].forget()
             if number + 1 < len(parts):
                 parts[number + 1].come()
             with part.shown(), masters.shown(part.optimizer, part.pairs):
@@ -123,7 +123,7 @@ def _parts(optimizer, pairs, divisible):
     """The pairs in their order, in parts of one device each. Where tensors of a step share memory, each part is all that is on a device, and
     is stepped there: it is the order of the optimizer's operations that counts then. So it is without homes."""
     if divisible and all(homes.available(p.device.index) for p, _ in pairs) and not _share_memory(optimizer, pairs):
-        return [_Part(optimizer, some) for some in _divided(optimizer, pairs)]
+        return [_Part(optimizer, some) for some in divide_by_device(pairs, functools.partial(_copied_bytes, optimizer))]
     by_device = {}
     for p, grad in pairs:
         by_device.setdefault(p.device, []).append((p, grad))
@@ -143,17 +143,10 @@ def _share_memory(optimizer, pairs):
     return False
 
 
-def _divided(optimizer, pairs):
-    """By the bytes of their copies, and of the float gradients that masters take."""
-    parts, size, most = [], 0, 0
-    for p, grad in pairs:
-        more = sum(t.nbytes for t in _tensors_of(optimizer, p, grad)) + (0 if masters.of(p) is None else 4 * grad.numel())
-        if not parts or parts[-1][-1][0].device != p.device or size + more > most:
-            parts.append([])
-            size, most = 0, core.device_part_bytes(p.device.index)
-        parts[-1].append((p, grad))
-        size += more
-    return parts
+def _copied_bytes(optimizer, pair):
+    """Of the copies, and of the float gradients that masters take."""
+    p, grad = pair
+    return sum(t.nbytes for t in _tensors_of(optimizer, p, grad)) + (0 if masters.of(p) is None else 4 * grad.numel())
 
 
 def _writes_gradients(optimizer):
@@ -196,7 +189,7 @@ class _Part:
         what is no dense tensor: its elements may share memory."""
         some = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad) if self.copied and tensors.is_dense(t)]
         needed = sum(t.nbytes for t in some)
-        if needed > (1 + AHEAD) * core.device_part_bytes(self.device.index):
+        if not core.device_parts_hold(self.device.index, needed):
             if core.HOME_HOST in homes.tiers(some):
                 shortage.step_of(self.device.index, self.pairs[0][0], needed)
             some = []

@@ -112,9 +112,7 @@ class Across:
         Returns the schedule of the next backward. `schedule`: of this one."""
         if self.lane is not None:
             self.guarded(self._sum_owned, entries, used, schedule)
-        core.sums_settle(self.group.handle, core.pointers([e.handle for e in entries]), len(entries), used)
-        for entry, some_rank_used in zip(entries, used):
-            entry.whole = bool(some_rank_used)
+        core.sums_settle(self.group.handle, self.place.node, core.pointers([e.handle for e in entries]), len(entries), used)
         if self.lane is None or schedule is not None and schedule.holds(entries, used):
             return schedule
         return Schedule(self, entries, used)

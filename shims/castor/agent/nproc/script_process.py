@@ -148,7 +148,7 @@ class Synchronizer(gradients.Synchronizer):
             if p.grad is not None and entry not in self.ready:
                 self._ready(entry, p)
                 self.early.add(entry)
-        entries = [entry for _, entry in pairs if entry.fired]
+        entries = [entry for _, entry in pairs if entry.added]
         used = self._complete(entries)
         for place in reversed(range(len(self.pending))):  # some of the others may not be in their sums yet
             if self.pending[place][1] in entries:
@@ -202,7 +202,7 @@ class Synchronizer(gradients.Synchronizer):
 
     def _participants(self):
         """The entries that some rank's backward reached: the same list on every rank."""
-        flags = [e.fired for e in self.entries] + [self.has_raised, not self.has_raised]
+        flags = [e.added for e in self.entries] + [self.has_raised, not self.has_raised]
         reached = self.group.union(flags, "the end of backward")
         if reached is not None and all(reached[-2:]):
             self._refuse_raised()

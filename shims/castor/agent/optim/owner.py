@@ -12,10 +12,6 @@ from ..nodes import remote
 from ..precision import masters
 from . import states
 
-# Of parameters that are stepped at a time where a step needs memory of its own: for gradients as floats, or for states that the
-# optimizer makes, until they are in the store.
-PART_BYTES = 32 << 20
-
 
 class _Thread(threading.local):
     running = None  # the outermost step of this thread (Running)
@@ -216,8 +212,8 @@ class _OwnerStep:
 
     def step_in_parts(self, step):
         owned = self.owned()
-        most = PART_BYTES if masters.dtype is not None or self.states.has_new(owned) else 0
-        for number, part in enumerate(parts.divide(self.group, owned, lambda t: t[2].bytes, self.divisible, most)):
+        own_memory = masters.dtype is not None or self.states.has_new(owned)
+        for number, part in enumerate(parts.divide(self.group, owned, lambda t: t[2].bytes, self.divisible, own_memory)):
             kinds = parts.PARAMETERS | parts.SUMS | parts.STATES
             with parts.in_memory(self.group, kinds, number, [e for _, _, e in part]):
                 self.show_owned(part)
