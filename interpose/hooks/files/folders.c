@@ -17,21 +17,21 @@
 
 /* What opendir returns for a directory that is visible in several layers, or may be before it is read. libc's own begins with a descriptor and a
  * lock, never with these bytes. */
-typedef struct stream {
+typedef struct folder_stream {
     uint64_t sign[2];
     files_listing *names;
     int folder;
-} stream;
+} folder_stream;
 
 static const uint64_t sign[2] = {0x9d1f6a3bc25e8074u, 0x61b4e07f38ad92c5u};
 
-static stream *stream_of(DIR *dir) {
-    return dir && memcmp(dir, sign, sizeof sign) == 0 ? (stream *)dir : NULL;
+static folder_stream *folder_stream_of(DIR *dir) {
+    return dir && memcmp(dir, sign, sizeof sign) == 0 ? (folder_stream *)dir : NULL;
 }
 
 /* `folder`: a descriptor of the directory, which the stream owns from now on. */
-static DIR *stream_open(const files_found *found, int folder) {
-    stream *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+static DIR *folder_stream_open(const files_found *found, int folder) {
+    folder_stream *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED)
         return NULL;
     s->names = files_listing_open(found);
@@ -68,7 +68,7 @@ static __attribute__((noinline)) DIR *opendir_diverted(const char *path) {
     int folder = (int)syscall(SYS_openat, AT_FDCWD, place, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0)
         return NULL;
-    DIR *dir = stream_open(&found, folder);
+    DIR *dir = folder_stream_open(&found, folder);
     if (!dir)
         close(folder);
     return dir;
@@ -83,7 +83,7 @@ static __attribute__((noinline)) DIR *fdopendir_diverted(int folder) {
     files_found found;
     if (files_now == FILES_NOTE || files_find(folder, ".", true, &found) != 0 || !is_merged(&found))
         return REAL(fdopendir)(folder);
-    return stream_open(&found, folder);
+    return folder_stream_open(&found, folder);
 }
 
 HOOK_LIBC(DIR *, fdopendir, (int folder)) {
@@ -92,38 +92,38 @@ HOOK_LIBC(DIR *, fdopendir, (int folder)) {
 }
 
 /* Streams may outlive what opened them: what follows looks at each. */
-#define STREAM(dir) (__builtin_expect(files_now != FILES_PRIVATE, 1) ? NULL : stream_of(dir))
+#define STREAM(dir) (__builtin_expect(files_now != FILES_PRIVATE, 1) ? NULL : folder_stream_of(dir))
 
 HOOK_LIBC(struct dirent *, readdir, (DIR * dir)) {
-    stream *s = STREAM(dir);
+    folder_stream *s = STREAM(dir);
     return s ? files_listing_next(s->names) : REAL(readdir)(dir);
 }
 
 HOOK_LIBC(struct dirent64 *, readdir64, (DIR * dir)) {
-    stream *s = STREAM(dir);
+    folder_stream *s = STREAM(dir);
     return s ? files_listing_next(s->names) : REAL(readdir64)(dir);
 }
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-static int copy_next(stream *s, struct dirent64 *entry, struct dirent64 **out) {
+static int copy_next(folder_stream *s, struct dirent64 *entry, struct dirent64 **out) {
     struct dirent64 *next = files_listing_next(s->names);
     *out = next ? memcpy(entry, next, next->d_reclen < sizeof *entry ? next->d_reclen : sizeof *entry) : NULL;
     return 0;
 }
 
 HOOK_LIBC(int, readdir_r, (DIR * dir, struct dirent *entry, struct dirent **out)) {
-    stream *s = STREAM(dir);
+    folder_stream *s = STREAM(dir);
     return s ? copy_next(s, (struct dirent64 *)entry, (struct dirent64 **)out)
              : REAL(readdir_r)(dir, entry, out);
 }
 
 HOOK_LIBC(int, readdir64_r, (DIR * dir, struct dirent64 *entry, struct dirent64 **out)) {
-    stream *s = STREAM(dir);
+    folder_stream *s = STREAM(dir);
     return s ? copy_next(s, entry, out) : REAL(readdir64_r)(dir, entry, out);
 }
 
 HOOK_LIBC(int, closedir, (DIR * dir)) {
-    stream *s = STREAM(dir);
+    folder_stream *s = STREAM(dir);
     if (!s)
         return REAL(closedir)(dir);
     int folder = s->folder;
@@ -133,7 +133,7 @@ HOOK_LIBC(int, closedir, (DIR * dir)) {
 }
 
 HOOK_LIBC(void, rewinddir, (DIR * dir)) {
-    stream *s = STREAM(dir);
+    folder_stream *s = STREAM(dir);
     if (!s) {
         REAL(rewinddir)(dir);
         return;
@@ -150,7 +150,7 @@ HOOK_LIBC(void, rewinddir, (DIR * dir)) {
 }
 
 HOOK_LIBC(void, seekdir, (DIR * dir, long position)) {
-    stream *s = STREAM(dir);
+    folder_stream *s = STREAM(dir);
     if (s)
         files_listing_seek(s->names, (size_t)position);
     else
@@ -158,12 +158,12 @@ HOOK_LIBC(void, seekdir, (DIR * dir, long position)) {
 }
 
 HOOK_LIBC(long, telldir, (DIR * dir)) {
-    stream *s = STREAM(dir);
+    folder_stream *s = STREAM(dir);
     return s ? (long)files_listing_position(s->names) : REAL(telldir)(dir);
 }
 
 HOOK_LIBC(int, dirfd, (DIR * dir)) {
-    stream *s = STREAM(dir);
+    folder_stream *s = STREAM(dir);
     return s ? s->folder : REAL(dirfd)(dir);
 }
 
