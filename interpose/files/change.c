@@ -123,7 +123,8 @@ static int copy_apart(const files_found *found) {
     return files_place_in(0, found->path, place) == 0 ? copy_regular(place, place, &found->info, true) : -1;
 }
 
-int files_copy_up(const files_found *found) {
+/* Copies the visible file to layer 0; of a directory the folder alone. */
+static int files_copy_up(const files_found *found) {
     char from[FILES_PATH_MAX], to[FILES_PATH_MAX];
     if (found->layer == 0)
         return copy_apart(found);
@@ -133,8 +134,8 @@ int files_copy_up(const files_found *found) {
     return files_copy(from, to, &found->info);
 }
 
-/* The names of a folder of a layer, all of it; recursion as deep as the tree. */
-int files_clear(const char *place) {
+/* Removes a file or directory of layer 0, whatever its type; recursion as deep as the tree. */
+static int files_clear(const char *place) {
     char entries[2048], name[FILES_PATH_MAX];
     if (call_unlink(place, 0) == 0 || errno == ENOENT)
         return 0;
@@ -225,7 +226,9 @@ static void keep(const files_found *found, bool replaces) {
         files_count_note();
 }
 
-void files_note(int folder, const char *path, bool follow, bool replaces) {
+/* Rank 0: keeps the present file of this path for the others, before the call changes it. `replaces`: the call removes or
+ * replaces the name, and the file itself stays as it is. */
+static void files_note(int folder, const char *path, bool follow, bool replaces) {
     files_found found;
     int saved_errno = errno;
     if (files_find(folder, path, follow, &found) == 0)

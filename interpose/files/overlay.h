@@ -126,14 +126,7 @@ int files_adopt(const char *path, const char *from);
 
 /* A whole copy with mode and times, or nothing; an existing file stays. */
 int files_copy(const char *from, const char *to, const struct stat *info);
-/* Copies the visible file to layer 0; of a directory the folder alone. */
-int files_copy_up(const files_found *found);
-/* Removes a file or directory of layer 0, whatever its type. */
-int files_clear(const char *place);
 
-/* Rank 0: keeps the present file of this path for the others, before the call changes it. `replaces`: the call removes or
- * replaces the name, and the file itself stays as it is. */
-void files_note(int folder, const char *path, bool follow, bool replaces);
 /* Rank 0 is not ahead any more: the other ranks begin with the files as they are now. */
 void files_forget_notes(void);
 

@@ -49,7 +49,7 @@ bool job_runs_here(const trace_counters *counters);
 /* Whether a `castor run` holds the directory. */
 bool job_directory_in_use(const char *directory);
 
-/* ---- who waits for whom (absent_ranks.c; enqueued.c: of NCCL; device_stall.c) ---- */
+/* ---- who waits for whom (absent_ranks.c) ---- */
 
 typedef struct job_meeting {
     live_kind kind;

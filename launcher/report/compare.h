@@ -25,7 +25,6 @@ typedef struct compare_name {
 
 void report_compare_text(const report *a, const report *b, FILE *out);
 void report_compare_json(const report *a, const report *b, FILE *out);
-void report_compare_html(const report *a, const report *b, FILE *out);
 
 /* The comparison as JSON, with at most so many names in each table. */
 void report_compare_object(json_writer *json, const report *a, const report *b, size_t names_max);

@@ -10,7 +10,6 @@
 #include "pipeline_passes.h"
 #include "report.h"
 
-/* Work on CUDA streams, from the records of CUDA and NCCL. */
 /* A process's name for a stream. Handles below 3 mean the default stream of a device. */
 typedef struct report_stream {
     uint64_t handle;

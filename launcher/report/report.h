@@ -16,7 +16,7 @@
 #include "launcher/common/trace_read.h"
 #include "launcher/job/first_failure.h"
 #include "trace/phases.h"
-#include "series.h"
+#include "memory.h"
 
 #define REPORT_FORMAT_VERSION 1
 

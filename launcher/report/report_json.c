@@ -14,7 +14,6 @@ static void write_positive(json_writer *json, const char *key, double value) {
 }
 
 /* Steps of the busiest optimizer: when each ended, and how long after the one before. */
-/* The parts that are made from records. */
 static void report_json_steps(json_writer *json, const report_rank *rank, const report *report,
                               const report_limits *limits) {
     const report_steps *steps = &rank->process->steps;

@@ -256,8 +256,7 @@ static size_t column_of(const report *report, const report_stage *stage, uint64_
     return pipeline->ns == 0 ? 0 : (size_t)((double)at_ns / (double)pipeline->ns * WIDTH);
 }
 
-/* Each pass has its label, also where its time is shorter: then what follows is moved to the right. */
-/* False: not all of them have room. */
+/* Each pass has its label, also where its time is shorter: then what follows is moved to the right. False: not all of them have room. */
 static bool draw_line(char line[WIDTH_MOST + 2], const report *report, const report_stage *stage) {
     size_t used = 0;
     bool complete = true;

@@ -1,7 +1,6 @@
 /* `castor top [DIR]`: shows a running job, with an update about once a second.
  *
- * top.c takes the command line and reads the job, sample.c turns readings into rates, view.c makes the lines, screen.c shows
- * them on a terminal. */
+ * top.c takes the command line, reads the job and shows lines on a terminal; view.c turns readings into rates and makes the lines. */
 #ifndef CASTOR_LAUNCHER_TOP_H
 #define CASTOR_LAUNCHER_TOP_H
 

@@ -1,4 +1,4 @@
-/* The operations; driver_find.c finds the devices. */
+/* The operations, and the devices: what each can do. */
 #include "driver.h"
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,8 +9,33 @@
 #include "base/machine.h"
 #include "base/thread.h"
 #include "hooks/lookup/wrapper.h"
+#include "base/status.h"
+#include "shims/cuda/types.h"
 #include "capture.h"
-#include "driver_inside.h"
+
+/* Found with the first device. */
+typedef struct cuda_calls {
+#define CALL(version, function, symbol, parameters) CUresult(*function) parameters;
+#include "driver_calls.def"
+} cuda_calls;
+
+/* Constant once it was found. */
+typedef struct cuda_device {
+    CUcontext context; /* NULL: not found yet */
+    CUstream copies;   /* of copies that the caller waits for */
+    size_t unit;       /* 0: it cannot map memory */
+    CUmemLocation_v1 host;
+    bool host_is_mapped; /* the processors may access host pages */
+    bool rdma;
+    CUresult refused; /* why no host pages are mapped at its addresses; CUDA_SUCCESS: they are */
+    char why[160];    /* the same in words */
+} cuda_device;
+
+/* What a thread has while a call of ours runs, and gets back. */
+typedef struct scope {
+    bool pushed, relaxed;
+    CUstreamCaptureMode mode;
+} scope;
 
 /* The devices, and what each can do, found by doing it. */
 
@@ -18,7 +43,7 @@
 #define PATTERN       0x5ac0b7e1u
 #define PATTERN_WORDS 1024
 
-cuda_calls cu;
+static cuda_calls cu;
 static cuda_device devices[DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what is found once */
 

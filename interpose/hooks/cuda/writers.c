@@ -76,7 +76,8 @@ static void look(uintptr_t to, const char *from, size_t bytes) {
     }
 }
 
-void addresses_carried(uintptr_t to, const void *from, size_t bytes) {
+/* These bytes were copied; `from` may be memory of the host. */
+static void addresses_carried(uintptr_t to, const void *from, size_t bytes) {
     if (writers_matter() && bytes >= sizeof(uintptr_t) && is_on_host(from))
         look(to, from, bytes);
 }
@@ -133,7 +134,7 @@ CARRIES_ROWS(cudaMemcpy2DAsync,
               enum cudaMemcpyKind kind, cudaStream_t stream),
              (dst, dpitch, src, spitch, width, height, kind, stream))
 
-void addresses_install(void) {
+static void addresses_install(void) {
 #define CARRY(id)                observe_target_replace(HOOK_##id, (void *)carry_##id)
 #define CARRY_TWICE(id, variant) CARRY(id), CARRY(id##variant)
     CARRY_TWICE(cudaMemcpy, _ptds);
@@ -355,7 +356,7 @@ FORGETS(CUresult, cuDevicePrimaryCtxReset_v2, (CUdevice_v1 dev), (dev))
 FORGETS(cudaError_t, cudaLibraryUnload, (cudaLibrary_t library), (library))
 FORGETS(cudaError_t, cudaDeviceReset, (void), ())
 
-void launches_install(void) {
+static void launches_install(void) {
 #define REPLACE(kind, id)      observe_target_replace(HOOK_##id, (void *)kind##_##id)
 #define REPLACE_PTSZ(kind, id) REPLACE(kind, id), REPLACE(kind, id##_ptsz)
     REPLACE_PTSZ(launch, cudaLaunchKernel);
@@ -483,7 +484,7 @@ static ncclResult_t receive_ncclGroupEnd(void) {
     return status;
 }
 
-void receivers_install(void) {
+static void receivers_install(void) {
 #define NCCL_COMMUNICATOR(...)
 #define NCCL_CALL(...)
 #define NCCL_COLLECTIVE(function, ...) observe_target_replace(HOOK_##function, (void *)receive_##function);

@@ -26,16 +26,9 @@ static inline void writers_note(const void *address, size_t bytes, uint64_t stre
 /* ... may have changed any home. */
 void writers_note_all(uint64_t stream);
 
-/* These bytes were copied; `from` may be memory of the host. */
-void addresses_carried(uintptr_t to, const void *from, size_t bytes);
-
 /* Whether there can be homes. */
 static inline bool writers_matter(void) {
     return __atomic_load_n(&devices_bytes, __ATOMIC_RELAXED) != 0;
 }
-
-void addresses_install(void);
-void launches_install(void);
-void receivers_install(void);
 
 #endif

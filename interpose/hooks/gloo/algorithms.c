@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/gloo/options.h"
-#include "across.h"
 #include "contexts.h"
 #include "reduction.h"
 

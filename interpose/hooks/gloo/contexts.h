@@ -11,9 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/status.h"
+#include "collectives/node_collective.h"
 #include "collectives/node_group.h"
 #include "shims/gloo/options.h"
-#include "across.h"
 
 typedef enum gloo_data_call {
     GLOO_DATA_CALL_ALLREDUCE,
@@ -26,6 +26,15 @@ typedef enum gloo_data_call {
     GLOO_DATA_CALL_ALLTOALL,
     GLOO_DATA_CALL_COUNT
 } gloo_data_call;
+
+/* Of a process group whose ranks are on several nodes. */
+typedef struct gloo_across {
+    gloo_shared leaders; /* a leader's context; no object: this rank is no leader */
+    node_group *group;   /* NULL: alone on its node */
+    const void *owner;
+    int node;
+    int32_t place[]; /* the node of each rank of the process group, from 0 */
+} gloo_across;
 
 /* Exists until the worker threads of its context have ended. */
 typedef struct gloo_binding {
@@ -66,7 +75,7 @@ const gloo_binding *gloo_contexts_binding(const void *context);
 void gloo_throw(const char *text);
 
 /* The self-test of gloo's layouts: before anything is replaced, the agent calls each collective once with known arguments, in a
- * group of one rank and in the group of the leaders; the wrappers compare what they see (layout.h).
+ * group of one rank and in the group of the leaders; the wrappers compare what they see.
  *
  * All of it runs on the thread that makes the group (gloo_contexts_watch), with a group whose collectives are not recorded. */
 
@@ -85,5 +94,19 @@ bool gloo_self_test_leads(void);
 
 /* Called by a wrapper, on any thread. Does nothing unless its context is under test. */
 void gloo_self_test_see(gloo_data_call call, const void *options);
+
+/* Collectives of process groups whose ranks are on several nodes: the ranks of a node move data through its memory. The first
+ * of them, the node's leader, exchanges with the other leaders by gloo, in a context of the leaders alone. Reduced data crosses
+ * the network once per node, not once per rank.
+ *
+ * gloo's functions throw. A leader whose exchange throws fails the node's group, and the calls of the node's other ranks end. */
+
+/* `input` may be `out`. The result is the same on every rank: sums of a node's ranks in rank order, then as gloo adds nodes. */
+castor_status gloo_across_allreduce(const gloo_across *a, const node_call *call,
+                                    const gloo_allreduce_options *o, const void *input, void *out,
+                                    const node_reduction *reduction);
+castor_status gloo_across_broadcast(const gloo_across *a, const node_call *call,
+                                    const gloo_broadcast_options *o, void *data);
+castor_status gloo_across_barrier(const gloo_across *a, const node_call *call, const gloo_barrier_options *o);
 
 #endif
