@@ -11,7 +11,7 @@
  *
  * Invariants (homes_check)
  *   - every address of a home is mapped, readable and writable by the device, from home_create to home_destroy, except
- *     inside of a flip, before which the caller closes the gate (core/gate.h) and the device is drained
+ *     inside of a flip, before which the caller closes the gate (events/gate.h) and the device is drained
  *   - a flip that fails leaves the home with its bytes where it was. If the driver does not let it, the text says whether the
  *     home is lost, or only lies on both tiers; it is not flipped any more
  *   - the bytes of a tier are the sum of its homes'
@@ -19,7 +19,7 @@
  *
  * A home is on the device while there is room under the budget and in the driver; else it is on the host. Host memory is bounded by
  * driver->host_room. The static policy begins with the host for its share of a kind. Under the automatic one, homes that are on the host
- * come back between steps when there is lasting room (homes_policy.c). Safe from any thread: one lock for each device. Nothing here is called with the lock of slots held. Tables are
+ * come back between steps when there is lasting room (homes.c). Safe from any thread: one lock for each device. Nothing here is called with the lock of slots held. Tables are
  * mapped anonymously (mmap), sized by the reserved range; no malloc. After a fork the child's copy must not be used. */
 #ifndef CASTOR_DEVICE_HOMES_H
 #define CASTOR_DEVICE_HOMES_H

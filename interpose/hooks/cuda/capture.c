@@ -13,7 +13,7 @@ static void capture_one_less(void) {
         continue;
 }
 
-/* Counted before it begins: from then on writers are recorded at once (device/slots_writes.c). */
+/* Counted before it begins: from then on writers are recorded at once (device/slots.c). */
 static void capture_begins(void) {
     __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
     writers_record();
