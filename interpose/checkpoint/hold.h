@@ -7,7 +7,7 @@
  *   copied     something was about to change it, and waited until the bytes were copied
  *
  * Who writes to a guarded grain, in user code or in a system call, is stopped by the kernel; the thread `castor-hold` copies the
- * grain and lets the writer go on. What the kernel does not stop is announced (core/held.h). Memory for which neither is sure is
+ * grain and lets the writer go on. What the kernel does not stop is announced (events/held.h). Memory for which neither is sure is
  * copied at once: what lies outside of whole pages, small ranges, shared mappings, files, mappings that somebody else watches, and everything where
  * the kernel offers no such protection.
  *

@@ -24,7 +24,7 @@ typedef struct node_reduction {
 /* `input` may be `output`. */
 castor_status node_allreduce(node_group *g, const node_call *call, const void *input, void *output,
                              size_t numel, size_t element_bytes, const node_reduction *reduction);
-/* The same for `root` alone; the others' `output` is not written. */
+/* The same for `root` alone; the others' `output` is not written (gloo leaves partial sums there). */
 castor_status node_reduce(node_group *g, const node_call *call, const void *input, void *output, size_t numel,
                           size_t element_bytes, const node_reduction *reduction, int root);
 /* `root`'s bytes to all. */

@@ -23,7 +23,7 @@ static size_t addresses_table_bytes(const homes *h) {
     return (h->units - h->range_units) * sizeof *h->fixed_addresses;
 }
 
-/* homes_fixed.c: the tables for as many fixed homes as the range holds, and their end. */
+/* The tables for as many fixed homes as the range holds, and their end. */
 static castor_status fixed_tables_make(homes *h) {
     h->fixed_units = table_map(units_table_bytes(h));
     h->fixed_addresses = table_map(addresses_table_bytes(h));

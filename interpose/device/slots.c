@@ -524,7 +524,7 @@ static void deallocate(void *context, void *memory, size_t bytes) {
     slots_unmap(memory, bytes);
 }
 
-/* ---- slots_backend.c ---- */
+/* ---- the backend of the chunk manager ---- */
 static castor_status slots_manager_make(slots *s) {
     chunk_backend backend = {.context = s,
                              .tiers = 2,

@@ -67,7 +67,7 @@ castor_status transforms_of(const mesh *m, const spec *s, int forward_only, doub
                             uint32_t *count);
 
 /* The path from one spec to another one of the same shape: each transform is the one whose result is nearest to the target, the first
- * of equals. It has at most as many transforms as axes that must leave and come. `out`: room for PATH_MOST; *cost: their sum. */
+ * of equals. It need not be the cheapest. It has at most as many transforms as axes that must leave and come. `out`: room for PATH_MOST; *cost: their sum. */
 castor_status spec_path(const mesh *m, const spec *from, const spec *to, int forward_only, double shard_cost,
                         transform *out, uint32_t *count, communication_cost *cost);
 

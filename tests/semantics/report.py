@@ -1,42 +1,73 @@
-"""Writes docs/semantics.md from the results of a full run."""
+"""Writes docs/semantics.md, the counts of a full run, and the file with all of its rows."""
 
+import collections
 import os
+import re
 
 import rows as table
 from expect import ADAPTIVE, ANY, HALF, SGD
 
 RANKS = (2, 4)
+OUTCOMES = ("equal", "order of sums", "refused", "left to PyTorch", "differs by design", "FAILED")
 
-HEAD = """# Unmodified scripts under Castor
+PAGE = """# Unmodified scripts under Castor
 
-Made by `tests/semantics/run.py --full --markdown docs/semantics.md`; do not edit.
+Made by `tests/semantics/run.py --full --markdown docs/semantics.md`; do not edit. Each row by itself, with its difference, its tolerance and
+the whole message, is in `build/semantics/rows.md`, which every run with `--full` writes, that of `make test-all` too.
 
-Every script of `tests/scripts` runs twice: with plain PyTorch (DDP scripts under torchrun, single-process scripts in one
-process) and under `castor run --plugin P` with N ranks, for each plugin P. The comparison covers what each rank sees at each step:
-printed text, losses, gradients, parameters, optimizer states, buffers, and the files that the script wrote, with names,
-sizes and contents. *bitwise* means that every byte is equal. Otherwise the cell gives the largest difference of a
-tensor's element, relative to the tensor's largest element; the tolerance of the row bounds it:
+Every script of `tests/scripts` runs twice: with plain PyTorch (DDP scripts under torchrun, single-process scripts in one process) and under
+`castor run --plugin P` with 2 and with 4 ranks. A script has several rows: its cases, and the same cases with other options. The comparison
+covers what each rank sees at each step: printed text, losses, gradients, parameters, optimizer states, buffers, and the files that the
+script wrote, with names, sizes and contents.
+
+*Equal*: every byte is equal. *Order of sums*: sums in another order differ in their last bits, and the tolerance of the row bounds the
+difference (`tests/semantics/expect.py`). *Refused*: Castor ends the job with one line of advice. *Left to PyTorch*: PyTorch's own reducer
+synchronizes the gradients; the results are equal within the tolerance all the same. *Differs by design*: the row names the difference that
+must be there, or only the ranks are compared with each other. *Not run*: the row is in the suite now and has not been run;
+one that has left the suite since its run still counts.
+`a / b`: so many rows with 2 and with 4 ranks. A row that stays one process counts in both. Under `none` nothing depends on the number.
 
 """
 
 BY_SCRIPT = """
-## Scripts and plugins
+## Scripts
 
-How many of a script's rows gave the results of the tables below. The other rows were not run (`-`: none was run), or **FAILED**.
+A number holds for each plugin that was run, or only for those that the cell names. *rows*: those in the suite now.
 
 """
 
-SOURCES = """
-The commit of the code that the rows were run with (`+`: with changes that were committed later):
+REFUSALS = """
+## Refusals
 
-| plugin | N | rows | Castor's code |
-| --- | --: | --: | --- |
+| what the message says before its advice (N: a number) | rows | scripts |
+| --- | --: | --- |
+"""
+
+ROWS = """# Rows of the semantics suite
+
+*bitwise* means that every byte is equal. Otherwise the cell gives the largest difference of a tensor's element, relative to the tensor's
+largest element; the tolerance of the row bounds it:
+
 """
 
 BY_ROW = """
 A cell holds for {engines}, which are presets of one engine, or only for the plugins that it names; the others were not run. `-`: none
 was run.
 """
+
+
+def outcome_of(row, plugin, passed, verdict, bitwise):
+    """The column of the page that counts this run."""
+    engine = plugin in table.ENGINES
+    if not passed:
+        return "FAILED"
+    if engine and row.expect.refused:
+        return "refused"
+    if engine and row.expect.aside:
+        return "left to PyTorch"
+    if verdict.startswith(("differs", f"within {ANY.name}")):
+        return "differs by design"
+    return "equal" if bitwise else "order of sums"
 
 
 def tolerances():
@@ -81,41 +112,94 @@ def cell(by_key, row, ranks):
     return "; ".join(f"{text} ({', '.join(names)})" for text, names in plugins.items())
 
 
-def overview(by_key):
-    columns = [(plugin, ranks) for plugin in table.ENGINES for ranks in RANKS] + [("none", RANKS[0])]
-    lines = ["| script | " + " | ".join(f"{plugin}, N = {ranks}" for plugin, ranks in columns) + " |"]
-    lines.append("| --- |" + " --: |" * len(columns))
-    every = table.rows()
-    for script in table.TABLE:
-        cells = []
-        for plugin, ranks in columns:
-            rows = [row for row in every if row.script == script and row.shown_by(plugin)]
-            found = [result for row in rows if (result := result_of(by_key, row, plugin, ranks))]
-            good = sum(result["passed"] for result in found)
-            bad = f", **{len(found) - good} FAILED**" if good < len(found) else ""
-            cells.append(f"{good} of {len(rows)}{bad}" if found else "-")
-        lines.append(f"| {script} | " + " | ".join(cells) + " |")
+def at(results, ranks):
+    """The results with so many ranks, and of rows that stay one process."""
+    return [r for r in results if r["ranks"] in (1, ranks)]
+
+
+def pairs(counts):
+    """The cells of a table, from counts with 2 and with 4 ranks."""
+    texts = [" / ".join(map(str, pair)) for pair in counts]
+    return " | ".join("" if text in ("0", "0 / 0") else text for text in texts)
+
+
+def by_plugin(results):
+    """One line for the plugins that show the same."""
+    shown = {}
+    for plugin in (*table.ENGINES, "none"):
+        own = [r for r in results if r["plugin"] == plugin]
+        numbers = RANKS if plugin in table.ENGINES else RANKS[:1]
+        counts = [[sum(r["outcome"] == outcome for r in at(own, ranks)) for ranks in numbers] for outcome in OUTCOMES]
+        expected = {(row.script, row.title, row.ranks(ranks)) for row in table.rows() for ranks in numbers if row.shown_by(plugin)}
+        missing = expected - {(r["script"], r["case"], r["ranks"]) for r in own}
+        counts.append([sum(number in (1, ranks) for _, _, number in missing) for ranks in numbers])
+        shown.setdefault(pairs(counts), []).append(plugin)
+    lines = ["| plugin | " + " | ".join([*OUTCOMES, "not run"]) + " |", "| --- |" + " --: |" * (1 + len(OUTCOMES))]
+    lines += [f"| {', '.join(plugins)} | {cells} |" for cells, plugins in shown.items()]
     return "\n".join(lines) + "\n"
+
+
+def count(results, outcome):
+    """How many have this outcome, where all plugins that were run agree; else how many of which plugins."""
+    plugins = {}
+    for plugin in table.ENGINES:
+        if found := [r for r in results if r["plugin"] == plugin]:
+            plugins.setdefault(sum(r["outcome"] == outcome for r in found), []).append(plugin)
+    if len(plugins) < 2:
+        return str(next(iter(plugins), 0))
+    return ", ".join(f"{number} ({', '.join(names)})" for number, names in plugins.items())
+
+
+def by_script(results):
+    lines = ["| script | rows | " + " | ".join(OUTCOMES) + " |", "| --- |" + " --: |" * (1 + len(OUTCOMES))]
+    rows = collections.Counter(row.script for row in table.rows())
+    for script in dict.fromkeys([*table.TABLE, *(r["script"] for r in results)]):
+        own = [r for r in results if r["script"] == script]
+        counts = [[count(at(own, ranks), outcome) for ranks in RANKS] for outcome in OUTCOMES]
+        lines.append(f"| {script} | {rows[script]} | {pairs(counts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def sort_of(message):
+    """What a refusal says before its advice, the same for all numbers and plugins."""
+    said = re.sub(r" \(here: [^)]*\)$", "", message.removeprefix("refused: "))
+    said = re.split(r": |\. |; ", said)[0]
+    return re.sub(r"(?<![\w.])\d[\d.]*(e[+-]?\d+)?", "N", said).replace("|", "\\|")
+
+
+def refusals(results):
+    rows = {}
+    for r in results:
+        if r["outcome"] == "refused":
+            rows.setdefault(sort_of(r["verdict"]), set()).add((r["script"], r["case"]))
+    lines = ""
+    for said, found in sorted(rows.items(), key=lambda item: (-len(item[1]), item[0])):
+        lines += f"| {said} | {len(found)} | {', '.join(sorted({script for script, _ in found}))} |\n"
+    return lines
 
 
 def sources(results):
     """Which commits' code the runs are of."""
     found = {}
     for r in results:
-        key = r["plugin"], r["ranks"]
-        found.setdefault(key, {}).setdefault(r.get("commit") or "unknown", []).append(r)
-    text = SOURCES
-    for (plugin, ranks), commits in sorted(found.items()):
-        for commit, runs in sorted(commits.items()):
-            text += f"| {plugin} | {ranks} | {len(runs)} | {commit} |\n"
-    return text
+        found.setdefault(r.get("commit") or "unknown", collections.Counter())[r["plugin"]] += 1
+    lines = [f"{commit}: {', '.join(f'{plugin} {runs}' for plugin, runs in sorted(plugins.items()))}" for commit, plugins in sorted(found.items())]
+    return f"\nRuns, by the commit of Castor's code and its date (`+`: with changes that were committed later): {'; '.join(lines)}.\n"
 
 
-def write(path, results, root):
+def write_page(path, results):
+    runs = {}
+    for r in sorted(results, key=lambda r: not r["passed"]):  # a run that has failed once has failed
+        runs[r["script"], r["case"], r["plugin"], r["ranks"]] = r
+    results = list(runs.values())
+    with open(path, "w") as file:
+        file.write(PAGE + by_plugin(results) + sources(results) + BY_SCRIPT + by_script(results) + REFUSALS + refusals(results))
+
+
+def write_rows(path, results, root):
     """root: the folder of this project, which messages of Castor's may name, and a table must not."""
     by_key = {(r["script"], r["case"], r["plugin"], r["ranks"]): r for r in results}
-    text = HEAD + tolerances() + "\n" + BY_SCRIPT + overview(by_key) + sources(results)
-    text += BY_ROW.format(engines=" and ".join([", ".join(table.ENGINES[:-1]), table.ENGINES[-1]]))
+    text = ROWS + tolerances() + "\n" + BY_ROW.format(engines=" and ".join([", ".join(table.ENGINES[:-1]), table.ENGINES[-1]]))
     for distributed, title in ((True, "DDP scripts, started by torchrun"), (False, "Single-process scripts, `--nproc N`")):
         text += f"\n## {title}\n\n| script | what it does | N = 2 | N = 4 | tolerance | note |\n| --- | --- | --- | --- | --- | --- |\n"
         for row in table.rows():
@@ -123,11 +207,7 @@ def write(path, results, root):
                 continue
             what = table.cases_in(row.script).get(row.case, "") or row.title.replace("_", " ")
             cells = [cell(by_key, row, ranks) for ranks in RANKS]
-            note = row.expect.reason or (f"left to PyTorch: {row.expect.aside}" if row.expect.aside else "")
+            note = "; ".join(filter(None, [row.expect.reason, row.expect.aside and f"left to PyTorch: {row.expect.aside}"]))
             text += f"| {row.name} | {what} | {cells[0]} | {cells[1]} | {row.expect.tolerance.name} | {note} |\n"
-    untouched = [r for r in results if r["plugin"] == "none"]
-    if untouched:
-        good = sum(r["passed"] for r in untouched)
-        text += f"\nWith the plugin `none`, {good} of {len(untouched)} rows are bitwise equal to plain PyTorch.\n"
     with open(path, "w") as file:
         file.write(text.replace(os.path.join(root, ""), ""))

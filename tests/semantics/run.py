@@ -5,7 +5,8 @@
     run.py [--script S] [--case C] [--ranks 2,4] [--plugin gemini,ddp,zero1,zero2,fsdp,none,plain]
     run.py --full --continue [--for SECONDS] --markdown FILE
                                   leaves out what has passed before with the same code and scripts, and ends in time:
-                                  a full run in pieces; the file says what is still missing
+                                  a full run in pieces; the file counts what is still missing.
+                                  Every --full run leaves all rows in build/semantics/rows.md
     run.py --hosts 2 --ranks 4    DDP scripts, their ranks on two hosts (tests/hosts.py), against one host's plain run;
                                   --set CASTOR_CHUNK_SIZE=64K lets zero2 and gemini shard small tensors as well
     run.py --self-test            shows that the comparison can fail
@@ -68,7 +69,8 @@ class Suite:
         except (OSError, ValueError):
             return []
         rows = {(row.script, row.title): row for row in table.rows()}
-        return [r for r in kept if r["passed"] and (row := rows.get((r["script"], r["case"]))) and r.get("tested") == self.fingerprint(row)]
+        kept = [r for r in kept if r["passed"] and "outcome" in r]
+        return [r for r in kept if (row := rows.get((r["script"], r["case"]))) and r.get("tested") == self.fingerprint(row)]
 
     @staticmethod
     def fingerprint(row):
@@ -208,7 +210,7 @@ class Suite:
                 "bitwise": bool(outcome and outcome.bitwise and passed and not row.expect.differs),
                 "absolute": outcome.absolute if outcome else None,
                 "relative": outcome.relative if outcome else None,
-                "refused": bool(row.expect.refused and plugin in ENGINES and passed),
+                "outcome": report.outcome_of(row, plugin, passed, text, bool(outcome and outcome.bitwise)),
             }
         )
 
@@ -300,10 +302,10 @@ def digest_of_tested(script, distributed):
 
 @functools.cache
 def commit_of_tested():
-    """The last commit that changed Castor's code, with a plus where the code is not that commit's; empty without git."""
+    """The date and name of the last commit that changed Castor's code, with a plus where the code is not that commit's; empty without git."""
     git = ["git", "-C", ROOT]
     try:
-        last = subprocess.run([*git, "log", "-1", "--format=%h", "--", *TESTED], capture_output=True, text=True, timeout=60)
+        last = subprocess.run([*git, "log", "-1", "--format=%cs, %h", "--", *TESTED], capture_output=True, text=True, timeout=60)
         same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *TESTED], capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -389,7 +391,7 @@ def arguments():
     parser.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="begin nothing later than that")
     parser.add_argument("--hosts", type=int, default=1, help="share the ranks out over so many hosts")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for every run under Castor")
-    parser.add_argument("--markdown", help="write the table of a --full run to this file")
+    parser.add_argument("--markdown", help="write the counts of a --full run to this file")
     parser.add_argument("--build", default=os.path.join(ROOT, "build"), help="folder for references and runs")
     parser.add_argument("--castor", default=os.path.join(ROOT, "build", "bin", "castor"))
     parser.add_argument("--python", default=os.environ.get("PYTHON", os.path.join(ROOT, ".venv", "bin", "python")))
@@ -448,8 +450,10 @@ def main():
     served = ["gemini"] if args.short else [plugin for plugin in args.plugin if plugin in ENGINES and not args.full and args.hosts == 1]
     with runner.served(args.castor, *served):
         left = sum(len(group) for group, *_ in in_time(args.jobs, limit, runs))
+    if args.full:
+        report.write_rows(os.path.join(suite.work, "rows.md"), suite.results, ROOT)
     if args.markdown:
-        report.write(args.markdown, suite.results, ROOT)
+        report.write_page(args.markdown, suite.results)
     failed = sum(not result["passed"] for result in suite.results)
     if left:
         print(f"{left} rows are left for another run with --continue", flush=True)

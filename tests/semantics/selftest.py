@@ -10,6 +10,7 @@ import tempfile
 
 import torch
 
+import report
 import rows as table
 from compare import compare_runs
 from expect import ADAPTIVE, EXACT, SGD
@@ -107,6 +108,60 @@ CHECKS = [
 ]
 
 
+def result(row, plugin, ranks, **changes):
+    """What a run of this row leaves for the report."""
+    verdict = f"refused: no {row.expect.refused}" if row.expect.refused and plugin != "none" else "bitwise"
+    found = {"script": row.script, "case": row.title, "plugin": plugin, "ranks": ranks, "passed": True, "verdict": verdict, "commit": "c0ffee",
+             "bitwise": verdict == "bitwise", "relative": None, **changes}  # fmt: skip
+    return {**found, "outcome": report.outcome_of(row, plugin, found["passed"], found["verdict"], found["bitwise"])}
+
+
+def wrong_with_the_report(folder):
+    """Writes the page and the rows of made results of every row, and says what of them is not as it must be."""
+    path = os.path.join(folder, "page.md")
+
+    def page(results):
+        report.write_page(path, results)
+        with open(path) as file:
+            return file.read()
+
+    every = [result(row, plugin, n) for row in table.rows() for plugin in table.ENGINES for n in sorted({row.ranks(2), row.ranks(4)})]
+    lines = page(every).count("\n")
+    if lines > 120:
+        yield f"the page of a full run has {lines} lines, and 120 are allowed"
+    script = "loops_ddp.py"
+    rows = [row for row in table.rows() if row.script == script and not row.expect.refused and not row.expect.aside][:5]
+    refused = [row for row in table.rows() if row.expect.refused and row.script == "in_batch_losses.py"][:2]
+    aside = next(row for row in table.rows() if row.expect.aside)
+    whole = "refused: 2 ranks cannot split 1.5e-3 of it: set CASTOR_X=1 (here: a.py, line 7)"
+    results = [
+        result(rows[0], "gemini", 2),
+        result(rows[1], "gemini", 2, bitwise=False, verdict="within sgd: abs 1.0e-07, rel 1.0e-07", relative=1e-7),
+        result(rows[2], "gemini", 2, bitwise=False, verdict="differs as meant"),
+        result(rows[3], "gemini", 2, passed=False, bitwise=False, verdict="status 1"),
+        result(rows[4], "gemini", 2, passed=False, verdict="Castor took no part"),
+        result(rows[4], "gemini", 2),
+        result(aside, "gemini", 2),
+        result(refused[0], "gemini", 2, bitwise=False, verdict=whole),
+        result(refused[1], "gemini", 2, bitwise=False, verdict=whole.replace("1.5e-3", "9")),
+        result(rows[0], "ddp", 2),
+    ]
+    counted, missing = page(results), len(table.rows())
+    for line in (
+        f"| gemini | 1 / 0 | 1 / 0 | 2 / 0 | 1 / 0 | 1 / 0 | 2 / 0 | {missing - 8} / {missing} |",
+        f"| {script} | {sum(row.script == script for row in table.rows())} | 1 / 0 | 1 (gemini), 0 (ddp) / 0 |  |  | 1 (gemini), 0 (ddp) / 0 "
+        "| 2 (gemini), 0 (ddp) / 0 |",
+        "| N ranks cannot split N of it | 2 | in_batch_losses.py |",
+        "Runs, by the commit of Castor's code and its date (`+`: with changes that were committed later): c0ffee: ddp 1, gemini 8.",
+    ):
+        if line not in counted.splitlines():
+            yield f"the page lacks the line {line}"
+    report.write_rows(path, results, "/nowhere")
+    with open(path) as file:
+        if f"| {whole} (gemini) | - |" not in file.read():
+            yield "the rows lack the whole message of a refusal"
+
+
 def main():
     failed = 0
     base = tempfile.mkdtemp(prefix="selftest-")
@@ -135,7 +190,7 @@ def main():
             good = any(word in failure for failure in outcome.failures)
             failed += not good
             print(f"{'ok    ' if good else 'FAILED'} {name}")
-        for complaint in table.disagreements():
+        for complaint in (*wrong_with_the_report(base), *table.disagreements()):
             failed += 1
             print(f"FAILED {complaint}")
     finally:

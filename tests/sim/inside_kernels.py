@@ -1,6 +1,6 @@
 """Castor's CUDA kernels on a simulated device, whose bodies are Castor's kernels for the CPU; started by run.py under `castor run`.
 PyTorch's numbers there are the CPU's, so the whole path is compared to the bit: the fat binary, its layouts, packed arguments,
-streams, the self-check at run time. The arithmetic of the device's own code is not (tests/unit/kernels/cuda_test.cc)."""
+streams, the self-check at run time. The arithmetic of the device's own code is not (tests/unit/kernels/cuda_steps_test.cc)."""
 import ctypes
 import os
 import sys

@@ -21,7 +21,7 @@ void capture_writers_record(void) {
     }
 }
 
-/* Counted before it begins: from then on writers are recorded at once (device/slots_writes.c). */
+/* Counted before it begins: from then on writers are recorded at once (device/slots.c). */
 static void capture_begins(void) {
     __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
     capture_writers_record();

@@ -3,7 +3,7 @@
  * Each call of the script's is counted once: a driver call inside a runtime call is part of it, and so is an NCCL call
  * inside another one. So is a call of cuBLAS or cuBLASLt inside of another one, and one of cuDNN; what it launches is recorded besides. Such an inner call goes to the real function at once.
  *
- * A thread's outermost call of the runtime or the driver passes the gate (core/gate.h), unless it only waits for the device: the work
+ * A thread's outermost call of the runtime or the driver passes the gate (events/gate.h), unless it only waits for the device: the work
  * that it waits for may need a call of another thread. Calls of NCCL, cuBLAS and cuDNN do not pass it, since they may wait for other ranks
  * or for the device; those of the runtime and the driver inside of them do. Private to hooks/. */
 #ifndef CASTOR_HOOKS_CUDA_OBSERVE_H

@@ -95,7 +95,8 @@ def _is_object(item):
 
 
 def _variables_of(parts):
-    """The script's variables that a call of a module of these parts can reach: dicts."""
+    """The script's variables that a call of a module of these parts can reach: dicts. Without this look at callers' frames the case
+    variables_of_a_function of kept.py (semantics) fails."""
     forwards = [f for f in {getattr(type(m), "forward", None) for _, m in parts} if isinstance(f, types.FunctionType)]
     found = [vars(m) for name, m in list(sys.modules.items()) if isinstance(m, types.ModuleType) and _is_scripts(name)]
     found += [f.__globals__ for f in forwards if not _is_others(f.__module__)]

@@ -240,7 +240,7 @@ def _before_scaling(loss):
 
 def scaled_from(loss):
     """The scalars that a wrapper (Accelerate, a Trainer) divided or multiplied before it called backward, if a calling function
-    still holds them: these get printed."""
+    still holds them: these get printed. Without this look at callers' frames accelerator.py of the semantics suite fails."""
     nodes = list(_before_scaling(loss))[:2]
     found, frame = [], sys._getframe(1)
     while nodes and frame is not None:

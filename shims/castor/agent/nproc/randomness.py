@@ -190,7 +190,8 @@ def splits():
 
 
 def _site():
-    """The place in the script, or in a library of its, that draws."""
+    """The place in the script, or in a library of its, that draws, where shapes alone do not tell samples from constants. Without this look at
+    callers' frames the case constants_as_long_as_a_part of chance.py (semantics) fails."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(core.PACKAGE_FOLDER):
         frame = frame.f_back
