@@ -109,7 +109,8 @@ class Cycle:
         changed = {id(p) for p in _changed(with_gradient)}
         unsynced = {e for s in _synchronizers if s.unsynced for e in s.entries}
         for p in own:
-            if p.grad is None and (id(p) in before or id(p) in _shown) or id(p) in changed and (id(p) in before or self.state.reached or p.grad.any()):
+            gone = p.grad is None and (id(p) in before or id(p) in _shown)
+            if gone or id(p) in changed and (id(p) in before or self.state.reached or p.grad.any()):
                 refuse_change(p)
         entries = {id(p): store.entry_of(p) for p in with_gradient}
         store.carry({e: e not in unsynced and key not in changed for key, e in entries.items() if e is not None})
