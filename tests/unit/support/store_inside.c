@@ -13,7 +13,6 @@
 #include "hooks/table/hooks.h"
 #include "hooks/torch/device_names.h"
 #include "store/consensus.h"
-#include "store/rank_values.h"
 #include "store/store.h"
 #include "store/tensor.h"
 #include "store/wait.h"
