@@ -35,7 +35,7 @@ def was_given(storage):
 
 def _keeps_it(caller):
     """Whether the code that asks may keep the address. A mode of the script (TorchFunctionMode) passes on what others ask. Without this look
-    at callers' frames every address would be kept: on_device.py (tests/device), which has such a mode, and others expect that parameters move."""
+    at callers' frames cases of tests/device fail: gpt where every address counts as kept, given_as_a_number where none does."""
     if caller.f_globals.get("__name__", "").partition(".")[0] in _COMPARE:
         return False
     while caller and caller.f_code not in _wrappers:
