@@ -51,7 +51,7 @@ NVCC := $(shell command -v nvcc || ls "$$(dirname "$(PYTHON)")"/../lib/python3*/
 endif
 NVCC_ARCHITECTURES ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
-LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/%.o,base/log base/machine base/process job/ends job/meeting job/option_text job/options job/plugin)
+LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/%.o,base/log base/machine base/process job/ends job/meeting job/options job/plugin)
 # The tests' own code is built once for all builds but that for ThreadSanitizer, which must see their atomics.
 UNIT_B := $(if $(filter thread,$(SAN)),$(B),build)
 # Which unit tests, by folder and name: UNIT="store/* nodes/nodes".
@@ -125,7 +125,7 @@ $(B)/bin/kernel-bits: $(B)/obj/tests/aarch64/bits.o $(filter $(B)/obj/kernels/%,
 $(B)/bin/castor-unit: $(UNIT_O) $(UNIT_LIB_O)
 	@mkdir -p $(@D)
 	$(linking)$(CXX) -pthread $(SANFLAGS) -o $@ $^ -lgtest -lgtest_main -ldl
-$(B)/bin/bench-kernels: bench/kernels.c $(B)/obj/kernels/scale.o $(B)/obj/kernels/variant.o
+$(B)/bin/bench-kernels: bench/kernel_loops.c $(B)/obj/kernels/scale.o $(B)/obj/kernels/variant.o
 	@mkdir -p $(@D)
 	$(linking)$(CC) $(CFLAGS_ALL) -o $@ $^
 # Its step is to wait for memory, not for arithmetic.
@@ -206,7 +206,7 @@ wheel: all
 	@scripts/wheel "$(PYTHON)" dist
 
 # The page of `castor report --format html` is part of the program.
-$(B)/obj/launcher/report/html.o $(B)/fuzz/obj/launcher/report/html.o: $(wildcard launcher/report/page/*)
+$(B)/obj/launcher/report/report.o $(B)/fuzz/obj/launcher/report/report.o: $(wildcard launcher/report/page/*)
 # The launcher suggests names as the options do, and prints the table of hooks.
 $(B)/bin/castor: $(B)/obj/interpose/base/nearest.o $(B)/obj/interpose/job/signature.o $(B)/obj/interpose/hooks/table/hook_table.o
 $(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/hook_table.o $(B)/obj/interpose/hooks/table/effect.o $(B)/obj/interpose/hooks/cuda/layouts.o $(B)/obj/interpose/hooks/cuda/overflow.o

@@ -1,4 +1,4 @@
-"""What a launch costs with homes in use: its arguments are searched for addresses in homes (interpose/hooks/cuda/launches.c). PyTorch's own
+"""What a launch costs with homes in use: its arguments are searched for addresses in homes (interpose/hooks/cuda/writers.c). PyTorch's own
 launches on the simulated devices, as in pytorch.py, by what their argument points to (homes_steps.py).
 
 Contenders run in turn, several rounds; differences are of the least steps, to an empty preloaded library in the same round. `in_launches`

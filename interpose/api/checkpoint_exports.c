@@ -2,7 +2,6 @@
 #include "castor.h"
 
 #include <string.h>
-#include "checkpoint/grain_copies.h"
 #include "checkpoint/hold.h"
 #include "checkpoint/save_queue.h"
 #include "checkpoint/verify.h"

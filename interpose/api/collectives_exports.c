@@ -5,7 +5,6 @@
 #include "job/options.h"
 #include "hooks/gloo/contexts.h"
 #include "hooks/gloo/algorithms.h"
-#include "hooks/gloo/self_test.h"
 
 void castor_contexts_watch(void) {
     gloo_contexts_watch();

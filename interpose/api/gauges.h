@@ -18,12 +18,4 @@ void gauges_backward(void);
 /* Takes the gauges now. */
 void gauges_sample(void);
 
-/* ---- device_gauges.c ---- */
-
-void gauges_devices_start(void);
-/* Adds the model data of this process in homes, and in devices' memory outside of homes, by kind and tier. */
-void gauges_devices_get(uint64_t bytes[CHUNK_KIND_COUNT][DEVICE_TIER_COUNT]);
-/* The same, and sets the gauges of devices. False: Python has ended, nothing was done. */
-bool gauges_devices_sample(uint64_t bytes[CHUNK_KIND_COUNT][DEVICE_TIER_COUNT]);
-
 #endif

@@ -6,7 +6,6 @@
 #include "events/life.h"
 #include "hooks/table/hooks.h"
 #include "lazy/staging.h"
-#include "lazy/staging_watch.h"
 
 castor_status castor_staging_start(int (*schedule)(int (*)(void *), void *), int (*sweep)(void *)) {
     static bool watched;

@@ -9,10 +9,9 @@
 #include "gradients/publish.h"
 #include "gradients/reduce.h"
 #include "store/consensus.h"
-#include "store/rank_values.h"
+#include "store/wait.h"
 #include "store/store.h"
 #include "store/tensor.h"
-#include "store/wait.h"
 #include "store/window.h"
 #include "training/division.h"
 

@@ -22,12 +22,11 @@
 #include "placement_options.h"
 #include "store/demand.h"
 #include "store/home.h"
-#include "store/rank_values.h"
+#include "store/wait.h"
 #include "store/registration.h"
 #include "store/snapshot.h"
 #include "store/store.h"
 #include "store/tensor.h"
-#include "store/wait.h"
 #include "trace/trace.h"
 
 #define BLAMED_POLL_NS 20000000l

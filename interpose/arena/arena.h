@@ -5,7 +5,7 @@
  *   block    what arena_alloc returned: whole pages, page-aligned, shared with no other block
  *   extent   a run of pages: a block, or free; a free one is dirty (its pages may be resident) or clean (none is)
  *   adopted  a block over which the node store has mapped a chunk's pages
- *   loan     pages of a file that serve as room for blocks while the file's owner does not need them (loan.h)
+ *   loan     pages of a file that serve as room for blocks while the file's owner does not need them (arena.c)
  *   peak     the most bytes of blocks that were not adopted, over the recent past (see arena.c: a period that is
  *            measured in bytes allocated, so that it spans at least a training step, and forgets a single high)
  *

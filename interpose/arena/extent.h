@@ -18,7 +18,7 @@ typedef uint32_t extent_id; /* 0: none */
 typedef enum extent_state {
     EXTENT_CLEAN,
     EXTENT_DIRTY,
-    EXTENT_LENT, /* of a loan, and may become a block (loan.h) */
+    EXTENT_LENT, /* of a loan, and may become a block (arena.c) */
     EXTENT_HELD, /* of a loan whose owner needs it, or may */
     EXTENT_BLOCK,
     EXTENT_LOST, /* anonymous memory could not be put back: never used again */

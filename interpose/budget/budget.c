@@ -686,9 +686,8 @@ void budget_backward_end(store *s) {
     pthread_mutex_unlock(&budget_of(s)->lock);
 }
 
-/* Events must come in the same order in every step: which chunk is seen first may depend on when one looks, how many there are does
- * not. In backward gradients are the events. */
-/* The parameters of a chunk are used, the `number`th in this forward or backward. */
+/* The parameters of a chunk are used, the `number`th in this forward or backward. Events must come in the same order in every step:
+ * which chunk is seen first may depend on when one looks, how many there are does not. In backward gradients are the events. */
 static void budget_touch(store *s, bool backward, uint32_t number, uint32_t param_chunk) {
     budget *b = budget_of(s);
     if (!b)

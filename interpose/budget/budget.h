@@ -6,7 +6,7 @@
  *   closed   a chunk that gets no more tensors; from then on it may be evicted
  *   part     the parameters that an optimizer steps at a time
  *
- * The chunk manager decides (chunk_manager.h); its backend is here (budget_backend.c): the tiers are host and disk, and the disk
+ * The chunk manager decides (chunk_manager.h); its backend is here: the tiers are host and disk, and the disk
  * queue moves. Chunk files lie on disk from the start, so that nothing here changes what anybody reads.
  *
  * Invariants

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include "arena/arena.h"
 #include "arena/pages.h"
-#include "store/declarations.h"
+#include "store/registration.h"
 #include "store/tensor.h"
 #include "training/division.h"
 

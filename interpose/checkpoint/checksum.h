@@ -6,6 +6,7 @@
 #ifndef CASTOR_CHECKPOINT_CHECKSUM_H
 #define CASTOR_CHECKPOINT_CHECKSUM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,5 +23,12 @@ void checksum_begin(checksum *c);
 /* In any division into pieces the result is the same. */
 void checksum_add(checksum *c, const void *data, size_t bytes);
 uint64_t checksum_end(const checksum *c);
+
+/* The CRC-32 that archives have of each record: of the polynomial 0xedb88320, lowest bit first. */
+
+/* Of 0 bytes: 0. */
+uint32_t crc32_add(uint32_t crc, const void *data, size_t bytes);
+/* The same without the processor's carry-less multiplication. */
+uint32_t crc32_add_portable(uint32_t crc, const void *data, size_t bytes);
 
 #endif

@@ -1,19 +1,209 @@
 #include "hold.h"
-
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
-#include "grain_copies.h"
+#include "base/table.h"
 #include "base/thread.h"
 #include "base/userfault.h"
 #include "events/held.h"
-#include "maps.h"
+
+/* What is mapped where in this process, as the kernel lists it (/proc/self/maps). */
+typedef enum maps_kind {
+    MAPS_OWN,   /* private memory: only this process's threads and system calls write to it */
+    MAPS_STORE, /* private views of parameters and states in the store's files */
+    MAPS_OTHER,
+} maps_kind;
+
+#define GRAINS 16u
+
+typedef struct slab {
+    char *grains, *mapping;
+    uint32_t used; /* a bit for each grain */
+    struct slab *next;
+} slab;
+
+static pthread_mutex_t copies_lock = PTHREAD_MUTEX_INITIALIZER;
+static slab *slabs;
+static uint64_t bytes_now, bytes_most;
+
+/* A grain more than it holds: they begin at a multiple of their size, and the record of the slab lies behind them. */
+#define MAPPING_BYTES ((GRAINS + 1) * GRAIN_BYTES + 4096)
+
+static slab *slab_new(void) {
+    char *mapping =
+        mmap(NULL, MAPPING_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping == MAP_FAILED)
+        return NULL;
+    char *grains = (char *)(((uintptr_t)mapping + GRAIN_BYTES - 1) / GRAIN_BYTES * GRAIN_BYTES);
+    madvise(grains, GRAINS * GRAIN_BYTES, MADV_HUGEPAGE);
+    slab *s = (slab *)(grains + GRAINS * GRAIN_BYTES);
+    *s = (slab){grains, mapping, 0, slabs};
+    slabs = s;
+    return s;
+}
+
+/* Room for a grain; NULL: none. Neither allocates by malloc. */
+static char *copies_take(void) {
+    char *found = NULL;
+    pthread_mutex_lock(&copies_lock);
+    slab *s = slabs;
+    while (s && s->used == (1u << GRAINS) - 1)
+        s = s->next;
+    if (s || (s = slab_new()) != NULL) {
+        unsigned index = (unsigned)__builtin_ctz(~s->used);
+        s->used |= 1u << index;
+        found = s->grains + index * GRAIN_BYTES;
+        bytes_now += GRAIN_BYTES;
+        bytes_most = bytes_now > bytes_most ? bytes_now : bytes_most;
+    }
+    pthread_mutex_unlock(&copies_lock);
+    return found;
+}
+
+static void copies_give(char *copy) {
+    slab *empty = NULL;
+    pthread_mutex_lock(&copies_lock);
+    for (slab **at = &slabs; *at; at = &(*at)->next) {
+        slab *s = *at;
+        if (copy < s->grains || copy >= s->grains + GRAINS * GRAIN_BYTES)
+            continue;
+        s->used &= ~(1u << (size_t)(copy - s->grains) / GRAIN_BYTES);
+        bytes_now -= GRAIN_BYTES;
+        if (!s->used) {
+            *at = s->next;
+            empty = s;
+        }
+        break;
+    }
+    pthread_mutex_unlock(&copies_lock);
+    if (empty)
+        munmap(empty->mapping, MAPPING_BYTES);
+}
+
+void copies_bytes(uint64_t *now, uint64_t *most) {
+    pthread_mutex_lock(&copies_lock);
+    *now = bytes_now;
+    *most = bytes_most;
+    pthread_mutex_unlock(&copies_lock);
+}
+
+/* The parent's copies are not the child's. */
+static void copies_fork_child(void) {
+    pthread_mutex_init(&copies_lock, NULL);
+    slabs = NULL;
+    bytes_now = 0;
+}
+
+typedef struct mapping {
+    uintptr_t begin, end;
+    maps_kind kind;
+} mapping;
+
+struct hold_maps {
+    mapping *list; /* by address */
+    uint32_t count, capacity;
+};
+
+static const char *const store_files[] = {"/memfd:castor-param", "/memfd:castor-optim"};
+
+/* The fields of a line: range, permissions, offset, device, inode, name. */
+static maps_kind kind_of(const char *permissions, const char *name) {
+    if (permissions[0] != 'r' || permissions[1] != 'w' || permissions[3] != 'p')
+        return MAPS_OTHER;
+    if (!*name || strcmp(name, "[heap]") == 0 || strncmp(name, "[anon:", 6) == 0)
+        return MAPS_OWN;
+    for (unsigned i = 0; i < sizeof store_files / sizeof *store_files; i++)
+        if (strncmp(name, store_files[i], strlen(store_files[i])) == 0)
+            return MAPS_STORE;
+    return MAPS_OTHER;
+}
+
+static bool line_add(hold_maps *maps, const char *line) {
+    char *at;
+    uintptr_t begin = strtoull(line, &at, 16);
+    if (*at != '-')
+        return true;
+    uintptr_t end = strtoull(at + 1, &at, 16);
+    const char *permissions = ++at, *name = permissions;
+    for (int field = 0; field < 4 && *name; field++) {
+        name += strcspn(name, " ");
+        name += strspn(name, " ");
+    }
+    maps_kind kind = kind_of(permissions, name);
+    mapping *before = maps->count ? &maps->list[maps->count - 1] : NULL;
+    if (before && before->end == begin && before->kind == kind) {
+        before->end = end;
+        return true;
+    }
+    mapping *list = table_room(maps->list, &maps->capacity, maps->count, sizeof *list);
+    if (!list)
+        return false;
+    maps->list = list;
+    list[maps->count++] = (mapping){begin, end, kind};
+    return true;
+}
+
+#define TEXT_BYTES (64u << 10)
+
+hold_maps *hold_maps_read(void) {
+    hold_maps *maps = calloc(1, sizeof *maps);
+    char *text = malloc(TEXT_BYTES + 1);
+    int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    bool good = maps && text && fd >= 0;
+    for (size_t held = 0; good;) {
+        ssize_t got = read(fd, text + held, TEXT_BYTES - held);
+        if (got < 0 && errno == EINTR)
+            continue;
+        good = got >= 0;
+        if (got <= 0)
+            break;
+        char *line = text, *end;
+        text[held += (size_t)got] = 0;
+        for (; good && (end = strchr(line, '\n')) != NULL; line = end + 1) {
+            *end = 0;
+            good = line_add(maps, line);
+        }
+        held -= (size_t)(line - text);
+        memmove(text, line, held);
+        good = good && held < TEXT_BYTES;
+    }
+    if (fd >= 0)
+        close(fd);
+    free(text);
+    if (good)
+        return maps;
+    hold_maps_free(maps);
+    return NULL;
+}
+
+void hold_maps_free(hold_maps *maps) {
+    if (maps)
+        free(maps->list);
+    free(maps);
+}
+
+/* Of the whole range; MAPS_OTHER where it is not all of one kind. */
+static maps_kind maps_kind_of(const hold_maps *maps, uintptr_t begin, uintptr_t end) {
+    uint32_t low = 0, high = maps->count;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (maps->list[middle].end <= begin)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    const mapping *m = low < maps->count ? &maps->list[low] : NULL;
+    return m && m->begin <= begin && end <= m->end ? m->kind : MAPS_OTHER;
+}
 
 #define PAGE_BYTES 4096ul
 

@@ -47,4 +47,12 @@ void hold_statistics_get(hold_statistics *out);
 /* In a forked child nothing is held. */
 void hold_fork_child(void);
 
+/* Memory for copies of grains, of large pages where there are some: a new small page costs the system more than the copy of its
+ * bytes. It is given back as soon as no copy is left in 16 neighbours. */
+
+#define GRAIN_BYTES (2ul << 20)
+
+/* Bytes of copies, now and at most so far. */
+void copies_bytes(uint64_t *now, uint64_t *most);
+
 #endif

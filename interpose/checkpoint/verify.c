@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/file_bytes.h"
-#include "crc.h"
+#include "checksum.h"
 
 typedef struct reading {
     int fd;

@@ -1,8 +1,416 @@
 #include "node_collective.h"
-
 #include <string.h>
+#include "base/clock.h"
+#include "base/error.h"
 #include "kernels/kernels.h"
-#include "node_operation.h"
+#include "node_slots.h"
+
+/* One operation of a group, as a rank goes through it: its own slot, and those of the others. Private to node_*.c. */
+typedef enum node_kind {
+    NODE_ALLREDUCE = 1,
+    NODE_REDUCE,
+    NODE_BROADCAST,
+    NODE_ALLGATHER,
+    NODE_GATHER,
+    NODE_SCATTER,
+    NODE_ALLTOALL,
+    NODE_BARRIER
+} node_kind;
+
+#define NODE_EVERYONE (-1)
+
+typedef struct node_operation {
+    node_group *g;
+    uint64_t key;
+    double deadline;
+    node_shape shape;
+    int first;                /* the thread's own slots: this one and the next */
+    int own;                  /* index of this rank's slot, -1: it offers nothing */
+    bool untold;              /* it has offered or read without waking anybody */
+    uint32_t cells;           /* of its offers */
+    int slot[NODE_RANKS_MAX]; /* of each other rank, -1: not seen yet */
+} node_operation;
+
+static const char *const kind_names[] = {"",       "allreduce", "reduce",   "broadcast", "allgather",
+                                         "gather", "scatter",   "alltoall", "barrier"};
+
+static castor_status node_prepare(node_operation *op, node_group *g, const node_call *call,
+                                  node_shape shape) {
+    node_thread *thread;
+    castor_status status = node_check(g);
+    if (status == CASTOR_OK)
+        status = node_thread_find(g, &thread, &op->first);
+    if (status != CASTOR_OK)
+        return status;
+    uint64_t last = (uint64_t)(call->channel + 1) << 56 | call->tag;
+    thread->repeated = thread->last == last ? thread->repeated + 1 : 0;
+    thread->last = last;
+    op->g = g;
+    op->key = last | (uint64_t)(thread->repeated & 0xffffff) << 32;
+    double now = clock_seconds();
+    op->deadline = now + call->timeout_seconds;
+    if (g->pauses == 0)
+        atomic_store_explicit(&g->moves_from, now + NODE_CROWDED_SECONDS, memory_order_relaxed);
+    op->shape = shape;
+    op->own = -1;
+    op->untold = false;
+    op->cells = shape.kind == NODE_ALLREDUCE || shape.kind == NODE_REDUCE ? NODE_CELLS : 2 * NODE_CELLS;
+    for (int rank = 0; rank < NODE_RANKS_MAX; rank++)
+        op->slot[rank] = -1;
+    return CASTOR_OK;
+}
+
+static void tell(node_operation *op) {
+    op->untold = false;
+    node_notify(op->g, op->g->rank);
+}
+
+/* ---- this rank's slot ---- */
+
+struct own_wait {
+    const node_operation *op;
+    int rank, index;
+    uint32_t steps;
+};
+
+static bool has_read(void *context) {
+    struct own_wait *w = context;
+    const node_group *g = w->op->g;
+    return atomic_load_explicit(&node_slot_of(g, g->rank, w->index)->read[w->rank], memory_order_acquire) >=
+           w->steps;
+}
+
+static castor_status readers_await(const node_operation *op, int index, uint32_t steps) {
+    castor_status status = CASTOR_OK;
+    for (int rank = 0; rank < op->g->world && status == CASTOR_OK; rank++) {
+        struct own_wait w = {op, rank, index, steps};
+        /* The reader notifies by its own event: it is the one that is waited for. */
+        node_wait wait = {has_read, &w, rank, op->deadline, kind_names[op->shape.kind]};
+        if (rank != op->g->rank)
+            status = node_wait_until(op->g, &wait);
+    }
+    return status;
+}
+
+static bool all_have_read(const node_operation *op, int index, uint32_t steps) {
+    for (int rank = 0; rank < op->g->world; rank++) {
+        struct own_wait w = {op, rank, index, steps};
+        if (rank != op->g->rank && !has_read(&w))
+            return false;
+    }
+    return true;
+}
+
+/* Waits until all readers of this rank's slot have read so many steps. */
+static castor_status node_readers_await(node_operation *op, uint64_t steps) {
+    if (op->untold && !all_have_read(op, op->own, (uint32_t)steps))
+        tell(op);
+    return readers_await(op, op->own, (uint32_t)steps);
+}
+
+/* Takes one of the thread's two slots, for `reader` or for everyone else. Nobody reads it before an offer. */
+static castor_status node_slot_take(node_operation *op, int reader) {
+    const node_group *g = op->g;
+    int index = op->first;
+    bool never_used = atomic_load(&node_slot_of(g, g->rank, index)->key) == 0;
+    if (!never_used && !all_have_read(op, index, NODE_DONE)) {
+        index++;
+        never_used = atomic_load(&node_slot_of(g, g->rank, index)->key) == 0;
+        castor_status status = never_used ? CASTOR_OK : readers_await(op, index, NODE_DONE);
+        if (status != CASTOR_OK)
+            return status;
+    }
+    node_slot *slot = node_slot_of(g, g->rank, index);
+    atomic_store_explicit(&slot->key, 0, memory_order_relaxed);
+    slot->shape = op->shape;
+    atomic_store_explicit(&slot->offered, 0, memory_order_relaxed);
+    atomic_store_explicit(&slot->reduced, 0, memory_order_relaxed);
+    for (int rank = 0; rank < g->world; rank++)
+        atomic_store_explicit(&slot->read[rank], reader == NODE_EVERYONE || reader == rank ? 0 : NODE_DONE,
+                              memory_order_relaxed);
+    op->own = index;
+    return CASTOR_OK;
+}
+
+static void node_offer_quietly(node_operation *op, uint64_t steps) {
+    node_slot *slot = node_slot_of(op->g, op->g->rank, op->own);
+    atomic_store_explicit(&slot->offered, (uint32_t)steps, memory_order_release);
+    if (atomic_load_explicit(&slot->key, memory_order_relaxed) == 0)
+        atomic_store_explicit(&slot->key, op->key, memory_order_release);
+    op->untold = true;
+}
+
+static void node_offer(node_operation *op, uint64_t steps) {
+    node_offer_quietly(op, steps);
+    tell(op);
+}
+
+/* The first `steps` steps are there. node_offer_quietly wakes nobody; sleepers are woken before this rank waits, or by the next
+ * node_offer or node_offer_reduced. */
+static void node_offer_reduced(node_operation *op, uint64_t steps) {
+    atomic_store_explicit(&node_slot_of(op->g, op->g->rank, op->own)->reduced, (uint32_t)steps,
+                          memory_order_release);
+    tell(op);
+}
+
+static uint8_t *cell(const node_group *g, uint8_t *first, uint64_t step, uint32_t cells) {
+    return first + step % cells * g->cell_bytes;
+}
+
+static uint8_t *node_own_offer(const node_operation *op, uint64_t step) {
+    return cell(op->g, node_slot_offer(op->g, op->g->rank, op->own), step, op->cells);
+}
+
+static uint8_t *node_own_reduced(const node_operation *op, uint64_t step) {
+    return cell(op->g, node_slot_reduced(op->g, op->g->rank, op->own), step, NODE_CELLS);
+}
+
+/* ---- the slots of others ---- */
+
+struct peer_wait {
+    node_operation *op;
+    int rank;
+    uint32_t offered, reduced;
+};
+
+static bool is_offered(void *context) {
+    struct peer_wait *w = context;
+    node_operation *op = w->op;
+    int *index = &op->slot[w->rank];
+    for (int i = 0; *index < 0 && i < NODE_SLOTS; i++)
+        if (atomic_load_explicit(&node_slot_of(op->g, w->rank, i)->key, memory_order_acquire) == op->key)
+            *index = i;
+    if (*index < 0)
+        return false;
+    node_slot *slot = node_slot_of(op->g, w->rank, *index);
+    return atomic_load_explicit(&slot->offered, memory_order_acquire) >= w->offered &&
+           atomic_load_explicit(&slot->reduced, memory_order_acquire) >= w->reduced;
+}
+
+/* Waits until `rank` has offered, and reduced, so many steps. CASTOR_ERR_MISMATCH: it called another collective. */
+static castor_status node_peer_await(node_operation *op, int rank, uint64_t offered, uint64_t reduced) {
+    bool known = op->slot[rank] >= 0;
+    struct peer_wait w = {op, rank, (uint32_t)offered, (uint32_t)reduced};
+    node_wait wait = {is_offered, &w, rank, op->deadline, kind_names[op->shape.kind]};
+    if (op->untold && !is_offered(&w))
+        tell(op);
+    castor_status status = node_wait_until(op->g, &wait);
+    if (status != CASTOR_OK || known)
+        return status;
+    const node_shape *theirs = &node_slot_of(op->g, rank, op->slot[rank])->shape;
+    if (memcmp(theirs, &op->shape, sizeof *theirs) == 0)
+        return CASTOR_OK;
+    return node_fail(
+        op->g,
+        error_set(
+            CASTOR_ERR_MISMATCH,
+            "the ranks of a process group disagree: rank %d calls %s of %lu bytes, elements of %lu, root "
+            "%u, and rank %d calls %s of %lu bytes, elements of %lu, root %u. All ranks must make the same "
+            "calls",
+            op->g->called[op->g->rank], kind_names[op->shape.kind], (unsigned long)op->shape.bytes,
+            (unsigned long)op->shape.element_bytes, op->shape.root, op->g->called[rank],
+            kind_names[theirs->kind], (unsigned long)theirs->bytes, (unsigned long)theirs->element_bytes,
+            theirs->root));
+}
+
+static const uint8_t *node_peer_offer(const node_operation *op, int rank, uint64_t step) {
+    return cell(op->g, node_slot_offer(op->g, rank, op->slot[rank]), step, op->cells);
+}
+
+/* A step's cells. */
+static const uint8_t *node_peer_reduced(const node_operation *op, int rank, uint64_t step) {
+    return cell(op->g, node_slot_reduced(op->g, rank, op->slot[rank]), step, NODE_CELLS);
+}
+
+/* This rank has read so many steps of `rank`'s slot. Sleepers are woken before this rank waits. */
+static void node_read_tell(node_operation *op, int rank, uint64_t steps) {
+    atomic_store_explicit(&node_slot_of(op->g, rank, op->slot[rank])->read[op->g->rank], (uint32_t)steps,
+                          memory_order_release);
+    op->untold = true;
+}
+
+/* This rank has read everything that it needs. */
+static void node_read_all(node_operation *op) {
+    for (int rank = 0; rank < op->g->world; rank++)
+        if (rank != op->g->rank && op->slot[rank] >= 0)
+            node_read_tell(op, rank, NODE_DONE);
+    tell(op);
+}
+
+/* Bytes times other ranks up to which each rank reduces everything, which takes one wait instead of two. */
+#define DIRECT_BYTES (128u << 10)
+#define PART_ALIGN   64u
+
+/* How far a rank offers ahead of what it reduces, and takes behind: ranks that do not run at the same time go on through
+ * as many segments. A cell is offered again NODE_CELLS segments later, when this rank has taken the segment before from all,
+ * so all have reduced it; and who has offered a segment has taken the one NODE_CELLS before it, whose reduced part may go. */
+#define AHEAD (NODE_CELLS / 2)
+#define LAG   (NODE_CELLS - 1 - AHEAD)
+
+typedef struct reduce_call {
+    node_operation op;
+    const uint8_t *input;
+    uint8_t *output; /* NULL: another rank gets the result */
+    size_t element_bytes;
+    const node_reduction *reduction;
+} reduce_call;
+
+static void apply(const reduce_call *c, void *out, const void *a, const void *b, size_t bytes) {
+    c->reduction->apply(c->reduction->context, out, a, b, bytes / c->element_bytes);
+}
+
+static castor_status reduce_direct(reduce_call *c) {
+    node_operation *op = &c->op;
+    castor_status status = CASTOR_OK;
+    memcpy(node_own_offer(op, 0), c->input, op->shape.bytes);
+    node_offer(op, 1);
+    if (!c->output)
+        return CASTOR_OK;
+    for (int rank = 0; rank < op->g->world && status == CASTOR_OK; rank++)
+        if (rank != op->g->rank)
+            status = node_peer_await(op, rank, 1, 0);
+    if (status != CASTOR_OK)
+        return status;
+    const uint8_t *sum = NULL;
+    for (int rank = 0; rank < op->g->world; rank++) {
+        const uint8_t *next = rank == op->g->rank ? node_own_offer(op, 0) : node_peer_offer(op, rank, 0);
+        if (sum)
+            apply(c, c->output, sum, next, op->shape.bytes);
+        sum = sum ? c->output : next;
+    }
+    node_read_all(op);
+    return CASTOR_OK;
+}
+
+typedef struct segment {
+    size_t begin, bytes; /* of the whole */
+    size_t part;         /* bytes that each rank reduces; the last ones get less */
+} segment;
+
+static size_t segment_bytes(const reduce_call *c) {
+    return c->op.g->cell_bytes / c->element_bytes * c->element_bytes;
+}
+
+static segment segment_of(const reduce_call *c, uint64_t step) {
+    size_t whole = segment_bytes(c);
+    segment s = {.begin = step * whole};
+    size_t left = c->op.shape.bytes - s.begin;
+    s.bytes = left < whole ? left : whole;
+    size_t world = (size_t)c->op.g->world, unit = c->element_bytes * PART_ALIGN;
+    size_t part = (s.bytes + world - 1) / world;
+    s.part = (part + unit - 1) / unit * unit;
+    return s;
+}
+
+static size_t part_begin(const segment *s, int rank) {
+    size_t begin = (size_t)rank * s->part;
+    return begin < s->bytes ? begin : s->bytes;
+}
+
+static size_t part_bytes(const segment *s, int rank) {
+    return part_begin(s, rank + 1) - part_begin(s, rank);
+}
+
+/* What others reduce of this rank's data. */
+static void segment_offer(reduce_call *c, uint64_t step) {
+    segment s = segment_of(c, step);
+    int rank = c->op.g->rank;
+    uint8_t *to = node_own_offer(&c->op, step);
+    const uint8_t *from = c->input + s.begin;
+    size_t before = part_begin(&s, rank), after = part_begin(&s, rank + 1);
+    memcpy(to, from, before);
+    memcpy(to + after, from + after, s.bytes - after);
+    node_offer_quietly(&c->op, step + 1);
+}
+
+static castor_status segment_reduce(reduce_call *c, uint64_t step) {
+    node_operation *op = &c->op;
+    segment s = segment_of(c, step);
+    size_t begin = part_begin(&s, op->g->rank), bytes = part_bytes(&s, op->g->rank);
+    castor_status status = CASTOR_OK;
+    for (int rank = 0; rank < op->g->world && status == CASTOR_OK; rank++)
+        if (rank != op->g->rank)
+            status = node_peer_await(op, rank, step + 1, 0);
+    if (status != CASTOR_OK)
+        return status;
+    uint8_t *to = node_own_reduced(op, step);
+    const uint8_t *sum = NULL;
+    for (int rank = 0; rank < op->g->world && bytes; rank++) {
+        const uint8_t *next =
+            (rank == op->g->rank ? c->input + s.begin : node_peer_offer(op, rank, step)) + begin;
+        if (sum)
+            apply(c, to, sum, next, bytes);
+        sum = sum ? to : next;
+    }
+    if (c->output)
+        memcpy(c->output + s.begin + begin, to, bytes);
+    node_offer_reduced(op, step + 1);
+    return CASTOR_OK;
+}
+
+/* Rank by rank: those who get no result wait alike, and so know that their cells are free. */
+static castor_status segment_take(reduce_call *c, uint64_t step) {
+    node_operation *op = &c->op;
+    segment s = segment_of(c, step);
+    castor_status status = CASTOR_OK;
+    for (int i = 1; i < op->g->world && status == CASTOR_OK; i++) {
+        int rank = (op->g->rank + i) % op->g->world;
+        status = node_peer_await(op, rank, step + 1, step + 1);
+        if (status == CASTOR_OK && c->output)
+            memcpy(c->output + s.begin + part_begin(&s, rank), node_peer_reduced(op, rank, step),
+                   part_bytes(&s, rank));
+    }
+    return status;
+}
+
+/* Each rank reduces its part of every segment; who gets the result takes the other parts from those who reduced them. */
+static castor_status reduce_in_parts(reduce_call *c) {
+    size_t whole = segment_bytes(c);
+    uint64_t steps = (c->op.shape.bytes + whole - 1) / whole;
+    castor_status status = CASTOR_OK;
+    for (uint64_t step = 0; step < AHEAD && step < steps; step++)
+        segment_offer(c, step);
+    for (uint64_t step = 0; step < steps + LAG && status == CASTOR_OK; step++) {
+        if (step + AHEAD < steps)
+            segment_offer(c, step + AHEAD);
+        if (step < steps)
+            status = segment_reduce(c, step);
+        if (status == CASTOR_OK && step >= LAG)
+            status = segment_take(c, step - LAG);
+    }
+    if (status == CASTOR_OK)
+        node_read_all(&c->op);
+    return status;
+}
+
+static castor_status reduce(reduce_call *c, node_group *g, const node_call *call, node_shape shape,
+                            int root) {
+    bool direct = shape.bytes * (size_t)(g->world - 1) <= DIRECT_BYTES;
+    castor_status status = node_prepare(&c->op, g, call, shape);
+    if (status == CASTOR_OK)
+        status = node_slot_take(&c->op, direct ? root : NODE_EVERYONE);
+    if (status != CASTOR_OK)
+        return status;
+    return direct ? reduce_direct(c) : reduce_in_parts(c);
+}
+
+castor_status node_allreduce(node_group *g, const node_call *call, const void *input, void *output,
+                             size_t numel, size_t element_bytes, const node_reduction *reduction) {
+    reduce_call c = {
+        .input = input, .output = output, .element_bytes = element_bytes, .reduction = reduction};
+    node_shape shape = {NODE_ALLREDUCE, 0, numel * element_bytes, element_bytes};
+    return reduce(&c, g, call, shape, NODE_EVERYONE);
+}
+
+castor_status node_reduce(node_group *g, const node_call *call, const void *input, void *output, size_t numel,
+                          size_t element_bytes, const node_reduction *reduction, int root) {
+    reduce_call c = {.input = input,
+                     .output = g->rank == root ? output : NULL,
+                     .element_bytes = element_bytes,
+                     .reduction = reduction};
+    node_shape shape = {NODE_REDUCE, (uint32_t)root, numel * element_bytes, element_bytes};
+    return reduce(&c, g, call, shape, root);
+}
 
 #define PIECE_ALIGN 64u
 /* Outputs from here on are more than a core's caches hold: written past them, they need not be read before. */

@@ -52,7 +52,7 @@ struct disk_queue {
 };
 
 /* With the queue's lock free; false: none could be started, `why` says so (errno). */
-bool disk_threads_start(disk_queue *q, int *why);
+static bool disk_threads_start(disk_queue *q, int *why);
 
 #define RETRIES_MAX    16 /* of one piece, after results that may pass */
 #define PIECES_DEFAULT 4
@@ -468,7 +468,7 @@ static void *work(void *queue) {
     return NULL;
 }
 
-bool disk_threads_start(disk_queue *q, int *why) {
+static bool disk_threads_start(disk_queue *q, int *why) {
     for (unsigned i = 0; i < q->pieces_max; i++) {
         pthread_mutex_lock(&q->lock);
         q->workers++;

@@ -1,10 +1,274 @@
 /* Calls that make, remove and rename names. In FILES_NOTE each notes what was there, and says 1: the call goes on as it is.
  * In FILES_PRIVATE files_open says which place to open; the others do the whole call. */
+#include <errno.h>
+#include <linux/fs.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include "base/log.h"
+#include "calls.h"
 #include "overlay.h"
 
-#include <errno.h>
-#include <string.h>
-#include "calls.h"
+/* Copies of files and trees, from what lies below to layer 0. */
+
+static int copy_bytes(int from, int to, off_t size) {
+    char buffer[16384];
+    if (ioctl(to, FICLONE, from) == 0)
+        return 0;
+    while (size > 0) {
+        ssize_t done = syscall(SYS_copy_file_range, from, NULL, to, NULL, (size_t)size, 0);
+        if (done <= 0)
+            break;
+        size -= done;
+    }
+    for (;;) { /* the rest, where the kernel does not copy */
+        ssize_t got = read(from, buffer, sizeof buffer);
+        if (got == 0)
+            return 0;
+        if (got < 0 && errno != EINTR)
+            return -1;
+        for (ssize_t done = 0; done < got;) {
+            ssize_t written = write(to, buffer + done, (size_t)(got - done));
+            if (written < 0 && errno != EINTR)
+                return -1;
+            done += written > 0 ? written : 0;
+        }
+    }
+}
+
+/* A name beside `to` that nobody else has. */
+static int temporary_name(const char *to, char *out) {
+    static unsigned number;
+    const char *slash = strrchr(to, '/');
+    size_t length = log_format(out, FILES_PATH_MAX, "%.*s/" FILES_MARK "new.%d.%u", (int)(slash - to), to,
+                               (int)getpid(), __atomic_fetch_add(&number, 1, __ATOMIC_RELAXED));
+    if (length + 1 < FILES_PATH_MAX)
+        return 0;
+    errno = ENAMETOOLONG;
+    return -1;
+}
+
+/* Gives a whole file its name. Another thread may have made the same meanwhile. */
+static int put_in_place(const char *made, const char *to, bool replaces) {
+    int done = call_rename(made, to, replaces ? 0 : RENAME_NOREPLACE);
+    if (done != 0 && errno == EINVAL && !replaces) { /* a file system that cannot */
+        done = call_link(made, to, 0);
+        if (done == 0 || errno == EEXIST)
+            call_unlink(made, 0);
+    }
+    if (done == 0 || errno != EEXIST || replaces)
+        return done;
+    call_unlink(made, 0);
+    return 0;
+}
+
+static int copy_regular(const char *from, const char *to, const struct stat *info, bool replaces) {
+    char made[FILES_PATH_MAX];
+    struct timespec times[2] = {info->st_atim, info->st_mtim};
+    int result = -1, source = call_open(from, O_RDONLY | O_CLOEXEC, 0);
+    if (source < 0)
+        return -1;
+    if (temporary_name(to, made) != 0)
+        goto close_source;
+    int copy = call_open(made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (copy < 0)
+        goto close_source;
+    if (copy_bytes(source, copy, info->st_size) == 0) {
+        fchmod(copy, info->st_mode & 07777);
+        syscall(SYS_utimensat, copy, NULL, times, 0);
+        result = put_in_place(made, to, replaces);
+    }
+    int reason = errno;
+    close(copy);
+    if (result != 0)
+        call_unlink(made, 0);
+    errno = reason;
+close_source:
+    reason = errno;
+    close(source);
+    errno = reason;
+    if (result != 0)
+        files_say_full(to);
+    return result;
+}
+
+int files_copy(const char *from, const char *to, const struct stat *info) {
+    char target[FILES_PATH_MAX];
+    if (S_ISREG(info->st_mode))
+        return copy_regular(from, to, info, false);
+    if (S_ISDIR(info->st_mode))
+        return call_mkdir(to, info->st_mode & 07777) == 0 || errno == EEXIST ? 0 : -1;
+    if (!S_ISLNK(info->st_mode)) {
+        errno = EXDEV; /* sockets, pipes and devices stay where they are */
+        return -1;
+    }
+    ssize_t length = call_readlink(from, target, sizeof target - 1);
+    if (length < 0)
+        return -1;
+    target[length] = '\0';
+    return call_symlink(target, to) == 0 || errno == EEXIST ? 0 : -1;
+}
+
+/* The same for a copy that is only read, or replaced as a whole: large files may share their data. */
+static int files_copy_entry(const char *from, const char *to, const struct stat *info) {
+    if (S_ISREG(info->st_mode) && info->st_size >= FILES_SHARED_BYTES && call_link(from, to, 0) == 0)
+        return 0;
+    return files_copy(from, to, info);
+}
+
+/* A file of layer 0 that shares its data with another name gets data of its own. */
+static int copy_apart(const files_found *found) {
+    char place[FILES_PATH_MAX];
+    if (!S_ISREG(found->info.st_mode) || found->info.st_nlink < 2)
+        return 0;
+    return files_place_in(0, found->path, place) == 0 ? copy_regular(place, place, &found->info, true) : -1;
+}
+
+/* Copies the visible file to layer 0; of a directory the folder alone. */
+static int files_copy_up(const files_found *found) {
+    char from[FILES_PATH_MAX], to[FILES_PATH_MAX];
+    if (found->layer == 0)
+        return copy_apart(found);
+    if (files_place_of(found, from) != 0 || files_place_in(0, found->path, to) != 0 ||
+        files_make_parents(0, found->path) != 0)
+        return -1;
+    return files_copy(from, to, &found->info);
+}
+
+/* Removes a file or directory of layer 0, whatever its type; recursion as deep as the tree. */
+static int files_clear(const char *place) {
+    char entries[2048], name[FILES_PATH_MAX];
+    if (call_unlink(place, 0) == 0 || errno == ENOENT)
+        return 0;
+    if (errno != EISDIR && errno != EPERM)
+        return -1;
+    int folder = call_open(place, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
+    if (folder < 0)
+        return -1;
+    for (bool again = true; again;) { /* names that were removed may have hidden others from the first look */
+        long size;
+        again = false;
+        lseek(folder, 0, SEEK_SET);
+        while ((size = call_entries(folder, entries, sizeof entries)) > 0)
+            for (long at = 0; at < size;) {
+                const call_entry *entry = (const call_entry *)(entries + at);
+                at += entry->size;
+                if (strcmp(entry->name, ".") == 0 || strcmp(entry->name, "..") == 0)
+                    continue;
+                if (log_format(name, sizeof name, "%s/%s", place, entry->name) + 1 < sizeof name &&
+                    files_clear(name) == 0)
+                    again = true;
+            }
+    }
+    close(folder);
+    return call_unlink(place, AT_REMOVEDIR);
+}
+
+/* What rank 0 changes, as it was when the job began: another rank that comes to the same line of the script later, or earlier,
+ * must find what the single process would have found. A name that rank 0 makes gets a marker in the layer `before`; a
+ * file that it changes, renames or removes is kept there. Each is done once, before the change. */
+
+static void files_count_note(void) {
+    int file = call_open(files_notes(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0)
+        return;
+    if (write(file, "", 1) != 1) {
+        /* without room there is no note either */
+    }
+    close(file);
+}
+
+void files_forget_notes(void) {
+    char place[FILES_PATH_MAX];
+    if (files_now != FILES_NOTE)
+        return;
+    if (call_unlink(files_notes(), 0) == 0 && files_place_in(FILES_BEFORE, "", place) == 0)
+        files_clear(place);
+}
+
+/* Rank 0 has made the path, or a folder above it, since the job began. */
+static bool is_new(const files_found *found) {
+    char path[FILES_PATH_MAX], kind;
+    memcpy(path, found->path, found->length + 1);
+    for (char *at = path + 1; *at; at++) {
+        if (*at != '/')
+            continue;
+        *at = '\0';
+        if (files_marker(FILES_BEFORE, path, &kind))
+            return true;
+        *at = '/';
+    }
+    return files_marker(FILES_BEFORE, path, &kind);
+}
+
+/* False: it is kept already, or cannot be. */
+static bool keep_once(const files_found *found, bool replaces) {
+    char place[FILES_PATH_MAX];
+    struct stat kept;
+    if (found->outside || is_new(found))
+        return false;
+    if (found->missing)
+        return files_mark(FILES_BEFORE, found->path, "gone") == 0;
+    if (files_place_in(FILES_BEFORE, found->path, place) != 0 || call_lstat(place, &kept) == 0 ||
+        files_make_parents(FILES_BEFORE, found->path) != 0)
+        return false;
+    bool regular = S_ISREG(found->info.st_mode);
+    if (replaces && regular && call_link(found->path, place, 0) == 0)
+        return true;
+    /* A large file that is changed in place is not kept: another rank reads it while rank 0 writes only if nothing
+     * that they do together, a step or an evaluation, lies between. */
+    if (regular && !replaces && found->info.st_size >= FILES_SHARED_BYTES)
+        return false;
+    return files_copy(found->path, place, &found->info) == 0;
+}
+
+static void keep(const files_found *found, bool replaces) {
+    if (keep_once(found, replaces))
+        files_count_note();
+}
+
+/* Rank 0: keeps the present file of this path for the others, before the call changes it. `replaces`: the call removes or
+ * replaces the name, and the file itself stays as it is. */
+static void files_note(int folder, const char *path, bool follow, bool replaces) {
+    files_found found;
+    int saved_errno = errno;
+    if (files_find(folder, path, follow, &found) == 0)
+        keep(&found, replaces);
+    errno = saved_errno;
+}
+
+static void keep_tree(const char *path, int depth) {
+    char entries[2048], name[FILES_PATH_MAX];
+    files_found found;
+    if (depth > 64 || files_find(AT_FDCWD, path, false, &found) != 0 || found.missing || found.outside)
+        return;
+    keep(&found, true);
+    if (!S_ISDIR(found.info.st_mode) || is_new(&found))
+        return;
+    int folder = call_open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
+    long size;
+    while (folder >= 0 && (size = call_entries(folder, entries, sizeof entries)) > 0)
+        for (long at = 0; at < size;) {
+            const call_entry *entry = (const call_entry *)(entries + at);
+            at += entry->size;
+            if (strcmp(entry->name, ".") != 0 && strcmp(entry->name, "..") != 0 &&
+                strlen(path) + strlen(entry->name) + 2 < sizeof name) {
+                strcpy(name, path);
+                strcat(strcat(name, "/"), entry->name);
+                keep_tree(name, depth + 1);
+            }
+        }
+    if (folder >= 0)
+        close(folder);
+}
+
+/* The same for a folder and everything in it. */
+static void files_note_tree(int folder, const char *path) {
+    files_found found;
+    int saved_errno = errno;
+    if (files_find(folder, path, false, &found) == 0 && !found.missing && !found.outside)
+        keep_tree(found.path, 0);
+    errno = saved_errno;
+}
 
 static int fail(int reason) {
     errno = reason;
@@ -325,4 +589,38 @@ int files_adopt(const char *path, const char *from) {
         call_lstat(from ? from : found.path, &info) != 0 || (call_unlink(place, 0) != 0 && errno != ENOENT))
         return -1;
     return files_copy_entry(from ? from : found.path, place, &info);
+}
+
+int files_use(int folder, const char *path, files_intent intent, char *out) {
+    files_found found;
+    bool follow = intent != FILES_READ_LINK && intent != FILES_CHANGE_LINK && intent != FILES_MAKE;
+    bool reads = intent == FILES_READ || intent == FILES_READ_LINK || intent == FILES_EXECUTE;
+    if (files_now == FILES_NOTE) {
+        if (!reads)
+            files_note(folder, path, follow, false);
+        return 1;
+    }
+    int wrong = files_find(folder, path, follow, &found);
+    if (wrong)
+        return wrong;
+    if (found.outside)
+        return intent == FILES_EXECUTE ? 1 : files_place_of(&found, out);
+    if (intent == FILES_MAKE) {
+        if (!found.missing) {
+            errno = EEXIST;
+            return -1;
+        }
+        return files_may_change(&found) == 0 && files_make_parents(0, found.path) == 0
+                   ? files_place_in(0, found.path, out)
+                   : -1;
+    }
+    if (found.missing) {
+        errno = ENOENT;
+        return -1;
+    }
+    if (intent == FILES_EXECUTE && found.layer == files_layer_count())
+        return 1;
+    if (reads)
+        return files_place_of(&found, out);
+    return files_copy_up(&found) == 0 ? files_place_in(0, found.path, out) : -1;
 }

@@ -129,6 +129,41 @@ void files_path_of_place(char *place) {
     }
 }
 
+void files_say_full(const char *place) {
+    static int said;
+    if (errno != ENOSPC && errno != EDQUOT)
+        return;
+    int reason = errno;
+    if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+        LOG_E("the disk is full at %s, where this rank keeps its own copies of files that it changes: set "
+              "castor run --log-dir to a folder on a larger disk",
+              place);
+    errno = reason;
+}
+
+int files_make_parents(int layer, const char *path) {
+    char place[FILES_PATH_MAX];
+    if (files_place_in(layer, path, place) != 0)
+        return -1;
+    char *end = strrchr(place, '/');
+    *end = '\0';
+    if (end == place || call_mkdir(place, 0700) == 0 || errno == EEXIST)
+        return 0;
+    for (char *at = place + 1; errno == ENOENT || errno == EEXIST;
+         at++) { /* from the top, the layer's own folder too */
+        at += strcspn(at, "/");
+        *at = '\0';
+        if (call_mkdir(place, 0700) != 0 && errno != EEXIST)
+            break;
+        if (at == end)
+            return 0;
+        *at = '/';
+        errno = ENOENT;
+    }
+    files_say_full(place);
+    return -1;
+}
+
 static bool marker_place(int at, const char *path, char *out) {
     const char *slash = strrchr(path, '/');
     size_t folder = (size_t)(slash + 1 - path), name = strlen(slash + 1);
@@ -168,22 +203,8 @@ void files_unmark(const char *path) {
 
 /* ---- notes ---- */
 
-void files_count_note(void) {
-    int file = call_open(note_count, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-    if (file < 0)
-        return;
-    if (write(file, "", 1) != 1) {
-        /* without room there is no note either */
-    }
-    close(file);
-}
-
-void files_forget_notes(void) {
-    char place[FILES_PATH_MAX];
-    if (files_now != FILES_NOTE)
-        return;
-    if (call_unlink(note_count, 0) == 0 && files_place_in(FILES_BEFORE, "", place) == 0)
-        files_clear(place);
+const char *files_notes(void) {
+    return note_count;
 }
 
 static int64_t notes_counted(void) {
@@ -465,38 +486,4 @@ int files_find_again(files_found *found) {
         return 0;
     memcpy(path, found->path, found->length + 1);
     return find_once(AT_FDCWD, path, false, true, found) == 0 ? 1 : -1;
-}
-
-int files_use(int folder, const char *path, files_intent intent, char *out) {
-    files_found found;
-    bool follow = intent != FILES_READ_LINK && intent != FILES_CHANGE_LINK && intent != FILES_MAKE;
-    bool reads = intent == FILES_READ || intent == FILES_READ_LINK || intent == FILES_EXECUTE;
-    if (files_now == FILES_NOTE) {
-        if (!reads)
-            files_note(folder, path, follow, false);
-        return 1;
-    }
-    int wrong = files_find(folder, path, follow, &found);
-    if (wrong)
-        return wrong;
-    if (found.outside)
-        return intent == FILES_EXECUTE ? 1 : files_place_of(&found, out);
-    if (intent == FILES_MAKE) {
-        if (!found.missing) {
-            errno = EEXIST;
-            return -1;
-        }
-        return files_may_change(&found) == 0 && files_make_parents(0, found.path) == 0
-                   ? files_place_in(0, found.path, out)
-                   : -1;
-    }
-    if (found.missing) {
-        errno = ENOENT;
-        return -1;
-    }
-    if (intent == FILES_EXECUTE && found.layer == layer_count)
-        return 1;
-    if (reads)
-        return files_place_of(&found, out);
-    return files_copy_up(&found) == 0 ? files_place_in(0, found.path, out) : -1;
 }

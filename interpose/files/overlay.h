@@ -94,15 +94,22 @@ int files_place_of(const files_found *found, char *out);
 /* Replaces a place, which may be in a layer, by its path. */
 void files_path_of_place(char *place);
 
+/* Logs once that a layer's disk is full, if errno says so. */
+void files_say_full(const char *place);
+/* Makes the folders above `path` in a layer. */
+int files_make_parents(int layer, const char *path);
+
 bool files_marker(int at, const char *path, char *kind);
 int files_mark(int at, const char *path, const char *kind);
+/* The file that has one byte for each note, and gets it before what is noted changes; "": none. */
+const char *files_notes(void);
 /* Removes the "own" marker of a file that no longer exists. */
 void files_unmark(const char *path);
 
+/* ---- change.c ---- */
+
 /* Finds the place for a call of `intent`: `out` takes it. 1: pass the call on unchanged. In FILES_NOTE: notes, returns 1. */
 int files_use(int folder, const char *path, files_intent intent, char *out);
-
-/* ---- change.c ---- */
 
 int files_open(int folder, const char *path, int flags, mode_t mode, char *out);
 int files_mkdir(int folder, const char *path, mode_t mode);
@@ -117,29 +124,10 @@ int files_may_change(const files_found *found);
 /* Rank 0 has written the file for all, at this path or (not NULL) at `from`. Its present content becomes this rank's own. */
 int files_adopt(const char *path, const char *from);
 
-/* ---- copy.c ---- */
-
 /* A whole copy with mode and times, or nothing; an existing file stays. */
 int files_copy(const char *from, const char *to, const struct stat *info);
-/* The same for a copy that is only read, or replaced as a whole: large files may share their data. */
-int files_copy_entry(const char *from, const char *to, const struct stat *info);
-/* Makes the folders above `path` in a layer. */
-int files_make_parents(int layer, const char *path);
-/* Copies the visible file to layer 0; of a directory the folder alone. */
-int files_copy_up(const files_found *found);
-/* Removes a file or directory of layer 0, whatever its type. */
-int files_clear(const char *place);
 
-/* ---- before.c ---- */
-
-/* Rank 0: keeps the present file of this path for the others, before the call changes it. `replaces`: the call removes or
- * replaces the name, and the file itself stays as it is. */
-void files_note(int folder, const char *path, bool follow, bool replaces);
-/* The same for a folder and everything in it. */
-void files_note_tree(int folder, const char *path);
-/* overlay.c: a note is complete, and what it is about has not changed yet. */
-void files_count_note(void);
-/* overlay.c: rank 0 is not ahead any more: the other ranks begin with the files as they are now. */
+/* Rank 0 is not ahead any more: the other ranks begin with the files as they are now. */
 void files_forget_notes(void);
 
 /* ---- listing.c ---- */

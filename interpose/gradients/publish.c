@@ -2,7 +2,6 @@
 
 #include "arena/pages.h"
 #include "base/error.h"
-#include "store/rank_values.h"
 #include "store/wait.h"
 #include "trace/trace.h"
 

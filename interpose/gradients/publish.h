@@ -7,7 +7,7 @@
 #define CASTOR_GRADIENTS_PUBLISH_H
 
 #include "store/tensor.h"
-#include "store/rank_values.h"
+#include "store/wait.h"
 
 /* The agreed values must be the same on every rank; `every` takes what each says (ranks_agree). */
 castor_status publish_begin(store *s, const ranks_values *agreed, const void *said, size_t bytes,

@@ -188,7 +188,7 @@ static castor_status carry_check(tensor *t, const struct job *job, bool fresh) {
     return CASTOR_OK;
 }
 
-static castor_status job_run(const struct job *job) {
+static castor_status reduce_job(const struct job *job) {
     tensor *t = job->tensor;
     store *s = t->store;
     uint64_t begin_ns = trace_now_ns();
@@ -280,7 +280,7 @@ static void *reducer_main(void *context) {
             idle_wait(r);
         struct job job = r->jobs[r->tail % r->capacity];
         pthread_mutex_unlock(&r->lock);
-        castor_status status = r->failed ? r->failed : job_run(&job);
+        castor_status status = r->failed ? r->failed : reduce_job(&job);
         pthread_mutex_lock(&r->lock);
         if (status && !r->failed) {
             r->failed = status;

@@ -86,4 +86,9 @@ castor_status option_set(const char *env_name, const char *value, char *message,
 /* The value of an option as text, as `castor options` prints it. Returns the length. */
 size_t option_format(option_id id, char *out, size_t out_size);
 
+/* Numbers of options, as text. Without the C library's functions, which depend on the locale. */
+
+/* What messages and lists of options say about sizes. */
+#define OPTION_BYTES_NOTE "K, M, G and T, also written KB or KiB, are powers of 1024"
+
 #endif

@@ -1,14 +1,493 @@
 #include "staging.h"
-
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
 #include "arena/arena.h"
 #include "arena/pages.h"
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/file_bytes.h"
 #include "base/log.h"
+#include "base/status.h"
+#include "base/thread.h"
+#include "job/rendezvous.h"
+#include "job/token.h"
+
+/* The memory of the staging area: pieces of parameters under construction. All processes of a job on a node that have equal
+ * pieces share one copy.
+ *
+ * Vocabulary
+ *   area     two memory files, the index and the bytes; the first process that needs it makes it
+ *   slot     room for one piece in the bytes, at slot * STAGING_PIECE_BYTES
+ *   piece    up to STAGING_PIECE_BYTES of a parameter's block; looked up by its contents alone
+ *   holder   a process that maps a slot; it counts once for each mapping
+ *
+ * Invariants
+ *   - the bytes of a slot never change from the moment that another process can find it until its last holder has
+ *     released it. Where a holder has forked, they never change: the child's views show them too
+ *   - two pieces are one only after all their bytes were compared
+ */
+#define STAGING_PIECE_BYTES (2ul << 20)
+#define STAGING_NO_SLOT     UINT32_MAX
+
+struct staging_shared;
+typedef struct staging_index {
+    struct staging_shared *shared; /* NULL: there is none */
+    int index_fd, bytes_fd;
+    uint32_t member; /* this process, among those that have the staging area */
+    uint64_t
+        gave_up_at; /* bytes that others had found when the last wait for them failed; UINT64_MAX: none did */
+} staging_index;
+
+#define SLOTS         (1u << 19) /* of the bytes' file, 1 TiB; sparse */
+#define CHAINS        (1u << 16)
+#define MEMBERS       256u
+#define LOOK_NS       100000l
+#define WRITE_SECONDS 1.0 /* a piece is written in a fraction of it */
+
+/* How far a process may be ahead of those that bring the same, and how long it waits for one that makes no progress. */
+#define LEAD_BYTES       (32ul << 20)
+#define PATIENCE_SECONDS 0.5
+
+enum slot_state { SLOT_FREE, SLOT_WRITING, SLOT_READY };
+
+struct slot {
+    uint64_t hash;
+    uint32_t bytes, next; /* next: in its chain, or of the free ones; index + 1 */
+    uint32_t holders, state;
+    uint32_t maker; /* the member that made it, while nobody else has found it; else MEMBERS */
+    uint32_t pinned;
+};
+
+struct staging_shared {
+    pthread_mutex_t lock; /* robust; guards all below but the atomic words */
+    bool broken; /* a process ended while it held the lock: nothing is looked up or given back any more */
+    uint32_t slot_count, free_first;
+    _Atomic uint32_t members;
+    _Atomic uint64_t held_bytes;
+    _Atomic uint64_t progress; /* bytes that any member has looked up */
+    struct member {
+        _Atomic uint64_t found_bytes, made_bytes, alone_bytes; /* alone: made, and found by nobody yet */
+    } member[MEMBERS + 1]; /* the last one: of those for whom there was no place */
+    uint32_t chain[CHAINS];
+    struct slot slots[SLOTS];
+};
+
+static int sparse_file(const char *name, uint64_t bytes) {
+    int fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, (off_t)bytes) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+bool staging_index_make(int fds[2]) {
+    fds[0] = sparse_file("castor-staging-index", sizeof(struct staging_shared));
+    fds[1] = sparse_file("castor-staging", SLOTS * STAGING_PIECE_BYTES);
+    struct staging_shared *shared = MAP_FAILED;
+    if (fds[0] >= 0 && fds[1] >= 0)
+        shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    if (shared == MAP_FAILED) {
+        for (int i = 0; i < 2; i++)
+            if (fds[i] >= 0)
+                close(fds[i]);
+        return false;
+    }
+    pthread_mutexattr_t robust;
+    pthread_mutexattr_init(&robust);
+    pthread_mutexattr_setpshared(&robust, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&robust, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&shared->lock, &robust);
+    pthread_mutexattr_destroy(&robust);
+    munmap(shared, sizeof *shared);
+    return true;
+}
+
+static bool staging_index_open(const int fds[2], staging_index *out) {
+    struct staging_shared *shared =
+        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fds[0], 0);
+    if (shared == MAP_FAILED)
+        return false;
+    uint32_t member = atomic_fetch_add(&shared->members, 1);
+    *out = (staging_index){shared, fds[0], fds[1], member < MEMBERS ? member : MEMBERS, UINT64_MAX};
+    return true;
+}
+
+static uint32_t staging_index_members(const staging_index *index) {
+    return atomic_load(&index->shared->members);
+}
+
+/* False: the staging area is broken, and the lock is not held. */
+static bool area_lock(struct staging_shared *shared) {
+    int error = pthread_mutex_lock(&shared->lock);
+    if (error == EOWNERDEAD) {
+        shared->broken = true;
+        pthread_mutex_consistent(&shared->lock);
+    } else if (error) {
+        return false;
+    }
+    if (shared->broken)
+        pthread_mutex_unlock(&shared->lock);
+    return !shared->broken;
+}
+
+/* Four sums of words, so that their multiplications overlap. Only a hint: contents are compared. */
+static uint64_t hash(const void *contents, size_t bytes) {
+    const uint64_t factor = 0x9e3779b97f4a7c15ull;
+    uint64_t sum[4] = {bytes, 1, 2, 3}, word[4];
+    size_t at = 0;
+    for (; at + sizeof word <= bytes; at += sizeof word) {
+        memcpy(word, (const char *)contents + at, sizeof word);
+        for (int i = 0; i < 4; i++) {
+            sum[i] = (sum[i] ^ word[i]) * factor;
+            sum[i] ^= sum[i] >> 29;
+        }
+    }
+    for (; at < bytes; at++)
+        sum[0] = (sum[0] ^ ((const unsigned char *)contents)[at]) * factor;
+    for (int i = 1; i < 4; i++)
+        sum[0] = (sum[0] ^ (sum[0] >> 31) ^ sum[i]) * factor;
+    return sum[0] ^ (sum[0] >> 32);
+}
+
+static uint64_t slot_offset(uint32_t slot) {
+    return slot * (uint64_t)STAGING_PIECE_BYTES;
+}
+
+static bool slot_write(const staging_index *index, uint32_t slot, const char *contents, size_t bytes) {
+    return file_bytes_write(index->bytes_fd, contents, bytes, slot_offset(slot)) == 0;
+}
+
+static bool staging_index_read(const staging_index *index, uint32_t slot, void *out, size_t bytes) {
+    return file_bytes_read(index->bytes_fd, out, bytes, slot_offset(slot)) == 0;
+}
+
+static bool slot_equals(const staging_index *index, uint32_t slot, const char *contents, size_t bytes) {
+    char part[32768];
+    for (size_t at = 0; at < bytes;) {
+        size_t size = bytes - at < sizeof part ? bytes - at : sizeof part;
+        if (file_bytes_read(index->bytes_fd, part, size, slot_offset(slot) + at) != 0 ||
+            memcmp(part, contents + at, size) != 0)
+            return false;
+        at += size;
+    }
+    return true;
+}
+
+/* ---- under the lock ---- */
+
+static uint32_t *chain_of(struct staging_shared *shared, uint64_t h) {
+    return &shared->chain[h % CHAINS];
+}
+
+static void chain_remove(struct staging_shared *shared, uint32_t slot) {
+    uint32_t *at = chain_of(shared, shared->slots[slot].hash);
+    while (*at && *at != slot + 1)
+        at = &shared->slots[*at - 1].next;
+    if (*at)
+        *at = shared->slots[slot].next;
+}
+
+/* Another process has found it, or nobody holds it any more. */
+static void alone_end(struct staging_shared *shared, struct slot *s) {
+    if (s->maker == MEMBERS)
+        return;
+    atomic_fetch_sub(&shared->member[s->maker].alone_bytes, s->bytes);
+    s->maker = MEMBERS;
+}
+
+static void slot_give_back(const staging_index *index, uint32_t slot) {
+    struct staging_shared *shared = index->shared;
+    struct slot *s = &shared->slots[slot];
+    chain_remove(shared, slot);
+    fallocate(index->bytes_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)slot_offset(slot),
+              STAGING_PIECE_BYTES);
+    atomic_fetch_sub(&shared->held_bytes, s->bytes);
+    alone_end(shared, s);
+    *s = (struct slot){.next = shared->free_first, .state = SLOT_FREE};
+    shared->free_first = slot + 1;
+}
+
+static uint32_t slot_take(const staging_index *index, uint64_t h, size_t bytes) {
+    struct staging_shared *shared = index->shared;
+    uint32_t slot = STAGING_NO_SLOT;
+    if (shared->slot_count <
+        SLOTS) { /* in order, so that neighbours in a block are neighbours here: one mapping */
+        slot = shared->slot_count++;
+    } else if (shared->free_first) {
+        slot = shared->free_first - 1;
+        shared->free_first = shared->slots[slot].next;
+    } else {
+        return STAGING_NO_SLOT;
+    }
+    uint32_t *chain = chain_of(shared, h);
+    shared->slots[slot] = (struct slot){h, (uint32_t)bytes, *chain, 1, SLOT_WRITING, index->member, 0};
+    *chain = slot + 1;
+    atomic_fetch_add(&shared->held_bytes, bytes);
+    atomic_fetch_add(&shared->member[index->member].alone_bytes, bytes);
+    return slot;
+}
+
+/* The slot with this hash; it stays, because this process counts as a holder. STAGING_NO_SLOT: there is none. */
+static uint32_t slot_find(struct staging_shared *shared, uint64_t h, size_t bytes) {
+    for (uint32_t at = *chain_of(shared, h); at; at = shared->slots[at - 1].next) {
+        struct slot *s = &shared->slots[at - 1];
+        if (s->hash != h || s->bytes != bytes)
+            continue;
+        s->holders++;
+        return at - 1;
+    }
+    return STAGING_NO_SLOT;
+}
+
+/* ---- */
+
+/* Whether its contents are there. The other process may have ended in the middle. */
+static bool await_written(struct staging_shared *shared, uint32_t slot) {
+    double until = clock_seconds() + WRITE_SECONDS;
+    for (;;) {
+        if (!area_lock(shared))
+            return false;
+        bool ready = shared->slots[slot].state == SLOT_READY;
+        pthread_mutex_unlock(&shared->lock);
+        if (ready)
+            return true;
+        if (clock_seconds() > until)
+            return false;
+        nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
+    }
+}
+
+/* The contents of a slot that this process holds. */
+static void staging_index_release(const staging_index *index, uint32_t slot) {
+    struct staging_shared *shared = index->shared;
+    if (!area_lock(shared))
+        return;
+    struct slot *s = &shared->slots[slot];
+    if (--s->holders == 0 && !s->pinned)
+        slot_give_back(index, slot);
+    pthread_mutex_unlock(&shared->lock);
+}
+
+/* Its bytes stay until the end of the job. */
+static void staging_index_pin(const staging_index *index, uint32_t slot) {
+    if (!area_lock(index->shared))
+        return;
+    index->shared->slots[slot].pinned = 1;
+    pthread_mutex_unlock(&index->shared->lock);
+}
+
+static uint32_t found(const staging_index *index, uint32_t slot, const void *contents, size_t bytes) {
+    struct staging_shared *shared = index->shared;
+    if (!await_written(shared, slot) || !slot_equals(index, slot, contents, bytes) || !area_lock(shared)) {
+        staging_index_release(index, slot);
+        return STAGING_NO_SLOT;
+    }
+    struct slot *s = &shared->slots[slot];
+    if (s->maker != index->member)
+        alone_end(shared, s);
+    pthread_mutex_unlock(&shared->lock);
+    atomic_fetch_add(&shared->member[index->member].found_bytes, bytes);
+    return slot;
+}
+
+/* This process becomes a holder of the slot with these contents, an existing or a new one. STAGING_NO_SLOT: there is no memory,
+ * or another process takes too long to write the same contents. */
+static uint32_t staging_index_acquire(const staging_index *index, const void *contents, size_t bytes) {
+    struct staging_shared *shared = index->shared;
+    uint64_t h = hash(contents, bytes);
+    atomic_fetch_add(&shared->progress, bytes);
+    if (!area_lock(shared))
+        return STAGING_NO_SLOT;
+    uint32_t slot = slot_find(shared, h, bytes);
+    if (slot != STAGING_NO_SLOT) {
+        pthread_mutex_unlock(&shared->lock);
+        return found(index, slot, contents, bytes);
+    }
+    slot = slot_take(index, h, bytes);
+    pthread_mutex_unlock(&shared->lock);
+    if (slot == STAGING_NO_SLOT)
+        return slot;
+    bool written = slot_write(index, slot, contents, bytes);
+    if (!area_lock(shared))
+        return STAGING_NO_SLOT;
+    struct slot *s = &shared->slots[slot];
+    if (written) {
+        s->state = SLOT_READY;
+        atomic_fetch_add(&shared->member[index->member].made_bytes, bytes);
+    } else {
+        chain_remove(shared, slot);
+        if (--s->holders == 0) /* others may wait for it yet: the last of them gives it back */
+            slot_give_back(index, slot);
+    }
+    pthread_mutex_unlock(&shared->lock);
+    return written ? slot : STAGING_NO_SLOT;
+}
+
+/* Waits while the other processes have yet to find many of the pieces that this process was the first to add: until then they
+ * keep their own copies. Ends when the others make no progress; then it does not wait again before they have found some. */
+static void staging_index_await_others(staging_index *index) {
+    struct staging_shared *shared = index->shared;
+    struct member *own = &shared->member[index->member];
+    uint64_t alone, seen = atomic_load(&shared->progress);
+    double until = clock_seconds() + PATIENCE_SECONDS;
+    while (index->member != MEMBERS && (alone = atomic_load(&own->alone_bytes)) > LEAD_BYTES) {
+        uint64_t left =
+            atomic_load(&own->made_bytes) - alone; /* by this process alone: to others, or for good */
+        if (left == index->gave_up_at)
+            return;
+        uint64_t now = atomic_load(&shared->progress);
+        if (now != seen)
+            until = clock_seconds() + PATIENCE_SECONDS;
+        else if (clock_seconds() > until)
+            index->gave_up_at = left;
+        seen = now;
+        nanosleep(&(struct timespec){0, 10 * LOOK_NS}, NULL);
+    }
+}
+
+static void staging_index_figures(const staging_index *index, staging_figures *out) {
+    *out = (staging_figures){.held_bytes = atomic_load(&index->shared->held_bytes)};
+    for (uint32_t member = 0; member <= MEMBERS; member++) {
+        out->found_bytes += atomic_load(&index->shared->member[member].found_bytes);
+        out->made_bytes += atomic_load(&index->shared->member[member].made_bytes);
+    }
+}
+
+#define LOOK_MS       2
+#define RETRY_NS      10000000l
+#define RETRY_SECONDS 0.05
+#define MEETING       "the staging area"
+
+static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER;
+/* All below is guarded by `watch_lock`. */
+static bool started, running;
+static int (*call_later)(int (*)(void *), void *);
+static int (*call_sweep)(void *);
+static bool scheduled;
+static double not_before;
+static uint64_t most_bytes, base_bytes; /* this process's own bytes after the last sweep, or fewer */
+
+/* Set before the thread starts. */
+static char job[TOKEN_MAX];
+static int statm = -1, resumed = -1; /* resumed: an eventfd */
+
+/* Bytes of this process's memory that are no file's: of private pages. */
+static uint64_t own_bytes_now(void) {
+    char text[128];
+    ssize_t got = pread(statm, text, sizeof text - 1, 0);
+    if (got <= 0)
+        return 0;
+    text[got] = 0;
+    char *at = text;
+    strtoul(at, &at, 10);
+    unsigned long resident = strtoul(at, &at, 10), of_files = strtoul(at, &at, 10);
+    return resident > of_files ? (resident - of_files) * PAGE_BYTES : 0;
+}
+
+static void look(void) {
+    uint64_t now = own_bytes_now();
+    pthread_mutex_lock(&watch_lock);
+    if (now < base_bytes || !base_bytes)
+        base_bytes = now;
+    if (running && !scheduled && now - base_bytes > most_bytes && clock_seconds() >= not_before)
+        scheduled = call_later(call_sweep, NULL) == 0;
+    pthread_mutex_unlock(&watch_lock);
+}
+
+/* Returns the socket on which others ask; -1: another process answers them. */
+static int staging_find(int fds[2]) {
+    for (;;) {
+        int listener = rendezvous_listen(job, MEETING);
+        if (listener >= 0 && staging_index_make(fds))
+            return listener;
+        if (listener >= 0)
+            close(listener);
+        else if (rendezvous_ask(job, MEETING, fds, 2))
+            return -1;
+        nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
+    }
+}
+
+static void *watch_main(void *context) {
+    (void)context;
+    prctl(PR_SET_NAME, "castor-staging");
+    int fds[2], listener = staging_find(fds);
+    if (staging_join(fds) != CASTOR_OK) {
+        LOG_W("CASTOR_LAZY_INIT: %s; parameters are made as without it", error_text());
+        return NULL;
+    }
+    for (;;) {
+        struct pollfd polled[2] = {{.fd = resumed, .events = POLLIN}, {.fd = listener, .events = POLLIN}};
+        pthread_mutex_lock(&watch_lock);
+        bool idle = !running;
+        pthread_mutex_unlock(&watch_lock);
+        if (poll(polled, 2, idle ? -1 : LOOK_MS) > 0 && polled[1].revents)
+            rendezvous_answer(listener, job, fds, 2);
+        uint64_t count;
+        if (polled[0].revents && read(resumed, &count, sizeof count) < 0)
+            idle = true;
+        if (!idle && staging_is_shared())
+            look();
+    }
+    return NULL;
+}
+
+castor_status staging_watch_start(const char *token, uint64_t own_bytes,
+                                  int (*schedule)(int (*)(void *), void *), int (*sweep)(void *)) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&watch_lock);
+    call_later = schedule;
+    call_sweep = sweep;
+    most_bytes = own_bytes;
+    if (!running)
+        base_bytes = 0;
+    running = true;
+    if (!started) {
+        token_copy(job, token);
+        statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+        resumed = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        int failed = thread_start(watch_main, NULL);
+        started = !failed;
+        if (failed)
+            status =
+                error_set(CASTOR_ERR_SYSTEM, "cannot start the thread castor-staging (error %d)", failed);
+    } else if (write(resumed, &(uint64_t){1}, sizeof(uint64_t)) < 0) {
+        LOG_D("castor-staging goes on with its next look");
+    }
+    pthread_mutex_unlock(&watch_lock);
+    return status;
+}
+
+void staging_watch_stop(void) {
+    pthread_mutex_lock(&watch_lock);
+    running = false;
+    pthread_mutex_unlock(&watch_lock);
+}
+
+void staging_watch_done(int swept) {
+    uint64_t now = swept ? own_bytes_now() : 0;
+    pthread_mutex_lock(&watch_lock);
+    scheduled = false;
+    if (swept)
+        base_bytes = now;
+    else
+        not_before = clock_seconds() + RETRY_SECONDS;
+    pthread_mutex_unlock(&watch_lock);
+}
 
 #define BUCKETS 4096u
 /* Every piece may take a mapping of its own; the system has 65530 for a process (vm.max_map_count). */

@@ -4,7 +4,6 @@
 #include <string.h>
 #include "arena/pages.h"
 #include "base/error.h"
-#include "rank_values.h"
 #include "wait.h"
 #include "window.h"
 

@@ -20,9 +20,8 @@
 #include "base/status.h"
 #include "job/rendezvous.h"
 #include "placement/chunk.h"
-#include "rank_values.h"
-#include "tensor.h"
 #include "wait.h"
+#include "tensor.h"
 
 /* The files that a node store is made of: its control block, and the chunks of each kind.
  *

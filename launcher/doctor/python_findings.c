@@ -1,12 +1,396 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/log.h"
+#include "hooks/table/hooks.h"
 #include "job/options.h"
 #include "job/torch_version.h"
-#include "hooks/table/hooks.h"
+#include "launcher/common/array.h"
 #include "launcher/common/text_table.h"
+#include "launcher/common/trace_read.h"
+#include "launcher/run/run.h"
 #include "doctor.h"
+#include "program.h"
+
+#define DOCTOR_FIELDS_MAX 6
+
+/* One fact from the program: a key and up to five values, "" where there is none. */
+typedef struct doctor_fact {
+    char *fields[DOCTOR_FIELDS_MAX];
+} doctor_fact;
+
+typedef struct doctor_probe {
+    doctor_fact *facts;
+    size_t count;
+    char *text;             /* holds the facts' fields */
+    char error[512];        /* the last line of its standard error */
+    char command[PATH_MAX]; /* the file that was executed */
+    bool started, timed_out;
+    int status; /* of waitpid */
+} doctor_probe;
+
+typedef enum doctor_program_id { DOCTOR_PROGRAM_PYTHON, DOCTOR_PROGRAM_DEVICES } doctor_program_id;
+
+#define OUTPUT_MAX  ((size_t)1 << 18)
+#define ERRORS_MAX  ((size_t)1 << 14)
+#define DRAIN_MS    50
+#define DRAIN_PARTS 64
+#define END_MS      5000 /* for the interpreter to end, once it has said all */
+
+/* ---- running ---- */
+
+/* What one pipe said; beyond its bound it is read and forgotten. */
+typedef struct listener {
+    int fd;
+    char *text;
+    size_t used, size;
+} listener;
+
+static void listen_once(listener *l) {
+    char spare[4096];
+    size_t room = l->size - 1 - l->used;
+    ssize_t part = read(l->fd, room > 0 ? l->text + l->used : spare, room > 0 ? room : sizeof spare);
+    if (part < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (part <= 0) {
+        close(l->fd);
+        l->fd = -1;
+    } else if (room > 0) {
+        l->used += (size_t)part;
+    }
+    l->text[l->used] = '\0';
+}
+
+/* Listens until the program has said all, or is gone, or time is up (false). What it started and left running may keep the
+ * pipes for longer. */
+static bool listen_to(listener *out, listener *errors, double limit_seconds) {
+    uint64_t deadline = clock_ns(CLOCK_MONOTONIC) + (uint64_t)(limit_seconds * 1e9);
+    while (out->fd >= 0 && strstr(out->text, DOCTOR_MARK "\tend\n") == NULL) {
+        uint64_t now = clock_ns(CLOCK_MONOTONIC);
+        if (now >= deadline)
+            return false;
+        struct pollfd polled[2] = {{.fd = out->fd, .events = POLLIN}, {.fd = errors->fd, .events = POLLIN}};
+        if (poll(polled, 2, (int)((deadline - now) / 1000000) + 1) <= 0)
+            continue;
+        if (polled[0].revents)
+            listen_once(out);
+        if (polled[1].revents)
+            listen_once(errors);
+    }
+    struct pollfd rest = {.fd = errors->fd, .events = POLLIN};
+    for (int part = 0; part < DRAIN_PARTS && errors->fd >= 0 && poll(&rest, 1, DRAIN_MS) > 0; part++)
+        listen_once(errors);
+    return true;
+}
+
+/* The status of the program, which is ended when it does not end by itself. */
+static int wait_for_end(pid_t pid, bool at_once) {
+    int status = 0;
+    for (int waited = 0; !at_once && waited < END_MS; waited += DRAIN_MS) {
+        if (waitpid(pid, &status, WNOHANG) == pid)
+            return status;
+        poll(NULL, 0, DRAIN_MS);
+    }
+    kill(-pid, SIGKILL);
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    return status;
+}
+
+static void child_run(const char *path, char *const *arguments, char *const *environment, int out,
+                      int errors) {
+    setpgid(0, 0);
+    int nothing = open("/dev/null", O_RDONLY);
+    if (nothing >= 0)
+        dup2(nothing, STDIN_FILENO);
+    dup2(out, STDOUT_FILENO);
+    dup2(errors, STDERR_FILENO);
+    execve(path, arguments, environment);
+    _exit(RUN_EXIT_NOT_EXECUTABLE);
+}
+
+/* The environment that `castor run` would give, without a log directory: nothing is recorded; and nothing is refused,
+ * since what is wrong is to be found. */
+static bool make_environment(const run_install *install, run_environment *out) {
+    static char step_aside[] = "CASTOR_ON_ERROR=passthrough", *settings[] = {step_aside};
+    run_request request = {.ranks = 1, .settings = settings, .setting_count = 1};
+    run_job job = {.request = &request, .install = *install};
+    memset(job.token, '0', RUN_TOKEN_DIGITS);
+    return run_environment_build(&job, environ, 0, -1, -1, out);
+}
+
+static void last_line(const char *text, char *out, size_t out_size) {
+    size_t end = strlen(text);
+    while (end > 0 && (text[end - 1] == '\n' || text[end - 1] == ' '))
+        end--;
+    size_t begin = end;
+    while (begin > 0 && text[begin - 1] != '\n')
+        begin--;
+    snprintf(out, out_size, "%.*s", (int)(end - begin), text + begin);
+    trace_read_clean(out, out_size);
+}
+
+static bool parse(doctor_probe *probe) {
+    size_t capacity = 0;
+    char *rest = probe->text;
+    for (char *line; (line = strsep(&rest, "\n")) != NULL;) {
+        char *field = strsep(&line, "\t");
+        if (strcmp(field, DOCTOR_MARK) != 0)
+            continue;
+        if (!array_grow(&probe->facts, &capacity, probe->count, sizeof *probe->facts))
+            return false;
+        doctor_fact *fact = &probe->facts[probe->count++];
+        for (size_t i = 0; i < DOCTOR_FIELDS_MAX; i++) {
+            field = line != NULL ? strsep(&line, "\t") : NULL;
+            static char none[1];
+            fact->fields[i] = field != NULL ? field : none;
+        }
+    }
+    return true;
+}
+
+/* Starts the program and hears what it says, into probe->text and `errors_text`. */
+static void converse(const char *path, char *const *arguments, char *const *environment, double limit_seconds,
+                     char *errors_text, doctor_probe *probe) {
+    int out[2] = {-1, -1}, errors[2] = {-1, -1};
+    if (pipe2(out, O_CLOEXEC) != 0 || pipe2(errors, O_CLOEXEC) != 0) {
+        snprintf(probe->error, sizeof probe->error, "no pipe: %s", strerror(errno));
+        goto done;
+    }
+    pid_t pid = fork();
+    if (pid == 0)
+        child_run(path, arguments, environment, out[1], errors[1]);
+    if (pid < 0) {
+        snprintf(probe->error, sizeof probe->error, "no process: %s", strerror(errno));
+        goto done;
+    }
+    setpgid(pid, pid);
+    probe->started = true;
+    close(out[1]);
+    close(errors[1]);
+    out[1] = errors[1] = -1;
+    listener hears_out = {out[0], probe->text, 0, OUTPUT_MAX},
+             hears_errors = {errors[0], errors_text, 0, ERRORS_MAX};
+    probe->timed_out = !listen_to(&hears_out, &hears_errors, limit_seconds);
+    out[0] = hears_out.fd;
+    errors[0] = hears_errors.fd;
+    probe->status = wait_for_end(pid, probe->timed_out);
+    kill(-pid, SIGKILL); /* what it left running */
+    last_line(errors_text, probe->error, sizeof probe->error);
+done:
+    for (int i = 0; i < 2; i++) {
+        if (out[i] >= 0)
+            close(out[i]);
+        if (errors[i] >= 0)
+            close(errors[i]);
+    }
+}
+
+/* Runs `command` -c PROGRAM as `castor run` would, for `limit_seconds` at most. False: nothing could be run, and `probe->error`
+ * says why. */
+static bool doctor_probe_run(char *const *command, doctor_program_id program, double limit_seconds,
+                             doctor_probe *probe) {
+    static const char *const programs[] = {
+        [DOCTOR_PROGRAM_PYTHON] = doctor_program, [DOCTOR_PROGRAM_DEVICES] = doctor_device_program};
+    static char *const usual[] = {"python3", NULL};
+    run_install install;
+    run_environment environment = {0};
+    char path[PATH_MAX], *errors_text = NULL, **arguments = NULL;
+    size_t count = 0;
+    *probe = (doctor_probe){0};
+    if (command == NULL)
+        command = usual;
+    while (command[count] != NULL)
+        count++;
+    snprintf(probe->command, sizeof probe->command, "%s", command[0]);
+    snprintf(probe->error, sizeof probe->error, "the library or its Python part is missing");
+    if (run_install_find(&install) != 0)
+        return false;
+    snprintf(probe->error, sizeof probe->error, "out of memory");
+    arguments = calloc(count + 3, sizeof *arguments);
+    probe->text = malloc(OUTPUT_MAX);
+    errors_text = malloc(ERRORS_MAX);
+    if (arguments == NULL || probe->text == NULL || errors_text == NULL ||
+        !make_environment(&install, &environment))
+        goto done;
+    probe->text[0] = errors_text[0] = '\0';
+    snprintf(probe->error, sizeof probe->error, "there is no such command");
+    if (run_command_find(command[0], run_environment_get(&environment, "PATH"), path, sizeof path) != 0)
+        goto done;
+    snprintf(probe->command, sizeof probe->command, "%s", path);
+    memcpy(arguments, command, count * sizeof *arguments);
+    arguments[count] = "-c";
+    arguments[count + 1] = (char *)programs[program];
+    converse(path, arguments, environment.entries, limit_seconds, errors_text, probe);
+    if (probe->started && !parse(probe))
+        probe->started = false;
+done:
+    run_environment_free(&environment);
+    free(errors_text);
+    free(arguments);
+    return probe->started;
+}
+
+static const doctor_fact *doctor_probe_fact(const doctor_probe *probe, const char *key,
+                                            const doctor_fact *after) {
+    for (size_t i = after != NULL ? (size_t)(after - probe->facts) + 1 : 0; i < probe->count; i++)
+        if (strcmp(probe->facts[i].fields[0], key) == 0)
+            return &probe->facts[i];
+    return NULL;
+}
+
+/* The next fact of that key after `after` (NULL: the first), or NULL. */
+static void doctor_probe_free(doctor_probe *probe) {
+    free(probe->facts);
+    free(probe->text);
+    *probe = (doctor_probe){0};
+}
+
+/* What each device can do of what homes need (interpose/device/probe.h), found by a program that does it. */
+
+#define DEVICES_SHOWN 64
+
+/* As the library's probe counts them. */
+enum { LEVEL_NONE, LEVEL_PAGES, LEVEL_HOST_MEMORY, LEVEL_HOST_PAGES, LEVEL_FLIPS };
+enum { LINE_PAGES, LINE_HOST_PAGES, LINE_FLIPS, LINE_LINK, LINE_COUNT };
+
+/* Names of checks live as long as the program. */
+static const char *name_of(unsigned device, int line) {
+    static char names[DEVICES_SHOWN][LINE_COUNT][32];
+    static const char *const whats[LINE_COUNT] = {"pages", "host pages", "flips", "link"};
+    snprintf(names[device][line], sizeof names[device][line], "%u: %s", device, whats[line]);
+    return names[device][line];
+}
+
+static const char *field(const doctor_fact *fact, int index) {
+    return fact != NULL ? fact->fields[index] : "";
+}
+
+static uint64_t number(const doctor_fact *fact, int index) {
+    return strtoull(field(fact, index), NULL, 10);
+}
+
+/* The fact of that key about a device. */
+static const doctor_fact *fact_of(const doctor_probe *probe, const char *key, const char *device) {
+    for (const doctor_fact *fact = NULL; (fact = doctor_probe_fact(probe, key, fact)) != NULL;)
+        if (strcmp(fact->fields[1], device) == 0)
+            return fact;
+    return NULL;
+}
+
+/* What to do where a line's level was not reached. */
+static void advise(doctor_checks *checks, int line, uint64_t level) {
+    static const char *const advice[] = {
+        [LINE_PAGES] =
+            "model data stays where scripts have it: the device and its driver must map memory (CUDA "
+            "12.2 or later, no vGPU or WSL)",
+        [LINE_HOST_PAGES] = "model data stays where scripts have it: a driver for CUDA 12.2 or later maps "
+                            "host memory at a device's "
+                            "addresses; in a container, see whether it may lock memory (ulimit -l)",
+        [LINE_FLIPS] =
+            "model data stays where scripts have it: see whether another process has filled the device",
+    };
+    doctor_advise(
+        checks, "%s",
+        level == LEVEL_HOST_MEMORY
+            ? "what is on the host stays there, and nothing is moved when memory runs out: give "
+              "CASTOR_DEVICE_BUDGET. A driver for CUDA 12.2 or later maps such pages; in a container, see "
+              "whether it may lock memory (ulimit -l)"
+            : advice[line]);
+}
+
+static void check_link(doctor_checks *checks, unsigned device, const doctor_fact *copies) {
+    double bytes = (double)number(copies, 2), rates[2];
+    char figures[2][TEXT_FIGURE_MAX], size[TEXT_FIGURE_MAX];
+    for (int to = 0; to < 2; to++) {
+        uint64_t ns = number(copies, 3 + to);
+        rates[to] = ns > 0 ? bytes * 1e9 / (double)ns : 0;
+        text_rate(figures[to], rates[to]);
+    }
+    if (rates[0] > 0 && rates[1] > 0)
+        doctor_add(checks, DOCTOR_GROUP_DEVICES, name_of(device, LINE_LINK), DOCTOR_OK,
+                   "%s to the device, %s to the host (copies of %s)", figures[0], figures[1],
+                   text_bytes(size, number(copies, 2)));
+}
+
+/* `why`: what the next level lacks. */
+static void check_levels(doctor_checks *checks, unsigned device, const doctor_probe *probe, const char *why) {
+    static const uint64_t reached[] = {LEVEL_PAGES, LEVEL_HOST_PAGES, LEVEL_FLIPS};
+    char key[16], unit[TEXT_FIGURE_MAX], total[TEXT_FIGURE_MAX], host[TEXT_FIGURE_MAX];
+    snprintf(key, sizeof key, "%u", device);
+    const char *name = field(fact_of(probe, "device", key), 2);
+    const doctor_fact *memory = fact_of(probe, "memory", key);
+    uint64_t level = number(fact_of(probe, "level", key), 2);
+    text_bytes(unit, number(memory, 2));
+    text_bytes(total, number(memory, 3));
+    text_bytes(host, number(memory, 4));
+    for (int line = LINE_PAGES; line <= LINE_FLIPS; line++) {
+        const char *label = name_of(device, line);
+        if (level < reached[line]) {
+            doctor_add(checks, DOCTOR_GROUP_DEVICES, label, DOCTOR_WARN, "%s: %s", name, why);
+            advise(checks, line, level);
+            break;
+        }
+        if (line == LINE_PAGES)
+            doctor_add(checks, DOCTOR_GROUP_DEVICES, label, DOCTOR_OK, "%s: units of %s, %s of memory", name,
+                       unit, total);
+        else if (line == LINE_HOST_PAGES)
+            doctor_add(checks, DOCTOR_GROUP_DEVICES, label, DOCTOR_OK,
+                       "mapped at its addresses; at most %s now", host);
+        else
+            doctor_add(checks, DOCTOR_GROUP_DEVICES, label, DOCTOR_OK,
+                       "model data moves to the host and back at one address");
+    }
+    check_link(checks, device, fact_of(probe, "copies", key));
+}
+
+/* How a program ended that has not said all. */
+static void describe_end(const doctor_probe *probe, double limit_seconds, char *out, size_t out_size) {
+    char limit[TEXT_FIGURE_MAX];
+    const char *colon = probe->error[0] != '\0' ? ": " : "";
+    if (probe->timed_out)
+        snprintf(out, out_size, "no answer within %s", text_seconds(limit, limit_seconds));
+    else if (WIFSIGNALED(probe->status))
+        snprintf(out, out_size, "the probe ended by signal %d%s%s", WTERMSIG(probe->status), colon,
+                 probe->error);
+    else
+        snprintf(out, out_size, "the probe ended with status %d%s%s", WEXITSTATUS(probe->status), colon,
+                 probe->error);
+}
+
+/* What each device can do. Called by doctor_python where there are devices; the program gets as long again. */
+static void doctor_devices(doctor_checks *checks, char *const *command, double limit_seconds) {
+    doctor_probe probe;
+    char end[1024] = "";
+    if (!doctor_probe_run(command, DOCTOR_PROGRAM_DEVICES, limit_seconds, &probe)) {
+        doctor_probe_free(&probe);
+        return; /* the first program ran, and would have said it */
+    }
+    if (doctor_probe_fact(&probe, "end", NULL) == NULL)
+        describe_end(&probe, limit_seconds, end, sizeof end);
+    bool any = false;
+    for (const doctor_fact *device = NULL; (device = doctor_probe_fact(&probe, "device", device)) != NULL;) {
+        uint64_t index = number(device, 1);
+        const doctor_fact *level = fact_of(&probe, "level", field(device, 1));
+        any = true;
+        if (index < DEVICES_SHOWN)
+            check_levels(checks, (unsigned)index, &probe, level != NULL ? field(level, 3) : end);
+    }
+    if (!any && end[0] != '\0') {
+        doctor_add(checks, DOCTOR_GROUP_DEVICES, "probe", DOCTOR_WARN, "%s", end);
+        doctor_advise(checks,
+                      "model data on devices stays where scripts have it; see whether nvidia-smi works");
+    }
+    doctor_probe_free(&probe);
+}
 
 #define GROUP_PYTHON "Python and PyTorch"
 #define GROUP_DEVICE DOCTOR_GROUP_DEVICES
@@ -29,10 +413,6 @@ static version version_of(const char *text) {
 
 static bool is_before(version a, version b) {
     return a.major != b.major ? a.major < b.major : a.minor < b.minor;
-}
-
-static const char *field(const doctor_fact *fact, int index) {
-    return fact != NULL ? fact->fields[index] : "";
 }
 
 static bool is_set(const doctor_fact *fact, int index) {

@@ -49,7 +49,7 @@ bool job_runs_here(const trace_counters *counters);
 /* Whether a `castor run` holds the directory. */
 bool job_directory_in_use(const char *directory);
 
-/* ---- who waits for whom (absent_ranks.c; enqueued.c: of NCCL; device_stall.c) ---- */
+/* ---- who waits for whom (absent_ranks.c) ---- */
 
 typedef struct job_meeting {
     live_kind kind;
@@ -78,12 +78,6 @@ typedef struct job_meetings {
 bool job_meetings_find(const job_reading *reading, uint64_t before_ns, job_meetings *out);
 void job_meetings_free(job_meetings *meetings);
 
-/* The parts of job_meetings_find. A new meeting has no ranks; NULL when memory is out. */
-job_meeting *job_meeting_add(job_meetings *meetings, const job_reading *reading, const job_meeting *first);
-void job_meeting_add_rank(size_t *indices, size_t *count, size_t index);
-bool job_meetings_add_enqueued(job_meetings *meetings, const job_reading *reading);
-/* Adds one meeting, after all others: of the processes that wait for devices without progress since before_ns. */
-bool job_meetings_add_devices(job_meetings *meetings, const job_reading *reading, uint64_t before_ns);
 /* The processes that work together with those that wait for a device. */
 #define JOB_OTHERS_MAX 64
 typedef struct job_device_peers {
@@ -95,9 +89,6 @@ void job_device_peers_find(const job_reading *reading, const job_meeting *meetin
 /* Since when the process waits for a device, and no device of the processes that work with it has made progress; UINT64_MAX: it
  * does not wait. */
 uint64_t job_device_idle_ns(const job_reading *reading, size_t index);
-/* The process of a rank of a group; SIZE_MAX: there is none. */
-size_t job_group_process(const job_reading *reading, const char *group, int rank);
-const live_group *job_group_named(const live_file *live, const char *name);
 /* The number of messages that were begun on a channel; `lost`: it is unknown. */
 uint64_t job_messages_begun(const live_file *live, const live_group *group, live_direction direction,
                             int peer, int tag, bool *lost);

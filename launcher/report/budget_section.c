@@ -202,6 +202,18 @@ void report_text_budgets(const report *report, FILE *out) {
                 text_bytes(figures[0], peak), text_bytes(figures[1], budget));
 }
 
+void report_json_highest(json_writer *json, const char *key, const uint64_t *values, uint32_t buckets,
+                         uint32_t together) {
+    json_figures_begin(json, key);
+    for (uint32_t from = 0; from < buckets; from += together) {
+        uint64_t most = 0;
+        for (uint32_t i = from; i < from + together && i < buckets; i++)
+            most = values[i] > most ? values[i] : most;
+        json_unsigned(json, NULL, most);
+    }
+    json_figures_end(json);
+}
+
 static void write_node(json_writer *json, const report_node *node, const report_limits *limits) {
     const report_node_memory *memory = &node->memory;
     uint32_t together = (memory->buckets + limits->memory_points - 1) / limits->memory_points;

@@ -116,11 +116,6 @@ bool report_collectives_add_group(report_collectives *collectives, uint32_t proc
                                   const trace_record *record);
 /* Groups, matches and classes, when all records have been added and the processes' clocks are aligned. */
 bool report_collectives_finish(report *report);
-/* The key with these properties, or NULL. */
-report_key *report_collectives_find(report_collectives *collectives, const report_key *wanted);
-/* The parts of report_collectives_finish. */
-void report_collectives_sort(report_collectives *collectives);
-bool report_find_groups(report *report);
 /* Orders the entries by rank, group and begin, and gives them turns and lanes; their order by key is lost. */
 void report_collectives_lanes(report_collectives *collectives);
 

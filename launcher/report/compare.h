@@ -16,20 +16,15 @@ typedef struct compare_row {
 
 #define COMPARE_ROWS 17
 
-void compare_find_rows(const report *a, const report *b, compare_row rows[COMPARE_ROWS]);
-
 /* A name that either run has, with its counters in both (NULL: it has none). Sorted by the longer of the two
  * times. False when memory is out; free the list. */
 typedef struct compare_name {
     const char *name;
     const report_counter *a, *b;
 } compare_name;
-bool compare_find_names(const report_counters *a, const report_counters *b, compare_name **names,
-                        size_t *count);
 
 void report_compare_text(const report *a, const report *b, FILE *out);
 void report_compare_json(const report *a, const report *b, FILE *out);
-void report_compare_html(const report *a, const report *b, FILE *out);
 
 /* The comparison as JSON, with at most so many names in each table. */
 void report_compare_object(json_writer *json, const report *a, const report *b, size_t names_max);

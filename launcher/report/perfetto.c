@@ -3,11 +3,142 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include "hooks/table/hooks.h"
 #include "launcher/common/json.h"
 #include "launcher/common/trace_event.h"
 #include "collective_statistics.h"
 #include "pipeline_passes.h"
-#include "cuda_streams.h"
+#include "report.h"
+
+/* A process's name for a stream. Handles below 3 mean the default stream of a device. */
+typedef struct report_stream {
+    uint64_t handle;
+    uint32_t device; /* UINT32_MAX: the handle alone identifies the stream */
+} report_stream;
+
+/* For one process at a time: which of its hooks put work on streams. Zeroed at first. */
+typedef struct report_stream_hooks {
+    const report_process *process;
+    uint8_t known[1024]; /* by hook id */
+} report_stream_hooks;
+
+/* Where each collective is drawn. */
+
+enum { LANES = 32 };
+
+static const report_collectives *sorting; /* qsort passes no context */
+
+static int compare_by_group(const void *left, const void *right) {
+    const report_entry *a = left, *b = right;
+    const report_key *key_a = &sorting->keys[a->key], *key_b = &sorting->keys[b->key];
+    if (key_a->process != key_b->process)
+        return sorting->places[key_a->process] < sorting->places[key_b->process] ? -1 : 1;
+    if (key_a->group != key_b->group)
+        return key_a->group < key_b->group ? -1 : 1;
+    return a->begin_job_ns < b->begin_job_ns ? -1 : a->begin_job_ns > b->begin_job_ns;
+}
+
+static void give_turns(report_collectives *collectives, const report_match *match) {
+    const report_sequence *sequences = &collectives->sequences[match->first_sequence];
+    for (size_t j = 0; j < match->sequences; j++)
+        for (size_t i = 0; i < sequences[j].entries; i++)
+            collectives->entries[sequences[j].first_entry + i].instance = i & 0x1ffffff;
+    for (size_t i = 0; i < match->instances; i++) {
+        report_entry *first = &collectives->entries[sequences[0].first_entry + i], *last = first;
+        for (size_t j = 0; j < match->sequences; j++) {
+            report_entry *entry = &collectives->entries[sequences[j].first_entry + i];
+            entry->turn = REPORT_TURN_MIDDLE;
+            if (entry->begin_job_ns < first->begin_job_ns)
+                first = entry;
+            if (entry->begin_job_ns >= last->begin_job_ns)
+                last = entry;
+        }
+        first->turn = REPORT_TURN_FIRST;
+        last->turn = REPORT_TURN_LAST;
+    }
+}
+
+void report_collectives_lanes(report_collectives *collectives) {
+    uint64_t end_ns[LANES] = {0};
+    const report_key *before = NULL;
+    if (collectives->entry_count == 0)
+        return;
+    for (size_t i = 0; i < collectives->match_count; i++)
+        give_turns(collectives, &collectives->matches[i]);
+    sorting = collectives;
+    qsort(collectives->entries, collectives->entry_count, sizeof *collectives->entries, compare_by_group);
+    for (size_t i = 0; i < collectives->entry_count; i++) {
+        report_entry *entry = &collectives->entries[i];
+        const report_key *key = &collectives->keys[entry->key];
+        if (before == NULL || before->process != key->process || before->group != key->group)
+            memset(end_ns, 0, sizeof end_ns);
+        before = key;
+        unsigned lane = 0;
+        while (lane + 1 < LANES && end_ns[lane] > entry->begin_job_ns)
+            lane++;
+        entry->lane = lane & (LANES - 1);
+        end_ns[lane] = entry->begin_job_ns + entry->ns;
+    }
+}
+
+/* Handles that the runtime and the driver give a meaning: 0 and 1 are the legacy default stream, 2 a thread's own. */
+#define STREAM_LEGACY     1
+#define STREAM_PER_THREAD 2
+
+enum { HOOK_UNKNOWN, HOOK_ON_STREAM, HOOK_ON_HOST };
+
+/* Calls about a stream whose work, or whose waiting, is the host's. */
+static bool is_of_host(const char *name) {
+    static const char *const parts[] = {"StreamCreate", "StreamDestroy", "StreamSynchronize",
+                                        "StreamBeginCapture", "StreamEndCapture"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (strstr(name, parts[i]) != NULL)
+            return true;
+    return false;
+}
+
+/* By name: ids are those of the library that wrote the trace. A collective's hook names its CALL too. */
+static uint8_t find_hook(const report_process *process, uint32_t id) {
+    const char *name = trace_read_name(process->counters, TRACE_CALL, id);
+    for (int i = 0; name != NULL && i < HOOK_COUNT; i++)
+        if (hook_table[i].has_stream && strcmp(hook_table[i].name, name) == 0)
+            return is_of_host(name) ? HOOK_ON_HOST : HOOK_ON_STREAM;
+    return HOOK_ON_HOST;
+}
+
+/* The stream that a CALL or COLLECTIVE has put its work on. False: on none, or unknown. */
+static bool report_stream_of(report_stream_hooks *hooks, const report_process *process,
+                             const trace_record *record, report_stream *out) {
+    if ((record->kind != TRACE_CALL && record->kind != TRACE_COLLECTIVE) || record->id >= sizeof hooks->known)
+        return false;
+    if (hooks->process != process) {
+        memset(hooks->known, HOOK_UNKNOWN, sizeof hooks->known);
+        hooks->process = process;
+    }
+    uint8_t *known = &hooks->known[record->id];
+    if (*known == HOOK_UNKNOWN)
+        *known = find_hook(process, record->id);
+    /* Of a call that failed, nothing but the result is recorded. */
+    bool failed = record->kind == TRACE_CALL && record->c >> 32 != 0;
+    if (*known != HOOK_ON_STREAM || failed)
+        return false;
+    *out = (report_stream){record->kind == TRACE_CALL ? record->a : record->c, UINT32_MAX};
+    if (out->handle <= STREAM_PER_THREAD) {
+        out->handle = out->handle == STREAM_PER_THREAD ? STREAM_PER_THREAD : STREAM_LEGACY;
+        out->device = record->kind == TRACE_CALL ? (uint32_t)record->c : (uint32_t)(record->a >> 32);
+    }
+    return true;
+}
+
+/* "stream 0x55d0c8a0", "default stream of device 0". */
+static void report_stream_name(const report_stream *stream, char *out, size_t out_size) {
+    if (stream->handle == STREAM_LEGACY)
+        snprintf(out, out_size, "default stream of device %" PRIu32, stream->device);
+    else if (stream->handle == STREAM_PER_THREAD)
+        snprintf(out, out_size, "a thread's default stream of device %" PRIu32, stream->device);
+    else
+        snprintf(out, out_size, "stream %#" PRIx64, stream->handle);
+}
 
 /* Numbers of what is drawn beside threads; Linux's thread ids are below 4194304. */
 #define TRACK_STEPS       5000000u

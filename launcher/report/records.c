@@ -10,37 +10,6 @@
 #define ONE_CLOCK_NS  UINT64_C(1000000000)
 #define MEMORY_GAUGES 64
 
-static const struct {
-    const char *label;
-    report_memory_role role;
-    trace_gauge gauge;
-} memory_kinds[] = {
-#define MEMORY(gauge, label, role, doc) {label, REPORT_MEMORY_##role, GAUGE_##gauge},
-#include "trace/memory.def"
-};
-
-const char *report_memory_label(report_memory_kind kind) {
-    return memory_kinds[kind].label;
-}
-report_memory_role report_memory_role_of(report_memory_kind kind) {
-    return memory_kinds[kind].role;
-}
-trace_gauge report_memory_gauge(report_memory_kind kind) {
-    return memory_kinds[kind].gauge;
-}
-
-const char *report_id_name(const trace_counters *counters, uint32_t kind, uint32_t id, char fallback[32]) {
-    static const char *const kind_names[] = {
-#define RECORD(id, name, id_holds, ids, a, b, c, doc) name,
-#include "trace/record.def"
-    };
-    const char *name = trace_read_name(counters, kind, id);
-    if (name != NULL)
-        return name;
-    snprintf(fallback, 32, "%s-%u", kind_names[kind], id);
-    return fallback;
-}
-
 /* Processes of one host share CLOCK_MONOTONIC: they get one offset, so that their times compare exactly. A difference of
  * more than a second means another boot of a host with this name. */
 void report_align_clocks(report *report) {
@@ -85,7 +54,7 @@ static bool take_memory(report_process *process, const trace_record *record) {
     static int8_t kind_of_gauge[MEMORY_GAUGES];
     if (kind_of_gauge[GAUGE_PSS_BYTES] == 0)
         for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
-            kind_of_gauge[memory_kinds[kind].gauge] = (int8_t)(kind + 1);
+            kind_of_gauge[report_memory_gauge((report_memory_kind)kind)] = (int8_t)(kind + 1);
     int kind = record->id < MEMORY_GAUGES ? kind_of_gauge[record->id] - 1 : -1;
     if (kind < 0)
         return true;

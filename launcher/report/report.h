@@ -16,7 +16,7 @@
 #include "launcher/common/trace_read.h"
 #include "launcher/job/first_failure.h"
 #include "trace/phases.h"
-#include "series.h"
+#include "memory.h"
 
 #define REPORT_FORMAT_VERSION 1
 
@@ -238,10 +238,9 @@ bool report_find_budgets(report *report);
 void report_free_records(report_process *process);
 void report_free_memory(report_memory *memory);
 void report_free_budgets(report *report);
-bool report_find_outcome(report *report);
 /* The lines that processes wrote to the file `name` of format.h, `process PID: REASON`. */
-bool report_read_outcome(report *report, const char *name, int fd);
 bool report_add_note(report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
+bool report_add_problem(report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Why none of the calls of a function of CASTOR_TRACE_ALSO is seen; NULL: they are. */
 const char *report_also_missed(const report_also *also);

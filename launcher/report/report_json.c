@@ -1,6 +1,318 @@
 #include "report_json.h"
-
+#include <stdlib.h>
 #include <time.h>
+#include "collective_statistics.h"
+#include "pipeline_passes.h"
+
+/* What the report's JSON says of single records: timelines, classes of collectives, the slowest calls. */
+
+static void write_positive(json_writer *json, const char *key, double value) {
+    if (value > 0)
+        json_number(json, key, value);
+    else
+        json_null(json, key);
+}
+
+/* Steps of the busiest optimizer: when each ended, and how long after the one before. */
+static void report_json_steps(json_writer *json, const report_rank *rank, const report *report,
+                              const report_limits *limits) {
+    const report_steps *steps = &rank->process->steps;
+    size_t count = 0;
+    for (size_t i = 0; i < steps->count; i++)
+        count += steps->rows[i].optimizer == rank->busiest_optimizer;
+    size_t together = limits->step_points == 0 ? 1 : (count + limits->step_points - 1) / limits->step_points;
+    json_object_begin(json, "step_times");
+    for (int part = 0; part < 2; part++) {
+        uint64_t before_ns = 0, longest_ns = 0, seen = 0;
+        json_figures_begin(json, part == 0 ? "at_seconds" : "seconds");
+        for (size_t i = 0; i < steps->count; i++) {
+            if (steps->rows[i].optimizer != rank->busiest_optimizer)
+                continue;
+            uint64_t begin_ns = steps->rows[i].begin_ns;
+            if (seen > 0 && begin_ns - before_ns > longest_ns)
+                longest_ns = begin_ns - before_ns;
+            before_ns = begin_ns;
+            if (seen > 0 && (seen % together == 0 || seen + 1 == count)) {
+                uint64_t at_ns = report_job_ns(report, rank->process, begin_ns);
+                json_number(json, NULL, (double)(part == 0 ? at_ns : longest_ns) / 1e9);
+                longest_ns = 0;
+            }
+            seen++;
+        }
+        json_figures_end(json);
+    }
+    json_object_end(json);
+}
+
+static void write_peak(json_writer *json, const report_memory *memory) {
+    json_object_begin(json, "peak");
+    json_unsigned(json, "bytes", memory->peak_bytes);
+    json_number(json, "at_seconds", (double)memory->peak_job_ns / 1e9);
+    json_unsigned(json, "step", memory->peak_step);
+    json_string(json, "phase", memory->peak_phase);
+    json_object_begin(json, "held");
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
+        if (memory->values[kind] != NULL && report_memory_role_of(kind) != REPORT_MEMORY_LINK &&
+            report_memory_role_of(kind) != REPORT_MEMORY_BUDGET)
+            json_unsigned(json, report_memory_label(kind),
+                          report_loaded(memory, (report_memory_kind)kind)[memory->peak_bucket]);
+    json_object_end(json);
+    json_object_end(json);
+}
+
+static void write_timeline(json_writer *json, int kind, const uint64_t *values, uint32_t buckets,
+                           uint32_t together) {
+    if (values != NULL)
+        report_json_highest(json, report_memory_label((report_memory_kind)kind), values, buckets, together);
+}
+
+static void report_json_memory(json_writer *json, const report_memory *memory, const report_limits *limits) {
+    if (memory->buckets == 0) {
+        json_null(json, "memory");
+        return;
+    }
+    uint32_t together = (memory->buckets + limits->memory_points - 1) / limits->memory_points;
+    json_object_begin(json, "memory");
+    json_number(json, "begin_seconds", (double)memory->begin_job_ns / 1e9);
+    json_number(json, "interval_seconds", (double)(memory->width_ns * together) / 1e9);
+    write_peak(json, memory);
+    json_object_begin(json, "bytes");
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
+        write_timeline(json, kind, memory->values[kind], memory->buckets, together);
+    json_object_end(json);
+    json_object_begin(json, "in_memory");
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
+        write_timeline(json, kind, memory->loaded[kind], memory->buckets, together);
+    json_object_end(json);
+    json_object_end(json);
+}
+
+static void write_groups(json_writer *json, const report *report, const report_limits *limits) {
+    const report_collectives *collectives = report->matched;
+    json_array_begin(json, "groups");
+    for (size_t i = 0; i < collectives->group_count && i < limits->rows; i++) {
+        const report_group *group = &collectives->groups[i];
+        json_object_begin(json, NULL);
+        json_string(json, "label", group->label);
+        json_unsigned(json, "number", group->number);
+        json_unsigned(json, "size", group->size);
+        json_figures_begin(json, "ranks");
+        for (size_t j = 0; j < group->process_count && j < limits->rows; j++) {
+            int rank = report->processes[group->processes[j]].counters->rank;
+            json_signed_or_null(json, NULL, rank);
+        }
+        json_figures_end(json);
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+
+static void report_json_classes(json_writer *json, const report *report, const report_limits *limits) {
+    const report_collectives *collectives = report->matched;
+    write_groups(json, report, limits);
+    json_array_begin(json, "collective_classes");
+    for (size_t i = 0; i < collectives->class_count && i < limits->rows; i++) {
+        const report_class *class = &collectives->classes[i];
+        const report_group *group = &collectives->groups[class->group];
+        json_object_begin(json, NULL);
+        json_string(json, "operation", collectives->operations[class->operation]);
+        json_string(json, "group", group->label);
+        json_unsigned(json, "ranks", group->size);
+        json_string(json, "size", report_size_class_label(class->size_class));
+        json_unsigned(json, "size_begin_bytes", report_size_class_begin(class->size_class));
+        json_unsigned(json, "count", class->count);
+        json_unsigned(json, "bytes", class->bytes);
+        json_number(json, "seconds", (double)class->ns / 1e9);
+        json_number(json, "min_seconds", (double)class->min_ns / 1e9);
+        json_number(json, "max_seconds", (double)class->max_ns / 1e9);
+        write_positive(json, "bus_bytes_per_second", class->bus_bandwidth);
+        json_unsigned(json, "matched", class->matched);
+        if (class->matched > 0)
+            json_number(json, "late_seconds", (double)class->late_ns / 1e9);
+        else
+            json_null(json, "late_seconds");
+        write_positive(json, "transfer_bus_bytes_per_second", class->transfer_bus_bandwidth);
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+
+static void report_json_slowest(json_writer *json, const report *report) {
+    json_array_begin(json, "slowest_calls");
+    for (size_t i = 0; i < report->slow_count; i++) {
+        const report_slow *slow = &report->slow[i];
+        const trace_counters *counters = slow->process->counters;
+        char fallback[32];
+        json_object_begin(json, NULL);
+        json_string(json, "name", report_id_name(counters, slow->kind, slow->id, fallback));
+        json_bool(json, "collective", slow->kind == TRACE_COLLECTIVE);
+        json_signed_or_null(json, "rank", counters->rank);
+        json_unsigned(json, "pid", counters->pid);
+        json_unsigned(json, "thread", slow->thread);
+        json_number(json, "at_seconds", (double)report_job_ns(report, slow->process, slow->begin_ns) / 1e9);
+        json_number(json, "seconds", (double)slow->ns / 1e9);
+        json_unsigned(json, "bytes", slow->bytes);
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+
+/* What the report's JSON says of tiers, homes, slots and the link. */
+
+/* Of a rank: its bytes by tier; its device, null without one. */
+static void report_json_tiers(json_writer *json, const report_rank *rank) {
+    tier_bytes held = {0};
+    tier_bytes_add(&held, rank->process->counters);
+    json_object_begin(json, "tiers");
+    for (int tier = 0; tier < TIER_COUNT; tier++) {
+        json_object_begin(json, tier_names[tier]);
+        for (int kind = 0; kind < TIER_KIND_COUNT; kind++)
+            json_unsigned(json, tier_kind_names[kind], held.bytes[tier][kind]);
+        json_object_end(json);
+    }
+    json_object_end(json);
+}
+
+static void write_flips(json_writer *json, const device_figures *device) {
+    static const char *const ends[2] = {"to_device", "to_host"};
+    json_object_begin(json, "flips");
+    for (int to = 0; to < 2; to++) {
+        json_object_begin(json, ends[to]);
+        json_unsigned(json, "count", device->flips[to]);
+        json_unsigned(json, "bytes", device->flipped_bytes[to]);
+        json_object_end(json);
+    }
+    json_number(json, "seconds", (double)device->flip_ns / 1e9);
+    json_unsigned(json, "rescues", device->rescues);
+    json_object_end(json);
+}
+
+static void write_slots(json_writer *json, const device_figures *device) {
+    json_object_begin(json, "slots");
+    json_unsigned(json, "bytes", device->slots_bytes);
+    json_unsigned(json, "uses", device->uses);
+    json_unsigned(json, "hits", device->hits);
+    json_unsigned(json, "prefetched", device->prefetched);
+    json_unsigned(json, "in_time", device->in_time);
+    uint64_t copy_reads = device_figures_copy_reads(device);
+    json_unsigned(json, "waits", copy_reads > device->in_time ? copy_reads - device->in_time : 0);
+    json_unsigned(json, "home_reads", device->home_reads);
+    json_unsigned(json, "copies", device->copies);
+    json_unsigned(json, "copied_bytes", device->copied_bytes);
+    json_unsigned(json, "stale", device->stale);
+    json_object_end(json);
+}
+
+static void write_link(json_writer *json, const device_figures *device) {
+    static const char *const ends[2] = {"to_device", "to_host"};
+    json_object_begin(json, "link");
+    for (int to = 0; to < 2; to++) {
+        json_object_begin(json, ends[to]);
+        json_unsigned(json, "bytes", device->link_bytes[to]);
+        if (device->link_rates[to] > 0)
+            json_number(json, "max_bytes_per_second", device->link_rates[to]);
+        else
+            json_null(json, "max_bytes_per_second");
+        json_object_end(json);
+    }
+    json_object_end(json);
+}
+
+static void write_overflow(json_writer *json, const device_figures *device) {
+    json_object_begin(json, "overflow");
+    json_unsigned(json, "bytes", device->overflow_bytes);
+    json_unsigned(json, "peak_bytes", device->overflow_peak_bytes);
+    json_unsigned(json, "segments", device->overflow_segments);
+    json_object_end(json);
+}
+
+static void report_json_device(json_writer *json, const report_rank *rank) {
+    static const struct {
+        const char *name;
+        trace_gauge gauge;
+    } kinds[] = {{"param", GAUGE_DEVICE_PARAM_BYTES},
+                 {"grad", GAUGE_DEVICE_GRAD_BYTES},
+                 {"optim", GAUGE_DEVICE_OPTIM_BYTES},
+                 {"slots", GAUGE_DEVICE_SLOTS_BYTES},
+                 {"other", GAUGE_DEVICE_OTHER_BYTES}};
+    const device_figures *device = &rank->device;
+    uint64_t any = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        any |= report_gauge(rank->process, kinds[i].gauge).max;
+    if (any == 0 && !device_figures_any(device)) {
+        json_null(json, "device");
+        return;
+    }
+    json_object_begin(json, "device");
+    json_unsigned_or_null(json, "budget_bytes", device->budget_bytes);
+    json_object_begin(json, "peak_bytes");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        json_unsigned(json, kinds[i].name, report_gauge(rank->process, kinds[i].gauge).max);
+    json_object_end(json);
+    json_unsigned(json, "outside_bytes", device->outside_bytes);
+    json_unsigned(json, "refused", device->refused);
+    write_flips(json, device);
+    write_slots(json, device);
+    write_link(json, device);
+    write_overflow(json, device);
+    json_object_end(json);
+}
+
+/* What the report's JSON says of pipelines. */
+
+static void write_passes(json_writer *json, const report *report, const report_stage *stage) {
+    const report_batch *batch = stage->batch;
+    json_array_begin(json, "passes");
+    for (size_t i = 0; i < batch->count; i++) {
+        const report_pass *row = &batch->rows[i];
+        trace_pass pass = report_pass_of(batch, row);
+        char label[REPORT_PASS_LABEL_MAX];
+        report_pass_label(label, &pass, true);
+        uint64_t at_ns = report_job_ns(report, stage->rank->process, row->begin_ns);
+        json_object_begin(json, NULL);
+        json_string(json, "label", label);
+        json_unsigned(json, "part", pass.part);
+        json_number(json, "at_seconds", (double)(at_ns - report->pipeline->begin_job_ns) / 1e9);
+        json_number(json, "seconds", (double)(row->end_ns - row->begin_ns) / 1e9);
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+
+/* The batch of a pipeline that is drawn, null without one. */
+static void report_json_pipeline(json_writer *json, const report *report, const report_limits *limits) {
+    const report_pipeline *pipeline = report->pipeline;
+    if (pipeline == NULL) {
+        json_null(json, "pipeline");
+        return;
+    }
+    const trace_pass *shape = &pipeline->stages[0].batch->shape;
+    json_object_begin(json, "pipeline");
+    json_unsigned(json, "stages", shape->stages);
+    json_unsigned(json, "parts", shape->parts);
+    json_unsigned(json, "microbatches", shape->microbatches);
+    json_unsigned(json, "batch", (uint64_t)shape->batch + 1);
+    json_number(json, "begin_seconds", (double)pipeline->begin_job_ns / 1e9);
+    json_number(json, "seconds", (double)pipeline->ns / 1e9);
+    json_unsigned(json, "idle_of_batches", pipeline->counted);
+    json_number(json, "ideal_idle", pipeline->ideal);
+    json_bool(json, "on_device", shape->on_device);
+    json_array_begin(json, "ranks");
+    size_t passes = 0;
+    for (size_t i = 0; i < pipeline->stage_count && i < limits->rows; i++) {
+        const report_stage *stage = &pipeline->stages[i];
+        if ((passes += stage->batch->count) > limits->passes)
+            break;
+        json_object_begin(json, NULL);
+        json_signed_or_null(json, "rank", stage->rank->rank);
+        json_unsigned(json, "stage", stage->stage);
+        json_number(json, "idle", stage->idle);
+        write_passes(json, report, stage);
+        json_object_end(json);
+    }
+    json_array_end(json);
+    json_object_end(json);
+}
 
 static void write_counters(json_writer *json, const char *key, const report_counters *counters,
                            const report_limits *limits) {

@@ -19,22 +19,8 @@ void report_json_about(json_writer *json, const report *report);
 /* Memory of nodes and devices beside its budget. */
 void report_json_budgets(json_writer *json, const report *report, const report_limits *limits);
 
-/* Of a rank: its bytes by tier; its device, null without one. */
-void report_json_tiers(json_writer *json, const report_rank *rank);
-void report_json_device(json_writer *json, const report_rank *rank);
-
-/* The batch of a pipeline that is drawn, null without one. */
-void report_json_pipeline(json_writer *json, const report *report, const report_limits *limits);
-
 /* A timeline: the highest of each `together` values. */
 void report_json_highest(json_writer *json, const char *key, const uint64_t *values, uint32_t buckets,
                          uint32_t together);
-
-/* The parts that are made from records. */
-void report_json_steps(json_writer *json, const report_rank *rank, const report *report,
-                       const report_limits *limits);
-void report_json_memory(json_writer *json, const report_memory *memory, const report_limits *limits);
-void report_json_classes(json_writer *json, const report *report, const report_limits *limits);
-void report_json_slowest(json_writer *json, const report *report);
 
 #endif

@@ -1,8 +1,336 @@
+#include "text.h"
 #include <inttypes.h>
 #include <string.h>
 #include <time.h>
-#include "text.h"
 #include "launcher/common/text_table.h"
+#include "collective_statistics.h"
+#include "pipeline_passes.h"
+
+static void report_text_bytes_cell(text_table *table, uint64_t bytes);
+static void report_text_counters(const report_counters *counters, const char *title, const char *heading,
+                                 size_t shown, FILE *out);
+static void report_text_seconds_cell(text_table *table, double seconds);
+
+/* Memory over time, collectives, calls: the tables of the text report that come from many records. */
+
+#define SPARK_COLUMNS 48
+#define SPARK_BYTES   (3 * SPARK_COLUMNS + 1)
+
+/* ---- memory ---- */
+
+static const report_rank *fullest_rank(const report *report) {
+    const report_rank *fullest = NULL;
+    for (size_t i = 0; i < report->rank_count; i++)
+        if (report->ranks[i].memory.peak_bytes > (fullest == NULL ? 0 : fullest->memory.peak_bytes))
+            fullest = &report->ranks[i];
+    return fullest;
+}
+
+static void write_peak(const report_rank *rank, FILE *out) {
+    const report_memory *memory = &rank->memory;
+    char bytes[TEXT_FIGURE_MAX], seconds[TEXT_FIGURE_MAX];
+    fprintf(out, "peak %s at %s", text_bytes(bytes, memory->peak_bytes),
+            text_seconds(seconds, (double)memory->peak_job_ns / 1e9));
+    if (memory->peak_step > 0)
+        fprintf(out, ", step %" PRIu64 "%s%s", memory->peak_step, memory->peak_phase[0] != '\0' ? ", " : "",
+                memory->peak_phase);
+}
+
+static uint64_t highest_value(const uint64_t *values, uint32_t count) {
+    uint64_t highest = 0;
+    for (uint32_t i = 0; i < count; i++)
+        highest = values[i] > highest ? values[i] : highest;
+    return highest;
+}
+
+static void report_text_memory(const report *report, FILE *out) {
+    const report_rank *rank = fullest_rank(report);
+    if (rank == NULL)
+        return;
+    const report_memory *memory = &rank->memory;
+    char figure[TEXT_FIGURE_MAX], line[SPARK_BYTES];
+    snprintf(figure, sizeof figure, rank->rank >= 0 ? "rank %d" : "a process", rank->rank);
+    fprintf(out, "\nMemory over time (%s, the fullest: ", figure);
+    write_peak(rank, out);
+    fprintf(out, ")\n");
+    char seconds[TEXT_FIGURE_MAX], heading[TEXT_FIGURE_MAX + 16];
+    uint64_t span_ns = memory->width_ns * memory->buckets;
+    snprintf(heading, sizeof heading, "%s", text_seconds(seconds, (double)span_ns / 1e9));
+    text_table table = {.headings = {"kind", "at the peak", "share", "highest", heading}};
+    for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++) {
+        const uint64_t *values = memory->values[kind];
+        uint64_t highest = values == NULL ? 0 : highest_value(values, memory->buckets);
+        if (highest == 0 || report_memory_role_of(kind) == REPORT_MEMORY_NODE ||
+            report_memory_role_of(kind) == REPORT_MEMORY_BUDGET ||
+            report_memory_role_of(kind) == REPORT_MEMORY_LINK)
+            continue;
+        /* Of what is on disk in part, the part in memory. */
+        values = report_loaded(memory, (report_memory_kind)kind);
+        highest = highest_value(values, memory->buckets);
+        uint64_t held = values[memory->peak_bucket];
+        text_table_add(&table, "%s", report_memory_label(kind));
+        report_text_bytes_cell(&table, held);
+        if (report_memory_role_of(kind) == REPORT_MEMORY_STACKED)
+            text_table_add(&table, "%.0f%%", 100 * (double)held / (double)memory->peak_bytes);
+        else
+            text_table_add(&table, "-");
+        report_text_bytes_cell(&table, highest);
+        text_sparkline(line, SPARK_COLUMNS, values, memory->buckets, highest);
+        text_table_add(&table, "%s", line);
+    }
+    text_table_print(&table, out, 2);
+    for (size_t i = 0; i < report->rank_count && report->rank_count <= 8; i++) {
+        if (&report->ranks[i] == rank || report->ranks[i].memory.peak_bytes == 0)
+            continue;
+        fprintf(out, "  rank %d: ", report->ranks[i].rank);
+        write_peak(&report->ranks[i], out);
+        fprintf(out, "\n");
+    }
+}
+
+/* ---- collectives ---- */
+
+static void add_class(text_table *table, const report_collectives *collectives, const report_class *class) {
+    const report_group *group = &collectives->groups[class->group];
+    char figure[TEXT_FIGURE_MAX];
+    text_table_add(table, "%s", collectives->operations[class->operation]);
+    text_table_add(table, "%s", group->label);
+    text_table_add(table, "%u", group->size);
+    text_table_add(table, "%s", report_size_class_label(class->size_class));
+    text_table_add(table, "%s", text_count(figure, class->count));
+    report_text_bytes_cell(table, class->bytes);
+    report_text_seconds_cell(table, (double)class->ns / 1e9);
+    report_text_seconds_cell(table, (double)class->ns / 1e9 / (double)class->count);
+    text_table_add(table, "%s", class->bus_bandwidth > 0 ? text_rate(figure, class->bus_bandwidth) : "-");
+    if (class->matched > 0 && class->matched_ns > 0)
+        text_table_add(table, "%.0f%%", 100 * (double)class->late_ns / (double)class->matched_ns);
+    else
+        text_table_add(table, "-");
+    text_table_add(table, "%s",
+                   class->transfer_bus_bandwidth > 0 ? text_rate(figure, class->transfer_bus_bandwidth)
+                                                     : "-");
+}
+
+static void report_text_collectives(const report *report, FILE *out) {
+    const report_collectives *collectives = report->matched;
+    if (collectives->class_count == 0) {
+        report_text_counters(&report->collectives, "Collectives (all ranks)", "operation", SIZE_MAX, out);
+        return;
+    }
+    text_table table = {.headings = {"operation", "group", "ranks", "size", "count", "bytes", "time", "mean",
+                                     "bus bandwidth", "late ranks", "without them"}};
+    size_t shown =
+        collectives->class_count < REPORT_TEXT_CLASSES ? collectives->class_count : REPORT_TEXT_CLASSES;
+    for (size_t i = 0; i < shown; i++)
+        add_class(&table, collectives, &collectives->classes[i]);
+    fprintf(out, "\nCollectives (all ranks; late ranks: share of the time before the last one began)\n");
+    text_table_print(&table, out, 2);
+    if (collectives->class_count > shown)
+        fprintf(out, "  and %zu more (--format json has all)\n", collectives->class_count - shown);
+}
+
+/* ---- calls ---- */
+
+static void add_time(text_table *table, double seconds, bool estimated) {
+    char figure[TEXT_FIGURE_MAX];
+    text_table_add(table, "%s%s", estimated && seconds > 0 ? "~" : "",
+                   seconds > 0 ? text_seconds(figure, seconds) : "-");
+}
+
+static void report_text_counters(const report_counters *counters, const char *title, const char *heading,
+                                 size_t shown, FILE *out) {
+    if (counters->count == 0)
+        return;
+    bool longest = false, estimated = false;
+    for (size_t i = 0; i < counters->count; i++)
+        longest |= counters->rows[i].max_ns > 0;
+    text_table table = {.headings = {heading, "count", "bytes", "time", "mean", longest ? "longest" : NULL}};
+    char figure[TEXT_FIGURE_MAX], name[256];
+    for (size_t i = 0; i < counters->count && i < shown; i++) {
+        const report_counter *row = &counters->rows[i];
+        report_shorten_symbol(name, sizeof name, row->name);
+        text_table_add(&table, "%s", name);
+        text_table_add(&table, "%s", text_count(figure, row->count));
+        report_text_bytes_cell(&table, row->bytes);
+        double seconds = (double)row->ns / 1e9;
+        estimated |= row->estimated;
+        add_time(&table, seconds, row->estimated);
+        add_time(&table, seconds / (double)row->count, row->estimated);
+        if (longest)
+            add_time(&table, (double)row->max_ns / 1e9, row->estimated);
+    }
+    fprintf(out, "\n%s\n", title);
+    text_table_print(&table, out, 2);
+    if (estimated)
+        fprintf(out, "  ~ estimated: short calls are timed by sample\n");
+    if (counters->count > shown)
+        fprintf(out, "  and %zu more (--format json has all)\n", counters->count - shown);
+}
+
+static void report_text_slowest(const report *report, FILE *out) {
+    if (report->slow_count == 0)
+        return;
+    text_table table = {.headings = {"call", "rank", "thread", "at", "bytes", "took"}};
+    char fallback[32], name[256];
+    for (size_t i = 0; i < report->slow_count && i < REPORT_TEXT_SLOWEST; i++) {
+        const report_slow *slow = &report->slow[i];
+        const trace_counters *counters = slow->process->counters;
+        report_shorten_symbol(name, sizeof name, report_id_name(counters, slow->kind, slow->id, fallback));
+        text_table_add(&table, "%s", name);
+        if (counters->rank >= 0)
+            text_table_add(&table, "%d", counters->rank);
+        else
+            text_table_add(&table, "?");
+        text_table_add(&table, "%u", slow->thread);
+        report_text_seconds_cell(&table, (double)report_job_ns(report, slow->process, slow->begin_ns) / 1e9);
+        report_text_bytes_cell(&table, slow->bytes);
+        report_text_seconds_cell(&table, (double)slow->ns / 1e9);
+    }
+    fprintf(out, "\nSlowest calls\n");
+    text_table_print(&table, out, 2);
+}
+
+/* Which tier holds the ranks' data, and what homes, slots and the link have done for it. */
+
+#define PASS_RANKS_SHOWN 8
+
+/* Where everything is on the host, the ranks' table says it. */
+static void write_tiers(const report *report, FILE *out) {
+    tier_bytes sum = {0};
+    for (size_t i = 0; i < report->rank_count; i++)
+        tier_bytes_add(&sum, report->ranks[i].process->counters);
+    if (!tier_bytes_elsewhere(&sum))
+        return;
+    text_table table = {.headings = {"tier"}};
+    for (int kind = 0; kind < TIER_KIND_COUNT; kind++)
+        table.headings[kind + 1] = tier_kind_names[kind];
+    for (int tier = 0; tier < TIER_COUNT; tier++) {
+        if (tier_bytes_of(&sum, tier) == 0)
+            continue;
+        text_table_add(&table, "%s", tier_names[tier]);
+        for (int kind = 0; kind < TIER_KIND_COUNT; kind++)
+            report_text_bytes_cell(&table, sum.bytes[tier][kind]);
+    }
+    fprintf(out, "\nMemory by tier (all ranks, at the end)\n");
+    text_table_print(&table, out, 2);
+}
+
+static void write_rank(const report_rank *rank, FILE *out) {
+    char lines[DEVICE_LINES_MAX][DEVICE_LINE_MAX];
+    size_t count = device_figures_lines(&rank->device, "up to", lines);
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0)
+            fprintf(out, "            ");
+        else if (rank->rank >= 0)
+            fprintf(out, "  rank %-5d", rank->rank);
+        else
+            fprintf(out, "  rank ?    ");
+        fprintf(out, "%s\n", lines[i]);
+    }
+}
+
+static void report_text_devices(const report *report, FILE *out) {
+    write_tiers(report, out);
+    size_t with_homes = 0;
+    for (size_t i = 0; i < report->rank_count; i++) {
+        if (!device_figures_any(&report->ranks[i].device))
+            continue;
+        if (with_homes++ == 0)
+            fprintf(out, "\nDevices\n");
+        if (with_homes <= PASS_RANKS_SHOWN)
+            write_rank(&report->ranks[i], out);
+    }
+    if (with_homes > PASS_RANKS_SHOWN)
+        fprintf(out, "  and %zu more ranks (--format json has all)\n", with_homes - PASS_RANKS_SHOWN);
+}
+
+/* A batch of a pipeline as a chart, a line for each rank, and how long the stages idle. */
+
+#define RANKS_SHOWN 16
+#define WIDTH       96  /* columns of the batch's time */
+#define WIDTH_MOST  160 /* with the room that labels of short passes need */
+
+static size_t column_of(const report *report, const report_stage *stage, uint64_t time_ns) {
+    const report_pipeline *pipeline = report->pipeline;
+    uint64_t at_ns = report_job_ns(report, stage->rank->process, time_ns) - pipeline->begin_job_ns;
+    return pipeline->ns == 0 ? 0 : (size_t)((double)at_ns / (double)pipeline->ns * WIDTH);
+}
+
+/* Each pass has its label, also where its time is shorter: then what follows is moved to the right. False: not all of them have room. */
+static bool draw_line(char line[WIDTH_MOST + 2], const report *report, const report_stage *stage) {
+    size_t used = 0;
+    bool complete = true;
+    for (size_t i = 0; i < stage->batch->count && complete; i++) {
+        const report_pass *row = &stage->batch->rows[i];
+        trace_pass pass = report_pass_of(stage->batch, row);
+        char label[REPORT_PASS_LABEL_MAX];
+        report_pass_label(label, &pass, true);
+        size_t begin = column_of(report, stage, row->begin_ns), end = column_of(report, stage, row->end_ns);
+        begin = begin > used ? begin : used;
+        end = end > begin + strlen(label) ? end : begin + strlen(label);
+        if (!(complete = end <= WIDTH_MOST)) {
+            line[used++] = '>';
+            continue;
+        }
+        memset(line + used, '.', begin - used);
+        memset(line + begin, '=', end - begin);
+        memcpy(line + begin, label, strlen(label));
+        used = end;
+    }
+    if (used < WIDTH) {
+        memset(line + used, '.', WIDTH - used);
+        used = WIDTH;
+    }
+    line[used] = '\0';
+    return complete;
+}
+
+static void write_idle(const report_pipeline *pipeline, FILE *out) {
+    text_table table = {.headings = {"rank", "stage", "idle", "ideal"}};
+    for (size_t i = 0; i < pipeline->stage_count && i < RANKS_SHOWN; i++) {
+        const report_stage *stage = &pipeline->stages[i];
+        if (stage->rank->rank >= 0)
+            text_table_add(&table, "%d", stage->rank->rank);
+        else
+            text_table_add(&table, "?");
+        text_table_add(&table, "%" PRIu32, stage->stage);
+        text_table_add(&table, "%.1f%%", 100 * stage->idle);
+        text_table_add(&table, "%.1f%%", 100 * pipeline->ideal);
+    }
+    text_table_print(&table, out, 2);
+}
+
+static void report_text_pipeline(const report *report, FILE *out) {
+    const report_pipeline *pipeline = report->pipeline;
+    if (pipeline == NULL)
+        return;
+    const trace_pass *shape = &pipeline->stages[0].batch->shape;
+    char figure[TEXT_FIGURE_MAX], line[WIDTH_MOST + 2];
+    fprintf(out, "\nPipeline (%" PRIu32 " stage%s", shape->stages, shape->stages == 1 ? "" : "s");
+    if (shape->parts > shape->stages)
+        fprintf(out, ", %" PRIu32 " parts", shape->parts);
+    fprintf(out,
+            ", %" PRIu32 " microbatch%s; batch %" PRIu64 ", %s; idle: of the last %" PRIu32 " batch%s)\n",
+            shape->microbatches, shape->microbatches == 1 ? "" : "es", (uint64_t)shape->batch + 1,
+            text_seconds(figure, (double)pipeline->ns / 1e9), pipeline->counted,
+            pipeline->counted == 1 ? "" : "es");
+    bool complete = true;
+    for (size_t i = 0; i < pipeline->stage_count && i < RANKS_SHOWN; i++) {
+        complete &= draw_line(line, report, &pipeline->stages[i]);
+        if (pipeline->stages[i].rank->rank >= 0)
+            fprintf(out, "  rank %-4d %s\n", pipeline->stages[i].rank->rank, line);
+        else
+            fprintf(out, "  rank ?    %s\n", line);
+    }
+    if (!complete)
+        fprintf(out, "  > more passes follow (--format html has them, at their times)\n");
+    write_idle(pipeline, out);
+    if (pipeline->stage_count > RANKS_SHOWN)
+        fprintf(out, "  and %zu more ranks (--format json has all)\n", pipeline->stage_count - RANKS_SHOWN);
+    if (shape->on_device)
+        fprintf(out, "  these are the host's times: when the device runs what a pass puts on its stream is "
+                     "not seen\n");
+}
 
 /* What CASTOR_AUDIT compared. */
 static void write_audit(const report *report, FILE *out) {
@@ -77,12 +405,13 @@ static void write_header(const report *report, FILE *out) {
     report_text_about(report, out);
 }
 
-void report_text_bytes_cell(text_table *table, uint64_t bytes) {
+static void report_text_bytes_cell(text_table *table, uint64_t bytes) {
     char figure[TEXT_FIGURE_MAX];
     text_table_add(table, "%s", bytes == 0 ? "-" : text_bytes(figure, bytes));
 }
 
-void report_text_seconds_cell(text_table *table, double seconds) {
+/* Zero is unknown, and shown as a dash. */
+static void report_text_seconds_cell(text_table *table, double seconds) {
     char figure[TEXT_FIGURE_MAX];
     text_table_add(table, "%s", seconds > 0 ? text_seconds(figure, seconds) : "-");
 }

@@ -1,18 +1,481 @@
-#include "ranks.h"
-
+/* The ranks of a job: they are started, watched and ended.
+ *
+ * Signals and process groups. castor blocks the signals that it handles and takes them one at a time.
+ *
+ * - Ranks are in a process group of their own, so that a signal to castor's group (timeout(1) sends one)
+ *   reaches them once: through castor. Where castor has the terminal, rank 0 (the only rank that reads it)
+ *   stays in castor's group, which the terminal signals by itself; such signals go on to the other ranks only.
+ * - A signal that a process sent to castor goes to the ranks, not to their descendants, as if it had been sent
+ *   to the command.
+ * - castor is the reaper of the job: descendants whose parents have ended become its children, and are ended
+ *   with the job. */
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "base/clock.h"
-#include "job/ends.h"
 #include "base/log.h"
+#include "job/ends.h"
+#include "job/fork_line.h"
 #include "job/meeting.h"
 #include "job/options.h"
 #include "launcher/job/first_failure.h"
+#include "kills.h"
+#include "run.h"
+#include "stall.h"
+
+typedef struct rank_process {
+    pid_t pid; /* 0: not started, or reaped */
+    int status;
+} rank_process;
+
+typedef struct rank_set {
+    const run_job *job;
+    char *const *base; /* castor's environment */
+    rank_process *ranks;
+    int count, running;
+    bool terminal_shared;  /* rank 0 is in castor's own process group */
+    pid_t group;           /* of the other ranks; 0: none */
+    int line;              /* to rank 0, which may fork the other ranks; -1: they are started, or cannot be */
+    int64_t line_until_ms; /* when they are started in any case */
+    int start_status;      /* as ranks_start's */
+    run_guard guard;
+    run_stall stall;
+    run_kills kills;  /* before the ranks */
+    int failed;       /* the first rank that failed, or -1 */
+    bool told_to_end; /* a signal that ends a process was passed on */
+    int64_t term_ms;  /* when ranks that still run get SIGTERM; 0: done */
+    int64_t end_ms;   /* when they are killed; 0: nothing has failed */
+    sigset_t waited, mask_before;
+    struct sigaction child_before;
+} rank_set;
+
+static void forking_close(rank_set *s);
+static int forking_open(rank_set *s);
+static int64_t run_now_ms(void);
+
+/* Standard error of the ranks other than 0: a file of the log directory, of which the end is shown when the rank fails. */
+
+enum { TAIL_BYTES = 8192, TAIL_LINES = 20 };
+
+/* The file of its standard error. */
+static void ranks_errors_path(const run_job *job, int rank, char *out, size_t out_size) {
+    log_format(out, out_size, "%s/" LINE_ERRORS_NAME, job->directory.path, rank);
+}
+
+/* What is left of a line that a progress bar has written over. */
+static char *visible(char *line) {
+    size_t length = strlen(line);
+    while (length && line[length - 1] == '\r')
+        line[--length] = '\0';
+    char *last = strrchr(line, '\r');
+    return last ? last + 1 : line;
+}
+
+static void show(char *text, int rank) {
+    char *lines[TAIL_LINES], shown[TAIL_BYTES + TAIL_LINES * 32];
+    size_t count = 0, used = 0;
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+        if (*visible(line))
+            lines[count++ % TAIL_LINES] = visible(line);
+    for (size_t i = count > TAIL_LINES ? count - TAIL_LINES : 0; i < count; i++)
+        used += log_format(shown + used, sizeof shown - used, "[rank%d]: %s\n", rank, lines[i % TAIL_LINES]);
+    if (used && write(STDERR_FILENO, shown, used) < 0)
+        return;
+}
+
+/* Shows the end of that file, as far as it has not been shown. */
+static void ranks_errors_show(const run_job *job, int rank) {
+    char path[PATH_MAX + 32], text[TAIL_BYTES + 1];
+    ranks_errors_path(job, rank, path, sizeof path);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return;
+    long begin = fseek(file, -TAIL_BYTES, SEEK_END) == 0 ? ftell(file) : 0;
+    if (begin == 0)
+        rewind(file);
+    size_t length = fread(text, 1, TAIL_BYTES, file);
+    fclose(file);
+    text[length] = '\0';
+    char *from = memrchr(text, '\0', length); /* up to here the rank has shown it itself (log_say) */
+    from = from ? from + 1 : text;
+    if (from == text && begin > 0 && strchr(text, '\n'))
+        from = strchr(text, '\n') + 1; /* the first line is cut */
+    show(from, rank);
+}
+
+static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+static void ranks_signal(const rank_set *s, int signal) {
+    for (int rank = 0; rank < s->count; rank++)
+        if (s->ranks[rank].pid > 0)
+            kill(s->ranks[rank].pid, signal);
+}
+
+/* The file of a rank's standard output, when it is not passed on. */
+static void ranks_output_path(const run_job *job, int rank, char *out, size_t out_size) {
+    log_format(out, out_size, "%s/" LINE_OUTPUT_NAME, job->directory.path, rank);
+}
+
+static bool terminal_is_shared(void) {
+    int terminal = open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC);
+    if (terminal < 0)
+        return false;
+    pid_t foreground = tcgetpgrp(terminal);
+    close(terminal);
+    /* In the background only a job of a shell can come to the foreground, and of that castor is the leader. */
+    return foreground >= 0 && (foreground == getpgrp() || getpid() == getpgrp());
+}
+
+/* Blocks the signals that castor handles; the ranks get the earlier settings back. */
+static void ranks_signals_take(rank_set *s) {
+    sigset_t blocked;
+    struct sigaction action;
+    sigemptyset(&s->waited);
+    sigaddset(&s->waited, SIGCHLD);
+    sigaddset(&s->waited, SIGCONT);
+    for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++)
+        if (sigaction(forwarded[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(&s->waited, forwarded[i]); /* the ranks inherit what is ignored */
+    if (sigaction(SIGTSTP, NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+        sigaddset(&s->waited, SIGTSTP);
+    blocked = s->waited;
+    sigaddset(&blocked, SIGPIPE); /* standard error may be gone */
+    sigprocmask(SIG_BLOCK, &blocked, &s->mask_before);
+    struct sigaction plain = {.sa_handler = SIG_DFL}; /* where it is ignored, statuses are lost */
+    sigaction(SIGCHLD, &plain, &s->child_before);
+}
+
+static void ranks_signals_give_back(const rank_set *s) {
+    sigaction(SIGCHLD, &s->child_before, NULL);
+    sigprocmask(SIG_SETMASK, &s->mask_before, NULL);
+}
+
+/* The pipes of the start. Nobody executes anything before all ranks are there: `go` holds them back, and
+ * closing it unwritten sends them away. `errors` carries the errno of an exec that failed, and ends when all
+ * are through. */
+typedef struct start_pipes {
+    int go[2], errors[2];
+} start_pipes;
+
+/* Where a rank writes to; -1: where castor does. */
+typedef struct rank_streams {
+    int out, errors;
+    int log; /* Castor's own lines go here, where `errors` is a file */
+} rank_streams;
+
+/* line: rank 0's end of the line to castor; -1: it has none. */
+static void child_run(const rank_set *s, const start_pipes *pipes, int rank, const rank_streams *streams,
+                      int line, char *const *environment, pid_t castor) {
+    bool apart = rank > 0 || !s->terminal_shared;
+    if (apart)
+        setpgid(0, s->group);
+    close(pipes->go[1]);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    char word;
+    if (getppid() != castor || read(pipes->go[0], &word, 1) != 1)
+        _exit(RUN_EXIT_SYSTEM);
+    int failure = 0;
+    if (rank > 0) {
+        int nothing = open("/dev/null", O_RDONLY);
+        if (nothing < 0 || (nothing != STDIN_FILENO && dup2(nothing, STDIN_FILENO) < 0))
+            failure = errno;
+        if (nothing > STDERR_FILENO)
+            close(nothing);
+    }
+    if (streams->out >= 0 && dup2(streams->out, STDOUT_FILENO) < 0)
+        failure = errno;
+    if (streams->errors >= 0 && dup2(streams->errors, STDERR_FILENO) < 0)
+        failure = errno;
+    if (streams->log >= 0)
+        fcntl(streams->log, F_SETFD, 0);
+    if (line >= 0)
+        fcntl(line, F_SETFD, 0);
+    if (!failure) {
+        ranks_signals_give_back(s);
+        execvpe(s->job->command, s->job->request->command,
+                environment); /* sh for a script that names nobody */
+        failure = errno;
+    }
+    if (write(pipes->errors[1], &failure, sizeof failure) < 0)
+        failure = 0;
+    _exit(RUN_EXIT_NOT_FOUND);
+}
+
+static void streams_close(rank_streams *streams) {
+    int files[] = {streams->out, streams->errors, streams->log};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (files[i] >= 0)
+            close(files[i]);
+}
+
+static int output_open(const char *path) {
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+    if (file < 0)
+        LOG_E("%s cannot be written: %s; nothing was started", path, strerror(errno));
+    return file;
+}
+
+/* Of ranks other than 0 only Castor's own lines are passed on. */
+static bool streams_open(const rank_set *s, int rank, rank_streams *streams) {
+    char path[PATH_MAX + 32];
+    *streams = (rank_streams){-1, -1, -1};
+    if (rank == 0 || s->job->request->all_output)
+        return true;
+    ranks_output_path(s->job, rank, path, sizeof path);
+    streams->out = output_open(path);
+    if (streams->out < 0)
+        return false;
+    ranks_errors_path(s->job, rank, path, sizeof path);
+    streams->errors = output_open(path);
+    streams->log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, LINE_FILE_MIN);
+    return streams->errors >= 0;
+}
+
+/* Puts a process into the ranks' process group. */
+static void ranks_join_group(rank_set *s, int rank, pid_t pid) {
+    if (rank == 0 && s->terminal_shared)
+        return;
+    if (!s->group)
+        s->group = pid;
+    setpgid(pid, s->group); /* a child that castor has started does so too: whoever comes first */
+}
+
+static int start_rank(rank_set *s, const start_pipes *pipes, int rank, int line) {
+    run_environment environment;
+    rank_streams streams;
+    int status = RUN_EXIT_SYSTEM;
+    pid_t castor = getpid();
+    if (!streams_open(s, rank, &streams)) {
+        streams_close(&streams);
+        return status;
+    }
+    if (!run_environment_build(s->job, s->base, rank, streams.log, line, &environment)) {
+        LOG_E("out of memory; nothing was started");
+        streams_close(&streams);
+        return status;
+    }
+    pid_t pid = fork();
+    if (pid == 0)
+        child_run(s, pipes, rank, &streams, line, environment.entries, castor);
+    if (pid < 0) {
+        LOG_E("rank %d of %d cannot be started: %s; nothing was started", rank, s->count, strerror(errno));
+        goto done;
+    }
+    s->ranks[rank].pid = pid;
+    s->running++;
+    ranks_join_group(s, rank, pid);
+    status = 0;
+done:
+    streams_close(&streams);
+    run_environment_free(&environment);
+    return status;
+}
+
+static void remove_outputs(const rank_set *s) {
+    char path[PATH_MAX + 32];
+    for (int rank = 1; rank < s->count && !s->job->request->all_output; rank++) {
+        ranks_output_path(s->job, rank, path, sizeof path);
+        unlink(path);
+        ranks_errors_path(s->job, rank, path, sizeof path);
+        unlink(path);
+    }
+}
+
+static void reap_all(rank_set *s) {
+    for (int rank = 0; rank < s->count; rank++) {
+        if (s->ranks[rank].pid > 0)
+            while (waitpid(s->ranks[rank].pid, NULL, 0) < 0 && errno == EINTR)
+                ;
+        s->ranks[rank].pid = 0;
+    }
+    s->running = 0;
+}
+
+/* An exec that failed with `failure` fails in all ranks: they execute the same file. */
+static int refuse_exec(const rank_set *s, int failure) {
+    const char *name = s->job->request->command[0];
+    if (failure == ENOENT) {
+        LOG_E("%s: the interpreter that its first line names, or its dynamic linker, does not exist", name);
+        return RUN_EXIT_NOT_FOUND;
+    }
+    if (failure == E2BIG)
+        LOG_E("%s: the arguments and the environment are too long", name);
+    else
+        LOG_E("%s: cannot be executed: %s", name, strerror(failure));
+    return RUN_EXIT_NOT_EXECUTABLE;
+}
+
+/* Ranks first to last - 1: all, or none. `line`: as start_rank's, of rank 0. */
+static int start_some(rank_set *s, int first, int last, int line) {
+    start_pipes pipes = {{-1, -1}, {-1, -1}};
+    int status = RUN_EXIT_SYSTEM, failure = 0;
+    if (pipe2(pipes.go, O_CLOEXEC) != 0 || pipe2(pipes.errors, O_CLOEXEC) != 0) {
+        LOG_E("no pipe to start the command: %s", strerror(errno));
+        goto done;
+    }
+    status = 0;
+    for (int rank = first; rank < last && !status; rank++)
+        status = start_rank(s, &pipes, rank, rank == 0 ? line : -1);
+    for (int rank = first; rank < last && !status; rank++)
+        if (write(pipes.go[1], "", 1) != 1)
+            status = RUN_EXIT_SYSTEM;
+    close(pipes.go[1]);
+    pipes.go[1] = -1;
+    close(pipes.errors[1]);
+    pipes.errors[1] = -1;
+    ssize_t length;
+    do {
+        length = read(pipes.errors[0], &failure, sizeof failure);
+    } while (length < 0 && errno == EINTR);
+    if (!status && length == sizeof failure)
+        status = refuse_exec(s, failure);
+    if (status) {
+        ranks_signal(s, SIGKILL);
+        reap_all(s);
+        remove_outputs(s);
+    }
+done:
+    for (int i = 0; i < 2; i++) {
+        if (pipes.go[i] >= 0)
+            close(pipes.go[i]);
+        if (pipes.errors[i] >= 0)
+            close(pipes.errors[i]);
+    }
+    return status;
+}
+
+/* Starts all ranks, or none; rank 0 alone, if it may fork the others. Returns the exit status to end with, 0 when they run. */
+static int ranks_start(rank_set *s) {
+    s->terminal_shared = terminal_is_shared();
+    int line = forking_open(s);
+    int status = start_some(s, 0, line >= 0 ? 1 : s->count, line);
+    if (line >= 0)
+        close(line);
+    if (status)
+        forking_close(s);
+    return status;
+}
+
+/* The ranks from 1 on, one by one, or none of them: start_status tells. */
+static void ranks_start_others(rank_set *s) {
+    s->start_status = start_some(s, 1, s->count, -1);
+}
+
+/* castor's end of the line to rank 0, which may fork the other ranks (job/fork_line.h). */
+
+/* Rank 0 may read data before it imports PyTorch. The others, started so late, must find it where it waits for them. */
+enum { PATIENCE_MS = 60000, TIMEOUT_PARTS = 4, CLOSED_MS = 500 };
+
+static int64_t patience_ms(void) {
+    int64_t part = (int64_t)(options()->timeout * 1000) / TIMEOUT_PARTS;
+    return part < PATIENCE_MS ? part : PATIENCE_MS;
+}
+
+/* NULL: nothing that castor knows. */
+static const char *why_not(const rank_set *s) {
+    return options()->fork == CASTOR_FORK_OFF ? "CASTOR_FORK=off"
+           : s->count > LINE_RANKS_MAX        ? "there are too many"
+           : run_command_becomes_python(s->job->request->command, s->job->command)
+               ? NULL
+               : "the command does not become Python";
+}
+
+/* For the report. */
+static void tell(const rank_set *s, const char *why) {
+    char text[LINE_REASON_MAX + 32];
+    log_format(text, sizeof text, "one by one: %s", why);
+    run_about_add_ranks(s->job, text);
+}
+
+/* Opens it if rank 0 may fork the others. Returns rank 0's end, -1: there is none. */
+static int forking_open(rank_set *s) {
+    int ends[2];
+    s->line = -1;
+    if (s->count == 1)
+        return -1;
+    const char *why = why_not(s);
+    if (!why && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+        why = strerror(errno);
+    if (why) {
+        tell(s, why);
+        return -1;
+    }
+    int far = fcntl(ends[1], F_DUPFD_CLOEXEC, LINE_FILE_MIN);
+    close(ends[1]);
+    /* A question comes as a signal, as everything that castor waits for: as that of a child that ends, which may have asked. */
+    if (far < 0 || fcntl(ends[0], F_SETOWN, getpid()) != 0 || fcntl(ends[0], F_SETSIG, SIGCHLD) != 0 ||
+        fcntl(ends[0], F_SETFL, O_ASYNC | O_NONBLOCK) != 0) {
+        close(ends[0]);
+        if (far >= 0)
+            close(far);
+        return -1;
+    }
+    s->line = ends[0];
+    s->line_until_ms = run_now_ms() + patience_ms();
+    return far;
+}
+
+/* Starts the other ranks, if rank 0 has not asked for too long. */
+static void forking_close(rank_set *s) {
+    if (s->line >= 0)
+        close(s->line);
+    s->line = -1;
+}
+
+static void start_others(rank_set *s, const char *why) {
+    tell(s, why);
+    ranks_start_others(s);
+}
+
+static void take_over(rank_set *s, const line_question *question) {
+    for (int rank = 1; rank < s->count; rank++) {
+        s->ranks[rank].pid = question->pids[rank - 1];
+        s->running++;
+        ranks_join_group(s, rank, question->pids[rank - 1]);
+    }
+    run_about_add_ranks(s->job, "forked from one import of PyTorch");
+}
+
+/* Answers, if rank 0 has asked. */
+static void forking_answer(rank_set *s) {
+    static line_question question;
+    if (s->line < 0)
+        return;
+    ssize_t length = recv(s->line, &question, sizeof question, 0);
+    if (length < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (length == 0) { /* it has ended, or has closed all files */
+        if (s->line_until_ms > run_now_ms() + CLOSED_MS)
+            s->line_until_ms = run_now_ms() + CLOSED_MS;
+        return;
+    }
+    bool asked = length == sizeof question, ends = s->told_to_end || s->end_ms;
+    line_answer answer = {.go = asked && question.made == s->count - 1 && !ends,
+                          .outputs_pass = s->job->request->all_output};
+    if (answer.go)
+        take_over(s, &question);
+    if (asked)
+        send(s->line, &answer, sizeof answer, MSG_NOSIGNAL);
+    forking_close(s);
+    question.reason[sizeof question.reason - 1] = '\0';
+    if (asked && !answer.go && !ends)
+        start_others(s, question.reason);
+}
+
+static void forking_check(rank_set *s) {
+    if (s->line < 0 || s->told_to_end || s->end_ms || run_now_ms() < s->line_until_ms)
+        return;
+    forking_close(s);
+    start_others(s, "PyTorch was not imported for long");
+}
 
 enum {
     SAY_MS = 1500,      /* until SIGTERM: ranks that share a store notice the failure and say what they did */
@@ -24,7 +487,7 @@ enum {
     LOOK_MS = 1000, /* between looks at the note of a process that has refused the job */
 };
 
-int64_t run_now_ms(void) {
+static int64_t run_now_ms(void) {
     return (int64_t)(clock_ns(CLOCK_MONOTONIC) / 1000000u);
 }
 

@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
-#include "cluster.h"
+#include "environment.h"
 
 enum run_exit {
     RUN_EXIT_SYSTEM = 1, /* an error outside the command line */
@@ -27,8 +27,6 @@ enum run_exit {
 };
 
 int run_main(int argc, char **argv); /* argv[0] is "run" */
-
-/* ---- arguments.c ---- */
 
 typedef struct run_request {
     int ranks;
@@ -154,9 +152,7 @@ bool run_environment_cluster(const run_request *request, const run_environment *
 const char *run_environment_get(const run_environment *environment, const char *name);
 void run_environment_free(run_environment *environment);
 
-/* ---- ranks.c, start_ranks.c ---- */
-
-int64_t run_now_ms(void);
+/* ---- ranks.c ---- */
 
 /* Starts the ranks and waits for them; the signals that castor gets go to them. When one fails, the others
  * are ended. `started` tells whether the command ran at all. Returns the exit status of the job. */
@@ -179,8 +175,6 @@ void run_guard_dismiss(run_guard *guard);
 /* Sends `signal` to each child of this process other than `except`, of this process's session only when
  * `same_session`. Returns how many there were. */
 size_t run_children_signal(pid_t except, bool same_session, int signal);
-/* Sends `signal` to each process that was started with CASTOR_JOB=token; not to the calling one. */
-size_t run_job_signal(const char *token, int signal);
 
 /* ---- outcome.c ---- */
 

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/log.h"
-#include "job/option_text.h"
 #include "job/options.h"
 #include "base/version.h"
 #include "launcher/common/command_line.h"

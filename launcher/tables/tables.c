@@ -3,7 +3,6 @@
 #include <string.h>
 #include <unistd.h>
 #include "base/log.h"
-#include "job/option_text.h"
 #include "job/options.h"
 #include "hooks/table/hooks.h"
 #include "launcher/common/command_line.h"

@@ -1,7 +1,6 @@
 /* `castor top [DIR]`: shows a running job, with an update about once a second.
  *
- * top.c takes the command line and reads the job, sample.c turns readings into rates, view.c makes the lines, screen.c shows
- * them on a terminal. */
+ * top.c takes the command line, reads the job and shows lines on a terminal; view.c turns readings into rates and makes the lines. */
 #ifndef CASTOR_LAUNCHER_TOP_H
 #define CASTOR_LAUNCHER_TOP_H
 
@@ -43,18 +42,10 @@ typedef struct top_history {
 
 /* Chooses the processes to show as ranks: indices of the reading, by rank. False when memory is out. */
 bool top_ranks_choose(const job_reading *reading, size_t **indices, size_t *count);
-uint64_t top_steps(const trace_counters *counters);
 
 bool top_history_add(top_history *history, const job_reading *reading, const size_t *ranks,
                      size_t rank_count);
 void top_history_free(top_history *history);
-/* Per second, over the samples; negative: not known yet. */
-double top_step_rate(const top_history *history, uint64_t uid);
-double top_wait_share(const top_history *history, uint64_t uid);
-/* Of all ranks together, in bytes. */
-double top_link_rate(const top_history *history, int to);
-/* change: the increase of `total` since the oldest sample. Returns the seconds since then; 0 with one sample. */
-double top_operation_change(const top_history *history, const top_operation *total, top_operation *change);
 
 /* ---- lines ---- */
 
@@ -86,14 +77,6 @@ typedef struct top_screen {
     size_t width, height; /* 0: unbounded */
 } top_screen;
 
-/* `whole`: takes the whole screen if the terminal can. */
-void top_screen_open(top_screen *screen, bool whole);
-void top_screen_show(top_screen *screen, const top_text *text);
-/* Restores the terminal. */
-void top_screen_close(top_screen *screen);
-
 typedef enum top_event { TOP_TIME, TOP_REDRAW, TOP_QUIT } top_event;
-/* Waits until `deadline_ns` (CLOCK_MONOTONIC), a key, or a signal. TOP_QUIT: `signal` is the signal, 0 for the key. */
-top_event top_screen_wait(top_screen *screen, uint64_t deadline_ns, int *signal);
 
 #endif

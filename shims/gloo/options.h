@@ -1,5 +1,5 @@
 /* The arguments of gloo's collectives, declared for C, in the layout of libtorch_cpu.so of PyTorch 2.10 to 2.15 with libstdc++
- * on 64-bit machines. Building needs nothing of gloo's. The layouts are tested at run time (interpose/hooks/gloo/layout.h)
+ * on 64-bit machines. Building needs nothing of gloo's. The layouts are tested at run time (interpose/hooks/gloo/contexts.c)
  * before anything is replaced. */
 #ifndef CASTOR_SHIMS_GLOO_OPTIONS_H
 #define CASTOR_SHIMS_GLOO_OPTIONS_H

@@ -155,7 +155,7 @@ static bool write_product_batched(void) {
     float **array;
     CUDA(cudaMalloc((void **)&array, sizeof from + sizeof to));
     CUDA(cudaMemcpy(array, from, sizeof from, cudaMemcpyHostToDevice));
-    /* By halves, as if a kernel had stored them: no copy carries an address (addresses.c). */
+    /* By halves, as if a kernel had stored them: no copy carries an address (writers.c). */
     for (size_t at = 0; at < sizeof to; at += sizeof(int))
         CUDA(cudaMemcpy((char *)(array + 2) + at, (char *)to + at, sizeof(int), cudaMemcpyHostToDevice));
     CUDA(cublasSgemmBatched(blas, CUBLAS_OP_N, CUBLAS_OP_N, 4, 4, 4, &one, (const float *const *)array, 4,

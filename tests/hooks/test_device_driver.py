@@ -10,7 +10,7 @@ from preload import FOLDER, PreloadTest
 sys.path.insert(0, os.path.join(ROOT, "tests", "sim"))
 import simulated  # noqa: E402
 
-SOURCES = ["tests/hooks/device_driver.c", "interpose/hooks/cuda/driver.c", "interpose/hooks/cuda/driver_find.c",
+SOURCES = ["tests/hooks/device_driver.c", "interpose/hooks/cuda/driver.c",
            *(f"interpose/base/{name}.c" for name in ("bounded", "error", "log", "machine", "thread"))]
 TESTS = ("memory", "limits", "contexts", "streams", "drains", "captures", "threads", "host")
 NOT_SUPPORTED, NO_MEMORY = 801, 2

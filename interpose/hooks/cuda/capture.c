@@ -1,8 +1,8 @@
 #include "capture.h"
 
+#include "device/devices.h"
 #include "observe.h"
 #include "shims/cuda/types.h"
-#include "writers.h"
 
 static int captures; /* atomic */
 
@@ -13,10 +13,18 @@ static void capture_one_less(void) {
         continue;
 }
 
+void capture_writers_record(void) {
+    for (int device = 0; device < DEVICES_MAX; device++) {
+        slots *s = devices_slots(device);
+        if (s)
+            slots_writes_end(s);
+    }
+}
+
 /* Counted before it begins: from then on writers are recorded at once (device/slots_writes.c). */
 static void capture_begins(void) {
     __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
-    writers_record();
+    capture_writers_record();
 }
 
 static void capture_begun(int status) {

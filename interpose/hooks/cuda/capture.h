@@ -9,4 +9,7 @@
 void capture_install(void);
 bool capture_runs(void);
 
+/* A stream ends, or is captured, from now on: copies wait for what was noted there (slots_writes_end). */
+void capture_writers_record(void);
+
 #endif

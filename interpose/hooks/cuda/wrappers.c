@@ -1,5 +1,5 @@
 /* The CUDA runtime, driver, cuBLAS and cuDNN: the wrappers, made from their tables. All of them observe: arguments and results
- * pass through unchanged, unless a target is replaced (blas.c, launches.c, ...). */
+ * pass through unchanged, unless a target is replaced (blas.c, writers.c, ...). */
 #include "observe.h"
 #include "shims/cuda/blas.h"
 #include "shims/cuda/dnn.h"

@@ -1,11 +1,10 @@
 /* Whoever may write a home says so to the slots (device/slots.h), after what it has enqueued.
  *
- * Calls that write where their arguments say are noted with the bytes that they write: copies and sets (here), the outputs of products
- * (blas.c), what a collective receives (receivers.c). A launch is noted for each storage that an address among its arguments lies in
- * (launches.c): it may read it only. Where no address can be had, all storages are noted.
+ * Calls that write where their arguments say are noted with the bytes that they write: copies and sets, what a collective receives, the
+ * outputs of products (blas.c). A launch is noted for each storage that an address among its arguments lies in: it may read it only. Where no address can be had, all storages are noted.
  *
  * Addresses that a kernel finds in the device's memory cannot be seen when it is launched. Homes whose addresses a copy from the host
- * has brought there have no slots from then on (addresses.c). Not noted at all: addresses that a kernel has stored itself, or finds in
+ * has brought there have no slots from then on. Not noted at all: addresses that a kernel has stored itself, or finds in
  * memory of the host, and kernels that a library launches past the hooks. Private to hooks/cuda. */
 #ifndef CASTOR_HOOKS_CUDA_WRITERS_H
 #define CASTOR_HOOKS_CUDA_WRITERS_H
@@ -27,20 +26,9 @@ static inline void writers_note(const void *address, size_t bytes, uint64_t stre
 /* ... may have changed any home. */
 void writers_note_all(uint64_t stream);
 
-/* A stream ends, or is captured, from now on: copies wait for what was noted there (slots_writes_end). */
-void writers_record(void);
-
-/* These bytes were copied; `from` may be memory of the host. */
-void addresses_carried(uintptr_t to, const void *from, size_t bytes);
-
 /* Whether there can be homes. */
 static inline bool writers_matter(void) {
     return __atomic_load_n(&devices_bytes, __ATOMIC_RELAXED) != 0;
 }
-
-/* Their parts. */
-void addresses_install(void);
-void launches_install(void);
-void receivers_install(void);
 
 #endif

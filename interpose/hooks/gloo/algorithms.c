@@ -6,11 +6,8 @@
 #include "base/error.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/gloo/options.h"
-#include "across.h"
 #include "contexts.h"
 #include "reduction.h"
-#include "self_test.h"
-#include "throw.h"
 
 static _Atomic uint64_t calls;
 

@@ -15,6 +15,7 @@
 
 /* Callers' entries of a function: the words of a loaded object, filled by the dynamic linker, that hold the address of a function of
  * another object: entries of its GOT, and pointers in its data. */
+
 /* A function and its replacement for callers. */
 typedef struct got_change {
     const char *name; /* as callers import it */

@@ -30,13 +30,6 @@ static inline bool objects_text_equal(const char *one, const char *other) {
 /* False where the object has no symbols. */
 bool objects_read(const struct dl_phdr_info *info, object_tables *out);
 
-/* The function of the first loaded library whose file name, from the last slash on, is `library` or begins with
- * `library` and a dot ("libcuda.so", "libcuda.so.1"). */
-void *objects_find_symbol(const char *library, const char *name);
-
-/* Copies the path of such a library into `path`; false: none is loaded. */
-bool objects_find(const char *library, char *path, size_t path_size);
-
 /* Both addresses lie in one object. */
 bool objects_same(const void *one, const void *other);
 

@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "job/options.h"
 #include "job/plugin.h"
-#include "hooks/lookup/torch_import.h"
+#include "hooks/lookup/loader.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/torch/device.h"
 #include "trace/refusal.h"

@@ -1,7 +1,7 @@
 """Lazy initialization: the node keeps one copy, the staging, of what its ranks initialize alike (docs/lazy.md).
 
 Every rank runs the script's own initialization, so values and random states are the same as without Castor. Now and then the
-core asks for a sweep (lazy/staging_watch.h). Then this module says which memory holds parameters, and whether it is written."""
+core asks for a sweep (lazy/staging.h). Then this module says which memory holds parameters, and whether it is written."""
 import atexit
 import ctypes
 import functools

@@ -11,8 +11,8 @@ from .. import parallel
 from ..agent import core
 from ..utils.gradient_accumulation import GradAccumOptimizer
 from . import _agreement, _groups
+from ._schedule import BaseSchedule
 from ._stage_link import StageLink
-from .schedule import BaseSchedule
 
 __all__ = ["InterleavedPipelineSchedule", "PipelineSchedule"]
 

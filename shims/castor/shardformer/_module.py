@@ -38,12 +38,13 @@ def refuse_inner_outputs(asked, groups):
 
 
 class HybridParallelModule(ModelWrapper):
-    """Args: groups: the job's ParallelGroups. staged: a StagedModel, or None. dtype: of parameters in 16 bits, or None. buffers: broadcast_buffers."""
+    """Args: groups: the job's ParallelGroups. staged: a StagedModel, or None. dtype: of parameters in 16 bits, or None. buffers: broadcast_buffers.
+    checkpoint_io: gives the CheckpointIO that gathers it."""
 
-    def __init__(self, module, groups, staged, dtype, buffers):
+    def __init__(self, module, groups, staged, dtype, buffers, checkpoint_io):
         super().__init__(module)
         self._groups, self._staged, self._dtype, self._calls = groups, staged, dtype, 0
-        self._optimizer = None  # set by the plugin
+        self._optimizer, self._checkpoint_io = None, checkpoint_io  # the optimizer is set by the plugin
         self.floats = {}  # {name: the float value} of 16-bit parameters and buffers that have no master
         persistent = set(module.state_dict().keys())
         self._buffers_sent = [b for name, b in module.named_buffers() if name in persistent] if buffers and groups.data_size > 1 else []
@@ -74,9 +75,7 @@ class HybridParallelModule(ModelWrapper):
 
     def gathered_state(self):
         """On rank 0 the state dict of the whole model; every rank calls it."""
-        from .checkpoint_io import HybridParallelCheckpointIO
-
-        return HybridParallelCheckpointIO(self._groups).gathered(self)
+        return self._checkpoint_io().gathered(self)
 
     def zero_grad(self, set_to_none=True):
         if self._optimizer is None:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from ._layers import COLUMN, GATHERED, ROW, SPLIT, divide_module, kind_of
+from ._policy import ModulePolicyDescription, Policy, SubModuleReplacementDescription
 
 __all__ = ["Plan", "find", "given", "wanted"]
 
@@ -62,7 +63,6 @@ class Plan:
     def described(self, model):
         """The plan as a policy's module_policy() says it."""
         from . import layer
-        from .policies import ModulePolicyDescription, SubModuleReplacementDescription
 
         modules = dict(model.named_modules())
         linear = {COLUMN: (layer.Linear1D_Col, {}), GATHERED: (layer.Linear1D_Col, {"gather_output": True}), ROW: (layer.Linear1D_Row, {}),
@@ -75,8 +75,6 @@ class Plan:
 
 def wanted(model, policy, config):
     """The Plan of a model for a ShardConfig. policy: None, a dict as given() takes it, or a Policy of .policies."""
-    from .policies import Policy
-
     if isinstance(policy, Policy):
         return _of_policy(model, policy, config)
     if config.tensor_parallel_size == 1:

@@ -5,8 +5,7 @@ the tensor-parallel group. All results and gradients are those of whole tensors.
 import torch
 import torch.nn.functional as F
 
-from . import _sharded
-from .colo_tensor import ColoTensor, _local
+from .colo_tensor import ColoTensor, _call, _is_sharded, _local
 from .dist_spec_mgr import is_whole, reduce_grad, reduce_input
 from .distspec import ReplicaSpec, ShardSpec
 from .op_wrapper import colo_op_impl
@@ -17,7 +16,7 @@ _Tensor = torch.Tensor
 
 def _otherwise(func, *args, **kwargs):
     """The way of operators without a form of their own."""
-    return _sharded.call(func, args, kwargs)
+    return _call(func, args, kwargs)
 
 
 def _made(local, pg, spec, weight):
@@ -57,12 +56,12 @@ def _rows(product, x, weight, bias):
 
 def _fits(x):
     """Activations that are whole or divided at the last dimension."""
-    return not _sharded.is_sharded(x) or x.is_shard_1dcol()
+    return not _is_sharded(x) or x.is_shard_1dcol()
 
 
 @colo_op_impl(F.linear)
 def _linear(input, weight, bias=None):
-    if _sharded.is_sharded(weight) and weight.dim() == 2 and _fits(input):
+    if _is_sharded(weight) and weight.dim() == 2 and _fits(input):
         if weight.is_shard_1drow():
             return _columns(F.linear, input, weight, bias)
         if weight.is_shard_1dcol():
@@ -75,7 +74,7 @@ def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
     def product(x, weight, bias):
         return alpha * torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight, beta=beta, alpha=alpha)
 
-    if out is None and _sharded.is_sharded(mat2) and _fits(mat1) and (input.dim() == 1 or not _sharded.is_sharded(input)):
+    if out is None and _is_sharded(mat2) and _fits(mat1) and (input.dim() == 1 or not _is_sharded(input)):
         whole = not isinstance(input, ColoTensor) or input.is_replicate() or input.dim() == 1
         if mat2.is_shard_1dcol() and whole and _last_of(input) == mat2.size_global(1):
             return _columns(product, mat1, mat2, input)
@@ -91,7 +90,7 @@ def _last_of(tensor):
 def _matmul_form(func, reversed_=False):
     def implementation(input, other, **more):
         input, other = (other, input) if reversed_ else (input, other)
-        if not more and _sharded.is_sharded(other) and other.dim() == 2 and input.dim() >= 2 and _fits(input):
+        if not more and _is_sharded(other) and other.dim() == 2 and input.dim() >= 2 and _fits(input):
             def product(x, weight, _):
                 return torch.matmul(x, weight)
 
@@ -111,10 +110,10 @@ colo_op_impl(_Tensor.__rmatmul__)(_matmul_form(_Tensor.__rmatmul__, True))
 
 @colo_op_impl(F.embedding)
 def _embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    divided = _sharded.is_sharded(weight)
+    divided = _is_sharded(weight)
     if divided and max_norm is not None:
         raise NotImplementedError("castor: an embedding with max_norm changes its weight, which is sharded here: make it a replicated one")
-    if not divided or sparse or scale_grad_by_freq or _sharded.is_sharded(input):
+    if not divided or sparse or scale_grad_by_freq or _is_sharded(input):
         return _otherwise(F.embedding, input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     pg = weight.process_group
     index = _local(input) if isinstance(input, ColoTensor) else input
@@ -142,10 +141,10 @@ def _check_index(index, rows):
 @colo_op_impl(F.embedding_bag)
 def _embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
                    per_sample_weights=None, include_last_offset=False, padding_idx=None):
-    if _sharded.is_sharded(weight) and max_norm is not None:
+    if _is_sharded(weight) and max_norm is not None:
         raise NotImplementedError("castor: an embedding_bag with max_norm changes its weight, which is sharded here: make it a replicated one")
     arguments = offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
-    if _sharded.is_sharded(weight) and weight.is_shard_1dcol() and not sparse and per_sample_weights is None and not _sharded.is_sharded(input):
+    if _is_sharded(weight) and weight.is_shard_1dcol() and not sparse and per_sample_weights is None and not _is_sharded(input):
         pg = weight.process_group
         index = _local(input) if isinstance(input, ColoTensor) else input
         return _made(F.embedding_bag(index, _local(weight), *arguments), pg, ShardSpec([-1], [pg.tp_world_size()]), weight)
@@ -155,7 +154,7 @@ def _embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scal
 @colo_op_impl(_Tensor.view)
 def _view(self, *size):
     """`size` is the whole tensor's. What is sharded by rows or columns stays so if these stay whole; all else is gathered."""
-    if not _sharded.is_sharded(self) or len(size) == 1 and isinstance(size[0], torch.dtype):
+    if not _is_sharded(self) or len(size) == 1 and isinstance(size[0], torch.dtype):
         return _otherwise(_Tensor.view, self, *size)
     old = self.size_global()
     new = list(torch.empty(old, device="meta").view(*size).shape)

@@ -12,12 +12,11 @@
 #include <vector>
 
 extern "C" {
-#include "checkpoint/grain_copies.h"
 #include "checkpoint/hold.h"
 #include "checkpoint/pending.h"
 #include "checkpoint/save_queue.h"
 #include "checkpoint/verify.h"
-#include "checkpoint/crc.h"
+#include "checkpoint/checksum.h"
 #include "base/error.h"
 #include "events/held.h"
 }

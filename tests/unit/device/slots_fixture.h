@@ -282,7 +282,7 @@ class SlotsTest : public testing::Test {
         }
         return may;
     }
-    // A kernel gets addresses in all of them, as hooks/cuda/launches.c notes it. Returns how many are noted.
+    // A kernel gets addresses in all of them, as hooks/cuda/writers.c notes it. Returns how many are noted.
     size_t launch(const std::vector<memory *> &all, uint64_t stream) {
         std::vector<uintptr_t> addresses;
         for (memory *m : all) {

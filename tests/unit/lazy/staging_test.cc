@@ -8,7 +8,6 @@
 #include "tests/unit/support/store_ranks.h"
 extern "C" {
 #include "lazy/staging.h"
-#include "lazy/staging_watch.h"
 }
 
 namespace {

@@ -191,7 +191,7 @@ class HybridParallelPlugin(PipelinePluginBase):
             floats, replaced = cast_parameters(model, dtype)
             now = {key: replaced.get(id(p), p) for key, p in now.items()}
         here = {id(p) for p in model.parameters()}
-        wrapped = HybridParallelModule(model, self.groups, staged, dtype, self._broadcast_buffers)
+        wrapped = HybridParallelModule(model, self.groups, staged, dtype, self._broadcast_buffers, self.get_checkpoint_io)
         wrapped.layout = layout
         self._models.append(wrapped)
         if staged is not None:

@@ -3,7 +3,7 @@
 #include <string>
 
 extern "C" {
-#include "launcher/run/cluster.h"
+#include "launcher/run/environment.h"
 }
 
 namespace {

@@ -1,7 +1,7 @@
 /* A figure over time in bounded memory: buckets of equal width that become wider as the time grows. The highest and the
  * lowest value of each bucket are kept, so a peak is never lost; its time is then known to within a bucket. Samples may have any order. */
-#ifndef CASTOR_LAUNCHER_REPORT_SERIES_H
-#define CASTOR_LAUNCHER_REPORT_SERIES_H
+#ifndef CASTOR_LAUNCHER_REPORT_MEMORY_H
+#define CASTOR_LAUNCHER_REPORT_MEMORY_H
 
 #include <stdint.h>
 
@@ -20,13 +20,9 @@ typedef struct report_series {
 void report_series_begin(report_series *series, uint64_t origin_ns);
 /* A sample before the origin counts as one at the origin. */
 void report_series_add(report_series *series, uint64_t time_ns, uint64_t value);
-/* Makes the buckets at least as wide as `width_ns`, which is another series' width. */
-void report_series_widen(report_series *series, uint64_t width_ns);
 /* The highest value in each of the first `count` buckets, or the value carried into it: a value holds until the
  * next sample. */
 void report_series_fill(const report_series *series, uint64_t *out, uint32_t count);
-/* The same of the lowest value. */
-void report_series_fill_lowest(const report_series *series, uint64_t *out, uint32_t count);
 /* The buckets up to the last one with a sample. */
 uint32_t report_series_used(const report_series *series);
 

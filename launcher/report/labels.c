@@ -1,7 +1,71 @@
-/* What the report knows about kinds of collectives, whatever library they come from. */
+/* What the report calls things: ids and gauges of traces, operations of whatever library, classes of sizes, symbols; and the lines
+ * of text that it collects. */
 #include <ctype.h>
+#include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include "collective_statistics.h"
+
+static bool add_line(char ***lines, size_t *count, const char *format, va_list arguments) {
+    char *line;
+    if (vasprintf(&line, format, arguments) < 0)
+        return false;
+    char **larger = realloc(*lines, (*count + 1) * sizeof *larger);
+    if (larger == NULL) {
+        free(line);
+        return false;
+    }
+    *lines = larger;
+    (*lines)[(*count)++] = line;
+    return true;
+}
+
+bool report_add_note(report *report, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    bool added = add_line(&report->notes, &report->note_count, format, arguments);
+    va_end(arguments);
+    return added;
+}
+
+bool report_add_problem(report *report, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    bool added = add_line(&report->problems, &report->problem_count, format, arguments);
+    va_end(arguments);
+    return added;
+}
+
+static const struct {
+    const char *label;
+    report_memory_role role;
+    trace_gauge gauge;
+} memory_kinds[] = {
+#define MEMORY(gauge, label, role, doc) {label, REPORT_MEMORY_##role, GAUGE_##gauge},
+#include "trace/memory.def"
+};
+
+const char *report_memory_label(report_memory_kind kind) {
+    return memory_kinds[kind].label;
+}
+report_memory_role report_memory_role_of(report_memory_kind kind) {
+    return memory_kinds[kind].role;
+}
+trace_gauge report_memory_gauge(report_memory_kind kind) {
+    return memory_kinds[kind].gauge;
+}
+
+const char *report_id_name(const trace_counters *counters, uint32_t kind, uint32_t id, char fallback[32]) {
+    static const char *const kind_names[] = {
+#define RECORD(id, name, id_holds, ids, a, b, c, doc) name,
+#include "trace/record.def"
+    };
+    const char *name = trace_read_name(counters, kind, id);
+    if (name != NULL)
+        return name;
+    snprintf(fallback, 32, "%s-%u", kind_names[kind], id);
+    return fallback;
+}
 
 typedef enum traffic {
     TRAFFIC_NONE,
@@ -89,4 +153,27 @@ const char *report_size_class_label(uint32_t size_class) {
 }
 uint64_t report_size_class_begin(uint32_t size_class) {
     return size_classes[size_class].begin;
+}
+
+void report_shorten_symbol(char *out, size_t out_size, const char *symbol) {
+    size_t length = 0;
+    const char *at = symbol;
+    if (strncmp(symbol, "_ZN", 3) == 0) {
+        at += 3;
+        while (*at == 'K' || *at == 'V' || *at == 'r')
+            at++;
+        while (*at >= '1' && *at <= '9') {
+            size_t part = 0;
+            while (*at >= '0' && *at <= '9' && part < 4096)
+                part = part * 10 + (size_t)(*at++ - '0');
+            if (part > strlen(at) || length + part + 3 > out_size)
+                break;
+            length += (size_t)snprintf(out + length, out_size - length, "%s%.*s", length > 0 ? "::" : "",
+                                       (int)part, at);
+            at += part;
+        }
+        if (*at == 'E' && length > 0)
+            return;
+    }
+    snprintf(out, out_size, "%s", symbol);
 }

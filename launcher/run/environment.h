@@ -2,8 +2,8 @@
  *
  * The variables of PyTorch's scripts (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set from
  * the launcher's variables; those that are set already stay. */
-#ifndef CASTOR_LAUNCHER_RUN_CLUSTER_H
-#define CASTOR_LAUNCHER_RUN_CLUSTER_H
+#ifndef CASTOR_LAUNCHER_RUN_ENVIRONMENT_H
+#define CASTOR_LAUNCHER_RUN_ENVIRONMENT_H
 
 #include <stdbool.h>
 #include <stddef.h>
