@@ -208,7 +208,7 @@ wheel: all
 	@scripts/wheel "$(PYTHON)" dist
 
 # The page of `castor report --format html` is part of the program.
-$(B)/obj/launcher/report/report.o $(B)/fuzz/obj/launcher/report/report.o: $(wildcard launcher/report/page/*)
+$(B)/obj/launcher/report/report_command.o $(B)/fuzz/obj/launcher/report/report_command.o: $(wildcard launcher/report/page/*)
 # The launcher suggests names as the options do, and prints the table of hooks.
 $(B)/bin/castor: $(B)/obj/interpose/base/nearest.o $(B)/obj/interpose/job/signature.o $(B)/obj/interpose/hooks/table/hook_table.o
 $(B)/bin/castor-unit: $(B)/obj/interpose/hooks/table/hook_table.o $(B)/obj/interpose/hooks/table/effect.o $(B)/obj/interpose/hooks/cuda/layouts.o $(B)/obj/interpose/hooks/cuda/overflow.o

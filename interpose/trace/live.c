@@ -201,7 +201,7 @@ static live_wait *wait_begin(live_file *file, live_kind kind, uint32_t group, ui
 }
 
 /* One of several threads that begin collectives of one group at once may come to lack in `recent`. */
-static live_wait *collective_begin(const void *address, const char *operation, uint64_t bytes,
+static live_wait *begin_collective(const void *address, const char *operation, uint64_t bytes,
                                    uint64_t now_ns, bool enqueued) {
     live_file *file = live_get();
     if (file == NULL)
@@ -227,12 +227,12 @@ static live_wait *collective_begin(const void *address, const char *operation, u
 
 live_wait *live_collective_begin(const void *address, const char *operation, uint64_t bytes,
                                  uint64_t now_ns) {
-    return collective_begin(address, operation, bytes, now_ns, false);
+    return begin_collective(address, operation, bytes, now_ns, false);
 }
 
 live_wait *live_collective_enqueue(const void *address, const char *operation, uint64_t bytes,
                                    uint64_t now_ns) {
-    return collective_begin(address, operation, bytes, now_ns, true);
+    return begin_collective(address, operation, bytes, now_ns, true);
 }
 
 live_wait *live_wait_begin(live_kind kind, const char *what, uint64_t now_ns) {

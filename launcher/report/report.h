@@ -2,7 +2,7 @@
  *
  * collect.c reads the directory. records.c takes the report's part of each record, in bounded memory. rank.c finds the process of
  * each rank and sums up its work, memory.c its memory over time. pipeline_passes.c finds a batch to draw. collective_statistics.c matches the collectives of different ranks. Each
- * format has a file of its own, of the same name. report.c takes the command line.
+ * format has a file of its own, of the same name. report_command.c takes the command line, and makes the page.
  *
  * Times: a process's own are CLOCK_MONOTONIC; those named *_job_ns are nanoseconds since the job's first process began, on
  * a clock that the processes of one host share exactly, and hosts as exactly as their clocks agree. */

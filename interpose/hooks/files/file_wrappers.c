@@ -39,9 +39,10 @@ void *files_real_slow(file_id id) {
             path = place;                                                                                    \
         return ((symbol##_type *)files_real(FILE_##symbol))arguments;                                        \
     }                                                                                                        \
-    HOOK_LIBC(result, symbol, parameters) {                                                                  \
+    result wrap_##symbol parameters {                                                                        \
         FILES_AWAIT(folder, (intent) == FILES_EXECUTE ? NULL : path, PENDING_FILE);                          \
         return FILES_DIVERTS() ? symbol##_diverted arguments                                                 \
                                : ((symbol##_type *)files_real(FILE_##symbol))arguments;                      \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 #include "files.def"

@@ -74,10 +74,11 @@ static __attribute__((noinline)) DIR *opendir_diverted(const char *path) {
     return dir;
 }
 
-HOOK_LIBC(DIR *, opendir, (const char *path)) {
+DIR *wrap_opendir(const char *path) {
     FILES_AWAIT(AT_FDCWD, path, PENDING_TREE);
     return FILES_DIVERTS() ? opendir_diverted(path) : REAL(opendir)(path);
 }
+HOOK_LIBC(opendir);
 
 static __attribute__((noinline)) DIR *fdopendir_diverted(int folder) {
     files_found found;
@@ -86,23 +87,26 @@ static __attribute__((noinline)) DIR *fdopendir_diverted(int folder) {
     return folder_stream_open(&found, folder);
 }
 
-HOOK_LIBC(DIR *, fdopendir, (int folder)) {
+DIR *wrap_fdopendir(int folder) {
     FILES_AWAIT(folder, ".", PENDING_TREE);
     return FILES_DIVERTS() ? fdopendir_diverted(folder) : REAL(fdopendir)(folder);
 }
+HOOK_LIBC(fdopendir);
 
 /* Streams may outlive what opened them: what follows looks at each. */
 #define STREAM(dir) (__builtin_expect(files_now != FILES_PRIVATE, 1) ? NULL : folder_stream_of(dir))
 
-HOOK_LIBC(struct dirent *, readdir, (DIR * dir)) {
+struct dirent *wrap_readdir(DIR *dir) {
     folder_stream *s = STREAM(dir);
     return s ? files_listing_next(s->names) : REAL(readdir)(dir);
 }
+HOOK_LIBC(readdir);
 
-HOOK_LIBC(struct dirent64 *, readdir64, (DIR * dir)) {
+struct dirent64 *wrap_readdir64(DIR *dir) {
     folder_stream *s = STREAM(dir);
     return s ? files_listing_next(s->names) : REAL(readdir64)(dir);
 }
+HOOK_LIBC(readdir64);
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 static int copy_next(folder_stream *s, struct dirent64 *entry, struct dirent64 **out) {
@@ -111,18 +115,20 @@ static int copy_next(folder_stream *s, struct dirent64 *entry, struct dirent64 *
     return 0;
 }
 
-HOOK_LIBC(int, readdir_r, (DIR * dir, struct dirent *entry, struct dirent **out)) {
+int wrap_readdir_r(DIR *dir, struct dirent *entry, struct dirent **out) {
     folder_stream *s = STREAM(dir);
     return s ? copy_next(s, (struct dirent64 *)entry, (struct dirent64 **)out)
              : REAL(readdir_r)(dir, entry, out);
 }
+HOOK_LIBC(readdir_r);
 
-HOOK_LIBC(int, readdir64_r, (DIR * dir, struct dirent64 *entry, struct dirent64 **out)) {
+int wrap_readdir64_r(DIR *dir, struct dirent64 *entry, struct dirent64 **out) {
     folder_stream *s = STREAM(dir);
     return s ? copy_next(s, entry, out) : REAL(readdir64_r)(dir, entry, out);
 }
+HOOK_LIBC(readdir64_r);
 
-HOOK_LIBC(int, closedir, (DIR * dir)) {
+int wrap_closedir(DIR *dir) {
     folder_stream *s = STREAM(dir);
     if (!s)
         return REAL(closedir)(dir);
@@ -131,8 +137,9 @@ HOOK_LIBC(int, closedir, (DIR * dir)) {
     munmap(s, sizeof *s);
     return close(folder);
 }
+HOOK_LIBC(closedir);
 
-HOOK_LIBC(void, rewinddir, (DIR * dir)) {
+void wrap_rewinddir(DIR *dir) {
     folder_stream *s = STREAM(dir);
     if (!s) {
         REAL(rewinddir)(dir);
@@ -148,24 +155,28 @@ HOOK_LIBC(void, rewinddir, (DIR * dir)) {
         files_listing_seek(s->names, 0);
     }
 }
+HOOK_LIBC(rewinddir);
 
-HOOK_LIBC(void, seekdir, (DIR * dir, long position)) {
+void wrap_seekdir(DIR *dir, long position) {
     folder_stream *s = STREAM(dir);
     if (s)
         files_listing_seek(s->names, (size_t)position);
     else
         REAL(seekdir)(dir, position);
 }
+HOOK_LIBC(seekdir);
 
-HOOK_LIBC(long, telldir, (DIR * dir)) {
+long wrap_telldir(DIR *dir) {
     folder_stream *s = STREAM(dir);
     return s ? (long)files_listing_position(s->names) : REAL(telldir)(dir);
 }
+HOOK_LIBC(telldir);
 
-HOOK_LIBC(int, dirfd, (DIR * dir)) {
+int wrap_dirfd(DIR *dir) {
     folder_stream *s = STREAM(dir);
     return s ? s->folder : REAL(dirfd)(dir);
 }
+HOOK_LIBC(dirfd);
 
 /* ---- the working directory and whole paths ---- */
 
@@ -194,19 +205,22 @@ static __attribute__((noinline)) char *getcwd_diverted(char *out, size_t size) {
     return give(path, out, size);
 }
 
-HOOK_LIBC(char *, getcwd, (char *out, size_t size)) {
+char *wrap_getcwd(char *out, size_t size) {
     return FILES_DIVERTS() ? getcwd_diverted(out, size) : REAL(getcwd)(out, size);
 }
+HOOK_LIBC(getcwd);
 
 typedef char *getcwd_checked(char *, size_t, size_t);
-HOOK_LIBC(char *, __getcwd_chk, (char *out, size_t size, size_t room)) {
+char *wrap___getcwd_chk(char *out, size_t size, size_t room) {
     return FILES_DIVERTS() ? getcwd_diverted(out, size < room ? size : room)
                            : ((getcwd_checked *)files_real(FILE___getcwd_chk))(out, size, room);
 }
+HOOK_LIBC(__getcwd_chk);
 
-HOOK_LIBC(char *, get_current_dir_name, (void)) {
+char *wrap_get_current_dir_name(void) {
     return FILES_DIVERTS() ? getcwd_diverted(NULL, 0) : REAL(get_current_dir_name)();
 }
+HOOK_LIBC(get_current_dir_name);
 
 static __attribute__((noinline)) char *realpath_diverted(const char *path, char *out) {
     files_found found;
@@ -224,17 +238,20 @@ static __attribute__((noinline)) char *realpath_diverted(const char *path, char 
     return give(found.path, out, out ? PATH_MAX : 0);
 }
 
-HOOK_LIBC(char *, realpath, (const char *path, char *out)) {
+char *wrap_realpath(const char *path, char *out) {
     return FILES_DIVERTS() ? realpath_diverted(path, out) : REAL(realpath)(path, out);
 }
+HOOK_LIBC(realpath);
 
 typedef char *realpath_checked(const char *, char *, size_t);
-HOOK_LIBC(char *, __realpath_chk, (const char *path, char *out, size_t room)) {
+char *wrap___realpath_chk(const char *path, char *out, size_t room) {
     return FILES_DIVERTS() ? realpath_diverted(path, out)
                            : ((realpath_checked *)files_real(FILE___realpath_chk))(path, out, room);
 }
+HOOK_LIBC(__realpath_chk);
 
-HOOK_LIBC(char *, canonicalize_file_name, (const char *path)) {
+char *wrap_canonicalize_file_name(const char *path) {
     return FILES_DIVERTS() ? realpath_diverted(path, NULL) : REAL(canonicalize_file_name)(path);
 }
+HOOK_LIBC(canonicalize_file_name);
 /* NOLINTEND(readability-inconsistent-declaration-parameter-name) */

@@ -32,7 +32,7 @@ static __attribute__((noinline)) int open_diverted(file_id id, int folder, const
 }
 
 #define OPEN(symbol, id)                                                                                     \
-    HOOK_LIBC(int, symbol, (const char *path, int flags, ...)) {                                             \
+    int wrap_##symbol(const char *path, int flags, ...) {                                                    \
         va_list rest;                                                                                        \
         va_start(rest, flags);                                                                               \
         mode_t mode = NEEDS_MODE(flags) ? va_arg(rest, mode_t) : 0;                                          \
@@ -40,12 +40,13 @@ static __attribute__((noinline)) int open_diverted(file_id id, int folder, const
         FILES_AWAIT(AT_FDCWD, path, OPEN_USE(flags));                                                        \
         return FILES_DIVERTS() ? open_diverted(id, AT_FDCWD, path, flags, mode)                              \
                                : ((open_function *)files_real(FILE_##symbol))(path, flags, mode);            \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 OPEN(open, FILE_openat)
 OPEN(open64, FILE_openat64)
 
 #define OPENAT(symbol)                                                                                       \
-    HOOK_LIBC(int, symbol, (int folder, const char *path, int flags, ...)) {                                 \
+    int wrap_##symbol(int folder, const char *path, int flags, ...) {                                        \
         va_list rest;                                                                                        \
         va_start(rest, flags);                                                                               \
         mode_t mode = NEEDS_MODE(flags) ? va_arg(rest, mode_t) : 0;                                          \
@@ -53,35 +54,39 @@ OPEN(open64, FILE_openat64)
         FILES_AWAIT(folder, path, OPEN_USE(flags));                                                          \
         return FILES_DIVERTS() ? open_diverted(FILE_##symbol, folder, path, flags, mode)                     \
                                : ((openat_function *)files_real(FILE_##symbol))(folder, path, flags, mode);  \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 OPENAT(openat)
 OPENAT(openat64)
 
 #define CREAT(symbol, id)                                                                                    \
-    HOOK_LIBC(int, symbol, (const char *path, mode_t mode)) {                                                \
+    int wrap_##symbol(const char *path, mode_t mode) {                                                       \
         FILES_AWAIT(AT_FDCWD, path, PENDING_FILE);                                                           \
         return FILES_DIVERTS() ? open_diverted(id, AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode)       \
                                : REAL(symbol)(path, mode);                                                   \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 CREAT(creat, FILE_openat)
 CREAT(creat64, FILE_openat64)
 
 /* What <fcntl.h> makes of open without a mode, in programs that are compiled with _FORTIFY_SOURCE. */
 #define OWN_REAL(symbol) ((__typeof__(wrap_##symbol) *)files_real(FILE_##symbol))
 #define OPEN_CHECKED(symbol, id)                                                                             \
-    HOOK_LIBC(int, symbol, (const char *path, int flags)) {                                                  \
+    int wrap_##symbol(const char *path, int flags) {                                                         \
         FILES_AWAIT(AT_FDCWD, path, OPEN_USE(flags));                                                        \
         return FILES_DIVERTS() ? open_diverted(id, AT_FDCWD, path, flags, 0)                                 \
                                : OWN_REAL(symbol)(path, flags);                                              \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 OPEN_CHECKED(__open_2, FILE_openat)
 OPEN_CHECKED(__open64_2, FILE_openat64)
 #define OPENAT_CHECKED(symbol, id)                                                                           \
-    HOOK_LIBC(int, symbol, (int folder, const char *path, int flags)) {                                      \
+    int wrap_##symbol(int folder, const char *path, int flags) {                                             \
         FILES_AWAIT(folder, path, OPEN_USE(flags));                                                          \
         return FILES_DIVERTS() ? open_diverted(id, folder, path, flags, 0)                                   \
                                : OWN_REAL(symbol)(folder, path, flags);                                      \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 OPENAT_CHECKED(__openat_2, FILE_openat)
 OPENAT_CHECKED(__openat64_2, FILE_openat64)
 
@@ -106,10 +111,11 @@ static int stream_use(const char *path, const char *mode, char *place) {
         int wrong = stream_use(path, mode, place);                                                           \
         return wrong < 0 ? NULL : REAL(symbol)(wrong ? path : place, mode);                                  \
     }                                                                                                        \
-    HOOK_LIBC(FILE *, symbol, (const char *path, const char *mode)) {                                        \
+    FILE *wrap_##symbol(const char *path, const char *mode) {                                                \
         FILES_AWAIT(AT_FDCWD, path, PENDING_FILE);                                                           \
         return FILES_DIVERTS() ? symbol##_diverted(path, mode) : REAL(symbol)(path, mode);                   \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 FOPEN(fopen)
 FOPEN(fopen64)
 
@@ -126,11 +132,12 @@ FOPEN(fopen64)
         }                                                                                                    \
         return REAL(symbol)(wrong ? path : place, mode, file);                                               \
     }                                                                                                        \
-    HOOK_LIBC(FILE *, symbol, (const char *path, const char *mode, FILE *file)) {                            \
+    FILE *wrap_##symbol(const char *path, const char *mode, FILE *file) {                                    \
         if (path)                                                                                            \
             FILES_AWAIT(AT_FDCWD, path, PENDING_FILE);                                                       \
         return FILES_DIVERTS() ? symbol##_diverted(path, mode, file) : REAL(symbol)(path, mode, file);       \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 FREOPEN(freopen)
 FREOPEN(freopen64)
 
@@ -142,11 +149,12 @@ FREOPEN(freopen64)
 
 /* A whole call that files/ has done, or 1: the real one. */
 #define WHOLE(symbol, parameters, arguments, done, awaited)                                                  \
-    HOOK_LIBC(int, symbol, parameters) {                                                                     \
+    int wrap_##symbol parameters {                                                                           \
         awaited;                                                                                             \
         int result = FILES_DIVERTS() ? (done) : 1;                                                           \
         return result == 1 ? REAL(symbol) arguments : result;                                                \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 WHOLE(mkdir, (const char *path, mode_t mode), (path, mode), files_mkdir(AT_FDCWD, path, mode),
       FILES_AWAIT(AT_FDCWD, path, PENDING_FILE))
 WHOLE(mkdirat, (int folder, const char *path, mode_t mode), (folder, path, mode),
@@ -237,12 +245,13 @@ static bool temporary_divert(temporary *t, char *template) {
 }
 
 #define TEMPORARY(result, symbol, parameters, arguments, suffix_, flags_, failure, made)                     \
-    HOOK_LIBC(result, symbol, parameters) {                                                                  \
+    result wrap_##symbol parameters {                                                                        \
         temporary t = {.id = FILE_##symbol, .suffix = suffix_, .flags = flags_};                             \
         if (!FILES_DIVERTS())                                                                                \
             return REAL(symbol) arguments;                                                                   \
         return temporary_divert(&t, template) ? t.made : failure;                                            \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 TEMPORARY(int, mkstemp, (char *template), (template), 0, 0, -1, file)
 TEMPORARY(int, mkstemp64, (char *template), (template), 0, 0, -1, file)
 TEMPORARY(int, mkostemp, (char *template, int flags), (template, flags), 0, flags, -1, file)

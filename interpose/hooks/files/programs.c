@@ -10,10 +10,11 @@
 /* libc's headers have names of their own for these parameters. */
 /* NOLINTBEGIN(readability-inconsistent-declaration-parameter-name) */
 #define PROGRAM(result, symbol, parameters, arguments)                                                       \
-    HOOK_LIBC(result, symbol, parameters) {                                                                  \
+    result wrap_##symbol parameters {                                                                        \
         FILES_AWAIT(AT_FDCWD, NULL, PENDING_FILE);                                                           \
         return REAL(symbol) arguments;                                                                       \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 PROGRAM(int, system, (const char *command), (command))
 PROGRAM(FILE *, popen, (const char *command, const char *mode), (command, mode))
 PROGRAM(int, posix_spawn,

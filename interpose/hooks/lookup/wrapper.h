@@ -8,11 +8,11 @@
 #include "hooks/table/hooks.h"
 
 #define HOOK_EXPORT __attribute__((visibility("default")))
-/* A wrapper of libc's function, exported by its name. In C it has a name of its own: what calls free calls libc's, through the
- * table of the linker, also inside the library. */
-#define HOOK_LIBC(result, symbol, parameters)                                                                \
-    HOOK_EXPORT result wrap_##symbol parameters __asm__(#symbol);                                            \
-    HOOK_EXPORT result wrap_##symbol parameters
+/* After a wrapper of libc's function: exports wrap_free as free. In C the wrapper has a name of its own: what calls free calls libc's,
+ * through the table of the linker, also inside the library. */
+#define HOOK_LIBC(symbol)                                                                                    \
+    HOOK_EXPORT extern __typeof__(wrap_##symbol) export_##symbol __asm__(#symbol)                            \
+        __attribute__((alias("wrap_" #symbol)))
 /* Thread-local state that needs no allocation when a thread first touches it. */
 #define HOOK_THREAD_LOCAL static __thread __attribute__((tls_model("initial-exec")))
 

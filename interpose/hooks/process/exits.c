@@ -31,7 +31,7 @@ static pid_t wait_directly(pid_t pid, int *status, int flags, struct rusage *usa
 }
 
 #define WAIT_CALL(symbol, id, parameters, arguments, directly)                                               \
-    HOOK_LIBC(pid_t, symbol, parameters) {                                                                   \
+    pid_t wrap_##symbol parameters {                                                                         \
         int own = 0;                                                                                         \
         if (!status)                                                                                         \
             status = &own;                                                                                   \
@@ -39,7 +39,8 @@ static pid_t wait_directly(pid_t pid, int *status, int flags, struct rusage *usa
         pid_t pid_found = real ? real arguments : wait_directly directly;                                    \
         note_child(pid_found, *status);                                                                      \
         return pid_found;                                                                                    \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 /* libc's headers have names of their own for these parameters. */
 /* NOLINTBEGIN(readability-inconsistent-declaration-parameter-name) */
 WAIT_CALL(wait, WAIT, (int *status), (status), (-1, status, 0, NULL))
@@ -51,7 +52,7 @@ WAIT_CALL(wait4, WAIT4, (pid_t pid, int *status, int flags, struct rusage *usage
           (pid, status, flags, usage), (pid, status, flags, usage))
 
 /* With WNOWAIT the child can be waited for again. */
-HOOK_LIBC(int, waitid, (idtype_t type, id_t id, siginfo_t *info, int flags)) {
+int wrap_waitid(idtype_t type, id_t id, siginfo_t *info, int flags) {
     int (*real)(idtype_t, id_t, siginfo_t *, int) = hooks_next(HOOK_WAITID);
     int result = real ? real(type, id, info, flags) : (int)syscall(SYS_waitid, type, id, info, flags, NULL);
     if (result == 0 && info && !(flags & WNOWAIT) && info->si_pid > 0 &&
@@ -59,14 +60,16 @@ HOOK_LIBC(int, waitid, (idtype_t type, id_t id, siginfo_t *info, int flags)) {
         note_signal(info->si_pid, info->si_status);
     return result;
 }
+HOOK_LIBC(waitid);
 /* NOLINTEND(readability-inconsistent-declaration-parameter-name) */
 
 /* As libc's: all threads end. */
 #define EXIT_CALL(symbol)                                                                                    \
-    HOOK_LIBC(void, symbol, (int status)) {                                                                  \
+    void wrap_##symbol(int status) {                                                                         \
         trace_exit(status & 0xff);                                                                           \
         for (;;)                                                                                             \
             syscall(SYS_exit_group, status);                                                                 \
-    }
+    }                                                                                                        \
+    HOOK_LIBC(symbol);
 EXIT_CALL(_exit)
 EXIT_CALL(_Exit)

@@ -96,10 +96,11 @@ static int torch_alloc(void **out, size_t alignment, size_t size) {
     return error;
 }
 
-HOOK_LIBC(int, posix_memalign, (void **out, size_t alignment, size_t size)) {
+int wrap_posix_memalign(void **out, size_t alignment, size_t size) {
     return caller_is_c10(__builtin_return_address(0)) ? torch_alloc(out, alignment, size)
                                                       : next_alloc(out, alignment, size);
 }
+HOOK_LIBC(posix_memalign);
 
 /* A save may still need the bytes of a block that another allocator is about to write to or give back. */
 static void foreign_announce(void *block) {
@@ -111,7 +112,7 @@ static void foreign_announce(void *block) {
         held_before_replacing(block, bytes);
 }
 
-HOOK_LIBC(void, free, (void *block)) {
+void wrap_free(void *block) {
     if (arena_owns(block)) {
         int saved_errno = errno;
         size_t held = held_any() ? arena_block_size(block) : 0;
@@ -124,6 +125,7 @@ HOOK_LIBC(void, free, (void *block)) {
     foreign_announce(block);
     __atomic_load_n(&free_next, __ATOMIC_RELAXED)(block);
 }
+HOOK_LIBC(free);
 
 /* Moves a block of `held` bytes, which no other allocator knows, to the next allocator. */
 static void *block_move(void *block, size_t held, size_t size) {
@@ -136,7 +138,7 @@ static void *block_move(void *block, size_t held, size_t size) {
     return copy;
 }
 
-HOOK_LIBC(void *, realloc, (void *block, size_t size)) {
+void *wrap_realloc(void *block, size_t size) {
     if (block && arena_owns(block)) {
         if (size)
             return block_move(block, arena_block_size(block), size);
@@ -151,10 +153,12 @@ HOOK_LIBC(void *, realloc, (void *block, size_t size)) {
         return real(block, size);
     return block ? NULL : early_alloc(16, size);
 }
+HOOK_LIBC(realloc);
 
-HOOK_LIBC(size_t, malloc_usable_size, (void *block)) {
+size_t wrap_malloc_usable_size(void *block) {
     if (arena_owns(block))
         return arena_block_size(block);
     size_t (*real)(void *) = early_owns(block) ? NULL : hooks_next(HOOK_MALLOC_USABLE_SIZE);
     return real ? real(block) : 0;
 }
+HOOK_LIBC(malloc_usable_size);
