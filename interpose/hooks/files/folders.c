@@ -17,21 +17,21 @@
 
 /* What opendir returns for a directory that is visible in several layers, or may be before it is read. libc's own begins with a descriptor and a
  * lock, never with these bytes. */
-typedef struct folder_stream {
+typedef struct stream {
     uint64_t sign[2];
     files_listing *names;
     int folder;
-} folder_stream;
+} stream;
 
 static const uint64_t sign[2] = {0x9d1f6a3bc25e8074u, 0x61b4e07f38ad92c5u};
 
-static folder_stream *folder_stream_of(DIR *dir) {
-    return dir && memcmp(dir, sign, sizeof sign) == 0 ? (folder_stream *)dir : NULL;
+static stream *stream_of(DIR *dir) {
+    return dir && memcmp(dir, sign, sizeof sign) == 0 ? (stream *)dir : NULL;
 }
 
 /* `folder`: a descriptor of the directory, which the stream owns from now on. */
-static DIR *folder_stream_open(const files_found *found, int folder) {
-    folder_stream *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+static DIR *stream_open(const files_found *found, int folder) {
+    stream *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED)
         return NULL;
     s->names = files_listing_open(found);
@@ -68,7 +68,7 @@ static __attribute__((noinline)) DIR *opendir_diverted(const char *path) {
     int folder = (int)syscall(SYS_openat, AT_FDCWD, place, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0)
         return NULL;
-    DIR *dir = folder_stream_open(&found, folder);
+    DIR *dir = stream_open(&found, folder);
     if (!dir)
         close(folder);
     return dir;
@@ -84,7 +84,7 @@ static __attribute__((noinline)) DIR *fdopendir_diverted(int folder) {
     files_found found;
     if (files_now == FILES_NOTE || files_find(folder, ".", true, &found) != 0 || !is_merged(&found))
         return REAL(fdopendir)(folder);
-    return folder_stream_open(&found, folder);
+    return stream_open(&found, folder);
 }
 
 DIR *wrap_fdopendir(int folder) {
@@ -94,42 +94,42 @@ DIR *wrap_fdopendir(int folder) {
 HOOK_LIBC(fdopendir);
 
 /* Streams may outlive what opened them: what follows looks at each. */
-#define STREAM(dir) (__builtin_expect(files_now != FILES_PRIVATE, 1) ? NULL : folder_stream_of(dir))
+#define STREAM(dir) (__builtin_expect(files_now != FILES_PRIVATE, 1) ? NULL : stream_of(dir))
 
 struct dirent *wrap_readdir(DIR *dir) {
-    folder_stream *s = STREAM(dir);
+    stream *s = STREAM(dir);
     return s ? files_listing_next(s->names) : REAL(readdir)(dir);
 }
 HOOK_LIBC(readdir);
 
 struct dirent64 *wrap_readdir64(DIR *dir) {
-    folder_stream *s = STREAM(dir);
+    stream *s = STREAM(dir);
     return s ? files_listing_next(s->names) : REAL(readdir64)(dir);
 }
 HOOK_LIBC(readdir64);
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-static int copy_next(folder_stream *s, struct dirent64 *entry, struct dirent64 **out) {
+static int copy_next(stream *s, struct dirent64 *entry, struct dirent64 **out) {
     struct dirent64 *next = files_listing_next(s->names);
     *out = next ? memcpy(entry, next, next->d_reclen < sizeof *entry ? next->d_reclen : sizeof *entry) : NULL;
     return 0;
 }
 
 int wrap_readdir_r(DIR *dir, struct dirent *entry, struct dirent **out) {
-    folder_stream *s = STREAM(dir);
+    stream *s = STREAM(dir);
     return s ? copy_next(s, (struct dirent64 *)entry, (struct dirent64 **)out)
              : REAL(readdir_r)(dir, entry, out);
 }
 HOOK_LIBC(readdir_r);
 
 int wrap_readdir64_r(DIR *dir, struct dirent64 *entry, struct dirent64 **out) {
-    folder_stream *s = STREAM(dir);
+    stream *s = STREAM(dir);
     return s ? copy_next(s, entry, out) : REAL(readdir64_r)(dir, entry, out);
 }
 HOOK_LIBC(readdir64_r);
 
 int wrap_closedir(DIR *dir) {
-    folder_stream *s = STREAM(dir);
+    stream *s = STREAM(dir);
     if (!s)
         return REAL(closedir)(dir);
     int folder = s->folder;
@@ -140,7 +140,7 @@ int wrap_closedir(DIR *dir) {
 HOOK_LIBC(closedir);
 
 void wrap_rewinddir(DIR *dir) {
-    folder_stream *s = STREAM(dir);
+    stream *s = STREAM(dir);
     if (!s) {
         REAL(rewinddir)(dir);
         return;
@@ -158,7 +158,7 @@ void wrap_rewinddir(DIR *dir) {
 HOOK_LIBC(rewinddir);
 
 void wrap_seekdir(DIR *dir, long position) {
-    folder_stream *s = STREAM(dir);
+    stream *s = STREAM(dir);
     if (s)
         files_listing_seek(s->names, (size_t)position);
     else
@@ -167,13 +167,13 @@ void wrap_seekdir(DIR *dir, long position) {
 HOOK_LIBC(seekdir);
 
 long wrap_telldir(DIR *dir) {
-    folder_stream *s = STREAM(dir);
+    stream *s = STREAM(dir);
     return s ? (long)files_listing_position(s->names) : REAL(telldir)(dir);
 }
 HOOK_LIBC(telldir);
 
 int wrap_dirfd(DIR *dir) {
-    folder_stream *s = STREAM(dir);
+    stream *s = STREAM(dir);
     return s ? s->folder : REAL(dirfd)(dir);
 }
 HOOK_LIBC(dirfd);
