@@ -5,7 +5,7 @@
 #ifndef CASTOR_HOOKS_FILES_FILE_WRAPPERS_H
 #define CASTOR_HOOKS_FILES_FILE_WRAPPERS_H
 
-#include "checkpoint/save_queue.h"
+#include "checkpoint/pending.h"
 #include "files/overlay.h"
 #include "hooks/lookup/wrapper.h"
 
@@ -38,7 +38,7 @@ static inline bool files_is_ours(const void *caller) {
     (__builtin_expect(__atomic_load_n(&files_now, __ATOMIC_RELAXED) != FILES_OFF, 0) &&                      \
      !files_is_ours(__builtin_return_address(0)))
 
-/* In a wrapper: waits until a save in the background has written what has this name (checkpoint/save_queue.h). NULL: all that there is. */
+/* In a wrapper: waits until a save in the background has written what has this name (checkpoint/pending.h). NULL: all that there is. */
 #define FILES_AWAIT(folder, path, use)                                                                       \
     do {                                                                                                     \
         if (__builtin_expect(__atomic_load_n(&pending_now, __ATOMIC_RELAXED) != NULL, 0) &&                  \

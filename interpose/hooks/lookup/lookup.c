@@ -15,6 +15,11 @@
 
 static void (*const wrappers[HOOK_COUNT])(void) = {
 #define HOOK(layer, mode, result, id, ...) [HOOK_##id] = wrap_##id,
+#include "hooks/table/cublas.def"
+#include "hooks/table/cuda_driver.def"
+#include "hooks/table/cuda_lookup.def"
+#include "hooks/table/cuda_runtime.def"
+#include "hooks/table/nccl.def"
 #undef HOOK
 };
 
@@ -28,6 +33,7 @@ static const struct driver_row {
 #define DRIVER(version, function, symbol, ...) {#function, version, false, HOOK_##symbol},
 #define DRIVER_PER_THREAD(version, function, symbol, variant, ...)                                           \
     {#function, version, true, HOOK_##symbol##variant},
+#include "hooks/table/cuda_driver.def"
     {"cuGetProcAddress", 11030, false, HOOK_cuGetProcAddress},
     {"cuGetProcAddress", 12000, false, HOOK_cuGetProcAddress_v2},
     {"cuGetExportTable", 3000, false, HOOK_cuGetExportTable},

@@ -13,6 +13,7 @@
 
 extern "C" {
 #include "checkpoint/hold.h"
+#include "checkpoint/pending.h"
 #include "checkpoint/save_queue.h"
 #include "checkpoint/verify.h"
 #include "checkpoint/checksum.h"
