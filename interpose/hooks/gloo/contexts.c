@@ -475,7 +475,7 @@ static void gloo_contexts_tested(gloo_shared context) {
     watched.tested = context;
 }
 
-static castor_status bind(node_group *group, gloo_across *across) {
+static castor_status contexts_bind(node_group *group, gloo_across *across) {
     if (watched.count == 0 || watched.count > WATCHED_MAX)
         return error_set(CASTOR_ERR_ARGUMENT, "a process group with %u contexts", watched.count);
     uint32_t made = 0;
@@ -500,7 +500,7 @@ static castor_status bind(node_group *group, gloo_across *across) {
 }
 
 castor_status gloo_contexts_bind(node_group *group) {
-    return bind(group, NULL);
+    return contexts_bind(group, NULL);
 }
 
 castor_status gloo_contexts_bind_across(node_group *group, int rank, const int32_t *place, int world,
@@ -508,15 +508,13 @@ castor_status gloo_contexts_bind_across(node_group *group, int rank, const int32
     if (watched.count != 1)
         return error_set(CASTOR_ERR_ARGUMENT, "a process group with %u contexts", watched.count);
     gloo_across *across = gloo_across_new(group, leaders, rank, place, world);
-    castor_status status =
-        across ? CASTOR_OK : error_set(CASTOR_ERR_MEMORY, "no memory for a group's places");
-    if (status == CASTOR_OK) {
-        across->owner = owner;
-        status = bind(group, across);
-    }
+    if (!across)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for a group's places");
+    across->owner = owner;
+    castor_status status = contexts_bind(group, across);
     if (status != CASTOR_OK)
         free(across);
-    return status;
+    return status; /* NOLINT(clang-analyzer-unix.Malloc): else the table of bound contexts has it */
 }
 
 bool gloo_contexts_bound_across(const void *owner) {
