@@ -51,7 +51,7 @@ class TableTest(PreloadTest):
         with open(table, "a") as file:
             file.write(example)
         flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fexceptions"]
-        for folder, name in (("gloo", "gloo"), ("table", "table")):
+        for folder, name in (("gloo", "gloo"), ("table", "hook_table")):
             source = os.path.join(self.folder, "interpose", "hooks", folder, name + ".c")
             self.run_program(
                 os.environ.get("CC", "cc"), *flags, "-I", self.folder, "-I", self.folder + "/interpose", "-c", source, "-o", name + ".o",

@@ -20,7 +20,7 @@ class Printing(InstalledTest):
         for name in ("Makefile", "scripts/printing.mk", "tests/sim/Makefile"):
             os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
             shutil.copy(os.path.join(runner.ROOT, name), self.path(name))
-        for name in LAUNCHER + OTHERS + ["interpose/hooks/table/table"] + SIMULATED:
+        for name in LAUNCHER + OTHERS + ["interpose/hooks/table/hook_table"] + SIMULATED:
             self.write(f"{name}.c", f"int {'main' if name == LAUNCHER[0] else name.replace('/', '_')}(void) {{ return 0; }}\n")
 
     def write(self, name, text):
