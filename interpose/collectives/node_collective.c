@@ -3,9 +3,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kernels/kernels.h"
-#include "node_slots.h"
+#include "node_buffers.h"
 
-/* One operation of a group, as a rank goes through it: its own slot, and those of the others. Private to node_*.c. */
+/* One operation of a group, as a rank goes through it: its own buffer, and those of the others. Private to node_*.c. */
 typedef enum node_kind {
     NODE_ALLREDUCE = 1,
     NODE_REDUCE,
@@ -24,11 +24,11 @@ typedef struct node_operation {
     uint64_t key;
     double deadline;
     node_shape shape;
-    int first;                /* the thread's own slots: this one and the next */
-    int own;                  /* index of this rank's slot, -1: it offers nothing */
-    bool untold;              /* it has offered or read without waking anybody */
-    uint32_t cells;           /* of its offers */
-    int slot[NODE_RANKS_MAX]; /* of each other rank, -1: not seen yet */
+    int first;                  /* the thread's own buffers: this one and the next */
+    int own;                    /* index of this rank's buffer, -1: it offers nothing */
+    bool untold;                /* it has offered or read without waking anybody */
+    uint32_t cells;             /* of its offers */
+    int buffer[NODE_RANKS_MAX]; /* of each other rank, -1: not seen yet */
 } node_operation;
 
 static const char *const kind_names[] = {"",       "allreduce", "reduce",   "broadcast", "allgather",
@@ -56,7 +56,7 @@ static castor_status node_prepare(node_operation *op, node_group *g, const node_
     op->untold = false;
     op->cells = shape.kind == NODE_ALLREDUCE || shape.kind == NODE_REDUCE ? NODE_CELLS : 2 * NODE_CELLS;
     for (int rank = 0; rank < NODE_RANKS_MAX; rank++)
-        op->slot[rank] = -1;
+        op->buffer[rank] = -1;
     return CASTOR_OK;
 }
 
@@ -65,7 +65,7 @@ static void tell(node_operation *op) {
     node_notify(op->g, op->g->rank);
 }
 
-/* ---- this rank's slot ---- */
+/* ---- this rank's buffer ---- */
 
 struct own_wait {
     const node_operation *op;
@@ -76,7 +76,7 @@ struct own_wait {
 static bool has_read(void *context) {
     struct own_wait *w = context;
     const node_group *g = w->op->g;
-    return atomic_load_explicit(&node_slot_of(g, g->rank, w->index)->read[w->rank], memory_order_acquire) >=
+    return atomic_load_explicit(&node_buffer_of(g, g->rank, w->index)->read[w->rank], memory_order_acquire) >=
            w->steps;
 }
 
@@ -101,42 +101,42 @@ static bool all_have_read(const node_operation *op, int index, uint32_t steps) {
     return true;
 }
 
-/* Waits until all readers of this rank's slot have read so many steps. */
+/* Waits until all readers of this rank's buffer have read so many steps. */
 static castor_status node_readers_await(node_operation *op, uint64_t steps) {
     if (op->untold && !all_have_read(op, op->own, (uint32_t)steps))
         tell(op);
     return readers_await(op, op->own, (uint32_t)steps);
 }
 
-/* Takes one of the thread's two slots, for `reader` or for everyone else. Nobody reads it before an offer. */
-static castor_status node_slot_take(node_operation *op, int reader) {
+/* Takes one of the thread's two buffers, for `reader` or for everyone else. Nobody reads it before an offer. */
+static castor_status node_buffer_take(node_operation *op, int reader) {
     const node_group *g = op->g;
     int index = op->first;
-    bool never_used = atomic_load(&node_slot_of(g, g->rank, index)->key) == 0;
+    bool never_used = atomic_load(&node_buffer_of(g, g->rank, index)->key) == 0;
     if (!never_used && !all_have_read(op, index, NODE_DONE)) {
         index++;
-        never_used = atomic_load(&node_slot_of(g, g->rank, index)->key) == 0;
+        never_used = atomic_load(&node_buffer_of(g, g->rank, index)->key) == 0;
         castor_status status = never_used ? CASTOR_OK : readers_await(op, index, NODE_DONE);
         if (status != CASTOR_OK)
             return status;
     }
-    node_slot *slot = node_slot_of(g, g->rank, index);
-    atomic_store_explicit(&slot->key, 0, memory_order_relaxed);
-    slot->shape = op->shape;
-    atomic_store_explicit(&slot->offered, 0, memory_order_relaxed);
-    atomic_store_explicit(&slot->reduced, 0, memory_order_relaxed);
+    node_buffer *buffer = node_buffer_of(g, g->rank, index);
+    atomic_store_explicit(&buffer->key, 0, memory_order_relaxed);
+    buffer->shape = op->shape;
+    atomic_store_explicit(&buffer->offered, 0, memory_order_relaxed);
+    atomic_store_explicit(&buffer->reduced, 0, memory_order_relaxed);
     for (int rank = 0; rank < g->world; rank++)
-        atomic_store_explicit(&slot->read[rank], reader == NODE_EVERYONE || reader == rank ? 0 : NODE_DONE,
+        atomic_store_explicit(&buffer->read[rank], reader == NODE_EVERYONE || reader == rank ? 0 : NODE_DONE,
                               memory_order_relaxed);
     op->own = index;
     return CASTOR_OK;
 }
 
 static void node_offer_quietly(node_operation *op, uint64_t steps) {
-    node_slot *slot = node_slot_of(op->g, op->g->rank, op->own);
-    atomic_store_explicit(&slot->offered, (uint32_t)steps, memory_order_release);
-    if (atomic_load_explicit(&slot->key, memory_order_relaxed) == 0)
-        atomic_store_explicit(&slot->key, op->key, memory_order_release);
+    node_buffer *buffer = node_buffer_of(op->g, op->g->rank, op->own);
+    atomic_store_explicit(&buffer->offered, (uint32_t)steps, memory_order_release);
+    if (atomic_load_explicit(&buffer->key, memory_order_relaxed) == 0)
+        atomic_store_explicit(&buffer->key, op->key, memory_order_release);
     op->untold = true;
 }
 
@@ -148,7 +148,7 @@ static void node_offer(node_operation *op, uint64_t steps) {
 /* The first `steps` steps are there. node_offer_quietly wakes nobody; sleepers are woken before this rank waits, or by the next
  * node_offer or node_offer_reduced. */
 static void node_offer_reduced(node_operation *op, uint64_t steps) {
-    atomic_store_explicit(&node_slot_of(op->g, op->g->rank, op->own)->reduced, (uint32_t)steps,
+    atomic_store_explicit(&node_buffer_of(op->g, op->g->rank, op->own)->reduced, (uint32_t)steps,
                           memory_order_release);
     tell(op);
 }
@@ -158,14 +158,14 @@ static uint8_t *cell(const node_group *g, uint8_t *first, uint64_t step, uint32_
 }
 
 static uint8_t *node_own_offer(const node_operation *op, uint64_t step) {
-    return cell(op->g, node_slot_offer(op->g, op->g->rank, op->own), step, op->cells);
+    return cell(op->g, node_buffer_offer(op->g, op->g->rank, op->own), step, op->cells);
 }
 
 static uint8_t *node_own_reduced(const node_operation *op, uint64_t step) {
-    return cell(op->g, node_slot_reduced(op->g, op->g->rank, op->own), step, NODE_CELLS);
+    return cell(op->g, node_buffer_reduced(op->g, op->g->rank, op->own), step, NODE_CELLS);
 }
 
-/* ---- the slots of others ---- */
+/* ---- the buffers of others ---- */
 
 struct peer_wait {
     node_operation *op;
@@ -176,20 +176,20 @@ struct peer_wait {
 static bool is_offered(void *context) {
     struct peer_wait *w = context;
     node_operation *op = w->op;
-    int *index = &op->slot[w->rank];
-    for (int i = 0; *index < 0 && i < NODE_SLOTS; i++)
-        if (atomic_load_explicit(&node_slot_of(op->g, w->rank, i)->key, memory_order_acquire) == op->key)
+    int *index = &op->buffer[w->rank];
+    for (int i = 0; *index < 0 && i < NODE_BUFFERS; i++)
+        if (atomic_load_explicit(&node_buffer_of(op->g, w->rank, i)->key, memory_order_acquire) == op->key)
             *index = i;
     if (*index < 0)
         return false;
-    node_slot *slot = node_slot_of(op->g, w->rank, *index);
-    return atomic_load_explicit(&slot->offered, memory_order_acquire) >= w->offered &&
-           atomic_load_explicit(&slot->reduced, memory_order_acquire) >= w->reduced;
+    node_buffer *buffer = node_buffer_of(op->g, w->rank, *index);
+    return atomic_load_explicit(&buffer->offered, memory_order_acquire) >= w->offered &&
+           atomic_load_explicit(&buffer->reduced, memory_order_acquire) >= w->reduced;
 }
 
 /* Waits until `rank` has offered, and reduced, so many steps. CASTOR_ERR_MISMATCH: it called another collective. */
 static castor_status node_peer_await(node_operation *op, int rank, uint64_t offered, uint64_t reduced) {
-    bool known = op->slot[rank] >= 0;
+    bool known = op->buffer[rank] >= 0;
     struct peer_wait w = {op, rank, (uint32_t)offered, (uint32_t)reduced};
     node_wait wait = {is_offered, &w, rank, op->deadline, kind_names[op->shape.kind]};
     if (op->untold && !is_offered(&w))
@@ -197,7 +197,7 @@ static castor_status node_peer_await(node_operation *op, int rank, uint64_t offe
     castor_status status = node_wait_until(op->g, &wait);
     if (status != CASTOR_OK || known)
         return status;
-    const node_shape *theirs = &node_slot_of(op->g, rank, op->slot[rank])->shape;
+    const node_shape *theirs = &node_buffer_of(op->g, rank, op->buffer[rank])->shape;
     if (memcmp(theirs, &op->shape, sizeof *theirs) == 0)
         return CASTOR_OK;
     return node_fail(
@@ -214,17 +214,17 @@ static castor_status node_peer_await(node_operation *op, int rank, uint64_t offe
 }
 
 static const uint8_t *node_peer_offer(const node_operation *op, int rank, uint64_t step) {
-    return cell(op->g, node_slot_offer(op->g, rank, op->slot[rank]), step, op->cells);
+    return cell(op->g, node_buffer_offer(op->g, rank, op->buffer[rank]), step, op->cells);
 }
 
 /* A step's cells. */
 static const uint8_t *node_peer_reduced(const node_operation *op, int rank, uint64_t step) {
-    return cell(op->g, node_slot_reduced(op->g, rank, op->slot[rank]), step, NODE_CELLS);
+    return cell(op->g, node_buffer_reduced(op->g, rank, op->buffer[rank]), step, NODE_CELLS);
 }
 
-/* This rank has read so many steps of `rank`'s slot. Sleepers are woken before this rank waits. */
+/* This rank has read so many steps of `rank`'s buffer. Sleepers are woken before this rank waits. */
 static void node_read_tell(node_operation *op, int rank, uint64_t steps) {
-    atomic_store_explicit(&node_slot_of(op->g, rank, op->slot[rank])->read[op->g->rank], (uint32_t)steps,
+    atomic_store_explicit(&node_buffer_of(op->g, rank, op->buffer[rank])->read[op->g->rank], (uint32_t)steps,
                           memory_order_release);
     op->untold = true;
 }
@@ -232,7 +232,7 @@ static void node_read_tell(node_operation *op, int rank, uint64_t steps) {
 /* This rank has read everything that it needs. */
 static void node_read_all(node_operation *op) {
     for (int rank = 0; rank < op->g->world; rank++)
-        if (rank != op->g->rank && op->slot[rank] >= 0)
+        if (rank != op->g->rank && op->buffer[rank] >= 0)
             node_read_tell(op, rank, NODE_DONE);
     tell(op);
 }
@@ -388,7 +388,7 @@ static castor_status reduce(reduce_call *c, node_group *g, const node_call *call
     bool direct = shape.bytes * (size_t)(g->world - 1) <= DIRECT_BYTES;
     castor_status status = node_prepare(&c->op, g, call, shape);
     if (status == CASTOR_OK)
-        status = node_slot_take(&c->op, direct ? root : NODE_EVERYONE);
+        status = node_buffer_take(&c->op, direct ? root : NODE_EVERYONE);
     if (status != CASTOR_OK)
         return status;
     return direct ? reduce_direct(c) : reduce_in_parts(c);
@@ -501,7 +501,7 @@ static void step_own(const pieces *p, const void *input, void *output, uint64_t 
 static castor_status begin(node_operation *op, node_group *g, const node_call *call, node_shape shape,
                            bool offers, int reader) {
     castor_status status = node_prepare(op, g, call, shape);
-    return status == CASTOR_OK && offers ? node_slot_take(op, reader) : status;
+    return status == CASTOR_OK && offers ? node_buffer_take(op, reader) : status;
 }
 
 castor_status node_broadcast(node_group *g, const node_call *call, void *data, size_t bytes, int root) {

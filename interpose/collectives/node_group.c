@@ -1,4 +1,4 @@
-#include "node_slots.h"
+#include "node_buffers.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 
 #define POLL_SECONDS 0.1 /* between two checks whether the rank that is waited for lives */
 #define PAUSES       100 /* checks without a yield: about what a step of a running rank takes */
-#define SLOT_BYTES   ((size_t)2 * NODE_CELLS * NODE_CELL_BYTES)
+#define BUFFER_BYTES ((size_t)2 * NODE_CELLS * NODE_CELL_BYTES)
 #define PAGE         4096u
 #define MOVE_SECONDS 0.0002 /* at least, between two moves of a rank to another processor */
 
@@ -37,24 +37,24 @@ struct node_control {
     _Atomic uint32_t failed; /* 1: somebody writes `failure`, 2: it is written */
     char failure[508];
     node_rank rank[NODE_RANKS_MAX];
-    node_slot slot[]; /* [world][NODE_SLOTS] */
+    node_buffer buffer[]; /* [world][NODE_BUFFERS] */
 };
 
 static size_t control_bytes(int world) {
-    size_t bytes = sizeof(node_control) + sizeof(node_slot) * NODE_SLOTS * (size_t)world;
+    size_t bytes = sizeof(node_control) + sizeof(node_buffer) * NODE_BUFFERS * (size_t)world;
     return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-node_slot *node_slot_of(const node_group *g, int rank, int index) {
-    return &g->control->slot[rank * NODE_SLOTS + index];
+node_buffer *node_buffer_of(const node_group *g, int rank, int index) {
+    return &g->control->buffer[rank * NODE_BUFFERS + index];
 }
 
-uint8_t *node_slot_offer(const node_group *g, int rank, int index) {
-    return g->data + (size_t)(rank * NODE_SLOTS + index) * SLOT_BYTES;
+uint8_t *node_buffer_offer(const node_group *g, int rank, int index) {
+    return g->data + (size_t)(rank * NODE_BUFFERS + index) * BUFFER_BYTES;
 }
 
-uint8_t *node_slot_reduced(const node_group *g, int rank, int index) {
-    return node_slot_offer(g, rank, index) + (size_t)NODE_CELLS * NODE_CELL_BYTES;
+uint8_t *node_buffer_reduced(const node_group *g, int rank, int index) {
+    return node_buffer_offer(g, rank, index) + (size_t)NODE_CELLS * NODE_CELL_BYTES;
 }
 
 /* Where every rank has a processor, small cells stay in the caches; else large ones give each rank longer turns. */
@@ -103,7 +103,7 @@ castor_status node_group_open(const char *token, const char *name, int rank, int
     g->pauses = pauses_for(world);
     for (int peer = 0; peer < world; peer++)
         g->called[peer] = peer;
-    g->bytes = control_bytes(world) + SLOT_BYTES * NODE_SLOTS * (size_t)world;
+    g->bytes = control_bytes(world) + BUFFER_BYTES * NODE_BUFFERS * (size_t)world;
     if (rank == 0 && (fd = memory_file(g->bytes)) < 0) {
         status = error_set(CASTOR_ERR_SYSTEM, "cannot make a group's memory file (errno %d)", errno);
         goto fail;

@@ -1,13 +1,13 @@
 /* The memory through which the ranks of one process group on one node move the data of their collectives.
  *
  * Vocabulary
- *   slot   where a thread of a rank offers the data of one operation. Only its owner writes it, except for acknowledgements
+ *   buffer   where a thread of a rank offers the data of one operation. Only its owner writes it, except for acknowledgements
  *   key    identifies an operation of the group, on all ranks
- *   cell   a part of a slot's data; a larger operation goes through the slot's cells in turn
+ *   cell   a part of a buffer's data; a larger operation goes through the buffer's cells in turn
  *   step   counts the cells of an operation that its owner has offered
  *
- * A rank offers data in a slot of its own under the operation's key; the others search that key among its slots. So ranks may be
- * in different operations at the same time, in any order. A slot is reused when all its readers have acknowledged: a thread
+ * A rank offers data in a buffer of its own under the operation's key; the others search that key among its buffers. So ranks may be
+ * in different operations at the same time, in any order. A buffer is reused when all its readers have acknowledged: a thread
  * waits at most for ranks that are still in an operation that it has left, never for another thread of its own rank.
  *
  * Every wait ends: with its condition; when the rank that is waited for died or left (within a fraction of a second); or

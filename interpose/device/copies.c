@@ -11,19 +11,19 @@ typedef struct open_copy {
 } open_copy;
 
 /* Those of a kind that are not found done, in their order. */
-typedef struct lane {
+typedef struct track {
     open_copy ring[COPIES_MAX];
     uint32_t first, count;
     uint64_t done_ns; /* when the last one was found done */
-} lane;
+} track;
 
 struct copies {
-    pthread_mutex_t lock; /* of the lanes */
+    pthread_mutex_t lock; /* of the tracks */
     device_driver driver;
     int device;
-    _Atomic uint32_t open; /* in all lanes */
+    _Atomic uint32_t open; /* in all tracks */
     _Atomic uint64_t looked_ns;
-    lane lanes[COPY_KIND_COUNT];
+    track tracks[COPY_KIND_COUNT];
 };
 
 copies *copies_create(const device_driver *driver, int device) {
@@ -44,18 +44,18 @@ void copies_destroy(copies *c) {
         return;
     for (int kind = 0; kind < COPY_KIND_COUNT; kind++)
         for (uint32_t i = 0; i < COPIES_MAX; i++)
-            if (c->lanes[kind].ring[i].made)
-                c->driver.event_end(c->driver.context, c->lanes[kind].ring[i].event);
+            if (c->tracks[kind].ring[i].made)
+                c->driver.event_end(c->driver.context, c->tracks[kind].ring[i].event);
     pthread_mutex_destroy(&c->lock);
     munmap(c, sizeof *c);
 }
 
-static open_copy *copy_at(lane *l, uint32_t number) {
+static open_copy *copy_at(track *l, uint32_t number) {
     return &l->ring[(l->first + number) % COPIES_MAX];
 }
 
-/* The first `count` of a lane are done. */
-static void records_write(const copies *c, copy_kind kind, lane *l, uint32_t count, uint64_t now_ns) {
+/* The first `count` of a track are done. */
+static void records_write(const copies *c, copy_kind kind, track *l, uint32_t count, uint64_t now_ns) {
     uint64_t all = 0, passed = 0, end_ns = l->done_ns;
     for (uint32_t i = 0; i < count; i++)
         all += copy_at(l, i)->bytes;
@@ -73,8 +73,8 @@ static void records_write(const copies *c, copy_kind kind, lane *l, uint32_t cou
     l->done_ns = end_ns;
 }
 
-static void lane_look(copies *c, copy_kind kind) {
-    lane *l = &c->lanes[kind];
+static void track_look(copies *c, copy_kind kind) {
+    track *l = &c->tracks[kind];
     uint32_t done = 0;
     while (done < l->count && c->driver.event_done(c->driver.context, copy_at(l, done)->event))
         done++;
@@ -95,7 +95,7 @@ void copies_look(copies *c, bool now) {
     atomic_store_explicit(&c->looked_ns, now_ns, memory_order_relaxed);
     pthread_mutex_lock(&c->lock);
     for (int kind = 0; kind < COPY_KIND_COUNT; kind++)
-        lane_look(c, kind);
+        track_look(c, kind);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -105,9 +105,9 @@ void copies_note(copies *c, copy_kind kind, uint64_t bytes, uint64_t stream) {
     const device_driver *d = &c->driver;
     copies_look(c, false);
     pthread_mutex_lock(&c->lock);
-    lane *l = &c->lanes[kind];
+    track *l = &c->tracks[kind];
     if (l->count == COPIES_MAX)
-        lane_look(c, kind);
+        track_look(c, kind);
     open_copy *copy = l->count < COPIES_MAX ? copy_at(l, l->count) : NULL;
     if (copy && !copy->made)
         copy->made = d->event_make(d->context, c->device, &copy->event) == CASTOR_OK;

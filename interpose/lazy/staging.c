@@ -30,17 +30,17 @@
  *
  * Vocabulary
  *   area     two memory files, the index and the bytes; the first process that needs it makes it
- *   slot     room for one piece in the bytes, at slot * STAGING_PIECE_BYTES
+ *   place     room for one piece in the bytes, at place * STAGING_PIECE_BYTES
  *   piece    up to STAGING_PIECE_BYTES of a parameter's block; looked up by its contents alone
- *   holder   a process that maps a slot; it counts once for each mapping
+ *   holder   a process that maps a place; it counts once for each mapping
  *
  * Invariants
- *   - the bytes of a slot never change from the moment that another process can find it until its last holder has
+ *   - the bytes of a place never change from the moment that another process can find it until its last holder has
  *     released it. Where a holder has forked, they never change: the child's views show them too
  *   - two pieces are one only after all their bytes were compared
  */
 #define STAGING_PIECE_BYTES (2ul << 20)
-#define STAGING_NO_SLOT     UINT32_MAX
+#define STAGING_NO_PLACE    UINT32_MAX
 
 struct staging_shared;
 typedef struct staging_index {
@@ -51,7 +51,7 @@ typedef struct staging_index {
         gave_up_at; /* bytes that others had found when the last wait for them failed; UINT64_MAX: none did */
 } staging_index;
 
-#define SLOTS         (1u << 19) /* of the bytes' file, 1 TiB; sparse */
+#define PLACES        (1u << 19) /* of the bytes' file, 1 TiB; sparse */
 #define CHAINS        (1u << 16)
 #define MEMBERS       256u
 #define LOOK_NS       100000l
@@ -61,9 +61,9 @@ typedef struct staging_index {
 #define LEAD_BYTES       (32ul << 20)
 #define PATIENCE_SECONDS 0.5
 
-enum slot_state { SLOT_FREE, SLOT_WRITING, SLOT_READY };
+enum place_state { PLACE_FREE, PLACE_WRITING, PLACE_READY };
 
-struct slot {
+struct place {
     uint64_t hash;
     uint32_t bytes, next; /* next: in its chain, or of the free ones; index + 1 */
     uint32_t holders, state;
@@ -74,15 +74,15 @@ struct slot {
 struct staging_shared {
     pthread_mutex_t lock; /* robust; guards all below but the atomic words */
     bool broken; /* a process ended while it held the lock: nothing is looked up or given back any more */
-    uint32_t slot_count, free_first;
+    uint32_t place_count, free_first;
     _Atomic uint32_t members;
     _Atomic uint64_t held_bytes;
     _Atomic uint64_t progress; /* bytes that any member has looked up */
     struct member {
         _Atomic uint64_t found_bytes, made_bytes, alone_bytes; /* alone: made, and found by nobody yet */
-    } member[MEMBERS + 1]; /* the last one: of those for whom there was no place */
+    } member[MEMBERS + 1]; /* the last one: of those for whom there was no room */
     uint32_t chain[CHAINS];
-    struct slot slots[SLOTS];
+    struct place places[PLACES];
 };
 
 static int sparse_file(const char *name, uint64_t bytes) {
@@ -96,7 +96,7 @@ static int sparse_file(const char *name, uint64_t bytes) {
 
 bool staging_index_make(int fds[2]) {
     fds[0] = sparse_file("castor-staging-index", sizeof(struct staging_shared));
-    fds[1] = sparse_file("castor-staging", SLOTS * STAGING_PIECE_BYTES);
+    fds[1] = sparse_file("castor-staging", PLACES * STAGING_PIECE_BYTES);
     struct staging_shared *shared = MAP_FAILED;
     if (fds[0] >= 0 && fds[1] >= 0)
         shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
@@ -163,23 +163,23 @@ static uint64_t hash(const void *contents, size_t bytes) {
     return sum[0] ^ (sum[0] >> 32);
 }
 
-static uint64_t slot_offset(uint32_t slot) {
-    return slot * (uint64_t)STAGING_PIECE_BYTES;
+static uint64_t place_offset(uint32_t place) {
+    return place * (uint64_t)STAGING_PIECE_BYTES;
 }
 
-static bool slot_write(const staging_index *index, uint32_t slot, const char *contents, size_t bytes) {
-    return file_bytes_write(index->bytes_fd, contents, bytes, slot_offset(slot)) == 0;
+static bool place_write(const staging_index *index, uint32_t place, const char *contents, size_t bytes) {
+    return file_bytes_write(index->bytes_fd, contents, bytes, place_offset(place)) == 0;
 }
 
-static bool staging_index_read(const staging_index *index, uint32_t slot, void *out, size_t bytes) {
-    return file_bytes_read(index->bytes_fd, out, bytes, slot_offset(slot)) == 0;
+static bool staging_index_read(const staging_index *index, uint32_t place, void *out, size_t bytes) {
+    return file_bytes_read(index->bytes_fd, out, bytes, place_offset(place)) == 0;
 }
 
-static bool slot_equals(const staging_index *index, uint32_t slot, const char *contents, size_t bytes) {
+static bool place_equals(const staging_index *index, uint32_t place, const char *contents, size_t bytes) {
     char part[32768];
     for (size_t at = 0; at < bytes;) {
         size_t size = bytes - at < sizeof part ? bytes - at : sizeof part;
-        if (file_bytes_read(index->bytes_fd, part, size, slot_offset(slot) + at) != 0 ||
+        if (file_bytes_read(index->bytes_fd, part, size, place_offset(place) + at) != 0 ||
             memcmp(part, contents + at, size) != 0)
             return false;
         at += size;
@@ -193,75 +193,75 @@ static uint32_t *chain_of(struct staging_shared *shared, uint64_t h) {
     return &shared->chain[h % CHAINS];
 }
 
-static void chain_remove(struct staging_shared *shared, uint32_t slot) {
-    uint32_t *at = chain_of(shared, shared->slots[slot].hash);
-    while (*at && *at != slot + 1)
-        at = &shared->slots[*at - 1].next;
+static void chain_remove(struct staging_shared *shared, uint32_t place) {
+    uint32_t *at = chain_of(shared, shared->places[place].hash);
+    while (*at && *at != place + 1)
+        at = &shared->places[*at - 1].next;
     if (*at)
-        *at = shared->slots[slot].next;
+        *at = shared->places[place].next;
 }
 
 /* Another process has found it, or nobody holds it any more. */
-static void alone_end(struct staging_shared *shared, struct slot *s) {
+static void alone_end(struct staging_shared *shared, struct place *s) {
     if (s->maker == MEMBERS)
         return;
     atomic_fetch_sub(&shared->member[s->maker].alone_bytes, s->bytes);
     s->maker = MEMBERS;
 }
 
-static void slot_give_back(const staging_index *index, uint32_t slot) {
+static void place_give_back(const staging_index *index, uint32_t place) {
     struct staging_shared *shared = index->shared;
-    struct slot *s = &shared->slots[slot];
-    chain_remove(shared, slot);
-    fallocate(index->bytes_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)slot_offset(slot),
+    struct place *s = &shared->places[place];
+    chain_remove(shared, place);
+    fallocate(index->bytes_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)place_offset(place),
               STAGING_PIECE_BYTES);
     atomic_fetch_sub(&shared->held_bytes, s->bytes);
     alone_end(shared, s);
-    *s = (struct slot){.next = shared->free_first, .state = SLOT_FREE};
-    shared->free_first = slot + 1;
+    *s = (struct place){.next = shared->free_first, .state = PLACE_FREE};
+    shared->free_first = place + 1;
 }
 
-static uint32_t slot_take(const staging_index *index, uint64_t h, size_t bytes) {
+static uint32_t place_take(const staging_index *index, uint64_t h, size_t bytes) {
     struct staging_shared *shared = index->shared;
-    uint32_t slot = STAGING_NO_SLOT;
-    if (shared->slot_count <
-        SLOTS) { /* in order, so that neighbours in a block are neighbours here: one mapping */
-        slot = shared->slot_count++;
+    uint32_t place = STAGING_NO_PLACE;
+    if (shared->place_count <
+        PLACES) { /* in order, so that neighbours in a block are neighbours here: one mapping */
+        place = shared->place_count++;
     } else if (shared->free_first) {
-        slot = shared->free_first - 1;
-        shared->free_first = shared->slots[slot].next;
+        place = shared->free_first - 1;
+        shared->free_first = shared->places[place].next;
     } else {
-        return STAGING_NO_SLOT;
+        return STAGING_NO_PLACE;
     }
     uint32_t *chain = chain_of(shared, h);
-    shared->slots[slot] = (struct slot){h, (uint32_t)bytes, *chain, 1, SLOT_WRITING, index->member, 0};
-    *chain = slot + 1;
+    shared->places[place] = (struct place){h, (uint32_t)bytes, *chain, 1, PLACE_WRITING, index->member, 0};
+    *chain = place + 1;
     atomic_fetch_add(&shared->held_bytes, bytes);
     atomic_fetch_add(&shared->member[index->member].alone_bytes, bytes);
-    return slot;
+    return place;
 }
 
-/* The slot with this hash; it stays, because this process counts as a holder. STAGING_NO_SLOT: there is none. */
-static uint32_t slot_find(struct staging_shared *shared, uint64_t h, size_t bytes) {
-    for (uint32_t at = *chain_of(shared, h); at; at = shared->slots[at - 1].next) {
-        struct slot *s = &shared->slots[at - 1];
+/* The place with this hash; it stays, because this process counts as a holder. STAGING_NO_PLACE: there is none. */
+static uint32_t place_find(struct staging_shared *shared, uint64_t h, size_t bytes) {
+    for (uint32_t at = *chain_of(shared, h); at; at = shared->places[at - 1].next) {
+        struct place *s = &shared->places[at - 1];
         if (s->hash != h || s->bytes != bytes)
             continue;
         s->holders++;
         return at - 1;
     }
-    return STAGING_NO_SLOT;
+    return STAGING_NO_PLACE;
 }
 
 /* ---- */
 
 /* Whether its contents are there. The other process may have ended in the middle. */
-static bool await_written(struct staging_shared *shared, uint32_t slot) {
+static bool await_written(struct staging_shared *shared, uint32_t place) {
     double until = clock_seconds() + WRITE_SECONDS;
     for (;;) {
         if (!area_lock(shared))
             return false;
-        bool ready = shared->slots[slot].state == SLOT_READY;
+        bool ready = shared->places[place].state == PLACE_READY;
         pthread_mutex_unlock(&shared->lock);
         if (ready)
             return true;
@@ -271,70 +271,70 @@ static bool await_written(struct staging_shared *shared, uint32_t slot) {
     }
 }
 
-/* The contents of a slot that this process holds. */
-static void staging_index_release(const staging_index *index, uint32_t slot) {
+/* The contents of a place that this process holds. */
+static void staging_index_release(const staging_index *index, uint32_t place) {
     struct staging_shared *shared = index->shared;
     if (!area_lock(shared))
         return;
-    struct slot *s = &shared->slots[slot];
+    struct place *s = &shared->places[place];
     if (--s->holders == 0 && !s->pinned)
-        slot_give_back(index, slot);
+        place_give_back(index, place);
     pthread_mutex_unlock(&shared->lock);
 }
 
 /* Its bytes stay until the end of the job. */
-static void staging_index_pin(const staging_index *index, uint32_t slot) {
+static void staging_index_pin(const staging_index *index, uint32_t place) {
     if (!area_lock(index->shared))
         return;
-    index->shared->slots[slot].pinned = 1;
+    index->shared->places[place].pinned = 1;
     pthread_mutex_unlock(&index->shared->lock);
 }
 
-static uint32_t found(const staging_index *index, uint32_t slot, const void *contents, size_t bytes) {
+static uint32_t found(const staging_index *index, uint32_t place, const void *contents, size_t bytes) {
     struct staging_shared *shared = index->shared;
-    if (!await_written(shared, slot) || !slot_equals(index, slot, contents, bytes) || !area_lock(shared)) {
-        staging_index_release(index, slot);
-        return STAGING_NO_SLOT;
+    if (!await_written(shared, place) || !place_equals(index, place, contents, bytes) || !area_lock(shared)) {
+        staging_index_release(index, place);
+        return STAGING_NO_PLACE;
     }
-    struct slot *s = &shared->slots[slot];
+    struct place *s = &shared->places[place];
     if (s->maker != index->member)
         alone_end(shared, s);
     pthread_mutex_unlock(&shared->lock);
     atomic_fetch_add(&shared->member[index->member].found_bytes, bytes);
-    return slot;
+    return place;
 }
 
-/* This process becomes a holder of the slot with these contents, an existing or a new one. STAGING_NO_SLOT: there is no memory,
+/* This process becomes a holder of the place with these contents, an existing or a new one. STAGING_NO_PLACE: there is no memory,
  * or another process takes too long to write the same contents. */
 static uint32_t staging_index_acquire(const staging_index *index, const void *contents, size_t bytes) {
     struct staging_shared *shared = index->shared;
     uint64_t h = hash(contents, bytes);
     atomic_fetch_add(&shared->progress, bytes);
     if (!area_lock(shared))
-        return STAGING_NO_SLOT;
-    uint32_t slot = slot_find(shared, h, bytes);
-    if (slot != STAGING_NO_SLOT) {
+        return STAGING_NO_PLACE;
+    uint32_t place = place_find(shared, h, bytes);
+    if (place != STAGING_NO_PLACE) {
         pthread_mutex_unlock(&shared->lock);
-        return found(index, slot, contents, bytes);
+        return found(index, place, contents, bytes);
     }
-    slot = slot_take(index, h, bytes);
+    place = place_take(index, h, bytes);
     pthread_mutex_unlock(&shared->lock);
-    if (slot == STAGING_NO_SLOT)
-        return slot;
-    bool written = slot_write(index, slot, contents, bytes);
+    if (place == STAGING_NO_PLACE)
+        return place;
+    bool written = place_write(index, place, contents, bytes);
     if (!area_lock(shared))
-        return STAGING_NO_SLOT;
-    struct slot *s = &shared->slots[slot];
+        return STAGING_NO_PLACE;
+    struct place *s = &shared->places[place];
     if (written) {
-        s->state = SLOT_READY;
+        s->state = PLACE_READY;
         atomic_fetch_add(&shared->member[index->member].made_bytes, bytes);
     } else {
-        chain_remove(shared, slot);
+        chain_remove(shared, place);
         if (--s->holders == 0) /* others may wait for it yet: the last of them gives it back */
-            slot_give_back(index, slot);
+            place_give_back(index, place);
     }
     pthread_mutex_unlock(&shared->lock);
-    return written ? slot : STAGING_NO_SLOT;
+    return written ? place : STAGING_NO_PLACE;
 }
 
 /* Waits while the other processes have yet to find many of the pieces that this process was the first to add: until then they
@@ -497,7 +497,7 @@ struct staging_block {
     char *address;
     size_t bytes;
     uint32_t pieces;
-    uint32_t *slot;      /* by piece; STAGING_NO_SLOT: the pages are this process's own */
+    uint32_t *place;     /* by piece; STAGING_NO_PLACE: the pages are this process's own */
     staging_block *next; /* in its bucket, or of the freed ones */
 };
 
@@ -553,11 +553,11 @@ static void block_remove(staging_block *block) {
 
 static void slots_leave(staging_block *block) {
     for (uint32_t piece = 0; piece < block->pieces; piece++) {
-        if (block->slot[piece] == STAGING_NO_SLOT)
+        if (block->place[piece] == STAGING_NO_PLACE)
             continue;
         if (!atomic_load(&detached))
-            staging_index_release(&area, block->slot[piece]);
-        block->slot[piece] = STAGING_NO_SLOT;
+            staging_index_release(&area, block->place[piece]);
+        block->place[piece] = STAGING_NO_PLACE;
         piece_count--;
     }
 }
@@ -570,7 +570,7 @@ static void block_retire(staging_block *block) {
 static void freed_give_back(void) {
     for (staging_block *block; (block = freed) != NULL;) {
         freed = block->next;
-        free(block->slot);
+        free(block->place);
         free(block);
     }
 }
@@ -604,13 +604,13 @@ static staging_block *block_make(void *address) {
     *block = (staging_block){.address = address,
                              .bytes = bytes,
                              .pieces = (uint32_t)((bytes + STAGING_PIECE_BYTES - 1) / STAGING_PIECE_BYTES)};
-    block->slot = malloc(block->pieces * sizeof *block->slot);
-    if (!block->slot || arena_adopt(address, on_block_freed, block) != CASTOR_OK) {
-        free(block->slot);
+    block->place = malloc(block->pieces * sizeof *block->place);
+    if (!block->place || arena_adopt(address, on_block_freed, block) != CASTOR_OK) {
+        free(block->place);
         free(block);
         return NULL;
     }
-    memset(block->slot, 0xff, block->pieces * sizeof *block->slot); /* STAGING_NO_SLOT */
+    memset(block->place, 0xff, block->pieces * sizeof *block->place); /* STAGING_NO_PLACE */
     block->next = *bucket_of(address);
     *bucket_of(address) = block;
     block_count++;
@@ -622,11 +622,11 @@ static bool mostly_edited(char *start, size_t bytes) {
 }
 
 /* The staging area's pages could not be mapped over it, and the system may have taken away what was there. */
-static void piece_restore(char *start, size_t bytes, uint32_t slot) {
+static void piece_restore(char *start, size_t bytes, uint32_t place) {
     unsigned char present[STAGING_PIECE_BYTES / PAGE_BYTES];
     if (mincore(start, bytes, present) == 0)
         return; /* it has not */
-    if (pages_map_zero(start, bytes) != CASTOR_OK || !staging_index_read(&area, slot, start, bytes))
+    if (pages_map_zero(start, bytes) != CASTOR_OK || !staging_index_read(&area, place, start, bytes))
         LOG_E("the memory of a parameter at %p is lost: %s", (void *)start, error_text());
 }
 
@@ -634,22 +634,22 @@ static void piece_restore(char *start, size_t bytes, uint32_t slot) {
 static size_t piece_sweep(staging_block *block, uint32_t piece) {
     char *start = block->address + piece * STAGING_PIECE_BYTES;
     size_t bytes = piece_bytes(block, piece);
-    uint32_t before = block->slot[piece];
-    if (!mostly_edited(start, bytes) || (before == STAGING_NO_SLOT && piece_count >= PIECES_MAX))
+    uint32_t before = block->place[piece];
+    if (!mostly_edited(start, bytes) || (before == STAGING_NO_PLACE && piece_count >= PIECES_MAX))
         return 0;
-    uint32_t slot = staging_index_acquire(&area, start, bytes);
-    if (slot == STAGING_NO_SLOT)
+    uint32_t place = staging_index_acquire(&area, start, bytes);
+    if (place == STAGING_NO_PLACE)
         return 0;
-    if (pages_map_view(area.bytes_fd, slot * STAGING_PIECE_BYTES, bytes, start, NULL) != CASTOR_OK) {
-        piece_restore(start, bytes, slot);
-        staging_index_release(&area, slot);
-        slot = STAGING_NO_SLOT;
+    if (pages_map_view(area.bytes_fd, place * STAGING_PIECE_BYTES, bytes, start, NULL) != CASTOR_OK) {
+        piece_restore(start, bytes, place);
+        staging_index_release(&area, place);
+        place = STAGING_NO_PLACE;
     }
-    if (before != STAGING_NO_SLOT)
+    if (before != STAGING_NO_PLACE)
         staging_index_release(&area, before);
-    piece_count += (slot != STAGING_NO_SLOT) - (before != STAGING_NO_SLOT);
-    block->slot[piece] = slot;
-    return slot != STAGING_NO_SLOT ? bytes : 0;
+    piece_count += (place != STAGING_NO_PLACE) - (before != STAGING_NO_PLACE);
+    block->place[piece] = place;
+    return place != STAGING_NO_PLACE ? bytes : 0;
 }
 
 uint64_t staging_sweep(void *const *blocks, uint32_t count) {
@@ -707,8 +707,8 @@ void staging_fork_prepare(void) {
     for (uint32_t bucket = 0; bucket < BUCKETS; bucket++)
         for (const staging_block *block = buckets[bucket]; block; block = block->next)
             for (uint32_t piece = 0; piece < block->pieces; piece++)
-                if (block->slot[piece] != STAGING_NO_SLOT)
-                    staging_index_pin(&area, block->slot[piece]);
+                if (block->place[piece] != STAGING_NO_PLACE)
+                    staging_index_pin(&area, block->place[piece]);
 }
 
 void staging_fork_parent(void) {

@@ -8,7 +8,7 @@
  *
  * Invariants
  *   - a sweep changes no byte that anybody can see. The caller makes sure that nobody writes the blocks meanwhile
- *   - registration replaces a block's views before this process releases their slots
+ *   - registration replaces a block's views before this process releases their places
  *
  * A forked child keeps its copy of the views and is no member. */
 #ifndef CASTOR_LAZY_STAGING_H
@@ -37,7 +37,7 @@ staging_block *staging_take_out(const void *address);
 void staging_leave(staging_block *block); /* NULL is fine */
 
 typedef struct staging_figures {
-    uint64_t held_bytes;  /* of slots that have a holder, once each */
+    uint64_t held_bytes;  /* of places that have a holder, once each */
     uint64_t found_bytes; /* of pieces that were there already, since the beginning */
     uint64_t made_bytes;  /* of pieces that were new */
 } staging_figures;

@@ -4,8 +4,8 @@
 
 #include "trace.h"
 
-/* `max_bytes` bounds the records of the whole job. */
-void recorder_start(uint64_t max_bytes);
+/* `most`: bytes of records of the whole job. */
+void recorder_start(uint64_t most);
 /* The threads so far, and their segments, are the parent's. */
 void recorder_fork_child(void);
 

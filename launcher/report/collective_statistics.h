@@ -31,9 +31,9 @@ typedef enum report_turn {
 typedef struct report_entry {
     uint64_t begin_job_ns, ns;
     uint32_t key;
-    /* Set by report_collectives_lanes. `lane`: of its process and group; entries of one lane do not overlap. `instance`: the
+    /* Set by report_collectives_tracks. `track`: of its process and group; entries of one track do not overlap. `instance`: the
      * n-th of its sequence. */
-    uint32_t lane : 5, turn : 2, instance : 25;
+    uint32_t track : 5, turn : 2, instance : 25;
 } report_entry;
 
 typedef struct report_key {
@@ -116,8 +116,8 @@ bool report_collectives_add_group(report_collectives *collectives, uint32_t proc
                                   const trace_record *record);
 /* Groups, matches and classes, when all records have been added and the processes' clocks are aligned. */
 bool report_collectives_finish(report *report);
-/* Orders the entries by rank, group and begin, and gives them turns and lanes; their order by key is lost. */
-void report_collectives_lanes(report_collectives *collectives);
+/* Orders the entries by rank, group and begin, and gives them turns and tracks; their order by key is lost. */
+void report_collectives_tracks(report_collectives *collectives);
 
 /* Bytes on the bus for each byte of the payload that the hooks count (a rank's contribution), by the conventions of NCCL's
  * tests: all-reduce 2(n-1)/n of the buffer. 0: no bandwidth (a barrier, one rank, an unknown operation). */

@@ -58,7 +58,7 @@ static void give_turns(report_collectives *collectives, const report_match *matc
     }
 }
 
-void report_collectives_lanes(report_collectives *collectives) {
+void report_collectives_tracks(report_collectives *collectives) {
     uint64_t end_ns[LANES] = {0};
     const report_key *before = NULL;
     if (collectives->entry_count == 0)
@@ -73,11 +73,11 @@ void report_collectives_lanes(report_collectives *collectives) {
         if (before == NULL || before->process != key->process || before->group != key->group)
             memset(end_ns, 0, sizeof end_ns);
         before = key;
-        unsigned lane = 0;
-        while (lane + 1 < LANES && end_ns[lane] > entry->begin_job_ns)
-            lane++;
-        entry->lane = lane & (LANES - 1);
-        end_ns[lane] = entry->begin_job_ns + entry->ns;
+        unsigned track = 0;
+        while (track + 1 < LANES && end_ns[track] > entry->begin_job_ns)
+            track++;
+        entry->track = track & (LANES - 1);
+        end_ns[track] = entry->begin_job_ns + entry->ns;
     }
 }
 
@@ -342,13 +342,13 @@ static void write_flow(drawing *drawing, const report_entry *entry, const char *
 
 static void write_collectives(drawing *drawing) {
     report_collectives *collectives = drawing->report->matched;
-    report_collectives_lanes(collectives);
+    report_collectives_tracks(collectives);
     for (size_t i = 0; i < collectives->entry_count; i++) {
         const report_entry *entry = &collectives->entries[i];
         const report_key *key = &collectives->keys[entry->key];
         const report_group *group = &collectives->groups[key->group];
         uint32_t number = process_number(drawing->report, &drawing->report->processes[key->process]);
-        uint32_t track = TRACK_COLLECTIVES + key->group * LANES_PER_GROUP + entry->lane;
+        uint32_t track = TRACK_COLLECTIVES + key->group * LANES_PER_GROUP + entry->track;
         char name[LABEL_MAX], label[LABEL_MAX];
         if (is_new_track(drawing, number, track)) {
             snprintf(name, sizeof name, "collectives, group %s", group->label);

@@ -18,8 +18,11 @@ import runner  # noqa: E402
 def main():
     castor, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
     os.environ["EXPLICIT_TEST_CASTOR"] = castor
+    kinds = [("gemini", {}), ("none", {}), ("none", {"CASTOR_COMPAT": "1"})]
+    if jobs.simulated.left_out(whole=True) is None and jobs.simulated.make(sys.executable) is None:  # else the tests say why not
+        kinds.append(("none", jobs.devices(2)))
     with contextlib.ExitStack() as stack:
-        for plugin, more in (("gemini", {}), ("none", {}), ("none", {"CASTOR_COMPAT": "1"}), ("none", jobs.devices(2))):
+        for plugin, more in kinds:
             stack.enter_context(runner.served(castor, plugin, **jobs.environment(plugin, more)))
         runner.run(runner.in_folder(FOLDER), names, runner.by_class)
 

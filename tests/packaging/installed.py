@@ -12,7 +12,7 @@ import runner
 BUILD = os.environ["PACKAGING_TEST_BUILD"]
 LIMIT_S = 300  # of one command; reached only by a failure
 
-with open(os.path.join(runner.ROOT, "interpose", "core", "version.h")) as header:
+with open(os.path.join(runner.ROOT, "interpose", "base", "version.h")) as header:
     VERSION, SONAME = re.findall(r'#define CASTOR_\w+ "(.*)"', header.read())
 
 # A single-process script whose batches the two ranks share, and what it finds itself in.

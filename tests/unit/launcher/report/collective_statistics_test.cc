@@ -234,14 +234,14 @@ TEST_F(ReportCollectives, OverlappingOnesGetLanesAndTurns) {
     record(0, {{ALLREDUCE, 0, 0, 50, 64}, {ALLREDUCE, 0, 10, 20, 128}, {ALLREDUCE, 0, 30, 60, 256}});
     record(1, {{ALLREDUCE, 0, 5, 50, 64}, {ALLREDUCE, 0, 9, 20, 128}, {ALLREDUCE, 0, 30, 60, 256}});
     read();
-    report_collectives_lanes(data.matched);
+    report_collectives_tracks(data.matched);
     const report_entry *entries = data.matched->entries;
     ASSERT_EQ(data.matched->entry_count, 6u);
-    unsigned lanes[] = {0, 1, 1, 0, 1, 1};
+    unsigned tracks[] = {0, 1, 1, 0, 1, 1};
     report_turn turns[] = {REPORT_TURN_FIRST, REPORT_TURN_LAST,  REPORT_TURN_FIRST,
                            REPORT_TURN_LAST,  REPORT_TURN_FIRST, REPORT_TURN_LAST};
     for (int i = 0; i < 6; i++) {
-        EXPECT_EQ((unsigned)entries[i].lane, lanes[i]) << i;
+        EXPECT_EQ((unsigned)entries[i].track, tracks[i]) << i;
         EXPECT_EQ((int)entries[i].turn, (int)turns[i]) << i;
     }
 }

@@ -1,6 +1,6 @@
-/* The slots of a group's memory, and waits for other ranks; node_group.h has the words. Private to node_*.c. */
-#ifndef CASTOR_COLLECTIVES_NODE_SLOTS_H
-#define CASTOR_COLLECTIVES_NODE_SLOTS_H
+/* The buffers of a group's memory, and waits for other ranks; node_group.h has the words. Private to node_*.c. */
+#ifndef CASTOR_COLLECTIVES_NODE_BUFFERS_H
+#define CASTOR_COLLECTIVES_NODE_BUFFERS_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -8,13 +8,13 @@
 #include "base/spin.h"
 #include "node_group.h"
 
-#define NODE_CELLS 8          /* of half a slot */
+#define NODE_CELLS 8          /* of half a buffer */
 #define NODE_DONE  UINT32_MAX /* as an acknowledgement: the reader has read all */
 /* Where ranks outnumber processors, a move to another one pays only in operations that take longer. */
 #define NODE_CROWDED_SECONDS 0.002
 
 /* Of a rank: two for each thread, which may go on while others read its last operation. */
-enum { NODE_SLOTS = 2 * NODE_THREADS_MAX };
+enum { NODE_BUFFERS = 2 * NODE_THREADS_MAX };
 
 /* What must be the same on all ranks for one operation. */
 typedef struct node_shape {
@@ -23,13 +23,13 @@ typedef struct node_shape {
     uint64_t element_bytes;
 } node_shape;
 
-typedef struct node_slot {
+typedef struct node_buffer {
     _Atomic uint64_t key; /* 0: none */
     node_shape shape;     /* written before the key */
     _Atomic uint32_t offered;
-    _Atomic uint32_t reduced;              /* as `offered`, of the slot's second half */
+    _Atomic uint32_t reduced;              /* as `offered`, of the buffer's second half */
     _Atomic uint32_t read[NODE_RANKS_MAX]; /* by each reader: the steps it has read, or NODE_DONE */
-} __attribute__((aligned(128))) node_slot;
+} __attribute__((aligned(128))) node_buffer;
 
 typedef struct node_thread {
     _Atomic uintptr_t self; /* pthread_self, 0: free */
@@ -52,13 +52,13 @@ struct node_group {
     node_thread thread[NODE_THREADS_MAX];
 };
 
-node_slot *node_slot_of(const node_group *g, int rank, int index);
-/* The two halves of a slot's data, NODE_CELLS cells each, one after the other. An operation without a reduction
+node_buffer *node_buffer_of(const node_group *g, int rank, int index);
+/* The two halves of a buffer's data, NODE_CELLS cells each, one after the other. An operation without a reduction
  * offers in both. */
-uint8_t *node_slot_offer(const node_group *g, int rank, int index);
-uint8_t *node_slot_reduced(const node_group *g, int rank, int index);
+uint8_t *node_buffer_offer(const node_group *g, int rank, int index);
+uint8_t *node_buffer_reduced(const node_group *g, int rank, int index);
 
-/* The calling thread's own slots are [*first, *first + 2). CASTOR_ERR_UNSUPPORTED: too many threads. */
+/* The calling thread's own buffers are [*first, *first + 2). CASTOR_ERR_UNSUPPORTED: too many threads. */
 castor_status node_thread_find(node_group *g, node_thread **thread, int *first);
 
 typedef struct node_wait {
