@@ -24,7 +24,7 @@ typedef struct report_stream_hooks {
 
 /* Where each collective is drawn. */
 
-enum { LANES = 32 };
+enum { TRACKS_PER_GROUP = 32 }; /* report_entry.track has five bits */
 
 static const report_collectives *sorting; /* qsort passes no context */
 
@@ -59,7 +59,7 @@ static void give_turns(report_collectives *collectives, const report_match *matc
 }
 
 void report_collectives_tracks(report_collectives *collectives) {
-    uint64_t end_ns[LANES] = {0};
+    uint64_t end_ns[TRACKS_PER_GROUP] = {0};
     const report_key *before = NULL;
     if (collectives->entry_count == 0)
         return;
@@ -74,9 +74,9 @@ void report_collectives_tracks(report_collectives *collectives) {
             memset(end_ns, 0, sizeof end_ns);
         before = key;
         unsigned track = 0;
-        while (track + 1 < LANES && end_ns[track] > entry->begin_job_ns)
+        while (track + 1 < TRACKS_PER_GROUP && end_ns[track] > entry->begin_job_ns)
             track++;
-        entry->track = track & (LANES - 1);
+        entry->track = track & (TRACKS_PER_GROUP - 1);
         end_ns[track] = entry->begin_job_ns + entry->ns;
     }
 }
@@ -146,8 +146,7 @@ static void report_stream_name(const report_stream *stream, char *out, size_t ou
 #define TRACK_STREAMS     7000000u
 #define TRACK_COPIES      8000000u
 #define TRACK_PASSES      9000000u
-#define COPY_DEVICES      4096u /* beyond them a damaged file */
-#define LANES_PER_GROUP   32u
+#define COPY_DEVICES      4096u    /* beyond them a damaged file */
 #define OTHER_PROCESSES   1000000u /* processes that are no rank are numbered from here */
 #define LABEL_MAX         512
 #define STREAMS_MAX       4096u /* work on those beyond them is drawn on its thread */
@@ -348,7 +347,7 @@ static void write_collectives(drawing *drawing) {
         const report_key *key = &collectives->keys[entry->key];
         const report_group *group = &collectives->groups[key->group];
         uint32_t number = process_number(drawing->report, &drawing->report->processes[key->process]);
-        uint32_t track = TRACK_COLLECTIVES + key->group * LANES_PER_GROUP + entry->track;
+        uint32_t track = TRACK_COLLECTIVES + key->group * TRACKS_PER_GROUP + entry->track;
         char name[LABEL_MAX], label[LABEL_MAX];
         if (is_new_track(drawing, number, track)) {
             snprintf(name, sizeof name, "collectives, group %s", group->label);
