@@ -17,7 +17,7 @@ import sys
 import time
 
 SAY_S, END_S = 5, 30  # to SIGTERM, and from there to SIGKILL, when a rank has failed
-ENGINE, *_ = ENGINES = ("gemini", "ddp", "zero1", "zero2", "fsdp")  # until a model is wrapped they do the same (interpose/job/plugins.def)
+ENGINE, *_ = ENGINES = ("gemini", "ddp", "zero1", "zero2", "fsdp")  # the plugins with the node store; until a model is wrapped they do the same
 SERVERS_OWN = ("PYTHONHASHSEED", "PYTHONUNBUFFERED")  # of the environment
 PORTS = range(12000, 29000)  # below those that the kernel gives to connections: none of them takes it before rank 0 does
 
