@@ -110,7 +110,7 @@ for step in range(3):
     optimizer.step()
     losses.append(loss.item())
 later()
-print("after", losses)
+print(f"after {losses}\n", end="")  # one write, also where output is unbuffered: lines of two ranks must not mix
 if out:
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(")")[2].split()
