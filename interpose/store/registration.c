@@ -351,8 +351,8 @@ static castor_status value_take(tensor *t, void *address, bool tied, uint64_t *a
     if (t->mode == TENSOR_VALUE && t->store->rank != 0 && !tied)
         memcpy(address, t->grad_alias, t->bytes);
     if (t->mode == TENSOR_SHARED && tied)
-        t->home = address;
-    else if (t->mode == TENSOR_SHARED && (status = tensor_map_home(t, address)) == CASTOR_OK)
+        t->binding = address;
+    else if (t->mode == TENSOR_SHARED && (status = tensor_bind(t, address)) == CASTOR_OK)
         *adopted += t->numel;
     return status;
 }

@@ -38,7 +38,7 @@ static bool views_visit(store *s, view_visit visit) {
         tensor *t = s->tensors[id];
         if (t->mode != TENSOR_SHARED)
             continue;
-        if (t->home && !visit(s, t, CHUNK_PARAM, t->param_offset, t->home, t->span))
+        if (t->binding && !visit(s, t, CHUNK_PARAM, t->param_offset, t->binding, t->span))
             return false;
         for (const window *w = t->windows; w; w = w->next)
             if (w->live && w->current && !w->zeroed &&
