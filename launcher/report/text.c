@@ -91,7 +91,7 @@ static void report_text_memory(const report *report, FILE *out) {
 /* ---- collectives ---- */
 
 static void add_class(text_table *table, const report_collectives *collectives, const report_class *class) {
-    const report_group *group = &collectives->groups[class->group];
+    const report_process_group *group = &collectives->groups[class->group];
     char figure[TEXT_FIGURE_MAX];
     text_table_add(table, "%s", collectives->operations[class->operation]);
     text_table_add(table, "%s", group->label);

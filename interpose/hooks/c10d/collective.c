@@ -3,7 +3,7 @@
 #include "hooks/lookup/wrapper.h"
 #include "trace/live.h"
 #include "trace/trace.h"
-#include "group.h"
+#include "process_group.h"
 
 #define FLIGHTS_MAX  512u
 #define WORKS_MAX    2048u /* a power of two */
@@ -135,7 +135,7 @@ static void receive_keep(const void *work, const live_message *message) {
 }
 
 live_message collective_message_of(const void *work) {
-    live_message message = {LIVE_GROUP_UNKNOWN, -1, 0, 0};
+    live_message message = {LIVE_PROCESS_GROUP_UNKNOWN, -1, 0, 0};
     receive_place *place = receive_lock(work);
     if (!place)
         return message;
@@ -153,7 +153,7 @@ bool collective_enter(collective_call *call, hook_id id, const void *group) {
     call->id = id;
     call->returned = false;
     call->flight = NULL;
-    call->group = group_number(group);
+    call->group = process_group_number(group);
     call->group_address = group;
     call->peer = -1;
     call->tag = 0;

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from .. import parallel
 from ..agent import core
 from ..utils.gradient_accumulation import GradAccumOptimizer
-from . import _agreement, _groups
+from . import _agreement, _parallel_groups
 from ._schedule import BaseSchedule
 from ._stage_link import StageLink
 
@@ -284,7 +284,7 @@ class InterleavedPipelineSchedule(PipelineSchedule):
 
 
 def _stages():
-    groups = _groups.groups()
+    groups = _parallel_groups.groups()
     if groups is None:
         raise RuntimeError('castor: a PipelineSchedule needs stages: call castor.launch(..., config={"parallel": {"pipeline": S}}) first')
     return groups

@@ -1,4 +1,4 @@
-/* Process groups of c10d and communicators of NCCL, by their address.
+/* Process groups of c10d and communicators of NCCL, by their address: in this file and the trace both are process groups.
  *
  * Vocabulary
  *   number    of a group in this process, in order of first use; records carry it
@@ -6,26 +6,30 @@
  *             members, a communicator's unique id, or, for a part of a communicator, the whole's identity and the part.
  *             0: unknown
  *
- * A GROUP record tells a group's identity once, when the group gets its number. Private to hooks/; nothing here allocates or
+ * A PROCESS_GROUP record tells a group's identity once, when the group gets its number. Private to hooks/; nothing here allocates or
  * waits. */
-#ifndef CASTOR_HOOKS_C10D_GROUP_H
-#define CASTOR_HOOKS_C10D_GROUP_H
+#ifndef CASTOR_HOOKS_C10D_PROCESS_GROUP_H
+#define CASTOR_HOOKS_C10D_PROCESS_GROUP_H
 
 #include <stddef.h>
 #include <stdint.h>
 
 /* How one communicator is made from another. */
-typedef enum group_division { GROUP_SPLIT, GROUP_SHRINK, GROUP_DIVISION_COUNT } group_division;
+typedef enum process_group_division {
+    PROCESS_GROUP_SPLIT,
+    PROCESS_GROUP_SHRINK,
+    PROCESS_GROUP_DIVISION_COUNT
+} process_group_division;
 
 /* `rank`: of this process in the group, -1: unknown; `size` 0: unknown. */
-void group_made(const void *group, uint64_t identity, int rank, int size);
+void process_group_made(const void *group, uint64_t identity, int rank, int size);
 /* The identity of the part of `group` that `part` names. Every rank that takes part in a division calls it once for the
  * division, in the same order, whether it belongs to a part or not. */
-uint64_t group_divide(const void *group, group_division how, uint64_t part);
+uint64_t process_group_divide(const void *group, process_group_division how, uint64_t part);
 /* The group at the address has ended. */
-void group_end(const void *group);
+void process_group_end(const void *group);
 
 /* The group's number, given at the first use. */
-uint32_t group_number(const void *group);
+uint32_t process_group_number(const void *group);
 
 #endif
