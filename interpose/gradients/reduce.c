@@ -127,9 +127,9 @@ static castor_status wanted_release(store *s) {
 /* The sum's memory was given back. What comes back takes the place of freed activations: each rank keeps its part of
  * those less. */
 static void block_borrow(tensor *t, size_t bytes) {
-    int64_t part = (int64_t)(bytes / (size_t)t->store->world);
-    atomic_fetch_add(&t->yielded_bytes, (uint64_t)part);
-    arena_yield(part);
+    int64_t share = (int64_t)(bytes / (size_t)t->store->world);
+    atomic_fetch_add(&t->yielded_bytes, (uint64_t)share);
+    arena_yield(share);
 }
 
 /* Rank 0 brings the pages with their contents by writing to the file: a lack of memory is an error then and not a

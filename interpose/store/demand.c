@@ -86,8 +86,8 @@ static void lock_give(store *s) {
 /* ---- ranges */
 
 bool demand_worth(const store *s, size_t bytes) {
-    size_t part = s->chunks.chunk_bytes / 16;
-    return bytes >= (part < DEMAND_BYTES_WORTH ? part : DEMAND_BYTES_WORTH);
+    size_t worth = s->chunks.chunk_bytes / 16;
+    return bytes >= (worth < DEMAND_BYTES_WORTH ? worth : DEMAND_BYTES_WORTH);
 }
 
 bool demand_single(const tensor *t, chunk_kind kind) {

@@ -185,8 +185,8 @@ static void declarations_assign(store *s, const declaration *declarations, uint3
 static uint64_t chunk_most_bytes(const store *s, uint64_t budget_bytes) {
     if (!budget_bytes)
         return UINT64_MAX;
-    uint64_t part = budget_bytes / CHUNKS_OF_BUDGET;
-    return part > s->chunks.unit_bytes ? part : s->chunks.unit_bytes;
+    uint64_t bytes = budget_bytes / CHUNKS_OF_BUDGET;
+    return bytes > s->chunks.unit_bytes ? bytes : s->chunks.unit_bytes;
 }
 
 uint64_t declarations_chunk_bytes_under(const store *s, uint64_t budget_bytes) {

@@ -124,8 +124,8 @@ static bool take(store *s) {
         if (snap->fd[kind] >= 0)
             close(snap->fd[kind]);
         snap->fd[kind] = memfd_create("castor-snapshot", MFD_CLOEXEC);
-        uint64_t parts = kind == CHUNK_OPTIM ? (uint64_t)s->world : 1;
-        if (snap->fd[kind] < 0 || ftruncate(snap->fd[kind], (off_t)(s->chunks.part_bytes * parts)) != 0)
+        uint64_t sections = kind == CHUNK_OPTIM ? (uint64_t)s->world : 1;
+        if (snap->fd[kind] < 0 || ftruncate(snap->fd[kind], (off_t)(s->chunks.section_bytes * sections)) != 0)
             return false;
     }
     snap->changes = s->changes;

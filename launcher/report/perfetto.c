@@ -498,18 +498,19 @@ static void write_copy(drawing *drawing, const report_process *process, uint32_t
     trace_event_end(drawing->events);
 }
 
-/* A track for each part of the model; a rank's passes follow each other. */
+/* A track for each virtual stage; a rank's passes follow each other. */
 static void write_pass(drawing *drawing, const report_process *process, uint32_t number,
                        const trace_record *record) {
     trace_pass pass;
     char name[REPORT_PASS_LABEL_MAX], full[64];
     if (!trace_pass_unpack(record->id, record->a, record->b, record->c, &pass))
         return;
-    uint32_t track = TRACK_PASSES + pass.part;
+    uint32_t track = TRACK_PASSES + pass.virtual_stage;
     if (is_new_track(drawing, number, track)) {
-        int length = snprintf(full, sizeof full, "pipeline, stage %" PRIu32, pass.part % pass.stages);
-        if (pass.parts > pass.stages)
-            snprintf(full + length, sizeof full - (size_t)length, ", part %" PRIu32, pass.part);
+        int length =
+            snprintf(full, sizeof full, "pipeline, stage %" PRIu32, pass.virtual_stage % pass.stages);
+        if (pass.virtual_stages > pass.stages)
+            snprintf(full + length, sizeof full - (size_t)length, ", part %" PRIu32, pass.virtual_stage);
         name_track(drawing, number, track, full, track);
     }
     report_pass_label(name, &pass, false);

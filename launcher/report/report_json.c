@@ -271,7 +271,7 @@ static void write_passes(json_writer *json, const report *report, const report_s
         uint64_t at_ns = report_job_ns(report, stage->rank->process, row->begin_ns);
         json_object_begin(json, NULL);
         json_string(json, "label", label);
-        json_unsigned(json, "part", pass.part);
+        json_unsigned(json, "part", pass.virtual_stage);
         json_number(json, "at_seconds", (double)(at_ns - report->pipeline->begin_job_ns) / 1e9);
         json_number(json, "seconds", (double)(row->end_ns - row->begin_ns) / 1e9);
         json_object_end(json);
@@ -289,7 +289,7 @@ static void report_json_pipeline(json_writer *json, const report *report, const 
     const trace_pass *shape = &pipeline->stages[0].batch->shape;
     json_object_begin(json, "pipeline");
     json_unsigned(json, "stages", shape->stages);
-    json_unsigned(json, "parts", shape->parts);
+    json_unsigned(json, "parts", shape->virtual_stages);
     json_unsigned(json, "microbatches", shape->microbatches);
     json_unsigned(json, "batch", (uint64_t)shape->batch + 1);
     json_number(json, "begin_seconds", (double)pipeline->begin_job_ns / 1e9);

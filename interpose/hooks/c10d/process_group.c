@@ -54,12 +54,12 @@ void process_group_made(const void *group, uint64_t identity, int rank, int size
         slot->divisions[how] = 0;
 }
 
-uint64_t process_group_divide(const void *group, process_group_division how, uint64_t part) {
+uint64_t process_group_divide(const void *group, process_group_division how, uint64_t choice) {
     known_group *slot = made_find(group);
     if (!slot || !slot->identity)
         return 0;
     uint64_t division = (uint64_t)how << 32 | slot->divisions[how]++;
-    return hash_bytes(hash_bytes(slot->identity, &division, sizeof division), &part, sizeof part);
+    return hash_bytes(hash_bytes(slot->identity, &division, sizeof division), &choice, sizeof choice);
 }
 
 /* Groups beyond the table share its last number, whose identity nobody can tell. */

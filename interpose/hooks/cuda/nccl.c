@@ -75,11 +75,11 @@ static void communicators_made(const ncclComm_t *communicators, int count) {
 }
 
 /* `part` is NULL for a rank that belongs to none. */
-static void communicator_divided(ncclComm_t whole, ncclComm_t part, process_group_division how,
+static void communicator_divided(ncclComm_t whole, ncclComm_t made, process_group_division how,
                                  uint64_t choice) {
     uint64_t identity = process_group_divide(whole, how, choice);
-    process_group_made(part, identity, -1, 0);
-    live_communicator_made(part, identity, -1, 0);
+    process_group_made(made, identity, -1, 0);
+    live_communicator_made(made, identity, -1, 0);
 }
 
 /* The same in whatever order the ranks are listed. */

@@ -191,14 +191,14 @@ class PipelineSchedule(BaseSchedule):
 
     def _passes(self, groups, parts, device, forward_only, split=False):
         """A function that gives the `with` of a pass: (kind, microbatch, part). The trace gets a record of each."""
-        record = core.Pass(microbatches=self.num_microbatches, parts=parts, stages=groups.stages, batch=next(_batches), forward_only=forward_only,
+        record = core.Pass(microbatches=self.num_microbatches, virtual_stages=parts, stages=groups.stages, batch=next(_batches), forward_only=forward_only,
                            split=split and not forward_only, on_device=device.type != "cpu")
 
         @contextlib.contextmanager
         def passing(kind, microbatch, part):
             begin_ns = core.now_ns()
             yield
-            record.kind, record.microbatch, record.part = kind, microbatch, part
+            record.kind, record.microbatch, record.virtual_stage = kind, microbatch, part
             core.event_pass(byref(record), begin_ns)
 
         return passing
