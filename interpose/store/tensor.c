@@ -173,8 +173,8 @@ void tensor_sweep(store *s, const uint8_t *gone, uint32_t count) {
 static bool tensor_check(store *s, const tensor *t) {
     const tensor_control *c = t->control;
     bool good = t->id < s->tensor_count && t->owner >= 0 && t->owner < s->world &&
-                (int32_t)(t->released - t->epoch) <= 1;
-    /* A rank adds an epoch's blocks only after the rank before it has. They go on adding meanwhile: the later rank is
+                (int32_t)(t->released - t->generation) <= 1;
+    /* A rank adds a generation's blocks only after the rank before it has. They go on adding meanwhile: the later rank is
      * looked at first. */
     uint32_t later = good ? atomic_load(&c->rank[s->world - 1].added) : 0;
     for (int rank = s->world - 2; good && rank >= 0; rank--) {

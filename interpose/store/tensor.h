@@ -65,7 +65,7 @@ typedef struct tensor {
     tensor_control *control;
     /* This rank's progress. */
     gradient_state gradient;
-    uint32_t epoch;          /* sums completed */
+    uint32_t generation;     /* sums completed */
     uint32_t released;       /* sums released */
     uint32_t published_seen; /* publications whose pages were taken over */
     struct window *windows;  /* under store->lock */
@@ -73,7 +73,7 @@ typedef struct tensor {
     struct tensor *tied; /* the next one bound to the same block, in a ring; itself if there is no other */
     bool returnable;     /* the sum's memory may be given back while nobody reads it */
     bool sum_paged; /* the sum has whole pages of its own; as it was made, whatever the parameter is now */
-    bool unfilled;  /* the sum has no memory before its first epoch */
+    bool unfilled;  /* the sum has no memory before its first generation */
     uint32_t loan;  /* of the owner: its blocks may lie on the sum while nobody reads it; 0: none */
     bool lent;      /* the owner keeps its lease on the sum for its blocks; under store->lock */
     bool sum_continues; /* the next sum goes on from this one: its memory is not given back */

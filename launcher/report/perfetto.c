@@ -552,7 +552,7 @@ static void write_arguments(drawing *drawing, const trace_record *record) {
         break;
     case TRACE_REDUCE:
         trace_event_number(events, "tensor", record->id);
-        trace_event_number(events, "epoch", record->b);
+        trace_event_number(events, "generation", record->b);
         break;
     case TRACE_CHUNK:
         trace_event_number(events, "kind", record->a);
